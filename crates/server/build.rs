@@ -1,5 +1,5 @@
-//! Takes what the page of the API needs out of the archive of Swagger UI that comes as a crate, and packs each file for the
-//! wire. Nothing is fetched.
+//! Extracts the files of the API page from the archive of Swagger UI in the crate `utoipa-swagger-ui-vendored`, and
+//! compresses each of them. Nothing is downloaded.
 
 use std::error::Error;
 use std::io::{Cursor, Read as _};
@@ -11,22 +11,22 @@ use zip::ZipArchive;
 
 const FILES: [&str; 4] = ["swagger-ui-bundle.js", "swagger-ui.css", "index.css", "favicon-32x32.png"];
 
-#[expect(clippy::disallowed_methods, reason = "cargo tells a build script by variables where to write")]
+#[expect(clippy::disallowed_methods, reason = "cargo passes the output directory in an environment variable")]
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=build.rs");
     let out = std::env::var("OUT_DIR")?;
     let mut archive = ZipArchive::new(Cursor::new(utoipa_swagger_ui_vendored::SWAGGER_UI_VENDORED))?;
     let names: Vec<String> =
         archive.file_names().collect::<Result<Vec<_>, _>>()?.into_iter().map(|name| name.to_string()).collect();
-    for wanted in FILES {
-        let end = format!("/dist/{wanted}");
+    for file in FILES {
+        let end = format!("/dist/{file}");
         let in_dist = |name: &&String| name.ends_with(&end) && name.matches('/').count() == 2;
-        let name = names.iter().find(in_dist).ok_or_else(|| format!("the archive has no {wanted}"))?;
+        let name = names.iter().find(in_dist).ok_or_else(|| format!("the archive does not contain {file}"))?;
         let mut bytes = Vec::new();
         archive.by_name(name)?.read_to_end(&mut bytes)?;
-        let mut packed = GzEncoder::new(Vec::new(), Compression::best());
-        std::io::Write::write_all(&mut packed, &bytes)?;
-        std::fs::write(Path::new(&out).join(format!("{wanted}.gz")), packed.finish()?)?;
+        let mut compressed = GzEncoder::new(Vec::new(), Compression::best());
+        std::io::Write::write_all(&mut compressed, &bytes)?;
+        std::fs::write(Path::new(&out).join(format!("{file}.gz")), compressed.finish()?)?;
     }
     Ok(())
 }

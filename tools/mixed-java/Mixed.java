@@ -49,53 +49,53 @@ import org.apache.zookeeper.ZooDefs;
 import org.apache.zookeeper.data.ACL;
 
 /**
- * A process with Curator, which a test has share groups with other processes over one ZooKeeper.
+ * Process with Curator's recipes. Tests let it share groups with other processes over one ZooKeeper.
  *
- * <p>README.md tells what is said on stdin and stdout.
+ * <p>README.md describes the protocol on stdin and stdout.
  */
 public final class Mixed {
     private static final String USAGE = "CONNECT_STRING SESSION_TIMEOUT_MS [USER:PASSWORD]";
     private static final int CONNECT_MAX_S = 30;
-    /** Between two looks at what is not told of. */
-    private static final int LOOK_EVERY_MS = 5;
-    private static final int REST_MS = 50;
+    /** Interval between two checks of a condition that has no notification. */
+    private static final int POLL_INTERVAL_MS = 5;
+    private static final int WATCH_DELAY_MS = 50;
 
     private final String[] options;
     private final CuratorFramework client;
-    /** By PATH and PARTICIPANT_ID: what resigns. */
+    /** Step that resigns, by PATH and PARTICIPANT_ID. */
     private final Map<String, Step> candidates = new ConcurrentHashMap<>();
-    /** By the kind and PATH of what is held: what gives each up, the one that was got first at first. */
-    private final Map<String, Deque<Step>> held = new ConcurrentHashMap<>();
-    /** By PATH. */
+    /** Steps that release what this process has acquired, by kind and PATH, in the order of acquisition. */
+    private final Map<String, Deque<Step>> releases = new ConcurrentHashMap<>();
+    /** Members by PATH. */
     private final Map<String, Deque<GroupMember>> members = new ConcurrentHashMap<>();
-    /** By PATH. */
-    private final Map<String, Players> players = new ConcurrentHashMap<>();
+    /** Pairs of candidates by PATH. */
+    private final Map<String, Pair> pairs = new ConcurrentHashMap<>();
 
     private final Map<String, Verb> verbs = Map.ofEntries(
             entry("lead", new Verb("PATH PARTICIPANT_ID selector|latch", a -> lead(a[0], a[1], a[2]))),
             entry("resign", new Verb("PATH PARTICIPANT_ID", a -> resign(a[0], a[1]))),
             entry("participants", new Verb("PATH selector|latch", a -> participants(a[0], a[1]))),
             entry("lock", new Verb("PATH", a -> lock(a[0]))),
-            entry("unlock", new Verb("PATH", a -> giveUp("lock", a[0]))),
+            entry("unlock", new Verb("PATH", a -> release("lock", a[0]))),
             entry("read", new Verb("PATH", a -> read(a[0]))),
-            entry("unread", new Verb("PATH", a -> giveUp("read", a[0]))),
+            entry("unread", new Verb("PATH", a -> release("read", a[0]))),
             entry("write", new Verb("PATH", a -> write(a[0]))),
-            entry("unwrite", new Verb("PATH", a -> giveUp("write", a[0]))),
+            entry("unwrite", new Verb("PATH", a -> release("write", a[0]))),
             entry("lease", new Verb("PATH COUNT", a -> lease(a[0], Integer.parseInt(a[1])))),
-            entry("unlease", new Verb("PATH", a -> giveUp("lease", a[0]))),
+            entry("unlease", new Verb("PATH", a -> release("lease", a[0]))),
             entry("add", new Verb("PATH N", a -> add(a[0], Long.parseLong(a[1])))),
             entry("get", new Verb("PATH", a -> get(a[0]))),
             entry("barrier-close", new Verb("PATH", a -> barrierClose(a[0]))),
             entry("barrier-open", new Verb("PATH", a -> barrierOpen(a[0]))),
             entry("barrier-wait", new Verb("PATH", a -> barrierWait(a[0]))),
             entry("enter", new Verb("PATH COUNT", a -> enter(a[0], Integer.parseInt(a[1])))),
-            entry("leave", new Verb("PATH COUNT", a -> giveUp("barrier of " + Integer.parseInt(a[1]), a[0]))),
+            entry("leave", new Verb("PATH COUNT", a -> release("barrier of " + Integer.parseInt(a[1]), a[0]))),
             entry("member", new Verb("PATH ID DATA64", a -> member(a[0], a[1], Base64.getDecoder().decode(a[2])))),
             entry("members", new Verb("PATH", a -> members(a[0]))),
             entry("touch", new Verb("PATH", a -> touch(a[0]))),
             entry("bench-handover", new Verb("PATH ROUNDS", a -> benchHandover(a[0], Integer.parseInt(a[1])))));
 
-    /** What it takes, and what it answers: values with blanks between them, or nothing. */
+    /** Arguments of a verb, and its action, which returns values separated by blanks, or null. */
     private record Verb(String usage, Action action) {}
 
     private interface Action {
@@ -113,16 +113,16 @@ public final class Mixed {
         }
         System.getProperties().putIfAbsent("org.slf4j.simpleLogger.defaultLogLevel", "error");
         Mixed mixed = new Mixed(options);
-        say("event connected");
+        print("event connected");
         BufferedReader commands = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         for (String line; (line = commands.readLine()) != null; ) {
             String command = line;
             daemon(() -> mixed.serve(command)).start();
         }
         closing = true;
-        // One that is left open goes on making its node, without end, when the client has closed.
+        // A member that is not closed would keep trying to create its node after the client has closed.
         mixed.members.values().forEach(all -> all.forEach(GroupMember::close));
-        for (Players pair : mixed.players.values()) {
+        for (Pair pair : mixed.pairs.values()) {
             pair.close();
         }
         mixed.client.close();
@@ -147,7 +147,7 @@ public final class Mixed {
         CuratorFramework connected = builder.build();
         connected.start();
         if (!connected.blockUntilConnected(CONNECT_MAX_S, TimeUnit.SECONDS)) {
-            throw new IllegalStateException("no ZooKeeper answers at " + options[0]);
+            throw new IllegalStateException("cannot connect to ZooKeeper at " + options[0]);
         }
         return connected;
     }
@@ -169,17 +169,17 @@ public final class Mixed {
         try {
             Verb verb = words.length > 1 ? verbs.get(words[1]) : null;
             if (verb == null) {
-                throw new IllegalArgumentException("no such verb: " + (words.length > 1 ? words[1] : ""));
+                throw new IllegalArgumentException("unknown verb: " + (words.length > 1 ? words[1] : ""));
             }
             if (words.length - 2 != verb.usage.split(" ").length) {
                 throw new IllegalArgumentException("usage: " + words[1] + " " + verb.usage);
             }
             String values = verb.action.run(Arrays.copyOfRange(words, 2, words.length));
-            say(words[0] + " ok" + (values == null ? "" : " " + values));
+            print(words[0] + " ok" + (values == null ? "" : " " + values));
         } catch (Exception error) {
             Throwable cause = error instanceof ExecutionException ? error.getCause() : error;
             String text = cause.getClass().getSimpleName() + ": " + cause.getMessage();
-            say(words[0] + " error " + text.replaceAll("\\s+", " "));
+            print(words[0] + " error " + text.replaceAll("\\s+", " "));
         }
     }
 
@@ -188,7 +188,7 @@ public final class Mixed {
     private synchronized String lead(String path, String id, String kind) throws Exception {
         String key = path + " " + id;
         if (candidates.containsKey(key)) {
-            throw new IllegalStateException(id + " stands at " + path + " already, and has not resigned");
+            throw new IllegalStateException(id + " is already a candidate at " + path + " and has not resigned");
         }
         candidates.put(key, isSelector(kind) ? select(path, id) : latch(path, id));
         return null;
@@ -201,11 +201,11 @@ public final class Mixed {
             @Override
             public void takeLeadership(CuratorFramework own) throws InterruptedException {
                 hasLed.set(true);
-                say("event leads " + path + " " + id);
+                print("event leads " + path + " " + id);
                 try {
                     resigned.await();
                 } finally {
-                    say("event lost " + path + " " + id);
+                    print("event lost " + path + " " + id);
                 }
             }
         });
@@ -214,11 +214,11 @@ public final class Mixed {
         return () -> {
             resigned.countDown();
             if (hasLed.get()) {
-                // It ends by itself; to close it now would interrupt it.
-                until(() -> !stands(path, id, "selector"));
+                // The selector ends by itself; closing it now would interrupt it.
+                until(() -> !isCandidate(path, id, "selector"));
             }
             selector.close();
-            until(() -> !stands(path, id, "selector"));
+            until(() -> !isCandidate(path, id, "selector"));
         };
     }
 
@@ -227,25 +227,25 @@ public final class Mixed {
         latch.addListener(new LeaderLatchListener() {
             @Override
             public void isLeader() {
-                say("event leads " + path + " " + id);
+                print("event leads " + path + " " + id);
             }
 
             @Override
             public void notLeader() {
-                say("event lost " + path + " " + id);
+                print("event lost " + path + " " + id);
             }
         });
         latch.start();
         return () -> {
             latch.close();
-            until(() -> !stands(path, id, "latch"));
+            until(() -> !isCandidate(path, id, "latch"));
         };
     }
 
     private String resign(String path, String id) throws Exception {
         Step resign = candidates.remove(path + " " + id);
         if (resign == null) {
-            throw new IllegalStateException(id + " does not stand at " + path + " here");
+            throw new IllegalStateException(id + " is no candidate at " + path + " in this process");
         }
         resign.run();
         return null;
@@ -255,13 +255,13 @@ public final class Mixed {
         return ids(path, kind).stream().map(Mixed::encoded).collect(Collectors.joining(" "));
     }
 
-    private boolean stands(String path, String id, String kind) throws Exception {
+    private boolean isCandidate(String path, String id, String kind) throws Exception {
         return ids(path, kind).contains(id);
     }
 
     private List<String> ids(String path, String kind) throws Exception {
         Collection<Participant> participants = isSelector(kind)
-                ? new LeaderSelector(client, path, NOBODY).getParticipants()
+                ? new LeaderSelector(client, path, OBSERVER).getParticipants()
                 : new LeaderLatch(client, path).getParticipants();
         return participants.stream().map(Participant::getId).toList();
     }
@@ -274,13 +274,13 @@ public final class Mixed {
         };
     }
 
-    /** Only looks on. */
-    private static final LeaderSelectorListener NOBODY = new LeaderSelectorListenerAdapter() {
+    /** Listener of a selector that only lists the participants. */
+    private static final LeaderSelectorListener OBSERVER = new LeaderSelectorListenerAdapter() {
         @Override
         public void takeLeadership(CuratorFramework own) {}
     };
 
-    // Locks and leases. Each command has one of its own, so that one process can be many who wait.
+    // Locks and leases. Each command has a separate one, so that one process can have many waiting participants.
 
     private String lock(String path) throws Exception {
         return acquire("lock", path, new InterProcessMutex(client, path));
@@ -294,11 +294,11 @@ public final class Mixed {
         return acquire("write", path, new InterProcessReadWriteLock(client, path).writeLock());
     }
 
-    /** On a thread for it alone: what has been acquired belongs to a thread, which can acquire it again and again. */
+    /** Acquires a mutex on a separate thread, because Curator's mutexes belong to a thread and are reentrant in it. */
     private String acquire(String kind, String path, InterProcessMutex mutex) throws Exception {
         ExecutorService thread = Executors.newSingleThreadExecutor(Mixed::daemon);
         on(thread, mutex::acquire);
-        return hold(kind, path, () -> {
+        return remember(kind, path, () -> {
             on(thread, mutex::release);
             thread.shutdown();
         });
@@ -306,20 +306,20 @@ public final class Mixed {
 
     private String lease(String path, int count) throws Exception {
         Lease lease = new InterProcessSemaphoreV2(client, path, count).acquire();
-        return hold("lease", path, lease::close);
+        return remember("lease", path, lease::close);
     }
 
-    private String hold(String kind, String path, Step giveUp) {
-        held.computeIfAbsent(kind + " " + path, key -> new ConcurrentLinkedDeque<>()).add(giveUp);
+    private String remember(String kind, String path, Step release) {
+        releases.computeIfAbsent(kind + " " + path, key -> new ConcurrentLinkedDeque<>()).add(release);
         return null;
     }
 
-    private String giveUp(String kind, String path) throws Exception {
-        Step giveUp = held.getOrDefault(kind + " " + path, new ConcurrentLinkedDeque<>()).poll();
-        if (giveUp == null) {
-            throw new IllegalStateException("no " + kind + " at " + path + " is held here");
+    private String release(String kind, String path) throws Exception {
+        Step release = releases.getOrDefault(kind + " " + path, new ConcurrentLinkedDeque<>()).poll();
+        if (release == null) {
+            throw new IllegalStateException("this process has no " + kind + " at " + path);
         }
-        giveUp.run();
+        release.run();
         return null;
     }
 
@@ -335,7 +335,7 @@ public final class Mixed {
 
     private static String value(AtomicValue<Long> value) {
         if (!value.succeeded()) {
-            throw new IllegalStateException("others changed it each time");
+            throw new IllegalStateException("every attempt conflicted with another change");
         }
         return value.postValue().toString();
     }
@@ -360,7 +360,7 @@ public final class Mixed {
     private String enter(String path, int count) throws Exception {
         DistributedDoubleBarrier barrier = new DistributedDoubleBarrier(client, path, count);
         barrier.enter();
-        return hold("barrier of " + count, path, barrier::leave);
+        return remember("barrier of " + count, path, barrier::leave);
     }
 
     // Groups.
@@ -376,22 +376,22 @@ public final class Mixed {
     private String members(String path) {
         Deque<GroupMember> own = members.get(path);
         if (own == null) {
-            throw new IllegalStateException("no member of " + path + " is here, and only members see the others");
+            throw new IllegalStateException("no member of " + path + " in this process, which could list the others");
         }
         return String.join(" ", new TreeSet<>(own.getFirst().getCurrentMembers().keySet()));
     }
 
-    // How long a leadership takes from one client to another.
+    // Duration of hand-overs of leadership from one client to another.
 
-    /** A candidate with a client of its own. It leads again and again, each time until it is to resign. */
-    private final class Player extends LeaderSelectorListenerAdapter {
+    /** Candidate with a separate client. It leads repeatedly, each time until it is asked to resign. */
+    private final class Candidate extends LeaderSelectorListenerAdapter {
         private final CuratorFramework own = connect();
         private final LeaderSelector selector;
         private final Semaphore resign = new Semaphore(0);
         private final BlockingQueue<Long> ledNanos = new LinkedBlockingQueue<>();
         private volatile long endedNanos;
 
-        Player(String path) throws InterruptedException {
+        Candidate(String path) throws InterruptedException {
             selector = new LeaderSelector(own, path, this);
             selector.autoRequeue();
             selector.start();
@@ -405,27 +405,27 @@ public final class Mixed {
         }
     }
 
-    /** Two at one PATH: who leads, and who waits. */
-    private final class Players {
+    /** Two candidates at one PATH: one leads, the other waits. */
+    private final class Pair {
         private final String path;
-        private Player leader;
-        private Player next;
+        private Candidate leader;
+        private Candidate next;
 
-        Players(String path) throws InterruptedException {
+        Pair(String path) throws InterruptedException {
             this.path = path;
-            leader = new Player(path);
+            leader = new Candidate(path);
             leader.ledNanos.take();
-            next = new Player(path);
+            next = new Candidate(path);
         }
 
-        /** Microseconds from the end of one's leadership to the other's beginning. */
+        /** Returns the microseconds from the end of one leadership to the start of the next. */
         long handOver() throws Exception {
             until(() -> ids(path, "selector").size() == 2);
-            // Its watch is set by then, too.
-            Thread.sleep(REST_MS);
+            // Wait until the waiting candidate has also set its watch.
+            Thread.sleep(WATCH_DELAY_MS);
             leader.resign.release();
             long micros = (next.ledNanos.take() - leader.endedNanos) / 1_000;
-            Player last = leader;
+            Candidate last = leader;
             leader = next;
             next = last;
             return micros;
@@ -441,10 +441,10 @@ public final class Mixed {
     }
 
     private synchronized String benchHandover(String path, int rounds) throws Exception {
-        Players pair = players.get(path);
+        Pair pair = pairs.get(path);
         if (pair == null) {
-            pair = new Players(path);
-            players.put(path, pair);
+            pair = new Pair(path);
+            pairs.put(path, pair);
         }
         List<String> micros = new ArrayList<>();
         for (int round = 0; round < rounds; round++) {
@@ -458,7 +458,7 @@ public final class Mixed {
         return null;
     }
 
-    // What the verbs share.
+    // Shared helpers of the verbs.
 
     private static void on(ExecutorService thread, Step step) throws Exception {
         thread.submit(() -> {
@@ -470,7 +470,7 @@ public final class Mixed {
 
     private static void until(Callable<Boolean> condition) throws Exception {
         while (!condition.call()) {
-            Thread.sleep(LOOK_EVERY_MS);
+            Thread.sleep(POLL_INTERVAL_MS);
         }
     }
 
@@ -487,7 +487,7 @@ public final class Mixed {
     private static final PrintStream OUT = new PrintStream(System.out, false, StandardCharsets.UTF_8);
     private static volatile boolean closing;
 
-    private static void say(String line) {
+    private static void print(String line) {
         synchronized (OUT) {
             if (!closing) {
                 OUT.print(line + "\n");

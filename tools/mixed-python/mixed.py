@@ -1,9 +1,9 @@
-"""A process with kazoo, which a test has share groups with other processes over one ZooKeeper.
+"""Process with kazoo. Tests let it share groups with other processes over one ZooKeeper.
 
     mixed.py CONNECT_STRING SESSION_TIMEOUT_SECONDS
 
-Its bag, leader queue and discovery are laid out as Petting Zoo's are; its lock is kazoo's own. README.md tells what is
-said on stdin and stdout.
+Its bag, leader queue and discovery have the node layout of Petting Zoo; its lock is kazoo's own. README.md describes
+the protocol on stdin and stdout.
 """
 
 import base64
@@ -18,57 +18,58 @@ import yaml
 from kazoo.client import KazooClient
 
 START_MAX_S = 30
-# Left to itself, kazoo waits longer after each failure, up to an hour.
+# By default, kazoo waits longer after each failure, up to an hour.
 RETRY = {"max_tries": -1, "delay": 0.05, "max_delay": 0.5}
 
 
-# Bags: each item has a number, and listeners watch the tokens, of which there is one, the last item's.
+# Bags: each item has a number. Listeners watch the tokens, of which there is only one, that of the last item.
 
 
-def bag_add(zk, answer, path, data, kind):
+def bag_add(zk, respond, path, data, kind):
     if kind not in ["ephemeral", "persistent"]:
         raise ValueError(f"neither ephemeral nor persistent: {kind}")
     for parent in ["item", "token"]:
         zk.ensure_path(f"{path}/{parent}")
     item = zk.create(f"{path}/item/item", decoded(data), ephemeral=kind == "ephemeral", sequence=True)
     number = number_of(item)
-    # Petting Zoo does not wait for it either.
+    # Do not wait for the token; Petting Zoo does not wait either.
     zk.create_async(f"{path}/token/token{number:010d}", b"")
     if number > 0:
         for token in zk.get_children(f"{path}/token"):
             if number_of(token) < number:
                 delete(zk, f"{path}/token/{token}")
-    answer(number)
+    respond(number)
 
 
-def bag_remove(zk, answer, path, number):
-    answer(delete(zk, item_path(path, number)))
+def bag_remove(zk, respond, path, number):
+    respond(delete(zk, item_path(path, number)))
 
 
-def bag_get(zk, answer, path, number):
+def bag_get(zk, respond, path, number):
     data, _stat = zk.get(item_path(path, number))
-    answer(encoded(data))
+    respond(encoded(data))
 
 
-def bag_listen(zk, answer, path):
+def bag_listen(zk, respond, path):
     for parent in ["item", "token"]:
         zk.ensure_path(f"{path}/{parent}")
-    # The tokens before the items: what has a number up to the last of both was made before the look at the items.
+    # List the tokens before the items. Then every item with a number up to the last of both was created before the
+    # items were listed.
     last = max(map(number_of, zk.get_children(f"{path}/token")), default=-1)
     present = sorted(map(number_of, zk.get_children(f"{path}/item")))
     last = max([last, *present])
-    answer(*present)
+    respond(*present)
 
     def watch(number):
-        watch_until_gone(zk, item_path(path, number), lambda: say("event", "removed", path, number))
+        watch_until_gone(zk, item_path(path, number), lambda: print_line("event", "removed", path, number))
 
     def tokens_changed(tokens):
         nonlocal last
         newest = max(map(number_of, tokens), default=-1)
         for number in range(last + 1, newest + 1):
-            # Of what was taken out by now, nothing is told.
+            # Report no item that has already been removed.
             if zk.retry(zk.exists, item_path(path, number)):
-                say("event", "added", path, number)
+                print_line("event", "added", path, number)
                 watch(number)
         last = max(last, newest)
 
@@ -81,55 +82,55 @@ def item_path(path, number):
     return f"{path}/item/item{int(number):010d}"
 
 
-# Leader queues: each candidate watches itself, and the one before it.
+# Leader queues: each candidate watches its own node and the node before it.
 
 
-def queue_join(zk, answer, path, data):
+def queue_join(zk, respond, path, data):
     parent = f"{path}/candidate"
     zk.ensure_path(parent)
     own = zk.create(f"{parent}/candidate", decoded(data), ephemeral=True, sequence=True)
     number = number_of(own)
-    answer(number)
+    respond(number)
 
-    def look():
+    def check():
         numbers = sorted(map(number_of, zk.retry(zk.get_children, parent)))
         before = [other for other in numbers if other < number]
         if number not in numbers:
             return
         if before:
-            watch_until_gone(zk, f"{parent}/candidate{before[-1]:010d}", look)
+            watch_until_gone(zk, f"{parent}/candidate{before[-1]:010d}", check)
         else:
-            say("event", "elected", path, number)
+            print_line("event", "elected", path, number)
 
-    watch_until_gone(zk, own, lambda: say("event", "out", path, number))
-    look()
-
-
-def queue_leave(zk, answer, path, number):
-    answer(delete(zk, f"{path}/candidate/candidate{int(number):010d}"))
+    watch_until_gone(zk, own, lambda: print_line("event", "out", path, number))
+    check()
 
 
-# Discovery: a process's YAML under the class and name of its service.
+def queue_leave(zk, respond, path, number):
+    respond(delete(zk, f"{path}/candidate/candidate{int(number):010d}"))
 
 
-def discover_write(zk, answer, service_class, name, key, text):
+# Discovery: the YAML of a process is stored under the class and name of its service.
+
+
+def discover_write(zk, respond, service_class, name, key, text):
     config = yaml.safe_load(decoded(text))
     if config["header"]["service_class"] != service_class:
         raise ValueError(f"header.service_class is not {service_class}")
     config["header"].setdefault("metadata", {}).update(service_name=name, key=key)
     path = f"/discovery/{service_class}/{name}/{key}"
-    # Petting Zoo makes it anew, so that others see a gap.
+    # Delete and create the node, as Petting Zoo does, so that other processes see a gap.
     if zk.exists(path):
         delete(zk, path)
     zk.create(path, yaml.safe_dump(config).encode(), ephemeral=True, makepath=True)
-    answer()
+    respond()
 
 
-def discover_remove(zk, answer, service_class, name, key):
-    answer(delete(zk, f"/discovery/{service_class}/{name}/{key}"))
+def discover_remove(zk, respond, service_class, name, key):
+    respond(delete(zk, f"/discovery/{service_class}/{name}/{key}"))
 
 
-def discover_read(zk, answer, service_class, name):
+def discover_read(zk, respond, service_class, name):
     parent = f"/discovery/{service_class}/{name}"
     found = []
     for key in sorted(zk.get_children(parent)) if zk.exists(parent) else []:
@@ -137,34 +138,35 @@ def discover_read(zk, answer, service_class, name):
             data, _stat = zk.get(f"{parent}/{key}")
             found.append(f"{key}={encoded(data)}")
         except kazoo.exceptions.NoNodeError:
-            # It went meanwhile.
+            # The node was deleted after the listing.
             pass
-    answer(*found)
+    respond(*found)
 
 
-def discover_watch(zk, answer, service_class, name):
+def discover_watch(zk, respond, service_class, name):
     parent = f"/discovery/{service_class}/{name}"
     zk.ensure_path(parent)
 
     def changed(keys):
-        if answer.given:
-            say("event", "discovered", service_class, name, len(keys))
+        if respond.given:
+            print_line("event", "discovered", service_class, name, len(keys))
         else:
-            answer(len(keys))
+            respond(len(keys))
 
     zk.ChildrenWatch(parent, changed)
 
 
-# kazoo's lock. Each command has a lock of its own, so that one process can be many who wait.
+# kazoo's lock. Each command has a separate lock, so that one process can have many waiting participants.
 
-HELD = collections.defaultdict(collections.deque)
+ACQUIRED = collections.defaultdict(collections.deque)
 
 
 class Lock(kazoo.recipe.lock.Lock):
-    """kazoo's, in a group with Curator's InterProcessMutex.
+    """kazoo's lock, in a group with Curator's InterProcessMutex.
 
-    kazoo sees Curator's nodes if it is told of `lock-`. Curator sees none of kazoo's by their own name, `__lock__`: it
-    sorts by what follows `lock-`, or by the whole name where there is none, and believes itself first.
+    kazoo recognizes Curator's nodes if `lock-` is an extra pattern. Curator does not recognize kazoo's own name,
+    `__lock__`: it sorts by the part after `lock-`, or by the whole name without one, and would consider itself first.
+    Therefore kazoo's nodes are named `-lock-` here.
     """
 
     _NODE_NAME = "-lock-"
@@ -173,18 +175,18 @@ class Lock(kazoo.recipe.lock.Lock):
         super().__init__(zk, path, extra_lock_patterns=["lock-"])
 
 
-def lock(zk, answer, path):
+def lock(zk, respond, path):
     own = Lock(zk, path)
     own.acquire()
-    HELD[path].append(own)
-    answer()
+    ACQUIRED[path].append(own)
+    respond()
 
 
-def unlock(_zk, answer, path):
-    if not HELD[path]:
-        raise ValueError(f"no lock of {path} is held here")
-    HELD[path].popleft().release()
-    answer()
+def unlock(_zk, respond, path):
+    if not ACQUIRED[path]:
+        raise ValueError(f"this process has no lock of {path}")
+    ACQUIRED[path].popleft().release()
+    respond()
 
 
 VERBS = {
@@ -203,18 +205,18 @@ VERBS = {
 }
 
 
-# What the verbs share.
+# Shared helpers of the verbs.
 
 
 def watch_until_gone(zk, path, gone):
-    """Calls `gone` once, as soon as there is no such node. kazoo looks again after each time without a connection."""
+    """Calls `gone` once, when the node does not exist. kazoo checks again after each loss of the connection."""
 
-    def look(_data, stat, _event):
+    def check(_data, stat, _event):
         if stat is None:
             gone()
         return stat is not None
 
-    zk.DataWatch(path, look)
+    zk.DataWatch(path, check)
 
 
 def delete(zk, path):
@@ -237,8 +239,8 @@ def encoded(data):
     return base64.b64encode(data).decode()
 
 
-class Answer:
-    """To one command; the first is the only one."""
+class Response:
+    """Response to one command; only the first call sends one."""
 
     def __init__(self, command):
         self.given = False
@@ -246,39 +248,39 @@ class Answer:
 
     def __call__(self, *values):
         self.given = True
-        say(self._command, "ok", *values)
+        print_line(self._command, "ok", *values)
 
     def error(self, error):
         text = " ".join(f"{type(error).__name__}: {error}".split())
         if self.given:
             print(f"mixed.py: {text}", file=sys.stderr)
         else:
-            say(self._command, "error", text)
+            print_line(self._command, "error", text)
 
 
 def serve(zk, line):
     command, _, rest = line.rstrip("\r\n").partition(" ")
     verb, *arguments = rest.split(" ")
-    answer = Answer(command)
-    # Whatever goes wrong is the answer.
+    respond = Response(command)
+    # Every failure becomes the response.
     try:
         if verb not in VERBS:
-            raise ValueError(f"no such verb: {verb}")
+            raise ValueError(f"unknown verb: {verb}")
         function, usage = VERBS[verb]
         if len(arguments) != len(usage.split()):
             raise ValueError(f"usage: {verb} {usage}")
-        function(zk, answer, *arguments)
+        function(zk, respond, *arguments)
     except Exception as error:
-        answer.error(error)
+        respond.error(error)
 
 
-SPEAKING = threading.Lock()
+OUTPUT_LOCK = threading.Lock()
 closing = threading.Event()
 
 
-def say(*words):
+def print_line(*words):
     line = " ".join(str(word).lower() if isinstance(word, bool) else str(word) for word in words)
-    with SPEAKING:
+    with OUTPUT_LOCK:
         if not closing.is_set():
             print(line, flush=True)
 
@@ -290,7 +292,7 @@ def main():
     logging.basicConfig(level=logging.ERROR)
     zk = KazooClient(hosts=sys.argv[1], timeout=float(sys.argv[2]), connection_retry=RETRY, command_retry=RETRY)
     zk.start(timeout=START_MAX_S)
-    say("event", "connected")
+    print_line("event", "connected")
     for line in sys.stdin:
         threading.Thread(target=serve, args=(zk, line), daemon=True).start()
     closing.set()

@@ -1,21 +1,22 @@
-"""A receiver of Reveille's callbacks that shares no code with it.
+"""Receiver of Reveille's callbacks that shares no code with Reveille.
 
-HTTP is parsed by llhttp (httptools), signatures are checked by the Standard Webhooks project's own library, and the
-log that it keeps decides, with the list of what was acknowledged, what was lost, doubled or early.
+llhttp (httptools) parses HTTP, and the Standard Webhooks project's own library verifies signatures
+(docs/decisions/0072-test-with-a-receiver-in-python.md). Lost, doubled and
+early callbacks are computed from this program's log and the list of acknowledged schedules.
 
     receiver.py listen --listen 127.0.0.1:9000 --secret-file FILE --log FILE
     receiver.py report --log FILE --acknowledged FILE
 
-A line of the log, for each callback, its fields parted by blanks:
+The log has one line for each callback, with these fields separated by blanks:
 
     arrival in microseconds since 1970 (its first byte)
     webhook-id
     reveille-attempt
     the nominal instant in milliseconds since 1970 (reveille-scheduled-at)
-    1 if the signature is right, or else 0
+    1 if the signature is valid, otherwise 0
     reveille-schedule-id
 
-A field that the callback does not have, or that has another form, is "-".
+A field that is missing or malformed in the callback is "-".
 """
 
 import argparse
@@ -34,12 +35,12 @@ BODY_BYTES_MAX = 16 * 1024 * 1024
 HEAD_BYTES_MAX = 256 * 1024
 FLUSH_EVERY_S = 0.02
 ACCEPTED = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
-REFUSED = b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n"
+REJECTED = b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n"
 MALFORMED = b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
 class Log:
-    """Appends lines; what was written is in the file within FLUSH_EVERY_S."""
+    """Log file. Each line reaches the file within FLUSH_EVERY_S."""
 
     def __init__(self, path):
         self._file = open(path, "a", encoding="ascii", buffering=1 << 16)
@@ -55,7 +56,7 @@ class Log:
 
 
 class Connection(asyncio.Protocol):
-    """One connection; requests follow one another on it."""
+    """Connection that serves one request after the other."""
 
     def __init__(self, webhook, log, connections):
         self._webhook = webhook
@@ -84,7 +85,7 @@ class Connection(asyncio.Protocol):
             self._transport.write(MALFORMED)
             self._transport.close()
 
-    # What the parser calls.
+    # Callbacks of the parser.
 
     def on_message_begin(self):
         self._arrived_us = self._arrived_now_us
@@ -109,7 +110,7 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self):
         verified = verify(self._webhook, b"".join(self._body), self._headers)
         self._log.write(line(self._arrived_us, self._headers, verified))
-        self._transport.write(ACCEPTED if verified else REFUSED)
+        self._transport.write(ACCEPTED if verified else REJECTED)
         if not self._parser.should_keep_alive():
             self._transport.close()
 
@@ -117,7 +118,7 @@ class Connection(asyncio.Protocol):
 def verify(webhook, body, headers):
     try:
         webhook.verify(body, headers, json_parse=False)
-    # The library lets what its decoders raise through, for a body or a signature that is not text of the right form.
+    # The library does not catch the exceptions of its decoders, which a malformed body or signature causes.
     except (standardwebhooks.WebhookVerificationError, ValueError):
         return False
     return True
@@ -152,7 +153,7 @@ def nominal_ms(text):
 
 
 async def listen(host, port, webhook, log, ready=None, stop=None):
-    """Serves until `stop` is set. `ready` is told the port."""
+    """Serves until `stop` is set. Calls `ready` with the port."""
     loop = asyncio.get_running_loop()
     stop = stop or asyncio.Event()
     connections = set()
@@ -173,11 +174,11 @@ async def listen(host, port, webhook, log, ready=None, stop=None):
 
 
 def judge(log_lines, acknowledged):
-    """What became of `acknowledged`, a set of ids of schedules or runs.
+    """Computes the verdict for `acknowledged`, a set of ids of schedules or runs.
 
-    lost: acknowledged, never arrived. doubled: arrivals of a run beyond its first. early: first arrivals before the
-    nominal instant. strange: arrivals that name no run, or one that nobody acknowledged. Only verified arrivals count
-    as such; the others are unverified, and nothing else.
+    lost: acknowledged, never arrived. doubled: arrivals of a run after its first one. early: first arrivals before the
+    nominal instant. strange: arrivals without a run, or of a run that was not acknowledged. Only verified arrivals
+    count in these categories; all others count as unverified.
     """
     verdict = dict.fromkeys(["arrived", "lost", "doubled", "early", "strange", "unverified"], 0)
     missing = set(acknowledged)
@@ -239,15 +240,15 @@ def serve(arguments):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
-    command = commands.add_parser("listen", help="take callbacks and log them")
-    command.add_argument("--listen", default="127.0.0.1:9000", help="default 127.0.0.1:9000; port 0 takes a free one")
-    command.add_argument("--secret-file", type=pathlib.Path, required=True, help="holds whsec_ and base64")
-    command.add_argument("--log", type=pathlib.Path, required=True, help="is appended to")
+    command = commands.add_parser("listen", help="receive callbacks and log them")
+    command.add_argument("--listen", default="127.0.0.1:9000", help="address, default 127.0.0.1:9000")
+    command.add_argument("--secret-file", type=pathlib.Path, required=True, help="file with whsec_ and base64")
+    command.add_argument("--log", type=pathlib.Path, required=True, help="log file, appended to")
     command.set_defaults(run=serve)
-    command = commands.add_parser("report", help="decide from a log what was lost, doubled or early; 1 if anything was")
+    command = commands.add_parser("report", help="count lost, doubled and early callbacks; exit with 1 if any")
     command.add_argument("--log", type=pathlib.Path, required=True)
-    command.add_argument("--acknowledged", type=pathlib.Path, required=True, help="ids of schedules or runs, one a line")
-    command.add_argument("--doubled-max", type=int, default=0, help="doubles that are allowed; default 0")
+    command.add_argument("--acknowledged", type=pathlib.Path, required=True, help="file with one id per line")
+    command.add_argument("--doubled-max", type=int, default=0, help="number of allowed duplicates, default 0")
     command.set_defaults(run=report)
     arguments = parser.parse_args()
     return arguments.run(arguments)

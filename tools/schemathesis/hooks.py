@@ -1,11 +1,11 @@
-"""What Schemathesis has to be told of this API."""
+"""Hooks that teach Schemathesis the media types of this API."""
 
 import schemathesis
 
 
 @schemathesis.serializer("application/x-ndjson")
 def lines(ctx, value):
-    """A batch: text goes as it is, whatever else comes as one JSON text a line."""
+    """Serializes a batch. Text is sent unchanged, and any other value as one line of JSON per item."""
     import json
 
     if isinstance(value, bytes):

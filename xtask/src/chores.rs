@@ -1,4 +1,4 @@
-//! The chores that are one command each.
+//! Chores that consist of one command each.
 
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
@@ -20,17 +20,18 @@ pub(crate) fn tidy() -> anyhow::Result<ExitCode> {
 }
 
 /// # Errors
-/// If the checkout cannot be read, or the index not written.
+/// If the checkout cannot be read, or a document cannot be written.
 pub(crate) fn index() -> anyhow::Result<ExitCode> {
-    let (path, text) = tidy::index(&stage::root())?;
-    std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    for (path, text) in tidy::generated(&stage::root())? {
+        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 
 /// # Errors
 /// If cargo cannot be started.
 pub(crate) fn simulate(arguments: &[String]) -> anyhow::Result<ExitCode> {
-    // Paxos groups have a simulator of their own, which builds and runs quickly.
+    // Paxos groups have a separate simulator, which builds and runs quickly.
     let one = arguments.iter().position(|word| word == "--scenario=paxos").map(|at| at..at + 1);
     let two = arguments.windows(2).position(|pair| pair == ["--scenario", "paxos"]).map(|at| at..at + 2);
     let mut arguments = arguments.to_vec();
@@ -52,10 +53,10 @@ pub(crate) fn simulate(arguments: &[String]) -> anyhow::Result<ExitCode> {
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// `reveille bench election`, with an ensemble of three servers and with Curator.
+/// Runs `reveille bench election` with an ensemble of three servers and with Curator.
 ///
 /// # Errors
-/// If one of these cannot be started.
+/// If the ensemble, the peer or the benchmark cannot be started.
 pub(crate) fn election(arguments: &[String]) -> anyhow::Result<ExitCode> {
     let peer = test_servers::mixed::curator_command()?;
     let ensemble = test_servers::zookeeper::Zookeeper::start(3)?;
@@ -67,23 +68,23 @@ pub(crate) fn election(arguments: &[String]) -> anyhow::Result<ExitCode> {
         .args(arguments)
         .arg("--")
         .args(peer)
-        // That sessions come and go is no news here.
+        // Hide the logs about sessions that begin and end.
         .env("RUST_LOG", "error")
         .status()
         .context("cannot start cargo")?;
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// A package, and what the names of its fuzz tests have in common. Most are property tests: each run of them draws new
-/// cases. The journal's takes seeds from 0 to `REVEILLE_FUZZ_RUNS`, so each round goes further.
+/// Packages, and a part that the names of their fuzz tests have in common. Most are property tests, which draw new
+/// cases on each run. The journal's test takes seeds from 0 to `REVEILLE_FUZZ_RUNS`, so each round covers more seeds.
 const FUZZED: [(&str, &str); 9] = [
     ("domain", "any_text"),
-    ("domain", "what_is_found_good"),
-    ("server", "as_the_wire_types_do"),
+    ("domain", "target_without_violations"),
+    ("server", "like_the_wire_types"),
     ("paxos", "any_bytes_are"),
-    ("journal", "no_bytes"),
-    ("journal", "whatever_happened_to_its_files"),
-    ("store-embedded", "cut_or_strange_bytes"),
+    ("journal", "parser_never_panics"),
+    ("journal", "corrupted_files_never"),
+    ("store-embedded", "arbitrary_or_truncated_entries"),
     ("stored", "arbitrary_bytes_never_panic"),
     ("scheduler", "every_operation_decodes"),
 ];
@@ -91,7 +92,7 @@ const CASES: u32 = 5_000;
 
 /// # Errors
 /// If a test fails, or if a package has no test of that name.
-#[expect(clippy::disallowed_methods, reason = "a chore ends by the clock of the machine it runs on")]
+#[expect(clippy::disallowed_methods, reason = "a chore measures time by the clock of its machine")]
 pub(crate) fn fuzz(minutes: u32) -> anyhow::Result<ExitCode> {
     let end = Instant::now() + Duration::from_secs(60 * u64::from(minutes));
     for round in 1_u32.. {
@@ -103,13 +104,16 @@ pub(crate) fn fuzz(minutes: u32) -> anyhow::Result<ExitCode> {
             command.env("PROPTEST_CASES", CASES.to_string());
             command.env("REVEILLE_FUZZ_RUNS", round.saturating_mul(CASES).to_string());
             let (counts, _) = suites::run_one(Suite { name: format!("{package} {filter}"), command });
-            ensure!(counts.passed > 0, "{package} has no fuzz test whose name has `{filter}` in it");
-            ensure!(counts.failed == 0, "{package}: a fuzz test failed; what it printed replays it");
+            ensure!(
+                counts.passed > 0,
+                "{package} has no fuzz test with `{filter}` in its name; update FUZZED in xtask/src/chores.rs"
+            );
+            ensure!(counts.failed == 0, "{package}: a fuzz test failed; its output shows how to replay it");
             if Instant::now() >= end {
-                eprintln!("{round} rounds of {CASES} cases for each test, nothing found");
+                eprintln!("{round} rounds of {CASES} cases for each test, no failure found");
                 return Ok(ExitCode::SUCCESS);
             }
         }
     }
-    unreachable!("a round follows every round");
+    unreachable!("the loop over the rounds has no end");
 }

@@ -1,12 +1,13 @@
-//! Two builds of the binary side by side: their help, and their answers to the requests in `compare/requests.txt`.
+//! Comparison of two builds of the binary: their help texts, and their responses to the requests in
+//! `compare/requests.txt`.
 //!
-//! The comparison is by bytes. It passes over what differs by nature, and nothing else:
+//! The comparison is by bytes. It ignores only the following expected differences:
 //!
-//! - the header `date`, and a `content-length` that is the body's or that of metrics;
+//! - the header `date`, and a `content-length` that is the length of the body or belongs to metrics;
 //! - instants before the year after next, durations of attempts, and new secrets;
-//! - words of at least [`RANDOM_MIN`] characters with a digit or a capital in them, as ids have: each of one build stands for
-//!   one of the other throughout;
-//! - the order of the lines of metrics, and the values of samples. Names, labels and help are compared.
+//! - words of at least [`RANDOM_MIN`] characters with a digit or a capital letter, as ids have: each id of one build
+//!   corresponds to one id of the other build;
+//! - the order of the lines of metrics, and the values of samples. Names, labels and help texts are compared.
 
 mod session;
 
@@ -18,11 +19,11 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, ensure};
 use clap::Args;
 
-use session::Answer;
+use session::Response;
 
-/// Characters of a word that may be an id.
+/// Shortest word that may be an id, in characters.
 const RANDOM_MIN: usize = 10;
-/// Characters shown before and after a difference.
+/// Characters that are printed before and after a difference.
 const SHOWN: usize = 160;
 
 #[derive(Args, Debug)]
@@ -30,19 +31,19 @@ pub(crate) struct CompareArguments {
     /// Binary of the build before a change
     #[arg(long)]
     before: PathBuf,
-    /// Binary of the build after it
+    /// Binary of the build after the change
     #[arg(long)]
     after: PathBuf,
 }
 
 /// # Errors
-/// If a binary cannot be started, or does not get through the requests.
+/// If a binary cannot be started, or if a request fails.
 pub(crate) fn run(arguments: &CompareArguments) -> anyhow::Result<ExitCode> {
     let mut pairs = Pairs::default();
     let mut differences = 0;
-    let mut differs = |what: &str, difference: Option<String>| {
+    let mut differs = |place: &str, difference: Option<String>| {
         if let Some(difference) = difference {
-            eprintln!("== {what}\n{difference}\n");
+            eprintln!("== {place}\n{difference}\n");
             differences += 1;
         }
     };
@@ -53,27 +54,27 @@ pub(crate) fn run(arguments: &CompareArguments) -> anyhow::Result<ExitCode> {
         differs(&format!("reveille {command}"), Pairs::default().difference(before, after));
     }
     let requests = session::requests()?;
-    let before = session::answers(&arguments.before, &requests).context("the build before")?;
-    let after = session::answers(&arguments.after, &requests).context("the build after")?;
+    let before = session::responses(&arguments.before, &requests).context("requests to the build before the change")?;
+    let after = session::responses(&arguments.after, &requests).context("requests to the build after the change")?;
     for ((request, before), after) in requests.iter().zip(&before).zip(&after) {
-        let what = format!("{} {} (line {} of the requests)", request.method, request.path, request.line);
-        differs(&what, pairs.difference(&comparable(before), &comparable(after)));
+        let place = format!("{} {} (line {} of the requests)", request.method, request.path, request.line);
+        differs(&place, pairs.difference(&comparable(before), &comparable(after)));
     }
     eprintln!("{} commands and {} requests compared, {differences} differences", commands.len(), requests.len());
     Ok(if differences == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The help of the binary and of each of its commands, by the words that lead to it.
+/// Returns the help text of the binary and of each of its commands, by the words of the command.
 fn help(binary: &Path) -> anyhow::Result<BTreeMap<String, String>> {
     let mut texts = BTreeMap::new();
     let mut open = vec![vec!["--version".to_owned()], Vec::new()];
     while let Some(words) = open.pop() {
         for flag in ["-h", "--help"] {
-            // Help names the program as it was called.
+            // Use the same program name for both builds, because the help text contains it.
             let output = Command::new(binary).arg0("reveille").args(&words).arg(flag).env("COLUMNS", "100").output();
             let output = output.with_context(|| format!("cannot start {}", binary.display()))?;
             ensure!(output.status.success(), "{words:?} has no help: {}", String::from_utf8_lossy(&output.stderr));
-            let text = String::from_utf8(output.stdout).context("help is not text")?;
+            let text = String::from_utf8(output.stdout).context("the help text is not UTF-8")?;
             if flag == "--help" {
                 let commands = text.split_once("\nCommands:\n").map_or("", |(_, rest)| rest);
                 let lines = commands.lines().take_while(|line| !line.is_empty());
@@ -87,18 +88,19 @@ fn help(binary: &Path) -> anyhow::Result<BTreeMap<String, String>> {
     Ok(texts)
 }
 
-/// The answer as text, without what differs by nature and is not an id.
-fn comparable(answer: &Answer) -> String {
-    let is_metrics = answer.headers.iter().any(|(name, value)| name == "content-type" && value.contains("openmetrics"));
-    let mut text = format!("{}\n", answer.status);
-    for (name, value) in &answer.headers {
-        if name == "content-length" && (is_metrics || *value == answer.body.len().to_string()) {
+/// Returns the response as text, without expected differences other than ids.
+fn comparable(response: &Response) -> String {
+    let is_metrics =
+        response.headers.iter().any(|(name, value)| name == "content-type" && value.contains("openmetrics"));
+    let mut text = format!("{}\n", response.status);
+    for (name, value) in &response.headers {
+        if name == "content-length" && (is_metrics || *value == response.body.len().to_string()) {
             text.push_str("content-length: the body's\n");
         } else if name != "date" {
             text.push_str(&format!("{name}: {value}\n"));
         }
     }
-    let body = if is_metrics { metrics(&answer.body) } else { without_moments(&answer.body) };
+    let body = if is_metrics { metrics(&response.body) } else { without_volatile_values(&response.body) };
     text.push('\n');
     text + &body
 }
@@ -112,7 +114,7 @@ fn metrics(body: &str) -> String {
 }
 
 /// Replaces instants near the present, durations and secrets.
-fn without_moments(body: &str) -> String {
+fn without_volatile_values(body: &str) -> String {
     let mut text = String::new();
     let mut rest = body;
     while let Some(next) = rest.chars().next() {
@@ -135,7 +137,7 @@ fn without_moments(body: &str) -> String {
     text
 }
 
-/// The length of the instant that `text` begins with, if it is before the year after next.
+/// Returns the length of the instant at the start of `text`, if there is one and it is before the year after next.
 fn instant(text: &str) -> Option<usize> {
     const FORM: &str = "0000-00-00T00:00:00.000Z";
     let candidate = text.get(..FORM.len())?;
@@ -144,14 +146,14 @@ fn instant(text: &str) -> Option<usize> {
     (is_instant && candidate[..4].parse::<u64>().is_ok_and(|year| year < this_year() + 2)).then_some(FORM.len())
 }
 
-#[expect(clippy::disallowed_methods, reason = "a chore compares answers that hold the machine's time")]
+#[expect(clippy::disallowed_methods, reason = "the compared responses contain the machine's time")]
 fn this_year() -> u64 {
     const YEAR_SECS: u64 = 31_556_952;
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     1970 + since.as_secs() / YEAR_SECS
 }
 
-/// Ids of the build before, and those that stand for them in the build after.
+/// Ids of one build, and the corresponding ids of the other build.
 #[derive(Default)]
 struct Pairs {
     after_of: BTreeMap<String, String>,
@@ -159,7 +161,7 @@ struct Pairs {
 }
 
 impl Pairs {
-    /// Where the texts differ, for a person; `None` if they do not.
+    /// Returns the first difference of the texts in readable form; `None` if they are equal.
     fn difference(&mut self, before: &str, after: &str) -> Option<String> {
         let [before, after] = [before, after].map(words);
         let same = before.iter().zip(&after).take_while(|(before, after)| self.is_pair(before, after)).count();
@@ -189,7 +191,7 @@ impl Pairs {
     }
 }
 
-/// Words as ids are written, and single characters between them.
+/// Splits a text into words, which may be ids, and single characters between them.
 fn words(text: &str) -> Vec<&str> {
     let is_inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
     let mut words = Vec::new();
@@ -208,27 +210,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_stand_for_each_other_and_other_words_do_not() {
+    fn corresponding_ids_are_equal_and_other_words_are_not() {
         let mut pairs = Pairs::default();
         assert_eq!(pairs.difference(r#"{"id":"kAbc0123456"}"#, r#"{"id":"kXyz9876543"}"#), None);
         assert_eq!(pairs.difference("/v1/runs/kAbc0123456", "/v1/runs/kXyz9876543"), None);
-        assert!(pairs.difference("kAbc0123456", "kOther12345").is_some(), "one id has one partner");
-        assert!(pairs.difference("kOther12345", "kXyz9876543").is_some(), "one id has one partner");
+        assert!(pairs.difference("kAbc0123456", "kOther12345").is_some(), "an id corresponds to only one id");
+        assert!(pairs.difference("kOther12345", "kXyz9876543").is_some(), "an id corresponds to only one id");
         assert!(pairs.difference(r#""code":"invalid_request""#, r#""code":"invalid_schedule""#).is_some());
         assert!(pairs.difference("one two", "one").is_some());
         assert!(pairs.difference("one", "one two").is_some());
     }
 
     #[test]
-    fn moments_are_replaced_and_fixed_instants_stay() {
+    fn current_instants_are_replaced_and_later_ones_are_not() {
         let body = |year| format!(r#"{{"next":"{year}-01-02T03:04:05.006Z","duration_ms":12,"secret":"a.b/c"}}"#);
         let expected = r#"{"next":"INSTANT","duration_ms":VALUE,"secret":"VALUE"}"#;
-        assert_eq!(without_moments(&body(this_year())), expected);
-        assert!(without_moments(&body(this_year() + 2)).contains("-01-02T03:04:05.006Z"));
+        assert_eq!(without_volatile_values(&body(this_year())), expected);
+        assert!(without_volatile_values(&body(this_year() + 2)).contains("-01-02T03:04:05.006Z"));
     }
 
     #[test]
-    fn metrics_keep_names_labels_and_help() {
+    fn comparison_of_metrics_includes_names_labels_and_help() {
         assert_eq!(metrics("# HELP a A.\nb{c=\"d\"} 2\na 1\n"), "# HELP a A.\na VALUE\nb{c=\"d\"} VALUE\n");
     }
 }

@@ -1,9 +1,11 @@
-//! The chores of this checkout: `cargo xtask test` is everything that must be green, and what `.ci/run` calls.
+//! Chores of this checkout. `cargo xtask test` runs everything that must pass, and `.ci/run` calls it.
 
 mod chaos;
 mod chores;
 mod compare;
 mod needs;
+mod prose;
+mod sample;
 mod schemathesis;
 mod stage;
 mod suites;
@@ -25,34 +27,41 @@ struct Arguments {
 
 #[derive(Subcommand, Debug)]
 enum Chore {
-    /// Pass every test there is, in under 30 minutes on two cores
+    /// Run all checks and tests, in under 30 minutes on two cores
     Test,
-    /// Send a real server what Schemathesis draws from its OpenAPI document; a part of `test`
+    /// Send a real server the requests that Schemathesis generates from its OpenAPI document; a part of `test`
     Schemathesis {
-        /// Test this binary instead of a debug build of the sources
+        /// Binary to test instead of a debug build of the sources
         #[arg(long)]
         binary: Option<PathBuf>,
     },
-    /// Check the rules of the house that no compiler knows
+    /// Check the project's rules that no compiler checks
     Tidy,
-    /// Write the index of the decisions anew
+    /// Write the index of the decisions, and copy tested code into the documents
     Index,
+    /// Print comments, messages and test names drawn at random, to grade their language
+    Sample {
+        /// Text that selects the sample: the hash of the last commit that changed prose
+        #[arg(long)]
+        seed: String,
+    },
     /// Run whole simulated clusters from seeds
     #[command(disable_help_flag = true)]
     Simulate {
-        /// For the simulator, as in `--seeds 100 --scenario owner`; `--help` lists them, and `--scenario paxos --help` those for
-        /// paxos groups
+        /// Arguments of the simulator, such as `--seeds 100 --scenario owner`; `--help` lists them, and `--scenario
+        /// paxos --help` those for paxos groups
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Disturb a real cluster under load in every way that it promises to survive, and judge it
+    /// Inject faults into a real cluster under load, and check its guarantees
     Chaos(chaos::ChaosArguments),
-    /// Compare two builds of the binary: their help, and their answers to one file of requests
+    /// Compare two builds of the binary: their help texts, and their responses to one file of requests
     Compare(compare::CompareArguments),
-    /// Measure hand-overs beside Curator, and electors' requests, on an ensemble of three: `reveille bench election`
+    /// Measure hand-overs compared with Curator, and electors' requests, on an ensemble of three servers: `reveille
+    /// bench election`
     #[command(disable_help_flag = true)]
     Election {
-        /// For the bench, as in `--rounds 10 --only graceful`; `--help` lists them
+        /// Arguments of the benchmark, such as `--rounds 10 --only graceful`; `--help` lists them
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
@@ -69,6 +78,7 @@ fn main() -> ExitCode {
         Chore::Schemathesis { binary } => test::schemathesis_alone(binary),
         Chore::Tidy => chores::tidy(),
         Chore::Index => chores::index(),
+        Chore::Sample { seed } => sample::run(&seed),
         Chore::Simulate { arguments } => chores::simulate(&arguments),
         Chore::Chaos(arguments) => chaos::run(&arguments),
         Chore::Compare(arguments) => compare::run(&arguments),

@@ -1,4 +1,4 @@
-//! What the tests need of the system. What is missing is installed, or named with the line that installs it.
+//! System programs that the tests require. Missing ones are installed, or reported with the command that installs them.
 
 use std::process::{Command, Stdio};
 
@@ -7,7 +7,7 @@ use anyhow::{Context, bail, ensure};
 struct Need {
     program: &'static str,
     arguments: &'static [&'static str],
-    /// As Debian and its descendants name it.
+    /// Name of the package in Debian and its derivatives.
     package: &'static str,
 }
 
@@ -21,19 +21,20 @@ const NEEDS: [Need; 11] = [
     Need { program: "strace", arguments: &["--version"], package: "strace" },
     Need { program: "python3", arguments: &["-c", "import venv, ensurepip"], package: "python3-venv" },
     Need { program: "systemd-analyze", arguments: &["--version"], package: "systemd" },
-    // Candidates in network namespaces of their own.
+    // Tests run candidates in separate network namespaces.
     Need { program: "ip", arguments: &["-Version"], package: "iproute2" },
-    // ZooKeeper and its like run in it, and a peer with Curator is compiled by it; the other fetches their jars.
+    // The JDK runs ZooKeeper and compiles the peer with Curator; Maven fetches their jars.
     Need { program: "javac", arguments: &["-version"], package: "default-jdk-headless" },
     Need { program: "mvn", arguments: &["--version"], package: "maven" },
-    // Whichever version the system has; the crate `test-servers` starts servers of its own, and leaves the system's alone.
+    // Any installed version works. The crate `test-servers` starts its own servers and does not use the system's
+    // server.
     Need { program: "sh", arguments: &["-c", POSTGRESQL], package: "postgresql" },
 ];
 
-/// Makes sure that all of it is there.
+/// Installs the missing programs.
 ///
 /// # Errors
-/// If something is missing and cannot be installed from here.
+/// If a program is missing and cannot be installed by this process.
 pub(crate) fn provide() -> anyhow::Result<()> {
     let missing = missing();
     if missing.is_empty() {
@@ -41,13 +42,13 @@ pub(crate) fn provide() -> anyhow::Result<()> {
     }
     let can_install = std::fs::exists("/etc/debian_version").unwrap_or(false) && rustix::process::geteuid().is_root();
     if !can_install {
-        bail!("the tests need what is not here; install it with:\n\n    {}\n", line_for(&missing));
+        bail!("programs that the tests require are missing; install them with:\n\n    {}\n", line_for(&missing));
     }
-    eprintln!("missing here, so installed now: {}", missing.join(", "));
+    eprintln!("installing missing packages: {}", missing.join(", "));
     apt_get(&["update", "--quiet"])?;
     apt_get(&[&["install", "--yes", "--quiet", "--no-install-recommends"], missing.as_slice()].concat())?;
     let still = self::missing();
-    ensure!(still.is_empty(), "installed, and yet missing: {}; try: {}", still.join(", "), line_for(&still));
+    ensure!(still.is_empty(), "still missing after the installation: {}; try: {}", still.join(", "), line_for(&still));
     Ok(())
 }
 

@@ -1,4 +1,5 @@
-//! The API against its own document: Schemathesis, in an environment of its own, and the real server, in a folder of its own.
+//! Test of the API against its own OpenAPI document. Schemathesis runs in its own Python environment and tests a real
+//! server in a temporary folder.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -9,12 +10,13 @@ use anyhow::{Context, ensure};
 use crate::stage::{self, CARGO, Counts, run_check};
 
 const FOLDER: &str = "tools/schemathesis";
-/// For each operation and kind of data. There is no limit in time: what is asked must not depend on how fast a machine is, so that
-/// only a change can turn it red.
+/// Largest number of examples for each operation and kind of data. There is no time limit: the requests must not depend
+/// on the speed of the machine, so that only a change of the code can fail the test.
 const EXAMPLES_MAX: &str = "100";
 const START: Duration = Duration::from_secs(30);
 
-/// Whose key, which paths are for it, and which operation is not: an admin that lists the keys and revokes its own is done.
+/// Runs: the role of the key, the paths that the role may use, and an excluded operation. (An admin that lists the keys
+/// and revokes its own could not continue.)
 const RUNS: [(&str, &str, &str); 3] = [
     ("writer", r"^/(v1/schedules|v1/runs|healthz|readyz|metrics)", "RevokeKey"),
     ("admin", r"^/v1/(quotas|tenants/\{tenant\}/)", "RevokeKey"),
@@ -24,7 +26,7 @@ const RUNS: [(&str, &str, &str); 3] = [
 /// Tests `binary`, or a debug build of the sources.
 ///
 /// # Errors
-/// If the environment cannot be made, or the server does not start.
+/// If the environment cannot be created, or if the server does not start.
 pub(crate) fn run(binary: Option<PathBuf>) -> anyhow::Result<Counts> {
     let programs =
         test_servers::python::environment("schemathesis", &stage::root().join(FOLDER).join("requirements.txt"))?;
@@ -43,18 +45,18 @@ pub(crate) fn run(binary: Option<PathBuf>) -> anyhow::Result<Counts> {
     let keys = [
         ("admin", std::fs::read_to_string(data.join("admin.key"))?),
         ("operator", std::fs::read_to_string(data.join("operator.key"))?),
-        ("writer", make_key(&binary, &data)?),
+        ("writer", create_key(&binary, &data)?),
     ];
     let mut counts = Counts::default();
     for (role, paths, without) in RUNS {
         let key = keys.iter().find(|(of, _)| *of == role).map_or("", |(_, key)| key.trim());
-        counts.add(draw(&programs, &server.url, key, paths, without)?);
+        counts.add(run_role(&programs, &server.url, key, paths, without)?);
     }
     Ok(counts)
 }
 
-/// One key's requests.
-fn draw(programs: &Path, url: &str, key: &str, paths: &str, without: &str) -> anyhow::Result<Counts> {
+/// Runs the requests of one key.
+fn run_role(programs: &Path, url: &str, key: &str, paths: &str, without: &str) -> anyhow::Result<Counts> {
     let mut command = Command::new(stage::root().join(programs).join("schemathesis"));
     command.env("REVEILLE_KEY", key).current_dir(stage::root().join(FOLDER));
     command.args(["--config-file", "schemathesis.toml", "run", &format!("{url}/openapi.json"), "--no-color"]);
@@ -66,26 +68,26 @@ fn draw(programs: &Path, url: &str, key: &str, paths: &str, without: &str) -> an
     Ok(if status.success() { Counts { passed: 1, failed: 0 } } else { Counts { passed: 0, failed: 1 } })
 }
 
-fn make_key(binary: &Path, data: &Path) -> anyhow::Result<String> {
+fn create_key(binary: &Path, data: &Path) -> anyhow::Result<String> {
     #[derive(serde::Deserialize)]
-    struct Made {
+    struct CreatedKey {
         secret: String,
     }
     let mut command = Command::new(binary);
     command.args(["key", "create", "--tenant", "default", "--role", "writer", "--json", "--data"]).arg(data);
     let output = command.output().context("cannot start the server's binary")?;
-    ensure!(output.status.success(), "no key is made: {}", String::from_utf8_lossy(&output.stderr).trim());
-    Ok(serde_json::from_slice::<Made>(&output.stdout)?.secret)
+    ensure!(output.status.success(), "cannot create a key: {}", String::from_utf8_lossy(&output.stderr).trim());
+    Ok(serde_json::from_slice::<CreatedKey>(&output.stdout)?.secret)
 }
 
-/// Ends with this.
+/// Server process; dropping this value kills it.
 pub(crate) struct Server {
     process: Child,
     pub(crate) url: String,
 }
 
 impl Server {
-    #[expect(clippy::disallowed_methods, reason = "a chore waits by the clock of the machine it runs on")]
+    #[expect(clippy::disallowed_methods, reason = "a chore measures time by the clock of its machine")]
     pub(crate) fn start(binary: &Path, data: &Path, more: &[&str]) -> anyhow::Result<Self> {
         let mut command = Command::new(binary);
         command.args(["serve", "--listen", "127.0.0.1:0", "--data"]).arg(data).args(more);
@@ -97,7 +99,7 @@ impl Server {
                 server.url = url.trim().to_owned();
                 return Ok(server);
             }
-            ensure!(server.process.try_wait()?.is_none(), "the server ended before it was ready");
+            ensure!(server.process.try_wait()?.is_none(), "the server exited before it was ready");
             std::thread::sleep(Duration::from_millis(50));
         }
         anyhow::bail!("the server is not ready after {} s", START.as_secs());
@@ -106,7 +108,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may already have exited.
         drop(self.process.kill());
         drop(self.process.wait());
     }

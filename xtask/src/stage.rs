@@ -1,24 +1,24 @@
-//! Running a command and counting what it says of its tests.
+//! Runs a command and counts the tests that it reports.
 
 use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, ensure};
 
-/// Found by its name, so that the toolchain is the one that the checkout pins.
+/// Name of cargo. It is found by its name, so that the toolchain is the one that the checkout pins.
 pub(crate) const CARGO: &str = "cargo";
 
-/// The checkout.
+/// Returns the root of the checkout.
 pub(crate) fn root() -> PathBuf {
     let mut root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     root.pop();
     root
 }
 
-/// Where cargo builds.
+/// Returns cargo's target folder.
 ///
 /// # Errors
-/// If cargo cannot be asked.
+/// If `cargo metadata` fails.
 pub(crate) fn target() -> anyhow::Result<PathBuf> {
     #[derive(serde::Deserialize)]
     struct Metadata {
@@ -31,10 +31,10 @@ pub(crate) fn target() -> anyhow::Result<PathBuf> {
     Ok(serde_json::from_slice::<Metadata>(&output.stdout)?.target_directory)
 }
 
-/// The binary of the debug build, which a build of the tests makes too.
+/// Returns the path of the debug binary, which a build of the tests also creates.
 ///
 /// # Errors
-/// If cargo cannot be asked.
+/// If `cargo metadata` fails.
 pub(crate) fn debug_binary() -> anyhow::Result<PathBuf> {
     Ok(target()?.join("debug/reveille"))
 }
@@ -51,13 +51,13 @@ impl Counts {
         self.failed += other.failed;
     }
 
-    /// A command that fails without a failed test is itself what failed: it did not compile, or was killed.
+    /// Counts a command that fails without a failed test as one failure: it did not compile, or it was killed.
     pub(crate) fn with_end(self, is_success: bool) -> Counts {
         let failed = if is_success { self.failed } else { self.failed.max(1) };
         Counts { failed, ..self }
     }
 
-    /// Adds up what all lines count.
+    /// Adds up the counts of all lines.
     pub(crate) fn of_text(text: &str) -> Counts {
         let mut counts = Counts::default();
         for more in text.lines().filter_map(Counts::of_line) {
@@ -66,7 +66,7 @@ impl Counts {
         counts
     }
 
-    /// What a line of libtest's, or the whole output of Python's unittest, counts.
+    /// Parses a result line of libtest or of Python's unittest.
     fn of_line(line: &str) -> Option<Counts> {
         if let Some(rest) = line.strip_prefix("test result: ") {
             let count = |word: &str| {
@@ -80,10 +80,10 @@ impl Counts {
     }
 }
 
-/// Runs a command that is one check.
+/// Runs a command that counts as one check.
 ///
 /// # Errors
-/// If it cannot be started.
+/// If the command cannot be started.
 pub(crate) fn run_check(command: &mut Command) -> anyhow::Result<Counts> {
     announce(command);
     let status = command.current_dir(root()).status().with_context(|| cannot_start(command))?;
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_result_line_of_either_runner_is_counted_and_no_other_line_is() {
+    fn only_result_lines_of_both_runners_are_counted() {
         let line =
             "test result: FAILED. 41 passed; 3 failed; 0 ignored; 0 measured; 16 filtered out; finished in 0.35s";
         assert_eq!(Counts::of_line(line), Some(Counts { passed: 41, failed: 3 }));
@@ -116,13 +116,13 @@ mod tests {
     }
 
     #[test]
-    fn counts_of_several_lines_are_added_up() {
+    fn counts_of_several_lines_are_added() {
         let output = "running 1 test\ntest result: ok. 5 passed; 0 failed\n\ntest result: FAILED. 2 passed; 1 failed\n";
         assert_eq!(Counts::of_text(output), Counts { passed: 7, failed: 1 });
     }
 
     #[test]
-    fn a_command_that_fails_without_a_failed_test_is_a_failure() {
+    fn failing_command_without_a_failed_test_is_a_failure() {
         let counts = |failed| Counts { passed: 5, failed };
         assert_eq!(counts(0).with_end(false), counts(1));
         assert_eq!(counts(3).with_end(false), counts(3));

@@ -1,6 +1,9 @@
-//! Runs test programs side by side. Most suites wait for servers, timeouts and disks, so that several of them share two cores well.
+//! Runs test programs concurrently. Most suites wait for servers, timeouts and disks, so several of them share two
+//! cores well.
 //!
-//! The output of a suite is printed whole when it ends, so that no two suites mix their lines.
+//! The output of a suite is printed as a whole when the suite ends, so that the lines of two suites do not mix.
+//!
+//! docs/decisions/0180-run-test-suites-side-by-side.md gives the reasons for the design.
 
 use std::collections::VecDeque;
 use std::io::{Read, Seek, SeekFrom};
@@ -17,11 +20,11 @@ use crate::stage::{self, CARGO, Counts};
 /// Suites that run at the same time.
 const LANES: usize = 3;
 
-/// Binaries that take longest. They start first, so that no long one runs alone at the end.
+/// Binaries that take longest. They start first, so that no long suite runs alone at the end.
 const LONGEST: [&str; 8] = [
     "reveille it",
     "coordination-postgres it",
-    "paxos model",
+    "paxos-simulator model",
     "coordination-zookeeper it",
     "coordination it",
     "store-postgres it",
@@ -34,7 +37,7 @@ pub(crate) struct Suite {
     pub(crate) command: Command,
 }
 
-/// Builds the test binaries of the workspace. They are in the order in which they should start.
+/// Builds the test binaries of the workspace. Returns them in the order in which they should start.
 ///
 /// # Errors
 /// If cargo cannot be started, or a binary does not compile.
@@ -46,7 +49,7 @@ pub(crate) fn build() -> anyhow::Result<Vec<Suite>> {
     ensure!(output.status.success(), "the tests do not compile");
     let mut suites = Vec::new();
     for line in output.stdout.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
-        suites.extend(serde_json::from_slice::<Message>(line).context("a message of cargo's")?.suite());
+        suites.extend(serde_json::from_slice::<Message>(line).context("cannot parse a message of cargo")?.suite());
     }
     suites.sort_by_key(|suite| LONGEST.iter().position(|name| *name == suite.name).unwrap_or(LONGEST.len()));
     Ok(suites)
@@ -73,7 +76,7 @@ struct Target {
 }
 
 impl Message {
-    /// A suite that runs as cargo runs it: in the folder of its package.
+    /// Returns a suite that runs as cargo runs it, in the folder of its package.
     fn suite(self) -> Option<Suite> {
         let (executable, target) = (self.executable?, self.target?);
         let folder = self.manifest_path?.parent()?.to_owned();
@@ -102,14 +105,14 @@ pub(crate) fn run(suites: Vec<Suite>) -> Counts {
                 while let Some(suite) = next(&queue) {
                     let name = suite.name.clone();
                     let (counts, took) = run_one(suite);
-                    let mut ended = ended.lock().expect("no holder of this lock panics");
+                    let mut ended = ended.lock().expect("no thread panics while it holds this lock");
                     ended.0.add(counts);
                     ended.1.push((took, name, counts));
                 }
             });
         }
     });
-    let (total, mut times) = ended.into_inner().expect("no holder of this lock panics");
+    let (total, mut times) = ended.into_inner().expect("no thread panics while it holds this lock");
     times.sort_by_key(|(took, ..)| std::cmp::Reverse(*took));
     eprintln!("\n== suites, longest first");
     for (took, name, counts) in times {
@@ -119,11 +122,11 @@ pub(crate) fn run(suites: Vec<Suite>) -> Counts {
 }
 
 fn next(queue: &Mutex<VecDeque<Suite>>) -> Option<Suite> {
-    queue.lock().expect("no holder of this lock panics").pop_front()
+    queue.lock().expect("no thread panics while it holds this lock").pop_front()
 }
 
-/// Runs a suite, prints its output, and returns its tests and how long it took.
-#[expect(clippy::disallowed_methods, reason = "the person who waits sees how long each suite took")]
+/// Runs a suite and prints its output. Returns its counts and its duration.
+#[expect(clippy::disallowed_methods, reason = "the output reports the duration of each suite")]
 pub(crate) fn run_one(suite: Suite) -> (Counts, Duration) {
     let began = Instant::now();
     let name = suite.name.clone();
@@ -148,7 +151,8 @@ fn try_suite(suite: Suite) -> anyhow::Result<Counts> {
     Ok(Counts::of_text(&text).with_end(status.success()))
 }
 
-/// Prints by the macro, whose output a test captures: the suite that runs the tests of this file would count it otherwise.
+/// Prints with the macro, because the test harness captures its output. Otherwise the suite that runs the tests of this
+/// file would count their output.
 #[expect(clippy::print_stdout, reason = "the output of the suites is the output of the chore")]
 fn print(text: &str) {
     print!("{text}");

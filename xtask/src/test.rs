@@ -1,4 +1,4 @@
-//! `cargo xtask test`: every stage runs, whatever became of the others, so that one run tells all that is wrong.
+//! `cargo xtask test`: runs every stage, even after a failed one, so that one run reports all failures.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -12,8 +12,8 @@ use crate::{needs, schemathesis, tidy};
 type Stage = fn() -> anyhow::Result<Counts>;
 
 /// # Errors
-/// If something that the tests need is missing.
-#[expect(clippy::disallowed_methods, reason = "the time that the stages took is for the person who waits")]
+/// If a program that the tests require is missing.
+#[expect(clippy::disallowed_methods, reason = "the output reports the duration of the stages")]
 pub(crate) fn run() -> anyhow::Result<ExitCode> {
     let began = Instant::now();
     needs::provide()?;
@@ -40,7 +40,7 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
 }
 
 /// # Errors
-/// If it cannot be run.
+/// If Schemathesis cannot be run.
 pub(crate) fn schemathesis_alone(binary: Option<PathBuf>) -> anyhow::Result<ExitCode> {
     let counts = schemathesis::run(binary)?;
     writeln!(std::io::stdout(), "test result: {} passed; {} failed", counts.passed, counts.failed)?;
@@ -66,11 +66,12 @@ fn clippy() -> anyhow::Result<Counts> {
     run_check(Command::new(CARGO).args(arguments))
 }
 
-/// The test binaries and doc tests of the workspace, the tests of the receiver in Python, and Schemathesis, side by side.
+/// Runs the test binaries and doc tests of the workspace, the tests of the Python receiver, and Schemathesis
+/// concurrently.
 fn tests() -> anyhow::Result<Counts> {
     let mut suites = suites::build()?;
-    // Schemathesis takes long and draws few resources, so it starts first. It gets the binary that was built for the tests: a
-    // build of the package alone has other features, and would compile dozens of crates again.
+    // Schemathesis takes long and uses few resources, so it starts first. It gets the binary that was built for the
+    // tests: a build of the package alone has other features and would compile dozens of crates again.
     let mut schemathesis = Command::new(std::env::current_exe()?);
     schemathesis.args(["schemathesis", "--binary"]).arg(stage::debug_binary()?);
     suites.insert(0, Suite { name: "schemathesis".to_owned(), command: schemathesis });
@@ -79,15 +80,16 @@ fn tests() -> anyhow::Result<Counts> {
     documentation.args(["test", "--workspace", "--all-features", "--doc"]).current_dir(stage::root());
     suites.push(Suite { name: "doc tests".to_owned(), command: documentation });
     for suite in &mut suites {
-        // Properties draw the same cases on every run, so that only a change can turn it red; `fuzz` looks for new ones.
+        // Property tests draw the same cases on every run, so that only a change can fail them; the chore `fuzz` draws
+        // new cases.
         suite.command.env("PROPTEST_RNG_SEED", "1");
-        // Some tests panic on purpose, thousands of times, and print the place of a panic without the whole stack.
+        // Some tests panic on purpose, thousands of times. Print only the location of a panic, not the backtrace.
         suite.command.env("RUST_BACKTRACE", "0");
     }
     Ok(suites::run(suites))
 }
 
-/// The receiver in Python has tests of its own, in an environment of its own.
+/// Returns the suite of the Python receiver, which runs in its own environment.
 fn receiver_python() -> anyhow::Result<Suite> {
     let folder = Path::new("tools/receiver-python");
     let requirements = stage::root().join(folder).join("requirements.txt");
@@ -97,7 +99,7 @@ fn receiver_python() -> anyhow::Result<Suite> {
     Ok(Suite { name: "receiver-python".to_owned(), command })
 }
 
-/// The container's file is looked over; it is not built.
+/// Checks the Containerfile with hadolint; the image is not built.
 fn containerfile() -> anyhow::Result<Counts> {
     let programs = test_servers::python::environment("deploy", &stage::root().join("deploy/requirements.txt"))?;
     run_check(Command::new(programs.join("hadolint")).arg("deploy/Containerfile"))

@@ -1,8 +1,9 @@
-//! The rules of the house that no compiler knows. Each is a pure function of files, so that its tests can break it.
+//! Project rules that no compiler checks. Each is a pure function of files, so that tests can violate it.
 
 mod arrows;
 mod dependencies;
 mod documents;
+mod language;
 mod modules;
 mod sources;
 
@@ -14,15 +15,23 @@ use anyhow::{Context, ensure};
 
 use crate::stage::CARGO;
 
-/// A file of the checkout, that git tracks or would.
+/// File of the checkout that git tracks or would add.
 #[derive(Clone, Debug)]
 pub(crate) struct File {
-    /// From the root of the checkout, with `/`.
+    /// Path from the root of the checkout, with `/`.
     path: String,
     text: String,
 }
 
 impl File {
+    pub(crate) fn path(&self) -> &str {
+        &self.path
+    }
+
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
     #[cfg(test)]
     fn new(path: &str, text: &str) -> Self {
         File { path: path.to_owned(), text: text.to_owned() }
@@ -32,7 +41,7 @@ impl File {
         Finding { path: self.path.clone(), line, what: what.into() }
     }
 
-    /// Its lines, counted from 1.
+    /// Returns the lines, numbered from 1.
     fn lines(&self) -> impl Iterator<Item = (usize, &str)> {
         self.text.lines().enumerate().map(|(at, line)| (at + 1, line))
     }
@@ -41,7 +50,7 @@ impl File {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Finding {
     path: String,
-    /// From 1; 0 for the whole file.
+    /// Line number from 1; 0 for the whole file.
     line: usize,
     what: String,
 }
@@ -55,10 +64,10 @@ impl fmt::Display for Finding {
     }
 }
 
-/// All that breaks a rule.
+/// Returns all violations of the rules.
 ///
 /// # Errors
-/// If git or cargo cannot tell what there is.
+/// If git cannot list the files, or if `cargo metadata` fails.
 pub(crate) fn findings(root: &Path) -> anyhow::Result<Vec<Finding>> {
     let files = read_files(root)?;
     let packages = read_packages(root)?;
@@ -66,29 +75,37 @@ pub(crate) fn findings(root: &Path) -> anyhow::Result<Vec<Finding>> {
     found.extend(sources::findings(&files));
     found.extend(modules::findings(&files));
     found.extend(documents::findings(&files, &packages));
+    found.extend(language::findings(&files));
+    found.extend(language::subjects(root)?);
     let policy = files.iter().find(|file| file.path == dependencies::POLICY);
-    let file = policy.with_context(|| format!("{} is not there", dependencies::POLICY))?;
+    let file = policy.with_context(|| format!("cannot find {}", dependencies::POLICY))?;
     let policy = dependencies::Policy::read(file)?;
     found.extend(dependencies::findings(file, &policy, &read_graph(root, policy.target())?));
     Ok(found)
 }
 
-/// The index of the decisions, with its path.
+/// Index of the decisions and the documents with code from tested files, each with its path.
 ///
 /// # Errors
-/// If git cannot tell what there is.
-pub(crate) fn index(root: &Path) -> anyhow::Result<(PathBuf, String)> {
-    Ok((root.join(documents::DECISIONS_INDEX), documents::index_of(&read_files(root)?)))
+/// If git cannot list the files, or a document names code that does not exist.
+pub(crate) fn generated(root: &Path) -> anyhow::Result<Vec<(PathBuf, String)>> {
+    let files = read_files(root)?;
+    let mut generated = vec![(root.join(documents::DECISIONS_INDEX), documents::index_of(&files))];
+    for (path, page) in documents::pages_of(&files) {
+        let text = page.map_err(|finding| anyhow::anyhow!("{finding}"))?;
+        generated.push((root.join(path), text));
+    }
+    Ok(generated)
 }
 
-fn read_files(root: &Path) -> anyhow::Result<Vec<File>> {
+pub(crate) fn read_files(root: &Path) -> anyhow::Result<Vec<File>> {
     let arguments = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"];
     let listed = Command::new("git").args(arguments).current_dir(root).output().context("cannot start git")?;
     ensure!(listed.status.success(), "git cannot list the files: {}", String::from_utf8_lossy(&listed.stderr));
     let listed = String::from_utf8(listed.stdout).context("a path is not UTF-8")?;
     let mut files = Vec::new();
     for path in listed.split_terminator('\0') {
-        // A file may be gone from the folder and not yet from the index; what is not text has no rules.
+        // A deleted file may still be in the index. Files that are not text have no rules.
         if let Ok(text) = std::fs::read_to_string(root.join(path)) {
             files.push(File { path: path.to_owned(), text });
         }
@@ -96,20 +113,21 @@ fn read_files(root: &Path) -> anyhow::Result<Vec<File>> {
     Ok(files)
 }
 
-/// All that is built for `target`, whose manifests cargo gets from the registry if they are not there yet.
+/// Returns the packages that are built for `target`. Cargo downloads missing manifests from the registry.
 fn read_graph(root: &Path, target: &str) -> anyhow::Result<dependencies::Graph> {
     let mut command = Command::new(CARGO);
     command.args(["metadata", "--format-version", "1", "--all-features", "--filter-platform", target]);
-    let told = command.current_dir(root).output().context("cannot start cargo")?;
-    ensure!(told.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&told.stderr));
-    serde_json::from_slice(&told.stdout).context("what cargo metadata says")
+    let output = command.current_dir(root).output().context("cannot start cargo")?;
+    ensure!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).context("cannot parse the output of cargo metadata")
 }
 
 fn read_packages(root: &Path) -> anyhow::Result<Vec<arrows::Package>> {
     let mut command = Command::new(CARGO);
     command.args(["metadata", "--no-deps", "--format-version", "1"]).current_dir(root);
-    let told = command.output().context("cannot start cargo")?;
-    ensure!(told.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&told.stderr));
-    let metadata: arrows::Metadata = serde_json::from_slice(&told.stdout).context("what cargo metadata says")?;
+    let output = command.output().context("cannot start cargo")?;
+    ensure!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr));
+    let metadata: arrows::Metadata =
+        serde_json::from_slice(&output.stdout).context("cannot parse the output of cargo metadata")?;
     Ok(metadata.packages)
 }

@@ -4,13 +4,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Problem, ScheduleSummary};
 
-/// The result of one line.
+/// Result of one line.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BatchLine<'a> {
-    /// The number of the request's line, from 1; empty lines count, but have no result.
+    /// Number of the request's line, from 1. Empty lines count but have no result.
     pub line: u64,
-    /// The status that the line would have had alone: 201, or a problem's.
+    /// HTTP status that a single request would get for this line: 201, or the status of the problem.
     pub status: u16,
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<ScheduleSummary<'a>>,
@@ -19,7 +19,7 @@ pub struct BatchLine<'a> {
 }
 
 impl BatchLine<'_> {
-    /// Apart from the text that it was read from.
+    /// Copies the borrowed text, so that the line outlives its source.
     #[must_use]
     pub fn into_owned(self) -> BatchLine<'static> {
         let BatchLine { line, status, schedule, problem } = self;

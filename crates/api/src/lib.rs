@@ -1,13 +1,13 @@
-//! What goes over the wire of Reveille's HTTP API, version 1: the bodies of requests and answers, and nothing else.
+//! Wire types of Reveille's HTTP API, version 1: the bodies of requests and responses.
 //!
-//! Servers and clients share these types. They hold what is written, not what it means: a time that cannot be, or a
-//! cron that never fires, is the server's to find. docs/http-api.md tells each route and field.
+//! The server and the clients share these types. The types check the form of a body, not its meaning: the server
+//! rejects an impossible time or a cron expression that never fires. docs/http-api.md describes each route and field.
 //!
-//! Always true here: field names and the values of enums are the wire's, and never change within `/v1`; fields may be
-//! added to answers, so a client ignores what it does not know; a request with an unknown field is refused.
+//! Invariants: field names and enum values never change within `/v1`. Responses may get new fields, so clients must
+//! ignore unknown fields. The server rejects a request with an unknown field.
 
-mod ask;
 mod batch;
+mod builders;
 mod patch;
 mod problem;
 mod run;
@@ -26,10 +26,11 @@ pub use schedule::{
 };
 pub use secret::Secret;
 pub use tenant::{
-    AuditEntry, AuditPage, Egress, Key, KeyList, KeyMade, KeyRequest, Quota, QuotaSheet, Quotas, Role, SigningSecret,
-    SigningSecretList, SigningSecretMade, Tenant, TenantList, TenantMade, TenantPatch, TenantRequest,
+    AuditEntry, AuditPage, Egress, Key, KeyCreated, KeyList, KeyRequest, Quota, QuotaSheet, Quotas, Role,
+    SigningSecret, SigningSecretCreated, SigningSecretList, Tenant, TenantCreated, TenantList, TenantPatch,
+    TenantRequest,
 };
 pub use time::Time;
 
-/// The media type of a batch: one JSON text per line.
+/// Media type of a batch: one JSON text per line.
 pub const NDJSON_CONTENT_TYPE: &str = "application/x-ndjson";

@@ -1,17 +1,18 @@
-//! What a schedule is to be changed in.
+//! Partial change of a schedule.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// The body of `PATCH /v1/schedules/{id}`, an RFC 7396 merge patch of a [`ScheduleRequest`](crate::ScheduleRequest): what it
-/// names is set, within objects name by name; `null` takes away; all else stays.
+/// Body of `PATCH /v1/schedules/{id}`: an RFC 7396 merge patch of a [`ScheduleRequest`](crate::ScheduleRequest). The
+/// patch sets the fields that it names, and merges objects name by name. `null` removes a field. Other fields keep
+/// their values.
 #[derive(Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct SchedulePatch(pub Map<String, Value>);
 
-/// What it names at the top: headers may be credentials.
+/// Shows only the names of the top-level fields, because header values may be credentials.
 impl fmt::Debug for SchedulePatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.0.keys()).finish()
@@ -19,26 +20,26 @@ impl fmt::Debug for SchedulePatch {
 }
 
 impl SchedulePatch {
-    /// Of nothing yet.
+    /// Creates an empty patch.
     #[must_use]
     pub fn new() -> Self {
         SchedulePatch::default()
     }
 
-    /// Once, at an instant: a [`Time`](crate::Time), or RFC 3339 text with an offset. What the schedule had of `cron` or `every`
-    /// goes.
+    /// Makes the schedule fire once at `instant`: a [`Time`](crate::Time), or RFC 3339 text with an offset. The server
+    /// removes the schedule's `cron` or `every`.
     #[must_use]
     pub fn at(self, instant: impl ToString) -> Self {
         self.set(&["at"], instant.to_string())
     }
 
-    /// By a cron expression, in the zone that is set, or that there was, or UTC.
+    /// Sets a cron expression. The zone is the one set in this patch, else the schedule's current zone, else UTC.
     #[must_use]
     pub fn cron(self, expression: impl Into<String>) -> Self {
         self.set(&["cron"], expression.into())
     }
 
-    /// Every so often, counted from now.
+    /// Makes the schedule fire once per `duration`, counted from the time of the change.
     #[must_use]
     pub fn every(self, duration: impl Into<String>) -> Self {
         self.set(&["every"], duration.into())
@@ -59,22 +60,23 @@ impl SchedulePatch {
         self.set(&["target", "http", "method"], method.into())
     }
 
-    /// For one attempt: a duration.
+    /// Sets the timeout of one attempt, as a duration.
     #[must_use]
     pub fn timeout(self, timeout: impl Into<String>) -> Self {
         self.set(&["target", "http", "timeout"], timeout.into())
     }
 
-    /// Merged into the payload there is, if both are objects; else in its place. (A PUT has the payload as it is.)
+    /// Merges `payload` into the current payload if both are objects, and replaces the current payload otherwise. (A
+    /// PUT always replaces the payload.)
     ///
     /// # Errors
-    /// If it cannot be written as JSON, as a map whose keys are no text.
+    /// If `payload` cannot be written as JSON, for example because a map has keys that are not text.
     pub fn payload(self, payload: &(impl Serialize + ?Sized)) -> serde_json::Result<Self> {
         let payload = serde_json::to_value(payload)?;
         Ok(self.set(&["payload"], payload))
     }
 
-    /// The callback's body is of no bytes.
+    /// Removes the payload: the callback's body is then empty.
     #[must_use]
     pub fn without_payload(self) -> Self {
         self.set(&["payload"], Value::Null)
@@ -90,7 +92,7 @@ impl SchedulePatch {
         self.set(&["labels", name], Value::Null)
     }
 
-    /// A header of the callback.
+    /// Sets a header of the callback.
     #[must_use]
     pub fn header(self, name: &str, value: impl Into<String>) -> Self {
         self.set(&["target", "http", "headers", name], value.into())
@@ -101,23 +103,23 @@ impl SchedulePatch {
         self.set(&["target", "http", "headers", name], Value::Null)
     }
 
-    /// Attempts in all; further ones after the first wait, `backoff`, which doubles.
+    /// Sets the total number of attempts, and the wait after the first attempt, which doubles after each further one.
     #[must_use]
     pub fn retry(self, attempts_max: u16, backoff: impl Into<String>) -> Self {
         self.set(&["retry", "attempts_max"], attempts_max).set(&["retry", "backoff"], backoff.into())
     }
 
     fn set(mut self, path: &[&str], value: impl Into<Value>) -> Self {
-        let mut place = &mut self.0;
-        let (last, objects) = path.split_last().expect("a path names something");
+        let mut parent = &mut self.0;
+        let (last, objects) = path.split_last().expect("every path has at least one name");
         for name in objects {
-            let inner = place.entry(*name).or_insert_with(|| Value::Object(Map::new()));
+            let inner = parent.entry(*name).or_insert_with(|| Value::Object(Map::new()));
             if !inner.is_object() {
                 *inner = Value::Object(Map::new());
             }
-            place = inner.as_object_mut().expect("it was made one");
+            parent = inner.as_object_mut().expect("the lines above replace any other value by an object");
         }
-        place.insert((*last).to_owned(), value.into());
+        parent.insert((*last).to_owned(), value.into());
         self
     }
 }

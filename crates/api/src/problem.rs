@@ -1,4 +1,4 @@
-//! Refusals, as problem details (RFC 9457).
+//! Problem details (RFC 9457) of rejected requests.
 
 use std::borrow::Cow;
 
@@ -9,41 +9,41 @@ pub const PROBLEM_CONTENT_TYPE: &str = "application/problem+json";
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Problem {
-    /// `urn:reveille:problem:` and the code.
+    /// `urn:reveille:problem:` followed by the code.
     #[serde(rename = "type")]
     pub kind: Cow<'static, str>,
     pub title: Cow<'static, str>,
     pub status: u16,
-    /// What to branch on; it never changes its meaning. docs/http-api.md lists them.
+    /// Stable problem code, for programs to branch on. docs/http-api.md lists the codes.
     pub code: Cow<'static, str>,
-    /// For a person: what is wrong with this request, and what to do.
+    /// Explanation for people: the fault of this request, and the next step.
     pub detail: String,
-    /// Names this request in the server's log.
+    /// Id of this request in the server's log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request_id: Option<String>,
-    /// The quota that this is about, if it is about one.
+    /// Name of the quota, if a quota caused the problem.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota: Option<Cow<'static, str>>,
-    /// Every offending field at once.
+    /// All invalid fields.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub errors: Vec<FieldError>,
 }
 
-/// One thing wrong with one part of the request. Exactly one of `pointer`, `parameter` and `header` is there.
+/// One fault in one part of the request. Exactly one of `pointer`, `parameter` and `header` is present.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FieldError {
-    /// A JSON Pointer (RFC 6901) into the body; empty for the body as a whole.
+    /// JSON Pointer (RFC 6901) into the body; empty for the whole body.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pointer: Option<String>,
-    /// A parameter of the path or query.
+    /// Name of a path or query parameter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parameter: Option<Cow<'static, str>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub header: Option<Cow<'static, str>>,
     pub code: Cow<'static, str>,
     pub detail: String,
-    /// What to send instead.
+    /// Advice on a correct value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
 }

@@ -1,39 +1,39 @@
-//! Runs, and what became of a cancel or a redrive.
+//! Runs, and the results of a cancellation and of a redrive.
 
 use serde::{Deserialize, Serialize};
 
 use crate::Time;
 
-/// The answer of `GET /v1/schedules/{id}/runs` and `GET /v1/runs`.
+/// Response of `GET /v1/schedules/{id}/runs` and `GET /v1/runs`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct RunPage {
     pub runs: Vec<Run>,
-    /// Asks for the next page; `null` on the last one.
+    /// Token of the next page; `null` on the last page.
     pub next_page_token: Option<String>,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Run {
-    /// The callback's `webhook-id`.
+    /// Id of the run, equal to the callback's `webhook-id`.
     pub id: String,
-    /// Absent if the schedule is gone.
+    /// Absent if the schedule no longer exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule_id: Option<String>,
     pub state: RunState,
-    /// The instant that the schedule named.
+    /// Nominal instant of the occurrence.
     pub scheduled_at: Time,
-    /// The schedule's revision that this run was planned for.
+    /// Revision of the schedule when the run was planned.
     pub revision: u32,
-    /// 0, or how often this occurrence was redriven.
+    /// Number of redrives of this occurrence; 0 for the first run.
     pub replay: u16,
-    /// Of a missed run: it stands for `missed_count` occurrences, from `scheduled_at` to `missed_last`.
+    /// Last of the `missed_count` occurrences, starting at `scheduled_at`, that a missed run represents.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub missed_last: Option<Time>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub missed_count: Option<u64>,
-    /// The last attempts, in order.
+    /// Latest attempts, in order.
     pub attempts: Vec<Attempt>,
 }
 
@@ -41,12 +41,12 @@ pub struct Run {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum RunState {
-    /// An attempt failed; another is due.
+    /// An attempt failed, and another is due.
     Retrying,
     Succeeded,
-    /// A dead letter, until it is redriven.
+    /// All attempts failed. The run is a dead letter until it is redriven.
     Failed,
-    /// Overdue when a later occurrence of its schedule was, too.
+    /// The occurrence was overdue, and so was a later occurrence of its schedule.
     Missed,
     Cancelled,
 }
@@ -57,20 +57,20 @@ pub struct Attempt {
     pub number: u16,
     pub started_at: Time,
     pub duration_ms: u64,
-    /// The target's status, if it answered.
+    /// Status of the target's response, if one arrived.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
-    /// Why there was no answer: `timed out`, or a short reason.
+    /// Reason why no response arrived: `timed out`, or a short text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-/// The answer of `DELETE /v1/schedules/{id}`.
+/// Response of `DELETE /v1/schedules/{id}`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Cancelled {
     pub result: CancelResult,
-    /// With `pending`: when it is decided at the latest.
+    /// Latest instant of the decision; present with `pending` only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decided_by: Option<Time>,
 }
@@ -79,18 +79,18 @@ pub struct Cancelled {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum CancelResult {
-    /// It will never fire (again).
+    /// No attempt will start.
     Cancelled,
-    /// An attempt is in flight; no other will start.
+    /// An attempt is in flight. No other attempt will start.
     TooLate,
-    /// With status 202: the wish is durable, the schedule's owner cannot be reached.
+    /// The cancellation record is durable, but the schedule's owner is unreachable. The status is 202.
     Pending,
 }
 
-/// The answer of `POST /v1/runs/{id}/redrive`.
+/// Response of `POST /v1/runs/{id}/redrive`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Redriven {
-    /// The new run.
+    /// Id of the new run.
     pub run_id: String,
 }

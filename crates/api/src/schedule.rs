@@ -1,4 +1,4 @@
-//! Schedules: what is asked for, and what is answered.
+//! Schedules: requests and responses.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -8,31 +8,31 @@ use serde_json::value::RawValue;
 
 use crate::Time;
 
-/// The body of `POST /v1/schedules`, of `PUT /v1/schedules/{id}`, and a line of `POST /v1/schedules:batch`.
+/// Body of `POST /v1/schedules`, of `PUT /v1/schedules/{id}`, and of one line of `POST /v1/schedules:batch`.
 ///
-/// Exactly one of `at`, `cron` and `every` is there.
+/// Exactly one of `at`, `cron` and `every` must be present.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ScheduleRequest {
-    /// `[A-Za-z0-9_-]{1,128}`; the server makes one if there is none.
+    /// Id: `[A-Za-z0-9_-]{1,128}`. The server generates a missing id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// RFC 3339, any offset.
+    /// Instant in RFC 3339 with any offset.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<String>,
-    /// Five fields, or six with seconds first.
+    /// Cron expression of five fields, or six with seconds first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cron: Option<String>,
-    /// A duration: `30s`, `1h30m`, `PT30S`.
+    /// Interval as a duration: `30s`, `1h30m`, `PT30S`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub every: Option<String>,
-    /// The IANA zone of `cron`; UTC if there is none.
+    /// IANA zone of `cron`. Default: UTC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zone: Option<String>,
     pub target: TargetRequest,
-    /// Any JSON; its bytes are the callback's body, exactly as they are here.
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "even_null")]
+    /// Any JSON value. The callback's body has exactly the same bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "payload_or_null")]
     pub payload: Option<Box<RawValue>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub labels: Option<BTreeMap<String, String>>,
@@ -40,8 +40,8 @@ pub struct ScheduleRequest {
     pub retry: Option<RetryRequest>,
 }
 
-/// A payload of `null` is a payload; only a missing one is none.
-fn even_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Box<RawValue>>, D::Error> {
+/// Keeps a payload of `null`, which differs from a missing payload.
+fn payload_or_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Box<RawValue>>, D::Error> {
     Box::<RawValue>::deserialize(deserializer).map(Some)
 }
 
@@ -52,18 +52,18 @@ pub struct TargetRequest {
     pub http: TargetRequestHttp,
 }
 
-/// Its `Debug` shows no header's value: it may be a credential.
+/// HTTP target of a request. Its `Debug` form hides header values, because they may be credentials.
 #[derive(Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct TargetRequestHttp {
     pub url: String,
-    /// `POST` if there is none.
+    /// HTTP method. Default: `POST`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub method: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub headers: Option<BTreeMap<String, String>>,
-    /// A duration, for one attempt.
+    /// Timeout of one attempt, as a duration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<String>,
 }
@@ -77,17 +77,17 @@ impl std::fmt::Debug for TargetRequestHttp {
     }
 }
 
-/// What is left out takes the server's default.
+/// Retry policy of a request. Missing fields get the server's defaults.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct RetryRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempts_max: Option<u16>,
-    /// A duration.
+    /// Upper bound of the first wait, as a duration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backoff: Option<String>,
-    /// A duration.
+    /// Upper bound of every wait, as a duration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backoff_max: Option<String>,
 }
@@ -97,31 +97,31 @@ pub struct RetryRequest {
 #[serde(rename_all = "snake_case")]
 pub enum ScheduleState {
     Active,
-    /// It has no further occurrence.
+    /// The schedule has no further occurrence.
     Ended,
     Cancelled,
 }
 
-/// The answer of POST and PUT, and of a batch's line: what the server added to what was sent.
+/// Response of POST and PUT, and of a batch line: the values that the server added to the request.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ScheduleSummary<'a> {
     #[serde(borrow)]
     pub id: Cow<'a, str>,
     pub state: ScheduleState,
-    /// The next due instant; `null` once there is none.
+    /// Next due instant; `null` if there is none.
     pub next: Option<Time>,
-    /// Counts the changes made to this schedule, from 0.
+    /// Number of changes to this schedule; 0 after its creation.
     pub revision: u32,
     pub created_at: Time,
     pub updated_at: Time,
-    /// An attempt of what a PUT replaced is in flight; no other of it will start. Left out if there is none.
+    /// True if an attempt of the replaced schedule is in flight. No other attempt of it will start. Absent if false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub too_late: bool,
 }
 
 impl ScheduleSummary<'_> {
-    /// Apart from the text that it was read from.
+    /// Copies the borrowed text, so that the summary outlives its source.
     #[must_use]
     pub fn into_owned(self) -> ScheduleSummary<'static> {
         let ScheduleSummary { id, state, next, revision, created_at, updated_at, too_late } = self;
@@ -130,7 +130,7 @@ impl ScheduleSummary<'_> {
     }
 }
 
-/// The answer of `GET /v1/schedules/{id}`.
+/// Response of `GET /v1/schedules/{id}`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Schedule {
@@ -149,19 +149,19 @@ pub struct Schedule {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zone: Option<String>,
     pub target: Target,
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "even_null")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "payload_or_null")]
     pub payload: Option<Box<RawValue>>,
     pub labels: BTreeMap<String, String>,
     pub retry: Retry,
 }
 
-/// The answer of `GET /v1/schedules`.
+/// Response of `GET /v1/schedules`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SchedulePage {
-    /// May be fewer than were asked for, or none, and yet not all.
+    /// Schedules of this page. A page may be short or empty although more pages follow.
     pub schedules: Vec<Schedule>,
-    /// Asks for the next page; `null` on the last one.
+    /// Token of the next page; `null` on the last page.
     pub next_page_token: Option<String>,
 }
 
@@ -177,7 +177,7 @@ pub enum Target {
 pub struct HttpTarget {
     pub url: String,
     pub method: String,
-    /// Each value is `[redacted]`: only the target is told it.
+    /// Headers. Every value is `[redacted]`, because only the target receives the real values.
     pub headers: BTreeMap<String, String>,
     pub timeout: String,
 }
@@ -190,16 +190,16 @@ pub struct Retry {
     pub backoff_max: String,
 }
 
-/// The answer of POST, PUT and PATCH with `dry_run=true`: everything was checked, and nothing was written.
+/// Response of POST, PUT and PATCH with `dry_run=true`: the server checked everything and wrote nothing.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct DryRun {
     /// Always true.
     pub dry_run: bool,
-    /// What the request would be answered in earnest: 201 if it would make a schedule, 200 if it would change one.
+    /// Status of the same request without `dry_run`: 201 if it would create a schedule, 200 if it would change one.
     pub status: u16,
-    /// As it would be. An id that the server makes is another one in earnest.
+    /// Resulting schedule. A server-generated id differs from the id that the real request would get.
     pub schedule: Schedule,
-    /// Its next instants, the first of which is `schedule.next`; at most five.
+    /// Next instants, at most five. The first equals `schedule.next`.
     pub upcoming: Vec<Time>,
 }

@@ -1,10 +1,10 @@
-//! What is told once, and not shown again.
+//! Secrets in requests and responses.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A secret on the wire. Its `Debug` form does not have it.
+/// Secret on the wire. Its `Debug` form hides the value.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(transparent)]

@@ -1,4 +1,4 @@
-//! Tenants, their keys and signing secrets, and the log of what was changed about them.
+//! Tenants, their keys and signing secrets, and the audit log of their changes.
 
 use std::collections::BTreeMap;
 
@@ -6,31 +6,31 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Secret, Time};
 
-/// What is limited for each tenant.
+/// Limits of one tenant.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Quota {
-    /// Attempts, retries among them; those above it are made late, and none is dropped.
+    /// Attempts per minute, including retries. Attempts above the limit are made late; none is dropped.
     CallbacksPerMinute,
-    /// Schedules made in a second.
+    /// Schedules created per second.
     CreatesPerSecond,
-    /// Schedules that have an occurrence to come.
+    /// Schedules that have a future occurrence.
     PendingMax,
-    /// A payload's bytes.
+    /// Bytes of a payload.
     PayloadBytesMax,
-    /// How many days ahead `at` may be, and the longest `every`.
+    /// Days that `at` may be in the future; also the longest `every`, in days.
     HorizonDays,
-    /// Attempts in flight, over all targets.
+    /// Attempts in flight to all targets together.
     InFlightMax,
     /// Attempts in flight to one scheme, host and port.
     InFlightPerTargetMax,
-    /// Attempts to one scheme, host and port in a second.
+    /// Attempts per second to one scheme, host and port.
     CallbacksPerSecondPerTarget,
 }
 
 impl Quota {
-    /// Each of them.
+    /// All quotas.
     pub const ALL: [Quota; 8] = [
         Quota::CallbacksPerMinute,
         Quota::CreatesPerSecond,
@@ -43,57 +43,58 @@ impl Quota {
     ];
 }
 
-/// A number for each quota, inclusive; `None`: as much as the service takes from anybody.
+/// Inclusive number for each quota. `None` means that only the limits of the whole service apply.
 ///
-/// In a request, what is not there stays as it is.
+/// A quota that is missing from a request keeps its value.
 pub type Quotas = BTreeMap<Quota, Option<u32>>;
 
-/// The answer of `GET` and `PATCH /v1/quotas`.
+/// Response of `GET` and `PATCH /v1/quotas`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct QuotaSheet {
     pub quotas: Quotas,
-    /// How high the tenant's admins may set them.
+    /// Highest values that the tenant's admins may set.
     pub ceilings: Quotas,
 }
 
-/// The body of `PATCH /v1/tenants/{tenant}`, merged into what is there (RFC 7396): what is not in it stays as it is.
+/// Body of `PATCH /v1/tenants/{tenant}`, merged into the tenant's settings (RFC 7396). Missing settings keep their
+/// values.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct TenantPatch {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub quotas: Quotas,
-    /// A quota that is above its new ceiling is lowered to it.
+    /// New ceilings. The server lowers a quota that is above its new ceiling to that ceiling.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub ceilings: Quotas,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub egress: Option<Egress>,
 }
 
-/// What a key may do; each may do what those before it may.
+/// Permissions of a key. Each role includes the permissions of the roles before it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
     /// Reads schedules and runs.
     Reader,
-    /// Makes and changes schedules.
+    /// Creates and changes schedules.
     Writer,
     /// Changes the tenant's keys and secrets.
     Admin,
-    /// Makes tenants. Of the tenant `operator` only, which has no schedules.
+    /// Creates tenants. Only keys of the tenant `operator`, which has no schedules, have this role.
     Operator,
 }
 
-/// The body of `POST /v1/tenants`.
+/// Body of `POST /v1/tenants`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct TenantRequest {
-    /// `[A-Za-z0-9_-]{1,128}`.
+    /// Name: `[A-Za-z0-9_-]{1,128}`.
     pub name: String,
-    /// What is not there is as the service is set up.
+    /// Quotas. A missing one gets the service's default.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub quotas: Quotas,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -102,16 +103,16 @@ pub struct TenantRequest {
     pub egress: Egress,
 }
 
-/// Where a tenant's callbacks may go beside public addresses.
+/// Destinations that a tenant's callbacks may reach in addition to public addresses.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Egress {
-    /// `loopback`, `private`, `link_local`, `shared`.
+    /// Address classes: `loopback`, `private`, `link_local`, `shared`.
     pub allow: Vec<String>,
-    /// As `10.1.0.0/16`; at most 32.
+    /// Networks such as `10.1.0.0/16`; at most 32.
     pub allow_networks: Vec<String>,
-    /// Only `https` is called.
+    /// Restricts callbacks to `https`.
     pub forbid_http: bool,
 }
 
@@ -119,40 +120,40 @@ pub struct Egress {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Tenant {
     pub name: String,
-    /// Counts its changes.
+    /// Number of changes to the tenant.
     pub version: u64,
-    /// How many keys it has.
+    /// Number of the tenant's keys.
     pub keys: usize,
     pub quotas: Quotas,
-    /// How high the tenant's admins may set them.
+    /// Highest values that the tenant's admins may set.
     pub ceilings: Quotas,
     pub egress: Egress,
 }
 
-/// The answer of `POST /v1/tenants`. What is secret in it is told once.
+/// Response of `POST /v1/tenants`. No other response contains its secrets.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct TenantMade {
+pub struct TenantCreated {
     pub tenant: Tenant,
-    /// An admin's.
-    pub key: KeyMade,
-    pub signing_secret: SigningSecretMade,
+    /// Key with the role `admin`.
+    pub key: KeyCreated,
+    pub signing_secret: SigningSecretCreated,
 }
 
-/// The answer of `GET /v1/tenants`, by name.
+/// Response of `GET /v1/tenants`, sorted by name.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TenantList {
     pub tenants: Vec<Tenant>,
 }
 
-/// The body of `POST /v1/tenants/{tenant}/keys`.
+/// Body of `POST /v1/tenants/{tenant}/keys`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct KeyRequest {
     pub role: Role,
-    /// What a person calls it; at most 128 bytes.
+    /// Name for people; at most 128 bytes.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -170,16 +171,16 @@ pub struct Key {
     pub expires_at: Option<Time>,
 }
 
-/// A key with what goes after `Bearer`, which is told once.
+/// New key with its secret, the text after `Bearer`. No other response contains the secret.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct KeyMade {
+pub struct KeyCreated {
     #[serde(flatten)]
     pub key: Key,
     pub secret: Secret,
 }
 
-/// The answer of `GET /v1/tenants/{tenant}/keys`, the oldest first.
+/// Response of `GET /v1/tenants/{tenant}/keys`, oldest key first.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct KeyList {
@@ -193,41 +194,42 @@ pub struct SigningSecret {
     pub created_at: Time,
 }
 
-/// With the secret as receivers need it (`whsec_…`, Standard Webhooks), which is told once.
+/// New signing secret with the text that receivers need (`whsec_…`, Standard Webhooks). No other response contains it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct SigningSecretMade {
+pub struct SigningSecretCreated {
     #[serde(flatten)]
     pub signing_secret: SigningSecret,
     pub secret: Secret,
 }
 
-/// The answer of `GET /v1/tenants/{tenant}/signing-secrets`, the newest first. Callbacks are signed with each.
+/// Response of `GET /v1/tenants/{tenant}/signing-secrets`, newest secret first. Each callback is signed with every
+/// secret.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SigningSecretList {
     pub signing_secrets: Vec<SigningSecret>,
 }
 
-/// The answer of `GET /v1/tenants/{tenant}/audit`, the oldest first.
+/// Response of `GET /v1/tenants/{tenant}/audit`, oldest entry first.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AuditPage {
     pub entries: Vec<AuditEntry>,
-    /// Asks for the next page; `null` on the last one.
+    /// Token of the next page; `null` on the last page.
     pub next_page_token: Option<String>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AuditEntry {
-    /// The tenant's version that the change made.
+    /// Version of the tenant after the change.
     pub version: u64,
     pub at: Time,
-    /// The id of the key that asked for it, or a command.
+    /// Id of the key that requested the change, or the name of a command.
     pub actor: String,
     /// `tenant.create`, `tenant.update`, `key.create`, `key.revoke`, `signing_secret.create`, `signing_secret.delete`, …
     pub action: String,
-    /// What it was about: a key's id, say.
+    /// Object of the change, such as a key's id.
     pub subject: String,
 }

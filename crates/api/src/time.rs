@@ -4,16 +4,16 @@ use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// Milliseconds since 1970-01-01T00:00:00Z; on the wire RFC 3339 in UTC with three digits of fraction.
+/// Milliseconds since 1970-01-01T00:00:00Z. The wire form is RFC 3339 in UTC with three fractional digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Time(pub i64);
 
 impl Time {
-    /// 9999-12-31T23:59:59.999Z: four digits of year are all that RFC 3339 has.
+    /// 9999-12-31T23:59:59.999Z, the last millisecond that RFC 3339 can express with its four-digit years.
     const MILLIS_MAX: i64 = 253_402_300_799_999;
     const LEN: usize = 24;
 
-    /// Clamped to the years 1970 to 9999, which is what a schedule can name.
+    /// Writes the instant as RFC 3339, clamped to the years 1970 to 9999, the years that a schedule can use.
     fn text(self) -> [u8; Time::LEN] {
         let millis = self.0.clamp(0, Time::MILLIS_MAX);
         let (days, in_day) = (millis / 86_400_000, millis % 86_400_000);
@@ -37,8 +37,8 @@ fn digits(into: &mut [u8], mut value: i64) {
     }
 }
 
-/// The civil date of a day counted from 1970-01-01 (Howard Hinnant, "chrono-compatible low-level date algorithms").
-/// A time is written with every answer; going through a calendar library for it costs ten times as much.
+/// Converts a day, counted from 1970-01-01, to a civil date (Howard Hinnant, "chrono-compatible low-level date
+/// algorithms"). Every response contains a time, and a calendar library takes ten times as long.
 fn civil_from_days(days: i64) -> (i64, i64, i64) {
     let days = days + 719_468;
     let era = days / 146_097;
@@ -53,13 +53,13 @@ fn civil_from_days(days: i64) -> (i64, i64, i64) {
 
 impl fmt::Display for Time {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(std::str::from_utf8(&self.text()).expect("a time is written in ASCII"))
+        f.write_str(std::str::from_utf8(&self.text()).expect("`text` returns ASCII"))
     }
 }
 
 impl Serialize for Time {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(std::str::from_utf8(&self.text()).expect("a time is written in ASCII"))
+        serializer.serialize_str(std::str::from_utf8(&self.text()).expect("`text` returns ASCII"))
     }
 }
 
@@ -73,7 +73,7 @@ impl schemars::JsonSchema for Time {
         schemars::json_schema!({
             "type": "string",
             "format": "date-time",
-            "description": "RFC 3339; answers have it in UTC with three digits of fraction.",
+            "description": "RFC 3339. Responses use UTC with three fractional digits.",
         })
     }
 }

@@ -1,4 +1,5 @@
-//! The receiver's log of a trial, and what it decides: what was lost, doubled or early, and how late the rest was.
+//! Log of the callbacks that a receiver got during a trial, and the verdict computed from it: lost, duplicated and
+//! early callbacks, and the lateness of the others.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -14,7 +15,7 @@ use hdrhistogram::Histogram;
 
 use crate::load::latencies;
 
-/// A run id is so long; see [`RunId`].
+/// Length of a run id; see [`RunId`].
 const ID_BYTES: usize = 52;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,71 +24,71 @@ pub(crate) struct Arrival {
     pub(crate) id: [u8; ID_BYTES],
 }
 
-/// What has arrived.
+/// Record of the callbacks that have arrived.
 pub(crate) struct Arrivals {
     count: AtomicU64,
-    kept: Kept,
+    record: Record,
 }
 
-enum Kept {
+enum Record {
     Count,
     Log(Mutex<Log>),
-    /// Another receiver writes a line for each arrival into this file.
+    /// An external receiver writes a line for each arrival into this file.
     File(Mutex<Follower>),
 }
 
-/// Grows by chunks, so that no callback waits while a long log is copied.
+/// Log in memory. It grows by chunks, so that no callback waits while a long log is copied.
 #[derive(Default)]
 struct Log {
     chunks: Vec<Vec<Arrival>>,
-    /// Requests without a run's id.
-    strange: u64,
+    /// Requests without a run id.
+    unmatched: u64,
 }
 
 const CHUNK: usize = 1 << 16;
 
 impl Arrivals {
     pub(crate) fn counting() -> Self {
-        Arrivals { count: AtomicU64::new(0), kept: Kept::Count }
+        Arrivals { count: AtomicU64::new(0), record: Record::Count }
     }
 
     pub(crate) fn logging() -> Self {
-        Arrivals { count: AtomicU64::new(0), kept: Kept::Log(Mutex::default()) }
+        Arrivals { count: AtomicU64::new(0), record: Record::Log(Mutex::default()) }
     }
 
-    /// Reads what another receiver appends to its log from now on; see [`parse_line`] for its form.
+    /// Follows the log of an external receiver from its current end; see [`parse_line`] for the format.
     ///
     /// # Errors
     /// If the log cannot be read.
     pub(crate) fn following(path: &Path) -> anyhow::Result<Self> {
         let follower = Follower::open(path)?;
-        Ok(Arrivals { count: AtomicU64::new(0), kept: Kept::File(Mutex::new(follower)) })
+        Ok(Arrivals { count: AtomicU64::new(0), record: Record::File(Mutex::new(follower)) })
     }
 
     pub(crate) fn count(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// As [`Arrivals::count`], after a look at the other receiver's log if there is one.
+    /// Returns [`Arrivals::count`] after reading new lines of the external receiver's log, if there is one.
     pub(crate) fn progress(&self) -> anyhow::Result<u64> {
-        if let Kept::File(follower) = &self.kept {
-            let count = lock(follower).read_on()?;
+        if let Record::File(follower) = &self.record {
+            let count = lock(follower).read_new_lines()?;
             self.count.store(count, Ordering::Relaxed);
         }
         Ok(self.count())
     }
 
     pub(crate) fn verdict(&self, acknowledged: &[Incarnation]) -> anyhow::Result<Verdict> {
-        Ok(match &self.kept {
-            Kept::Count => judge(&[], 0, acknowledged),
-            Kept::Log(log) => {
+        Ok(match &self.record {
+            Record::Count => judge(&[], 0, acknowledged),
+            Record::Log(log) => {
                 let log = lock(log);
-                judge(&log.chunks.concat(), log.strange, acknowledged)
+                judge(&log.chunks.concat(), log.unmatched, acknowledged)
             }
-            Kept::File(follower) => {
+            Record::File(follower) => {
                 let mut follower = lock(follower);
-                follower.read_on()?;
-                let mut verdict = judge(&follower.arrivals, follower.strange, acknowledged);
+                follower.read_new_lines()?;
+                let mut verdict = judge(&follower.arrivals, follower.unmatched, acknowledged);
                 verdict.unverified = Some(follower.unverified);
                 verdict
             }
@@ -95,31 +96,31 @@ impl Arrivals {
     }
 }
 
-fn lock<T>(kept: &Mutex<T>) -> MutexGuard<'_, T> {
-    kept.lock().expect("no holder of this lock panics")
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("no task panics while it holds this lock")
 }
 
 impl Sink for Arrivals {
     fn arrived(&self, at_micros: i64, head: &httparse::Request<'_, '_>, _body: &[u8]) {
-        if let Kept::Log(log) = &self.kept {
+        if let Record::Log(log) = &self.record {
             let mut log = lock(log);
             match header(head, "webhook-id").as_bytes().try_into() {
                 Ok(id) => log.push(Arrival { at_micros, id }),
-                Err(_) => log.strange += 1,
+                Err(_) => log.unmatched += 1,
             }
         }
         self.count.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// Another receiver's log, as far as it has been read.
+/// Log of an external receiver, as far as it has been read.
 struct Follower {
     file: BufReader<File>,
-    /// The beginning of a line that is still being written.
+    /// Start of a line that is still being written.
     partial: String,
     arrivals: Vec<Arrival>,
     unverified: u64,
-    strange: u64,
+    unmatched: u64,
 }
 
 impl Follower {
@@ -128,11 +129,11 @@ impl Follower {
             File::open(path).with_context(|| format!("cannot read the receiver's log {}", path.display()))?;
         file.seek(SeekFrom::End(0))?;
         let file = BufReader::with_capacity(1 << 16, file);
-        Ok(Follower { file, partial: String::new(), arrivals: Vec::new(), unverified: 0, strange: 0 })
+        Ok(Follower { file, partial: String::new(), arrivals: Vec::new(), unverified: 0, unmatched: 0 })
     }
 
-    /// Reads the lines that are there; how many there were since the opening.
-    fn read_on(&mut self) -> anyhow::Result<u64> {
+    /// Reads all complete new lines. Returns the number of lines read since the log was opened.
+    fn read_new_lines(&mut self) -> anyhow::Result<u64> {
         while self.file.read_line(&mut self.partial)? > 0 {
             if self.partial.ends_with('\n') {
                 match parse_line(&self.partial) {
@@ -140,17 +141,18 @@ impl Follower {
                         self.arrivals.push(arrival);
                         self.unverified += u64::from(!verified);
                     }
-                    None => self.strange += 1,
+                    None => self.unmatched += 1,
                 }
                 self.partial.clear();
             }
         }
-        Ok(self.arrivals.len() as u64 + self.strange)
+        Ok(self.arrivals.len() as u64 + self.unmatched)
     }
 }
 
-/// A line of a receiver's log: the arrival in microseconds since 1970, the webhook's id, the attempt, the nominal
-/// instant in milliseconds since 1970, and whether the signature was right (`1` or `0`), with blanks between them.
+/// Parses a line of a receiver's log. Its fields are separated by blanks: the arrival in microseconds since 1970, the
+/// webhook id, the attempt, the nominal instant in milliseconds since 1970, and `1` or `0` for a valid or an invalid
+/// signature.
 fn parse_line(line: &str) -> Option<(Arrival, bool)> {
     let mut fields = line.split_ascii_whitespace();
     let at_micros = fields.next()?.parse().ok()?;
@@ -176,24 +178,24 @@ impl Log {
 pub(crate) struct Verdict {
     /// Runs that arrived at least once.
     pub(crate) arrived: u64,
-    /// Acknowledged schedules of which nothing arrived.
+    /// Acknowledged schedules without any arrival.
     pub(crate) lost: u64,
-    /// Arrivals beyond the first of their run.
+    /// Arrivals of a run after its first arrival.
     pub(crate) doubled: u64,
     /// First arrivals before their nominal instant.
     pub(crate) early: u64,
-    /// Arrivals that are of no acknowledged schedule, or without a run's id.
-    pub(crate) strange: u64,
-    /// Arrivals whose signature was wrong, if the receiver looked.
+    /// Arrivals that belong to no acknowledged schedule or have no run id.
+    pub(crate) unmatched: u64,
+    /// Arrivals with an invalid signature; `None` if the receiver did not verify signatures.
     pub(crate) unverified: Option<u64>,
-    /// Of the first arrivals, in microseconds; early ones count as zero.
+    /// Lateness of the first arrivals in microseconds; an early arrival counts as zero.
     pub(crate) lateness: Histogram<u64>,
-    /// The instants of the first arrivals, sorted.
+    /// Instants of the first arrivals, sorted.
     pub(crate) first_at_micros: Vec<i64>,
 }
 
-/// `acknowledged` need not be sorted.
-pub(crate) fn judge(arrivals: &[Arrival], strange: u64, acknowledged: &[Incarnation]) -> Verdict {
+/// Computes the verdict. `acknowledged` need not be sorted.
+pub(crate) fn judge(arrivals: &[Arrival], unmatched: u64, acknowledged: &[Incarnation]) -> Verdict {
     let mut missing: BTreeSet<Incarnation> = acknowledged.iter().copied().collect();
     let known = missing.clone();
     let mut sorted: Vec<&Arrival> = arrivals.iter().collect();
@@ -203,7 +205,7 @@ pub(crate) fn judge(arrivals: &[Arrival], strange: u64, acknowledged: &[Incarnat
         lost: 0,
         doubled: 0,
         early: 0,
-        strange,
+        unmatched,
         unverified: None,
         lateness: latencies(),
         first_at_micros: Vec::new(),
@@ -222,7 +224,7 @@ pub(crate) fn judge(arrivals: &[Arrival], strange: u64, acknowledged: &[Incarnat
                 verdict.arrived += 1;
                 verdict.count_lateness(arrival.at_micros, occurrence.nominal);
             }
-            None => verdict.strange += 1,
+            None => verdict.unmatched += 1,
         }
     }
     verdict.lost = u64::try_from(missing.len()).unwrap_or(u64::MAX);
@@ -260,32 +262,32 @@ mod tests {
     }
 
     #[test]
-    fn what_was_acknowledged_and_never_arrived_is_lost() {
+    fn acknowledged_schedule_without_arrival_is_lost() {
         let verdict = judge(&[arrival(1, 0), arrival(3, 0)], 0, &[1, 2, 3, 4].map(Incarnation));
         assert_eq!((verdict.arrived, verdict.lost, verdict.doubled, verdict.early), (2, 2, 0, 0));
     }
 
     #[test]
-    fn a_second_arrival_of_a_run_is_a_double_and_does_not_count_as_late() {
+    fn second_arrival_counts_as_duplicate_and_not_as_late() {
         let verdict = judge(&[arrival(1, 9_000), arrival(1, 2_000), arrival(1, 9_500)], 0, &[Incarnation(1)]);
         assert_eq!((verdict.arrived, verdict.doubled, verdict.lateness.max()), (1, 2, 2_000));
     }
 
     #[test]
-    fn an_arrival_a_microsecond_before_its_instant_is_early() {
+    fn arrival_one_microsecond_before_its_instant_is_early() {
         let verdict = judge(&[arrival(1, -1), arrival(2, 0)], 0, &[1, 2].map(Incarnation));
         assert_eq!(verdict.early, 1);
     }
 
     #[test]
-    fn an_arrival_that_nobody_asked_for_is_told() {
+    fn arrival_without_acknowledged_schedule_is_unmatched() {
         let nonsense = Arrival { at_micros: 0, id: [b'!'; ID_BYTES] };
         let verdict = judge(&[arrival(7, 0), nonsense], 1, &[Incarnation(1)]);
-        assert_eq!((verdict.arrived, verdict.strange, verdict.lost), (0, 3, 1));
+        assert_eq!((verdict.arrived, verdict.unmatched, verdict.lost), (0, 3, 1));
     }
 
     #[test]
-    fn another_receivers_log_is_read_from_where_the_trial_began() {
+    fn external_log_is_read_from_its_end_at_the_trial_start() {
         use std::io::Write;
         let mut log = tempfile::NamedTempFile::new().unwrap();
         let line = |incarnation, late, verified: u8| {
@@ -297,9 +299,9 @@ mod tests {
         let text = line(1, 5, 1) + &line(2, 7, 0) + "nonsense\n" + &line(3, 8, 1);
         let (now, later) = text.split_at(text.len() - 20);
         log.write_all(now.as_bytes()).unwrap();
-        assert_eq!(arrivals.progress().unwrap(), 3, "the last line is not whole yet");
+        assert_eq!(arrivals.progress().unwrap(), 3, "the last line is incomplete");
         log.write_all(later.as_bytes()).unwrap();
         let verdict = arrivals.verdict(&[1, 2, 3].map(Incarnation)).unwrap();
-        assert_eq!((verdict.arrived, verdict.lost, verdict.strange, verdict.unverified), (3, 0, 1, Some(1)));
+        assert_eq!((verdict.arrived, verdict.lost, verdict.unmatched, verdict.unverified), (3, 0, 1, Some(1)));
     }
 }

@@ -1,4 +1,4 @@
-//! NDJSON batches: as a trial of their own, and to fill a server before another.
+//! NDJSON batches, as a separate trial and to fill a server with pending schedules before other trials.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,24 +17,24 @@ use crate::process::Meter;
 use crate::report::{Row, mebibytes};
 use crate::server::{self, Server};
 
-/// Lines of one request: some 5 MB.
+/// Lines of one request; about 5 MB.
 const LINES: u64 = 5_000;
-/// Two keep the server busy while the third is built and read.
+/// Connections of a fill. Two keep the server busy while the client builds or reads on the third.
 const CONNECTIONS: usize = 3;
-/// No fill takes longer.
+/// Longest duration of a fill.
 const DURATION_MAX: Duration = Duration::from_secs(3_600);
 
-/// Schedules in batches; request number n has the lines from `first + n * LINES`.
+/// Exchange that creates schedules in batches. Request number n has the lines from `first + n * LINES`.
 struct Batches {
     head: Head,
     schedules: Schedules,
     first: u64,
     count: u64,
-    /// Whether acknowledged schedules are kept by name.
+    /// True if the ids of acknowledged schedules are recorded.
     named: bool,
     acknowledged: AtomicU64,
     incarnations: Mutex<Vec<Incarnation>>,
-    /// Told of what has been acknowledged, after each batch.
+    /// Progress file; updated after each batch.
     progress: Option<Progress>,
 }
 
@@ -53,14 +53,14 @@ impl Exchange for Batches {
     fn accept(&self, index: u64, status: u16, body: &[u8]) -> bool {
         let expected = LINES.min(self.count - index * LINES);
         if status != 200 {
-            tracing::warn!(status, answer = %String::from_utf8_lossy(&body[..body.len().min(500)]), "a batch was refused");
+            tracing::warn!(status, answer = %String::from_utf8_lossy(&body[..body.len().min(500)]), "batch rejected");
             return false;
         }
         let acknowledged = acknowledged(body);
         let count = u64::try_from(acknowledged.len()).unwrap_or(0);
         let total = self.acknowledged.fetch_add(count, Ordering::Relaxed) + count;
         if self.named {
-            self.incarnations.lock().expect("no holder of this lock panics").extend(acknowledged);
+            self.incarnations.lock().expect("no task panics while it holds this lock").extend(acknowledged);
         }
         if let Some(progress) = &self.progress {
             progress.reach(total);
@@ -68,20 +68,20 @@ impl Exchange for Batches {
         if count != expected {
             let line = body.split(|byte| *byte == b'\n').find(|line| !contains(line, b"\"status\":201"));
             let line = line.map(String::from_utf8_lossy).unwrap_or_default();
-            tracing::warn!(count, expected, %line, "not every line of a batch was taken");
+            tracing::warn!(count, expected, %line, "server rejected lines of a batch");
         }
         count == expected
     }
 }
 
-/// The schedules that a batch's answer says were created.
+/// Returns the schedules that the response to a batch reports as created.
 fn acknowledged(body: &[u8]) -> Vec<Incarnation> {
     let created = body.split(|byte| *byte == b'\n').filter(|line| contains(line, b"\"status\":201"));
-    created.filter_map(server_made_id).collect()
+    created.filter_map(server_chosen_id).collect()
 }
 
-/// The value of the first `"id"` of a line, which our own server writes without blanks.
-fn server_made_id(line: &[u8]) -> Option<Incarnation> {
+/// Returns the value of the first `"id"` of a line. Reveille writes this member without blanks.
+fn server_chosen_id(line: &[u8]) -> Option<Incarnation> {
     const KEY: &[u8] = b"\"id\":\"";
     let start = line.windows(KEY.len()).position(|window| window == KEY)? + KEY.len();
     let length = line[start..].iter().position(|byte| *byte == b'"')?;
@@ -93,10 +93,10 @@ fn contains(line: &[u8], part: &[u8]) -> bool {
     line.windows(part.len()).any(|window| window == part)
 }
 
-/// Creates `count` schedules of the tenant whose key is in `head`, and tells their names.
+/// Creates `count` schedules for the tenant whose key is in `head`, and returns their incarnations.
 ///
 /// # Errors
-/// If the server did not take all of them.
+/// If the server did not create all of them.
 pub(crate) async fn create_all(
     runtime: &Runtime,
     head: Head,
@@ -114,11 +114,11 @@ pub(crate) async fn create_all(
         progress: None,
     });
     send(runtime, &batches, CONNECTIONS).await?;
-    let mut incarnations = batches.incarnations.lock().expect("no holder of this lock panics");
+    let mut incarnations = batches.incarnations.lock().expect("no task panics while it holds this lock");
     let incarnations = std::mem::take(&mut *incarnations);
     ensure!(
         incarnations.len() as u64 == count,
-        "the server took {} of {count} schedules; see its log",
+        "the server created {} of {count} schedules; see its log",
         incarnations.len()
     );
     Ok(incarnations)
@@ -135,7 +135,7 @@ async fn send(runtime: &Runtime, batches: &Arc<Batches>, connections: usize) -> 
     load::run(runtime, plan, batches.clone()).await
 }
 
-/// What a data folder was filled with: pending schedules that fall due long after any trial.
+/// Number of schedules that a data folder was filled with. They are pending and fall due long after any trial.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Filled {
     count: u64,
@@ -144,14 +144,16 @@ struct Filled {
 struct Progress {
     path: PathBuf,
     before: u64,
-    /// The highest count written; held while it is, because batches end on several connections at once.
+    /// Highest count written. The lock is held during the write, because batches end concurrently on several
+    /// connections.
     written: Mutex<u64>,
 }
 
 impl Progress {
-    /// What is lost of this by a kill is created once more, so that a folder has at least what was asked for.
+    /// Records the progress. If a kill loses a record, the next fill creates these schedules again, so that a folder
+    /// has at least the requested number.
     fn reach(&self, acknowledged: u64) {
-        let mut highest = self.written.lock().expect("no holder of this lock panics");
+        let mut highest = self.written.lock().expect("no task panics while it holds this lock");
         if acknowledged <= *highest {
             return;
         }
@@ -163,20 +165,20 @@ impl Progress {
             Ok(fs::rename(&draft, &self.path)?)
         });
         if let Err(error) = written {
-            tracing::warn!(%error, "the progress of the fill could not be kept");
+            tracing::warn!(%error, "fill progress not recorded");
         }
     }
 }
 
-/// Brings the server to at least `count` pending schedules, going on from where an earlier fill of this folder ended.
+/// Brings the server to at least `count` pending schedules. It continues where an earlier fill of this folder ended.
 ///
 /// # Errors
-/// If the server does not take them.
+/// If the server rejects them.
 pub(crate) async fn fill(runtime: &Runtime, server: &Server, folder: &Path, count: u64) -> anyhow::Result<()> {
     const AFTER: Duration = Duration::from_secs(400 * 86_400);
-    // Beside what was filled, so that both are there or neither.
+    // Store the count next to the data, so that both are kept or deleted together.
     let path = server::data(folder).join("filled.json");
-    fs::create_dir_all(server::data(folder)).context("cannot make the trial's folder")?;
+    fs::create_dir_all(server::data(folder)).context("cannot create the trial's folder")?;
     let before = match fs::read_to_string(&path) {
         Ok(text) => serde_json::from_str::<Filled>(&text).with_context(|| format!("cannot read {}", path.display()))?,
         Err(_) => Filled::default(),
@@ -201,13 +203,13 @@ pub(crate) async fn fill(runtime: &Runtime, server: &Server, folder: &Path, coun
         progress: Some(Progress { path, before: before.count, written: Mutex::new(0) }),
     });
     let outcome = send(runtime, &batches, CONNECTIONS).await?;
-    let taken = batches.acknowledged.load(Ordering::Relaxed);
-    ensure!(taken == missing, "the server took {taken} of {missing} schedules; run the trial again to go on");
-    tracing::info!(rows_per_second = rows_per_second(taken, &outcome), "filled");
+    let created = batches.acknowledged.load(Ordering::Relaxed);
+    ensure!(created == missing, "the server created {created} of {missing} schedules; run the trial again to continue");
+    tracing::info!(rows_per_second = rows_per_second(created, &outcome), "filled");
     Ok(())
 }
 
-/// The trial: `count` schedules as fast as they are taken.
+/// Runs the trial: creates `count` schedules as fast as the server accepts them.
 pub(crate) async fn trial(
     runtime: &Runtime,
     server: &Server,
@@ -228,11 +230,11 @@ pub(crate) async fn trial(
     let meter = Meter::start(runtime, server.pid());
     let outcome = send(runtime, &batches, connections).await?;
     let cost = meter.stop().await;
-    let taken = batches.acknowledged.load(Ordering::Relaxed);
-    let mut row = Row::new("batch, rows").with_cost(&cost, taken);
-    row.per_second = Some(rows_per_second(taken, &outcome));
-    row.count = Some(taken);
-    row.failed = Some(count - taken);
+    let created = batches.acknowledged.load(Ordering::Relaxed);
+    let mut row = Row::new("batch, rows").with_cost(&cost, created);
+    row.per_second = Some(rows_per_second(created, &outcome));
+    row.count = Some(created);
+    row.failed = Some(count - created);
     row.disk_mib = Some(mebibytes(server.disk_bytes()));
     Ok(row)
 }
@@ -247,25 +249,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_lines_that_were_taken_are_acknowledged() {
-        let taken = Incarnation(0x0190_0000_0000_1234);
-        let id = ScheduleId::from_incarnation(taken);
+    fn batch_acknowledges_only_lines_with_status_201() {
+        let created = Incarnation(0x0190_0000_0000_1234);
+        let id = ScheduleId::from_incarnation(created);
         let body = format!(
             "{{\"line\":1,\"status\":201,\"schedule\":{{\"id\":\"{id}\"}}}}\n\
              {{\"line\":2,\"status\":409,\"problem\":{{\"id\":\"{id}\"}}}}\n"
         );
-        assert_eq!(acknowledged(body.as_bytes()), [taken]);
+        assert_eq!(acknowledged(body.as_bytes()), [created]);
     }
 
     #[test]
-    fn the_progress_of_a_fill_never_goes_back() {
+    fn fill_progress_never_decreases() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("filled.json");
         let progress = Progress { path: path.clone(), before: 100, written: Mutex::new(0) };
-        for (acknowledged, kept) in [(10, 110), (30, 130), (20, 130)] {
+        for (acknowledged, recorded) in [(10, 110), (30, 130), (20, 130)] {
             progress.reach(acknowledged);
             let filled: Filled = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
-            assert_eq!(filled.count, kept);
+            assert_eq!(filled.count, recorded);
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Members of a cluster over one database: what each more of them brings, and how late callbacks are when one goes.
+//! Trials of a cluster over one database: the rate as members are added, and the lateness of callbacks when a member
+//! stops.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,11 +13,11 @@ use crate::fire::{self, Due};
 use crate::report::Row;
 use crate::server::Server;
 
-/// How long the target of the trial of scale takes to answer.
+/// Response time of the target in the scaling trial.
 const ANSWER_AFTER: Duration = Duration::from_millis(100);
-/// How long that trial fires.
+/// Duration of the scaling trial in seconds.
 const FIRING: u64 = 8;
-/// Callbacks a second while members come and go.
+/// Callbacks per second while members stop and start.
 const PER_SECOND: u64 = 500;
 const LEASE: Duration = Duration::from_secs(6);
 const SHARDS: u64 = 256;
@@ -24,12 +25,12 @@ const SHARDS: u64 = 256;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Trial {
     pub(crate) members: u64,
-    /// Callbacks in flight of each member.
+    /// Callbacks in flight per member.
     pub(crate) in_flight: u64,
 }
 
 /// # Errors
-/// If members cannot be started, or do not share the shards.
+/// If members cannot be started, or do not balance the shards.
 pub(crate) async fn run(runtime: &Runtime, store: &Url, folder: &Path, trial: Trial) -> anyhow::Result<Vec<Row>> {
     let mut rows: Vec<Row> = Vec::new();
     for members in 1..=trial.members {
@@ -40,8 +41,8 @@ pub(crate) async fn run(runtime: &Runtime, store: &Url, folder: &Path, trial: Tr
         row.ratio = row.per_second.zip(expected).map(|(rate, expected)| rate / expected);
         rows.push(row);
     }
-    rows.push(going(runtime, store, folder, Going::Politely).await?);
-    rows.push(going(runtime, store, folder, Going::Killed).await?);
+    rows.push(departure(runtime, store, folder, Departure::Graceful).await?);
+    rows.push(departure(runtime, store, folder, Departure::Killed).await?);
     Ok(rows)
 }
 
@@ -60,13 +61,13 @@ async fn start(
         let all = [&own, arguments].concat();
         started.push(Server::start_member(runtime, store, folder, &name, &all).await?);
     }
-    share(runtime, &started).await?;
+    wait_until_balanced(runtime, &started).await?;
     Ok(started)
 }
 
-/// Waits until each owns its share.
-async fn share(runtime: &Runtime, members: &[Server]) -> anyhow::Result<()> {
-    const GIVE_UP: Duration = Duration::from_secs(30);
+/// Waits until each member owns its share of the shards.
+async fn wait_until_balanced(runtime: &Runtime, members: &[Server]) -> anyhow::Result<()> {
+    const TIMEOUT: Duration = Duration::from_secs(30);
     let fair = SHARDS / members.len() as u64;
     let started = runtime.monotonic();
     loop {
@@ -77,13 +78,16 @@ async fn share(runtime: &Runtime, members: &[Server]) -> anyhow::Result<()> {
         if owned.iter().sum::<u64>() == SHARDS && owned.iter().all(|owned| (fair..=fair + 1).contains(owned)) {
             return Ok(());
         }
-        ensure!(runtime.monotonic().since(started) < GIVE_UP, "the members do not share the shards: {owned:?}");
+        ensure!(
+            runtime.monotonic().since(started) < TIMEOUT,
+            "the members did not balance the shards; shards per member: {owned:?}"
+        );
         runtime.sleep(Duration::from_millis(50)).await;
     }
 }
 
 async fn owned_by(member: &Server) -> anyhow::Result<u64> {
-    member.metric("reveille_shards_owned").await?.context("a member does not say how many shards it owns")
+    member.metric("reveille_shards_owned").await?.context("a member does not report reveille_shards_owned")
 }
 
 async fn stop_all(runtime: &Runtime, members: Vec<Server>) -> anyhow::Result<()> {
@@ -93,53 +97,56 @@ async fn stop_all(runtime: &Runtime, members: Vec<Server>) -> anyhow::Result<()>
     Ok(())
 }
 
-/// So many members fire at a target that takes its time, each with as much in flight as it may have.
+/// Runs `members` members that call a slow target, each with the highest permitted number of callbacks in flight.
 async fn scale(runtime: &Runtime, store: &Url, folder: &Path, members: u64, in_flight: u64) -> anyhow::Result<Row> {
     let limit = in_flight.to_string();
     let running = start(runtime, store, folder, members, &["--in-flight-per-target", &limit]).await?;
-    let a_second = in_flight * 1_000 / u64::try_from(ANSWER_AFTER.as_millis()).unwrap_or(1);
-    let due = Due::AtOnce { count: a_second * FIRING * members };
+    let per_second = in_flight * 1_000 / u64::try_from(ANSWER_AFTER.as_millis()).unwrap_or(1);
+    let due = Due::AtOnce { count: per_second * FIRING * members };
     let options = Options { answer_after: ANSWER_AFTER };
     let (verdict, first_at) = fire::observe(runtime, &running[0], due, options, async |_| Ok(())).await?;
     let name = format!("{members} members, {in_flight} in flight each");
     let mut row = fire::row(&name, due, first_at, &verdict);
-    row.notes.push(format!("a target that answers after {ANSWER_AFTER:?} allows {} a second", a_second * members));
+    row.notes.push(format!(
+        "a target that answers after {ANSWER_AFTER:?} allows {} callbacks per second",
+        per_second * members
+    ));
     stop_all(runtime, running).await?;
     Ok(row)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Going {
-    Politely,
+enum Departure {
+    Graceful,
     Killed,
 }
 
-/// One of two members goes while both fire; after a polite stop it comes back, too.
-async fn going(runtime: &Runtime, store: &Url, folder: &Path, how: Going) -> anyhow::Result<Row> {
+/// Stops or kills one of two members while both fire. A member that was stopped gracefully is started again.
+async fn departure(runtime: &Runtime, store: &Url, folder: &Path, how: Departure) -> anyhow::Result<Row> {
     const CALM: Duration = Duration::from_secs(4);
     let mut running = start(runtime, store, folder, 2, &[]).await?;
-    let mut leaving = running.pop().context("two were started")?;
+    let mut leaving = running.pop().context("the second member is missing")?;
     let due = Due::Evenly { per_second: PER_SECOND, duration: CALM * 4 };
     let staying = &running[0];
     let observed = fire::observe(runtime, staying, due, Options::default(), async |first_at: domain::Timestamp| {
         runtime.sleep((first_at + CALM).since(runtime.now())).await;
         match how {
-            Going::Killed => leaving.kill().await,
-            Going::Politely => {
-                leaving.end(runtime).await?;
+            Departure::Killed => leaving.kill().await,
+            Departure::Graceful => {
+                leaving.stop_process(runtime).await?;
                 runtime.sleep(CALM).await;
-                leaving.start_again(runtime).await.map(drop)
+                leaving.restart(runtime).await.map(drop)
             }
         }
     });
     let (verdict, first_at) = observed.await?;
     let name = match how {
-        Going::Politely => "one of two stops, and comes back",
-        Going::Killed => "one of two is killed",
+        Departure::Graceful => "one of two members stops and restarts",
+        Departure::Killed => "one of two members is killed",
     };
     let mut row = fire::row(name, due, first_at, &verdict);
-    if how == Going::Killed {
-        row.notes.push(format!("its lease of {} s is a part of the lateness", LEASE.as_secs()));
+    if how == Departure::Killed {
+        row.notes.push(format!("the lateness includes its lease of {} s", LEASE.as_secs()));
     } else {
         leaving.stop(runtime).await?;
     }

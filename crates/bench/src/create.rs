@@ -1,4 +1,4 @@
-//! Single creates, cancels and reschedules: one HTTP request each.
+//! Trials of single creates, cancels and reschedules, with one HTTP request each.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::process::Meter;
 use crate::report::{Row, mebibytes};
 use crate::server::Server;
 
-/// How hard, how long.
+/// Load of a trial.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load {
     pub(crate) connections: usize,
@@ -21,7 +21,7 @@ pub(crate) struct Load {
     pub(crate) duration: Duration,
 }
 
-/// Far enough ahead that nothing of it falls due during a trial.
+/// Returns an instant far enough ahead that no schedule falls due during a trial.
 fn far(runtime: &Runtime) -> Timestamp {
     runtime.now() + Duration::from_secs(300 * 86_400)
 }
@@ -30,7 +30,7 @@ pub(crate) fn schedules_far(runtime: &Runtime) -> Schedules {
     Schedules { target_url: "http://127.0.0.1:9/create".to_owned(), first_at: far(runtime), gap_micros: 100 }
 }
 
-/// `POST /v1/schedules`, one schedule each.
+/// Exchange `POST /v1/schedules`, which creates one schedule per request.
 pub(crate) struct Create {
     pub(crate) head: Head,
     pub(crate) schedules: Schedules,
@@ -48,22 +48,22 @@ impl Exchange for Create {
     }
 }
 
-/// The trial of creates.
+/// Runs the trial of creates.
 pub(crate) async fn trial(runtime: &Runtime, server: &Server, load: Load) -> anyhow::Result<Row> {
     let head = server.head("application/json");
     let create = Arc::new(Create { head, schedules: schedules_far(runtime) });
     measure(runtime, server, "create", load, u64::MAX, create).await
 }
 
-/// `DELETE /v1/schedules/{id}`, each schedule once.
+/// Exchange `DELETE /v1/schedules/{id}`, once for each schedule.
 struct Cancel {
     head: Head,
-    of: Arc<[Incarnation]>,
+    incarnations: Arc<[Incarnation]>,
 }
 
 impl Exchange for Cancel {
     fn write(&self, index: u64, out: &mut Vec<u8>) {
-        write_request("DELETE", &path(&self.of, index), &self.head, b"", out);
+        write_request("DELETE", &path(&self.incarnations, index), &self.head, b"", out);
     }
 
     fn accept(&self, _index: u64, status: u16, body: &[u8]) -> bool {
@@ -72,10 +72,10 @@ impl Exchange for Cancel {
     }
 }
 
-/// `PUT /v1/schedules/{id}`, each schedule once, to another instant.
+/// Exchange `PUT /v1/schedules/{id}`, which moves each schedule once to another instant.
 struct Reschedule {
     head: Head,
-    of: Arc<[Incarnation]>,
+    incarnations: Arc<[Incarnation]>,
     schedules: Schedules,
 }
 
@@ -83,7 +83,7 @@ impl Exchange for Reschedule {
     fn write(&self, index: u64, out: &mut Vec<u8>) {
         let mut body = Vec::with_capacity(PAYLOAD_BYTES + 200);
         self.schedules.write_json(index, &mut body);
-        write_request("PUT", &path(&self.of, index), &self.head, &body, out);
+        write_request("PUT", &path(&self.incarnations, index), &self.head, &body, out);
     }
 
     fn accept(&self, _index: u64, status: u16, _body: &[u8]) -> bool {
@@ -91,44 +91,49 @@ impl Exchange for Reschedule {
     }
 }
 
-fn path(of: &[Incarnation], index: u64) -> String {
+fn path(incarnations: &[Incarnation], index: u64) -> String {
     let at = usize::try_from(index).unwrap_or(usize::MAX);
     let mut path = Vec::with_capacity(48);
-    write!(path, "/v1/schedules/{}", ScheduleId::from_incarnation(of[at])).expect("memory takes what is written");
+    write!(path, "/v1/schedules/{}", ScheduleId::from_incarnation(incarnations[at]))
+        .expect("a write to a Vec succeeds");
     String::from_utf8(path).expect("an id is ASCII")
 }
 
-/// The trial of reschedules, then of cancels, of the schedules `of`.
+/// Runs the trials that reschedule and then cancel the given schedules.
 pub(crate) async fn change_trial(
     runtime: &Runtime,
     server: &Server,
     load: Load,
-    of: Vec<Incarnation>,
+    incarnations: Vec<Incarnation>,
 ) -> anyhow::Result<[Row; 2]> {
-    let of: Arc<[Incarnation]> = of.into();
-    let count = of.len() as u64;
+    let incarnations: Arc<[Incarnation]> = incarnations.into();
+    let count = incarnations.len() as u64;
     let head = server.head("application/json");
     let mut schedules = schedules_far(runtime);
     schedules.first_at = schedules.first_at + Duration::from_secs(86_400);
-    let reschedule = Arc::new(Reschedule { head: head.clone(), of: of.clone(), schedules });
-    let cancel = Arc::new(Cancel { head, of });
+    let reschedule = Arc::new(Reschedule { head: head.clone(), incarnations: incarnations.clone(), schedules });
+    let cancel = Arc::new(Cancel { head, incarnations });
     Ok([
         measure(runtime, server, "reschedule", load, count, reschedule).await?,
         measure(runtime, server, "cancel", load, count, cancel).await?,
     ])
 }
 
-/// Cancels each of the schedules `of` the tenant whose key is in `head`, as fast as that goes. What has fired or is in flight
-/// counts as refused.
+/// Cancels the given schedules of the tenant whose key is in `head`, as fast as possible. A schedule that has fired or
+/// is in flight counts as rejected.
 ///
 /// # Errors
-/// If the server is not there.
-pub(crate) async fn cancel_all(runtime: &Runtime, head: Head, of: Vec<Incarnation>) -> anyhow::Result<LoadReport> {
+/// If the server cannot be reached.
+pub(crate) async fn cancel_all(
+    runtime: &Runtime,
+    head: Head,
+    incarnations: Vec<Incarnation>,
+) -> anyhow::Result<LoadReport> {
     const CONNECTIONS: usize = 32;
     const DURATION_MAX: Duration = Duration::from_secs(600);
-    let (address, requests_max) = (head.host, of.len() as u64);
+    let (address, requests_max) = (head.host, incarnations.len() as u64);
     let plan = Plan { address, connections: CONNECTIONS, pace: Pace::Closed, duration: DURATION_MAX, requests_max };
-    load::run(runtime, plan, Arc::new(Cancel { head, of: of.into() })).await
+    load::run(runtime, plan, Arc::new(Cancel { head, incarnations: incarnations.into() })).await
 }
 
 async fn measure(
@@ -150,7 +155,7 @@ async fn measure(
     row.failed = Some(outcome.failed());
     row.disk_mib = Some(mebibytes(server.disk_bytes()));
     if outcome.failed() > 0 {
-        row.notes.push(outcome.trouble());
+        row.notes.push(outcome.failure_summary());
     }
     Ok(row)
 }

@@ -1,8 +1,10 @@
-//! How long a leadership takes from one process to the next, beside a program with Curator; and what electors ask of the ensemble.
+//! Trials of leader election: the time of a hand-over from one process to the next, compared with a program that uses
+//! Curator, and the requests that electors send to the ensemble.
 //!
-//! Always true here: ours and the peer's take turns, hand-over by hand-over, on one ensemble in one run; both are told what to do by the same
-//! lines (`tools/mixed-java`), and each crash is that of a process, by `kill -9`. The bench starts no ensemble and knows no Java: it is told
-//! where the one is, and what starts the other (`cargo xtask election` has both).
+//! Invariants: Reveille's program and the peer take turns, hand-over by hand-over, on one ensemble in one run. Both
+//! receive the same commands (`tools/mixed-java`). A crash is a `kill -9` of a process. The bench starts no ensemble
+//! and has no Java code: the caller passes the ensemble's addresses and the peer's command (`cargo xtask election`
+//! supplies both).
 
 pub(crate) mod candidate;
 mod handover;
@@ -27,67 +29,71 @@ use replicas::Requests;
 
 #[derive(Args, Debug)]
 pub struct ElectionArguments {
-    /// The ensemble, zookeeper://HOST:PORT,HOST:PORT/ROOT; without a peer any engine will do
+    /// URL of the ensemble, zookeeper://HOST:PORT,HOST:PORT/ROOT; without a peer, any engine works
     #[arg(long, env = "REVEILLE_COORDINATION", hide_env_values = true)]
     coordination: Url,
-    /// Hand-overs of each kind, of ours and of the peer
+    /// Measured hand-overs of each kind, for Reveille and for the peer
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     rounds: u32,
-    /// Hand-overs before the first that counts, so that the peer's code is compiled; of crashes a tenth as many
+    /// Hand-overs before the first measured one, so that the peer's code is compiled; for crashes, a tenth of this
+    /// number
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(0..=1_000))]
     warm_up: u32,
-    /// The session's timeout of those that are killed
+    /// Session timeout of the killed leaders, in milliseconds
     #[arg(long, default_value_t = 4_000, value_parser = clap::value_parser!(u64).range(200..=60_000))]
     session_millis: u64,
-    /// Kill at any moment, instead of right after a sign of life: the ensemble then notices the sooner, the older the last one is
+    /// Kill at a random moment instead of right after a heartbeat; the older the last heartbeat, the sooner the
+    /// ensemble notices the crash
     #[arg(long)]
     at_any_moment: bool,
-    /// How many replicas ask their electors
+    /// Numbers of replicas that call their electors
     #[arg(long, value_delimiter = ',', default_value = "10,100,1000", value_parser = clap::value_parser!(u32).range(2..=10_000))]
     replicas: Vec<u32>,
-    /// Between two calls of each replica
+    /// Milliseconds between two calls of each replica.
     #[arg(long, default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(10..=4_000))]
     period_millis: u64,
-    /// Seconds for which requests are counted while nothing happens
+    /// Seconds for which requests are counted while no hand-over happens
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3_600))]
     rest: u64,
-    /// Hand-overs whose requests are counted, of each form and number of replicas
+    /// Hand-overs whose requests are counted, for each form and number of replicas
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     counted: u32,
-    /// Only these parts
+    /// Parts to run [default: all]
     #[arg(long, value_enum)]
     only: Vec<Part>,
     /// Print JSON instead of tables
     #[arg(long)]
     json: bool,
-    /// What starts the peer, which is given the ensemble's addresses and the session's timeout in milliseconds; without it ours is alone
+    /// Command that starts the peer; the ensemble's addresses and the session timeout in milliseconds are appended.
+    /// Without it only Reveille is measured
     #[arg(last = true)]
     peer: Vec<String>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Part {
-    /// A leader that resigns
+    /// Hand-over from a leader that resigns
     Graceful,
-    /// A leader that is killed
+    /// Hand-over from a leader that is killed
     Crash,
-    /// What replicas ask of the ensemble
+    /// Requests that replicas send to the ensemble
     Requests,
 }
 
 /// # Errors
-/// If a trial could not be made, if ours is slower than the peer, or if a hand-over among more replicas costs more requests though they watch.
+/// If a trial cannot be run, if Reveille is slower than the peer, or if a hand-over among more watching replicas costs
+/// more requests.
 pub(crate) async fn run(runtime: &Runtime, arguments: &ElectionArguments) -> anyhow::Result<()> {
-    let found = Trial::open(runtime, arguments).await?.run().await?;
-    let text = if arguments.json { serde_json::to_string_pretty(&found)? } else { found.in_words() };
+    let results = Trial::open(runtime, arguments).await?.run().await?;
+    let text = if arguments.json { serde_json::to_string_pretty(&results)? } else { results.to_text() };
     console::line(text.trim_end()).context("cannot write the result")?;
-    found.judge()
+    results.judge()
 }
 
 struct Trial<'a> {
     runtime: &'a Runtime,
     arguments: &'a ElectionArguments,
-    /// The bench's own way to the ensemble.
+    /// Client that the bench itself uses.
     client: Client,
     root: NodePath,
     session_timeout: Duration,
@@ -99,50 +105,58 @@ impl<'a> Trial<'a> {
         let trees = coordination_connect::trees(runtime, arguments.coordination.as_str(), None).await;
         let options = SessionOptions { timeout: session_timeout, ..SessionOptions::default() };
         let client = Client::new(runtime, trees.context("--coordination")?, options);
-        let session = client.session().await.context("cannot open a session: is the ensemble there?")?;
+        let session = client
+            .session()
+            .await
+            .context("cannot open a session; check that the ensemble runs and that --coordination names it")?;
         let given = session.session().timeout();
-        ensure!(given == session_timeout, "the ensemble gives sessions of {given:?}: choose another --session-millis");
-        let root = NodePath::new(&format!("/reveille-bench-{:016x}", runtime.random())).expect("it is a path");
+        ensure!(
+            given == session_timeout,
+            "the ensemble granted a session timeout of {given:?} instead of {session_timeout:?}; choose another \
+             --session-millis"
+        );
+        let root = NodePath::new(&format!("/reveille-bench-{:016x}", runtime.random()))
+            .expect("the literal with a hexadecimal number is a valid path");
         Ok(Trial { runtime, arguments, client, root, session_timeout })
     }
 
-    async fn run(self) -> anyhow::Result<Found> {
-        let mut found = Found::new(self.arguments.period_millis);
-        let is_asked = |part: Part| self.arguments.only.is_empty() || self.arguments.only.contains(&part);
-        if is_asked(Part::Graceful) || is_asked(Part::Crash) {
+    async fn run(self) -> anyhow::Result<Results> {
+        let mut results = Results::new(self.arguments.period_millis);
+        let is_selected = |part: Part| self.arguments.only.is_empty() || self.arguments.only.contains(&part);
+        if is_selected(Part::Graceful) || is_selected(Part::Crash) {
             let mut successors = Vec::new();
             for program in self.programs()? {
                 successors.push(Peer::start(self.runtime, program).await?);
             }
-            if is_asked(Part::Graceful) {
-                found.hand_overs.push(handover::graceful(&self, &mut successors).await?);
+            if is_selected(Part::Graceful) {
+                results.hand_overs.push(handover::graceful(&self, &mut successors).await?);
             }
-            if is_asked(Part::Crash) {
-                found.hand_overs.push(handover::crash(&self, &mut successors).await?);
+            if is_selected(Part::Crash) {
+                results.hand_overs.push(handover::crash(&self, &mut successors).await?);
             }
             for successor in successors {
                 successor.stop(self.runtime).await?;
             }
         }
-        if is_asked(Part::Requests) {
+        if is_selected(Part::Requests) {
             for count in &self.arguments.replicas {
                 for form in [Form::Polling, Form::Watching] {
-                    found.requests.push(replicas::measure(&self, *count, form).await?);
+                    results.requests.push(replicas::measure(&self, *count, form).await?);
                 }
             }
         }
         self.client.close().await?;
-        Ok(found)
+        Ok(results)
     }
 
     fn period(&self) -> Duration {
         Duration::from_millis(self.arguments.period_millis)
     }
 
-    /// Ours, and the peer's.
+    /// Returns Reveille's program and, if given, the peer's.
     fn programs(&self) -> anyhow::Result<Vec<Program>> {
         let (url, timeout) = (self.arguments.coordination.as_str(), self.session_timeout);
-        let mut programs = vec![Program::ours(url, timeout)?];
+        let mut programs = vec![Program::reveille(url, timeout)?];
         if !self.arguments.peer.is_empty() {
             programs.push(Program::peer(&self.arguments.peer, url, timeout)?);
         }
@@ -151,19 +165,19 @@ impl<'a> Trial<'a> {
 }
 
 #[derive(Debug, Serialize)]
-struct Found {
+struct Results {
     hand_overs: Vec<HandOvers>,
-    /// Between two calls of each replica.
+    /// Milliseconds between two calls of each replica.
     period_ms: u64,
     requests: Vec<Requests>,
 }
 
-impl Found {
+impl Results {
     fn new(period_ms: u64) -> Self {
-        Found { hand_overs: Vec::new(), period_ms, requests: Vec::new() }
+        Results { hand_overs: Vec::new(), period_ms, requests: Vec::new() }
     }
 
-    fn in_words(&self) -> String {
+    fn to_text(&self) -> String {
         let mut text = String::new();
         if !self.hand_overs.is_empty() {
             let names = ["hand-over, ms", "count", "min", "25 %", "median", "75 %", "max", "ratio"];
@@ -187,7 +201,7 @@ impl Found {
     }
 }
 
-/// The first column to the left, the others to the right.
+/// Formats a table. The first column is aligned to the left, the others to the right.
 fn table<const N: usize>(names: &[&str; N], rows: impl IntoIterator<Item = [String; N]>) -> String {
     let mut lines = vec![names.map(str::to_owned)];
     lines.extend(rows);
@@ -205,7 +219,7 @@ fn table<const N: usize>(names: &[&str; N], rows: impl IntoIterator<Item = [Stri
     text
 }
 
-/// How values lie, in milliseconds.
+/// Distribution of values, in milliseconds.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 struct Spread {
     count: usize,
@@ -218,12 +232,12 @@ struct Spread {
 
 impl Spread {
     /// # Panics
-    /// If there are none.
+    /// If `values` is empty.
     fn of(values: &[f64]) -> Self {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
         let (count, last) = (sorted.len(), sorted.len() - 1);
-        let median = report::median(values.iter().copied()).expect("there are values");
+        let median = report::median(values.iter().copied()).expect("values is not empty");
         let [quarter, three_quarters] = [last / 4, last - last / 4].map(|at| sorted[at]);
         Spread { count, min: sorted[0], quarter, median, three_quarters, max: sorted[last] }
     }

@@ -1,4 +1,4 @@
-//! Callbacks: how many, how late, and whether each came exactly once.
+//! Trials of callbacks: their rate, their lateness, and whether each arrived exactly once.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -18,12 +18,12 @@ use crate::process::{Meter, rss_anon};
 use crate::report::{Row, mebibytes};
 use crate::server::Server;
 
-/// When schedules fall due.
+/// Due instants of schedules.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Due {
-    /// All at one instant.
+    /// All schedules at one instant.
     AtOnce { count: u64 },
-    /// Evenly, one after the other.
+    /// Spread evenly over `duration`.
     Evenly { per_second: u64, duration: Duration },
 }
 
@@ -47,9 +47,9 @@ impl Due {
     }
 }
 
-/// A receiver that is not ours: where it listens, and the log that it keeps.
+/// Receiver outside this process: its URL, and the log that it writes.
 #[derive(Clone, Debug)]
-pub(crate) struct Foreign {
+pub(crate) struct ExternalReceiver {
     pub(crate) url: String,
     pub(crate) log: PathBuf,
 }
@@ -57,35 +57,35 @@ pub(crate) struct Foreign {
 #[derive(Clone, Debug)]
 pub(crate) struct Trial {
     pub(crate) due: Due,
-    /// From now to the first due instant: the time to create them all.
+    /// Time from now to the first due instant, for creating all schedules.
     pub(crate) lead: Duration,
-    /// `kill -9` the server when a quarter has arrived.
+    /// True if the server is killed with `kill -9` when a quarter of the callbacks have arrived.
     pub(crate) kill: bool,
-    pub(crate) foreign: Option<Foreign>,
+    pub(crate) external: Option<ExternalReceiver>,
 }
 
-/// What no callback is waited for longer than, after the last due instant.
+/// Longest wait for callbacks after the last due instant.
 const LATE_MAX: Duration = Duration::from_secs(300);
-/// The wait ends when nothing has come for so long.
+/// Longest wait without a new arrival.
 const QUIET_MAX: Duration = Duration::from_secs(15);
 
-/// The default lead for so many schedules: their creation at a quarter of the rate that is promised.
+/// Returns the default lead for `count` schedules. It allows for creation at a quarter of the promised rate.
 pub(crate) fn lead(count: u64) -> Duration {
     Duration::from_secs(4 + count / 25_000)
 }
 
 pub(crate) async fn trial(runtime: &Runtime, server: &mut Server, trial: &Trial) -> anyhow::Result<Row> {
-    let arrivals = Arc::new(match &trial.foreign {
+    let arrivals = Arc::new(match &trial.external {
         None => Arrivals::logging(),
-        Some(foreign) => Arrivals::following(&foreign.log)?,
+        Some(external) => Arrivals::following(&external.log)?,
     });
-    let (receiver, target_url) = match &trial.foreign {
+    let (receiver, target_url) = match &trial.external {
         None => {
             let receiver = receive(runtime, Options::default(), arrivals.clone()).await?;
             let url = url_of(receiver.address);
             (Some(receiver), url)
         }
-        Some(foreign) => (None, foreign.url.clone()),
+        Some(external) => (None, external.url.clone()),
     };
     let planned = plan(runtime, server, trial.due, trial.lead, target_url).await?;
     runtime.sleep(planned.first_at.since(runtime.now())).await;
@@ -104,7 +104,7 @@ pub(crate) async fn trial(runtime: &Runtime, server: &mut Server, trial: &Trial)
 
     let mut row = row("fire", trial.due, planned.first_at, &verdict);
     if !trial.kill {
-        // A killed process takes its figures with it.
+        // The counters of a killed process are lost.
         row = row.with_cost(&cost, verdict.arrived);
         row.reads_per_minute = reads_per_minute;
     }
@@ -112,7 +112,7 @@ pub(crate) async fn trial(runtime: &Runtime, server: &mut Server, trial: &Trial)
     Ok(row)
 }
 
-/// The reads of a store's database that the server counts; an embedded store has none.
+/// Counter of the reads of the store's database, as the server reports it; an embedded store has none.
 struct Reads {
     since: Monotonic,
     before: Option<u64>,
@@ -133,7 +133,7 @@ impl Reads {
     }
 }
 
-/// What the server reads while nothing is due.
+/// Measures the server's reads while no schedule is due.
 pub(crate) async fn idle(runtime: &Runtime, server: &Server) -> anyhow::Result<Row> {
     const WATCHED: Duration = Duration::from_secs(15);
     let reads = Reads::start(runtime, server).await?;
@@ -151,7 +151,7 @@ struct Planned {
     incarnations: Vec<Incarnation>,
 }
 
-/// Creates what will fall due, and checks that it was done in time.
+/// Creates schedules that fall due after `lead`, and checks that their creation ended in time.
 async fn plan(
     runtime: &Runtime,
     server: &Server,
@@ -164,10 +164,11 @@ async fn plan(
     Ok(Planned { first_at, incarnations: plan_from(runtime, head, due, first_at, target_url).await? })
 }
 
-/// Creates, for the tenant whose key is in `head`, what will fall due from `first_at` on, and checks that it was done in time.
+/// Creates schedules for the tenant whose key is in `head`, due from `first_at` on, and checks that their creation
+/// ended in time.
 ///
 /// # Errors
-/// If it was not.
+/// If the creation failed or did not end in time.
 pub(crate) async fn plan_from(
     runtime: &Runtime,
     head: Head,
@@ -181,7 +182,7 @@ pub(crate) async fn plan_from(
     let left = first_at.since(runtime.now());
     ensure!(
         left > Duration::from_millis(500),
-        "creating {} schedules took longer than the lead of {lead:?}; give more with --lead",
+        "creating {} schedules took longer than the lead of {lead:?}; choose a longer --lead",
         due.count()
     );
     Ok(incarnations)
@@ -195,12 +196,12 @@ pub(crate) fn url_of(address: SocketAddr) -> String {
     format!("http://{address}/callback")
 }
 
-/// Waits until all have arrived, or until nothing more comes.
+/// Waits until all callbacks have arrived, or until no more arrive.
 pub(crate) async fn wait(runtime: &Runtime, arrivals: &Arrivals, due: Due, first_at: Timestamp) -> anyhow::Result<()> {
     wait_for(runtime, arrivals, due.count(), first_at + due.lasts()).await
 }
 
-/// As [`wait`], for so many, of which the last is due at `last_at`.
+/// Waits like [`wait`], for `expected` callbacks of which the last is due at `last_at`.
 pub(crate) async fn wait_for(
     runtime: &Runtime,
     arrivals: &Arrivals,
@@ -216,7 +217,7 @@ pub(crate) async fn wait_for(
             (seen, changed_at) = (count, now);
         }
         let all = count >= expected && now > last_at;
-        // Once all are there, a double may still be on its way.
+        // After all callbacks have arrived, a duplicate may still follow.
         let quiet = if all { Duration::from_secs(1) } else { QUIET_MAX };
         let over = now.since(changed_at) > quiet && now.since(last_at) > quiet;
         if over || now.since(last_at) > LATE_MAX {
@@ -232,52 +233,60 @@ async fn kill_in_the_middle(
     arrivals: &Arrivals,
     due: Due,
 ) -> anyhow::Result<String> {
-    const GIVE_UP: Duration = Duration::from_secs(60);
+    const TIMEOUT: Duration = Duration::from_secs(60);
     let started = runtime.monotonic();
     while arrivals.progress()? < due.count() / 4 {
-        ensure!(runtime.monotonic().since(started) < GIVE_UP + due.lasts(), "too little arrived to kill the server");
+        ensure!(
+            runtime.monotonic().since(started) < TIMEOUT + due.lasts(),
+            "too few callbacks arrived before the planned kill of the server"
+        );
         runtime.sleep(Duration::from_millis(1)).await;
     }
     let back_after = server.kill_and_restart(runtime).await?;
-    let at = arrivals.progress()?;
-    Ok(format!("killed while firing; ready again after {} ms, when {at} had arrived", back_after.as_millis()))
+    let count = arrivals.progress()?;
+    Ok(format!(
+        "killed while firing; ready again after {} ms, when {count} callbacks had arrived",
+        back_after.as_millis()
+    ))
 }
 
-/// Asks the server for the runs of some schedules: an outcome that was received must also have been booked.
+/// Queries the runs of a sample of schedules: for each callback that the receiver got, the server must also have
+/// recorded an outcome.
 async fn sample_outcomes(server: &Server, of: &[Incarnation]) -> anyhow::Result<Option<String>> {
     const SAMPLES: usize = 200;
-    let mut connection = Connection::open(server.address).await.context("the server is gone after the trial")?;
+    let mut connection =
+        Connection::open(server.address).await.context("the server does not answer after the trial")?;
     let head = server.head("application/json");
-    let (mut asked, mut booked) = (0, 0);
+    let (mut queried, mut recorded) = (0, 0);
     for incarnation in of.iter().step_by((of.len() / SAMPLES).max(1)) {
         let path = format!("/v1/schedules/{}/runs", ScheduleId::from_incarnation(*incarnation));
         let mut request = Vec::new();
         write_request("GET", &path, &head, b"", &mut request);
         let status = connection.exchange(&request).await?;
-        asked += 1;
+        queried += 1;
         let text = String::from_utf8_lossy(connection.body());
-        booked += u32::from(status.0 == 200 && text.contains("\"succeeded\""));
+        recorded += u32::from(status.0 == 200 && text.contains("\"succeeded\""));
     }
-    Ok(Some(format!("{booked} of {asked} sampled runs are booked as succeeded")))
+    Ok(Some(format!("{recorded} of {queried} sampled runs are recorded as succeeded")))
 }
 
-/// Fires `due` from schedules that `server` is asked for, while `meanwhile` goes on with the first due instant; what the
-/// receiver saw.
+/// Creates schedules that are due as `due` says, runs `during` with the first due instant while they fire, and returns
+/// the receiver's verdict.
 ///
 /// # Errors
-/// If the schedules cannot be made in time, or `meanwhile` fails.
+/// If the schedules cannot be created in time, or if `during` fails.
 pub(crate) async fn observe(
     runtime: &Runtime,
     server: &Server,
     due: Due,
     options: Options,
-    meanwhile: impl AsyncFnOnce(Timestamp) -> anyhow::Result<()>,
+    during: impl AsyncFnOnce(Timestamp) -> anyhow::Result<()>,
 ) -> anyhow::Result<(Verdict, Timestamp)> {
     let arrivals = Arc::new(Arrivals::logging());
     let receiver = receive(runtime, options, arrivals.clone()).await?;
     let planned = plan(runtime, server, due, lead(due.count()), url_of(receiver.address)).await?;
     runtime.sleep(planned.first_at.since(runtime.now())).await;
-    meanwhile(planned.first_at).await?;
+    during(planned.first_at).await?;
     wait(runtime, &arrivals, due, planned.first_at).await?;
     let verdict = arrivals.verdict(&planned.incarnations)?;
     drop(receiver);
@@ -296,18 +305,19 @@ pub(crate) fn row(name: &str, due: Due, first_at: Timestamp, verdict: &Verdict) 
         #[expect(clippy::cast_precision_loss, reason = "counts of callbacks stay far below 2^52")]
         let per_second = 0.95 * count as f64 / seconds;
         row.per_second = Some(per_second);
-        row.notes.push(format!("95 % arrived within {seconds:.3} s of their instant, which is the rate told"));
+        row.notes
+            .push(format!("per s is the rate of the first 95 %, which arrived within {seconds:.3} s of their instant"));
     }
     if let Some(unverified) = verdict.unverified {
-        row.notes.push(format!("the receiver verified each signature; {unverified} were wrong"));
+        row.notes.push(format!("the receiver verified each signature; {unverified} were invalid"));
     }
-    if verdict.strange > 0 {
-        row.notes.push(format!("{} arrivals were of no schedule of this trial", verdict.strange));
+    if verdict.unmatched > 0 {
+        row.notes.push(format!("{} arrivals belonged to no schedule of this trial", verdict.unmatched));
     }
     row
 }
 
-/// Seconds from `first_at` until `share` of `count` had arrived; `None` if they never did.
+/// Returns the seconds from `first_at` until `share` of `count` callbacks had arrived; `None` if fewer arrived.
 #[expect(clippy::cast_precision_loss, reason = "counts of callbacks and microseconds stay far below 2^52")]
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a count")]
 fn seconds_to_share(verdict: &Verdict, first_at: Timestamp, count: u64, share: f64) -> Option<f64> {
@@ -316,15 +326,15 @@ fn seconds_to_share(verdict: &Verdict, first_at: Timestamp, count: u64, share: f
     Some(((at - first_at.as_millis() * 1_000) as f64 / 1e6).max(1e-6))
 }
 
-/// How long the server takes to be ready again, and what memory it has then.
+/// Restarts the server, and measures the time until it is ready and its memory afterwards.
 pub(crate) async fn restart(runtime: &Runtime, server: &mut Server, kill: bool) -> anyhow::Result<Row> {
-    const SETTLE: Duration = Duration::from_secs(5);
+    const MEMORY_WATCHED: Duration = Duration::from_secs(5);
     let after = match kill {
         true => server.kill_and_restart(runtime).await?,
         false => server.stop_and_restart(runtime).await?,
     };
     let meter = Meter::start(runtime, server.pid());
-    runtime.sleep(SETTLE).await;
+    runtime.sleep(MEMORY_WATCHED).await;
     let cost = meter.stop().await;
     let mut row = Row::new(if kill { "restart after kill -9" } else { "restart after a stop" });
     row.rss_anon_mib = cost.memory_peak_bytes.map(mebibytes);
@@ -333,26 +343,27 @@ pub(crate) async fn restart(runtime: &Runtime, server: &mut Server, kill: bool) 
     Ok(row)
 }
 
-/// Callbacks to a target that answers, first alone, then beside a target that does not keep up.
+/// Trial of callbacks to a fast target, first alone, then together with callbacks to a target that is too slow for
+/// them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SlowTrial {
-    /// Due within one second, for the slow target.
+    /// Callbacks for the slow target, all due within one second.
     pub(crate) slow_count: u64,
-    /// How long the slow target takes to answer.
+    /// Response time of the slow target.
     pub(crate) answer_after: Duration,
-    /// For the other target.
+    /// Callbacks per second for the fast target.
     pub(crate) per_second: u64,
     pub(crate) duration: Duration,
 }
 
 pub(crate) async fn slow_trial(runtime: &Runtime, server: &mut Server, slow: SlowTrial) -> anyhow::Result<Vec<Row>> {
     let due = Due::Evenly { per_second: slow.per_second, duration: slow.duration };
-    let alone = Trial { due, lead: lead(due.count()), kill: false, foreign: None };
+    let alone = Trial { due, lead: lead(due.count()), kill: false, external: None };
     let mut alone = trial(runtime, server, &alone).await?;
     alone.trial = "fire, alone".to_owned();
 
-    let held = Arc::new(Arrivals::counting());
-    let slow_receiver = receive(runtime, Options { answer_after: slow.answer_after }, held.clone()).await?;
+    let slow_arrivals = Arc::new(Arrivals::counting());
+    let slow_receiver = receive(runtime, Options { answer_after: slow.answer_after }, slow_arrivals.clone()).await?;
     let arrivals = Arc::new(Arrivals::logging());
     let receiver = receive(runtime, Options::default(), arrivals.clone()).await?;
     let slow_due = Due::Evenly { per_second: slow.slow_count, duration: Duration::from_secs(1) };
@@ -368,11 +379,11 @@ pub(crate) async fn slow_trial(runtime: &Runtime, server: &mut Server, slow: Slo
     let mut beside = row("fire, beside a slow target", due, planned.first_at, &verdict);
     beside.rss_anon_mib = cost.memory_peak_bytes.map(mebibytes);
     beside.notes.push(format!(
-        "{} callbacks due within a second for a target that answers after {} ms: {} were made in the {} s of the trial; \
-         anonymous memory at its end {:.0} MiB",
+        "{} callbacks due within a second for a target that answers after {} ms: {} arrived in the {} s of the trial; \
+         anonymous memory at the end: {:.0} MiB",
         slow.slow_count,
         slow.answer_after.as_millis(),
-        held.count(),
+        slow_arrivals.count(),
         slow.duration.as_secs(),
         mebibytes(memory_at_end)
     ));
@@ -384,7 +395,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ten_thousand_a_second_are_due_one_after_the_other() {
+    fn due_instants_are_spread_evenly_or_all_at_once() {
         let due = Due::Evenly { per_second: 10_000, duration: Duration::from_secs(300) };
         assert_eq!((due.count(), due.gap_micros(), due.lasts()), (3_000_000, 100, Duration::from_secs(300)));
         let at_once = Due::AtOnce { count: 100_000 };

@@ -1,7 +1,10 @@
-//! `reveille bench`: every figure that is claimed of Reveille, and the way to see it on one's own machine.
+//! Benchmarks behind `reveille bench`. They reproduce every figure that Reveille's documents claim on the user's
+//! machine.
 //!
-//! Always true here: load stays on this machine unless a URL is given, every trial is bounded in time and in count,
-//! and what was lost, doubled or early is decided from the receiver's log, never from the server's word.
+//! Invariants: load stays on this machine unless a URL is given. Every trial is bounded in time and in count. Lost,
+//! duplicated and early callbacks are counted from the receiver's log, never from a report of the server.
+//!
+//! docs/decisions/0185-keep-benchmarks-in-a-library.md gives the reasons for the design.
 
 mod arrivals;
 mod batch;
@@ -36,7 +39,7 @@ use create::Load;
 use election::ElectionArguments;
 use election::candidate::{self, CandidateArguments};
 use fairness::FairnessArguments;
-use fire::{Due, Foreign, SlowTrial, Trial};
+use fire::{Due, ExternalReceiver, SlowTrial, Trial};
 use limit::Part;
 use limit_database::Size;
 use limit_handler::Durable;
@@ -48,47 +51,49 @@ use soak::SoakArguments;
 
 #[derive(Subcommand, Debug)]
 pub enum Command {
-    /// What this machine can do at most: the bare handler, the bare durable handler, the bare client, the bare database
+    /// Measure the limits of this machine: bare handler, bare durable handler, bare client and bare database
     Limit(LimitArguments),
-    /// Schedules created by single requests
+    /// Create schedules by single requests
     Create(CreateArguments),
-    /// Schedules created by NDJSON batches
+    /// Create schedules by NDJSON batches
     Batch(BatchArguments),
-    /// Schedules moved to another instant, then cancelled, by single requests
+    /// Reschedule, then cancel schedules by single requests
     Change(ChangeArguments),
-    /// Callbacks: rate, lateness, and what was lost, doubled or early
+    /// Measure callbacks: rate, lateness, and the numbers of lost, duplicated and early callbacks
     Fire(FireArguments),
-    /// Memory and restart with many schedules pending, and the lateness of callbacks beside them
+    /// Measure memory, restart time and lateness of callbacks while many schedules are pending
     Pending(PendingArguments),
-    /// A tenant's callbacks beside another tenant that is a burden; fails if they are late by it
+    /// Measure how much a demanding tenant delays another tenant's callbacks; fail if the delay exceeds a bound
     Fairness(FairnessArguments),
-    /// A tenant's quota raised and lowered while very much is pending; fails if anything is missed or doubled
+    /// Raise and lower a tenant's quota while many schedules are pending; fail if a callback is missed or duplicated
     QuotaChange(QuotaChangeArguments),
-    /// An hour of schedules made, moved and cancelled, with payloads of 1 KB: memory, disk and lateness each minute; fails if they
-    /// grow in the second half, or if a callback is lost
+    /// Create, reschedule and cancel schedules with 1 KB payloads for an hour, and report memory, disk and lateness
+    /// each minute; fail if a figure grows in the second half or a callback is lost
     Soak(SoakArguments),
-    /// Members over one database: callbacks of one, two and three, and lateness when one goes
+    /// Measure a cluster over one database: the callback rate of one, two and three members, and the lateness when one
+    /// member stops
     Cluster(ClusterArguments),
-    /// Leaders that resign and leaders that are killed, beside a program with Curator, and the requests of electors that poll and that
-    /// watch; fails if ours is slower, or if those who watch ask the more, the more they are
+    /// Measure leader elections, graceful and after a crash, against a program that uses Curator, and count the
+    /// requests of polling and watching electors; fail if Reveille is slower, or if watching costs more requests among
+    /// more replicas
     Election(ElectionArguments),
-    /// The child of `election` that stands for leader
+    /// Run the child process of `election` that is a candidate
     #[command(hide = true)]
     ElectionCandidate(CandidateArguments),
-    /// The child of `limit` that stands for a server
+    /// Run the child process of `limit` that replaces the server
     #[command(hide = true)]
     LimitHandler {
         #[arg(long)]
         listen: SocketAddr,
         #[arg(long)]
         journal: Option<PathBuf>,
-        /// Rows of the database instead
+        /// Store rows in the database instead of the journal
         #[arg(long, requires = "store")]
         database: bool,
         #[arg(long, env = "REVEILLE_STORE", hide_env_values = true)]
         store: Option<Url>,
     },
-    /// The child of `limit` that posts
+    /// Run the child process of `limit` that posts requests
     #[command(hide = true)]
     LimitClient {
         #[arg(long)]
@@ -100,16 +105,16 @@ pub enum Command {
     },
 }
 
-/// What every trial takes.
+/// Arguments of every trial.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Common {
-    /// The folder of the trial's data, made if missing and used again by the next trial
+    /// Folder for the trial's data; created if missing and reused by the next trial
     #[arg(long, default_value = "bench-data")]
     data: PathBuf,
-    /// How often the trial is run; all runs are printed, and the median
+    /// Number of runs of the trial; the output has every run and the median
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     runs: u32,
-    /// Keep-alive connections of the load generator, and of the bare client
+    /// Keep-alive connections of the load generator and of the bare client
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     connections: u32,
     /// Print JSON instead of a table
@@ -130,10 +135,10 @@ pub struct LimitArguments {
     /// Seconds of each measurement
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3_600))]
     duration: u64,
-    /// Only these parts
+    /// Parts to measure [default: all]
     #[arg(long, value_enum)]
     only: Vec<Part>,
-    /// The database to measure, postgres://…
+    /// Database to measure, postgres://…
     #[arg(long, required_if_eq("only", "database"))]
     store: Option<Url>,
 }
@@ -144,7 +149,7 @@ pub struct CreateArguments {
     common: Common,
     #[command(flatten)]
     server: ServerArguments,
-    /// Requests a second, due at fixed instants; without it as many as are answered
+    /// Requests per second, due at fixed instants [default: as many as the server answers]
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     rate: Option<u64>,
     /// Seconds of each run
@@ -153,7 +158,8 @@ pub struct CreateArguments {
     /// Schedules that are pending before the first run
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=100_000_000))]
     preload: u64,
-    /// Measure the bare durable handler before and after each run, and tell the ratio; with --store the bare database, too
+    /// Measure the bare durable handler before and after each run, and report the ratio; with --store also measure the
+    /// bare database
     #[arg(long)]
     with_limit: bool,
 }
@@ -162,12 +168,12 @@ pub struct CreateArguments {
 pub struct ClusterArguments {
     #[command(flatten)]
     common: Common,
-    /// An empty database, postgres://…
+    /// Empty database, postgres://…
     #[arg(long, env = "REVEILLE_STORE", hide_env_values = true)]
     store: Url,
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=16))]
     members: u64,
-    /// Callbacks in flight of each member
+    /// Callbacks in flight per member
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u64).range(1..=1_000))]
     in_flight: u64,
 }
@@ -192,10 +198,10 @@ pub struct ChangeArguments {
     common: Common,
     #[command(flatten)]
     server: ServerArguments,
-    /// Schedules of each run, each changed twice
+    /// Schedules of each run; each one is rescheduled, then cancelled
     #[arg(long, default_value_t = 200_000, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     count: u64,
-    /// Requests a second, due at fixed instants; without it as many as are answered
+    /// Requests per second, due at fixed instants [default: as many as the server answers]
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     rate: Option<u64>,
     /// Schedules that are pending before the first run
@@ -212,35 +218,36 @@ pub struct FireArguments {
     /// Callbacks that are all due at one instant
     #[arg(long, default_value_t = 100_000, conflicts_with = "rate", value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     count: u64,
-    /// Callbacks a second, due evenly, instead
+    /// Callbacks per second, evenly spaced, instead of all at one instant
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     rate: Option<u64>,
     /// Seconds of each run, with `--rate`
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3_600))]
     duration: u64,
-    /// Schedules that are pending beside those that fire
+    /// Schedules that are pending in addition to those that fire
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=100_000_000))]
     pending: u64,
-    /// Seconds to create the schedules in, before the first is due [default: by their number]
+    /// Seconds for creating the schedules before the first one is due [default: derived from their number]
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=3_600))]
     lead: Option<u64>,
-    /// `kill -9` the server when a quarter has arrived, and start it again at once
+    /// Kill the server with `kill -9` when a quarter of the callbacks have arrived, and restart it at once
     #[arg(long)]
     kill: bool,
-    /// Beside `--rate` callbacks (default 1,000 a second), `--slow-count` that are due within one second for a target
-    /// that takes three seconds to answer
+    /// Add `--slow-count` callbacks that are due within one second for a target that takes three seconds to answer,
+    /// while `--rate` callbacks per second (default 1,000) go to a fast target
     #[arg(long, conflicts_with_all = ["kill", "with_limit", "receiver_url"])]
     slow_target: bool,
     /// Callbacks for the slow target
     #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     slow_count: u64,
-    /// A receiver that runs, to use instead of the built-in one; see `tools/receiver-python`
+    /// URL of a running receiver to use instead of the built-in one; see `tools/receiver-python`
     #[arg(long, requires = "receiver_log")]
     receiver_url: Option<String>,
-    /// The log that this receiver writes
+    /// Log that this receiver writes
     #[arg(long, requires = "receiver_url")]
     receiver_log: Option<PathBuf>,
-    /// Measure the bare client before and after each run, and tell the ratio; with --store the bare database, too
+    /// Measure the bare client before and after each run, and report the ratio; with --store also measure the bare
+    /// database
     #[arg(long, conflicts_with = "rate")]
     with_limit: bool,
 }
@@ -254,7 +261,7 @@ pub struct PendingArguments {
     /// Schedules that are pending
     #[arg(long, default_value_t = 10_000_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     count: u64,
-    /// Callbacks a second that fire beside them
+    /// Callbacks per second that fire while the schedules are pending
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     rate: u64,
     /// Seconds of each run
@@ -262,11 +269,11 @@ pub struct PendingArguments {
     duration: u64,
 }
 
-/// Runs a trial. `store_connections` is the number of connections on which a store in PostgreSQL writes: the bare database is measured
-/// with as many.
+/// Runs a trial. `store_connections` is the number of connections on which a PostgreSQL store writes. The bare database
+/// is measured with the same number.
 ///
 /// # Errors
-/// If a trial could not be made. What it found is an error only of those that hold it to a bound.
+/// If a trial cannot be run, or if a trial with a bound exceeds the bound.
 pub async fn run(runtime: &Runtime, command: Command, store_connections: usize) -> anyhow::Result<()> {
     match command {
         Command::Limit(arguments) => run_limit(runtime, &arguments, store_connections).await,
@@ -280,12 +287,12 @@ pub async fn run(runtime: &Runtime, command: Command, store_connections: usize) 
         Command::Soak(arguments) => soak::run(runtime, &arguments).await,
         Command::Fairness(arguments) => fairness::run(runtime, &arguments).await,
         Command::Election(arguments) => Box::pin(election::run(runtime, &arguments)).await,
-        Command::ElectionCandidate(arguments) => Box::pin(candidate::obey(runtime, &arguments)).await,
+        Command::ElectionCandidate(arguments) => Box::pin(candidate::run(runtime, &arguments)).await,
         Command::LimitHandler { listen, journal, database, store } => {
             let durable = match (journal, store.filter(|_| database)) {
                 (Some(folder), _) => Durable::Journal(folder),
                 (None, Some(store)) => Durable::Database(store, store_connections),
-                (None, None) => Durable::Nowhere,
+                (None, None) => Durable::None,
             };
             limit_handler::serve(runtime, listen, durable).await
         }
@@ -297,15 +304,15 @@ pub async fn run(runtime: &Runtime, command: Command, store_connections: usize) 
 
 async fn run_limit(runtime: &Runtime, arguments: &LimitArguments, store_connections: usize) -> anyhow::Result<()> {
     let folder = &arguments.common.data;
-    std::fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
-    let place = limit::Place { folder, store: arguments.store.as_ref(), store_connections };
+    std::fs::create_dir_all(folder).with_context(|| format!("cannot create the folder {}", folder.display()))?;
+    let location = limit::Location { folder, store: arguments.store.as_ref(), store_connections };
     let size = Size { connections: arguments.common.connections(), duration: Duration::from_secs(arguments.duration) };
     let mut parts = if arguments.only.is_empty() { Part::ALL.to_vec() } else { arguments.only.clone() };
-    parts.retain(|part| *part != Part::Database || place.store.is_some());
+    parts.retain(|part| *part != Part::Database || location.store.is_some());
     let mut runs = vec![Vec::new(); parts.len()];
     for _ in 0..arguments.common.runs {
         for (part, rows) in parts.iter().zip(&mut runs) {
-            rows.push(limit::measure(runtime, *part, size, place).await?);
+            rows.push(limit::measure(runtime, *part, size, location).await?);
         }
     }
     print(&arguments.common, runs.into_iter().map(|rows| (rows, Vec::new())).collect())
@@ -317,15 +324,15 @@ async fn run_create(runtime: &Runtime, arguments: &CreateArguments, store_connec
     let duration = Duration::from_secs(arguments.duration);
     let load = Load { connections: common.connections(), pace: pace(arguments.rate), duration };
     let part = arguments.with_limit.then_some(Part::Durable);
-    let mut beside = Beside::new(part, common.connections(), common, &arguments.server, store_connections);
+    let mut baseline = Baseline::new(part, common.connections(), common, &arguments.server, store_connections);
     let mut rows = Vec::new();
     for _ in 0..common.runs {
-        beside.measure(runtime).await?;
+        baseline.measure(runtime).await?;
         let row = create::trial(runtime, &server, load).await?;
-        rows.push(beside.compare(runtime, row).await?);
+        rows.push(baseline.compare(runtime, row).await?);
     }
     server.stop(runtime).await?;
-    print(common, vec![(rows, beside.all())])
+    print(common, vec![(rows, baseline.all())])
 }
 
 async fn run_cluster(runtime: &Runtime, arguments: &ClusterArguments) -> anyhow::Result<()> {
@@ -390,24 +397,24 @@ async fn run_fire(runtime: &Runtime, arguments: &FireArguments, store_connection
         Some(per_second) => Due::Evenly { per_second, duration },
         None => Due::AtOnce { count: arguments.count },
     };
-    let foreign = arguments.receiver_url.clone().zip(arguments.receiver_log.clone());
+    let external = arguments.receiver_url.clone().zip(arguments.receiver_log.clone());
     let trial = Trial {
         due,
         lead: arguments.lead.map_or_else(|| fire::lead(due.count()), Duration::from_secs),
         kill: arguments.kill,
-        foreign: foreign.map(|(url, log)| Foreign { url, log }),
+        external: external.map(|(url, log)| ExternalReceiver { url, log }),
     };
     let in_flight = scheduler::Options::default().in_flight_per_target;
     let part = arguments.with_limit.then_some(Part::Client);
-    let mut beside = Beside::new(part, in_flight, common, &arguments.server, store_connections);
+    let mut baseline = Baseline::new(part, in_flight, common, &arguments.server, store_connections);
     let mut rows = Vec::new();
     for _ in 0..common.runs {
-        beside.measure(runtime).await?;
+        baseline.measure(runtime).await?;
         let row = fire::trial(runtime, &mut server, &trial).await?;
-        rows.push(beside.compare(runtime, row).await?);
+        rows.push(baseline.compare(runtime, row).await?);
     }
     server.stop(runtime).await?;
-    print(common, vec![(rows, beside.all())])
+    print(common, vec![(rows, baseline.all())])
 }
 
 async fn run_pending(runtime: &Runtime, arguments: &PendingArguments) -> anyhow::Result<()> {
@@ -417,7 +424,7 @@ async fn run_pending(runtime: &Runtime, arguments: &PendingArguments) -> anyhow:
     let killed = fire::restart(runtime, &mut server, true).await?;
     let idle = fire::idle(runtime, &server).await?;
     let due = Due::Evenly { per_second: arguments.rate, duration: Duration::from_secs(arguments.duration) };
-    let trial = Trial { due, lead: fire::lead(due.count()), kill: false, foreign: None };
+    let trial = Trial { due, lead: fire::lead(due.count()), kill: false, external: None };
     let mut rows = Vec::new();
     for _ in 0..common.runs {
         rows.push(fire::trial(runtime, &mut server, &trial).await?);
@@ -445,20 +452,20 @@ async fn filled_server(
     Ok(server)
 }
 
-/// The limit that a trial is compared with, measured before the first run and after each one: what the machine gives
-/// moves, so a run is compared with its two neighbours.
-struct Beside<'a> {
+/// Measurements of the limit that a trial is compared with. The limit is measured before the first run and after each
+/// run. The machine's speed varies, so each run is compared with the two measurements next to it.
+struct Baseline<'a> {
     part: Option<Part>,
     connections: usize,
-    /// Rows that the load keeps the database with at a time.
+    /// Rows that the load keeps outstanding at the database.
     outstanding: usize,
-    place: limit::Place<'a>,
+    location: limit::Location<'a>,
     rows: Vec<Row>,
-    /// What the database alone can do, if there is one: told, and not compared with.
+    /// Measurements of the bare database, if a database is used. They are reported only, never used in a ratio.
     database: Vec<Row>,
 }
 
-impl<'a> Beside<'a> {
+impl<'a> Baseline<'a> {
     fn new(
         part: Option<Part>,
         outstanding: usize,
@@ -466,9 +473,9 @@ impl<'a> Beside<'a> {
         server: &'a ServerArguments,
         store_connections: usize,
     ) -> Self {
-        let place = limit::Place { folder: &common.data, store: server.store.as_ref(), store_connections };
+        let location = limit::Location { folder: &common.data, store: server.store.as_ref(), store_connections };
         let connections = common.connections();
-        Beside { part, connections, outstanding, place, rows: Vec::new(), database: Vec::new() }
+        Baseline { part, connections, outstanding, location, rows: Vec::new(), database: Vec::new() }
     }
 
     /// Measures the limit, unless it has just been measured.
@@ -480,10 +487,10 @@ impl<'a> Beside<'a> {
         const DURATION: Duration = Duration::from_secs(10);
         let Some(part) = self.part else { return Ok(()) };
         let size = Size { connections: self.connections, duration: DURATION };
-        self.rows.push(limit::measure(runtime, part, size, self.place).await?);
-        if self.place.store.is_some() {
+        self.rows.push(limit::measure(runtime, part, size, self.location).await?);
+        if self.location.store.is_some() {
             let size = Size { connections: self.outstanding, duration: DURATION };
-            self.database.push(limit::measure(runtime, Part::Database, size, self.place).await?);
+            self.database.push(limit::measure(runtime, Part::Database, size, self.location).await?);
         }
         Ok(())
     }
@@ -492,7 +499,7 @@ impl<'a> Beside<'a> {
         [self.rows, self.database].concat()
     }
 
-    /// The row with its ratio to the mean of the limits before and after it.
+    /// Returns the row with its ratio to the mean of the limits measured before and after it.
     async fn compare(&mut self, runtime: &Runtime, mut row: Row) -> anyhow::Result<Row> {
         self.measure_again(runtime).await?;
         if let [.., before, after] = self.rows.as_slice() {
@@ -503,11 +510,11 @@ impl<'a> Beside<'a> {
     }
 }
 
-/// Prints the runs of each trial, their median if there are several, and the limits measured beside them.
+/// Prints the runs of each trial, their median if there are several, and the measured limits.
 fn print(common: &Common, trials: Vec<(Vec<Row>, Vec<Row>)>) -> anyhow::Result<()> {
     let mut rows = Vec::new();
-    for (runs, beside) in trials {
-        rows.extend(beside);
+    for (runs, limits) in trials {
+        rows.extend(limits);
         let summary = runs.first().filter(|_| runs.len() > 1).map(|first| report::summary(&first.trial, &runs));
         rows.extend(runs);
         rows.extend(summary);

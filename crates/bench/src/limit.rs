@@ -1,13 +1,13 @@
-//! What this machine can do at most, with nothing of Reveille's own work in the way: the measure for every ratio.
+//! Upper limits of this machine without Reveille's own work. Every ratio is relative to one of them.
 //!
-//! - *handler*: the HTTP stack alone. A POST of a schedule, answered 201 unread.
-//! - *durable handler*: the same stack, parsing the JSON and waiting until 1 KB of it is durable in our journal; no
-//!   index, no key, no checks. With a database, in one plain table there.
-//! - *client*: pooled HTTP/1.1 connections posting 1 KB bodies to the counting receiver, unsigned.
-//! - *database*: rows of 1 KB into a plain table; see `limit_database`.
+//! - *handler*: the HTTP stack alone. It answers a POST of a schedule with 201 without reading it.
+//! - *durable handler*: the same stack, which parses the JSON and waits until 1 KB of it is durable in Reveille's
+//!   journal. It has no index, no key and no checks. With a database, it writes to one plain table there.
+//! - *client*: pooled HTTP/1.1 connections that post unsigned 1 KB bodies to the counting receiver.
+//! - *database*: rows of 1 KB that are inserted into a plain table; see `limit_database`.
 //!
-//! The processes are laid out as in the trials that are compared with these: what stands for the server is a process
-//! of its own; load generator and receiver are this one.
+//! The processes have the same layout as in the trials that are compared with these limits: the measured program is a
+//! process of its own; load generator and receiver run in this process.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -42,18 +42,18 @@ impl Part {
     pub(crate) const ALL: [Part; 4] = [Part::Handler, Part::Durable, Part::Client, Part::Database];
 }
 
-/// What is measured.
+/// Storage that the limits are measured on.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place<'a> {
+pub(crate) struct Location<'a> {
     pub(crate) folder: &'a Path,
     pub(crate) store: Option<&'a Url>,
-    /// Connections on which a store in PostgreSQL writes.
+    /// Connections on which a PostgreSQL store writes.
     pub(crate) store_connections: usize,
 }
 
-/// One measurement of one part.
-pub(crate) async fn measure(runtime: &Runtime, part: Part, size: Size, place: Place<'_>) -> anyhow::Result<Row> {
-    let Place { folder, store, store_connections } = place;
+/// Measures one part once.
+pub(crate) async fn measure(runtime: &Runtime, part: Part, size: Size, location: Location<'_>) -> anyhow::Result<Row> {
+    let Location { folder, store, store_connections } = location;
     match (part, store) {
         (Part::Handler, _) => handler(runtime, "limit: handler", &[], &[], size, folder).await,
         (Part::Durable, Some(store)) => {
@@ -62,14 +62,14 @@ pub(crate) async fn measure(runtime: &Runtime, part: Part, size: Size, place: Pl
         }
         (Part::Durable, None) => {
             let journal = folder.join("limit-journal");
-            let text = journal.to_str().context("the data folder's path is not text")?;
+            let text = journal.to_str().context("the data folder's path is not valid UTF-8")?;
             let row = handler(runtime, "limit: durable handler", &["--journal", text], &[], size, folder).await;
             std::fs::remove_dir_all(&journal).context("cannot remove the journal of the durable handler")?;
             row
         }
         (Part::Client, _) => client(runtime, size, folder).await,
         (Part::Database, Some(store)) => limit_database::measure(runtime, store, store_connections, size).await,
-        (Part::Database, None) => bail!("which database is to be measured is not said; say it with --store"),
+        (Part::Database, None) => bail!("no database to measure; name one with --store"),
     }
 }
 
@@ -98,7 +98,7 @@ async fn handler(
     let outcome = load::run(runtime, plan, Arc::new(Create { head, schedules })).await?;
     let cost = meter.stop().await;
     process.kill().await?;
-    ensure!(outcome.accepted > 0, "the {name} answered nothing well; see {}", log.display());
+    ensure!(outcome.accepted > 0, "{name}: no request succeeded; see {}", log.display());
     let mut row = Row::new(name).with_latency(&outcome.latency).with_cost(&cost, outcome.accepted);
     row.per_second = Some(outcome.per_second());
     row.count = Some(outcome.accepted);
@@ -121,7 +121,7 @@ async fn client(runtime: &Runtime, size: Size, folder: &Path) -> anyhow::Result<
     let (count, elapsed) = (arrivals.count() - before, runtime.monotonic().since(started));
     let cost = meter.stop().await;
     process.kill().await?;
-    ensure!(count > 0, "the bare client sent nothing; see {}", log.display());
+    ensure!(count > 0, "the bare client sent no request; see {}", log.display());
     let mut row = Row::new("limit: client").with_cost(&cost, count);
     #[expect(clippy::cast_precision_loss, reason = "counts of requests stay far below 2^52")]
     let per_second = count as f64 / elapsed.as_secs_f64();
@@ -130,8 +130,8 @@ async fn client(runtime: &Runtime, size: Size, folder: &Path) -> anyhow::Result<
     Ok(row)
 }
 
-/// The child process of [`Part::Client`]: posts as fast as it can, on so many connections, until it is killed.
-/// It answers on `listen` once it does.
+/// Runs the child process of [`Part::Client`]. It posts as fast as possible on `connections` connections until it is
+/// killed, and answers on `listen` once the connections are open.
 pub(crate) async fn serve_client(
     runtime: &Runtime,
     target: SocketAddr,
@@ -142,8 +142,8 @@ pub(crate) async fn serve_client(
     for _ in 0..connections {
         let sender = connect(&tasks, target).await?;
         tasks.spawn("limit-client", async move {
-            if let Err(error) = post_for_ever(sender, target).await {
-                tracing::error!(%error, "the bare client stops");
+            if let Err(error) = post_repeatedly(sender, target).await {
+                tracing::error!(%error, "bare client stopped");
             }
         });
     }
@@ -159,13 +159,13 @@ async fn connect(tasks: &TaskSet, target: SocketAddr) -> anyhow::Result<SendRequ
     let (sender, connection) = hyper::client::conn::http1::handshake(io).await?;
     tasks.spawn("limit-client-connection", async move {
         if let Err(error) = connection.await {
-            tracing::error!(%error, "a connection of the bare client broke off");
+            tracing::error!(%error, "connection of the bare client failed");
         }
     });
     Ok(sender)
 }
 
-async fn post_for_ever(mut sender: SendRequest<Full<Bytes>>, target: SocketAddr) -> anyhow::Result<()> {
+async fn post_repeatedly(mut sender: SendRequest<Full<Bytes>>, target: SocketAddr) -> anyhow::Result<()> {
     use http_body_util::BodyExt;
     let body = Bytes::from(vec![b'x'; PAYLOAD_BYTES]);
     loop {
@@ -174,8 +174,8 @@ async fn post_for_ever(mut sender: SendRequest<Full<Bytes>>, target: SocketAddr)
             .header("content-type", "application/json")
             .body(Full::new(body.clone()))?;
         sender.ready().await?;
-        let answer = sender.send_request(request).await?;
-        ensure!(answer.status() == 200, "the receiver answered {}", answer.status());
-        answer.into_body().collect().await?;
+        let response = sender.send_request(request).await?;
+        ensure!(response.status() == 200, "the receiver answered {}", response.status());
+        response.into_body().collect().await?;
     }
 }

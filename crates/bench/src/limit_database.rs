@@ -1,9 +1,11 @@
-//! What a PostgreSQL can do at most: rows as large as schedules, in batches, into a plain table with nothing but a primary key.
+//! Upper limit of a PostgreSQL database: rows as large as schedules, inserted in batches into a plain table with only a
+//! primary key.
 //!
-//! Also the lanes by which the bare handler writes such rows.
+//! This module also has the lanes with which the bare handler writes such rows.
 //!
-//! As many rows are outstanding as the load that is compared with it has requests outstanding, over as many connections as
-//! the store writes on: batches are no larger than the load could fill.
+//! The number of outstanding rows equals the number of outstanding requests of the load that is compared with this
+//! limit, and the number of connections equals that of the store. Batches are therefore no larger than the load could
+//! fill.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -21,42 +23,42 @@ use tokio_util::sync::CancellationToken;
 use crate::message::PAYLOAD_BYTES;
 use crate::report::Row;
 
-/// Connections of a load, and how long it lasts.
+/// Connections of a load, and its duration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Size {
     pub(crate) connections: usize,
     pub(crate) duration: Duration,
 }
 
-/// Sent once it is durable.
+/// Notification that an entry is durable.
 pub(crate) type Ticket = oneshot::Sender<()>;
 
-const MAKE: &str = "drop table if exists reveille_bench_limit;
+const CREATE: &str = "drop table if exists reveille_bench_limit;
     create table reveille_bench_limit (number bigint primary key, value bytea not null)";
 const DROP: &str = "drop table reveille_bench_limit";
 const INSERT: &str = "insert into reveille_bench_limit select * from unnest($1::bigint[], $2::bytea[])";
 
-/// Of one batch of the bare handler, as in the store.
+/// Most rows in one batch of the bare handler; the same limit as in the store.
 const ROWS_MAX: usize = 1_000;
 
 /// Measures a database over `connections`, with as many rows outstanding at any time as `size` has connections.
 ///
 /// # Errors
-/// If the server cannot be reached or refuses.
+/// If the server cannot be reached or rejects a request.
 pub(crate) async fn measure(runtime: &Runtime, store: &Url, connections: usize, size: Size) -> anyhow::Result<Row> {
     let server = Arc::new(Server::new(store.as_str(), postgres_client::Options::default())?);
     let (tasks, stop) = (TaskSet::new(runtime), CancellationToken::new());
     let links: Vec<Link> = (0..connections).map(|_| Link::start(runtime, &tasks, &server, stop.clone())).collect();
-    let measured = on(runtime, &links, size.connections.div_ceil(connections), size.duration).await;
+    let measured = measure_on(runtime, &links, size.connections.div_ceil(connections), size.duration).await;
     stop.cancel();
     tasks.join().await;
-    measured.context("cannot measure what the database can do")
+    measured.context("cannot measure the database")
 }
 
-async fn on(runtime: &Runtime, links: &[Link], batch: usize, duration: Duration) -> Result<Row, Failure> {
+async fn measure_on(runtime: &Runtime, links: &[Link], batch: usize, duration: Duration) -> Result<Row, Failure> {
     let sessions = try_join_all(links.iter().map(Link::session)).await?;
     let run = async |statements: &str| sessions[0].within(sessions[0].client().batch_execute(statements)).await;
-    run(MAKE).await?;
+    run(CREATE).await?;
     let (next, started) = (AtomicI64::new(0), runtime.monotonic());
     let until = started + duration;
     let inserting = sessions.iter().map(|session| insert_until(runtime, session, batch, until, &next));
@@ -71,10 +73,11 @@ async fn on(runtime: &Runtime, links: &[Link], batch: usize, duration: Duration)
     Ok(row)
 }
 
-/// What is sent there is in the table when its ticket is. Batches gather while earlier ones are written, as in the store.
+/// Starts lanes that insert entries into the table. An entry is durable when its ticket is sent. Entries gather into
+/// batches while earlier batches are written, as in the store.
 ///
 /// # Errors
-/// If the server cannot be reached or refuses.
+/// If the server cannot be reached or rejects a request.
 pub(crate) async fn lanes(
     runtime: &Runtime,
     tasks: &TaskSet,
@@ -88,7 +91,7 @@ pub(crate) async fn lanes(
         let link = Link::start(runtime, tasks, &server, CancellationToken::new());
         if lane == 0 {
             let session = link.session().await?;
-            session.within(session.client().batch_execute(MAKE)).await?;
+            session.within(session.client().batch_execute(CREATE)).await?;
         }
         let (waiting, next) = (waiting.clone(), next.clone());
         tasks.spawn("limit-lane", async move {
@@ -97,11 +100,11 @@ pub(crate) async fn lanes(
                 let values: Vec<&[u8]> = batch.iter().map(|(value, _)| value.as_ref()).collect();
                 let inserting = async { insert(&*link.session().await?, &values, &next).await };
                 if let Err(error) = inserting.await {
-                    tracing::error!(%error, "rows of the bare handler are not written");
+                    tracing::error!(%error, "rows of the bare handler not written");
                     batch.clear();
                 }
                 for (_, ticket) in batch.drain(..) {
-                    // Who asked may have gone away.
+                    // The request may have been dropped.
                     let _gone = ticket.send(());
                 }
             }
@@ -110,7 +113,7 @@ pub(crate) async fn lanes(
     Ok(sender)
 }
 
-/// One batch; how many rows it had.
+/// Inserts one batch and returns its number of rows.
 async fn insert(session: &Session, values: &[&[u8]], next: &AtomicI64) -> Result<u64, Failure> {
     let statement = session.prepare(INSERT).await?;
     let length = i64::try_from(values.len()).unwrap_or(i64::MAX);

@@ -1,4 +1,4 @@
-//! The child process of `bench limit` that stands for a server: the HTTP stack that Reveille uses, and nothing else.
+//! Child process of `bench limit` that replaces the server: the HTTP stack that Reveille uses, and nothing else.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -19,19 +19,19 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::limit_database::{self, Ticket};
 
-/// Where a POST is durable before its answer.
+/// Storage in which a POST is durable before its response.
 pub(crate) enum Durable {
-    Nowhere,
+    None,
     Journal(PathBuf),
-    /// In a table there, by so many connections.
+    /// A table in this database, written on this number of connections.
     Database(Url, usize),
 }
 
-/// Serves until it is killed.
+/// Serves requests until the process is killed.
 pub(crate) async fn serve(runtime: &Runtime, listen: SocketAddr, durable: Durable) -> anyhow::Result<()> {
     let tasks = TaskSet::new(runtime);
     let create = match durable {
-        Durable::Nowhere => post(async |_body: Bytes| StatusCode::CREATED),
+        Durable::None => post(async |_body: Bytes| StatusCode::CREATED),
         Durable::Journal(folder) => {
             let journal = open(runtime, &tasks, &folder).await?;
             post(async |State(journal): State<Journal<Ticket>>, body: Bytes| {
@@ -39,8 +39,8 @@ pub(crate) async fn serve(runtime: &Runtime, listen: SocketAddr, durable: Durabl
             })
             .with_state(journal)
         }
-        Durable::Database(store, connections) => {
-            let lanes = limit_database::lanes(runtime, &tasks, &store, connections).await?;
+        Durable::Database(url, connections) => {
+            let lanes = limit_database::lanes(runtime, &tasks, &url, connections).await?;
             post(async |State(lanes): State<mpsc::Sender<(Bytes, Ticket)>>, body: Bytes| {
                 create_durably(body, async |entry, ticket| lanes.send((entry, ticket)).await.is_ok()).await
             })
@@ -51,7 +51,7 @@ pub(crate) async fn serve(runtime: &Runtime, listen: SocketAddr, durable: Durabl
     let listener = tokio::net::TcpListener::bind(listen).await;
     let listener = listener.with_context(|| format!("cannot listen on {listen}"))?.tap_io(|stream| {
         if let Err(error) = stream.set_nodelay(true) {
-            tracing::warn!(%error, "a connection keeps its small packets back");
+            tracing::warn!(%error, "TCP_NODELAY not set; small packets may be delayed");
         }
     });
     axum::serve(listener, router).await.context("the bare handler stopped")
@@ -60,21 +60,21 @@ pub(crate) async fn serve(runtime: &Runtime, listen: SocketAddr, durable: Durabl
 async fn open(runtime: &Runtime, tasks: &TaskSet, folder: &Path) -> anyhow::Result<Journal<Ticket>> {
     let opened = Journal::open(runtime, tasks, folder, journal::Options::default()).await;
     let Opened { journal, commits, .. } = opened.context("cannot open the bare handler's journal")?;
-    tasks.spawn("limit-answers", answer(journal.clone(), commits));
+    tasks.spawn("limit-responses", respond(journal.clone(), commits));
     Ok(journal)
 }
 
-async fn answer(journal: Journal<Ticket>, mut commits: mpsc::Receiver<Commit<Ticket>>) {
+async fn respond(journal: Journal<Ticket>, mut commits: mpsc::Receiver<Commit<Ticket>>) {
     while let Some(commit) = commits.recv().await {
         for (_, ticket) in commit.entries {
-            // Who asked may have gone away.
+            // The request may have been dropped.
             let _gone = ticket.send(());
         }
         journal.release(commit.first_index);
     }
 }
 
-/// A create request's fields, as far as they have to be told apart.
+/// Fields of a create request that the handler has to parse.
 #[derive(Deserialize)]
 struct Body<'a> {
     at: &'a str,
@@ -95,14 +95,14 @@ struct Http<'a> {
     url: &'a str,
 }
 
-async fn create_durably(body: Bytes, keep: impl AsyncFnOnce(Bytes, Ticket) -> bool) -> StatusCode {
+async fn create_durably(body: Bytes, store: impl AsyncFnOnce(Bytes, Ticket) -> bool) -> StatusCode {
     let Ok(parsed) = serde_json::from_slice::<Body<'_>>(&body) else { return StatusCode::BAD_REQUEST };
     if parsed.at.is_empty() || parsed.target.http.url.is_empty() {
         return StatusCode::BAD_REQUEST;
     }
     let entry = body.slice_ref(parsed.payload.get().as_bytes());
     let (ticket, durable) = oneshot::channel();
-    match keep(entry, ticket).await && durable.await.is_ok() {
+    match store(entry, ticket).await && durable.await.is_ok() {
         true => StatusCode::CREATED,
         false => StatusCode::SERVICE_UNAVAILABLE,
     }

@@ -1,11 +1,12 @@
 //! The load generator: many keep-alive connections, one request at a time on each.
 //!
-//! *Open loop*: request number n is due at `start + n / rate`, whatever became of those before it, and its latency
-//! counts from that instant. A server that stalls for a second is charged for every request that was due meanwhile
-//! (Gil Tene's "coordinated omission", and wrk2's answer to it). *Closed loop*: each connection sends its next request
-//! when it has its answer, which finds the highest rate and says nothing of latency under a given one.
+//! *Open loop*: request number n is due at `start + n / rate`, whatever the state of the requests before it. Its
+//! latency counts from that instant. A server that stalls for a second is charged for every request that was due in
+//! this second (Gil Tene's "coordinated omission", which wrk2 corrects in the same way). *Closed loop*: each connection
+//! sends its next request when it has received the last response. This finds the highest rate and does not measure the
+//! latency at a given rate.
 //!
-//! Always true here: a request is counted once, as answered well, answered badly, broken off, or never sent.
+//! Invariant: each request is counted once, as accepted, rejected, broken off or never sent.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -19,12 +20,12 @@ use hdrhistogram::Histogram;
 use runtime::{Monotonic, Runtime, TaskSet};
 use tokio::sync::Semaphore;
 
-/// What is asked, and what counts as a good answer.
+/// Requests to send, and the test for an acceptable response.
 pub(crate) trait Exchange: Send + Sync + 'static {
     /// Appends request number `index`, head and body, to the empty `out`.
     fn write(&self, index: u64, out: &mut Vec<u8>);
 
-    /// Whether this is the answer that was hoped for.
+    /// Returns true if the response is the expected one.
     fn accept(&self, index: u64, status: u16, body: &[u8]) -> bool;
 }
 
@@ -33,9 +34,9 @@ pub(crate) struct Plan {
     pub(crate) address: SocketAddr,
     pub(crate) connections: usize,
     pub(crate) pace: Pace,
-    /// The last request is due so long after the first.
+    /// Time from the first to the last due instant.
     pub(crate) duration: Duration,
-    /// At most so many requests.
+    /// Largest number of requests.
     pub(crate) requests_max: u64,
 }
 
@@ -47,15 +48,16 @@ pub(crate) enum Pace {
 
 pub(crate) struct LoadReport {
     pub(crate) accepted: u64,
-    /// Answers that were not hoped for, by status.
-    pub(crate) refused: BTreeMap<u16, u64>,
-    /// Exchanges that broke off; the connection was opened again.
+    /// Number of rejected requests by response status.
+    pub(crate) rejected: BTreeMap<u16, u64>,
+    /// Exchanges that failed without a response. The connection was opened again after each.
     pub(crate) broken: u64,
-    /// Due, but not sent before the time for late ones was over.
+    /// Requests that were due but not sent within the time for late ones.
     pub(crate) unsent: u64,
-    /// From the first request's instant to the last answer.
+    /// Time from the first request's instant to the last response.
     pub(crate) elapsed: Duration,
-    /// Of all answers, in microseconds: from the due instant (open loop) or from the sending (closed loop).
+    /// Latency of all responses in microseconds, counted from the due instant (open loop) or from the sending (closed
+    /// loop).
     pub(crate) latency: Histogram<u64>,
 }
 
@@ -65,22 +67,22 @@ impl LoadReport {
         self.accepted as f64 / self.elapsed.as_secs_f64().max(1e-9)
     }
 
-    /// What became of those that failed.
-    pub(crate) fn trouble(&self) -> String {
-        let refused: Vec<String> = self.refused.iter().map(|(status, count)| format!("{count} x {status}")).collect();
+    /// Returns a summary of the failed requests.
+    pub(crate) fn failure_summary(&self) -> String {
+        let rejected: Vec<String> = self.rejected.iter().map(|(status, count)| format!("{count} x {status}")).collect();
         let (broken, unsent) = (self.broken, self.unsent);
-        format!("refused: [{}], broken off: {broken}, never sent: {unsent}", refused.join(", "))
+        format!("rejected: [{}], broken off: {broken}, never sent: {unsent}", rejected.join(", "))
     }
 
     pub(crate) fn failed(&self) -> u64 {
-        self.refused.values().sum::<u64>() + self.broken + self.unsent
+        self.rejected.values().sum::<u64>() + self.broken + self.unsent
     }
 }
 
-/// How long an open loop waits after its last due instant for what is late.
+/// Time that an open loop allows for late requests after the last due instant.
 const LATE_MAX: Duration = Duration::from_secs(30);
 
-/// Two marks of 0.1 % precision between a microsecond and ten minutes.
+/// Returns an empty histogram of microseconds from 1 us to ten minutes with three significant digits.
 pub(crate) fn latencies() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 600_000_000, 3).expect("the bounds are in order")
 }
@@ -92,48 +94,48 @@ pub(crate) fn micros(duration: Duration) -> u64 {
 /// Runs the plan to its end.
 ///
 /// # Errors
-/// If not even the connections can be opened.
+/// If the connections cannot be opened.
 pub(crate) async fn run(runtime: &Runtime, plan: Plan, exchange: Arc<dyn Exchange>) -> anyhow::Result<LoadReport> {
     let mut connections = Vec::with_capacity(plan.connections);
     for _ in 0..plan.connections {
         let connection = Connection::open(plan.address).await;
         connections.push(connection.with_context(|| format!("cannot connect to {}", plan.address))?);
     }
-    let shared = Arc::new(Shared::new(runtime, plan, exchange));
+    let generator = Arc::new(Generator::new(runtime, plan, exchange));
     let tasks = TaskSet::new(runtime);
     if let Pace::Open { .. } = plan.pace {
-        let shared = shared.clone();
-        tasks.spawn_thread("load-pacer", async move { shared.pace() });
+        let generator = generator.clone();
+        tasks.spawn_thread("load-pacer", async move { generator.pace() });
     }
     for connection in connections {
-        tasks.spawn("load-connection", shared.clone().work(connection));
+        tasks.spawn("load-connection", generator.clone().work(connection));
     }
     tasks.join().await;
-    Ok(shared.outcome())
+    Ok(generator.outcome())
 }
 
-struct Shared {
+struct Generator {
     runtime: Runtime,
     plan: Plan,
     exchange: Arc<dyn Exchange>,
     start: Monotonic,
-    /// How many requests there are in all.
+    /// Total number of requests.
     total: u64,
     next: AtomicU64,
-    /// Open loop: a permit for each request that is due.
+    /// Permits of an open loop, one for each request that is due.
     due: Semaphore,
     tally: Mutex<Tally>,
 }
 
 struct Tally {
     accepted: u64,
-    refused: BTreeMap<u16, u64>,
+    rejected: BTreeMap<u16, u64>,
     broken: u64,
     last: Monotonic,
     latency: Histogram<u64>,
 }
 
-impl Shared {
+impl Generator {
     fn new(runtime: &Runtime, plan: Plan, exchange: Arc<dyn Exchange>) -> Self {
         let start = runtime.monotonic();
         let total = match plan.pace {
@@ -141,8 +143,8 @@ impl Shared {
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive, far below 2^52")]
             Pace::Open { per_second } => ((per_second * plan.duration.as_secs_f64()) as u64).min(plan.requests_max),
         };
-        let tally = Tally { accepted: 0, refused: BTreeMap::new(), broken: 0, last: start, latency: latencies() };
-        Shared {
+        let tally = Tally { accepted: 0, rejected: BTreeMap::new(), broken: 0, last: start, latency: latencies() };
+        Generator {
             runtime: runtime.clone(),
             plan,
             exchange,
@@ -159,8 +161,8 @@ impl Shared {
         self.start + Duration::from_secs_f64(index as f64 / per_second)
     }
 
-    /// Lets requests go as they fall due, in steps finer than tokio's timer.
-    #[expect(clippy::disallowed_methods, reason = "a thread of its own, for steps finer than a timer's millisecond")]
+    /// Releases requests as they fall due, in steps finer than tokio's timer.
+    #[expect(clippy::disallowed_methods, reason = "a dedicated thread allows steps finer than a timer's millisecond")]
     fn pace(&self) {
         const STEP: Duration = Duration::from_micros(200);
         let Pace::Open { per_second } = self.plan.pace else { return };
@@ -173,11 +175,12 @@ impl Shared {
             released = due;
             std::thread::sleep(STEP);
         }
-        // One more for each connection, which so learns that there is nothing left.
+        // Add one permit for each connection, so that each one sees that no request remains.
         self.due.add_permits(self.plan.connections);
     }
 
-    /// The number of the next request, and the instant that its latency counts from. `None`: there is none.
+    /// Returns the number of the next request and the instant from which its latency counts; `None` if no request
+    /// remains.
     async fn take(&self) -> Option<(u64, Monotonic)> {
         match self.plan.pace {
             Pace::Closed => {
@@ -209,7 +212,7 @@ impl Shared {
                     self.count(from, status.0, accepted);
                 }
                 Err(error) => {
-                    tracing::debug!(%error, index, "an exchange broke off");
+                    tracing::debug!(%error, index, "exchange failed");
                     self.tally().broken += 1;
                     match self.reconnect().await {
                         Some(fresh) => connection = fresh,
@@ -220,14 +223,14 @@ impl Shared {
         }
     }
 
-    /// A new connection, or `None` once the plan's time is over.
+    /// Opens a new connection; returns `None` once the plan's time is over.
     async fn reconnect(&self) -> Option<Connection> {
-        const PAUSE: Duration = Duration::from_millis(20);
+        const BACKOFF: Duration = Duration::from_millis(20);
         while self.runtime.monotonic().since(self.start) < self.plan.duration {
             if let Ok(connection) = Connection::open(self.plan.address).await {
                 return Some(connection);
             }
-            self.runtime.sleep(PAUSE).await;
+            self.runtime.sleep(BACKOFF).await;
         }
         None
     }
@@ -240,24 +243,24 @@ impl Shared {
         if accepted {
             tally.accepted += 1;
         } else {
-            *tally.refused.entry(status).or_default() += 1;
+            *tally.rejected.entry(status).or_default() += 1;
         }
     }
 
     fn tally(&self) -> MutexGuard<'_, Tally> {
-        self.tally.lock().expect("no holder of this lock panics")
+        self.tally.lock().expect("no task panics while it holds this lock")
     }
 
     fn outcome(&self) -> LoadReport {
         let tally = self.tally();
-        let sent = tally.accepted + tally.refused.values().sum::<u64>() + tally.broken;
+        let sent = tally.accepted + tally.rejected.values().sum::<u64>() + tally.broken;
         let unsent = match self.plan.pace {
             Pace::Closed => 0,
             Pace::Open { .. } => self.total.saturating_sub(sent),
         };
         LoadReport {
             accepted: tally.accepted,
-            refused: tally.refused.clone(),
+            rejected: tally.rejected.clone(),
             broken: tally.broken,
             unsent,
             elapsed: tally.last.since(self.start),

@@ -1,20 +1,21 @@
-//! The requests that the benchmark sends: schedules of one callback with a payload of 1 KB.
+//! Requests that the benchmarks send. They create schedules of one callback with a payload of 1 KB.
 
 use std::io::Write;
 use std::net::SocketAddr;
 
 use domain::Timestamp;
 
-/// How long a payload is, its braces included.
+/// Length of a payload, including its braces.
 pub(crate) const PAYLOAD_BYTES: usize = 1_000;
 
 /// Schedules of one callback each, due one after the other.
 #[derive(Clone, Debug)]
 pub(crate) struct Schedules {
-    /// Where the callbacks go.
+    /// Target of the callbacks.
     pub(crate) target_url: String,
     pub(crate) first_at: Timestamp,
-    /// Schedule number n is due n of these after the first, in microseconds; rounded down to a millisecond.
+    /// Interval between due instants in microseconds: schedule number n is due n intervals after the first, rounded
+    /// down to a millisecond.
     pub(crate) gap_micros: u64,
 }
 
@@ -28,9 +29,9 @@ impl Schedules {
     pub(crate) fn write_json(&self, index: u64, out: &mut Vec<u8>) {
         const FILL: &[u8] = b"an ordinary text of an ordinary order, as long as it has to be. ";
         write!(out, r#"{{"at":"{}","target":{{"http":{{"url":"{}"}}}},"payload":"#, self.at(index), self.target_url)
-            .expect("memory takes what is written");
+            .expect("a write to a Vec succeeds");
         let start = out.len();
-        write!(out, r#"{{"number":{index},"text":""#).expect("memory takes what is written");
+        write!(out, r#"{{"number":{index},"text":""#).expect("a write to a Vec succeeds");
         let end = start + PAYLOAD_BYTES - 2;
         while out.len() < end {
             let take = FILL.len().min(end - out.len());
@@ -40,7 +41,7 @@ impl Schedules {
     }
 }
 
-/// A whole HTTP/1.1 request.
+/// Appends a complete HTTP/1.1 request.
 pub(crate) fn write_request(method: &str, path: &str, head: &Head, body: &[u8], out: &mut Vec<u8>) {
     write!(
         out,
@@ -50,15 +51,15 @@ pub(crate) fn write_request(method: &str, path: &str, head: &Head, body: &[u8], 
         head.content_type,
         body.len()
     )
-    .expect("memory takes what is written");
+    .expect("a write to a Vec succeeds");
     out.extend_from_slice(body);
 }
 
-/// What is the same in every request.
+/// Parts that are equal in every request.
 #[derive(Clone, Debug)]
 pub(crate) struct Head {
     pub(crate) host: SocketAddr,
-    /// `id.secret`.
+    /// API key in the form `id.secret`.
     pub(crate) key: String,
     pub(crate) content_type: &'static str,
 }
@@ -76,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_schedule_is_json_with_a_payload_of_the_promised_length() {
+    fn schedule_is_json_with_a_payload_of_1000_bytes() {
         let mut out = Vec::new();
         schedules().write_json(12_345, &mut out);
         #[derive(serde::Deserialize)]

@@ -1,4 +1,4 @@
-//! Other processes of this binary, and what they cost.
+//! Child processes that run this binary, and their cost.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -14,7 +14,7 @@ use runtime::{Runtime, TaskSet};
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
 
-/// A process of this binary that answers HTTP. Dropped, it is killed; so it is when this process is.
+/// Process of this binary that answers HTTP. It is killed when this value is dropped, and when this process exits.
 pub(crate) struct Process {
     child: Child,
     pub(crate) pid: u32,
@@ -22,11 +22,11 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts `reveille <arguments> --listen <address>`, what is secret in its environment and its output in `log`, and waits until `path` is answered
-    /// with 200.
+    /// Starts `reveille <arguments> --listen <address>` and waits until a request of `path` is answered with 200.
+    /// Secrets are passed in the environment; the output goes to `log`.
     ///
     /// # Errors
-    /// If it ends, or is not ready within `limit`; the error tells the end of its log.
+    /// If the process exits, or is not ready within `limit`. The error contains the end of its log.
     pub(crate) async fn start(
         runtime: &Runtime,
         arguments: &[&str],
@@ -36,7 +36,7 @@ impl Process {
         log: &Path,
         limit: Duration,
     ) -> anyhow::Result<Self> {
-        let program = std::env::current_exe().context("cannot tell the path of this program")?;
+        let program = std::env::current_exe().context("cannot determine the path of this program")?;
         let output = fs::OpenOptions::new().create(true).append(true).open(log);
         let output = output.with_context(|| format!("cannot write {}", log.display()))?;
         let listen = address.to_string();
@@ -50,11 +50,15 @@ impl Process {
             .kill_on_drop(true)
             .spawn()
             .context("cannot start a process of this program")?;
-        let pid = child.id().context("the process ended at once")?;
+        let pid = child.id().context("the process exited at once")?;
         let started = runtime.monotonic();
         while !answers(address, path).await {
             if let Some(status) = child.try_wait()? {
-                bail!("`reveille {}` ended with {status}; its last words:\n{}", arguments.join(" "), last_words(log));
+                bail!(
+                    "`reveille {}` exited with {status}; the end of its log:\n{}",
+                    arguments.join(" "),
+                    log_tail(log)
+                );
             }
             let waited = runtime.monotonic().since(started);
             ensure!(waited < limit, "`reveille {}` was not ready within {limit:?}", arguments.join(" "));
@@ -63,12 +67,13 @@ impl Process {
         Ok(Process { child, pid, address })
     }
 
-    /// `kill -9`, and waits until the process is gone.
+    /// Kills the process with `kill -9` and waits until it has exited.
     pub(crate) async fn kill(mut self) -> anyhow::Result<()> {
         self.child.kill().await.context("cannot kill a process of this program")
     }
 
-    /// Asks the process to stop, and kills it if it has not within `limit`. Whether it stopped by itself.
+    /// Sends SIGTERM to the process and kills it if it does not exit within `limit`. Returns true if it exited by
+    /// itself with success.
     pub(crate) async fn stop(mut self, runtime: &Runtime, limit: Duration) -> anyhow::Result<bool> {
         let pid = i32::try_from(self.pid).ok().and_then(rustix::process::Pid::from_raw);
         rustix::process::kill_process(pid.context("no such process")?, rustix::process::Signal::TERM)?;
@@ -79,9 +84,9 @@ impl Process {
     }
 }
 
-/// An address of this machine that nothing listens on yet.
+/// Returns a local address on which no process listens yet.
 pub(crate) fn free_address() -> anyhow::Result<SocketAddr> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("this machine has no port left")?;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no free port on this machine")?;
     Ok(listener.local_addr()?)
 }
 
@@ -91,23 +96,23 @@ async fn answers(address: SocketAddr, path: &str) -> bool {
     connection.exchange(request.as_bytes()).await.is_ok_and(|status| status.0 == 200)
 }
 
-fn last_words(log: &Path) -> String {
+fn log_tail(log: &Path) -> String {
     let text = fs::read_to_string(log).unwrap_or_default();
     let lines: Vec<&str> = text.lines().rev().take(12).collect();
     lines.into_iter().rev().collect::<Vec<_>>().join("\n")
 }
 
-/// User and system time of a process since its start; zero if it is gone.
+/// Returns the user and system time of a process since its start; zero if the process does not exist.
 pub(crate) fn cpu(pid: u32) -> Duration {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The second field, the name, may hold blanks; it ends with the last parenthesis (proc_pid_stat(5)).
+    // The second field, the name, may contain blanks; it ends with the last parenthesis (proc_pid_stat(5)).
     let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
     let ticks: u64 = after_name.split_whitespace().skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
     let per_second = rustix::param::clock_ticks_per_second().max(1);
     Duration::from_micros(ticks.saturating_mul(1_000_000) / per_second)
 }
 
-/// Anonymous resident memory in bytes; zero if the process is gone.
+/// Returns the anonymous resident memory in bytes; zero if the process does not exist.
 pub(crate) fn rss_anon(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
@@ -115,7 +120,7 @@ pub(crate) fn rss_anon(pid: u32) -> u64 {
     kibibytes.unwrap_or(0) * 1024
 }
 
-/// The bytes that a folder takes up, all below it included.
+/// Returns the bytes that a folder and everything below it occupy on disk.
 pub(crate) fn disk_bytes(folder: &Path) -> u64 {
     use std::os::unix::fs::MetadataExt;
     let Ok(entries) = fs::read_dir(folder) else { return 0 };
@@ -127,7 +132,7 @@ pub(crate) fn disk_bytes(folder: &Path) -> u64 {
     entries.flatten().map(size).sum()
 }
 
-/// Watches what a process and this one cost.
+/// Meter of the cost of a process and of this process.
 pub(crate) struct Meter {
     pid: Option<u32>,
     cpu_before: Duration,
@@ -139,14 +144,14 @@ pub(crate) struct Meter {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cost {
-    /// Of the process that is measured, if there is one.
+    /// CPU time of the measured process, if there is one.
     pub(crate) cpu: Option<Duration>,
     pub(crate) own_cpu: Duration,
     pub(crate) memory_peak_bytes: Option<u64>,
 }
 
 impl Meter {
-    /// Without a `pid`, only this process is measured.
+    /// Starts measuring. Without a `pid`, only this process is measured.
     pub(crate) fn start(runtime: &Runtime, pid: Option<u32>) -> Self {
         const PERIOD: Duration = Duration::from_millis(200);
         let memory_peak = Arc::new(AtomicU64::new(pid.map_or(0, rss_anon)));

@@ -1,7 +1,9 @@
-//! A tenant's quota raised and lowered while very much is pending: whether anything is missed or doubled.
+//! Trial that raises and lowers a tenant's quota while many schedules are pending, and checks that no callback is
+//! missed or duplicated.
 //!
-//! Always true here: with every change there are schedules of before and of after it, so that the pollers of each generation have
-//! something due; what arrived is the receiver's word, what had to is the server's acknowledgements.
+//! Invariants: each change happens while schedules from before and after it are pending, so that the pollers of each
+//! generation have due rows. Arrivals are counted by the receiver; the expected callbacks are those that the server
+//! acknowledged.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +20,7 @@ use crate::fire::{self, Due};
 use crate::process::Meter;
 use crate::report::Row;
 use crate::server::{Server, ServerArguments};
-use crate::tenant::{Tenant, unlimited_but};
+use crate::tenant::{Tenant, unlimited_except};
 use crate::{Common, print};
 
 #[derive(Args, Debug)]
@@ -27,26 +29,27 @@ pub struct QuotaChangeArguments {
     common: Common,
     #[command(flatten)]
     server: ServerArguments,
-    /// Schedules that are pending when the first falls due
+    /// Schedules that are pending when the first one falls due
     #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(100..=100_000_000))]
     pending: u64,
-    /// Seconds to create them in, before the first is due [default: by their number]
+    /// Seconds for creating the schedules before the first one is due [default: derived from their number]
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=3_600))]
     lead: Option<u64>,
 }
 
-/// In percent of what falls due. The pollers grow with the second and the fourth; `None` is no quota.
+/// Quotas in percent of the rate of due callbacks; `None` is no quota. The second and the fourth quota open added
+/// pollers.
 const QUOTAS: [Option<u64>; 6] = [Some(10), Some(200), Some(1), Some(1_000), Some(25), None];
 const PER_SECOND_MAX: u64 = 10_000;
-/// A machine with much to do takes so many.
+/// Schedules that a busy machine creates per second.
 const CREATED_PER_SECOND: u64 = 8_000;
-/// Each quota holds for a sixth of it at least.
+/// Shortest time over which schedules fall due, in seconds. Each quota is in force for at least a sixth of it.
 const LASTS_MIN: u64 = 12;
-/// Of the pending ones, made with each change.
-const MORE: u64 = 50;
+/// Divisor of the number of pending schedules that gives the number of schedules added with each change.
+const ADDED_DIVISOR: u64 = 50;
 
 /// # Errors
-/// If the trial could not be made, or something was missed, doubled or early.
+/// If the trial cannot be run, or if a callback was missed, duplicated or early.
 pub(crate) async fn run(runtime: &Runtime, arguments: &QuotaChangeArguments) -> anyhow::Result<()> {
     let server = Server::start(runtime, &arguments.server, &arguments.common.data).await?;
     let mut rows = Vec::new();
@@ -57,12 +60,12 @@ pub(crate) async fn run(runtime: &Runtime, arguments: &QuotaChangeArguments) -> 
     server.stop(runtime).await?;
     print(&arguments.common, vec![(rows.clone(), Vec::new())])?;
     let wrong: u64 = rows.iter().flat_map(|row| [row.lost, row.doubled, row.early]).flatten().sum();
-    ensure!(wrong == 0, "{wrong} callbacks were missed, doubled or early");
+    ensure!(wrong == 0, "{wrong} callbacks were missed, duplicated or early");
     Ok(())
 }
 
 async fn trial(runtime: &Runtime, server: &Server, pending: u64, lead: Duration) -> anyhow::Result<Row> {
-    let tenant = Tenant::make(runtime, server, "changing", unlimited_but(None)).await?;
+    let tenant = Tenant::create(runtime, server, "changing", unlimited_except(None)).await?;
     let arrivals = Arc::new(Arrivals::logging());
     let receiver = fire::receive(runtime, Options::default(), arrivals.clone()).await?;
     let url = fire::url_of(receiver.address);
@@ -75,25 +78,25 @@ async fn trial(runtime: &Runtime, server: &Server, pending: u64, lead: Duration)
 
     let mut last_at = first_at + due.lasts();
     let mut notes = Vec::new();
-    let more = due.of(pending.div_ceil(MORE));
+    let added = due.with_count(pending.div_ceil(ADDED_DIVISOR));
     for (at, percent) in (0..).zip(QUOTAS) {
         let begins = first_at + due.lasts() * at / 6;
         runtime.sleep(begins.since(runtime.now())).await;
         let quota = percent.map(|percent| due.per_minute() * percent / 100);
         set(&tenant, quota).await?;
-        notes.push(format!("{}: {}", in_words(begins.since(first_at)), said(quota, arrivals.count())));
-        let from = runtime.now() + fire::lead(more.count());
-        planned.extend(fire::plan_from(runtime, head(), more, from, url.clone()).await?);
-        last_at = last_at.max(from + more.lasts());
+        notes.push(format!("{}: {}", seconds(begins.since(first_at)), describe(quota, arrivals.count())));
+        let from = runtime.now() + fire::lead(added.count());
+        planned.extend(fire::plan_from(runtime, head(), added, from, url.clone()).await?);
+        last_at = last_at.max(from + added.lasts());
     }
     fire::wait_for(runtime, &arrivals, planned.len() as u64, last_at).await?;
     let cost = meter.stop().await;
     let throttled = throttled(server).await? - throttled_before;
-    ensure!(throttled > 0, "no quota was felt, so nothing is shown");
+    ensure!(throttled > 0, "no quota delayed a callback, so the trial is invalid");
     let verdict = arrivals.verdict(&planned)?;
     let mut row = fire::row("quota changed", due, first_at, &verdict).with_cost(&cost, verdict.arrived);
     row.notes.extend(notes);
-    row.notes.push(format!("{throttled} callbacks were late by a quota"));
+    row.notes.push(format!("{throttled} callbacks were delayed by a quota"));
     Ok(row)
 }
 
@@ -103,8 +106,8 @@ fn due(pending: u64) -> Due {
 }
 
 impl Due {
-    /// So many at the same rate.
-    fn of(self, count: u64) -> Due {
+    /// Returns `count` callbacks at the same rate.
+    fn with_count(self, count: u64) -> Due {
         let Due::Evenly { per_second, .. } = self else { return Due::AtOnce { count } };
         Due::Evenly { per_second, duration: Duration::from_secs(count.div_ceil(per_second)) }
     }
@@ -127,14 +130,14 @@ async fn throttled(server: &Server) -> anyhow::Result<u64> {
     Ok(server.metric("reveille_callbacks_throttled_total").await?.unwrap_or(0))
 }
 
-fn said(quota: Option<u64>, arrived: u64) -> String {
+fn describe(quota: Option<u64>, arrived: u64) -> String {
     match quota {
-        Some(quota) => format!("a quota of {quota} a minute, when {arrived} had arrived"),
-        None => format!("no quota, when {arrived} had arrived"),
+        Some(quota) => format!("quota of {quota} per minute, set after {arrived} arrivals"),
+        None => format!("no quota, set after {arrived} arrivals"),
     }
 }
 
-fn in_words(since: Duration) -> String {
+fn seconds(since: Duration) -> String {
     format!("{:>3} s", since.as_secs())
 }
 
@@ -143,9 +146,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn many_are_due_within_minutes_and_few_for_long_enough_to_change_a_quota() {
+    fn due_duration_grows_with_the_count_and_has_a_minimum() {
         assert_eq!((due(1_000_000).lasts(), due(1_000_000).count()), (Duration::from_secs(100), 1_000_000));
         assert_eq!((due(1_200).lasts(), due(1_200).count()), (Duration::from_secs(12), 1_200));
-        assert_eq!(due(1_000_000).of(20_000).count(), 20_000);
+        assert_eq!(due(1_000_000).with_count(20_000).count(), 20_000);
     }
 }

@@ -1,4 +1,4 @@
-//! What a trial has to say, as a table for people and as JSON for programs.
+//! Results of a trial, as a table for people and as JSON for programs.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::process::Cost;
 
-/// One trial, or one part of one. What does not apply is left out.
+/// Results of a trial or of a part of one. Values that do not apply are left out.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Row {
     pub(crate) trial: String,
@@ -33,18 +33,18 @@ pub(crate) struct Row {
     pub(crate) doubled: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) early: Option<u64>,
-    /// Of the server alone, per operation.
+    /// CPU time of the server per operation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) server_cpu_us: Option<f64>,
-    /// Of this process (load generator and receiver), per operation.
+    /// CPU time of this process (load generator and receiver) per operation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bench_cpu_us: Option<f64>,
-    /// The highest anonymous resident memory of the server that was seen.
+    /// Highest observed anonymous resident memory of the server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) rss_anon_mib: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) disk_mib: Option<f64>,
-    /// Of the store's database.
+    /// Reads of the store's database.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) reads_per_minute: Option<f64>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -56,7 +56,7 @@ impl Row {
         Row { trial: trial.into(), ..Row::default() }
     }
 
-    /// Fills in the marks of a histogram of microseconds.
+    /// Fills in the percentiles of a histogram of microseconds.
     pub(crate) fn with_latency(mut self, latency: &Histogram<u64>) -> Self {
         if !latency.is_empty() {
             self.p50_ms = Some(millis(latency.value_at_quantile(0.5)));
@@ -67,7 +67,7 @@ impl Row {
         self
     }
 
-    /// Fills in what `count` operations cost.
+    /// Fills in the cost of `count` operations.
     pub(crate) fn with_cost(mut self, cost: &Cost, count: u64) -> Self {
         self.server_cpu_us = cost.cpu.map(|cpu| micros_each(cpu, count));
         self.bench_cpu_us = Some(micros_each(cost.own_cpu, count));
@@ -124,7 +124,7 @@ fn millis(micros: u64) -> f64 {
     micros as f64 / 1_000.0
 }
 
-/// `part` of a whole, spread over `count` operations, in microseconds.
+/// Returns `part` divided by `count` operations, in microseconds.
 #[expect(clippy::cast_precision_loss, reason = "counts of operations stay far below 2^52")]
 fn micros_each(part: Duration, count: u64) -> f64 {
     part.as_secs_f64() * 1e6 / count.max(1) as f64
@@ -135,7 +135,7 @@ pub(crate) fn mebibytes(bytes: u64) -> f64 {
     bytes as f64 / (1024.0 * 1024.0)
 }
 
-/// The middle value; of an even number of them, the mean of the two.
+/// Returns the middle value, or the mean of the two middle values of an even number.
 pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut sorted: Vec<f64> = values.into_iter().collect();
     sorted.sort_by(f64::total_cmp);
@@ -147,7 +147,8 @@ pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     }
 }
 
-/// The median of each figure over the runs of one trial; losses and the like are summed, so that none is hidden.
+/// Returns the median of each figure over the runs of one trial. Losses and other faults are summed, so that none is
+/// hidden.
 pub(crate) fn summary(trial: &str, runs: &[Row]) -> Row {
     let middle = |figure: fn(&Row) -> Option<f64>| median(runs.iter().filter_map(figure));
     let sum = |figure: fn(&Row) -> Option<u64>| runs.iter().filter_map(figure).reduce(|a, b| a + b);
@@ -173,7 +174,7 @@ pub(crate) fn summary(trial: &str, runs: &[Row]) -> Row {
     }
 }
 
-/// The rows under their columns; a column that no row fills is left out.
+/// Formats the rows as a table; a column without any value is left out.
 pub(crate) fn table(rows: &[Row]) -> String {
     let figures: Vec<_> = rows.iter().map(Row::figures).collect();
     let used: Vec<usize> =
@@ -206,24 +207,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_has_a_column_for_what_was_measured_and_none_for_what_was_not() {
+    fn table_omits_columns_without_values() {
         let mut first = Row::new("limit: handler");
         first.per_second = Some(130_000.4);
         let mut second = Row::new("create");
         second.per_second = Some(40_000.0);
         second.lost = Some(0);
-        second.notes.push("half the connections were opened twice".to_owned());
+        second.notes.push("half of the connections were opened twice".to_owned());
         expect_test::expect![[r"
             trial            per s  lost
             limit: handler  130000     -
             create           40000     0
-                half the connections were opened twice
+                half of the connections were opened twice
         "]]
         .assert_eq(&table(&[first, second]));
     }
 
     #[test]
-    fn the_summary_takes_medians_of_measures_and_sums_of_losses() {
+    fn summary_has_medians_of_measures_and_sums_of_losses() {
         let runs: Vec<Row> = [(3.0, 1), (1.0, 0), (2.0, 4)]
             .map(|(per_second, lost)| Row { per_second: Some(per_second), lost: Some(lost), ..Row::default() })
             .into();

@@ -1,4 +1,4 @@
-//! The Reveille that is measured: a process of this binary with its data in the trial's folder, or one that runs.
+//! Server that is measured: a process of this binary with its data in the trial's folder, or a running server.
 
 use std::fs;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -16,16 +16,16 @@ use crate::process::{Process, disk_bytes, free_address};
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ServerArguments {
-    /// A server that runs, `http://host:port`; without it one is started for the trial
+    /// Running server to measure, `http://host:port`; without it, the trial starts one
     #[arg(long, requires = "key_file")]
     url: Option<String>,
-    /// The file with the key for `--url`
+    /// File with the key for `--url`
     #[arg(long)]
     key_file: Option<PathBuf>,
-    /// The database of the server that is started, postgres://…, instead of the trial's folder
+    /// Database of the started server, postgres://…, instead of the trial's folder
     #[arg(long, conflicts_with = "url")]
     pub(crate) store: Option<Url>,
-    /// The server's threads that run tasks [default: one per core]
+    /// Server threads that run tasks [default: one per core]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=256))]
     server_threads: Option<u16>,
 }
@@ -33,7 +33,7 @@ pub(crate) struct ServerArguments {
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     key: String,
-    /// `None` if it was there before the trial.
+    /// Process of the server; `None` if the trial did not start it.
     process: Option<Process>,
     folder: PathBuf,
     threads: Option<u16>,
@@ -42,29 +42,29 @@ pub(crate) struct Server {
     arguments: Vec<String>,
 }
 
-/// A large data folder takes its time to open; more than this is a failure.
+/// Longest wait for a server to be ready; a large data folder takes time to open.
 const READY_MAX: Duration = Duration::from_secs(120);
-/// A stop flushes what is in memory.
+/// Longest wait for a server to stop; a stop flushes the memory to disk.
 const STOP_MAX: Duration = Duration::from_secs(60);
 
 impl Server {
     /// # Errors
-    /// If no server can be started in `folder`, or none answers where the arguments say.
+    /// If no server can be started in `folder`, or if none answers at the given URL.
     pub(crate) async fn start(runtime: &Runtime, arguments: &ServerArguments, folder: &Path) -> anyhow::Result<Self> {
-        Server::start_told(runtime, arguments, folder, &[]).await
+        Server::start_with(runtime, arguments, folder, &[]).await
     }
 
-    /// As [`Server::start`]; one that is started is told `more`.
+    /// Works like [`Server::start`]; a server that the trial starts receives the arguments `more`.
     ///
     /// # Errors
-    /// As [`Server::start`].
-    pub(crate) async fn start_told(
+    /// Same errors as [`Server::start`].
+    pub(crate) async fn start_with(
         runtime: &Runtime,
         arguments: &ServerArguments,
         folder: &Path,
         more: &[&str],
     ) -> anyhow::Result<Self> {
-        fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
+        fs::create_dir_all(folder).with_context(|| format!("cannot create the folder {}", folder.display()))?;
         if let (Some(url), Some(key_file)) = (&arguments.url, &arguments.key_file) {
             return Ok(Server {
                 address: resolve(url)?,
@@ -89,26 +89,26 @@ impl Server {
             store: arguments.store.clone(),
             arguments: more.iter().map(|argument| (*argument).to_owned()).collect(),
         };
-        server.start_again(runtime).await?;
+        server.restart(runtime).await?;
         server.key = read_key(&data(folder).join("admin.key"))?;
         Ok(server)
     }
 
-    /// What goes into every request to it.
+    /// Returns the parts that are equal in every request to this server.
     pub(crate) fn head(&self, content_type: &'static str) -> Head {
         Head { host: self.address, key: self.key.clone(), content_type }
     }
 
-    /// Of the operators of a server of the trial's making.
+    /// Returns the key of the operators of a server that the trial started.
     ///
     /// # Errors
-    /// If there is none.
+    /// If the trial did not start the server.
     pub(crate) fn operator_key(&self) -> anyhow::Result<String> {
-        ensure!(self.process.is_some(), "tenants are made on a server that the trial has started; leave --url out");
+        ensure!(self.process.is_some(), "tenants can be created only on a server that the trial started; omit --url");
         read_key(&data(&self.folder).join("operator.key"))
     }
 
-    /// A metric without labels, as `/metrics` tells it; `None` if it is not there.
+    /// Returns the value of a metric without labels, as `/metrics` reports it; `None` if the metric is missing.
     ///
     /// # Errors
     /// If the server does not answer.
@@ -122,7 +122,7 @@ impl Server {
         Ok(value.and_then(|value| value.trim().parse().ok()))
     }
 
-    /// The process to measure; without one, this process stands in, and its figures are left out.
+    /// Returns the id of the process to measure; `None` if the trial did not start the server.
     pub(crate) fn pid(&self) -> Option<u32> {
         self.process.as_ref().map(|process| process.pid)
     }
@@ -131,26 +131,27 @@ impl Server {
         disk_bytes(&data(&self.folder))
     }
 
-    /// `kill -9`, then starts it again on the same port and data. How long it took from the start to ready.
+    /// Kills the server with `kill -9`, then restarts it on the same port and data. Returns the time from the start
+    /// until it was ready.
     ///
     /// # Errors
-    /// If the server is not of this trial's making, or does not come back.
+    /// If the trial did not start the server, or if the server does not become ready.
     pub(crate) async fn kill_and_restart(&mut self, runtime: &Runtime) -> anyhow::Result<Duration> {
         self.kill().await?;
-        self.start_again(runtime).await
+        self.restart(runtime).await
     }
 
-    /// As [`Server::kill_and_restart`], with a polite stop.
+    /// Works like [`Server::kill_and_restart`], with a graceful stop.
     pub(crate) async fn stop_and_restart(&mut self, runtime: &Runtime) -> anyhow::Result<Duration> {
-        self.end(runtime).await?;
-        self.start_again(runtime).await
+        self.stop_process(runtime).await?;
+        self.restart(runtime).await
     }
 
-    /// As one member of several over a database, whose schema is made if it is not there; its own folder is within
-    /// `folder`, where the key is.
+    /// Starts a server as one of several members over a database, and creates the schema if it is missing. The member's
+    /// own folder is within `folder`, which holds the key.
     ///
     /// # Errors
-    /// If it cannot be started.
+    /// If the server cannot be started.
     pub(crate) async fn start_member(
         runtime: &Runtime,
         store: &Url,
@@ -159,7 +160,7 @@ impl Server {
         arguments: &[&str],
     ) -> anyhow::Result<Self> {
         let own = folder.join(name);
-        fs::create_dir_all(&own).with_context(|| format!("cannot make the folder {}", own.display()))?;
+        fs::create_dir_all(&own).with_context(|| format!("cannot create the folder {}", own.display()))?;
         migrate(store, &data(folder)).await?;
         let mut server = Server {
             address: free_address()?,
@@ -170,20 +171,24 @@ impl Server {
             store: Some(store.clone()),
             arguments: arguments.iter().map(|argument| (*argument).to_owned()).collect(),
         };
-        server.start_again(runtime).await?;
+        server.restart(runtime).await?;
         Ok(server)
     }
 
-    /// Starts it where it was; how long until it was ready.
+    /// Starts the server on its address and data. Returns the time until it was ready.
     ///
     /// # Errors
-    /// If it is not ready in time.
-    pub(crate) async fn start_again(&mut self, runtime: &Runtime) -> anyhow::Result<Duration> {
+    /// If the server is not ready in time.
+    pub(crate) async fn restart(&mut self, runtime: &Runtime) -> anyhow::Result<Duration> {
         let started = runtime.monotonic();
         let data = data(&self.folder);
         let threads = self.threads.map(|threads| threads.to_string());
-        let mut arguments =
-            vec!["serve", "--no-receiver", "--data", data.to_str().context("the data folder's path is not text")?];
+        let mut arguments = vec![
+            "serve",
+            "--no-receiver",
+            "--data",
+            data.to_str().context("the data folder's path is not valid UTF-8")?,
+        ];
         if let Some(threads) = &threads {
             arguments.extend(["--threads", threads]);
         }
@@ -196,43 +201,44 @@ impl Server {
         Ok(runtime.monotonic().since(started))
     }
 
-    /// `kill -9`.
+    /// Kills the server with `kill -9`.
     ///
     /// # Errors
-    /// If it is not of this trial's making.
+    /// If the trial did not start the server.
     pub(crate) async fn kill(&mut self) -> anyhow::Result<()> {
-        self.process.take().context("only a server that the trial has started can be killed")?.kill().await
+        self.process.take().context("only a server that the trial started can be killed")?.kill().await
     }
 
-    /// A polite stop.
+    /// Stops the server gracefully.
     ///
     /// # Errors
-    /// If it is not of this trial's making, or does not stop by itself.
-    pub(crate) async fn end(&mut self, runtime: &Runtime) -> anyhow::Result<()> {
-        let process = self.process.take().context("only a server that the trial has started can be stopped")?;
+    /// If the trial did not start the server, or if the server does not stop by itself.
+    pub(crate) async fn stop_process(&mut self, runtime: &Runtime) -> anyhow::Result<()> {
+        let process = self.process.take().context("only a server that the trial started can be stopped")?;
         ensure!(process.stop(runtime, STOP_MAX).await?, "the server did not stop by itself within {STOP_MAX:?}");
         Ok(())
     }
 
-    /// Stops it, if it is of this trial's making.
+    /// Stops the server, if the trial started it.
     pub(crate) async fn stop(self, runtime: &Runtime) -> anyhow::Result<()> {
         if let Some(process) = self.process
             && !process.stop(runtime, STOP_MAX).await?
         {
-            tracing::warn!("the server did not stop by itself; see {}", self.folder.join("serve.log").display());
+            tracing::warn!("server did not stop by itself; see {}", self.folder.join("serve.log").display());
         }
         Ok(())
     }
 }
 
-/// The server's data folder within the trial's.
+/// Returns the server's data folder within the trial's folder.
 pub(crate) fn data(folder: &Path) -> PathBuf {
     folder.join("data")
 }
 
-/// Makes the schema in a database, and the tenant with its key in the trial's folder.
+/// Creates the schema in a database, and the tenant whose key is stored in the trial's folder.
 async fn migrate(store: &Url, data: &Path) -> anyhow::Result<()> {
-    let mut command = tokio::process::Command::new(std::env::current_exe().context("cannot find this program")?);
+    let mut command =
+        tokio::process::Command::new(std::env::current_exe().context("cannot determine the path of this program")?);
     command
         .args(["store", "migrate", "--allow-egress", "loopback", "--data"])
         .arg(data)
@@ -242,7 +248,8 @@ async fn migrate(store: &Url, data: &Path) -> anyhow::Result<()> {
     let key = data.join("admin.key");
     ensure!(
         key.exists(),
-        "the database has a tenant, whose key is not in {}: name the folder of the trial that made it with --data, or another database",
+        "the database has a tenant whose key is not in {}; pass the folder of the trial that created the tenant \
+         with --data, or use another database",
         key.display()
     );
     Ok(())
@@ -256,6 +263,6 @@ fn read_key(path: &Path) -> anyhow::Result<String> {
 fn resolve(url: &str) -> anyhow::Result<SocketAddr> {
     let authority = url.strip_prefix("http://").map(|rest| rest.trim_end_matches('/'));
     let authority = authority.with_context(|| format!("{url} is not http://host:port"))?;
-    let mut addresses = authority.to_socket_addrs().with_context(|| format!("cannot find {authority}"))?;
+    let mut addresses = authority.to_socket_addrs().with_context(|| format!("cannot resolve {authority}"))?;
     addresses.next().with_context(|| format!("{authority} has no address"))
 }

@@ -1,8 +1,9 @@
-//! An hour of a shop's day: carts for which a callback is asked, moved and called off, at a steady rate, and whether the server is at
-//! the end as it was in the middle (seed 004, section "abandoned cart").
+//! Soak trial that simulates a shop. Each cart requests a callback, moves it and cancels it, at a steady rate. The
+//! trial checks whether the server's figures at the end equal those in the middle.
 //!
-//! In each minute as many carts are made as in the one before are moved, and of those of the minute before that half are called off;
-//! the rest fire. Always true here: what had to arrive is what was acknowledged, what did is the receiver's word.
+//! Each minute, the trial creates new carts, moves the callbacks of the previous minute's carts, and cancels half of
+//! the callbacks of the carts of the minute before that; the rest fire. Invariants: the expected callbacks are the
+//! acknowledged ones; the actual callbacks are those that the receiver got.
 
 mod carts;
 mod flat;
@@ -24,7 +25,7 @@ use crate::load::{self, LoadReport, Pace, Plan};
 use crate::process::rss_anon;
 use crate::report::mebibytes;
 use crate::server::{Server, ServerArguments};
-use carts::{Ask, Carts, Counts, What};
+use carts::{CartRequests, Carts, Counts, RequestKind};
 use flat::Figure;
 
 #[derive(Args, Debug)]
@@ -33,33 +34,35 @@ pub struct SoakArguments {
     common: Common,
     #[command(flatten)]
     server: ServerArguments,
-    /// How long; callbacks come from the fourth minute on, and the second half is judged
+    /// Duration in minutes; callbacks arrive from the fourth minute on, and the second half is judged
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(4..=10_080))]
     minutes: u64,
-    /// Requests a second: two in five make a schedule, two move one, one calls one off
+    /// Requests per second: of five, two create a schedule, two reschedule one, and one cancels one
     #[arg(long, default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(5..=100_000))]
     rate: u64,
-    /// How many minutes what is over is kept, so that there is something to forget
+    /// Minutes for which the server retains schedules that have ended, so that it also has to remove some
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=10_080))]
     history_minutes: u64,
-    /// What stands for a minute
+    /// Seconds that one minute of the trial takes
     #[arg(long, hide = true, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=60))]
     minute_seconds: u64,
 }
 
-/// From a cart's last move to its callback, in minutes: longer than until it may be called off.
+/// Minutes from a cart's last move to its callback: longer than the time until it may be cancelled.
 const DUE_MINUTES: u32 = 2;
-/// Of fewer in a minute the hundredth slowest is chance: neither told nor judged.
+/// Fewest samples per minute for a 99th percentile. With fewer samples the percentile is random, and is neither
+/// reported nor judged.
 const SAMPLES_MIN: u64 = 1_000;
-/// What no callback is waited for longer than, after the last was due.
+/// Longest wait for callbacks after the last one was due.
 const LATE_MAX: Duration = Duration::from_secs(60);
 
 /// # Errors
-/// If the trial could not be made; if a callback was lost, doubled, early or not wanted; if memory, disk or lateness grew.
+/// If the trial cannot be run, if a callback was lost, duplicated, early or unwanted, or if memory, disk or lateness
+/// grew.
 pub(crate) async fn run(runtime: &Runtime, arguments: &SoakArguments) -> anyhow::Result<()> {
     let common = &arguments.common;
     let history = (arguments.history_minutes * arguments.minute_seconds).to_string();
-    let server = Server::start_told(runtime, &arguments.server, &common.data, &["--history-seconds", &history]).await?;
+    let server = Server::start_with(runtime, &arguments.server, &common.data, &["--history-seconds", &history]).await?;
     let carts = Arc::new(Carts::new(runtime.random()));
     let receiver = fire::receive(runtime, Options::default(), carts.clone()).await?;
     let shop = Shop {
@@ -74,17 +77,17 @@ pub(crate) async fn run(runtime: &Runtime, arguments: &SoakArguments) -> anyhow:
     let mut minutes = Vec::new();
     for number in 0..arguments.minutes {
         let minute = shop.minute(number).await?;
-        minute.tell(common.json, number == 0)?;
+        minute.print(common.json, number == 0)?;
         minutes.push(minute);
     }
     shop.wait_for_the_rest().await;
     let counts = carts.counts(runtime.now());
     drop(receiver);
     server.stop(runtime).await?;
-    console::line(&counts.in_words())?;
+    console::line(&counts.summary())?;
     let mut faults: Vec<String> = counts.faults();
     for figure in figures(&minutes) {
-        console::line(&figure.in_words())?;
+        console::line(&figure.to_text())?;
         faults.extend(figure.fault());
     }
     ensure!(faults.is_empty(), "{}", faults.join("; "));
@@ -105,24 +108,24 @@ impl Shop<'_> {
     async fn minute(&self, number: u64) -> anyhow::Result<Minute> {
         let carts = self.rate * 2 / 5 * self.minute.as_secs();
         let before = |minutes: u64| number.checked_sub(minutes).map(|number| number * carts);
-        let (made, moved, called_off) = futures_util::join!(
-            self.ask(What::Make, Some(number * carts), carts),
-            self.ask(What::Move, before(1), carts),
-            self.ask(What::CallOff, before(2), carts / 2),
+        let (created, moved, cancelled) = futures_util::join!(
+            self.send(RequestKind::Create, Some(number * carts), carts),
+            self.send(RequestKind::Move, before(1), carts),
+            self.send(RequestKind::Cancel, before(2), carts / 2),
         );
-        let (made, moved, called_off) = (made?, moved?, called_off?);
-        let troubles = [("make", &made), ("move", &moved), ("call off", &called_off)]
+        let (created, moved, cancelled) = (created?, moved?, cancelled?);
+        let troubles = [("create", &created), ("move", &moved), ("cancel", &cancelled)]
             .into_iter()
             .filter(|(_, outcome)| outcome.failed() > 0)
-            .map(|(what, outcome)| format!("{what}: {}", outcome.trouble()))
+            .map(|(kind, outcome)| format!("{kind}: {}", outcome.failure_summary()))
             .collect();
-        let answered = made.accepted + moved.accepted + called_off.accepted;
+        let accepted = created.accepted + moved.accepted + cancelled.accepted;
         let lateness = self.carts.take_lateness();
         Ok(Minute {
             minute: number + 1,
-            requests: answered,
-            failed: made.failed() + moved.failed() + called_off.failed(),
-            create_p99_ms: p99_ms(&made.latency),
+            requests: accepted,
+            failed: created.failed() + moved.failed() + cancelled.failed(),
+            create_p99_ms: p99_ms(&created.latency),
             change_p99_ms: p99_ms(&moved.latency),
             callbacks: lateness.len(),
             lateness_p99_ms: p99_ms(&lateness),
@@ -133,16 +136,16 @@ impl Shop<'_> {
         })
     }
 
-    /// So many requests of a kind in a minute, about the carts from `first` on; none if there are none yet.
-    async fn ask(&self, what: What, first: Option<u64>, count: u64) -> anyhow::Result<LoadReport> {
-        let ask = Ask {
-            what,
+    /// Sends `count` requests of one kind within a minute, for the carts from `first` on; none if `first` is `None`.
+    async fn send(&self, kind: RequestKind, first: Option<u64>, count: u64) -> anyhow::Result<LoadReport> {
+        let requests = CartRequests {
+            kind,
             first: first.unwrap_or(0),
             carts: self.carts.clone(),
             head: self.server.head("application/json"),
             target_url: self.target_url.clone(),
             runtime: self.runtime.clone(),
-            due_in: self.minute * if what == What::Make { DUE_MINUTES + 1 } else { DUE_MINUTES },
+            due_in: self.minute * if kind == RequestKind::Create { DUE_MINUTES + 1 } else { DUE_MINUTES },
         };
         #[expect(clippy::cast_precision_loss, reason = "a rate is at most 100,000")]
         let per_second = count as f64 / self.minute.as_secs_f64();
@@ -153,17 +156,17 @@ impl Shop<'_> {
             duration: self.minute,
             requests_max: if first.is_some() { count } else { 0 },
         };
-        load::run(self.runtime, plan, Arc::new(ask)).await
+        load::run(self.runtime, plan, Arc::new(requests)).await
     }
 
-    /// Until all that is due has arrived, or has had its time.
+    /// Waits until all callbacks have arrived, or until [`LATE_MAX`] has passed.
     async fn wait_for_the_rest(&self) {
         const PERIOD: Duration = Duration::from_millis(100);
         let last_at = self.carts.last_due();
         while self.runtime.now().since(last_at) < LATE_MAX {
-            let over = self.runtime.now().since(last_at) > PERIOD;
-            if over && self.carts.counts(self.runtime.now()).lost == 0 {
-                // A double may still be on its way.
+            let all_due = self.runtime.now().since(last_at) > PERIOD;
+            if all_due && self.carts.counts(self.runtime.now()).lost == 0 {
+                // A duplicate may still follow.
                 return self.runtime.sleep(Duration::from_secs(1)).await;
             }
             self.runtime.sleep(PERIOD).await;
@@ -189,12 +192,12 @@ struct Minute {
     disk_mib: f64,
     #[serde(flatten)]
     counts: Counts,
-    /// What became of the requests that failed.
+    /// Summaries of the failed requests, one for each kind.
     troubles: Vec<String>,
 }
 
 impl Minute {
-    fn tell(&self, json: bool, is_first: bool) -> anyhow::Result<()> {
+    fn print(&self, json: bool, is_first: bool) -> anyhow::Result<()> {
         if json {
             return Ok(console::line(&serde_json::to_string(self)?)?);
         }
@@ -225,7 +228,7 @@ impl Minute {
     }
 }
 
-/// What has to be flat, over the second half.
+/// Returns the figures that have to be flat over the second half.
 fn figures(minutes: &[Minute]) -> Vec<Figure> {
     let half = &minutes[minutes.len() / 2..];
     let of = |figure: fn(&Minute) -> Option<f64>| half.iter().filter_map(figure).collect::<Vec<f64>>();

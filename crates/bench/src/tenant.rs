@@ -1,4 +1,4 @@
-//! Tenants of a trial's own, made as an operator makes them.
+//! Tenants that a trial creates through the operators' API.
 
 use std::net::SocketAddr;
 
@@ -11,38 +11,38 @@ use crate::message::Head;
 use crate::server::Server;
 
 pub(crate) struct Tenant {
-    /// As its admin.
+    /// Client with the tenant's admin key.
     pub(crate) client: Client,
     host: SocketAddr,
     key: String,
 }
 
 impl Tenant {
-    /// A tenant that may call this machine, under a name that begins with `name`. What `quotas` does not name is as the server
-    /// is set up; what it names has that for its ceiling, too.
+    /// Creates a tenant that may call this machine. Its name begins with `name`. Each quota in `quotas` is also the
+    /// tenant's ceiling; the other quotas are the server's defaults.
     ///
     /// # Errors
-    /// If the server is not of the trial's making, or refuses.
-    pub(crate) async fn make(runtime: &Runtime, server: &Server, name: &str, quotas: Quotas) -> anyhow::Result<Self> {
+    /// If the trial did not start the server, or if the server rejects the tenant.
+    pub(crate) async fn create(runtime: &Runtime, server: &Server, name: &str, quotas: Quotas) -> anyhow::Result<Self> {
         let url = format!("http://{}", server.address);
         let operator = Client::new(&url, &server.operator_key()?, Options::default())?;
         let ceilings = quotas.clone();
         let mut request =
             TenantRequest { quotas, ceilings, ..TenantRequest::new(format!("{name}-{:016x}", runtime.random())) };
         request.egress.allow = vec!["loopback".to_owned()];
-        let made = operator.create_tenant(&request).await.context("the server makes no tenant")?;
-        let key = made.key.secret.0;
+        let created = operator.create_tenant(&request).await.context("the server did not create the tenant")?;
+        let key = created.key.secret.0;
         Ok(Tenant { client: Client::new(&url, &key, Options::default())?, host: server.address, key })
     }
 
-    /// What goes into every request for it.
+    /// Returns the parts that are equal in every request of this tenant.
     pub(crate) fn head(&self, content_type: &'static str) -> Head {
         Head { host: self.host, key: self.key.clone(), content_type }
     }
 }
 
-/// As much as the service takes from anybody, but for so many callbacks a minute.
-pub(crate) fn unlimited_but(callbacks_per_minute: Option<u32>) -> Quotas {
+/// Returns quotas without limits, except for the given number of callbacks per minute.
+pub(crate) fn unlimited_except(callbacks_per_minute: Option<u32>) -> Quotas {
     let number = |quota| if quota == Quota::CallbacksPerMinute { callbacks_per_minute } else { None };
     Quota::ALL.into_iter().map(|quota| (quota, number(quota))).collect()
 }

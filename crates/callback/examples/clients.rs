@@ -1,10 +1,10 @@
-//! What a callback costs over a bare pooled client: the measurement behind docs/decisions/0070.
+//! Measures the cost of a callback against a bare pooled client; docs/decisions/0070 shows the results.
 //!
-//! `cargo run --profile dist -p callback --example clients [seconds] [in flight] [name] [address]` runs each client
-//! whose name contains `name` in turn, against a receiver in a process of its own or the one that is at `address`, and
-//! prints callbacks per second and the client's own CPU time per callback.
+//! `cargo run --profile dist -p callback --example clients [seconds] [in flight] [name] [address]` runs each
+//! client whose name contains `name`. The receiver runs in its own process, or is the one at `address`. The
+//! example prints callbacks per second, and the client's own CPU time per callback.
 
-#![expect(clippy::print_stdout, reason = "its output is what it is for")]
+#![expect(clippy::print_stdout, reason = "the example prints its results")]
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -45,7 +45,7 @@ async fn main() -> Result<(), Failure> {
     let only = arguments.get(2).map_or("", String::as_str);
     let mut receiver = Command::new(std::env::current_exe()?).arg("receive").stdout(Stdio::piped()).spawn()?;
     let mut line = String::new();
-    let output = receiver.stdout.take().ok_or("the receiver has no output")?;
+    let output = receiver.stdout.take().ok_or("the receiver's standard output is not captured")?;
     std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut line)?;
     let address: SocketAddr = arguments.get(3).map_or(line.trim(), String::as_str).parse()?;
 
@@ -76,30 +76,30 @@ async fn measure(
     in_flight: usize,
     duration: Duration,
 ) -> Result<(), Failure> {
-    let made = Arc::new(AtomicU64::new(0));
+    let created = Arc::new(AtomicU64::new(0));
     let start = runtime.monotonic();
     let cpu_before = cpu_ticks()?;
     let tasks = TaskSet::new(runtime);
     for _ in 0..in_flight {
-        let (runtime, client, made) = (runtime.clone(), client.clone(), made.clone());
+        let (runtime, client, created) = (runtime.clone(), client.clone(), created.clone());
         tasks.spawn("caller", async move {
             while runtime.monotonic().since(start) < duration {
-                // A task for each, as the scheduler has.
+                // Each call runs in its own task, as in the scheduler.
                 let _end = runtime.spawn("callback", client.call()).end.await;
-                made.fetch_add(1, Ordering::Relaxed);
+                created.fetch_add(1, Ordering::Relaxed);
             }
         });
     }
     tasks.join().await;
-    let made = made.load(Ordering::Relaxed);
+    let created = created.load(Ordering::Relaxed);
     let elapsed = runtime.monotonic().since(start).as_secs_f64();
-    let cpu_us = (cpu_ticks()? - cpu_before) as f64 * 10_000.0 / made as f64;
-    let rate = made as f64 / elapsed;
+    let cpu_us = (cpu_ticks()? - cpu_before) as f64 * 10_000.0 / created as f64;
+    let rate = created as f64 / elapsed;
     println!("{name:32} {rate:9.0}/s {cpu_us:6.2} us of CPU each");
     Ok(())
 }
 
-/// User and system time of this process, in hundredths of a second.
+/// Returns the user and system time of this process, in hundredths of a second.
 fn cpu_ticks() -> Result<u64, Failure> {
     let stat = std::fs::read_to_string("/proc/self/stat")?;
     let fields: Vec<&str> = stat.rsplit(") ").next().unwrap_or("").split(' ').collect();
@@ -143,11 +143,11 @@ impl Legacy {
 impl Caller for Legacy {
     fn call(&self) -> futures_util::future::BoxFuture<'static, ()> {
         let uri = format!("http://{}/hook", self.address);
-        let request = Request::post(uri).body(Full::new(self.payload.clone())).expect("a valid request");
+        let request = Request::post(uri).body(Full::new(self.payload.clone())).expect("the request is valid");
         let answer = self.client.request(request);
         Box::pin(async move {
-            let answer = answer.await.expect("the receiver answers");
-            answer.into_body().collect().await.expect("the receiver answers in full");
+            let answer = answer.await.expect("the receiver responds");
+            answer.into_body().collect().await.expect("the response is complete");
         })
     }
 }
@@ -172,23 +172,24 @@ impl Caller for Tasks {
         let (idle, runtime, address) = (self.idle.clone(), self.runtime.clone(), self.address);
         let request = Request::post("/hook").header("host", "receiver").body(Full::new(self.payload.clone()));
         Box::pin(async move {
-            let pooled = idle.lock().expect("not poisoned").pop();
+            let pooled = idle.lock().expect("no holder of this lock panics").pop();
             let mut sender = match pooled {
                 Some(sender) => sender,
                 None => {
                     let stream = TcpStream::connect(address).await.expect("the receiver listens");
                     stream.set_nodelay(true).expect("the stream is open");
-                    let (sender, connection) =
-                        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.expect("a stream");
+                    let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+                        .await
+                        .expect("the handshake succeeds");
                     drop(runtime.spawn("connection", async move { drop(connection.await) }));
                     sender
                 }
             };
-            let request = request.expect("a valid request");
-            let answer = sender.send_request(request).await.expect("the receiver answers");
-            answer.into_body().collect().await.expect("the receiver answers in full");
-            poll_fn(|context| sender.poll_ready(context)).await.expect("the receiver keeps the connection");
-            idle.lock().expect("not poisoned").push(sender);
+            let request = request.expect("the request is valid");
+            let answer = sender.send_request(request).await.expect("the receiver responds");
+            answer.into_body().collect().await.expect("the response is complete");
+            poll_fn(|context| sender.poll_ready(context)).await.expect("the receiver keeps the connection open");
+            idle.lock().expect("no holder of this lock panics").push(sender);
         })
     }
 }
@@ -213,26 +214,33 @@ impl Caller for Driven {
         let (idle, address) = (self.idle.clone(), self.address);
         let request = Request::post("/hook").header("host", "receiver").body(Full::new(self.payload.clone()));
         Box::pin(async move {
-            let pooled = idle.lock().expect("not poisoned").pop();
+            let pooled = idle.lock().expect("no holder of this lock panics").pop();
             let mut driver = match pooled {
                 Some(driver) => driver,
                 None => {
                     let stream = TcpStream::connect(address).await.expect("the receiver listens");
                     stream.set_nodelay(true).expect("the stream is open");
-                    Box::new(hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.expect("a stream"))
+                    Box::new(
+                        hyper::client::conn::http1::handshake(TokioIo::new(stream))
+                            .await
+                            .expect("the handshake succeeds"),
+                    )
                 }
             };
             let (sender, connection) = &mut *driver;
-            let mut answer = std::pin::pin!(sender.send_request(request.expect("a valid request")));
+            let mut answer = std::pin::pin!(sender.send_request(request.expect("the request is valid")));
             let answer = poll_fn(|context| {
-                assert!(std::pin::Pin::new(&mut *connection).poll(context).is_pending(), "kept open");
+                assert!(
+                    std::pin::Pin::new(&mut *connection).poll(context).is_pending(),
+                    "the receiver keeps the connection open"
+                );
                 answer.as_mut().poll(context)
             });
-            let answer = answer.await.expect("the receiver answers");
-            assert!(hyper::body::Body::is_end_stream(answer.body()), "an empty answer");
+            let answer = answer.await.expect("the receiver responds");
+            assert!(hyper::body::Body::is_end_stream(answer.body()), "the response is empty");
             poll_fn(|context| std::task::Poll::Ready(std::pin::Pin::new(&mut *connection).poll(context).is_pending()))
                 .await;
-            idle.lock().expect("not poisoned").push(driver);
+            idle.lock().expect("no holder of this lock panics").push(driver);
         })
     }
 }
@@ -242,7 +250,7 @@ struct Callback {
     runtime: Runtime,
     tenant: Arc<Tenant>,
     schedule: Arc<Schedule>,
-    made: AtomicU64,
+    created: AtomicU64,
 }
 
 impl Callback {
@@ -282,7 +290,7 @@ impl Callback {
             runtime: runtime.clone(),
             tenant: Arc::new(tenant),
             schedule: Arc::new(schedule),
-            made: AtomicU64::new(0),
+            created: AtomicU64::new(0),
         })
     }
 }
@@ -290,7 +298,7 @@ impl Callback {
 impl Caller for Callback {
     fn call(&self) -> futures_util::future::BoxFuture<'static, ()> {
         let started_at = self.runtime.now();
-        let number = i64::try_from(self.made.fetch_add(1, Ordering::Relaxed)).unwrap_or(0);
+        let number = i64::try_from(self.created.fetch_add(1, Ordering::Relaxed)).unwrap_or(0);
         let delivered = self.deliver.deliver(Delivery {
             tenant: self.tenant.clone(),
             schedule: self.schedule.clone(),
@@ -306,7 +314,7 @@ impl Caller for Callback {
             deadline: self.runtime.monotonic() + Duration::from_secs(60),
         });
         Box::pin(async move {
-            let delivered = delivered.await.expect("the deadline is far");
+            let delivered = delivered.await.expect("the deadline has not passed");
             assert!(delivered.result.is_success(), "{delivered:?}");
         })
     }

@@ -1,11 +1,12 @@
-//! A bounded memory of things that are cheap to keep and dear to make.
+//! A bounded cache of values that are small but expensive to create.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, RandomState};
 use std::sync::{Arc, Mutex};
 
-/// Keeps the values used last, in two generations: when the young one is full, it becomes the old one, and the old
-/// one goes. So at most twice `generation_len` values stay, and a value in use never leaves.
+/// Caches the recently used values, in two generations. When the young generation is full, it becomes the old one,
+/// and the previous old one is dropped. The cache holds at most twice `generation_len` values, and a value in use
+/// is never dropped.
 pub(crate) struct Cache<V> {
     hasher: RandomState,
     generation_len: usize,
@@ -23,8 +24,8 @@ impl<V> Cache<V> {
         Cache { hasher: RandomState::new(), generation_len, generations }
     }
 
-    /// The value of `key`: the kept one if `fits` says that it is that (another key may have the same hash, and a
-    /// value may be out of date), or what `make` makes.
+    /// Returns the cached value of `key` if `fits` accepts it, or the value that `make` creates. `fits` rejects
+    /// the value of another key with the same hash, and an outdated value.
     pub(crate) fn get<E>(
         &self,
         key: impl Hash,
@@ -36,7 +37,7 @@ impl<V> Cache<V> {
             return Ok(value);
         }
         let value = Arc::new(make()?);
-        self.keep(hash, value.clone());
+        self.add(hash, value.clone());
         Ok(value)
     }
 
@@ -50,7 +51,7 @@ impl<V> Cache<V> {
         Some(value)
     }
 
-    fn keep(&self, hash: u64, value: Arc<V>) {
+    fn add(&self, hash: u64, value: Arc<V>) {
         let mut generations = self.generations.lock().expect("no holder of this lock panics");
         self.insert(&mut generations, hash, value);
     }

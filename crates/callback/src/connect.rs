@@ -1,4 +1,6 @@
-//! New connections: names, addresses, TLS.
+//! New connections: name resolution, egress check and TLS.
+//!
+//! docs/decisions/0071-trust-mozillas-root-certificates.md gives the reasons for the design.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -14,15 +16,16 @@ use tokio::net::TcpStream;
 use tower::Service;
 
 use crate::Options;
-use crate::failure::{Failure, describe, refused};
+use crate::failure::{Failure, describe, egress_rejected};
 use crate::guard::GuardedResolver;
 
 pub(crate) type Stream = MaybeHttpsStream<TokioIo<TcpStream>>;
 
-/// One of the certificates in [`Options::extra_roots`] is not one.
+/// The error of a certificate in [`Options::extra_roots`] that cannot be parsed.
 #[derive(Debug, thiserror::Error)]
-#[error("extra certificate authority number {number} (from 0) cannot be read")]
+#[error("cannot parse extra certificate authority {number} (counted from 0)")]
 pub struct RootError {
+    /// Index of the certificate, from 0.
     pub number: usize,
     #[source]
     source: rustls::Error,
@@ -38,9 +41,9 @@ impl Connector {
         Ok(Connector { tls: Arc::new(tls_config(options)?), connect_timeout: options.connect_timeout })
     }
 
-    /// The stream, and whether the target chose HTTP/2 on it. It goes to an address that `egress` allows.
+    /// Connects to an address that `egress` allows. Returns the stream, and whether the target selected HTTP/2.
     pub(crate) async fn connect(&self, to: Uri, egress: &Arc<Egress>) -> Result<(Stream, bool), Failure> {
-        egress.check_url(&to).map_err(refused)?;
+        egress.check_url(&to).map_err(egress_rejected)?;
         let mut http = HttpConnector::new_with_resolver(GuardedResolver::new(egress.clone()));
         http.enforce_http(false);
         http.set_nodelay(true);
@@ -61,7 +64,7 @@ fn tls_config(options: &Options) -> Result<ClientConfig, RootError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
-        .expect("ring speaks TLS 1.2 and 1.3")
+        .expect("ring supports TLS 1.2 and 1.3")
         .with_root_certificates(roots)
         .with_no_client_auth();
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];

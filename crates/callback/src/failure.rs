@@ -1,9 +1,10 @@
-//! Why an attempt got no answer, in words that a tenant may read: no secrets, no headers, no addresses.
+//! Reasons why an attempt received no response. The texts are for tenants: they contain no secrets, headers or
+//! addresses.
 
 use std::error::Error;
 use std::io;
 
-use domain::{EGRESS_REFUSED, EgressRefusal};
+use domain::{EGRESS_REJECTED, EgressRejection};
 use http::Request;
 
 use crate::Body;
@@ -13,56 +14,57 @@ use crate::guard::LookupFailed;
 pub(crate) enum Failure {
     Broken(String),
     TimedOut,
-    /// The right to send it ended before its first byte.
+    /// The right to send the callback expired before its first byte.
     NotSent,
 }
 
-/// A request that got no answer on its connection.
-pub(crate) struct Refused {
+/// The error of a request that received no response on its connection.
+pub(crate) struct ExchangeError {
     pub(crate) error: hyper::Error,
-    /// Not a byte of it was handed to the connection.
+    /// True if no byte of the request was handed to the connection.
     pub(crate) is_unsent: bool,
 }
 
-impl From<hyper::client::conn::TrySendError<Request<Body>>> for Refused {
-    fn from(mut refused: hyper::client::conn::TrySendError<Request<Body>>) -> Self {
-        let is_unsent = refused.take_message().is_some();
-        Refused { error: refused.into_error(), is_unsent }
+impl From<hyper::client::conn::TrySendError<Request<Body>>> for ExchangeError {
+    fn from(mut failed: hyper::client::conn::TrySendError<Request<Body>>) -> Self {
+        let is_unsent = failed.take_message().is_some();
+        ExchangeError { error: failed.into_error(), is_unsent }
     }
 }
 
-impl From<hyper::Error> for Refused {
+impl From<hyper::Error> for ExchangeError {
     fn from(error: hyper::Error) -> Self {
-        Refused { error, is_unsent: false }
+        ExchangeError { error, is_unsent: false }
     }
 }
 
-/// The target may not be called.
-pub(crate) fn refused(refusal: EgressRefusal) -> Failure {
-    Failure::Broken(format!("{EGRESS_REFUSED}: {refusal}"))
+/// The failure of an attempt whose target the egress policy rejects.
+pub(crate) fn egress_rejected(refusal: EgressRejection) -> Failure {
+    Failure::Broken(format!("{EGRESS_REJECTED}: {refusal}"))
 }
 
-/// The first cause in `error`'s chain that has a name of its own.
+/// Returns a failure for the first known cause in `error`'s chain of sources.
 pub(crate) fn describe(error: &(dyn Error + 'static)) -> Failure {
     let mut cause = Some(error);
     while let Some(error) = cause {
         if let Some(found) = name(error) {
             return found;
         }
-        // An `io::Error` made of another error tells that one by `get_ref`; its `source` is the one below.
+        // An `io::Error` that wraps another error returns it from `get_ref`; its `source` is the wrapped error's
+        // source.
         let inner = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
         cause = match inner {
             Some(inner) => Some(inner),
             None => error.source(),
         };
     }
-    broken("the exchange failed")
+    broken("the request failed")
 }
 
 fn name(error: &(dyn Error + 'static)) -> Option<Failure> {
     match error.downcast_ref::<LookupFailed>() {
-        Some(LookupFailed::Unresolved(_)) => return Some(broken("the host's name could not be resolved")),
-        Some(LookupFailed::Refused(refusal)) => return Some(refused(*refusal)),
+        Some(LookupFailed::Unresolved(_)) => return Some(broken("the host name could not be resolved")),
+        Some(LookupFailed::Forbidden(refusal)) => return Some(egress_rejected(*refusal)),
         None => {}
     }
     if let Some(tls) = error.downcast_ref::<rustls::Error>() {
@@ -78,7 +80,7 @@ fn name(error: &(dyn Error + 'static)) -> Option<Failure> {
 }
 
 fn name_io(error: &io::Error) -> Option<Failure> {
-    // ENFILE and EMFILE, which have no kind of their own.
+    // The errors ENFILE and EMFILE, which have no `ErrorKind`.
     if let Some(23 | 24) = error.raw_os_error() {
         return Some(broken("no file descriptor is free: raise the limit on open files (ulimit -n)"));
     }
@@ -91,7 +93,7 @@ fn name_io(error: &io::Error) -> Option<Failure> {
         io::ErrorKind::HostUnreachable => "host unreachable",
         io::ErrorKind::NetworkUnreachable => "network unreachable",
         io::ErrorKind::AddrNotAvailable => "no local address or port is free for the connection",
-        io::ErrorKind::UnexpectedEof => "connection closed before the answer was complete",
+        io::ErrorKind::UnexpectedEof => "connection closed before the response was complete",
         _ => return None,
     };
     Some(broken(text))
@@ -99,11 +101,11 @@ fn name_io(error: &io::Error) -> Option<Failure> {
 
 fn name_hyper(error: &hyper::Error) -> Option<Failure> {
     let text = if error.is_incomplete_message() {
-        "connection closed before the answer was complete"
+        "connection closed before the response was complete"
     } else if error.is_parse_too_large() {
-        "the head of the answer is too large"
+        "the response's head is too large"
     } else if error.is_parse() {
-        "the answer is not HTTP"
+        "the response is not HTTP"
     } else {
         return None;
     };
@@ -114,7 +116,7 @@ fn broken(text: &str) -> Failure {
     Failure::Broken(text.to_owned())
 }
 
-/// The first 200 bytes or a little less, at a character's end, without control characters.
+/// Returns the first characters of the text, up to about 200 bytes, with spaces instead of control characters.
 fn shortened(text: &str) -> String {
     text.char_indices().take_while(|(at, _)| *at < 200).map(|(_, c)| if c.is_control() { ' ' } else { c }).collect()
 }

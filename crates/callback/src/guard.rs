@@ -1,11 +1,13 @@
-//! The egress guard: a name is looked up once, every address that it stands for is held against the tenant's policy
-//! ([`domain::egress`]), and the connection goes to one of exactly these addresses.
+//! The egress guard. It resolves a host name once, checks every resulting address against the tenant's policy
+//! ([`domain::egress`]), and connects to one of exactly these addresses.
 //!
-//! It does not decide what is public, and it knows no names: whatever the resolver makes of `0x7f.1` or of a name that
-//! changes its mind between two look-ups, what is judged is what is connected to.
+//! The guard does not decide which addresses are public, and it does not interpret names. The addresses that it
+//! checks are the addresses that it connects to, whatever the resolver returns for `0x7f.1` or for a name whose
+//! addresses change between two lookups.
 //!
-//! Always true here: if one address of a name is refused, none is called (a name that stands for an inside and an outside
-//! address at once is how guards are walked around); a refusal tells no address.
+//! Invariants: If the policy rejects one address of a name, no address of the name is called, because a name with
+//! an internal and an external address is a common way around such guards. A rejection does not contain an
+//! address.
 
 use std::error::Error;
 use std::fmt;
@@ -14,13 +16,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::vec;
 
-use domain::{Egress, EgressRefusal};
+use domain::{Egress, EgressRejection};
 use futures_util::future::BoxFuture;
 use hyper_util::client::legacy::connect::dns::{GaiResolver, Name};
 use tower::Service;
 
-/// The system's resolver, for targets under one policy. A host that is an address is not asked about: that is for
-/// [`Egress::check_url`].
+/// The system's resolver, restricted to one policy. Hosts that are IP addresses do not reach it;
+/// [`Egress::check_url`] checks those.
 #[derive(Clone)]
 pub(crate) struct GuardedResolver {
     system: GaiResolver,
@@ -47,28 +49,28 @@ impl Service<Name> for GuardedResolver {
         let egress = self.egress.clone();
         Box::pin(async move {
             let addresses: Vec<SocketAddr> = looked_up.await.map_err(LookupFailed::Unresolved)?.collect();
-            check_all(&egress, &addresses).map_err(LookupFailed::Refused)?;
+            check_all(&egress, &addresses).map_err(LookupFailed::Forbidden)?;
             Ok(addresses.into_iter())
         })
     }
 }
 
-fn check_all(egress: &Egress, addresses: &[SocketAddr]) -> Result<(), EgressRefusal> {
+fn check_all(egress: &Egress, addresses: &[SocketAddr]) -> Result<(), EgressRejection> {
     addresses.iter().try_for_each(|address| egress.check(address.ip()))
 }
 
-/// Errors that can be told from those of connecting.
+/// Errors of name resolution, as a type that differs from connection errors.
 #[derive(Debug)]
 pub(crate) enum LookupFailed {
     Unresolved(std::io::Error),
-    Refused(EgressRefusal),
+    Forbidden(EgressRejection),
 }
 
 impl fmt::Display for LookupFailed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             LookupFailed::Unresolved(_) => "name resolution failed",
-            LookupFailed::Refused(_) => "the address is refused",
+            LookupFailed::Forbidden(_) => "the egress policy rejects an address",
         })
     }
 }
@@ -77,7 +79,7 @@ impl Error for LookupFailed {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             LookupFailed::Unresolved(error) => Some(error),
-            LookupFailed::Refused(refusal) => Some(refusal),
+            LookupFailed::Forbidden(refusal) => Some(refusal),
         }
     }
 }
@@ -87,16 +89,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_with_one_address_that_is_refused_is_refused() {
+    fn name_with_one_forbidden_address_is_rejected() {
         let addresses = |hosts: &[&str]| hosts.iter().map(|host| SocketAddr::new(host.parse().unwrap(), 80)).collect();
         let check = |hosts: &[&str]| {
             let addresses: Vec<SocketAddr> = addresses(hosts);
             check_all(&Egress::default(), &addresses)
         };
         assert_eq!(check(&["1.1.1.1", "2606:4700::1111"]), Ok(()));
-        let refused = Err(EgressRefusal::Address("private"));
-        assert_eq!(check(&["1.1.1.1", "10.0.0.1"]), refused);
-        assert_eq!(check(&["10.0.0.1", "1.1.1.1"]), refused);
-        assert_eq!(check(&["2606:4700::1111", "1.1.1.1", "fd00::1"]), refused);
+        let forbidden = Err(EgressRejection::Address("private"));
+        assert_eq!(check(&["1.1.1.1", "10.0.0.1"]), forbidden);
+        assert_eq!(check(&["10.0.0.1", "1.1.1.1"]), forbidden);
+        assert_eq!(check(&["2606:4700::1111", "1.1.1.1", "fd00::1"]), forbidden);
     }
 }

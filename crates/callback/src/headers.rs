@@ -1,4 +1,4 @@
-//! The headers that tell a receiver which run this is, and that it came from us.
+//! The headers that identify the run, and that prove that the callback comes from Reveille.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,8 +9,8 @@ use http::Method;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use scheduler::Delivery;
 use sha2::{Digest, Sha256};
-use store::Seal;
-use store::seal::{OpenError, Place};
+use store::Keyring;
+use store::encryption::{OpenError, Place};
 
 use crate::cache::Cache;
 use crate::sign::{SIGNATURE_LEN, Signer};
@@ -28,43 +28,43 @@ const SCHEDULED_AT: HeaderName = HeaderName::from_static("reveille-scheduled-at"
 const LATENESS_MS: HeaderName = HeaderName::from_static("reveille-lateness-ms");
 const TERM: HeaderName = HeaderName::from_static("reveille-term");
 
-/// How many headers [`Stamper::headers`] adds, with room for `host` and `content-length`.
+/// Number of headers that [`Stamper::headers`] adds, including capacity for `host` and `content-length`.
 const OWN_HEADERS: usize = 12;
 
-/// Tenants whose signers stay while they are in use; at most twice as many are kept.
+/// Number of tenants whose signers stay cached while they are in use. The cache holds at most twice as many.
 const SIGNERS_KEPT: usize = 1_024;
 
-/// Of a tenant that has these secrets.
+/// Signers of a tenant with these secrets.
 pub(crate) struct Signers {
-    of: Vec<SigningSecret>,
+    secrets: Vec<SigningSecret>,
     signers: Vec<Signer>,
 }
 
 pub(crate) struct Stamper {
-    seal: Arc<Seal>,
+    keyring: Arc<Keyring>,
     signers: Cache<Signers>,
-    /// Span ids are the values of a mixing function over a counter that starts at a random place: they need to be
-    /// different, not secret.
+    /// Counter with a random start. A mixing function of it gives the span ids, which must be distinct but not
+    /// secret.
     span: AtomicU64,
 }
 
 impl Stamper {
-    pub(crate) fn new(random: u64, seal: Arc<Seal>) -> Self {
-        Stamper { seal, signers: Cache::new(SIGNERS_KEPT), span: AtomicU64::new(random) }
+    pub(crate) fn new(random: u64, keyring: Arc<Keyring>) -> Self {
+        Stamper { keyring, signers: Cache::new(SIGNERS_KEPT), span: AtomicU64::new(random) }
     }
 
-    /// All headers of this attempt but `host`.
+    /// Returns all headers of this attempt except `host`.
     pub(crate) fn headers(&self, delivery: &Delivery, prepared: &Prepared, signers: &Signers) -> HeaderMap {
         let mut headers = HeaderMap::with_capacity(prepared.headers.len() + OWN_HEADERS);
         let payload = &delivery.schedule.spec.payload;
         for (name, value) in &prepared.headers {
-            // A body of no bytes is not JSON, and receivers that parse what this header announces refuse it.
+            // An empty body is not JSON, and receivers that parse the announced type would reject it.
             if !(payload.is_empty() && *name == CONTENT_TYPE) {
                 headers.append(name, value.clone());
             }
         }
         if payload.is_empty() && [Method::POST, Method::PUT, Method::PATCH].contains(&prepared.method) {
-            // RFC 9110, 8.6: these announce that there is nothing; some receivers answer 411 otherwise.
+            // RFC 9110, 8.6: this header announces an empty body. Without it, some receivers respond with 411.
             headers.insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
         }
         self.stamp(delivery, signers, &mut headers);
@@ -100,15 +100,16 @@ impl Stamper {
         headers.insert(TRACEPARENT, values.bytes(&traceparent(trace_id(&run_id), span_id)));
     }
 
-    /// What signs for this tenant.
+    /// Returns the signers of this tenant, from the cache or newly created.
     pub(crate) fn signers(&self, tenant: &Tenant) -> Result<Arc<Signers>, OpenError> {
-        let of = &tenant.signing_secrets;
+        let secrets = &tenant.signing_secrets;
         let signer = |secret: &SigningSecret| {
             let place = Place::SigningSecret { tenant: tenant.id, id: &secret.id };
-            Ok(Signer::new(&self.seal.open(place, &secret.secret)?))
+            Ok(Signer::new(&self.keyring.open(place, &secret.secret)?))
         };
-        let make = || Ok(Signers { of: of.clone(), signers: of.iter().map(signer).collect::<Result<_, _>>()? });
-        self.signers.get(tenant.id, |known| known.of == *of, make)
+        let make =
+            || Ok(Signers { secrets: secrets.clone(), signers: secrets.iter().map(signer).collect::<Result<_, _>>()? });
+        self.signers.get(tenant.id, |known| known.secrets == *secrets, make)
     }
 
     fn span_id(&self) -> u64 {
@@ -121,7 +122,7 @@ impl Stamper {
     }
 }
 
-/// A run's trace id in W3C Trace Context: the same on every attempt, wherever that is made.
+/// Trace id of a run in W3C Trace Context. It is the same for every attempt of the run, on every member.
 #[must_use]
 pub fn trace_id(run: &RunId) -> u128 {
     let digest = Sha256::digest(run.as_str().as_bytes());
@@ -130,7 +131,7 @@ pub fn trace_id(run: &RunId) -> u128 {
     id.max(1)
 }
 
-/// Header values side by side in one allocation.
+/// Writes header values one after another into one allocation.
 struct Values(BytesMut);
 
 impl Values {
@@ -151,7 +152,8 @@ impl Values {
 
 const HEX: &[u8; 16] = b"0123456789abcdef";
 
-/// `00-<trace id>-<span id>-01`: sampled, so that a receiver that follows its caller's choice records the callback.
+/// Returns `00-<trace id>-<span id>-01`. The flag `01` (sampled) makes a receiver that honors its caller's
+/// decision record the callback.
 fn traceparent(trace: u128, span: u64) -> [u8; 55] {
     let mut text = *b"00-00000000000000000000000000000000-0000000000000000-01";
     hex(&mut text[3..35], &trace.to_be_bytes());
@@ -166,8 +168,8 @@ fn hex(into: &mut [u8], bytes: &[u8]) {
     }
 }
 
-/// `2026-11-21T10:00:00.000Z`, as [`Timestamp`]'s `Display` writes it, without the cost of that. Instants are taken
-/// into the range of that form: years 1970 to 9999.
+/// Formats an instant as `2026-11-21T10:00:00.000Z`, like [`Timestamp`]'s `Display`, but faster. Instants are
+/// clamped to the years 1970 to 9999.
 fn rfc3339(instant: Timestamp) -> [u8; 24] {
     let millis = instant.clamp(Timestamp::MIN, Timestamp::MAX).as_millis();
     let (year, month, day) = civil(millis / 86_400_000);
@@ -190,8 +192,8 @@ fn digits(into: &mut [u8], mut number: i64) {
     }
 }
 
-/// Year, month and day of a day counted from 1970-01-01, not before it (Howard Hinnant, "chrono-Compatible Low-Level
-/// Date Algorithms", `civil_from_days`).
+/// Year, month and day of a day number that counts from 1970-01-01 and is not negative (Howard Hinnant,
+/// "chrono-Compatible Low-Level Date Algorithms", `civil_from_days`).
 fn civil(days: i64) -> (i64, i64, i64) {
     let shifted = days + 719_468;
     let era = shifted / 146_097;

@@ -1,9 +1,9 @@
-//! An HTTP/1.1 connection that has no task of its own: the attempt that uses it drives it.
+//! An HTTP/1.1 connection without its own task: the attempt that uses it drives it.
 //!
-//! hyper wants a connection's future polled beside the request's, which most clients leave to a task per connection;
-//! each callback then wakes one task from the other and back. Here one task does both (docs/decisions/0070 has the
-//! measurement). Between attempts nobody polls, so a target that has closed is noticed when the connection is taken
-//! up again, or by the sweep.
+//! hyper requires that a connection's future is polled together with the request's. Most clients spawn a task per
+//! connection for that, so each callback wakes one task from the other and back. Here one task does both
+//! (docs/decisions/0070 has the measurement). Between attempts the connection is not polled. A connection that its
+//! target has closed is therefore detected when an attempt takes it, or by the sweep.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -17,19 +17,19 @@ use hyper::body::Incoming;
 use hyper::client::conn::http1::{Builder, Connection, SendRequest};
 
 use crate::Body;
-use crate::answer::{Answer, keep_alive};
 use crate::connect::Stream;
-use crate::failure::{Failure, Refused, describe};
+use crate::failure::{ExchangeError, Failure, describe};
+use crate::response::{TargetResponse, keep_alive};
 
-/// Of an answer, its status line and headers; more is refused.
+/// Largest status line and headers of a response. A longer head is rejected.
 const ANSWER_HEAD_BYTES_MAX: usize = 64 * 1024;
 
 pub(crate) struct Http1 {
     sender: SendRequest<Body>,
     connection: Connection<Stream, Body>,
-    /// The connection's future has ended, or an answer was left half-read: no more is to be done with it.
+    /// True if the connection must not be used again: its future has ended, or a response was not read completely.
     ended: bool,
-    /// For how long the target says it keeps this open.
+    /// Time for which the target keeps this connection open, if the response states it.
     pub(crate) keep_alive: Option<Duration>,
 }
 
@@ -40,32 +40,32 @@ impl Http1 {
         Ok(Box::new(Http1 { sender, connection, ended: false, keep_alive: None }))
     }
 
-    /// Whether it can take a request now; notices if the target has closed it.
+    /// Returns whether the connection can take a request now. Detects a connection that the target has closed.
     pub(crate) fn is_ready(&mut self, context: &mut Context<'_>) -> bool {
         self.drive(context);
         !self.ended && self.sender.is_ready()
     }
 
-    /// Sends `request` and reads the answer, of its body at most `body_bytes_max`. Dropped before its end, or ended
-    /// by an error or a longer body, it leaves a connection that is not ready.
-    // Not an `async fn`: that would keep room for `request` in every attempt's future, beside hyper's own.
+    /// Sends `request` and reads the response, with at most `body_bytes_max` of its body. If this future is
+    /// dropped early, or ends with an error or a longer body, the connection is no longer ready.
+    // Not an `async fn`: that would store `request` in every attempt's future, in addition to hyper's own copy.
     pub(crate) fn exchange(
         &mut self,
         request: Request<Body>,
         body_bytes_max: usize,
-    ) -> impl Future<Output = Result<Answer, Refused>> {
+    ) -> impl Future<Output = Result<TargetResponse, ExchangeError>> {
         let response = self.sender.try_send_request(request);
         async move {
-            let (mut head, body) = self.answered(response).await?.into_parts();
+            let (mut head, body) = self.drive_until(response).await?.into_parts();
             self.keep_alive = keep_alive(&head.headers);
-            let answer = Answer::new(head.status, &mut head.headers);
+            let response = TargetResponse::new(head.status, &mut head.headers);
             drop(head);
             self.drain(body, body_bytes_max).await?;
-            Ok(answer)
+            Ok(response)
         }
     }
 
-    fn answered<T>(&mut self, response: impl Future<Output = T>) -> impl Future<Output = T> {
+    fn drive_until<T>(&mut self, response: impl Future<Output = T>) -> impl Future<Output = T> {
         let mut response = Box::pin(response);
         poll_fn(move |context| {
             self.drive(context);
@@ -77,7 +77,7 @@ impl Http1 {
         let mut left = body_bytes_max;
         while !body.is_end_stream() {
             let frame = poll_fn(|context| {
-                // The body says that it wants more, the connection reads, the body has it.
+                // First the body requests more data, then the connection reads it, then the body returns it.
                 if let Poll::Ready(frame) = Pin::new(&mut body).poll_frame(context) {
                     return Poll::Ready(frame);
                 }
@@ -89,7 +89,7 @@ impl Http1 {
             match left.checked_sub(bytes) {
                 Some(rest) => left = rest,
                 None => {
-                    // What is left would be taken for the next answer.
+                    // The unread rest would be taken for the next response.
                     self.ended = true;
                     break;
                 }
@@ -99,7 +99,7 @@ impl Http1 {
     }
 
     fn drive(&mut self, context: &mut Context<'_>) {
-        // Its error is told to the request as well.
+        // The request receives the connection's error as well.
         self.ended = self.ended || Pin::new(&mut self.connection).poll(context).is_ready();
     }
 }

@@ -1,4 +1,4 @@
-//! HTTP/2: one connection for all callbacks to a target, in a task of its own.
+//! HTTP/2: one connection, with its own task, carries all callbacks to a target.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -10,21 +10,21 @@ use hyper::client::conn::http2::{Builder, SendRequest};
 use runtime::{Runtime, TaskHandle};
 
 use crate::Body;
-use crate::answer::Answer;
 use crate::connect::Stream;
-use crate::failure::{Failure, Refused, describe};
+use crate::failure::{ExchangeError, Failure, describe};
+use crate::response::TargetResponse;
 
 const ANSWER_HEAD_BYTES_MAX: u32 = 64 * 1024;
 
-/// A connection; the task that drives it ends with it.
+/// A connection. Dropping it ends the task that drives it.
 pub(crate) struct Http2 {
     sender: SendRequest<Body>,
     task: TaskHandle,
-    /// One clone is with each exchange under way.
+    /// One clone belongs to each exchange in flight.
     in_use: Arc<()>,
 }
 
-/// What an exchange needs of the connection.
+/// The part of the connection that an exchange needs.
 pub(crate) struct Sender {
     sender: SendRequest<Body>,
     in_use: Arc<()>,
@@ -38,7 +38,7 @@ impl Http2 {
         let (sender, connection) = handshake.map_err(|error| describe(&error))?;
         let task = runtime.spawn("callback-http2", async move {
             if let Err(error) = connection.await {
-                tracing::debug!(%error, "an HTTP/2 connection to a target ended");
+                tracing::debug!(%error, "HTTP/2 connection to a target ended");
             }
         });
         Ok(Http2 { sender, task, in_use: Arc::new(()) })
@@ -48,7 +48,7 @@ impl Http2 {
         (!self.sender.is_closed()).then(|| Sender { sender: self.sender.clone(), in_use: self.in_use.clone() })
     }
 
-    pub(crate) fn is_of(&self, sender: &Sender) -> bool {
+    pub(crate) fn owns(&self, sender: &Sender) -> bool {
         Arc::ptr_eq(&self.in_use, &sender.in_use)
     }
 
@@ -63,21 +63,22 @@ impl Http2 {
 
 impl Drop for Http2 {
     fn drop(&mut self) {
-        // An exchange under way keeps a connection that was replaced; nothing keeps an idle one.
+        // An exchange in flight keeps a replaced connection open; an idle one is closed.
         if self.is_idle() {
             (self.task.abort)();
         }
     }
 }
 
-/// As [`crate::http1::Http1::exchange`]: a body that is longer than `body_bytes_max` has its stream reset.
+/// Works like [`crate::http1::Http1::exchange`], but resets the stream of a body that is longer than
+/// `body_bytes_max`.
 pub(crate) async fn exchange(
     sender: &mut Sender,
     request: Request<Body>,
     body_bytes_max: usize,
-) -> Result<Answer, Refused> {
+) -> Result<TargetResponse, ExchangeError> {
     let (mut head, mut body) = sender.sender.try_send_request(request).await?.into_parts();
-    let answer = Answer::new(head.status, &mut head.headers);
+    let response = TargetResponse::new(head.status, &mut head.headers);
     let mut left = body_bytes_max;
     while !body.is_end_stream() {
         let frame = std::future::poll_fn(|context| Pin::new(&mut body).poll_frame(context));
@@ -88,10 +89,10 @@ pub(crate) async fn exchange(
             None => break,
         }
     }
-    Ok(answer)
+    Ok(response)
 }
 
-/// hyper's own helper tasks; they end with their connection.
+/// Runs hyper's own helper tasks; they end with their connection.
 #[derive(Clone)]
 struct Executor(Runtime);
 

@@ -1,15 +1,14 @@
-//! The HTTP side of [`scheduler::Deliver`]: one callback goes out, signed, and what the target said comes back.
+//! HTTP implementation of [`scheduler::Deliver`]: it sends one signed callback and returns the target's response.
 //!
-//! It does not decide whether, when or how often a callback is made; it makes exactly the one attempt that it was
-//! asked for. Nothing is ever sent twice in one attempt: a request is given to another connection only when its first
-//! one was closed before a byte of it was handed over.
+//! This crate does not decide whether, when or how often a callback is sent; it makes exactly the one attempt that
+//! the scheduler requested. An attempt never sends a request twice: it moves a request to another connection only
+//! if the first connection closed before any byte of the request was handed to it.
 //!
-//! Always true here: the body's bytes are those of the schedule's payload; a redirect is an answer like any other;
-//! every attempt ends within its target's timeout; what is kept per target, per tenant and per connection is bounded;
-//! no proxy and no environment variable is asked; no connection goes, or has gone when it is used again, to an address
-//! that the policy of the tenant does not allow, as it is when the attempt starts.
+//! Invariants: The body consists of the payload's bytes, unchanged. A redirect is a response like any other. Every
+//! attempt ends within its target's timeout. The state per target, tenant and connection is bounded. Proxy
+//! settings and environment variables are ignored. A new or reused connection goes only to addresses that the
+//! tenant's policy allows when the attempt starts.
 
-mod answer;
 mod cache;
 mod connect;
 mod failure;
@@ -19,6 +18,7 @@ mod http1;
 mod http2;
 mod metrics;
 mod pool;
+mod response;
 mod sign;
 mod spans;
 mod target;
@@ -28,7 +28,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::{AttemptResult, HttpTarget, NOT_OPENED, Secret, Target};
+use domain::{AttemptResult, HttpTarget, NOT_DECRYPTED, Secret, Target};
 use futures_util::future::BoxFuture;
 use http::{Request, Version, header};
 use http_body_util::Full;
@@ -36,42 +36,46 @@ use prometheus_client::registry::Registry;
 use runtime::{Runtime, TaskSet};
 use rustls::pki_types::CertificateDer;
 use scheduler::{Deliver, Delivered, Delivery};
-use store::Seal;
-use store::seal::{OpenError, Place};
+use store::Keyring;
+use store::encryption::{OpenError, Place};
 use tracing::Instrument;
 
-use crate::answer::Answer;
 use crate::failure::Failure;
 use crate::headers::{Signers, Stamper};
-use crate::metrics::OfPool;
+use crate::metrics::PoolCollector;
 use crate::pool::{Channel, Pool};
+use crate::response::TargetResponse;
 use crate::target::{Prepared, Targets};
 
 pub use connect::RootError;
 pub use headers::trace_id;
 pub use sign::{SIGNATURE_LEN, Signer, sign};
 
-/// The limits of callbacks. Each has a default that suits most.
+/// Limits of callbacks. Each default suits most installations.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How much of an answer's body is read, so that its connection can serve again; beyond it the connection is
-    /// closed, and the status still counts. Default 64 KiB. Too small costs a connection for each chatty answer, too
-    /// large costs time and traffic.
+    /// Largest part of a response's body that is read so that its connection can be reused, in bytes. The client
+    /// closes the connection after a longer body, and the status still counts. Default 64 KiB. A value that is too
+    /// small costs a connection for each longer response; a value that is too large costs time and traffic.
     pub answer_bytes_max: usize,
-    /// A connection is closed after this long without a callback. Default 30 s. Too short costs a handshake for each
-    /// callback of a slow rhythm; too long runs into targets that close first, which fails an attempt now and then.
+    /// Longest time for which an unused connection is kept. Default 30 s. A value that is too small costs a
+    /// handshake for each infrequent callback. A value that is too large exceeds the idle timeout of some targets,
+    /// so an attempt occasionally fails because the target has just closed its connection.
     pub idle_timeout: Duration,
-    /// Connections kept open between callbacks, over all targets. Default 4,096; each takes a file descriptor.
+    /// Largest number of idle connections, over all targets. Default 4,096; each uses a file descriptor.
     pub idle_connections_max: usize,
-    /// Callbacks in flight to one scheme, host and port under one policy of egress; further ones wait, their timeout running. Over HTTP/1.1 it is
-    /// the number of connections. Default 1,024: the scheduler's own limit is meant to be the lower one.
+    /// Largest number of callbacks in flight to one scheme, host and port under one egress policy. Further
+    /// callbacks wait while their timeout runs. With HTTP/1.1 this is also the number of connections. Default
+    /// 1,024; the scheduler's own limit should be lower.
     pub in_flight_per_authority_max: usize,
-    /// For one address of the target to take the connection. Default 5 s; the attempt's own timeout holds, too.
+    /// Time limit for connecting to one address of the target. Default 5 s. The timeout of the attempt applies as
+    /// well.
     pub connect_timeout: Duration,
-    /// Certificate authorities to trust beside those of the Mozilla list.
+    /// Certificate authorities to trust in addition to the Mozilla list.
     pub extra_roots: Vec<CertificateDer<'static>>,
-    /// Opens the headers and signing secrets that the store keeps sealed. Default: none, which opens those in plain.
-    pub seal: Arc<Seal>,
+    /// Decrypts the headers and signing secrets that the store keeps encrypted. Default: no keys, which reads
+    /// plain values only.
+    pub keyring: Arc<Keyring>,
 }
 
 impl Default for Options {
@@ -83,36 +87,38 @@ impl Default for Options {
             in_flight_per_authority_max: 1_024,
             connect_timeout: Duration::from_secs(5),
             extra_roots: Vec::new(),
-            seal: Arc::new(Seal::NONE),
+            keyring: Arc::new(Keyring::NONE),
         }
     }
 }
 
-/// Makes attempts over HTTP/1.1 and, where a TLS target speaks it, HTTP/2.
+/// Makes attempts over HTTP/1.1, or over HTTP/2 if a TLS target supports it.
 pub struct HttpDeliver {
     client: Arc<Client>,
-    /// The sweep of idle connections; it ends with this value.
+    /// The task that closes idle connections; it ends when this value is dropped.
     _tasks: TaskSet,
 }
 
-/// What the pool did, for metrics.
+/// Connection counts of the pool, for metrics.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Connections {
-    /// Since the start.
+    /// Number of connections opened since the start.
     pub opened: u64,
-    /// Open now, with no callback on it.
+    /// Number of open connections without a callback.
     pub idle: usize,
 }
 
 impl HttpDeliver {
+    /// Creates a client without connections, and starts the task that closes idle ones.
+    ///
     /// # Errors
-    /// If one of [`Options::extra_roots`] is not a certificate.
+    /// [`RootError`], if one of [`Options::extra_roots`] is not a certificate.
     pub fn new(runtime: &Runtime, options: Options) -> Result<Self, RootError> {
         let pool = Pool::new(runtime, &options)?;
         let client = Arc::new(Client {
             runtime: runtime.clone(),
-            stamper: Stamper::new(runtime.random(), options.seal.clone()),
-            seal: options.seal,
+            stamper: Stamper::new(runtime.random(), options.keyring.clone()),
+            keyring: options.keyring,
             targets: Targets::new(),
             answer_bytes_max: options.answer_bytes_max,
             pool,
@@ -131,9 +137,9 @@ impl HttpDeliver {
         Ok(HttpDeliver { client, _tasks: tasks })
     }
 
-    /// Adds what is counted here to `registry`.
+    /// Registers the metrics of the connection pool.
     pub fn register(&self, registry: &mut Registry) {
-        registry.register_collector(Box::new(OfPool(self.client.clone())));
+        registry.register_collector(Box::new(PoolCollector(self.client.clone())));
     }
 
     #[must_use]
@@ -159,7 +165,7 @@ impl Deliver for HttpDeliver {
 
 type Body = Full<bytes::Bytes>;
 
-/// A target, and what signs for its tenant.
+/// A prepared target, and the signers of its tenant.
 struct Ready {
     prepared: Arc<Prepared>,
     signers: Arc<Signers>,
@@ -167,7 +173,7 @@ struct Ready {
 
 struct Client {
     runtime: Runtime,
-    seal: Arc<Seal>,
+    keyring: Arc<Keyring>,
     stamper: Stamper,
     targets: Targets,
     answer_bytes_max: usize,
@@ -181,49 +187,51 @@ impl Client {
             Ok(ready) => ready,
             Err(reason) => return Some(failed(AttemptResult::Unreachable(reason))),
         };
-        // Pinned here, because `timeout` would hold it twice: as its argument, and pinned.
+        // Pinned here, because `timeout` would store the future twice: as its argument, and pinned.
         let exchange = pin!(self.exchange(delivery, &ready));
         match self.runtime.timeout(target.timeout, exchange).await {
-            Some(Ok(answer)) => Some(self.delivered(&answer)),
+            Some(Ok(response)) => Some(self.delivered(&response)),
             Some(Err(Failure::Broken(reason))) => Some(failed(AttemptResult::Unreachable(reason))),
             Some(Err(Failure::TimedOut)) | None => Some(failed(AttemptResult::TimedOut)),
             Some(Err(Failure::NotSent)) => None,
         }
     }
 
-    /// What this attempt needs beside the delivery; its secrets are opened here, and nowhere before.
+    /// Prepares everything that an attempt needs besides the delivery. Secrets are decrypted only here.
     fn prepare(&self, delivery: &Delivery, target: &HttpTarget) -> Result<Ready, String> {
-        let sealed = |what: &str, error: OpenError| {
+        let not_decrypted = |what: &str, error: OpenError| {
             let schedule = delivery.schedule.id.as_str();
-            tracing::error!(schedule, tenant = delivery.tenant.id.0, %error, "a callback cannot go out: {what} cannot be opened");
-            format!("{NOT_OPENED}: {what} cannot be opened: {error}")
+            let tenant = delivery.tenant.id.0;
+            tracing::error!(schedule, tenant, %error, "callback not sent: cannot decrypt {what}");
+            format!("{NOT_DECRYPTED}: cannot decrypt {what}: {error}")
         };
-        let opened = self.open(delivery, target).map_err(|error| sealed("a header of its target", error))?;
-        let prepared = self.targets.prepare(&opened, &delivery.tenant.egress, &self.pool);
-        let signers =
-            self.stamper.signers(&delivery.tenant).map_err(|error| sealed("the tenant's signing secret", error))?;
+        let decrypted =
+            self.decrypt(delivery, target).map_err(|error| not_decrypted("a header of the target", error))?;
+        let prepared = self.targets.prepare(&decrypted, &delivery.tenant.egress, &self.pool);
+        let signers = self.stamper.signers(&delivery.tenant);
+        let signers = signers.map_err(|error| not_decrypted("the tenant's signing secret", error))?;
         Ok(Ready { prepared: prepared.map_err(|problem| problem.to_string())?, signers })
     }
 
-    /// The target with its headers in plain.
-    fn open<'a>(&self, delivery: &Delivery, target: &'a HttpTarget) -> Result<Cow<'a, HttpTarget>, OpenError> {
-        if !target.headers.iter().any(|(_, value)| value.is_sealed()) {
+    /// Returns the target with plain headers.
+    fn decrypt<'a>(&self, delivery: &Delivery, target: &'a HttpTarget) -> Result<Cow<'a, HttpTarget>, OpenError> {
+        if !target.headers.iter().any(|(_, value)| value.is_encrypted()) {
             return Ok(Cow::Borrowed(target));
         }
-        let mut opened = target.clone();
-        for (name, value) in &mut opened.headers {
+        let mut decrypted = target.clone();
+        for (name, value) in &mut decrypted.headers {
             let place = Place::Header { tenant: delivery.schedule.tenant, schedule: &delivery.schedule.id, name };
-            *value = Secret::Plain(self.seal.open(place, value)?);
+            *value = Secret::Plain(self.keyring.open(place, value)?);
         }
-        Ok(Cow::Owned(opened))
+        Ok(Cow::Owned(decrypted))
     }
 
-    /// Sends the callback on a pooled connection, or on a new one, and reads the answer.
-    async fn exchange(&self, delivery: &Delivery, ready: &Ready) -> Result<Answer, Failure> {
+    /// Sends the callback on a pooled or new connection, and reads the response.
+    async fn exchange(&self, delivery: &Delivery, ready: &Ready) -> Result<TargetResponse, Failure> {
         let authority = &ready.prepared.authority;
         let _slot = authority.slots.acquire().await.expect("the semaphore is never closed");
         loop {
-            let (channel, reused) = self.pool.channel(authority).await?;
+            let (channel, is_reused) = self.pool.channel(authority).await?;
             if self.runtime.monotonic() >= delivery.deadline {
                 return Err(Failure::NotSent);
             }
@@ -232,23 +240,23 @@ impl Client {
                     let request = self.request(delivery, ready, Version::HTTP_11);
                     let outcome = connection.exchange(request, self.answer_bytes_max).await;
                     if outcome.is_ok() {
-                        self.pool.give_back(authority, connection).await;
+                        self.pool.release(authority, connection).await;
                     }
                     outcome
                 }
                 Channel::Http2(mut sender) => {
                     let request = self.request(delivery, ready, Version::HTTP_2);
                     let outcome = Box::pin(http2::exchange(&mut sender, request, self.answer_bytes_max)).await;
-                    if outcome.as_ref().is_err_and(|refused| refused.is_unsent) {
+                    if outcome.as_ref().is_err_and(|failed| failed.is_unsent) {
                         authority.forget(&sender);
                     }
                     outcome
                 }
             };
             match outcome {
-                Ok(answer) => return Ok(answer),
-                Err(refused) if refused.is_unsent && reused => {}
-                Err(refused) => return Err(failure::describe(&refused.error)),
+                Ok(response) => return Ok(response),
+                Err(failed) if failed.is_unsent && is_reused => {}
+                Err(failed) => return Err(failure::describe(&failed.error)),
             }
         }
     }
@@ -268,9 +276,9 @@ impl Client {
         request
     }
 
-    fn delivered(&self, answer: &Answer) -> Delivered {
-        let result = AttemptResult::Answered(answer.status.as_u16());
-        let retry_after = if result.is_success() { None } else { answer.retry_after(|| self.runtime.now()) };
+    fn delivered(&self, response: &TargetResponse) -> Delivered {
+        let result = AttemptResult::Answered(response.status.as_u16());
+        let retry_after = if result.is_success() { None } else { response.retry_after(|| self.runtime.now()) };
         Delivered { result, retry_after }
     }
 }

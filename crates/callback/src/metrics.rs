@@ -1,4 +1,4 @@
-//! What the pool did, told at each look.
+//! Metrics of the connection pool, read at each scrape.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,15 +10,15 @@ use prometheus_client::metrics::gauge::ConstGauge;
 
 use crate::Client;
 
-pub(crate) struct OfPool(pub(crate) Arc<Client>);
+pub(crate) struct PoolCollector(pub(crate) Arc<Client>);
 
-impl fmt::Debug for OfPool {
+impl fmt::Debug for PoolCollector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("OfPool")
+        f.write_str("PoolCollector")
     }
 }
 
-impl Collector for OfPool {
+impl Collector for PoolCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let connections = self.0.pool.connections();
         let opened = ConstCounter::new(connections.opened);
@@ -26,7 +26,7 @@ impl Collector for OfPool {
         let name = "reveille_callback_connections_opened";
         opened.encode(encoder.encode_descriptor(name, help, None, opened.metric_type())?)?;
         let idle = ConstGauge::new(i64::try_from(connections.idle).unwrap_or(i64::MAX));
-        let help = "Open connections to targets with no callback on them.";
+        let help = "Open connections to targets without a callback in flight.";
         idle.encode(encoder.encode_descriptor("reveille_callback_connections_idle", help, None, idle.metric_type())?)
     }
 }

@@ -1,5 +1,5 @@
-//! Connections, by scheme, host, port, and the policy under which they were opened: a tenant never rides on a connection
-//! that its own policy, as it is now, would not have opened.
+//! Pool of connections, by scheme, host, port and egress policy. A tenant never uses a connection that its own
+//! current policy would not have opened.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -24,55 +24,57 @@ pub(crate) struct Pool {
     connector: Connector,
     in_flight_per_authority_max: usize,
     idle_max: usize,
-    /// Sweeps that a connection may stay idle for.
+    /// Number of sweeps for which a connection may stay idle.
     idle_sweeps_max: u32,
     sweep_period: Duration,
-    /// Counts the sweeps: the clock of idleness, which costs nothing to read.
+    /// Number of sweeps so far. It serves as the clock of idle connections, because reading it is cheap.
     sweeps: AtomicU32,
     idle: Arc<AtomicUsize>,
     opened: AtomicU64,
-    authorities: Mutex<HashMap<Place, Weak<Authority>>>,
+    authorities: Mutex<HashMap<AuthorityKey, Weak<Authority>>>,
 }
 
-/// Where an authority is, and under which policy.
-type Place = (Uri, Arc<Egress>);
+/// Scheme, host and port, and the egress policy.
+type AuthorityKey = (Uri, Arc<Egress>);
 
-/// One scheme, host and port under one policy, with its connections. Kept by the prepared targets that go there.
+/// One scheme, host and port under one policy, with its connections. The prepared targets that use it own it.
 pub(crate) struct Authority {
-    /// `https://host:port/`.
+    /// URL of the form `https://host:port/`.
     connect_to: Uri,
-    /// What connections there are allowed by.
+    /// Policy under which the connections were opened.
     pub(crate) egress: Arc<Egress>,
-    /// One for each exchange in flight.
+    /// One permit for each exchange in flight.
     pub(crate) slots: Semaphore,
-    /// The last one used is taken first, so that those that are not needed grow old.
+    /// Stack of idle connections: the most recently used one is taken first, so surplus connections expire.
     idle: Mutex<Vec<Idle>>,
     http2: Mutex<Option<Multiplexed>>,
-    /// Held while connecting to a target that may speak HTTP/2, for which one connection serves all.
+    /// Held while connecting to a target that may support HTTP/2, because one HTTP/2 connection serves all
+    /// callbacks.
     connect_turn: Semaphore,
-    /// No HTTP/2: plain text, or the target chose HTTP/1.1 when it last could choose.
+    /// True if the authority uses HTTP/1.1: its URLs have the scheme `http`, or the target selected HTTP/1.1 in
+    /// the last TLS handshake.
     is_http1: AtomicBool,
 }
 
 impl Authority {
-    /// Makes the next callback open a connection, if the present one is still `sender`'s.
+    /// Removes the HTTP/2 connection if it is still `sender`'s, so that the next callback opens another one.
     pub(crate) fn forget(&self, sender: &Sender) {
-        lock(&self.http2).take_if(|held| held.connection.is_of(sender));
+        lock(&self.http2).take_if(|held| held.connection.owns(sender));
     }
 }
 
 struct Idle {
     connection: Box<Http1>,
-    /// To be closed when so many sweeps have been.
+    /// Number of the sweep that closes the connection.
     until: u32,
     _counted: Counted,
 }
 
-/// One in a number, for as long as it lives.
+/// Counts one unit in a shared counter until it is dropped.
 struct Counted(Arc<AtomicUsize>);
 
 impl Counted {
-    /// `None` if there are `max` already.
+    /// Returns `None` if the counter has reached `max`.
     fn one(of: &Arc<AtomicUsize>, max: usize) -> Option<Self> {
         let counted = Counted(of.clone());
         (of.fetch_add(1, Ordering::Relaxed) < max).then_some(counted)
@@ -95,7 +97,7 @@ pub(crate) enum Channel {
     Http2(Sender),
 }
 
-/// How often idle connections are looked at; the grain of [`Options::idle_timeout`].
+/// Interval between checks of idle connections, which is the precision of [`Options::idle_timeout`].
 pub(crate) fn sweep_period(idle_timeout: Duration) -> Duration {
     (idle_timeout / 8).clamp(Duration::from_millis(10), Duration::from_secs(1))
 }
@@ -117,7 +119,8 @@ impl Pool {
         })
     }
 
-    /// The place of `connect_to` (its scheme, lower-case host and port), for tenants that may call what `egress` allows.
+    /// Returns the authority of `connect_to` (scheme, lower-case host and port) for tenants with the policy
+    /// `egress`.
     pub(crate) fn authority(&self, connect_to: &Uri, egress: &Egress) -> Arc<Authority> {
         let egress = Arc::new(egress.clone());
         let key = (connect_to.clone(), egress.clone());
@@ -138,8 +141,8 @@ impl Pool {
         authority
     }
 
-    /// A connection that can take a request, and whether it served before.
-    // Connecting is boxed: it is rare, its state is large, and every attempt's future would be as large.
+    /// Returns a connection that can take a request, and whether it is a reused one.
+    // Connecting is boxed: it is rare, and its large state would otherwise enlarge every attempt's future.
     pub(crate) async fn channel(&self, authority: &Authority) -> Result<(Channel, bool), Failure> {
         if let Some(channel) = self.reuse(authority).await {
             return Ok((channel, true));
@@ -155,7 +158,8 @@ impl Pool {
         if let Some(channel) = self.reuse(authority).await {
             return Ok((channel, true));
         }
-        // Whoever had the turn before may have found that connections cannot be shared: then all may connect at once.
+        // The previous holder of the turn may have found that the target uses HTTP/1.1. Then all waiting attempts
+        // connect at once.
         let _turn = (!authority.is_http1.load(Ordering::Relaxed)).then_some(turn);
         Ok((self.connect(authority).await?, false))
     }
@@ -196,8 +200,8 @@ impl Pool {
         Ok(Channel::Http2(sender))
     }
 
-    /// Keeps a connection for the next callback, if it and the limits allow that.
-    pub(crate) async fn give_back(&self, authority: &Authority, mut connection: Box<Http1>) {
+    /// Keeps a connection for the next callback, if the connection is still usable and the limits allow it.
+    pub(crate) async fn release(&self, authority: &Authority, mut connection: Box<Http1>) {
         if !poll_fn(|context| Poll::Ready(connection.is_ready(context))).await {
             return;
         }
@@ -206,8 +210,9 @@ impl Pool {
         lock(&authority.idle).push(Idle { connection, until, _counted });
     }
 
-    /// The sweep at which a connection that is left now is closed. `keep_alive` is the target's own limit: it is left
-    /// a second before, because a target that closes while a callback is on its way makes that attempt fail.
+    /// Returns the sweep that closes a connection which becomes idle now. `keep_alive` is the target's own limit.
+    /// The pool closes the connection a second earlier, because a target that closes it while a callback is in
+    /// transit makes that attempt fail.
     fn sweeps_until(&self, keep_alive: Option<Duration>) -> u32 {
         let own = self.idle_sweeps_max;
         let sweeps_max = keep_alive.map_or(own, |limit| {
@@ -216,8 +221,8 @@ impl Pool {
         self.sweeps.load(Ordering::Relaxed).saturating_add(sweeps_max)
     }
 
-    /// Closes connections that were idle for too long, or whose target has closed, and forgets authorities that no
-    /// prepared target goes to any more.
+    /// Closes connections that were idle for too long or that their target has closed, and removes authorities
+    /// that no prepared target uses.
     pub(crate) fn sweep(&self) {
         let now = self.sweeps.fetch_add(1, Ordering::Relaxed).saturating_add(1);
         let mut live = Vec::new();
@@ -235,7 +240,7 @@ impl Pool {
     }
 }
 
-/// At least one.
+/// Returns the number of periods in `duration`, at least 1.
 fn sweeps(duration: Duration, period: Duration) -> u32 {
     u32::try_from(duration.as_nanos() / period.as_nanos().max(1)).unwrap_or(u32::MAX).max(1)
 }

@@ -1,25 +1,27 @@
-//! Signatures as Standard Webhooks 1.0.0 wants them: `v1,` and base64 of HMAC-SHA256 over `id.timestamp.body`.
+//! Signatures of Standard Webhooks 1.0.0: `v1,` and the base64 of HMAC-SHA256 over `id.timestamp.body`.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
-/// `v1,` and the 44 digits of 32 bytes.
+/// Length of `v1,` plus the 44 base64 digits of 32 bytes.
 pub const SIGNATURE_LEN: usize = 47;
 
-/// A secret with its key schedule, which costs two blocks of SHA-256 to make and nothing to use again.
+/// A signing secret with its precomputed key schedule. Creating it hashes two blocks of SHA-256; using it again
+/// costs nothing extra.
 #[derive(Clone)]
 pub struct Signer(Hmac<Sha256>);
 
 impl Signer {
-    /// `secret` is the raw key: what `whsec_` and base64 stand for in a tenant's settings.
+    /// Creates a signer from the raw key. A tenant's settings contain the key as `whsec_` plus base64.
     #[must_use]
     pub fn new(secret: &[u8]) -> Self {
         Signer(Hmac::new_from_slice(secret).expect("HMAC takes keys of every length"))
     }
 
-    /// The value of `webhook-signature`. `timestamp_s` counts seconds since 1970, as in `webhook-timestamp`.
+    /// Returns the value of `webhook-signature`. `timestamp_s` counts seconds since 1970, as in
+    /// `webhook-timestamp`.
     #[must_use]
     pub fn sign(&self, id: &str, timestamp_s: i64, body: &[u8]) -> [u8; SIGNATURE_LEN] {
         let mut mac = self.0.clone();
@@ -32,12 +34,12 @@ impl Signer {
         signature[..3].copy_from_slice(b"v1,");
         STANDARD
             .encode_slice(mac.finalize().into_bytes(), &mut signature[3..])
-            .expect("32 bytes make 44 digits of base64");
+            .expect("the base64 of 32 bytes has 44 digits");
         signature
     }
 }
 
-/// One signature, for who signs or checks few: see [`Signer::sign`].
+/// Returns one signature, for callers that sign or check few messages; see [`Signer::sign`].
 #[must_use]
 pub fn sign(secret: &[u8], id: &str, timestamp_s: i64, body: &[u8]) -> String {
     Signer::new(secret).sign(id, timestamp_s, body).iter().map(|byte| char::from(*byte)).collect()

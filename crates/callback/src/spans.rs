@@ -1,7 +1,7 @@
-//! A span for each attempt, at debug level and of a target of its own; what is not looked at costs a look at a number.
+//! One span per attempt, at debug level and with its own tracing target. A disabled span costs one comparison.
 //!
-//! The names of the fields are known to who exports spans (`reveille::otlp`). Of a target its scheme, host and port are told, and
-//! neither path nor query, which may hold what is secret.
+//! The exporter of spans (`reveille::otlp`) relies on these field names. The span records the scheme, host and
+//! port of the callback's target, but neither path nor query, because these may contain secrets.
 
 use domain::{AttemptResult, Target};
 use http::Uri;
@@ -24,7 +24,7 @@ pub(crate) fn attempt(delivery: &Delivery) -> Span {
     if !span.is_disabled() {
         let Target::Http(target) = &delivery.schedule.spec.target;
         span.record("method", target.method.as_str());
-        // The authority has no user: such a URL is refused.
+        // A URL with a user name is rejected, so the authority contains none.
         if let Some(authority) = target.url.parse::<Uri>().ok().as_ref().and_then(Uri::authority) {
             span.record("address", authority.as_str());
         }
@@ -32,7 +32,7 @@ pub(crate) fn attempt(delivery: &Delivery) -> Span {
     span
 }
 
-/// The receiver is told that its caller is the span of this id.
+/// Records the span id that the callback's `traceparent` header carries.
 pub(crate) fn sent(span_id: u64) {
     let span = Span::current();
     if !span.is_disabled() {
@@ -40,7 +40,7 @@ pub(crate) fn sent(span_id: u64) {
     }
 }
 
-/// `None`: it was not sent.
+/// Records the result of the attempt; `None` means that the callback was not sent.
 pub(crate) fn ended(delivered: Option<&Delivered>) {
     let span = Span::current();
     if span.is_disabled() {
@@ -52,7 +52,7 @@ pub(crate) fn ended(delivered: Option<&Delivered>) {
             span.record("status", *status);
             match delivered.is_some_and(|delivered| delivered.result.is_success()) {
                 true => return,
-                false => "refused by the target",
+                false => "rejected by the target",
             }
         }
         Some(AttemptResult::Unreachable(reason)) => reason.as_str(),

@@ -1,4 +1,4 @@
-//! What of a callback is the same for every callback of a target, made once.
+//! The parts of a request that are the same for every callback of a target. They are prepared once and cached.
 
 use std::sync::Arc;
 
@@ -10,30 +10,30 @@ use http::{HeaderName, HeaderValue, Method, Uri, header};
 use crate::cache::Cache;
 use crate::pool::{Authority, Pool};
 
-/// Prepared targets that stay while they are in use; at most twice as many are kept.
+/// Number of prepared targets that stay cached while they are in use. The cache holds at most twice as many.
 const TARGETS_KEPT: usize = 1_024;
 
-/// A target, ready to be sent to.
+/// A target, prepared for requests.
 pub(crate) struct Prepared {
-    of: HttpTarget,
+    source: HttpTarget,
     pub(crate) authority: Arc<Authority>,
     pub(crate) method: Method,
-    /// In full, as HTTP/2 wants it.
+    /// Full URL, as HTTP/2 requires it.
     pub(crate) uri: Uri,
-    /// Path and query, as HTTP/1.1 wants it.
+    /// Path and query, as HTTP/1.1 requires them.
     pub(crate) path: Uri,
     pub(crate) host: HeaderValue,
-    /// The user's headers, and those that every callback has unless its user set them.
+    /// The user's headers, and the default headers that the user did not set.
     pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub(crate) enum TargetError {
-    #[error("the target's URL cannot be used: {0}")]
+    #[error("invalid target URL: {0}")]
     Url(&'static str),
-    #[error("the target's method cannot be used")]
+    #[error("invalid target method")]
     Method,
-    #[error("the target's header number {0} (from 0) cannot be sent")]
+    #[error("invalid target header {0} (counted from 0)")]
     Header(usize),
 }
 
@@ -44,7 +44,7 @@ impl Targets {
         Targets(Cache::new(TARGETS_KEPT))
     }
 
-    /// Of a tenant that may call what `egress` allows.
+    /// Returns the prepared target, from the cache or newly created, for a tenant with the policy `egress`.
     pub(crate) fn prepare(
         &self,
         target: &HttpTarget,
@@ -53,9 +53,9 @@ impl Targets {
     ) -> Result<Arc<Prepared>, TargetError> {
         let key = (&target.url, &target.method, &target.headers, egress);
         let fits = |prepared: &Prepared| {
-            prepared.of.url == target.url
-                && prepared.of.method == target.method
-                && prepared.of.headers == target.headers
+            prepared.source.url == target.url
+                && prepared.source.method == target.method
+                && prepared.source.headers == target.headers
                 && *prepared.authority.egress == *egress
         };
         self.0.get(key, fits, || prepare(target, egress, pool))
@@ -64,13 +64,13 @@ impl Targets {
 
 fn prepare(target: &HttpTarget, egress: &Egress, pool: &Pool) -> Result<Prepared, TargetError> {
     let (uri, connect_to, host) = parse_url(&target.url)?;
-    let path = uri.path_and_query().cloned().ok_or(TargetError::Url("it has no path"))?;
+    let path = uri.path_and_query().cloned().ok_or(TargetError::Url("the path is missing"))?;
     let method = Method::from_bytes(target.method.as_bytes()).map_err(|_| TargetError::Method)?;
     if method == Method::CONNECT {
         return Err(TargetError::Method);
     }
     Ok(Prepared {
-        of: target.clone(),
+        source: target.clone(),
         authority: pool.authority(&connect_to, egress),
         method,
         uri,
@@ -80,23 +80,23 @@ fn prepare(target: &HttpTarget, egress: &Egress, pool: &Pool) -> Result<Prepared
     })
 }
 
-/// The URL, with a path; where to connect for it; and its `host` header.
+/// Returns the URL with a path, the URL to connect to, and the `host` header.
 fn parse_url(url: &str) -> Result<(Uri, Uri, HeaderValue), TargetError> {
-    let uri: Uri = url.parse().map_err(|_| TargetError::Url("it is not one"))?;
+    let uri: Uri = url.parse().map_err(|_| TargetError::Url("not a URL"))?;
     let scheme = match uri.scheme() {
         Some(scheme) if *scheme == Scheme::HTTP || *scheme == Scheme::HTTPS => scheme.clone(),
-        _ => return Err(TargetError::Url("its scheme is neither http nor https")),
+        _ => return Err(TargetError::Url("the scheme is neither http nor https")),
     };
-    let authority = uri.authority().ok_or(TargetError::Url("it names no host"))?;
+    let authority = uri.authority().ok_or(TargetError::Url("the host is missing"))?;
     if authority.as_str().contains('@') {
-        return Err(TargetError::Url("it holds a user name; send an authorization header instead"));
+        return Err(TargetError::Url("a user name is not allowed; send an authorization header instead"));
     }
     if authority.host().is_empty() {
-        return Err(TargetError::Url("it names no host"));
+        return Err(TargetError::Url("the host is missing"));
     }
     let port = match (authority.port_u16(), authority.as_str().len() > authority.host().len()) {
         (Some(port), _) => port,
-        (None, true) => return Err(TargetError::Url("its port is not a number up to 65535")),
+        (None, true) => return Err(TargetError::Url("the port is not a number up to 65535")),
         (None, false) => {
             if scheme == Scheme::HTTPS {
                 443
@@ -105,17 +105,18 @@ fn parse_url(url: &str) -> Result<(Uri, Uri, HeaderValue), TargetError> {
             }
         }
     };
-    let host = HeaderValue::from_str(authority.as_str()).map_err(|_| TargetError::Url("its host cannot be sent"))?;
+    let host =
+        HeaderValue::from_str(authority.as_str()).map_err(|_| TargetError::Url("the host is not valid in a header"))?;
     let place = format!("{}:{port}", authority.host().to_ascii_lowercase());
     let connect_to = Uri::builder().scheme(scheme.clone()).authority(place).path_and_query("/").build();
-    let connect_to = connect_to.map_err(|_| TargetError::Url("its host cannot be used"))?;
-    // `http://host?query` has an empty path, which no request line and no `:path` may have.
+    let connect_to = connect_to.map_err(|_| TargetError::Url("the host is invalid"))?;
+    // The URL `http://host?query` has an empty path, but a request line and `:path` must not have one.
     let path = match uri.query() {
         Some(query) => format!("{}?{query}", uri.path()),
         None => uri.path().to_owned(),
     };
     let uri = Uri::builder().scheme(scheme).authority(authority.clone()).path_and_query(path).build();
-    Ok((uri.map_err(|_| TargetError::Url("its path cannot be used"))?, connect_to, host))
+    Ok((uri.map_err(|_| TargetError::Url("the path is invalid"))?, connect_to, host))
 }
 
 fn headers(target: &HttpTarget) -> Result<Vec<(HeaderName, HeaderValue)>, TargetError> {
@@ -123,12 +124,12 @@ fn headers(target: &HttpTarget) -> Result<Vec<(HeaderName, HeaderValue)>, Target
     for (number, (name, value)) in target.headers.iter().enumerate() {
         let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| TargetError::Header(number))?;
         if is_header_reserved(name.as_str()) {
-            continue; // It was stored before it was reserved.
+            continue; // The header was stored before its name was reserved.
         }
-        // Refuses line ends and other control characters, so one header cannot become two.
+        // `from_bytes` rejects line ends and other control characters, so one header cannot become two.
         let value = value.plain().and_then(|value| HeaderValue::from_bytes(value).ok());
         let mut value = value.ok_or(TargetError::Header(number))?;
-        value.set_sensitive(true); // No `Debug` of it shows it, and HPACK does not index it.
+        value.set_sensitive(true); // `Debug` does not show the value, and HPACK does not index it.
         headers.push((name, value));
     }
     let has = |name| headers.iter().any(|(present, _)| present == name);

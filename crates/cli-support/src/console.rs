@@ -1,8 +1,8 @@
-//! What the commands say to the person who runs them, on standard output. The service's own events go to the log.
+//! Output of commands for people, on standard output. Events of the service go to the log instead.
 
 use std::io::{self, Write};
 
-/// Writes `text` and a line's end. A reader that has gone away (`| head`) ends nothing.
+/// Writes `text` and a line end. A closed pipe, as after `| head`, is not an error.
 ///
 /// # Errors
 /// If standard output cannot be written.

@@ -1,11 +1,13 @@
-//! HTTP/1.1 by hand, for load and for counting: as little work per message as there can be.
+//! HTTP/1.1 for load generation and measurement, with minimal work per message.
 //!
-//! It is for the benchmark and the small receiver, which share their two cores with the server that they measure. It
-//! speaks to servers and clients that keep to the rules (no trailers, no folded headers, no pipelining) and breaks off
-//! with everything else. It is not what callbacks are made with: that is the `callback` crate.
+//! The benchmarks and the small receiver use it, because they share two cores with the server that they measure. It
+//! supports only peers without trailers, folded headers and pipelining, and returns an error for everything else.
+//! Non-goal: real callbacks; the crate `callback` sends those.
 //!
-//! Always true here: nothing of a connection outgrows [`HEAD_BYTES_MAX`] and [`BODY_BYTES_MAX`]
-//! ([`REQUEST_BODY_BYTES_MAX`] on the side that receives requests).
+//! Invariant: the memory of a connection is limited by [`HEAD_BYTES_MAX`] and [`BODY_BYTES_MAX`], and by
+//! [`REQUEST_BODY_BYTES_MAX`] on the side that receives requests.
+//!
+//! docs/decisions/0080-write-the-load-generators-http-by-hand.md gives the reasons for the design.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,22 +15,22 @@ use std::net::SocketAddr;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// A head of a request or an answer.
+/// Maximum bytes of the head of a request or a response.
 pub const HEAD_BYTES_MAX: usize = 32 * 1024;
-/// A request's body, on the side that receives it.
+/// Maximum bytes of a request body, on the side that receives it.
 pub const REQUEST_BODY_BYTES_MAX: usize = 1024 * 1024;
-/// An answer's body; that to an NDJSON batch is the longest there is.
+/// Maximum bytes of a response body. The longest response is that to an NDJSON batch.
 pub const BODY_BYTES_MAX: usize = 64 * 1024 * 1024;
 
 const HEADERS_MAX: usize = 64;
 
-/// A client's side of one keep-alive connection.
+/// Client side of one keep-alive connection.
 pub struct Connection {
     stream: TcpStream,
     input: Input,
 }
 
-/// An answer's status; its body is in [`Connection::body`] until the next exchange.
+/// Status of a response. The body is in [`Connection::body`] until the next exchange.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Status(pub u16);
 
@@ -43,39 +45,41 @@ impl Connection {
         Ok(Connection { stream, input: Input::default() })
     }
 
-    /// Sends one whole request and reads its answer.
+    /// Sends one complete request and reads its response.
     ///
     /// Not cancel-safe: after a dropped exchange the connection must not be used again.
     ///
     /// # Errors
-    /// If the connection ends, or the answer is not HTTP/1.1 within the limits. The connection must not be used again.
+    /// If the connection ends, or the response is not HTTP/1.1 within the limits. The connection must not be used
+    /// again.
     pub async fn exchange(&mut self, request: &[u8]) -> io::Result<Status> {
-        // A short request fits the socket's buffer. A long one is read by a server that answers line by line as it
-        // reads, so that both directions have to move.
+        // A short request fits in the socket's buffer. A long request is a batch: the server responds to each line
+        // while it reads, so the client must write and read at the same time.
         const FITS_SOCKET: usize = 64 * 1024;
         if request.len() <= FITS_SOCKET {
             self.stream.write_all(request).await?;
-            self.input.read_answer(&mut self.stream).await
+            self.input.read_response(&mut self.stream).await
         } else {
             let (mut from, mut to) = self.stream.split();
             let write = async move { to.write_all(request).await };
-            let (written, answer) = futures_util::join!(write, self.input.read_answer(&mut from));
-            let answer = answer?;
-            written.map(|()| answer)
+            let (written, response) = futures_util::join!(write, self.input.read_response(&mut from));
+            let response = response?;
+            written.map(|()| response)
         }
     }
 
+    /// Returns the body of the last response.
     pub fn body(&self) -> &[u8] {
         &self.input.body
     }
 }
 
-/// What has been read of a connection.
+/// Bytes that were read from a connection.
 #[derive(Default)]
 pub struct Input {
-    /// Read, not yet used.
+    /// Bytes that are not parsed yet.
     buffer: Vec<u8>,
-    /// Of the last answer.
+    /// Body of the last response.
     body: Vec<u8>,
 }
 
@@ -86,14 +90,14 @@ enum BodyLength {
 }
 
 impl Input {
-    async fn read_answer(&mut self, stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Status> {
+    async fn read_response(&mut self, stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Status> {
         loop {
             let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
-            let mut answer = httparse::Response::new(&mut headers);
-            match answer.parse(&self.buffer).map_err(invalid)? {
+            let mut response = httparse::Response::new(&mut headers);
+            match response.parse(&self.buffer).map_err(invalid)? {
                 httparse::Status::Complete(head) => {
-                    let status = Status(answer.code.unwrap_or(0));
-                    let length = body_length(answer.headers)?;
+                    let status = Status(response.code.unwrap_or(0));
+                    let length = body_length(response.headers)?;
                     self.buffer.drain(..head);
                     self.read_body(stream, length).await?;
                     return Ok(status);
@@ -103,14 +107,14 @@ impl Input {
         }
     }
 
-    /// Reads a request and shows it to `look`. `None` at the end of the connection.
+    /// Reads a request and passes it to `handle`. Returns `None` at the end of the connection.
     ///
     /// # Errors
     /// If the connection ends within a request, or the request is not HTTP/1.1 within the limits.
     pub async fn read_request<T>(
         &mut self,
         stream: &mut (impl AsyncRead + Unpin),
-        mut look: impl FnMut(&httparse::Request<'_, '_>, &[u8]) -> T,
+        mut handle: impl FnMut(&httparse::Request<'_, '_>, &[u8]) -> T,
     ) -> io::Result<Option<T>> {
         loop {
             let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
@@ -119,15 +123,15 @@ impl Input {
                 httparse::Status::Complete(head_end) => {
                     let end = match body_length(request.headers)? {
                         BodyLength::Known(length) if length <= REQUEST_BODY_BYTES_MAX => head_end + length,
-                        BodyLength::Known(_) => return Err(invalid("a request's body is longer than the limit")),
-                        BodyLength::Chunked => return Err(invalid("a request's body has no length")),
+                        BodyLength::Known(_) => return Err(invalid("request body longer than the limit")),
+                        BodyLength::Chunked => return Err(invalid("request body without a length")),
                     };
                     if self.buffer.len() >= end {
-                        let seen = look(&request, &self.buffer[head_end..end]);
+                        let handled = handle(&request, &self.buffer[head_end..end]);
                         self.buffer.drain(..end);
-                        return Ok(Some(seen));
+                        return Ok(Some(handled));
                     }
-                    // The head is parsed again with each read; all but the longest bodies come in one.
+                    // Each read parses the head again. Only the longest bodies need more than one read.
                     self.read_more(stream).await?;
                 }
                 httparse::Status::Partial if self.buffer.is_empty() => {
@@ -142,7 +146,7 @@ impl Input {
 
     async fn read_head(&mut self, stream: &mut (impl AsyncRead + Unpin)) -> io::Result<()> {
         if self.buffer.len() >= HEAD_BYTES_MAX {
-            return Err(invalid("a head is longer than the limit"));
+            return Err(invalid("head of a message longer than the limit"));
         }
         self.read_more(stream).await
     }
@@ -169,11 +173,11 @@ impl Input {
         }
     }
 
-    /// Moves `length` more bytes of the connection to the body.
+    /// Moves the next `length` bytes of the connection to the body.
     async fn read_exactly(&mut self, stream: &mut (impl AsyncRead + Unpin), length: usize) -> io::Result<()> {
         let until = self.body.len().saturating_add(length);
         if until > BODY_BYTES_MAX {
-            return Err(invalid("a body is longer than the limit"));
+            return Err(invalid("response body longer than the limit"));
         }
         while self.body.len() < until {
             if self.buffer.is_empty() {
@@ -188,7 +192,7 @@ impl Input {
 
     async fn read_chunk_length(&mut self, stream: &mut (impl AsyncRead + Unpin)) -> io::Result<usize> {
         loop {
-            match httparse::parse_chunk_size(&self.buffer).map_err(|_| invalid("a chunk's length is not a number"))? {
+            match httparse::parse_chunk_size(&self.buffer).map_err(|_| invalid("chunk length is not a number"))? {
                 httparse::Status::Complete((end, length)) => {
                     self.buffer.drain(..end);
                     return usize::try_from(length).map_err(invalid);
@@ -203,7 +207,7 @@ impl Input {
             self.read_more(stream).await?;
         }
         if !self.buffer.starts_with(b"\r\n") {
-            return Err(invalid("a chunk does not end where its length says"));
+            return Err(invalid("chunk without a line end after its declared length"));
         }
         self.buffer.drain(..2);
         Ok(())
@@ -220,7 +224,7 @@ fn body_length(headers: &[httparse::Header<'_>]) -> io::Result<BodyLength> {
             return if header.value.eq_ignore_ascii_case(b"chunked") {
                 Ok(BodyLength::Chunked)
             } else {
-                Err(invalid("a transfer coding other than chunked"))
+                Err(invalid("unsupported transfer coding: only chunked is supported"))
             };
         }
     }
@@ -235,9 +239,9 @@ fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Er
 mod tests {
     use super::*;
 
-    async fn answer(bytes: &[u8]) -> io::Result<(Status, Vec<u8>)> {
+    async fn response(bytes: &[u8]) -> io::Result<(Status, Vec<u8>)> {
         let mut input = Input::default();
-        let status = input.read_answer(&mut &bytes[..]).await?;
+        let status = input.read_response(&mut &bytes[..]).await?;
         Ok((status, input.body))
     }
 
@@ -246,33 +250,33 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_of_known_length_is_read_to_its_end_and_no_further() {
+    fn response_of_known_length_is_read_exactly_to_its_end() {
         let bytes = b"HTTP/1.1 201 Created\r\nContent-Length: 3\r\n\r\nabcHTTP/1.1 200 OK\r\n";
-        assert_eq!(now(answer(bytes)).unwrap(), (Status(201), b"abc".to_vec()));
+        assert_eq!(now(response(bytes)).unwrap(), (Status(201), b"abc".to_vec()));
     }
 
     #[test]
-    fn a_chunked_answer_is_put_together() {
+    fn chunks_of_a_response_are_joined() {
         let bytes = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\nA\r\n0123456789\r\n0\r\n\r\n";
-        assert_eq!(now(answer(bytes)).unwrap(), (Status(200), b"abc0123456789".to_vec()));
+        assert_eq!(now(response(bytes)).unwrap(), (Status(200), b"abc0123456789".to_vec()));
     }
 
     #[test]
-    fn an_answer_that_breaks_off_is_an_error_wherever_it_does() {
+    fn truncated_response_is_an_error_at_every_length() {
         let bytes = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n";
         for end in 0..bytes.len() {
-            assert!(now(answer(&bytes[..end])).is_err(), "{end} bytes");
+            assert!(now(response(&bytes[..end])).is_err(), "{end} bytes");
         }
     }
 
     #[test]
-    fn a_body_above_the_limit_is_refused_before_it_is_read() {
+    fn body_above_the_limit_is_rejected_before_it_is_read() {
         let bytes = b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999\r\n\r\n";
-        assert_eq!(now(answer(bytes)).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(now(response(bytes)).unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
 
     #[test]
-    fn requests_follow_one_another_on_a_connection_until_it_ends() {
+    fn requests_on_one_connection_are_read_in_order() {
         let mut input = Input::default();
         let mut stream = &b"POST /a HTTP/1.1\r\ncontent-length: 2\r\n\r\nhiGET /b HTTP/1.1\r\n\r\n"[..];
         let mut next = || {

@@ -1,7 +1,7 @@
-//! Parts that the commands of the binary and its benchmarks share: lines on standard output, URLs that hide their passwords, HTTP/1.1
-//! with little work per message, and a small receiver of callbacks.
+//! Parts that the commands of the binary and its benchmarks share: lines on standard output, URLs that hide their
+//! passwords, HTTP/1.1 with little work per message, and a small receiver of callbacks.
 //!
-//! The HTTP of the API and of callbacks is in `server` and `callback`, not here.
+//! Non-goals: the HTTP API is in the crate `server`, and the HTTP client for callbacks is in the crate `callback`.
 
 pub mod console;
 pub mod http1;

@@ -1,7 +1,7 @@
-//! A small HTTP server that callbacks can go to: it takes every request, tells a [`Sink`] of it and answers 200.
+//! A small HTTP server for callbacks. It accepts every request, passes it to a [`Sink`] and responds with 200.
 //!
-//! It is the other end of the benchmark and of `demo`, and `reveille receiver` for whoever wants to see callbacks
-//! arrive. It does not verify signatures; a receiver of one's own should.
+//! The benchmarks, `reveille demo` and `reveille receiver` use it. It does not verify signatures; an application's
+//! receiver should.
 
 use std::io;
 use std::net::SocketAddr;
@@ -19,16 +19,16 @@ use tokio_util::sync::DropGuard;
 
 use crate::http1::Input;
 
-/// Connections at once; one more waits in the kernel.
+/// Maximum concurrent connections. Further connections wait in the kernel.
 const CONNECTIONS_MAX: usize = 16_384;
 
-/// Hears of callbacks, on the connection's task.
+/// Receives callbacks, on the task of the connection.
 pub trait Sink: Send + Sync + 'static {
-    /// A whole request has been read, `at_micros` by this machine's wall clock (microseconds since 1970).
+    /// Handles a complete request. `at_micros` is its arrival by this machine's wall clock, in microseconds since 1970.
     fn arrived(&self, at_micros: i64, head: &httparse::Request<'_, '_>, body: &[u8]);
 }
 
-/// A header's value, or nothing if there is none or it is not text.
+/// Returns the value of a header, or an empty string if the header is missing or not UTF-8.
 pub fn header<'a>(head: &httparse::Request<'_, 'a>, name: &str) -> &'a str {
     let found = head.headers.iter().find(|header| header.name.eq_ignore_ascii_case(name));
     found.and_then(|header| std::str::from_utf8(header.value).ok()).unwrap_or("")
@@ -36,11 +36,11 @@ pub fn header<'a>(head: &httparse::Request<'_, 'a>, name: &str) -> &'a str {
 
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// How long each answer is held back. Default: not at all.
+    /// Delay of each response. Default: no delay.
     pub answer_after: Duration,
 }
 
-/// A receiver that runs. Dropped, it stops.
+/// Running receiver. It stops when this value is dropped.
 pub struct Receiver {
     pub address: SocketAddr,
     tasks: TaskSet,
@@ -48,8 +48,10 @@ pub struct Receiver {
 }
 
 impl Receiver {
+    /// Starts a receiver.
+    ///
     /// # Errors
-    /// If the address cannot be listened on.
+    /// If it cannot listen on the address.
     pub async fn start(
         runtime: &Runtime,
         listen: SocketAddr,
@@ -68,7 +70,7 @@ impl Receiver {
                 let (runtime, sink) = (runtime.clone(), sink.clone());
                 async move {
                     if let Err(error) = exchanges(&runtime, options, &*sink, stream).await {
-                        tracing::debug!(%error, "a connection to the receiver broke off");
+                        tracing::debug!(%error, "connection to the receiver failed");
                     }
                 }
             };
@@ -77,14 +79,14 @@ impl Receiver {
                 drain_timeout: Duration::ZERO,
                 task: "receiver-connection",
                 accept_failed: "the receiver cannot accept a connection",
-                drain_timed_out: "the receiver closes its connections",
+                drain_timed_out: "the receiver closes its open connections",
             };
             listener::serve_until(&runtime, socket, limits, shutdown, serve, std::future::pending()).await;
         });
         Ok(Receiver { address, tasks, kill })
     }
 
-    /// Waits until it ends, which it does only if it fails.
+    /// Waits for the end of the receiver, which happens only after a failure.
     pub async fn ended(self) {
         let _kill = self.kill;
         self.tasks.join().await;
@@ -92,24 +94,25 @@ impl Receiver {
 }
 
 async fn exchanges(runtime: &Runtime, options: Options, sink: &dyn Sink, mut stream: TcpStream) -> io::Result<()> {
-    const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+    const RESPONSE: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
     let mut input = Input::default();
     while input.read_request(&mut stream, |head, body| sink.arrived(wall_micros(), head, body)).await?.is_some() {
         if !options.answer_after.is_zero() {
             runtime.sleep(options.answer_after).await;
         }
-        stream.write_all(ANSWER).await?;
+        stream.write_all(RESPONSE).await?;
     }
     Ok(())
 }
 
-/// The wall clock in microseconds since 1970: finer than `runtime`'s, for measuring lateness only.
+/// Returns the wall clock in microseconds since 1970. It is finer than the clock of `runtime` and serves only to
+/// measure lateness.
 pub fn wall_micros() -> i64 {
     let time = clock_gettime(ClockId::Realtime);
     time.tv_sec * 1_000_000 + time.tv_nsec / 1_000
 }
 
-/// How late a callback arrived, in milliseconds; negative if it was early.
+/// Returns the lateness of a callback in milliseconds; negative if it arrived early.
 pub fn late_millis(at_micros: i64, nominal: Timestamp) -> f64 {
     at_micros.saturating_sub(nominal.as_millis().saturating_mul(1_000)) as f64 / 1_000.0
 }

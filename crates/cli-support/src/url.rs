@@ -1,9 +1,9 @@
-//! URLs that an operator gives. A URL may hold a password, so none is ever printed or logged as it was given.
+//! URLs from an operator. A URL may contain a password, so no URL is printed or logged as the operator wrote it.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A URL as it was given; its `Debug` hides it.
+/// URL as the operator wrote it. Its `Debug` output hides it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Url(String);
 
@@ -13,7 +13,7 @@ impl fmt::Debug for Url {
     }
 }
 
-/// Takes any text: a refusal here would be printed with the text, which may hold a password.
+/// Accepts any text, because clap prints a rejected value in its error, and the value may contain a password.
 impl FromStr for Url {
     type Err = std::convert::Infallible;
 
@@ -23,6 +23,7 @@ impl FromStr for Url {
 }
 
 impl Url {
+    /// Returns the URL with its password.
     pub fn as_str(&self) -> &str {
         &self.0
     }

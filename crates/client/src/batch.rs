@@ -1,4 +1,4 @@
-//! Many schedules at once: requests go out and results come back on one connection, neither waiting for the other's end.
+//! Batches of schedules: the client sends requests and receives results on one connection at the same time.
 
 use std::time::Duration;
 
@@ -12,18 +12,20 @@ use hyper::body::{Frame, Incoming};
 
 use crate::{Client, Error, clock};
 
-/// Without a byte of the answer; the server itself breaks off a batch that it hears nothing of after 10 s.
+/// Longest wait for the next bytes of the response. The server itself aborts a batch that sends no data for 10 s.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
-/// A result is a summary, or a problem with up to 32 errors.
+/// Largest result line. A result is a summary, or a problem with up to 32 errors.
 const LINE_BYTES_MAX: usize = 1 << 20;
 
 impl Client {
-    /// Makes many schedules, and tells what became of each, in their order: [`BatchLine::line`] is the place of the request,
-    /// from 1. `requests` is asked for more as fast as the server takes them, so take the results meanwhile: the server
-    /// stops reading for one who does not. At most 1,000,000 are taken.
+    /// Creates many schedules, and returns their results in the order of the requests: [`BatchLine::line`] is the
+    /// number of the request, from 1. The client polls `requests` as fast as the server accepts them. Read the
+    /// results while the requests are being sent: the server stops reading from a client that does not. A batch
+    /// has at most 1,000,000 requests.
     ///
-    /// Nothing of it is sent again: after an error, what was not answered may have been made. Give each an id of your own, and
-    /// those that were are answered with `schedule_exists` by another batch.
+    /// The client never repeats a batch. After an error, the server may have created schedules whose results are
+    /// missing. If each request has an id, send the batch again: the server reports `schedule_exists` for each
+    /// schedule that it has already created.
     pub fn create_many<S>(&self, requests: S) -> BoxStream<'static, Result<BatchLine<'static>, Error>>
     where
         S: Stream<Item = ScheduleRequest> + Send + 'static,
@@ -38,7 +40,7 @@ impl Client {
             let response = response.unwrap_or(Err(Error::TimedOut { limit: SILENCE_MAX }))?;
             if !response.status().is_success() {
                 client.0.whole(response).await?;
-                unreachable!("an answer that is no success is an error");
+                unreachable!("`whole` returns an error for a response without a success status");
             }
             let results = Results { body: response.into_body(), read: BytesMut::new(), searched: 0 };
             Ok(try_unfold(results, async |mut results: Results| Ok(results.next().await?.map(|line| (line, results)))))
@@ -47,10 +49,11 @@ impl Client {
     }
 }
 
-/// A request as one line.
+/// Encodes a request as one line.
 fn line(request: &ScheduleRequest) -> Bytes {
-    let mut line = serde_json::to_vec(request).expect("wire types have text keys");
-    // A payload that was formatted for people has line ends, in JSON always between values.
+    let mut line = serde_json::to_vec(request).expect("wire types have string keys");
+    // A formatted payload may contain line ends. In JSON they occur only between values, so spaces can replace
+    // them.
     for byte in line.iter_mut().filter(|byte| matches!(byte, b'\n' | b'\r')) {
         *byte = b' ';
     }
@@ -61,7 +64,7 @@ fn line(request: &ScheduleRequest) -> Bytes {
 struct Results {
     body: Incoming,
     read: BytesMut,
-    /// Bytes of `read` that have no line's end.
+    /// Number of bytes of `read` that contain no line end.
     searched: usize,
 }
 
@@ -85,7 +88,7 @@ impl Results {
                 Some(Ok(frame)) => self.read.extend_from_slice(frame.data_ref().map_or(&[], |data| data)),
                 Some(Err(error)) => return Err(Error::Broken { source: error.into() }),
                 None if self.read.is_empty() => return Ok(None),
-                None => return Err(Error::Broken { source: "the last line has no end".into() }),
+                None => return Err(Error::Broken { source: "the last line is incomplete".into() }),
             }
         }
     }

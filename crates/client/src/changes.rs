@@ -1,4 +1,4 @@
-//! Changing what is there: merges, and changes that are made only to what was seen.
+//! Changes to existing schedules: merge patches, and changes with a precondition.
 
 use api::{Cancelled, DryRun, Schedule, SchedulePatch, ScheduleRequest};
 use http::header::{IF_MATCH, IF_NONE_MATCH};
@@ -6,17 +6,18 @@ use http::{HeaderName, HeaderValue, Method};
 
 use crate::retry::Repeat;
 use crate::schedules::{DRY_RUN, path_of, put, summary};
-use crate::transport::{Answer, Call};
+use crate::transport::{Call, SuccessResponse};
 use crate::{Client, Error, Put, ScheduleSummary, Tag};
 
-/// What a change wants to find. Where it does not, nothing is done, and the error's code is `precondition_failed`.
+/// Precondition of a change. If it does not hold, the server changes nothing and returns the code
+/// `precondition_failed`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Condition {
-    /// The schedule as it was when it had this tag.
+    /// The schedule still has this tag.
     Is(Tag),
-    /// A schedule that is not cancelled.
+    /// The schedule exists and is not cancelled.
     Exists,
-    /// None, or a cancelled one.
+    /// No schedule has this id, or the schedule is cancelled.
     Absent,
 }
 
@@ -30,70 +31,73 @@ impl Condition {
     }
 }
 
-/// The answer of [`Client::update`].
+/// Result of [`Client::update`].
 #[derive(Clone, PartialEq, Debug)]
 pub struct Updated {
-    /// As it is now.
+    /// The schedule after the change.
     pub schedule: ScheduleSummary,
-    /// What it is called now; `None` if something on the way took it off.
+    /// The schedule's tag after the change; `None` if a proxy removed the header.
     pub tag: Option<Tag>,
 }
 
 impl Client {
-    /// Changes what `patch` names, and leaves all else; of two at once that name different things, both are kept. It can be sent
-    /// again after any failure.
+    /// Changes the fields that `patch` names, and leaves all others unchanged. Two concurrent updates of different
+    /// fields both take effect. The client may repeat this request after any failure.
     ///
     /// # Errors
-    /// `schedule_not_found`, `schedule_over`, `invalid_schedule`, and what [`Error`] lists.
+    /// `schedule_not_found`, `schedule_over`, `invalid_schedule`, and the variants of [`Error`].
     pub async fn update(&self, id: &str, patch: &SchedulePatch) -> Result<Updated, Error> {
         updated(&self.0.call(&Call::with_body(Method::PATCH, path_of(id), Repeat::Always, patch)).await?)
     }
 
-    /// As [`Client::update`], if the schedule is as `condition` says. The server looks in the step that makes the change.
+    /// Works like [`Client::update`], but changes the schedule only if `condition` holds. The server checks the
+    /// condition and applies the change in one atomic step.
     ///
-    /// Like the others with a condition it is not sent again if it may have been done: the condition would not hold any more.
+    /// Like the other conditional requests, this one is not repeated if the server may have carried it out: the
+    /// condition would no longer hold.
     ///
     /// # Errors
-    /// `precondition_failed`, and those of [`Client::update`].
+    /// `precondition_failed`, and the errors of [`Client::update`].
     pub async fn update_if(&self, id: &str, patch: &SchedulePatch, condition: &Condition) -> Result<Updated, Error> {
         let call = Call::with_body(Method::PATCH, path_of(id), Repeat::IfUntouched, patch);
         updated(&self.0.call(&on(call, condition)).await?)
     }
 
-    /// What [`Client::update`] would make of the schedule, and when it would fire: everything is checked, and nothing written.
+    /// Returns the schedule as [`Client::update`] would leave it, with its next occurrences. The server checks
+    /// everything and writes nothing.
     ///
     /// # Errors
-    /// Those of [`Client::update`].
+    /// The errors of [`Client::update`].
     pub async fn dry_run_update(&self, id: &str, patch: &SchedulePatch) -> Result<DryRun, Error> {
         let path = format!("{}?{DRY_RUN}", path_of(id));
         self.0.call(&Call::with_body(Method::PATCH, path, Repeat::Always, patch)).await?.read()
     }
 
-    /// As [`Client::put`], if what is there is as `condition` says.
+    /// Works like [`Client::put`], but only if `condition` holds.
     ///
     /// # Errors
-    /// `precondition_failed`, and those of [`Client::put`].
+    /// `precondition_failed`, and the errors of [`Client::put`].
     pub async fn put_if(&self, id: &str, request: &ScheduleRequest, condition: &Condition) -> Result<Put, Error> {
         let call = Call::with_body(Method::PUT, path_of(id), Repeat::IfUntouched, request);
         put(&self.0.call(&on(call, condition)).await?)
     }
 
-    /// As [`Client::cancel`], if the schedule is as `condition` says.
+    /// Works like [`Client::cancel`], but only if `condition` holds.
     ///
     /// # Errors
-    /// `precondition_failed`, and those of [`Client::cancel`].
+    /// `precondition_failed`, and the errors of [`Client::cancel`].
     pub async fn cancel_if(&self, id: &str, condition: &Condition) -> Result<Cancelled, Error> {
         let call = Call { repeat: Repeat::IfUntouched, ..Call::delete(path_of(id)) };
         self.0.call(&on(call, condition)).await?.read()
     }
 
-    /// Reads a schedule, and what it is called; `None` if something on the way took that off.
+    /// Reads a schedule and its tag. The tag is `None` if a proxy removed the header.
     ///
     /// # Errors
-    /// Those of [`Client::get`].
+    /// The errors of [`Client::get`].
     pub async fn get_tagged(&self, id: &str) -> Result<(Schedule, Option<Tag>), Error> {
-        let answer = self.0.call(&Call::get(path_of(id))).await?;
-        Ok((answer.read()?, answer.tag.clone()))
+        let response = self.0.call(&Call::get(path_of(id))).await?;
+        Ok((response.read()?, response.tag.clone()))
     }
 }
 
@@ -102,6 +106,6 @@ fn on(mut call: Call, condition: &Condition) -> Call {
     call
 }
 
-fn updated(answer: &Answer) -> Result<Updated, Error> {
-    Ok(Updated { schedule: summary(answer)?, tag: answer.tag.clone() })
+fn updated(response: &SuccessResponse) -> Result<Updated, Error> {
+    Ok(Updated { schedule: summary(response)?, tag: response.tag.clone() })
 }

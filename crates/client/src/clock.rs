@@ -1,7 +1,8 @@
-//! The SDK's door to clock, chance and timers. It lives in its user's process and on its user's tokio, so it has a door of
-//! its own, and nothing else here goes outside but the connections.
+//! The SDK's only access to clocks, randomness and timers. The SDK runs in the user's process and on the user's
+//! tokio runtime, so it does not use the crate `runtime`. Besides this module, only the connections reach outside
+//! the crate.
 
-#![expect(clippy::disallowed_methods, reason = "this is the door; see above")]
+#![expect(clippy::disallowed_methods, reason = "this module wraps the clocks and timers; see above")]
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -17,12 +18,12 @@ pub(crate) async fn sleep(duration: Duration) {
     tokio::time::sleep(duration).await;
 }
 
-/// `None` if `limit` passed first.
+/// Returns `None` if `limit` passed before the future completed.
 pub(crate) async fn timeout<T>(limit: Duration, future: impl Future<Output = T>) -> Option<T> {
     tokio::time::timeout(limit, future).await.ok()
 }
 
-/// 64 unpredictable bits.
+/// Returns 64 unpredictable bits.
 pub(crate) fn random() -> u64 {
-    getrandom::u64().expect("the system's random source is there")
+    getrandom::u64().expect("the system's random source is available")
 }

@@ -1,4 +1,4 @@
-//! Why a call failed, and whether it is worth another one.
+//! Errors of calls, and whether a call is worth repeating.
 
 use std::time::Duration;
 
@@ -6,126 +6,128 @@ use api::{FieldError, Problem};
 
 type Source = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why a call failed. What may be tried again was, within [`crate::Options`]; this is the last attempt's, or the first whose
-/// outcome is unknown if the last one did nothing and says nothing of that.
+/// Reasons why a call failed. The client has already repeated the request where that was allowed, within
+/// [`crate::Options`]. The error is the last attempt's. If an earlier attempt has an unknown outcome and the last
+/// one certainly had no effect, the error is that earlier attempt's.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The server said why it does not do it.
+    /// The server rejected the request with a problem.
     #[error("{} ({})", .0.problem.detail, .0.problem.code)]
-    Refused(Box<Refused>),
-    /// Something answered that is not Reveille's API: a proxy, say, or another server at this address.
-    #[error("what answered is not Reveille: status {status}, {text:?}")]
+    Rejected(Box<Rejection>),
+    /// The response is not from Reveille's API, for example from a proxy or another server at this address.
+    #[error("the response is not from Reveille's API: status {status}, {text:?}; check the server's URL")]
     Foreign {
-        /// The status of HTTP.
+        /// HTTP status of the response.
         status: u16,
-        /// How the answer begins.
+        /// Beginning of the response's body.
         text: String,
     },
-    /// No connection could be made, so nothing was sent.
+    /// The connection could not be established, so the client sent no request.
     #[error("{url} cannot be reached")]
     Unreachable {
-        /// The server's.
+        /// Base URL of the server.
         url: String,
-        /// Why.
+        /// Cause of the failure.
         #[source]
         source: Source,
     },
-    /// The connection ended before the whole answer was there.
-    #[error("the connection ended before the whole answer")]
+    /// The connection closed before the response was complete.
+    #[error("connection closed before the response was complete")]
     Broken {
-        /// Why.
+        /// Cause of the failure.
         #[source]
         source: Source,
     },
-    /// No answer came in time.
-    #[error("no answer within {limit:?}")]
+    /// No response arrived within the time limit.
+    #[error("no response within {limit:?}")]
     TimedOut {
-        /// What was left of [`crate::Options::attempt_timeout`] and [`crate::Options::deadline`].
+        /// Time limit of the attempt: the smaller of [`crate::Options::attempt_timeout`] and the rest of
+        /// [`crate::Options::deadline`].
         limit: Duration,
     },
-    /// The answer is longer than [`crate::Options::answer_bytes_max`].
-    #[error("the answer is larger than {bytes_max} bytes; ask for smaller pages")]
+    /// The response is longer than [`crate::Options::answer_bytes_max`].
+    #[error("the response is larger than {bytes_max} bytes; request smaller pages")]
     TooLarge {
-        /// The limit.
+        /// Size limit in bytes.
         bytes_max: usize,
     },
-    /// The answer is not of the form that this version of the SDK knows.
-    #[error("the answer cannot be read")]
+    /// The response does not have the form that this version of the SDK expects.
+    #[error("cannot parse the response")]
     Unreadable {
-        /// Where.
+        /// Position and kind of the defect.
         #[source]
         source: serde_json::Error,
     },
 }
 
-/// A refusal of the server's.
+/// A rejection by the server.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Refused {
-    /// What it said; branch on its `code`.
+pub struct Rejection {
+    /// Problem details of the response; branch on their `code`.
     pub problem: Problem,
-    /// How long it asks to wait.
+    /// Wait that the server requests before the next attempt.
     pub retry_after: Option<Duration>,
 }
 
 impl Error {
-    /// The code of a refusal, which keeps its meaning: `schedule_not_found`, say.
+    /// Stable code of a rejection, for example `schedule_not_found`.
     #[must_use]
     pub fn code(&self) -> Option<&str> {
         self.problem().map(|problem| problem.code.as_ref())
     }
 
-    /// The refusal as the server said it.
+    /// Problem details of a rejection.
     #[must_use]
     pub fn problem(&self) -> Option<&Problem> {
         match self {
-            Error::Refused(refused) => Some(&refused.problem),
+            Error::Rejected(refused) => Some(&refused.problem),
             _ => None,
         }
     }
 
-    /// Each thing that is wrong with the request.
+    /// All defects of the request.
     #[must_use]
     pub fn field_errors(&self) -> &[FieldError] {
         self.problem().map_or(&[], |problem| &problem.errors)
     }
 
-    /// Names this request in the server's log.
+    /// Id of the request in the server's log.
     #[must_use]
     pub fn request_id(&self) -> Option<&str> {
         self.problem()?.request_id.as_deref()
     }
 
-    /// The status of HTTP, if there was an answer.
+    /// HTTP status, if a response arrived.
     #[must_use]
     pub fn status(&self) -> Option<u16> {
         match self {
-            Error::Refused(refused) => Some(refused.problem.status),
+            Error::Rejected(refused) => Some(refused.problem.status),
             Error::Foreign { status, .. } => Some(*status),
             _ => None,
         }
     }
 
-    /// Whether the same request may go through later, unchanged.
+    /// Returns whether the same request may succeed later.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
             Error::Unreachable { .. } | Error::Broken { .. } | Error::TimedOut { .. } => true,
-            Error::Refused(_) | Error::Foreign { .. } => {
+            Error::Rejected(_) | Error::Foreign { .. } => {
                 matches!(self.status(), Some(408 | 425 | 429 | 502 | 503 | 504 | 507))
             }
             Error::TooLarge { .. } | Error::Unreadable { .. } => false,
         }
     }
 
-    /// Whether what was asked for may have been done all the same.
+    /// Returns whether the server may have carried out the request in spite of the error.
     #[must_use]
     pub fn is_outcome_unknown(&self) -> bool {
         match self {
             Error::Unreachable { .. } => false,
             Error::Broken { .. } | Error::TimedOut { .. } | Error::TooLarge { .. } | Error::Unreadable { .. } => true,
-            // A full disk is the one fault of a server that is found before anything is done.
-            Error::Refused(_) | Error::Foreign { .. } => {
+            // Status 507 means a full disk. The server detects it before it carries out any operation.
+            Error::Rejected(_) | Error::Foreign { .. } => {
                 self.status().is_some_and(|status| status >= 500 && status != 507)
             }
         }
@@ -133,7 +135,7 @@ impl Error {
 
     pub(crate) fn retry_after(&self) -> Option<Duration> {
         match self {
-            Error::Refused(refused) => refused.retry_after,
+            Error::Rejected(refused) => refused.retry_after,
             _ => None,
         }
     }

@@ -1,4 +1,5 @@
-//! The Rust SDK for Reveille's HTTP API: ask for callbacks, change and cancel them, see what became of them.
+//! The Rust SDK for Reveille's HTTP API: programs create, change and cancel schedules, and read the outcomes of
+//! their runs.
 //!
 //! ```no_run
 //! use reveille_client::{Client, Options, ScheduleRequest};
@@ -8,19 +9,20 @@
 //! let reminder = ScheduleRequest::at("2035-01-02T03:04:05Z", "https://shop.example/remind")
 //!     .payload(&serde_json::json!({"order": 17}))?
 //!     .label("customer", "4711");
-//! let made = client.create(&reminder).await?;
-//! client.cancel(&made.id).await?;
+//! let created = client.create(&reminder).await?;
+//! client.cancel(&created.id).await?;
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! A [`Client`] is cheap to clone, shares its connections, and lives on the tokio runtime of its caller. What is sent and
-//! answered are the types of [`api`]; docs/http-api.md of the server tells each field.
+//! A [`Client`] is cheap to clone, shares its connections, and runs on the caller's tokio runtime. Requests and
+//! responses use the types of [`api`]; docs/http-api.md of the server describes each field.
 //!
-//! It does not receive callbacks (the crate `receiver` does), follow redirects, or look at proxy settings.
+//! This crate does not receive callbacks (the crate `receiver` does), does not follow redirects, and ignores proxy
+//! settings.
 //!
-//! Always true here: every call ends within [`Options::deadline`]; a request is sent again only if that cannot do twice
-//! what was asked for once; the key is in no `Debug` text, error or address.
+//! Invariants: every call ends within [`Options::deadline`]. A request is repeated only if the repetition cannot
+//! carry out the operation twice. The key appears in no `Debug` text, error or URL.
 
 #![warn(missing_docs)]
 
@@ -41,36 +43,37 @@ use std::sync::Arc;
 
 pub use api;
 pub use api::{
-    AuditEntry, BatchLine, CancelResult, Cancelled, DryRun, FieldError, Key, KeyMade, KeyRequest, Problem, Quota,
+    AuditEntry, BatchLine, CancelResult, Cancelled, DryRun, FieldError, Key, KeyCreated, KeyRequest, Problem, Quota,
     QuotaSheet, Quotas, Role, Run, RunState, Schedule, SchedulePage, SchedulePatch, ScheduleRequest, ScheduleState,
-    Secret, SigningSecret, SigningSecretMade, Tenant, TenantMade, Time,
+    Secret, SigningSecret, SigningSecretCreated, Tenant, TenantCreated, Time,
 };
 pub use changes::{Condition, Updated};
-pub use error::{Error, Refused};
+pub use error::{Error, Rejection};
 pub use futures_util::{Stream, StreamExt, TryStreamExt};
 pub use options::{Options, SetupError};
 pub use rustls::pki_types::CertificateDer;
 pub use schedules::{ListBy, Put};
 pub use tag::{Tag, TagError};
 
-/// What the server adds to a schedule that it was sent.
+/// Fields that the server adds to a created or changed schedule.
 pub type ScheduleSummary = api::ScheduleSummary<'static>;
 
-/// A handle to one server, as one key. Cheap to clone.
+/// A handle to one server that authenticates with one key. Cheap to clone.
 #[derive(Clone)]
 pub struct Client(Arc<transport::Transport>);
 
 impl Client {
-    /// A client of the server at `url` (`http` or `https`, a path before `/v1` if it has one), with what goes after
-    /// `Bearer`; white space around the key, as a file has, is not of it. Nothing is sent yet.
+    /// Returns a client of the server at `url`. The URL has the scheme `http` or `https`, and may have a path in
+    /// front of `/v1`. The client sends `key` as the `Bearer` token, without white space around it. This call
+    /// sends no request.
     ///
     /// # Errors
-    /// [`SetupError`], if one of the three cannot be used.
+    /// [`SetupError`], if the URL, the key or the options are invalid.
     pub fn new(url: &str, key: &str, options: Options) -> Result<Self, SetupError> {
         Ok(Client(Arc::new(transport::Transport::new(url, key, options)?)))
     }
 
-    /// Where requests go.
+    /// Base URL of the server, without a slash at its end.
     #[must_use]
     pub fn url(&self) -> &str {
         self.0.url()

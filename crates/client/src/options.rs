@@ -1,33 +1,37 @@
-//! What a user of the SDK may set.
+//! Options of the SDK.
 
 use std::time::Duration;
 
 use rustls::pki_types::CertificateDer;
 
-/// Limits, each with a default that suits a service that calls its Reveille in the same region.
+/// Limits of a client. Each default suits a service in the same region as its Reveille server.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// For one attempt, from connecting to the end of the answer. Default 10 s. Too short breaks off what the server was
-    /// about to answer; too long leaves less of the deadline for another try.
+    /// Time limit of one attempt, from connecting to the end of the response. Default 10 s. A value that is too
+    /// small aborts requests that the server would have answered; a value that is too large leaves less of the
+    /// deadline for further attempts.
     pub attempt_timeout: Duration,
-    /// For a call, with all attempts and the waits between them; a batch has none. Default 30 s. Too short makes a restart of
-    /// the server an error of yours; too long keeps your caller waiting.
+    /// Time limit of a call, with all its attempts and the waits between them; batches have no deadline. Default
+    /// 30 s. A value that is too small turns a restart of the server into an error; a value that is too large
+    /// makes your caller wait.
     pub deadline: Duration,
-    /// To connect, of one attempt. Default 5 s.
+    /// Time limit for connecting, in each attempt. Default 5 s.
     pub connect_timeout: Duration,
-    /// Attempts of a call. Default 6; 1 is never to try again.
+    /// Largest number of attempts of a call. Default 6; with 1, no request is repeated.
     pub attempts_max: u32,
-    /// The bound of the first wait, doubled for each further one; the wait is drawn evenly below it, and never shorter than
-    /// the server asks for (`Retry-After`). Default 100 ms. Too short is a burden to a server in trouble.
+    /// Upper bound of the first wait between attempts; the bound doubles with each further attempt. The wait is
+    /// uniformly random below the bound, plus the time that the server requests (`Retry-After`). Default 100 ms. A
+    /// value that is too small loads a server that is already overloaded.
     pub backoff: Duration,
-    /// No bound of a wait is longer. Default 5 s.
+    /// Largest upper bound of a wait. Default 5 s.
     pub backoff_max: Duration,
-    /// The largest answer that is read. Default 128 MiB: more than the largest page. A smaller one guards your memory, and
-    /// needs pages with smaller limits.
+    /// Largest response that is read, in bytes. Default 128 MiB, which exceeds the largest page. A smaller value
+    /// protects your memory, and requires pages with smaller limits.
     pub answer_bytes_max: usize,
-    /// Connections kept open between calls. Default 32. Too few cost a handshake for calls that overlap.
+    /// Largest number of idle connections. Default 32. A value that is too small costs a handshake for concurrent
+    /// calls.
     pub idle_connections_max: usize,
-    /// Certificate authorities to trust beside those of the Mozilla list.
+    /// Certificate authorities to trust in addition to the Mozilla list.
     pub extra_roots: Vec<CertificateDer<'static>>,
 }
 
@@ -47,27 +51,27 @@ impl Default for Options {
     }
 }
 
-/// Why there is no client.
+/// Reasons why a client cannot be created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SetupError {
-    /// The address of the server.
-    #[error("{url:?} is no address of a server: {reason}")]
+    /// The server's URL is invalid.
+    #[error("invalid server URL {url:?}: {reason}")]
     Url {
-        /// As given.
+        /// The rejected URL, without a user name or password.
         url: String,
-        /// What is wrong with it.
+        /// Defect of the URL.
         reason: &'static str,
     },
-    /// The key, which is not shown.
-    #[error("the key is not one: it is `ID.SECRET` in visible ASCII, as `data/admin.key` has it")]
+    /// The key is invalid. The error does not contain the key.
+    #[error("invalid API key: expected `ID.SECRET` in visible ASCII, as in `data/admin.key`")]
     Key,
-    /// One of [`Options::extra_roots`].
-    #[error("extra certificate authority number {number} (from 0) cannot be read")]
+    /// One of [`Options::extra_roots`] is invalid.
+    #[error("cannot parse extra certificate authority {number} (counted from 0)")]
     Root {
-        /// From 0.
+        /// Index of the certificate, from 0.
         number: usize,
-        /// What is wrong with it.
+        /// Defect of the certificate.
         #[source]
         source: rustls::Error,
     },

@@ -1,4 +1,4 @@
-//! Lists that come in pages, as streams.
+//! Paged lists, as streams.
 
 use futures_util::stream::{BoxStream, StreamExt as _, TryStreamExt as _, iter, try_unfold};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
@@ -8,12 +8,12 @@ use crate::Error;
 use crate::transport::Call;
 use crate::{Client, api};
 
-/// What needs no escape in a path's segment or a query's value (RFC 3986, "unreserved").
+/// Characters that are escaped in a path segment or a query value: all except the unreserved ones of RFC 3986.
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
-/// `text` as one segment of a path, or one value of a query, whatever is in it.
+/// Escapes `text` for use as one path segment or one query value.
 pub(crate) fn escape(text: &str) -> String {
-    // These two would be taken for steps in the path.
+    // In a path, these two texts would be relative segments.
     match text {
         "." => "%2E".to_owned(),
         ".." => "%2E%2E".to_owned(),
@@ -52,18 +52,19 @@ impl Page for api::AuditPage {
 }
 
 impl Client {
-    /// `path` has its query already, if it needs one.
+    /// Returns one page. `path` already contains its query, if it needs one.
     pub(crate) async fn page<P: Page>(&self, path: &str, limit: u16, token: Option<&str>) -> Result<P, Error> {
         let separator = if path.contains('?') { '&' } else { '?' };
         let token = token.map(|token| format!("&page_token={}", escape(token))).unwrap_or_default();
         self.0.call(&Call::get(format!("{path}{separator}limit={limit}{token}"))).await?.read()
     }
 
-    /// All that the pages have, each page asked for when the one before is used up. It ends with the first error.
+    /// Streams the items of all pages. Each page is fetched when the previous one is used up. The stream ends
+    /// after the first error.
     pub(crate) fn pages<P: Page>(&self, path: String) -> BoxStream<'static, Result<P::Item, Error>> {
         const LIMIT: u16 = 100;
         let client = self.clone();
-        // `None` after the last page.
+        // The state is `None` after the last page.
         try_unfold(Some(None::<String>), move |next| {
             let (client, path) = (client.clone(), path.clone());
             async move {

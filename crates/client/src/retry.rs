@@ -1,20 +1,22 @@
-//! When a request is sent again: a pure decision.
+//! Decides, without side effects, when a failed request is sent again.
+//!
+//! docs/decisions/0120-repeat-only-safe-requests-in-the-sdk.md gives the reasons for the design.
 
 use std::time::Duration;
 
 use crate::{Error, Options};
 
-/// Whether a request may be sent again although an earlier one may have been obeyed.
+/// States when a request may be sent again although the server may have carried out an earlier attempt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Repeat {
-    /// Twice does what once does.
+    /// Sending the request twice has the effect of sending it once.
     Always,
-    /// Only if it is certain that nothing was done.
+    /// Only if the server certainly did not carry out the earlier attempt.
     IfUntouched,
 }
 
-/// The wait before the next attempt; `None` if `error` is the caller's. `attempt` is the number of the one that failed, from 1;
-/// `left` what is left of the deadline; `random` decides how much of the backoff is waited.
+/// Returns the wait before the next attempt, or `None` if the call must return `error`. `attempt` is the number of
+/// the failed attempt, from 1; `left` is the remaining time until the deadline; `random` selects the jitter.
 pub(crate) fn wait(
     error: &Error,
     repeat: Repeat,
@@ -28,7 +30,7 @@ pub(crate) fn wait(
         return None;
     }
     let doubled = options.backoff.saturating_mul(1_u32.checked_shl(attempt - 1).unwrap_or(u32::MAX));
-    // Full jitter (Brooker, "Exponential Backoff And Jitter"), on top of what the server asks for.
+    // Full jitter (Brooker, "Exponential Backoff And Jitter"), added to the wait that the server requested.
     let bound = u64::try_from(doubled.min(options.backoff_max).as_nanos()).unwrap_or(u64::MAX);
     let jitter = Duration::from_nanos(random.checked_rem(bound).unwrap_or(0));
     let wait = error.retry_after().unwrap_or_default().saturating_add(jitter);

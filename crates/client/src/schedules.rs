@@ -1,4 +1,4 @@
-//! Schedules: making, reading, replacing and cancelling them.
+//! Schedules: creating, reading, replacing and cancelling them.
 
 use api::{Cancelled, DryRun, Schedule, SchedulePage, ScheduleRequest, ScheduleState, Time};
 use futures_util::stream::BoxStream;
@@ -6,43 +6,45 @@ use http::{HeaderName, HeaderValue, Method, StatusCode};
 
 use crate::pages::escape;
 use crate::retry::Repeat;
-use crate::transport::{Answer, Call};
+use crate::transport::{Call, SuccessResponse};
 use crate::{Client, Error, ScheduleSummary, Tag, clock};
 
 const SCHEDULES: &str = "/v1/schedules";
 pub(crate) const DRY_RUN: &str = "dry_run=true";
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
-/// The answer of [`Client::put`].
+/// Result of [`Client::put`].
 #[derive(Clone, PartialEq, Debug)]
 pub struct Put {
-    /// It was not there before.
+    /// True if the call created the schedule.
     pub created: bool,
-    /// As it is now.
+    /// The schedule after the call.
     pub schedule: ScheduleSummary,
-    /// What it is called now; `None` if something on the way took it off.
+    /// The schedule's tag after the call; `None` if a proxy removed the header.
     pub tag: Option<Tag>,
 }
 
-/// What to list schedules by: one thing at a time, which is what every store can go along.
+/// Filter for listing. Accepts one criterion, because every engine must serve it from an index.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ListBy {
-    /// Every schedule of the tenant, in the order of their making, as those of a state or a label are.
+    /// All schedules of the tenant, in the order of their creation. The filters by state and by label use the same
+    /// order.
     All,
-    /// Those that are in this state.
+    /// Schedules in this state.
     State(ScheduleState),
-    /// Those that have this label.
+    /// Schedules with this label.
     Label {
         /// The label's name, without `=`.
         name: String,
         /// The label's value.
         value: String,
     },
-    /// Active ones whose next occurrence is due within a stretch of at most 24 h, the next one first.
+    /// Active schedules whose next occurrence is due within a period of at most 24 h, in the order of their due
+    /// times.
     Due {
-        /// The start, included.
+        /// Start of the period, inclusive.
         from: Time,
-        /// The end, not included.
+        /// End of the period, exclusive.
         until: Time,
     },
 }
@@ -64,14 +66,14 @@ impl ListBy {
 }
 
 impl Client {
-    /// Makes a schedule. One without an id is sent with a new `Idempotency-Key`, so that it is made once however often it has to
-    /// be sent.
+    /// Creates a schedule. A request without an id is sent with a new `Idempotency-Key`, so the server creates one
+    /// schedule even if the client sends the request several times.
     ///
-    /// With an id of your own, an attempt whose outcome is not known is not repeated: the next could not tell what it made
-    /// from what was there before. [`Client::put`] can be repeated.
+    /// A request with an id is not repeated after an attempt with an unknown outcome: the next attempt could not
+    /// distinguish its own schedule from one that existed before. Use [`Client::put`], which can be repeated.
     ///
     /// # Errors
-    /// `invalid_schedule`, `schedule_exists`, and what [`Error`] lists.
+    /// `invalid_schedule`, `schedule_exists`, and the variants of [`Error`].
     pub async fn create(&self, request: &ScheduleRequest) -> Result<ScheduleSummary, Error> {
         let call = |repeat| Call::with_body(Method::POST, SCHEDULES.to_owned(), repeat, request);
         let call = match request.id {
@@ -81,28 +83,30 @@ impl Client {
         summary(&self.0.call(&call).await?)
     }
 
-    /// What [`Client::create`] would make, and when it would fire: the server checks everything, and writes nothing.
+    /// Returns the schedule that [`Client::create`] would create, with its next occurrences. The server checks
+    /// everything and writes nothing.
     ///
     /// # Errors
-    /// Those of [`Client::create`].
+    /// The errors of [`Client::create`].
     pub async fn dry_run(&self, request: &ScheduleRequest) -> Result<DryRun, Error> {
         let path = format!("{SCHEDULES}?{DRY_RUN}");
         self.0.call(&Call::with_body(Method::POST, path, Repeat::Always, request)).await?.read()
     }
 
-    /// What [`Client::put`] would make, or replace, likewise.
+    /// Returns the schedule that [`Client::put`] would create or replace, with its next occurrences. The server
+    /// writes nothing.
     ///
     /// # Errors
-    /// Those of [`Client::put`].
+    /// The errors of [`Client::put`].
     pub async fn dry_run_put(&self, id: &str, request: &ScheduleRequest) -> Result<DryRun, Error> {
         let path = format!("{}?{DRY_RUN}", path_of(id));
         self.0.call(&Call::with_body(Method::PUT, path, Repeat::Always, request)).await?.read()
     }
 
-    /// Makes the schedule of this id, or replaces it. It can be sent again after any failure.
+    /// Creates the schedule with this id, or replaces it. The client may repeat this request after any failure.
     ///
     /// # Errors
-    /// `invalid_schedule`, and what [`Error`] lists.
+    /// `invalid_schedule`, and the variants of [`Error`].
     pub async fn put(&self, id: &str, request: &ScheduleRequest) -> Result<Put, Error> {
         put(&self.0.call(&Call::with_body(Method::PUT, path_of(id), Repeat::Always, request)).await?)
     }
@@ -110,30 +114,30 @@ impl Client {
     /// Reads a schedule.
     ///
     /// # Errors
-    /// `schedule_not_found`, and what [`Error`] lists.
+    /// `schedule_not_found`, and the variants of [`Error`].
     pub async fn get(&self, id: &str) -> Result<Schedule, Error> {
         self.0.call(&Call::get(path_of(id))).await?.read()
     }
 
-    /// All schedules that are as was asked for, as a stream that asks for a page when it needs one.
+    /// Streams all schedules that match the filter, and fetches each page when it is needed.
     #[must_use]
     pub fn schedules(&self, by: &ListBy) -> BoxStream<'static, Result<Schedule, Error>> {
         self.pages::<SchedulePage>(by.path())
     }
 
-    /// A page of [`Client::schedules`], from `token`, the `next_page_token` of the page before. It may be short, or empty,
-    /// and yet not the last.
+    /// Returns a page of [`Client::schedules`]. `token` is the `next_page_token` of the previous page. A page can
+    /// be short or empty without being the last one.
     ///
     /// # Errors
-    /// `invalid_parameter`, and what [`Error`] lists.
+    /// `invalid_parameter`, and the variants of [`Error`].
     pub async fn schedule_page(&self, by: &ListBy, limit: u16, token: Option<&str>) -> Result<SchedulePage, Error> {
         self.page(&by.path(), limit, token).await
     }
 
-    /// Cancels a schedule; again is harmless. The answer says whether a callback is in flight.
+    /// Cancels a schedule. Cancelling it again has no effect. The result states whether a callback is in flight.
     ///
     /// # Errors
-    /// `schedule_not_found`, and what [`Error`] lists.
+    /// `schedule_not_found`, and the variants of [`Error`].
     pub async fn cancel(&self, id: &str) -> Result<Cancelled, Error> {
         self.0.call(&Call::delete(path_of(id))).await?.read()
     }
@@ -143,17 +147,17 @@ pub(crate) fn path_of(id: &str) -> String {
     format!("/v1/schedules/{}", escape(id))
 }
 
-/// 128 random bits: nobody else's.
+/// Returns a new idempotency key of 128 random bits.
 fn new_key() -> HeaderValue {
     let key = format!("{:016x}{:016x}", clock::random(), clock::random());
-    HeaderValue::from_str(&key).expect("hexadecimal digits are text")
+    HeaderValue::from_str(&key).expect("hexadecimal digits are valid in a header")
 }
 
-pub(crate) fn summary(answer: &Answer) -> Result<ScheduleSummary, Error> {
-    answer.read_with(api::ScheduleSummary::into_owned)
+pub(crate) fn summary(response: &SuccessResponse) -> Result<ScheduleSummary, Error> {
+    response.read_with(api::ScheduleSummary::into_owned)
 }
 
-pub(crate) fn put(answer: &Answer) -> Result<Put, Error> {
-    let created = answer.status == StatusCode::CREATED;
-    Ok(Put { created, schedule: summary(answer)?, tag: answer.tag.clone() })
+pub(crate) fn put(response: &SuccessResponse) -> Result<Put, Error> {
+    let created = response.status == StatusCode::CREATED;
+    Ok(Put { created, schedule: summary(response)?, tag: response.tag.clone() })
 }

@@ -1,24 +1,24 @@
-//! The tag of a schedule: what a conditional change compares.
+//! The tag of a schedule, which a conditional change compares.
 
 use std::fmt;
 use std::str::FromStr;
 
 use http::HeaderValue;
 
-/// Names what a schedule's user asked for, opaquely (HTTP's `ETag`): it is another after each put, update and cancellation, and
-/// the same while a recurring schedule goes on.
+/// Opaque version of a schedule's definition (HTTP's `ETag`). Each put, update and cancellation changes it; the
+/// occurrences of a recurring schedule do not.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Tag(pub(crate) HeaderValue);
 
 impl fmt::Display for Tag {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0.to_str().expect("a tag is made of text"))
+        f.write_str(self.0.to_str().expect("a tag consists of visible ASCII"))
     }
 }
 
-/// It has the form `"…"`, quotes included.
+/// A text that is not a tag. A tag has the form `"…"`, quotes included.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("a tag is text in quotes, as an answer's `ETag` has it")]
+#[error("invalid tag: expected text in double quotes, as in the `ETag` header of a response")]
 pub struct TagError;
 
 impl FromStr for Tag {
@@ -35,7 +35,7 @@ impl FromStr for Tag {
 }
 
 impl Tag {
-    /// `None` for what this API never sends.
+    /// Returns `None` for a value that this API never sends.
     pub(crate) fn of(value: &HeaderValue) -> Option<Tag> {
         value.to_str().ok()?.parse().ok()
     }

@@ -1,4 +1,4 @@
-//! One request and its answer over HTTP, and again as long as that may help.
+//! Sends one request over HTTP, reads its response, and repeats the request while that may help.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,18 +18,19 @@ use rustls::{ClientConfig, RootCertStore};
 use serde::de::DeserializeOwned;
 
 use crate::retry::{self, Repeat};
-use crate::{Error, Options, Refused, SetupError, Tag, clock};
+use crate::{Error, Options, Rejection, SetupError, Tag, clock};
 
 pub(crate) type Body = UnsyncBoxBody<Bytes, std::convert::Infallible>;
 
-/// The server closes a connection after 30 s without a request: it is left before.
+/// Longest time for which an idle connection is kept. The server closes a connection after 30 s without a request;
+/// the client closes it earlier.
 const IDLE_MAX: Duration = Duration::from_secs(20);
-/// Of an answer that is not the API's, in an error.
+/// Largest part of a response that is not the API's, in an error.
 const FOREIGN_CHARS_MAX: usize = 200;
 
 pub(crate) struct Transport {
     client: Client<HttpsConnector<HttpConnector>, Body>,
-    /// Without a slash at its end.
+    /// Base URL, without a slash at its end.
     url: String,
     authorization: HeaderValue,
     pub(crate) options: Options,
@@ -38,7 +39,7 @@ pub(crate) struct Transport {
 /// A request that can be sent more than once.
 pub(crate) struct Call {
     pub(crate) method: Method,
-    /// From `/v1` on.
+    /// Path, which begins with `/v1`.
     pub(crate) path: String,
     pub(crate) body: Option<Bytes>,
     pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
@@ -55,24 +56,24 @@ impl Call {
     }
 
     pub(crate) fn with_body(method: Method, path: String, repeat: Repeat, body: &impl serde::Serialize) -> Self {
-        let body = serde_json::to_vec(body).expect("wire types have text keys");
+        let body = serde_json::to_vec(body).expect("wire types have string keys");
         Call { method, body: Some(body.into()), repeat, ..Call::get(path) }
     }
 }
 
-/// An answer that says that it was done.
-pub(crate) struct Answer {
+/// A response with a success status.
+pub(crate) struct SuccessResponse {
     pub(crate) status: StatusCode,
     pub(crate) tag: Option<Tag>,
     body: Bytes,
 }
 
-impl Answer {
+impl SuccessResponse {
     pub(crate) fn read<T: DeserializeOwned>(&self) -> Result<T, Error> {
         serde_json::from_slice(&self.body).map_err(|source| Error::Unreadable { source })
     }
 
-    /// Reads what borrows from its text.
+    /// Parses a value that borrows from the body, and converts it to an owned one.
     pub(crate) fn read_with<'a, T: serde::Deserialize<'a>, U>(&'a self, owned: fn(T) -> U) -> Result<U, Error> {
         serde_json::from_slice(&self.body).map(owned).map_err(|source| Error::Unreadable { source })
     }
@@ -106,17 +107,18 @@ impl Transport {
         &self.url
     }
 
-    /// Sends until there is an answer, an error that stays one, or no time.
+    /// Sends the request until a success, an error that is not retryable, or the end of the deadline.
     ///
-    /// An attempt that certainly did nothing says nothing of one before it that may have been obeyed: then that one's error is told.
-    pub(crate) async fn call(&self, call: &Call) -> Result<Answer, Error> {
+    /// If the last attempt certainly had no effect and an earlier one has an unknown outcome, returns the earlier
+    /// attempt's error.
+    pub(crate) async fn call(&self, call: &Call) -> Result<SuccessResponse, Error> {
         let start = clock::monotonic();
         let mut attempt = 1;
         let mut unknown = None;
         loop {
             let left = self.options.deadline.saturating_sub(start.elapsed());
             let error = match self.attempt(call, left.min(self.options.attempt_timeout)).await {
-                Ok(answer) => return Ok(answer),
+                Ok(response) => return Ok(response),
                 Err(error) => error,
             };
             let left = self.options.deadline.saturating_sub(start.elapsed());
@@ -133,7 +135,7 @@ impl Transport {
         }
     }
 
-    async fn attempt(&self, call: &Call, limit: Duration) -> Result<Answer, Error> {
+    async fn attempt(&self, call: &Call, limit: Duration) -> Result<SuccessResponse, Error> {
         let mut request = self.request(call.method.clone(), &call.path)?;
         for (name, value) in &call.headers {
             request.headers_mut().insert(name, value.clone());
@@ -146,7 +148,7 @@ impl Transport {
         clock::timeout(limit, exchange).await.unwrap_or(Err(Error::TimedOut { limit }))
     }
 
-    /// A request without a body, with what all have.
+    /// Returns a request without a body, with the headers that all requests have.
     pub(crate) fn request(&self, method: Method, path: &str) -> Result<Request<Body>, Error> {
         let uri = format!("{}{path}", self.url);
         let request = Request::builder()
@@ -155,13 +157,13 @@ impl Transport {
             .header(AUTHORIZATION, self.authorization.clone())
             .header(ACCEPT, "application/json")
             .header(USER_AGENT, concat!("reveille-client/", env!("CARGO_PKG_VERSION")));
-        // Ids are percent-encoded: only one that is longer than a path may be is left to fail.
+        // Ids are percent-encoded, so only an id that makes the path too long fails here.
         request
             .body(Full::default().boxed_unsync())
             .map_err(|source| Error::Unreachable { url: uri, source: source.into() })
     }
 
-    /// The head of the answer to one request.
+    /// Sends one request, and returns the head of the response.
     pub(crate) async fn respond(&self, request: Request<Body>) -> Result<Response<Incoming>, Error> {
         self.client.request(request).await.map_err(|error| self.failure(error))
     }
@@ -173,8 +175,8 @@ impl Transport {
         Error::Broken { source: error.into() }
     }
 
-    /// The whole of an answer, if it says that it was done.
-    pub(crate) async fn whole(&self, response: Response<Incoming>) -> Result<Answer, Error> {
+    /// Reads the whole response. Returns an error unless its status is a success.
+    pub(crate) async fn whole(&self, response: Response<Incoming>) -> Result<SuccessResponse, Error> {
         let (head, body) = response.into_parts();
         let bytes_max = self.options.answer_bytes_max;
         let body = match Limited::new(body, bytes_max).collect().await {
@@ -183,18 +185,18 @@ impl Transport {
             Err(source) => return Err(Error::Broken { source }),
         };
         match head.status.is_success() {
-            true => Ok(Answer { status: head.status, tag: head.headers.get(ETAG).and_then(Tag::of), body }),
-            false => Err(refusal(head.status, &head.headers, &body)),
+            true => Ok(SuccessResponse { status: head.status, tag: head.headers.get(ETAG).and_then(Tag::of), body }),
+            false => Err(rejection(head.status, &head.headers, &body)),
         }
     }
 }
 
-fn refusal(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Error {
+fn rejection(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Error {
     let is_problem = headers.get(CONTENT_TYPE).is_some_and(|media| media.as_bytes() == PROBLEM_CONTENT_TYPE.as_bytes());
     match serde_json::from_slice::<Problem>(body) {
         Ok(problem) if is_problem => {
             let retry_after = headers.get(RETRY_AFTER).and_then(|value| wait_of(value.to_str().ok()?));
-            Error::Refused(Box::new(Refused { problem, retry_after }))
+            Error::Rejected(Box::new(Rejection { problem, retry_after }))
         }
         Ok(_) | Err(_) => {
             let text = String::from_utf8_lossy(body).chars().take(FOREIGN_CHARS_MAX).collect();
@@ -203,7 +205,7 @@ fn refusal(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Error {
     }
 }
 
-/// RFC 9110, 10.2.3: seconds, or a date (which a proxy may have put there).
+/// Parses `Retry-After` (RFC 9110, 10.2.3): seconds, or a date, which a proxy may have set.
 fn wait_of(text: &str) -> Option<Duration> {
     match text.trim().parse() {
         Ok(seconds) => Some(Duration::from_secs(seconds)),
@@ -211,23 +213,23 @@ fn wait_of(text: &str) -> Option<Duration> {
     }
 }
 
-/// The address without a slash at its end.
+/// Checks the URL, and returns it without a slash at its end.
 fn checked(url: &str) -> Result<String, SetupError> {
-    let refused = |reason| SetupError::Url { url: without_user(url), reason };
-    let uri: Uri = url.trim().parse().map_err(|_| refused("it is not a URL"))?;
+    let invalid = |reason| SetupError::Url { url: without_user(url), reason };
+    let uri: Uri = url.trim().parse().map_err(|_| invalid("not a URL"))?;
     if !matches!(uri.scheme_str(), Some("http" | "https")) {
-        return Err(refused("it begins with neither http:// nor https://"));
+        return Err(invalid("the scheme is neither http nor https"));
     }
     let authority = uri.authority().filter(|authority| !authority.host().is_empty());
     match authority {
-        None => Err(refused("it has no host")),
-        Some(authority) if authority.as_str().contains('@') => Err(refused("a user name does not belong there")),
-        Some(_) if uri.query().is_some() => Err(refused("a query does not belong there")),
+        None => Err(invalid("the host is missing")),
+        Some(authority) if authority.as_str().contains('@') => Err(invalid("a user name is not allowed")),
+        Some(_) if uri.query().is_some() => Err(invalid("a query is not allowed")),
         Some(_) => Ok(url.trim().trim_end_matches('/').to_owned()),
     }
 }
 
-/// What is before an `@` may be a password.
+/// Removes the part before an `@`, which may contain a password.
 fn without_user(url: &str) -> String {
     match url.rsplit_once('@') {
         Some((_, rest)) => format!("…@{rest}"),
@@ -242,5 +244,5 @@ fn tls_config(options: &Options) -> Result<ClientConfig, SetupError> {
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    Ok(config.expect("ring speaks TLS 1.2 and 1.3").with_root_certificates(roots).with_no_client_auth())
+    Ok(config.expect("ring supports TLS 1.2 and 1.3").with_root_certificates(roots).with_no_client_auth())
 }

@@ -1,7 +1,8 @@
-//! The parts that the conformance suites of all ports share: a case, and the macro that lists the cases of a suite.
+//! Parts that the conformance suites of all ports share: a test case, and the macro that lists the cases of a
+//! suite.
 //!
-//! A suite is a crate `<port>-conformance`. It has a trait `Subject`, which an engine implements in its own tests, and a
-//! macro made by [`suite!`], which makes a `#[test]` of every case:
+//! A suite is a crate `<port>-conformance`. It has a trait `Subject`, which an engine implements in its own tests.
+//! The macro [`suite!`] creates another macro, which turns every case into a `#[test]`:
 //!
 //! ```text
 //! port_conformance::conformance_tests!(run);
@@ -11,16 +12,16 @@
 //! }
 //! ```
 //!
-//! The engine chooses the executor. A case with several calls under way polls them together, from one task.
+//! The engine chooses the executor. If a case has several calls in progress, one task polls them all.
 
 use std::time::Duration;
 
 use futures_util::future::LocalBoxFuture;
 use runtime::Runtime;
 
-/// One promise that an engine makes which is an `S`.
+/// A test case for one promise of engines of type `S`.
 pub struct Case<S: ?Sized + 'static> {
-    /// A sentence, its words joined by `_`.
+    /// Name of the promise, as a sentence of words joined by `_`.
     pub name: &'static str,
     pub body: for<'a> fn(&'a S) -> LocalBoxFuture<'a, ()>,
 }
@@ -34,22 +35,22 @@ impl<S: ?Sized> Clone for Case<S> {
 impl<S: ?Sized> Copy for Case<S> {}
 
 impl<S: ?Sized> Case<S> {
-    /// Runs the case on a subject of its own.
+    /// Runs the case on its own subject.
     ///
     /// # Panics
-    /// If the engine breaks the promise.
+    /// Panics if the engine breaks the promise.
     pub async fn run(&self, subject: &S) {
         (self.body)(subject).await;
     }
 }
 
-/// The wait between two looks of [`until`].
+/// Interval between two checks of [`until`].
 const PERIOD: Duration = Duration::from_millis(5);
 
-/// Looks until `is_so`.
+/// Polls until `is_so` returns true.
 ///
 /// # Panics
-/// If it is not so within 20 seconds.
+/// Panics if the condition does not hold within 20 seconds.
 pub async fn until(runtime: &Runtime, what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     let looking = async {
         while !is_so().await {
@@ -57,31 +58,31 @@ pub async fn until(runtime: &Runtime, what: &str, mut is_so: impl AsyncFnMut() -
         }
     };
     let limit = Duration::from_secs(20);
-    runtime.timeout(limit, looking).await.unwrap_or_else(|| panic!("it never came: {what}"));
+    runtime.timeout(limit, looking).await.unwrap_or_else(|| panic!("condition not reached in time: {what}"));
 }
 
-/// Makes `CASES` and an exported macro of one list of cases, so that no case is in one and not in the other.
+/// Creates `CASES` and an exported macro from one list of cases, so that both contain the same cases.
 ///
-/// `suite! { $ dyn Subject, macro_name, [$crate::path]; module { case case } }`: the `$` is for the macro that this macro
-/// makes, and the path is that of the module with the invocation, as the users of the made macro see it.
+/// `suite! { $ dyn Subject, macro_name, [$crate::path]; module { case case } }`: the created macro needs the
+/// `$`. The path is that of the invoking module, as users of the created macro see it.
 #[macro_export]
 macro_rules! suite {
     ($dollar:tt $subject:ty, $tests:ident, [$($suite:tt)+]; $($module:ident { $($name:ident)* })*) => {
-        /// Every promise.
+        /// All cases of the suite.
         pub const CASES: &[$crate::Case<$subject>] = &[
             $($($crate::Case { name: stringify!($name), body: |subject| Box::pin($module::$name(subject)) },)*)*
         ];
 
-        /// Returns the case of this name.
+        /// Returns the case with this name.
         ///
         /// # Panics
-        /// If there is none.
+        /// Panics if the suite has no such case.
         #[must_use]
         pub fn case(name: &str) -> $crate::Case<$subject> {
             *CASES.iter().find(|case| case.name == name).expect("the suite has a case of this name")
         }
 
-        /// A `#[test]` of every case of this suite, each of which calls the function given with the case.
+        /// Creates a `#[test]` for every case of this suite, which calls the given function with the case.
         #[macro_export]
         macro_rules! $tests {
             ($dollar run:path) => {

@@ -1,4 +1,4 @@
-//! One leader of a group, under terms that rise.
+//! Cases about electors: a group has at most one leader, and its terms rise.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,33 +11,33 @@ use runtime::Runtime;
 /// A lease that does not end while a case runs.
 const LONG: Duration = Duration::from_secs(60);
 
-/// An engine of electors, with no group that has replicas.
+/// An engine of electors whose groups have no replicas at the start of each case.
 pub trait Subject: Send + Sync {
     fn runtime(&self) -> Runtime;
 
-    /// A lease whose end is waited for, several times in a case. A renewal every quarter of it must come in time, on a
-    /// busy machine, too.
+    /// Lease whose end the cases wait for, several times in a case. A renewal every quarter of it must arrive in
+    /// time, even on a busy machine.
     fn lease(&self) -> Duration {
         Duration::from_millis(300)
     }
 
-    /// Opens the elector of this group as another process does.
+    /// Opens the elector of this group as another process would.
     fn elector<'a>(&'a self, group: &'a str) -> BoxFuture<'a, Arc<dyn Elector>>;
 }
 
 conformance::suite! { $ dyn Subject, elector_conformance_tests, [$crate::elector];
     self {
-        of_replicas_that_call_at_once_one_leads
-        the_leader_goes_on_under_its_term
-        a_lease_that_ended_passes_on_under_a_later_term
-        a_lease_taken_again_has_a_later_term
-        a_leader_that_resigns_hands_over_at_once
-        a_follower_that_resigns_takes_nothing_away
-        an_earlier_life_of_a_replica_is_another
-        followers_are_those_who_called_lately
-        departures_are_told_to_the_leader_alone
-        groups_are_apart
-        a_replicas_name_has_a_limit
+        one_of_several_concurrent_replicas_leads
+        renewing_leader_keeps_its_term
+        expired_lease_passes_to_another_replica_with_a_later_term
+        leader_after_an_expired_lease_has_a_later_term
+        resigning_leader_hands_over_at_once
+        resigning_follower_does_not_affect_the_leader
+        earlier_life_of_a_replica_counts_as_another_replica
+        followers_are_the_replicas_with_a_current_lease
+        departures_are_reported_only_to_the_leader
+        groups_are_independent
+        too_long_replica_name_is_rejected
     }
 }
 
@@ -54,33 +54,34 @@ fn name(at: usize) -> String {
 }
 
 async fn leads(elector: &Arc<dyn Elector>, replica: &str) -> Option<Term> {
-    let Leadership { leads, term } = elector.is_leader(replica, LONG).await.expect("the engine answers");
+    let Leadership { leads, term } = elector.is_leader(replica, LONG).await.expect("the engine responds");
     leads.then_some(term)
 }
 
-pub(super) async fn of_replicas_that_call_at_once_one_leads(subject: &dyn Subject) {
+pub(super) async fn one_of_several_concurrent_replicas_leads(subject: &dyn Subject) {
     let electors = electors(subject, 4).await;
     let mut last = None;
     for round in 0..20 {
         let calls = electors.iter().enumerate().map(|(at, elector)| async move {
-            (at, elector.is_leader(&name(at), LONG).await.expect("the engine answers"))
+            (at, elector.is_leader(&name(at), LONG).await.expect("the engine responds"))
         });
-        let answers = join_all(calls).await;
-        let leaders: Vec<usize> = answers.iter().filter(|(_, answer)| answer.leads).map(|(at, _)| *at).collect();
-        let [leader] = leaders[..] else { panic!("round {round}: {answers:?}") };
-        let term = answers[leader].1.term;
-        assert!(answers.iter().all(|(_, answer)| answer.term <= term), "{answers:?}");
+        let results = join_all(calls).await;
+        let leaders: Vec<usize> =
+            results.iter().filter(|(_, leadership)| leadership.leads).map(|(at, _)| *at).collect();
+        let [leader] = leaders[..] else { panic!("round {round}: {results:?}") };
+        let term = results[leader].1.term;
+        assert!(results.iter().all(|(_, leadership)| leadership.term <= term), "{results:?}");
         assert!(Some(term) > last, "{term:?} after {last:?}");
         last = Some(term);
-        electors[leader].resign(&name(leader)).await.expect("the engine answers");
+        electors[leader].resign(&name(leader)).await.expect("the engine responds");
     }
 }
 
-pub(super) async fn the_leader_goes_on_under_its_term(subject: &dyn Subject) {
+pub(super) async fn renewing_leader_keeps_its_term(subject: &dyn Subject) {
     let short = subject.lease();
     let [a, b] = &electors(subject, 2).await[..] else { panic!("two electors") };
     let runtime = subject.runtime();
-    let first = a.is_leader("a", short).await.expect("the engine answers");
+    let first = a.is_leader("a", short).await.expect("the engine responds");
     assert!(first.leads);
     for _ in 0..5 {
         runtime.sleep(short / 4).await;
@@ -89,7 +90,7 @@ pub(super) async fn the_leader_goes_on_under_its_term(subject: &dyn Subject) {
     }
 }
 
-pub(super) async fn a_lease_that_ended_passes_on_under_a_later_term(subject: &dyn Subject) {
+pub(super) async fn expired_lease_passes_to_another_replica_with_a_later_term(subject: &dyn Subject) {
     let short = subject.lease();
     let [a, b] = &electors(subject, 2).await[..] else { panic!("two electors") };
     let runtime = subject.runtime();
@@ -97,111 +98,111 @@ pub(super) async fn a_lease_that_ended_passes_on_under_a_later_term(subject: &dy
     for round in 0..2 {
         let (leader, replica, term) = before;
         let called = runtime.monotonic();
-        let now = leader.is_leader(replica, short).await.expect("the engine answers");
+        let now = leader.is_leader(replica, short).await.expect("the engine responds");
         assert!(now.leads && (now.term > term || round > 0));
         let (next, other) = if replica == "a" { (b, "b") } else { (a, "a") };
         until(&runtime, "the other leads", async || leads(next, other).await.is_some()).await;
         let kept = runtime.monotonic().since(called);
-        assert!(kept >= short, "given away after {kept:?}");
-        let later = leads(next, other).await.expect("it leads");
+        assert!(kept >= short, "another replica led after {kept:?}");
+        let later = leads(next, other).await.expect("the process leads");
         assert!(later > now.term, "{later:?} after {:?}", now.term);
-        assert_eq!(leads(leader, replica).await, None, "the earlier leader is one no longer");
+        assert_eq!(leads(leader, replica).await, None, "the earlier leader no longer leads");
         before = (next, other, later);
     }
 }
 
-pub(super) async fn a_lease_taken_again_has_a_later_term(subject: &dyn Subject) {
+pub(super) async fn leader_after_an_expired_lease_has_a_later_term(subject: &dyn Subject) {
     let short = subject.lease();
     let [a] = &electors(subject, 1).await[..] else { panic!("one elector") };
-    let first = a.is_leader("a", short).await.expect("the engine answers");
+    let first = a.is_leader("a", short).await.expect("the engine responds");
     subject.runtime().sleep(short * 3 / 2).await;
-    let second = leads(a, "a").await.expect("nobody else is there");
-    assert!(second > first.term, "nobody led in between, and it is another leadership");
-    a.resign("a").await.expect("the engine answers");
+    let second = leads(a, "a").await.expect("no other replica exists");
+    assert!(second > first.term, "the term rises although no other replica led in between");
+    a.resign("a").await.expect("the engine responds");
     assert!(leads(a, "a").await > Some(second));
 }
 
-pub(super) async fn a_leader_that_resigns_hands_over_at_once(subject: &dyn Subject) {
+pub(super) async fn resigning_leader_hands_over_at_once(subject: &dyn Subject) {
     let [a, b] = &electors(subject, 2).await[..] else { panic!("two electors") };
-    let first = leads(a, "a").await.expect("nobody else is there");
+    let first = leads(a, "a").await.expect("no other replica exists");
     assert_eq!(leads(b, "b").await, None);
-    a.resign("a").await.expect("the engine answers");
+    a.resign("a").await.expect("the engine responds");
     let second = leads(b, "b").await.expect("the leader resigned");
     assert!(second > first);
-    a.resign("a").await.expect("to resign again is harmless");
+    a.resign("a").await.expect("resigning twice has no effect");
     assert_eq!(leads(b, "b").await, Some(second));
     assert_eq!(leads(a, "a").await, None);
 }
 
-pub(super) async fn a_follower_that_resigns_takes_nothing_away(subject: &dyn Subject) {
+pub(super) async fn resigning_follower_does_not_affect_the_leader(subject: &dyn Subject) {
     let [a, b] = &electors(subject, 2).await[..] else { panic!("two electors") };
     let term = leads(a, "a").await;
     assert_eq!(leads(b, "b").await, None);
-    b.resign("b").await.expect("the engine answers");
-    // Another process does not resign for this one, whatever name it gives.
-    b.resign("a").await.expect("the engine answers");
+    b.resign("b").await.expect("the engine responds");
+    // Another process cannot resign for this replica, even under its name.
+    b.resign("a").await.expect("the engine responds");
     assert_eq!(leads(b, "b").await, None);
     assert_eq!(leads(a, "a").await, term);
 }
 
-pub(super) async fn an_earlier_life_of_a_replica_is_another(subject: &dyn Subject) {
+pub(super) async fn earlier_life_of_a_replica_counts_as_another_replica(subject: &dyn Subject) {
     let [earlier, later] = &electors(subject, 2).await[..] else { panic!("two electors") };
-    let first = leads(earlier, "a").await.expect("nobody else is there");
-    assert_eq!(leads(later, "a").await, None, "the earlier one may be alive still");
+    let first = leads(earlier, "a").await.expect("no other replica exists");
+    assert_eq!(leads(later, "a").await, None, "the earlier life may still be running");
     assert_eq!(leads(earlier, "a").await, Some(first));
-    earlier.resign("a").await.expect("the engine answers");
+    earlier.resign("a").await.expect("the engine responds");
     assert!(leads(later, "a").await > Some(first));
 }
 
-pub(super) async fn followers_are_those_who_called_lately(subject: &dyn Subject) {
+pub(super) async fn followers_are_the_replicas_with_a_current_lease(subject: &dyn Subject) {
     let short = subject.lease();
     let [a, b] = &electors(subject, 2).await[..] else { panic!("two electors") };
     let runtime = subject.runtime();
     let follower = |replica: &str, leads| Follower { replica: replica.to_owned(), leads };
     assert_eq!(a.followers().await, Ok(Vec::new()));
-    leads(b, "b").await.expect("nobody else is there");
-    a.is_leader("a", short).await.expect("the engine answers");
-    a.is_leader("c", LONG).await.expect("the engine answers");
+    leads(b, "b").await.expect("no other replica exists");
+    a.is_leader("a", short).await.expect("the engine responds");
+    a.is_leader("c", LONG).await.expect("the engine responds");
     assert_eq!(b.followers().await, Ok(vec![follower("a", false), follower("b", true), follower("c", false)]));
     let left = Ok(vec![follower("b", true), follower("c", false)]);
-    until(&runtime, "a is forgotten", async || a.followers().await == left).await;
-    a.resign("c").await.expect("the engine answers");
-    b.resign("b").await.expect("the engine answers");
+    until(&runtime, "a's lease ends", async || a.followers().await == left).await;
+    a.resign("c").await.expect("the engine responds");
+    b.resign("b").await.expect("the engine responds");
     assert_eq!(a.followers().await, Ok(Vec::new()));
 }
 
-pub(super) async fn departures_are_told_to_the_leader_alone(subject: &dyn Subject) {
+pub(super) async fn departures_are_reported_only_to_the_leader(subject: &dyn Subject) {
     let [a, b] = &electors(subject, 2).await[..] else { panic!("two electors") };
     let follower = |replica: &str| Follower { replica: replica.to_owned(), leads: false };
-    leads(a, "a").await.expect("nobody else is there");
-    b.is_leader("b", subject.lease()).await.expect("the engine answers");
+    leads(a, "a").await.expect("no other replica exists");
+    b.is_leader("b", subject.lease()).await.expect("the engine responds");
     leads(b, "c").await;
-    let known = a.followers().await.expect("the engine answers");
-    assert_eq!(b.departures("c", known.clone()).await, Ok(None), "it does not lead");
-    // One is not heard of any more, one says so.
+    let known = a.followers().await.expect("the engine responds");
+    assert_eq!(b.departures("c", known.clone()).await, Ok(None), "the replica does not lead");
+    // One replica's lease ends, the other resigns.
     assert_eq!(a.departures("a", known).await, Ok(Some(vec![follower("b")])));
-    let known = a.followers().await.expect("the engine answers");
-    b.resign("c").await.expect("the engine answers");
+    let known = a.followers().await.expect("the engine responds");
+    b.resign("c").await.expect("the engine responds");
     assert_eq!(a.departures("a", known.clone()).await, Ok(Some(vec![follower("c")])));
-    a.resign("a").await.expect("the engine answers");
-    assert_eq!(a.departures("a", known).await, Ok(None), "it leads no longer");
+    a.resign("a").await.expect("the engine responds");
+    assert_eq!(a.departures("a", known).await, Ok(None), "the replica no longer leads");
 }
 
-pub(super) async fn groups_are_apart(subject: &dyn Subject) {
+pub(super) async fn groups_are_independent(subject: &dyn Subject) {
     let (jobs, reports) = (subject.elector("jobs").await, subject.elector("reports").await);
     assert!(leads(&jobs, "a").await.is_some());
     assert!(leads(&reports, "b").await.is_some());
     assert_eq!(leads(&jobs, "b").await, None);
-    jobs.resign("b").await.expect("the engine answers");
-    let followers = reports.followers().await.expect("the engine answers");
+    jobs.resign("b").await.expect("the engine responds");
+    let followers = reports.followers().await.expect("the engine responds");
     assert_eq!(followers, [Follower { replica: "b".to_owned(), leads: true }]);
 }
 
-pub(super) async fn a_replicas_name_has_a_limit(subject: &dyn Subject) {
+pub(super) async fn too_long_replica_name_is_rejected(subject: &dyn Subject) {
     let elector = subject.elector("jobs").await;
     for replica in [String::new(), "a".repeat(REPLICA_LEN_MAX + 1), "a\0b".to_owned()] {
-        let refused = elector.is_leader(&replica, LONG).await;
-        assert!(matches!(refused, Err(ElectorError::Rejected(_))), "{refused:?}");
+        let rejected = elector.is_leader(&replica, LONG).await;
+        assert!(matches!(rejected, Err(ElectorError::Rejected(_))), "{rejected:?}");
     }
     assert!(leads(&elector, &"a".repeat(REPLICA_LEN_MAX)).await.is_some());
 }

@@ -1,23 +1,29 @@
-//! Whether what sessions were answered can be: a recorded history of a tree, checked against what the port promises.
+//! Checks whether the responses that sessions received are possible: a recorded history of a tree is compared with
+//! the promises of the port.
 //!
-//! A [`History`] holds what was asked of some nodes (*keys*), each call with the steps at which it was asked and answered. Checked is
-//! - that there is one order of all changes: whatever shows a change (an answer, a read) tells the same of it, and what was asked
-//!   after another was answered has the later [`Zxid`];
-//! - that changes, and reads after a sync, are linearizable: for each key there is an order of them, each between its asking and its answer, in
-//!   which one node, worked on by one at a time, answers as was answered ([`order`]). Keys are apart (a history is linearizable if it is for each
-//!   object, Herlihy and Wing 1990, theorem 1), which is what keeps the search short;
-//! - that a session's view never goes back, over all keys, whether or not it synced ([`view`]).
+//! A [`History`] contains the calls on some nodes (*keys*), each with the steps of its request and its response.
+//! The check verifies three properties:
+//! - All changes have one order. Every response that shows a change reports the same data about it, and a change
+//!   that was requested after the response of another one has a greater [`Zxid`].
+//! - Changes, and reads after a sync, are linearizable. For each key, an order exists in which every call takes
+//!   effect between its request and its response, and in which a single node gives the same responses ([`order`]).
+//!   The keys are checked separately, which keeps the search short: a history is linearizable if it is
+//!   linearizable for each object (Herlihy and Wing 1990, theorem 1).
+//! - A session's view never goes back, over all keys, with or without a sync ([`view`]).
 //!
-//! A call that was not answered was done at some time, or never, but not after a later change or sync of the same session that was
-//! answered: that is what [`Tree::sync`](coordination::tree::Tree::sync) promises, and the order of a session's changes.
+//! A call without a response took effect at some time, or never. It did not take effect after a later change or
+//! sync of the same session that has a response: [`Tree::sync`](coordination::tree::Tree::sync) promises this, and
+//! so does the order of a session's changes.
 //!
-//! Why ZooKeeper keeps this, which promises less of a read: a write is ordered by its leader and answered by the session's server when that has
-//! applied it; a sync goes through the leader, behind all that it has committed, and back to the session's server, which answers it, and the
-//! session's later reads, after that. A session that moves to another server is refused by one that knows less than the session has seen. No
-//! quorum is asked by a sync (ZOOKEEPER-1675), so a leader that stood still, was deposed, and has not found out yet answers one from the past,
-//! and still from none before what its session has seen (decision 0148). Here sessions are cut off, and leaders die; none stands still.
+//! ZooKeeper promises less for reads, but keeps these properties for the following reasons. The leader orders a
+//! write, and the session's server responds after it has applied it. A sync passes through the leader, behind all
+//! changes that it has committed, and back to the session's server, which responds to the sync and to the
+//! session's later reads afterwards. A server that knows less than the session has observed rejects the session. A
+//! sync asks no quorum (ZOOKEEPER-1675). A leader that was paused and deposed may therefore respond to a sync from
+//! an old state, although never from a state before the session's own view (decision 0148). In these tests
+//! sessions are cut off and leaders die, but no leader is paused.
 //!
-//! Not looked at: watches, children, multis, and nodes that go with their session.
+//! The check does not cover watches, children, multis, or ephemeral nodes.
 
 mod order;
 mod view;
@@ -30,11 +36,11 @@ use std::fmt;
 
 use coordination::tree::{Expected, Zxid};
 
-/// What a node holds: the place in the history of the call that wrote it, so that no two write the same.
+/// Content of a node: the index of the call that wrote it, so no two calls write the same value.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) struct Value(pub(super) usize);
 
-/// A moment: the steps of a history are in the order in which they happened.
+/// A point in time. The steps of a history are numbered in the order in which they happened.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Step(pub(super) u64);
 
@@ -43,15 +49,15 @@ pub(super) enum Call {
     Create,
     Set(Expected),
     Delete(Expected),
-    /// After a sync, which is part of the call.
+    /// A read after a sync; the sync is part of the call.
     SyncedRead,
     Read,
 }
 
-/// Of a node that is there.
+/// Data about an existing node that a response contained.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Seen {
-    /// `None` where it is not told.
+pub(super) struct Observation {
+    /// `None` if the response does not contain the value.
     pub(super) value: Option<Value>,
     pub(super) version: i32,
     pub(super) created: Zxid,
@@ -59,9 +65,9 @@ pub(super) struct Seen {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Answer {
-    /// What a create or a set has made of it, or what was read.
-    Node(Seen),
+pub(super) enum Response {
+    /// The node after a create or set, or the node that was read.
+    Node(Observation),
     Deleted,
     NoNode,
     NodeExists,
@@ -73,12 +79,13 @@ pub(super) struct Operation {
     pub(super) session: usize,
     pub(super) key: String,
     pub(super) call: Call,
-    pub(super) asked: Step,
-    /// `None`: it was done at some time after it was asked, or never.
-    pub(super) answer: Option<(Step, Answer)>,
+    pub(super) requested: Step,
+    /// `None` if no response arrived: the call took effect at some time after the request, or never.
+    pub(super) response: Option<(Step, Response)>,
 }
 
-/// In the order of asking. A session asks for one thing at a time: the next after an answer, or when it gave up waiting.
+/// The calls of all sessions, in the order of their requests. A session makes one call at a time: the next after a
+/// response or a timeout.
 #[derive(Clone, Default, Debug)]
 pub(super) struct History {
     operations: Vec<Operation>,
@@ -86,16 +93,16 @@ pub(super) struct History {
 }
 
 impl History {
-    /// Where it is in the history: a create or set is to write this.
-    pub(super) fn ask(&mut self, session: usize, key: &str, call: Call) -> Value {
-        let asked = self.step();
-        self.operations.push(Operation { session, key: key.to_owned(), call, asked, answer: None });
+    /// Records a request. Returns its index, which a create or set writes as the value.
+    pub(super) fn request(&mut self, session: usize, key: &str, call: Call) -> Value {
+        let requested = self.step();
+        self.operations.push(Operation { session, key: key.to_owned(), call, requested, response: None });
         Value(self.operations.len() - 1)
     }
 
-    pub(super) fn answer(&mut self, call: Value, answer: Answer) {
+    pub(super) fn respond(&mut self, call: Value, response: Response) {
         let step = self.step();
-        self.operations[call.0].answer = Some((step, answer));
+        self.operations[call.0].response = Some((step, response));
     }
 
     fn step(&mut self) -> Step {
@@ -107,31 +114,33 @@ impl History {
         &self.operations
     }
 
+    /// Checks the whole history.
+    ///
     /// # Errors
-    /// What cannot be, with what shows it, for a person to read.
+    /// A description of the violation, with the calls that show it, for readers of the test's output.
     pub(super) fn check(&self) -> Result<(), String> {
-        let told = Told::of(self)?;
-        told.check_numbers(self)?;
-        order::check(self, &told)?;
-        view::check(self, &told)
+        let known = Knowledge::of(self)?;
+        known.check_numbers(self)?;
+        order::check(self, &known)?;
+        view::check(self, &known)
     }
 
     fn get(&self, at: Value) -> Option<&Operation> {
         self.operations.get(at.0)
     }
 
-    /// A line each.
+    /// Returns one line per call.
     fn shown<'a>(&'a self, all: impl IntoIterator<Item = &'a Operation>) -> String {
         all.into_iter().map(|operation| format!("{}\n", self.line(operation))).collect()
     }
 
     fn line(&self, operation: &Operation) -> String {
-        let at = self.operations.iter().position(|other| other.asked == operation.asked).unwrap_or_default();
-        let (answered, answer) = match operation.answer {
-            Some((step, answer)) => (step.0.to_string(), answer.to_string()),
-            None => ("-".to_owned(), "not answered".to_owned()),
+        let at = self.operations.iter().position(|other| other.requested == operation.requested).unwrap_or_default();
+        let (responded, response) = match operation.response {
+            Some((step, response)) => (step.0.to_string(), response.to_string()),
+            None => ("-".to_owned(), "no response".to_owned()),
         };
-        let Operation { session, key, call, asked, .. } = operation;
+        let Operation { session, key, call, requested, .. } = operation;
         let call = match call {
             Call::Create => format!("create {key} as {at}"),
             Call::Set(Expected::Any) => format!("set {key} to {at}"),
@@ -141,34 +150,38 @@ impl History {
             Call::SyncedRead => format!("sync and read {key}"),
             Call::Read => format!("read {key}"),
         };
-        format!("{:>5} ..{answered:>5}  session {session:<3} {call:<34} {answer}", asked.0)
+        format!("{:>5} ..{responded:>5}  session {session:<3} {call:<34} {response}", requested.0)
     }
 }
 
-impl fmt::Display for Answer {
+impl fmt::Display for Response {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let seen = match self {
-            Answer::Node(seen) => seen,
-            Answer::Deleted => return write!(f, "deleted"),
-            Answer::NoNode => return write!(f, "no node"),
-            Answer::NodeExists => return write!(f, "is there already"),
-            Answer::BadVersion => return write!(f, "another version"),
+        let observed = match self {
+            Response::Node(observed) => observed,
+            Response::Deleted => return write!(f, "deleted"),
+            Response::NoNode => return write!(f, "no node"),
+            Response::NodeExists => return write!(f, "node exists"),
+            Response::BadVersion => return write!(f, "another version"),
         };
-        if let Some(Value(value)) = seen.value {
+        if let Some(Value(value)) = observed.value {
             write!(f, "{value}, ")?;
         }
-        write!(f, "version {}, made by {}, last change {}", seen.version, seen.created.0, seen.modified.0)
+        write!(
+            f,
+            "version {}, created by {}, last change {}",
+            observed.version, observed.created.0, observed.modified.0
+        )
     }
 }
 
 impl Operation {
-    fn answered(&self) -> Option<Step> {
-        self.answer.map(|(step, _)| step)
+    fn responded(&self) -> Option<Step> {
+        self.response.map(|(step, _)| step)
     }
 
-    fn seen(&self) -> Option<&Seen> {
-        match &self.answer {
-            Some((_, Answer::Node(seen))) => Some(seen),
+    fn observed(&self) -> Option<&Observation> {
+        match &self.response {
+            Some((_, Response::Node(observed))) => Some(observed),
             _ => None,
         }
     }
@@ -178,74 +191,76 @@ impl Operation {
     }
 }
 
-/// What anybody was told of the changes.
-struct Told<'a> {
-    /// By their numbers, creates and sets that somebody saw: of which key, and what.
-    changes: BTreeMap<Zxid, (&'a str, Seen)>,
-    by_value: BTreeMap<Value, Seen>,
-    /// The greatest number that anybody knew of, from each of these steps on.
-    known: Vec<(Step, Zxid)>,
+/// Changes that any session knows of.
+struct Knowledge<'a> {
+    /// Creates and sets that a response shows, by their numbers, with their keys.
+    changes: BTreeMap<Zxid, (&'a str, Observation)>,
+    by_value: BTreeMap<Value, Observation>,
+    /// Greatest number that any session knows of from each of these steps on.
+    latest: Vec<(Step, Zxid)>,
 }
 
-impl<'a> Told<'a> {
+impl<'a> Knowledge<'a> {
     fn of(history: &'a History) -> Result<Self, String> {
-        let mut told = Told { changes: BTreeMap::new(), by_value: BTreeMap::new(), known: Vec::new() };
+        let mut known = Knowledge { changes: BTreeMap::new(), by_value: BTreeMap::new(), latest: Vec::new() };
         for operation in history.operations() {
-            let (Some(seen), Some(answered)) = (operation.seen(), operation.answered()) else { continue };
-            told.add(&operation.key, *seen).map_err(|()| {
+            let (Some(observed), Some(responded)) = (operation.observed(), operation.responded()) else { continue };
+            known.add(&operation.key, *observed).map_err(|()| {
                 let of = |other: &&Operation| {
-                    other.seen().is_some_and(|other| other.modified == seen.modified || other.value == seen.value)
+                    other
+                        .observed()
+                        .is_some_and(|other| other.modified == observed.modified || other.value == observed.value)
                 };
                 let all = history.operations().iter().filter(of);
-                format!("one change is told of in two ways:\n{}", history.shown(all))
+                format!("one change is reported in two ways:\n{}", history.shown(all))
             })?;
-            told.known.push((answered, seen.modified));
+            known.latest.push((responded, observed.modified));
         }
-        told.known.sort_unstable();
+        known.latest.sort_unstable();
         let mut most = Zxid(i64::MIN);
-        for (_, zxid) in &mut told.known {
+        for (_, zxid) in &mut known.latest {
             most = most.max(*zxid);
             *zxid = most;
         }
-        Ok(told)
+        Ok(known)
     }
 
-    fn add(&mut self, key: &'a str, seen: Seen) -> Result<(), ()> {
-        let (known_key, known) = self.changes.entry(seen.modified).or_insert((key, seen));
-        known.value = known.value.or(seen.value);
-        let same = Seen { value: seen.value.or(known.value), ..seen };
-        let is_first = seen.version == 0;
-        if *known_key != key || *known != same || is_first != (seen.created == seen.modified) {
+    fn add(&mut self, key: &'a str, observed: Observation) -> Result<(), ()> {
+        let (known_key, known) = self.changes.entry(observed.modified).or_insert((key, observed));
+        known.value = known.value.or(observed.value);
+        let same = Observation { value: observed.value.or(known.value), ..observed };
+        let is_first = observed.version == 0;
+        if *known_key != key || *known != same || is_first != (observed.created == observed.modified) {
             return Err(());
         }
-        match seen.value {
-            Some(value) if *self.by_value.entry(value).or_insert(seen) != seen => Err(()),
+        match observed.value {
+            Some(value) if *self.by_value.entry(value).or_insert(observed) != observed => Err(()),
             _ => Ok(()),
         }
     }
 
-    /// The greatest number that anybody was told before `step`.
+    /// Greatest number that any session knew of before `step`.
     fn before(&self, step: Step) -> Zxid {
-        let count = self.known.partition_point(|(at, _)| *at < step);
-        count.checked_sub(1).map_or(Zxid(i64::MIN), |last| self.known[last].1)
+        let count = self.latest.partition_point(|(at, _)| *at < step);
+        count.checked_sub(1).map_or(Zxid(i64::MIN), |last| self.latest[last].1)
     }
 
-    /// What was seen was written, there; and what was asked for after a number was known has a greater one, so nobody has seen it before.
+    /// Checks that every value that was read was written to the same key, and that each change has a greater
+    /// number than all numbers known when it was requested.
     fn check_numbers(&self, history: &History) -> Result<(), String> {
-        for (value, seen) in &self.by_value {
+        for (value, observed) in &self.by_value {
             let write = history.get(*value).filter(|write| write.writes());
-            let write = write.ok_or_else(|| format!("nobody wrote what was read: {}", Answer::Node(*seen)))?;
-            let is_of_it = |other: &&Operation| other.asked == write.asked || other.seen() == Some(seen);
+            let write =
+                write.ok_or_else(|| format!("no call wrote the value that was read: {}", Response::Node(*observed)))?;
+            let is_of_it =
+                |other: &&Operation| other.requested == write.requested || other.observed() == Some(observed);
             let shown = || history.shown(history.operations().iter().filter(is_of_it));
-            let is_made = (write.call == Call::Create) == (seen.version == 0);
-            if !is_made || self.changes[&seen.modified].0 != write.key {
-                return Err(format!("this is not what was written:\n{}", shown()));
+            let is_created = (write.call == Call::Create) == (observed.version == 0);
+            if !is_created || self.changes[&observed.modified].0 != write.key {
+                return Err(format!("a read differs from its write:\n{}", shown()));
             }
-            if seen.modified <= self.before(write.asked) {
-                return Err(format!(
-                    "a change was numbered before one that was known when it was asked for:\n{}",
-                    shown()
-                ));
+            if observed.modified <= self.before(write.requested) {
+                return Err(format!("a change was numbered before a known change:\n{}", shown()));
             }
         }
         Ok(())

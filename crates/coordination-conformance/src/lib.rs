@@ -1,7 +1,7 @@
-//! What every engine of the ports of `coordination` must do: one test per promise, run by each engine against its real
-//! server. See the crate `conformance` for how an engine runs a suite.
+//! Conformance suites of the ports of `coordination`: one test per promise, which every engine runs against its
+//! real server. The crate `conformance` describes how an engine runs a suite.
 //!
-//! - [`tree`]: the tree; [`recipes`]: all recipes on it; [`load`]: a tree with much in it, seconds each.
+//! - [`tree`]: the tree; [`recipes`]: all recipes on it; [`load`]: large trees, seconds per case.
 //! - [`elector`]: the elector.
 //!
 //! Cases about the end of a lease wait for it, a fraction of a second.

@@ -1,5 +1,5 @@
-//! What every tree must do. An engine implements [`Subject`] and writes `coordination_conformance::tree_conformance_tests!(run);` as for the
-//! other suite.
+//! Cases that every tree must pass. An engine implements [`Subject`] and invokes
+//! `coordination_conformance::tree_conformance_tests!(run);`.
 
 mod access;
 mod draw;
@@ -23,25 +23,28 @@ use coordination::tree::{
     Trees, Watch,
 };
 
-/// One engine, with nothing in it at first but what the engine has of its own.
+/// An engine that contains only its own nodes at the start of each case.
 pub trait Subject: Send + Sync {
     fn runtime(&self) -> Runtime;
 
-    /// Of sessions whose end is waited for. A ping must come in time on a busy machine, too, which may stand still for most of a second.
+    /// Timeout of sessions whose end the cases wait for. A ping must arrive in time even on a busy machine, which
+    /// may pause for most of a second.
     fn timeout(&self) -> Duration {
         Duration::from_secs(2)
     }
 
-    /// Another process that works with the engine.
+    /// Starts another process that uses the engine.
     fn process(&self) -> BoxFuture<'_, Arc<dyn Process>>;
 }
 
-/// One process, with a way of its own to the engine.
+/// A process with its own connection to the engine.
 pub trait Process: Trees {
-    /// While it is cut, nothing gets through either way: for the engine the process may as well be dead.
+    /// Cuts or restores the connection. While it is cut, nothing passes in either direction, so the process looks
+    /// dead to the engine.
     fn cut(&self, is_cut: bool);
 
-    /// From here on what it asks for is done, and the answers are lost, as is all else that the engine says; until `cut(false)`.
+    /// From now on the engine executes the process's requests, but its responses and other messages are lost,
+    /// until `cut(false)`.
     fn cut_answers(&self);
 }
 
@@ -57,74 +60,74 @@ impl Process for MemoryTrees {
 
 conformance::suite! { $ dyn Subject, tree_conformance_tests, [$crate::tree];
     nodes {
-        a_node_is_read_as_it_was_made
-        what_is_not_there_is_told
-        a_node_is_made_once_and_below_its_parent
-        the_root_is_there_and_stays
-        a_set_raises_the_version
-        a_change_that_expects_another_version_changes_nothing
-        a_node_with_children_stays
-        children_are_the_direct_ones_by_name
-        changes_are_numbered_in_their_order
-        sequential_names_rise_and_are_never_given_again
-        a_sequence_counts_all_children
-        an_ephemeral_has_no_children
-        a_container_goes_after_its_last_child
-        too_many_bytes_are_refused
-        of_many_that_make_one_node_one_does
-        increments_by_version_lose_nothing
-        what_others_did_is_read_after_a_sync
+        node_is_read_as_created
+        missing_node_is_reported
+        node_is_created_once_and_below_its_parent
+        root_exists_and_cannot_be_deleted
+        set_increments_the_version
+        wrong_expected_version_changes_nothing
+        node_with_children_cannot_be_deleted
+        children_are_direct_and_sorted_by_name
+        changes_are_numbered_in_order
+        sequential_names_rise_and_are_never_reused
+        sequence_counts_all_children
+        ephemeral_node_has_no_children
+        container_is_deleted_after_its_last_child
+        oversized_data_is_rejected
+        one_of_many_concurrent_creates_succeeds
+        versioned_increments_are_never_lost
+        sync_makes_changes_of_others_visible
     }
     multi {
-        a_multi_happens_as_one_change
-        each_step_sees_those_before_it
-        a_multi_that_fails_changes_nothing_and_tells_its_step
-        a_check_guards_what_comes_with_it
-        a_multi_without_steps_does_nothing
-        a_multi_has_a_limit
+        multi_is_one_change
+        each_step_of_a_multi_sees_the_previous_steps
+        failed_multi_changes_nothing_and_names_its_step
+        check_guards_the_other_steps_of_a_multi
+        empty_multi_does_nothing
+        multi_over_the_limit_is_rejected
     }
     sessions {
-        ephemerals_go_when_their_session_is_closed
-        ephemerals_go_when_their_process_has_died
-        an_ephemeral_stays_while_its_process_lives
-        a_closed_session_is_lost_for_all_calls
-        a_dead_process_knows_before_the_engine_does
-        sessions_have_ids_of_their_own
-        requests_whose_answers_nobody_takes_hold_no_others_up
+        ephemerals_are_deleted_when_their_session_closes
+        ephemerals_are_deleted_after_their_process_dies
+        ephemeral_remains_while_its_process_lives
+        closed_session_is_lost_for_all_calls
+        session_ends_locally_before_the_engine_ends_it
+        sessions_have_distinct_ids
+        unpolled_requests_do_not_block_others
     }
     watches {
-        a_watch_on_data_fires_at_a_set_and_at_a_deletion
-        a_watch_on_what_is_not_there_fires_when_it_comes
-        a_watch_on_children_fires_for_its_own_only
-        a_watch_on_children_fires_when_their_parent_goes
-        a_watch_fires_before_the_change_is_read
-        a_failed_change_tells_nobody
+        data_watch_fires_on_set_and_delete
+        watch_on_a_missing_node_fires_on_creation
+        child_watch_fires_only_for_direct_children
+        child_watch_fires_when_the_parent_is_deleted
+        watch_fires_before_the_change_is_read
+        failed_change_fires_no_watch
         watches_end_with_their_session
-        all_events_below_a_node_come_in_their_order
-        the_events_of_a_multi_come_in_its_order
-        watchers_are_told_that_a_process_died
+        events_below_a_node_arrive_in_order
+        events_of_a_multi_arrive_in_order
+        watches_fire_when_a_process_dies
     }
     access {
-        a_creators_node_is_closed_to_strangers
-        a_readable_node_is_read_by_all_and_changed_by_its_creator
-        a_parents_list_decides_who_makes_and_removes
-        who_gave_no_credentials_makes_nothing_of_their_own
-        only_who_may_changes_the_list
-        a_list_is_told_as_it_was_made
-        a_digest_is_told_to_those_only_who_may_change_the_list
+        creators_node_is_closed_to_others
+        readable_node_is_changed_only_by_its_creator
+        parents_access_list_governs_create_and_delete
+        creator_access_requires_credentials
+        access_list_change_requires_permission
+        access_list_is_returned_as_created
+        digest_is_visible_only_with_admin_permission
     }
     model {
-        random_changes_do_what_they_do_in_memory
+        random_changes_match_the_in_memory_engine
     }
     histories {
-        what_many_ask_at_once_is_answered_in_one_order
-        what_is_cut_off_and_lost_is_answered_in_one_order
+        concurrent_calls_are_linearizable
+        calls_with_cuts_and_lost_sessions_are_linearizable
     }
 }
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// A process.
+/// A process with a session.
 struct Peer<'a> {
     subject: &'a dyn Subject,
     process: Arc<dyn Process>,
@@ -132,7 +135,7 @@ struct Peer<'a> {
 }
 
 fn path(text: &str) -> NodePath {
-    NodePath::new(text).expect("a case's path is one")
+    NodePath::new(text).expect("the path is valid")
 }
 
 fn bytes(text: &'static str) -> Bytes {
@@ -148,7 +151,7 @@ impl<'a> Peer<'a> {
         Peer::open_with(subject, SessionOptions { timeout: LIMIT, credentials: credentials.to_vec() }).await
     }
 
-    /// With a session that ends soon after its process.
+    /// Opens a process whose session ends soon after its connection is cut.
     async fn open_short(subject: &'a dyn Subject) -> Peer<'a> {
         Peer::open_with(subject, SessionOptions { timeout: subject.timeout(), credentials: Vec::new() }).await
     }
@@ -160,59 +163,59 @@ impl<'a> Peer<'a> {
     }
 
     async fn create(&self, at: &str, data: &'static str, mode: CreateMode) -> Created {
-        self.try_create(at, data, mode).await.expect("it can be made")
+        self.try_create(at, data, mode).await.expect("the node can be created")
     }
 
     async fn try_create(&self, at: &str, data: &'static str, mode: CreateMode) -> Result<Created, TreeError> {
         self.tree.create(&path(at), bytes(data), mode, Acl::Open).await
     }
 
-    async fn make(&self, at: &str) -> Created {
+    async fn create_empty(&self, at: &str) -> Created {
         self.create(at, "", CreateMode::Persistent).await
     }
 
     async fn set(&self, at: &str, data: &'static str) -> Stat {
-        self.tree.set(&path(at), bytes(data), Expected::Any).await.expect("it is there")
+        self.tree.set(&path(at), bytes(data), Expected::Any).await.expect("the node exists")
     }
 
     async fn delete(&self, at: &str) {
-        self.tree.delete(&path(at), Expected::Any).await.expect("it is there and has no children");
+        self.tree.delete(&path(at), Expected::Any).await.expect("the node exists and has no children");
     }
 
-    /// After a sync.
+    /// Reads a node after a sync.
     async fn get(&self, at: &str) -> Node {
-        self.tree.sync().await.expect("the engine answers");
-        self.tree.get(&path(at)).await.expect("it is there")
+        self.tree.sync().await.expect("the engine responds");
+        self.tree.get(&path(at)).await.expect("the node exists")
     }
 
-    /// After a sync.
+    /// Reads a node's stat after a sync.
     async fn exists(&self, at: &str) -> Option<Stat> {
-        self.tree.sync().await.expect("the engine answers");
-        self.tree.exists(&path(at)).await.expect("the engine answers")
+        self.tree.sync().await.expect("the engine responds");
+        self.tree.exists(&path(at)).await.expect("the engine responds")
     }
 
-    /// After a sync.
+    /// Reads the children's names after a sync.
     async fn names(&self, at: &str) -> Vec<String> {
-        self.tree.sync().await.expect("the engine answers");
-        self.tree.children(&path(at)).await.expect("it is there").names
+        self.tree.sync().await.expect("the engine responds");
+        self.tree.children(&path(at)).await.expect("the node exists").names
     }
 
     async fn within<T>(&self, what: &str, future: impl Future<Output = T>) -> T {
         let limited = self.subject.runtime().timeout(LIMIT, future).await;
-        limited.unwrap_or_else(|| panic!("it never came: {what}"))
+        limited.unwrap_or_else(|| panic!("condition not reached in time: {what}"))
     }
 
     async fn fired(&self, watch: Watch) -> Event {
-        self.within("a watch fires", watch).await.expect("the session lives")
+        self.within("a watch fires", watch).await.expect("the session is open")
     }
 
-    /// Looks again and again.
+    /// Polls until the condition holds.
     async fn until(&self, what: &str, mut is_so: impl AsyncFnMut() -> bool) {
         conformance::until(&self.subject.runtime(), what, async || is_so().await).await;
     }
 }
 
-/// Nothing is under way that could make it fire.
+/// Asserts that the watch has not fired. No pending change may concern it.
 fn assert_silent(mut watch: Watch) {
     assert!((&mut watch).now_or_never().is_none(), "the watch fired");
 }

@@ -1,6 +1,7 @@
-//! Coordination by URL: a program that is told `zookeeper://…` or `postgres://…` names no engine itself, and moves by another URL.
+//! Coordination by URL: a program that gets `zookeeper://…` or `postgres://…` depends on no engine by name and switches
+//! engines by another URL.
 //!
-//! What it does not do: keep anything, or try again. The recipes' `Client` does that, with the [`Trees`] that are opened here.
+//! This crate stores nothing and does not retry. The recipes' `Client` does both with the [`Trees`] opened here.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,35 +14,35 @@ use coordination_postgres::{GroupName, GroupNameError, PostgresElectors, Postgre
 use coordination_zookeeper::{ZookeeperTrees, ZookeeperUrl, ZookeeperUrlError};
 use runtime::Runtime;
 
-/// Why nothing was opened.
+/// Reason why an engine could not be opened.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum OpenError {
-    /// It does not repeat the URL, which may hold a password.
+    /// The text does not repeat the URL, which may contain a password.
     #[error(
-        "the URL names no engine of coordination that is known: zookeeper://HOST:PORT,HOST:PORT/ROOT, or \
-         postgres://USER:PASSWORD@HOST:PORT/DATABASE, which `reveille store migrate` has prepared"
+        "unknown coordination URL; use zookeeper://HOST:PORT,HOST:PORT/ROOT, or \
+         postgres://USER:PASSWORD@HOST:PORT/DATABASE with a database that `reveille store migrate` has prepared"
     )]
     Unknown,
     #[error(transparent)]
     Zookeeper(#[from] ZookeeperUrlError),
     #[error(transparent)]
     Postgres(#[from] coordination_postgres::OpenError),
-    /// PostgreSQL keeps a group under its path as a name.
-    #[error("the group's path is no name on PostgreSQL: {0}")]
+    /// On PostgreSQL a replica group is stored under its path, which must be a valid name.
+    #[error("invalid path of a replica group on PostgreSQL: {0}")]
     Group(#[from] GroupNameError),
 }
 
-/// What a URL does not say.
+/// Settings that a URL does not contain.
 #[derive(Clone, Default)]
 pub struct Options {
-    /// Of the database, instead of one in the URL.
+    /// Password of the database, in place of one in the URL.
     pub password: Option<String>,
-    /// Of the members of one group on a tree, whose nodes are then closed to everybody else.
+    /// Credentials of the members of one replica group on a tree. Its nodes are then closed to all other sessions.
     pub credentials: Vec<Credentials>,
 }
 
 impl Options {
-    /// Of nodes that are made: closed to all others, if they say who they are.
+    /// Access list of created nodes: closed to other sessions if there are credentials.
     fn acl(&self) -> Acl {
         if self.credentials.is_empty() { Acl::Open } else { Acl::Creator }
     }
@@ -53,15 +54,17 @@ impl fmt::Debug for Options {
     }
 }
 
-/// The engine that a URL names.
+/// Engine that a URL names.
 pub enum Engine {
     Zookeeper(ZookeeperUrl),
     Postgres,
 }
 
 impl Engine {
+    /// Parses the engine of a URL.
+    ///
     /// # Errors
-    /// If the URL names no engine that is known.
+    /// If the URL names an unknown engine.
     pub fn of(url: &str) -> Result<Self, OpenError> {
         if url.starts_with(ZookeeperUrl::SCHEME) {
             return Ok(Engine::Zookeeper(ZookeeperUrl::parse(url)?));
@@ -71,10 +74,11 @@ impl Engine {
     }
 }
 
-/// The tree that `url` leads to. A ZooKeeper is reached when a session is opened, a PostgreSQL now; `password` is the database's.
+/// Opens the tree at `url`. A ZooKeeper is contacted when a session is opened, a PostgreSQL at once. `password` is the
+/// password of the database.
 ///
 /// # Errors
-/// If it leads to none, or the database cannot be used.
+/// If the URL is invalid or the database cannot be used.
 pub async fn trees(runtime: &Runtime, url: &str, password: Option<String>) -> Result<Arc<dyn Trees>, OpenError> {
     Ok(match Engine::of(url)? {
         Engine::Zookeeper(url) => Arc::new(ZookeeperTrees::new(runtime.clone(), url)),
@@ -85,10 +89,11 @@ pub async fn trees(runtime: &Runtime, url: &str, password: Option<String>) -> Re
     })
 }
 
-/// Makes what is needed there, or brings an older one to what this build needs; `password` is the database's.
+/// Creates or upgrades the schema at `url` to the version that this build needs. `password` is the password of the
+/// database.
 ///
 /// # Errors
-/// If `url` leads nowhere, or the database refuses.
+/// If the URL is invalid or the database rejects the migration.
 pub async fn migrate(runtime: &Runtime, url: &str, password: Option<String>) -> Result<(), OpenError> {
     match Engine::of(url)? {
         Engine::Zookeeper(_) => Ok(()),
@@ -99,12 +104,12 @@ pub async fn migrate(runtime: &Runtime, url: &str, password: Option<String>) -> 
     }
 }
 
-/// This process's replica object of a group of which one leads, with leases of at most `lease`. With a `form`, the group is at the path of a tree, under
-/// sessions that end two leases after their process is not heard of. Without, it is what suits the engine: on PostgreSQL a lease in a row,
-/// on ZooKeeper replicas that watch.
+/// Opens a replica group for this process, with leases of at most `lease`. With a `form`, the replica group is at a
+/// path of a tree, and its sessions end two leases after the last contact. Without a `form`, the engine decides:
+/// PostgreSQL keeps the lease in a row, and on ZooKeeper the replicas watch each other.
 ///
 /// # Errors
-/// If `url` leads nowhere, the database cannot be used, or a row's group is no [`GroupName`].
+/// If the URL is invalid, the database cannot be used, or the replica group of a row is not a valid [`GroupName`].
 pub async fn elector(
     runtime: &Runtime,
     url: &str,
@@ -131,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_url_that_leads_nowhere_is_told_what_would_and_is_not_repeated() {
+    fn unknown_url_error_lists_the_forms_and_hides_the_url() {
         for url in ["redis://ann:hunter2@db", "db:2181", "", "ZOOKEEPER://a"] {
             let error = Engine::of(url).err().expect(url).to_string();
             assert!(error.contains("zookeeper://") && error.contains("postgres://"), "{error}");

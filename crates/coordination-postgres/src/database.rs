@@ -1,4 +1,5 @@
-//! One process's connections to the database: one for what must not wait, one for what takes its turn, one that listens.
+//! One process's connections to the database: one for urgent requests, one for changes that run one at a time, and
+//! one that listens.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,31 +13,33 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{OpenError, Options, listener, schema};
 
-/// After the server's own limit it has this long to say so.
-const SILENCE: Duration = Duration::from_millis(250);
+/// Extra time for the server to report its own statement timeout.
+const REPORT_GRACE: Duration = Duration::from_millis(250);
 
-/// The connections, and the schema behind them.
+/// The connections, after a check of the schema.
 pub struct Database {
-    /// Made with the schema, kept for ever: all who open this place are told the same.
+    /// Id of the schema, created together with it and never changed. All processes that open this database get the
+    /// same id.
     pub id: String,
     pub runtime: Runtime,
     pub server: Arc<Server>,
     statement_timeout: Duration,
-    /// What must not wait: renewals and reads.
-    pub pulse: Link,
-    /// What takes its turn.
-    pub work: Link,
-    /// Told when something may have changed.
+    /// Connection for requests that must not wait: renewals and reads.
+    pub urgent: Link,
+    /// Connection for changes, which run one at a time.
+    pub serial: Link,
+    /// Notified when data may have changed.
     pub changes: watch::Sender<()>,
     stop: CancellationToken,
     pub tasks: TaskSet,
 }
 
 impl Database {
-    /// Connects, checks the schema that [`crate::migrate`] has made, and listens on `channel`.
+    /// Connects, checks the schema that [`crate::migrate`] created, and listens on `channel`.
     ///
     /// # Errors
-    /// If the URL cannot be used, the server cannot be reached, or its schema is not the one of this build.
+    /// [`OpenError`], if the URL is invalid, the server is unreachable, or its schema is not the one of this
+    /// build.
     pub async fn open(
         runtime: &Runtime,
         url: &str,
@@ -53,8 +56,8 @@ impl Database {
             id,
             runtime: runtime.clone(),
             statement_timeout: options.statement_timeout,
-            pulse: Link::start(runtime, &tasks, &server, stop.clone()),
-            work: Link::start(runtime, &tasks, &server, stop.clone()),
+            urgent: Link::start(runtime, &tasks, &server, stop.clone()),
+            serial: Link::start(runtime, &tasks, &server, stop.clone()),
             server,
             changes,
             stop,
@@ -62,54 +65,56 @@ impl Database {
         })
     }
 
-    /// One more connection.
+    /// Opens another connection.
     pub(crate) fn link(&self) -> Link {
         Link::start(&self.runtime, &self.tasks, &self.server, self.stop.clone())
     }
 
-    /// The rows that `statement` answers. Dropped, it may still be done.
+    /// Runs `statement` and returns its rows. If the future is dropped, the server may still execute the
+    /// statement.
     ///
     /// # Errors
-    /// If the server cannot be reached, does not answer in time, or refuses the statement.
-    pub async fn ask(
+    /// [`Failure`], if the server is unreachable, does not respond in time, or rejects the statement.
+    pub async fn query(
         &self,
         link: &Link,
         statement: &'static str,
         parameters: &[&(dyn ToSql + Sync)],
-        dropped: Dropped,
+        on_drop: OnDrop,
     ) -> Result<Vec<Row>, Failure> {
-        let mut unanswered = Unanswered { session: None, gives_up: dropped == Dropped::GivesUp };
-        let asking = async {
+        let mut in_flight = InFlight { session: None, is_abandoned: on_drop == OnDrop::Abandon };
+        let querying = async {
             let session = link.session().await?;
-            unanswered.session = Some(session.clone());
+            in_flight.session = Some(session.clone());
             let statement = session.prepare(statement).await?;
             session.client().query(&statement, parameters).await.map_err(|error| self.server.failure(&error))
         };
-        let waited = self.statement_timeout + SILENCE;
-        let answer = self.runtime.timeout(waited, asking).await;
-        unanswered.gives_up = answer.is_none();
-        answer.unwrap_or_else(|| Err(Failure::Silent { server: self.server.to_string(), waited }))
+        let waited = self.statement_timeout + REPORT_GRACE;
+        let response = self.runtime.timeout(waited, querying).await;
+        in_flight.is_abandoned = response.is_none();
+        response.unwrap_or_else(|| Err(Failure::Silent { server: self.server.to_string(), waited }))
     }
 }
 
-/// What it means that nobody waits for an answer any more.
+/// Treatment of a connection when a caller drops its request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Dropped {
-    /// The server was too slow for a limit of the caller's, and would swallow the next call, too.
-    GivesUp,
-    /// The caller does not want to know.
-    Leaves,
+pub enum OnDrop {
+    /// Closes the connection: the server exceeded a time limit of the caller, and would delay the next request as
+    /// well.
+    Abandon,
+    /// Keeps the connection: the caller no longer needs the response.
+    Keep,
 }
 
-/// A call under way: whoever gives it up gives its connection up.
-struct Unanswered {
+/// A request in progress. When it is abandoned, its connection is closed.
+struct InFlight {
     session: Option<Arc<Session>>,
-    gives_up: bool,
+    is_abandoned: bool,
 }
 
-impl Drop for Unanswered {
+impl Drop for InFlight {
     fn drop(&mut self) {
-        if let Some(session) = self.session.take().filter(|_| self.gives_up) {
+        if let Some(session) = self.session.take().filter(|_| self.is_abandoned) {
             session.abandon();
         }
     }

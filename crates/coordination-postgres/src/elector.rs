@@ -1,4 +1,4 @@
-//! Electors as rows: a lease, its holder, and a term that rises when it is taken anew.
+//! Electors as rows: a lease, its leader, and a term that rises when another replica takes the lease.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use postgres_client::tokio_postgres::Row;
 use postgres_client::tokio_postgres::types::ToSql;
 use runtime::Runtime;
 
-use crate::database::{Database, Dropped};
+use crate::database::{Database, OnDrop};
 use crate::error::of_failure;
 use crate::{OpenError, Options, millis};
 
@@ -24,22 +24,23 @@ const FOLLOWERS: &str = "
     where replica.elector = $1 and replica.lease_end > clock.now
     order by replica.replica, replica.life";
 
-/// One process's way to the electors of a database. Dropped, it closes its connections; leases end by themselves.
+/// One process's access to the electors of a database. Dropping it closes its connections; leases end by
+/// themselves.
 pub struct PostgresElectors {
     database: Arc<Database>,
 }
 
 impl PostgresElectors {
-    /// Connects, and checks the schema that [`crate::migrate`] has made.
+    /// Connects, and checks the schema that [`crate::migrate`] created.
     ///
     /// # Errors
-    /// As [`Database::open`].
+    /// The errors of [`Database::open`].
     pub async fn open(runtime: &Runtime, url: &str, options: &Options) -> Result<Self, OpenError> {
         let database = Database::open(runtime, url, options, "reveille_coordination").await?;
         Ok(PostgresElectors { database: Arc::new(database) })
     }
 
-    /// This process's replica object of the group `group`.
+    /// Returns this process's replica object of the group `group`.
     #[must_use]
     pub fn elector(&self, group: &GroupName) -> PostgresElector {
         let life = format!("{:032x}", self.database.runtime.random_u128());
@@ -60,8 +61,10 @@ pub struct GroupName(String);
 impl GroupName {
     pub const LEN_MAX: usize = 128;
 
+    /// Checks and wraps a name.
+    ///
     /// # Errors
-    /// If `text` does not match `[A-Za-z0-9_./-]{1,128}`.
+    /// [`GroupNameError`], if `text` does not match `[A-Za-z0-9_./-]{1,128}`.
     pub fn new(text: &str) -> Result<Self, GroupNameError> {
         let is_allowed = |c: char| c.is_ascii_alphanumeric() || "_./-".contains(c);
         if text.is_empty() || text.len() > Self::LEN_MAX {
@@ -76,13 +79,13 @@ impl GroupName {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum GroupNameError {
-    #[error("the name of a group has 1 to 128 characters, this one has {0}")]
+    #[error("invalid group name: expected 1 to 128 characters, found {0}")]
     Length(usize),
-    #[error("the name of a group is made of A-Z, a-z, 0-9, _ . / and -, this one has {found:?} at {at}")]
+    #[error("invalid group name: allowed are A-Z, a-z, 0-9, _ . / and -, found {found:?} at {at}")]
     Character { at: usize, found: char },
 }
 
-/// See [`PostgresElectors::elector`]. Its leases outlive the object.
+/// One replica's access to its group; see [`PostgresElectors::elector`]. Leases remain when the object is dropped.
 pub struct PostgresElector {
     database: Arc<Database>,
     group: String,
@@ -90,14 +93,18 @@ pub struct PostgresElector {
 }
 
 impl PostgresElector {
-    async fn ask(&self, statement: &'static str, parameters: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, ElectorError> {
-        let answer = self.database.ask(&self.database.pulse, statement, parameters, Dropped::GivesUp);
-        answer.await.map_err(of_failure)
+    async fn query(
+        &self,
+        statement: &'static str,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, ElectorError> {
+        let rows = self.database.query(&self.database.urgent, statement, parameters, OnDrop::Abandon);
+        rows.await.map_err(of_failure)
     }
 }
 
 fn unexpected(what: &str) -> ElectorError {
-    ElectorError::Rejected(format!("the database answered {what}; is its schema changed by hand?"))
+    ElectorError::Rejected(format!("unexpected response from the database ({what}); was its schema changed manually?"))
 }
 
 impl Elector for PostgresElector {
@@ -105,7 +112,7 @@ impl Elector for PostgresElector {
         let (replica, lease) = (replica.to_owned(), millis(lease));
         Box::pin(async move {
             check_replica(&replica)?;
-            let rows = self.ask(IS_LEADER, &[&self.group, &replica, &self.life, &lease]).await?;
+            let rows = self.query(IS_LEADER, &[&self.group, &replica, &self.life, &lease]).await?;
             let row = rows.first().ok_or_else(|| unexpected("no row"))?;
             let leadership = || {
                 let term = u64::try_from(row.try_get::<_, i64>(1).ok()?).ok()?;
@@ -119,16 +126,16 @@ impl Elector for PostgresElector {
         let replica = replica.to_owned();
         Box::pin(async move {
             check_replica(&replica)?;
-            self.ask(RESIGN, &[&self.group, &replica, &self.life]).await?;
+            self.query(RESIGN, &[&self.group, &replica, &self.life]).await?;
             Ok(())
         })
     }
 
     fn followers(&self) -> Answer<'_, Vec<Follower>> {
         Box::pin(async move {
-            let rows = self.ask(FOLLOWERS, &[&self.group]).await?;
+            let rows = self.query(FOLLOWERS, &[&self.group]).await?;
             let follower = |row: &Row| Some(Follower { replica: row.try_get(0).ok()?, leads: row.try_get(1).ok()? });
-            rows.iter().map(follower).collect::<Option<_>>().ok_or_else(|| unexpected("what no replica wrote"))
+            rows.iter().map(follower).collect::<Option<_>>().ok_or_else(|| unexpected("malformed replica row"))
         })
     }
 

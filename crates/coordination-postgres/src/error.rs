@@ -1,14 +1,14 @@
-//! What PostgreSQL's refusals mean for coordination.
+//! Errors of opening the database, and the meaning of PostgreSQL's errors for coordination.
 
 use coordination::ElectorError;
 use postgres_client::{Failure, UrlError};
 
-/// The database cannot be used for coordination.
+/// Reasons why the database cannot be used for coordination.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum OpenError {
     #[error(transparent)]
     Url(#[from] UrlError),
-    /// Some of these pass: see [`Failure::is_retryable`].
+    /// A failure of the server. Some failures are transient; see [`Failure::is_retryable`].
     #[error(transparent)]
     Server(#[from] Failure),
     #[error("{server} has no schema for coordination; run `reveille store migrate` with this URL")]
@@ -19,14 +19,14 @@ pub enum OpenError {
     )]
     SchemaOlder { server: String, found: i32, wanted: i32 },
     #[error(
-        "the schema for coordination in {server} has version {found}, and this build knows {wanted} at most; \
+        "the schema for coordination in {server} has version {found}, but this build supports at most {wanted}; \
          run a newer build"
     )]
     SchemaNewer { server: String, found: i32, wanted: i32 },
 }
 
 impl OpenError {
-    /// Whether it may open later, with nothing changed by a person.
+    /// Returns whether opening may succeed later without an operator's action.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
@@ -39,10 +39,10 @@ impl OpenError {
     }
 }
 
-/// Whether the same call may succeed later.
+/// Returns whether the same call may succeed later.
 #[must_use]
 pub fn is_unavailable(failure: &Failure) -> bool {
-    // 53: no disk, memory or connection is left; that may pass.
+    // Class 53 means that disk space, memory or connections are exhausted, which may be temporary.
     let is_short = matches!(failure, Failure::Statement { code, .. } if code.starts_with("53"));
     failure.is_retryable() || is_short
 }

@@ -1,13 +1,14 @@
-//! Electors and the tree of coordination on PostgreSQL's rows: no more than the database that the store is in.
+//! Electors and the coordination tree as rows of PostgreSQL. The engine needs only the database that also contains
+//! the store.
 //!
-//! A session is a row with an end by the *database's* clock, and so is a lease. Neither is a session lock of PostgreSQL: a
-//! lock belongs to a connection, and those come and go. A change is one function call on the server.
+//! Sessions and leases are rows with an end by the *database's* clock. They are not session locks of PostgreSQL,
+//! because such a lock ends with its connection. A change is one function call on the server.
 //!
-//! The members and claims of a cluster are in the same schema, which has one list of migrations: the crate
-//! `membership-postgres` stands on [`Database`] (decision 0165).
+//! The members and claims of a cluster are in the same schema, which has a single list of migrations; the crate
+//! `membership-postgres` uses [`Database`] (decision 0165).
 //!
-//! Always true here: what is answered is synced to disk. A database that is put back in time (a restore, a fail-over to a
-//! standby that lagged) forgets leases. See docs/decisions/0101-sessions-on-postgresql.md.
+//! Invariants: Every response is sent after a sync to disk. A database that returns to an earlier state (a
+//! restore, a fail-over to a standby that lagged) loses leases. See docs/decisions/0101-tie-claims-to-sessions.md.
 
 mod database;
 mod elector;
@@ -23,25 +24,27 @@ use std::time::Duration;
 use coordination::LEASE_MAX;
 use postgres_client::Server;
 
-pub use database::{Database, Dropped};
+pub use database::{Database, OnDrop};
 pub use elector::{GroupName, GroupNameError, PostgresElector, PostgresElectors};
 pub use error::{OpenError, is_unavailable};
 pub use schema::{VERSION, migrate};
 pub use tree::PostgresTrees;
 
+/// Options of the connections.
 #[derive(Clone)]
 pub struct Options {
-    /// Instead of one in the URL.
+    /// Password that replaces the one in the URL.
     pub password: Option<String>,
-    /// Default 5 s.
+    /// Time limit for connecting. Default 5 s.
     pub connect_timeout: Duration,
-    /// The longest call. Default 500 ms, below the margin of the default lease. Too small: a busy database loses
-    /// members; too large: what is stuck holds up the retry that would have gone through.
+    /// Time limit of a statement. Default 500 ms, which is below the margin of the default lease. With a value
+    /// that is too small, a busy database loses members; with a value that is too large, a stuck call delays the
+    /// retry that would have succeeded.
     pub statement_timeout: Duration,
 }
 
 impl Options {
-    /// A twelfth of the lease for a call: then several tries fit into it.
+    /// Returns options whose statements may take a twelfth of the lease, so that several attempts fit into it.
     #[must_use]
     pub fn with_lease(lease: Duration) -> Self {
         let statement_timeout = (lease / 12).clamp(Duration::from_millis(20), Duration::from_secs(2));
@@ -54,11 +57,12 @@ impl Options {
             application_name: "reveille coordination".to_owned(),
             connect_timeout: self.connect_timeout,
             statement_timeout: self.statement_timeout,
-            // Whoever set another default for the database did not mean leases.
+            // The database may have other defaults, which do not suit leases.
             settings: vec![
                 ("synchronous_commit", "on".to_owned()),
                 ("default_transaction_isolation", "read committed".to_owned()),
-                // A client that stands still while it is answered, holding what others wait for, is given up.
+                // Disconnects a client that is paused while it receives a response, because it blocks other
+                // clients.
                 ("tcp_user_timeout", "10s".to_owned()),
             ],
         };
@@ -87,13 +91,16 @@ impl fmt::Debug for Options {
     }
 }
 
-/// The lease in milliseconds, as the functions of the schema take it.
+/// Returns the lease in milliseconds, for the functions of the schema.
 ///
 /// # Panics
-/// If the lease is zero or above [`LEASE_MAX`].
+/// Panics if the lease is zero or above [`LEASE_MAX`].
 #[must_use]
 pub fn millis(lease: Duration) -> i64 {
-    assert!(!lease.is_zero() && lease <= LEASE_MAX, "a lease is above zero and at most {LEASE_MAX:?}: {lease:?}");
-    // Rounded up: an end that comes later gives nothing away too soon.
-    i64::try_from(lease.as_micros().div_ceil(1000)).expect("an hour has few milliseconds")
+    assert!(
+        !lease.is_zero() && lease <= LEASE_MAX,
+        "the lease must be above zero and at most {LEASE_MAX:?}: {lease:?}"
+    );
+    // Rounded up, because a later end grants nothing too early.
+    i64::try_from(lease.as_micros().div_ceil(1000)).expect("the milliseconds of an hour fit into an i64")
 }

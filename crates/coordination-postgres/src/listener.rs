@@ -1,4 +1,4 @@
-//! Hears that the view may have changed. What it misses, polling finds.
+//! Listener for notifications that data may have changed. Polling covers notifications that it misses.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +32,7 @@ async fn listen_for_ever(runtime: &Runtime, server: &Server, channel: &str, chan
     loop {
         let began = runtime.monotonic();
         if let Err(failure) = listen(runtime, server, channel, changes).await {
-            tracing::debug!(%failure, "changes are not heard of; polling goes on");
+            tracing::debug!(%failure, "cannot listen for changes; polling continues");
         }
         if runtime.monotonic().since(began) > BACKOFF_MAX {
             backoff = BACKOFF_MIN;
@@ -43,23 +43,23 @@ async fn listen_for_ever(runtime: &Runtime, server: &Server, channel: &str, chan
     }
 }
 
-/// Until the connection ends.
+/// Listens until the connection ends.
 async fn listen(runtime: &Runtime, server: &Server, channel: &str, changes: &watch::Sender<()>) -> Result<(), Failure> {
     let (client, mut messages) = server.connect(runtime).await?;
-    let asking = async {
+    let subscribing = async {
         let statement = format!("listen {channel}");
-        let asked = runtime.timeout(server.statement_timeout(), client.batch_execute(&statement));
-        match asked.await {
-            Some(answer) => answer.map_err(|error| server.failure(&error))?,
+        let response = runtime.timeout(server.statement_timeout(), client.batch_execute(&statement));
+        match response.await {
+            Some(result) => result.map_err(|error| server.failure(&error))?,
             None => return Err(Failure::Silent { server: server.to_string(), waited: server.statement_timeout() }),
         }
-        // Whatever came while nobody listened.
+        // Covers notifications that were sent before the subscription.
         changes.send_replace(());
-        // Holds the client, as the connection ends with it.
+        // Keeps the client alive, because dropping it closes the connection.
         std::future::pending::<()>().await;
         Ok(())
     };
-    let hearing = async {
+    let receiving = async {
         while let Some(Ok(message)) = messages.next().await {
             if matches!(message, AsyncMessage::Notification(_)) {
                 changes.send_replace(());
@@ -69,7 +69,7 @@ async fn listen(runtime: &Runtime, server: &Server, channel: &str, changes: &wat
     };
     tokio::select! {
         biased;
-        ended = hearing => ended,
-        failed = asking => failed,
+        ended = receiving => ended,
+        failed = subscribing => failed,
     }
 }

@@ -1,4 +1,4 @@
-//! The schema `reveille_coordination`: made, moved on, checked.
+//! The schema `reveille_coordination`: creation, migration and version check.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,32 +15,33 @@ const SCHEMA: Schema = Schema {
         include_str!("../migrations/0002.sql"),
         include_str!("../migrations/0003.sql"),
     ],
-    // "reveille" and "coord".
+    // The lock's two keys are "reve" and "coor" in ASCII.
     lock: "x'72657665'::integer, x'636f6f72'::integer",
 };
 
-/// Of the schema that this build needs.
+/// Version of the schema that this build needs.
 pub const VERSION: i32 = SCHEMA.version();
 
-/// A migration may wait for tables in use, which no other call does.
+/// Time limit of a migration's statement. Unlike other calls, a migration may wait for tables in use.
 const MIGRATION_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Makes the schema, or moves an older one on, in one transaction; harmless if it is there. The URL's user must be
-/// allowed to create schemas, and owns this one: whoever else runs Reveille needs `usage` on it, and `select`, `insert`,
-/// `update` and `delete` on its tables.
+/// Creates the schema, or migrates an older one, in one transaction. Does nothing if the schema is current. The
+/// URL's user must be allowed to create schemas, and becomes its owner. Other users that run Reveille need `usage`
+/// on it, and `select`, `insert`, `update` and `delete` on its tables.
 ///
 /// # Errors
-/// If the URL cannot be used, the server cannot be reached or refuses, or the schema is of a newer build.
+/// [`OpenError`], if the URL is invalid, the server is unreachable or rejects a statement, or the schema belongs
+/// to a newer build.
 pub async fn migrate(runtime: &Runtime, url: &str, options: &Options) -> Result<(), OpenError> {
     let server = Options { statement_timeout: MIGRATION_TIMEOUT, ..options.clone() }.server(url)?;
     let newer = |found| newer(&server, found);
     Session::once(runtime, &server, async |session| SCHEMA.migrate(session, newer, async |_| Ok(())).await).await
 }
 
-/// The place's id.
+/// Checks the schema's version and returns its id.
 ///
 /// # Errors
-/// As [`crate::Database::open`].
+/// The errors of [`crate::Database::open`].
 pub(crate) async fn check(runtime: &Runtime, server: &Arc<Server>) -> Result<String, OpenError> {
     Session::once(runtime, server, async |session| match SCHEMA.found(session).await? {
         None | Some(0) => Err(OpenError::SchemaMissing { server: server.to_string() }),
@@ -62,9 +63,9 @@ fn newer(server: &Server, found: i32) -> OpenError {
 mod tests {
     use super::*;
 
-    /// They stay as it was: what is to change goes into another.
+    /// Released migrations never change; a change of the schema needs another migration.
     #[test]
-    fn a_migration_that_databases_were_made_by_never_changes() {
+    fn released_migration_never_changes() {
         let digests: Vec<u32> =
             SCHEMA.migrations.iter().map(|migration| domain::id::fnv1a(migration.as_bytes())).collect();
         assert_eq!(digests, [2_183_567_014, 4_145_944_337, 4_253_368_414]);

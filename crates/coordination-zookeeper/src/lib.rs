@@ -1,13 +1,16 @@
-//! The tree on a real ZooKeeper, through the client of kezhuw. Tried with 3.9: older servers know recursive watches from 3.6 on, forget one
-//! when the same session watches its node otherwise, too, and tell no stat of what a multi made.
+//! The tree on a real ZooKeeper, through the client library of kezhuw. It is tested with 3.9. Older servers support
+//! recursive watches from 3.6 on, but drop one when the same session sets another watch on its node, and return no stat
+//! for the nodes that a multi created.
 //!
-//! What the client does: sessions, reconnecting, watches kept over that, requests in their order. What is done here: the port's types and
-//! errors, the session's deadline by our own clock (`coordination::tree::session`), and what a connection that was lost means for
-//! [`Events`].
+//! The client library handles sessions, reconnects, watches across reconnects and the order of requests. This crate
+//! adds the port's types and errors, the session's deadline by our own clock (`coordination::tree::session`), and the
+//! effect of a lost connection on [`Events`].
 //!
-//! Always true here: the client, and with it the session, is given up once the session is lost by our clock; no session has so many
-//! ephemeral nodes that its end is too much for the servers ([`EPHEMERAL_BYTES_MAX`]), or so many watches that they do not outlive
-//! a lost connection ([`WATCHED_BYTES_MAX`]).
+//! Invariants: the client and its session are abandoned once the session is lost by our clock. No session has so many
+//! ephemeral nodes that its end overloads the servers ([`EPHEMERAL_BYTES_MAX`]), or so many watches that they do not
+//! survive a reconnect ([`WATCHED_BYTES_MAX`]).
+//!
+//! docs/decisions/0141-use-kezhuws-zookeeper-client.md gives the reasons for the design.
 
 mod limits;
 mod translate;
@@ -27,17 +30,17 @@ use futures_util::stream;
 use runtime::{Runtime, TaskSet};
 use zookeeper_client as zk;
 
-use limits::{Counted, Ephemerals, Kind, Watches};
+use limits::{CountedWatch, Ephemerals, WatchKind, Watches};
 pub use limits::{EPHEMERAL_BYTES_MAX, WATCHED_BYTES_MAX};
 use translate::{acls_of, error_of, event_of, grants_of, mode_of, stat_of, version_of};
 pub use url::{ZookeeperUrl, ZookeeperUrlError};
 
-/// Of one [`Trees::open`].
+/// Longest duration of one [`Trees::open`].
 const OPEN_MAX: Duration = Duration::from_secs(30);
-/// Until the server has said that a session is closed.
+/// Longest wait for the server's response to a close.
 const CLOSE_MAX: Duration = Duration::from_secs(5);
 
-/// Where sessions are opened: a server or an ensemble.
+/// Opens sessions on one server or on an ensemble.
 pub struct ZookeeperTrees {
     runtime: Runtime,
     url: ZookeeperUrl,
@@ -56,13 +59,15 @@ impl ZookeeperTrees {
         }
         let client = connector.connect(self.url.servers()).await.map_err(|error| match error {
             zk::Error::BadArguments(reason) => TreeError::Invalid((*reason).to_owned()),
-            error => TreeError::Disconnected(format!("none of {} serves: {error}", self.url.servers())),
+            error => {
+                TreeError::Disconnected(format!("no server of {} accepts the session: {error}", self.url.servers()))
+            }
         })?;
         let Some(root) = self.url.root() else { return Ok(client) };
-        // The root that the URL names is open to all, as ZooKeeper's own is; those who want it closed make it before.
+        // The root of the URL is open to all, like ZooKeeper's own root. Users who want it closed create it before.
         let options = zk::CreateMode::Persistent.with_acls(zk::Acls::anyone_all());
         client.mkdir(root.as_str(), &options).await.map_err(error_of)?;
-        client.chroot(root.as_str().to_owned()).map_err(|_| TreeError::Invalid(format!("{root} is no root")))
+        client.chroot(root.as_str().to_owned()).map_err(|_| TreeError::Invalid(format!("invalid root: {root}")))
     }
 }
 
@@ -71,24 +76,24 @@ impl Trees for ZookeeperTrees {
         Box::pin(async move {
             let opened = self.runtime.timeout(OPEN_MAX, async {
                 let client = self.connect(&options).await?;
-                // Connecting may have taken long: the deadline counts from a request whose sending was seen.
+                // Connecting may have taken long, so the deadline counts from a request whose sending time is known.
                 let sent = self.runtime.monotonic();
                 client.check_stat("/").await.map_err(error_of)?;
                 let session = Session::new(SessionId(client.session_id().0), client.session_timeout(), sent);
-                Ok(Arc::new(ZookeeperTree::keep(&self.runtime, session, client, self.url.root())) as Arc<dyn Tree>)
+                Ok(Arc::new(ZookeeperTree::start(&self.runtime, session, client, self.url.root())) as Arc<dyn Tree>)
             });
             opened.await.unwrap_or_else(|| {
-                Err(TreeError::Disconnected(format!("none of {} answered in time", self.url.servers())))
+                Err(TreeError::Disconnected(format!("no server of {} responded in time", self.url.servers())))
             })
         })
     }
 }
 
-/// One session. The client ends it when its last clone is dropped, or with this process.
+/// One session. The client library ends it when its last clone is dropped or this process ends.
 struct ZookeeperTree {
     runtime: Runtime,
     session: Session,
-    /// `None` once the session has ended.
+    /// Client of the session, or `None` once the session has ended.
     client: Arc<Mutex<Option<zk::Client>>>,
     ephemerals: Ephemerals,
     watches: Watches,
@@ -96,29 +101,30 @@ struct ZookeeperTree {
 }
 
 impl ZookeeperTree {
-    fn keep(runtime: &Runtime, session: Session, client: zk::Client, root: Option<&NodePath>) -> Self {
+    fn start(runtime: &Runtime, session: Session, client: zk::Client, root: Option<&NodePath>) -> Self {
         let (tasks, pinged) = (TaskSet::new(runtime), client.clone());
         let client = Arc::new(Mutex::new(Some(client)));
-        let (world, kept, held) = (runtime.clone(), session.clone(), client.clone());
+        let (task_runtime, kept_session, kept_client) = (runtime.clone(), session.clone(), client.clone());
         tasks.spawn("zookeeper session", async move {
             let ping = || -> BoxFuture<'static, Result<(), TreeError>> {
                 let client = pinged.clone();
                 Box::pin(async move { client.check_stat("/").await.map(drop).map_err(error_of) })
             };
-            session::keep(&world, &kept, ping).await;
-            drop(held.lock().expect("no holder of this lock panics").take());
+            session::keep(&task_runtime, &kept_session, ping).await;
+            drop(kept_client.lock().expect("no code panics while it holds this mutex").take());
         });
         let (ephemerals, watches) = (Ephemerals::new(root), Watches::new(root));
         ZookeeperTree { runtime: runtime.clone(), session, client, ephemerals, watches, _tasks: tasks }
     }
 
     fn client(&self) -> Result<zk::Client, TreeError> {
-        let client = self.client.lock().expect("no holder of this lock panics").clone();
+        let client = self.client.lock().expect("no code panics while it holds this mutex").clone();
         client.filter(|_| self.session.is_valid(self.runtime.monotonic())).ok_or(TreeError::SessionLost)
     }
 
-    /// A request. The deadline is moved by pings alone: what comes back here may be a refusal of our own.
-    async fn ask<T, F>(&self, request: impl FnOnce(zk::Client) -> F) -> Result<T, TreeError>
+    /// Sends a request. Only pings move the deadline, because an error here may come from this process and not from the
+    /// server.
+    async fn request<T, F>(&self, request: impl FnOnce(zk::Client) -> F) -> Result<T, TreeError>
     where
         F: Future<Output = Result<T, TreeError>>,
     {
@@ -136,7 +142,7 @@ impl ZookeeperTree {
         answer
     }
 
-    fn watch(&self, inner: zk::OneshotWatcher, counted: Counted) -> Watch {
+    fn watch(&self, inner: zk::OneshotWatcher, counted: CountedWatch) -> Watch {
         let session = self.session.clone();
         Watch::of(async move {
             let _counted = counted;
@@ -148,20 +154,20 @@ impl ZookeeperTree {
         })
     }
 
-    fn events(&self, path: NodePath, watcher: zk::PersistentWatcher, counted: Counted) -> Events {
+    fn events(&self, path: NodePath, watcher: zk::PersistentWatcher, counted: CountedWatch) -> Events {
         let (client, session) = (self.client.clone(), self.session.clone());
         let watched = Watched { path, watcher, client, session, _counted: counted };
         Events::of(stream::unfold(watched, async |mut watched| watched.next().await.map(|event| (event, watched))))
     }
 }
 
-/// A node and all below it, over all connections of a session.
+/// Events of a node and of all nodes below it, across the connections of a session.
 struct Watched {
     path: NodePath,
     watcher: zk::PersistentWatcher,
     client: Arc<Mutex<Option<zk::Client>>>,
     session: Session,
-    _counted: Counted,
+    _counted: CountedWatch,
 }
 
 impl Watched {
@@ -174,8 +180,8 @@ impl Watched {
             };
             match (event.event_type, event.session_state) {
                 (zk::EventType::Session, state) if state.is_terminated() => return None,
-                // What happened while nobody was connected was told to nobody.
-                (zk::EventType::Session, zk::SessionState::SyncConnected) if self.again().await => {
+                // Events from the time without a connection are missing.
+                (zk::EventType::Session, zk::SessionState::SyncConnected) if self.watch_again().await => {
                     return Some(Event::Gap);
                 }
                 (zk::EventType::Session, _) => {}
@@ -184,10 +190,10 @@ impl Watched {
         }
     }
 
-    /// The client asks a new server for watches that fire once, but not for this one (0.11.2, `resend_watches`). False if the
-    /// connection is lost again: the next is told, too.
-    async fn again(&mut self) -> bool {
-        let client = self.client.lock().expect("no holder of this lock panics").clone();
+    /// Sets the recursive watch again. The client library (0.11.2, `resend_watches`) does so for watches that fire
+    /// once, but not for this one. Returns false if the connection is lost again; the next reconnect is reported, too.
+    async fn watch_again(&mut self) -> bool {
+        let client = self.client.lock().expect("no code panics while it holds this mutex").clone();
         let Some(client) = client else { return false };
         let watching = client.watch(self.path.as_str(), zk::AddWatchMode::PersistentRecursive);
         let watcher = tokio::select! {
@@ -209,13 +215,13 @@ impl Tree for ZookeeperTree {
         Box::pin(async move {
             check_data(data.len())?;
             let acls = acls_of(&acl)?;
-            self.ask(async |client| {
+            self.request(async |client| {
                 let bytes = self.ephemerals.bytes_of(&path, mode);
                 let reserved = self.ephemerals.reserve(&client, bytes).await?;
                 let options = mode_of(mode).with_acls(zk::Acls::new(&acls));
-                let made = client.create(path.as_str(), &data, &options).await.map_err(error_of);
-                reserved.settle(&made);
-                let (stat, sequence) = made?;
+                let result = client.create(path.as_str(), &data, &options).await.map_err(error_of);
+                reserved.confirm(&result);
+                let (stat, sequence) = result?;
                 let path = match mode.is_sequential() {
                     true => numbered(&path, sequence)?,
                     false => path.clone(),
@@ -230,7 +236,7 @@ impl Tree for ZookeeperTree {
         let path = path.clone();
         Box::pin(async move {
             check_data(data.len())?;
-            self.ask(async |client| {
+            self.request(async |client| {
                 let set = client.set_data(path.as_str(), &data, version_of(expected)).await;
                 set.map(|stat| stat_of(&stat)).map_err(error_of)
             })
@@ -241,14 +247,15 @@ impl Tree for ZookeeperTree {
     fn delete(&self, path: &NodePath, expected: Expected) -> Answer<'_, ()> {
         let path = path.clone();
         Box::pin(async move {
-            self.ask(async |client| client.delete(path.as_str(), version_of(expected)).await.map_err(error_of)).await
+            self.request(async |client| client.delete(path.as_str(), version_of(expected)).await.map_err(error_of))
+                .await
         })
     }
 
     fn multi(&self, ops: Vec<Op>) -> Answer<'_, Vec<Done>> {
         Box::pin(async move {
             check_ops(&ops)?;
-            self.ask(async |client| {
+            self.request(async |client| {
                 let mut writer = client.new_multi_writer();
                 for (at, op) in ops.iter().enumerate() {
                     let added = add(&mut writer, op);
@@ -262,7 +269,7 @@ impl Tree for ZookeeperTree {
                         TreeError::Multi { at, source: Box::new(error_of(source)) }
                     }
                 });
-                reserved.settle(&done);
+                reserved.confirm(&done);
                 done?.into_iter().map(translate::done_of).collect()
             })
             .await
@@ -272,7 +279,7 @@ impl Tree for ZookeeperTree {
     fn get(&self, path: &NodePath) -> Answer<'_, Node> {
         let path = path.clone();
         Box::pin(async move {
-            self.ask(async |client| {
+            self.request(async |client| {
                 let (data, stat) = client.get_data(path.as_str()).await.map_err(error_of)?;
                 Ok(Node { data: data.into(), stat: stat_of(&stat) })
             })
@@ -283,7 +290,7 @@ impl Tree for ZookeeperTree {
     fn exists(&self, path: &NodePath) -> Answer<'_, Option<Stat>> {
         let path = path.clone();
         Box::pin(async move {
-            self.ask(async |client| {
+            self.request(async |client| {
                 let stat = client.check_stat(path.as_str()).await.map_err(error_of)?;
                 Ok(stat.map(|stat| stat_of(&stat)))
             })
@@ -294,7 +301,7 @@ impl Tree for ZookeeperTree {
     fn children(&self, path: &NodePath) -> Answer<'_, Children> {
         let path = path.clone();
         Box::pin(async move {
-            self.ask(async |client| {
+            self.request(async |client| {
                 let (names, stat) = client.get_children(path.as_str()).await.map_err(error_of)?;
                 Ok(in_order(names, &stat))
             })
@@ -305,8 +312,8 @@ impl Tree for ZookeeperTree {
     fn get_and_watch(&self, path: &NodePath) -> Answer<'_, (Node, Watch)> {
         let path = path.clone();
         Box::pin(async move {
-            self.ask(async |client| {
-                let counted = self.watches.count(&path, Kind::Data)?;
+            self.request(async |client| {
+                let counted = self.watches.count(&path, WatchKind::Data)?;
                 let (data, stat, watcher) = client.get_and_watch_data(path.as_str()).await.map_err(error_of)?;
                 Ok((Node { data: data.into(), stat: stat_of(&stat) }, self.watch(watcher, counted)))
             })
@@ -317,8 +324,8 @@ impl Tree for ZookeeperTree {
     fn exists_and_watch(&self, path: &NodePath) -> Answer<'_, (Option<Stat>, Watch)> {
         let path = path.clone();
         Box::pin(async move {
-            self.ask(async |client| {
-                let counted = self.watches.count(&path, Kind::Exists)?;
+            self.request(async |client| {
+                let counted = self.watches.count(&path, WatchKind::Exists)?;
                 let (stat, watcher) = client.check_and_watch_stat(path.as_str()).await.map_err(error_of)?;
                 Ok((stat.map(|stat| stat_of(&stat)), self.watch(watcher, counted)))
             })
@@ -329,8 +336,8 @@ impl Tree for ZookeeperTree {
     fn children_and_watch(&self, path: &NodePath) -> Answer<'_, (Children, Watch)> {
         let path = path.clone();
         Box::pin(async move {
-            self.ask(async |client| {
-                let counted = self.watches.count(&path, Kind::Children)?;
+            self.request(async |client| {
+                let counted = self.watches.count(&path, WatchKind::Children)?;
                 let (names, stat, watcher) = client.get_and_watch_children(path.as_str()).await.map_err(error_of)?;
                 Ok((in_order(names, &stat), self.watch(watcher, counted)))
             })
@@ -341,8 +348,9 @@ impl Tree for ZookeeperTree {
     fn watch_all(&self, path: &NodePath) -> Answer<'_, Events> {
         let path = path.clone();
         Box::pin(async move {
-            self.ask(async |client| {
-                let (counted, mode) = (self.watches.count(&path, Kind::All)?, zk::AddWatchMode::PersistentRecursive);
+            self.request(async |client| {
+                let (counted, mode) =
+                    (self.watches.count(&path, WatchKind::All)?, zk::AddWatchMode::PersistentRecursive);
                 let watcher = client.watch(path.as_str(), mode).await.map_err(error_of)?;
                 Ok(self.events(path.clone(), watcher, counted))
             })
@@ -351,13 +359,13 @@ impl Tree for ZookeeperTree {
     }
 
     fn sync(&self) -> Answer<'_, ()> {
-        Box::pin(self.ask(async |client| client.sync("/").await.map_err(error_of)))
+        Box::pin(self.request(async |client| client.sync("/").await.map_err(error_of)))
     }
 
     fn acl(&self, path: &NodePath) -> Answer<'_, Vec<Grant>> {
         let path = path.clone();
         Box::pin(async move {
-            self.ask(async |client| {
+            self.request(async |client| {
                 let (acls, _) = client.get_acl(path.as_str()).await.map_err(error_of)?;
                 Ok(grants_of(&acls))
             })
@@ -369,7 +377,7 @@ impl Tree for ZookeeperTree {
         let path = path.clone();
         Box::pin(async move {
             let acls = acls_of(&acl)?;
-            self.ask(async |client| {
+            self.request(async |client| {
                 let set = client.set_acl(path.as_str(), &acls, None).await;
                 set.map(|stat| stat_of(&stat)).map_err(error_of)
             })
@@ -379,7 +387,7 @@ impl Tree for ZookeeperTree {
 
     fn close(&self) -> Answer<'_, ()> {
         Box::pin(async move {
-            let client = self.client.lock().expect("no holder of this lock panics").take();
+            let client = self.client.lock().expect("no code panics while it holds this mutex").take();
             self.session.lose();
             let Some(client) = client else { return Ok(()) };
             let mut states = client.state_watcher();
@@ -388,7 +396,9 @@ impl Tree for ZookeeperTree {
                 async { while !states.peek_state().is_terminated() && !states.changed().await.is_terminated() {} };
             match self.runtime.timeout(CLOSE_MAX, closed).await {
                 Some(()) => Ok(()),
-                None => Err(TreeError::Disconnected("the session ends by itself, its timeout after now".to_owned())),
+                None => Err(TreeError::Disconnected(
+                    "the close was not confirmed; the session expires after its timeout".to_owned(),
+                )),
             }
         })
     }
@@ -397,8 +407,8 @@ impl Tree for ZookeeperTree {
 impl Drop for ZookeeperTree {
     fn drop(&mut self) {
         self.session.lose();
-        // Whoever reads events still holds the same.
-        drop(self.client.lock().expect("no holder of this lock panics").take());
+        // Readers of events hold the same client.
+        drop(self.client.lock().expect("no code panics while it holds this mutex").take());
     }
 }
 
@@ -410,7 +420,7 @@ fn in_order(mut names: Vec<String>, stat: &zk::Stat) -> Children {
 fn numbered(path: &NodePath, sequence: zk::CreateSequence) -> Result<NodePath, TreeError> {
     let number = i32::try_from(sequence.into_i64()).map(Sequence);
     let numbered = number.ok().and_then(|number| NodePath::new(&format!("{path}{number}")).ok());
-    numbered.ok_or_else(|| TreeError::Invalid("the server gave a number of more than 32 bits".to_owned()))
+    numbered.ok_or_else(|| TreeError::Invalid("the server returned a sequence number of more than 32 bits".to_owned()))
 }
 
 fn add(writer: &mut zk::MultiWriter<'_>, op: &Op) -> Result<(), TreeError> {

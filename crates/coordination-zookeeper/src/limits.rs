@@ -1,4 +1,5 @@
-//! What one session may have, so that nothing about it is too long for one message of ZooKeeper's (`jute.maxbuffer`, by default 1 MiB less a byte).
+//! Limits of one session, so that no message about it exceeds ZooKeeper's message limit (`jute.maxbuffer`, by default 1
+//! MiB less one byte).
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -8,46 +9,48 @@ use zookeeper_client as zk;
 
 use crate::translate::error_of;
 
-/// Of the paths of a session's ephemeral nodes. As the session ends, its leader tells the other servers all of them in one message, of
-/// which they take the limit and as much again. What is longer stops the ensemble, and does so again with each new leader (ZOOKEEPER-4306).
+/// Largest total of the paths of a session's ephemeral nodes, in bytes. When the session ends, the leader sends all of
+/// these paths to the other servers in one message. They accept up to twice the message limit. A longer message stops
+/// the ensemble, and stops it again with each new leader (ZOOKEEPER-4306).
 pub const EPHEMERAL_BYTES_MAX: usize = 1_900_000;
-/// Of the paths that a session watches. After a lost connection the client asks for all of them again, in messages of this length; but it
-/// takes the answer to the second for a mistake (0.11.2: they have one number, and `Depot` keeps one of each), ends the connection, and
-/// does so again and again until the session is lost.
+/// Largest total of the paths that a session watches, in bytes. After a reconnect the client library requests all
+/// watches again, in messages of this length. It mistakes the response to the second message for an error (0.11.2: both
+/// messages have the same number, and `Depot` keeps one entry per number), closes the connection, and repeats this
+/// until the session is lost.
 pub const WATCHED_BYTES_MAX: usize = 128 << 10;
-/// Stands before each path in a message: its length.
+/// Bytes of the length before each path in a message.
 const LENGTH_BYTES: usize = 4;
-/// Of a sequential node's name.
+/// Longest number in a sequential node's name, in bytes.
 const NUMBER_BYTES: usize = 11;
 
-/// The ephemeral nodes of a session: never fewer than there are, and more until the server is asked.
+/// Upper estimate of the ephemeral nodes of a session. It is exact only right after the server has listed them.
 pub(crate) struct Ephemerals {
     root_len: usize,
     known: Arc<Mutex<Known>>,
-    /// Held while the server is asked.
-    asking: tokio::sync::Mutex<()>,
+    /// Mutex that is locked while the server lists the nodes.
+    listing: tokio::sync::Mutex<()>,
 }
 
-/// Bytes of paths.
+/// Bytes of paths by state.
 #[derive(Default)]
 struct Known {
-    /// As the server listed them, and those that it has answered for since. Who deletes one is not known here.
-    there: usize,
-    /// Asked for, and not answered yet.
-    asked: usize,
-    /// Asked for, and never answered.
-    in_doubt: usize,
+    /// Nodes that the server has listed, and nodes that it has confirmed since. Deletions are not subtracted.
+    confirmed: usize,
+    /// Nodes whose creation was requested and has no response yet.
+    requested: usize,
+    /// Nodes whose creation was requested and never got a response.
+    uncertain: usize,
 }
 
-/// Room for what is asked for. Dropped, it is in doubt whether that was made.
-pub(crate) struct Reserved {
+/// Reservation for requested nodes. Dropping it counts the nodes as uncertain.
+pub(crate) struct Reservation {
     known: Arc<Mutex<Known>>,
     bytes: usize,
 }
 
 impl Ephemerals {
     pub(crate) fn new(root: Option<&NodePath>) -> Self {
-        Ephemerals { root_len: len_of(root), known: Arc::default(), asking: tokio::sync::Mutex::default() }
+        Ephemerals { root_len: len_of(root), known: Arc::default(), listing: tokio::sync::Mutex::default() }
     }
 
     pub(crate) fn bytes_of(&self, path: &NodePath, mode: CreateMode) -> usize {
@@ -67,69 +70,70 @@ impl Ephemerals {
         LENGTH_BYTES + self.root_len + path.len()
     }
 
-    /// Makes room for so many more.
+    /// Reserves space for new nodes.
     ///
     /// # Errors
-    /// [`TreeError::Invalid`] if there is none, and those of asking the server.
-    pub(crate) async fn reserve(&self, client: &zk::Client, more: usize) -> Result<Reserved, TreeError> {
-        if let Some(reserved) = self.room_for(more) {
+    /// [`TreeError::Invalid`] if the limit is reached, and the errors of the request to the server.
+    pub(crate) async fn reserve(&self, client: &zk::Client, more: usize) -> Result<Reservation, TreeError> {
+        if let Some(reserved) = self.try_reserve(more) {
             return Ok(reserved);
         }
-        // Many of them may be gone.
-        let _asking = self.asking.lock().await;
-        let (there, in_doubt) = {
+        // Many of the known nodes may be deleted by now.
+        let _listing = self.listing.lock().await;
+        let (confirmed, uncertain) = {
             let known = lock(&self.known);
-            (known.there, known.in_doubt)
+            (known.confirmed, known.uncertain)
         };
-        // On another server than the one that was asked before, too, what is in doubt is there then, or never.
+        // After a sync, an uncertain node either exists or will never exist, even if the client has changed servers.
         client.sync("/").await.map_err(error_of)?;
         let listed = client.list_ephemerals("/").await.map_err(error_of)?;
         {
             let mut known = lock(&self.known);
-            known.there = listed.iter().map(|path| self.bytes_of_path(path)).sum::<usize>() + known.there - there;
-            known.in_doubt -= in_doubt;
+            known.confirmed =
+                listed.iter().map(|path| self.bytes_of_path(path)).sum::<usize>() + known.confirmed - confirmed;
+            known.uncertain -= uncertain;
         }
-        self.room_for(more).ok_or_else(|| {
+        self.try_reserve(more).ok_or_else(|| {
             TreeError::Invalid(format!(
-                "the paths of a session's ephemeral nodes have at most {EPHEMERAL_BYTES_MAX} bytes, or its end would stop the \
-                 ensemble: open another session for more, or shorten the paths"
+                "too many ephemeral nodes: their paths may have at most {EPHEMERAL_BYTES_MAX} bytes in one session; \
+                 open another session, or shorten the paths"
             ))
         })
     }
 
-    fn room_for(&self, more: usize) -> Option<Reserved> {
+    fn try_reserve(&self, more: usize) -> Option<Reservation> {
         let mut known = lock(&self.known);
-        let Known { there, asked, in_doubt } = *known;
-        if more > 0 && there + asked + in_doubt + more > EPHEMERAL_BYTES_MAX {
+        let Known { confirmed, requested, uncertain } = *known;
+        if more > 0 && confirmed + requested + uncertain + more > EPHEMERAL_BYTES_MAX {
             return None;
         }
-        known.asked += more;
-        Some(Reserved { known: self.known.clone(), bytes: more })
+        known.requested += more;
+        Some(Reservation { known: self.known.clone(), bytes: more })
     }
 }
 
-impl Reserved {
-    pub(crate) fn settle<T>(mut self, answer: &Result<T, TreeError>) {
+impl Reservation {
+    pub(crate) fn confirm<T>(mut self, answer: &Result<T, TreeError>) {
         if answer.as_ref().is_err_and(TreeError::is_retryable) {
-            // Dropped.
+            // The drop counts the nodes as uncertain.
             return;
         }
         let bytes = std::mem::take(&mut self.bytes);
         let mut known = lock(&self.known);
-        known.asked -= bytes;
-        known.there += if answer.is_ok() { bytes } else { 0 };
+        known.requested -= bytes;
+        known.confirmed += if answer.is_ok() { bytes } else { 0 };
     }
 }
 
-impl Drop for Reserved {
+impl Drop for Reservation {
     fn drop(&mut self) {
         let mut known = lock(&self.known);
-        known.asked -= self.bytes;
-        known.in_doubt += self.bytes;
+        known.requested -= self.bytes;
+        known.uncertain += self.bytes;
     }
 }
 
-/// The watches of a session. The client asks once for all that are of one kind at one path.
+/// Watches of a session. The client library sends one request for all watches of one kind at one path.
 #[derive(Clone)]
 pub(crate) struct Watches {
     root_len: usize,
@@ -138,24 +142,24 @@ pub(crate) struct Watches {
 
 #[derive(Default)]
 struct Watched {
-    counts: BTreeMap<(NodePath, Kind), usize>,
-    /// Of their paths, each counted once.
+    counts: BTreeMap<(NodePath, WatchKind), usize>,
+    /// Bytes of the watched paths, each path and kind counted once.
     bytes: usize,
 }
 
-/// What ZooKeeper tells apart.
+/// Kinds of watches that ZooKeeper distinguishes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Kind {
+pub(crate) enum WatchKind {
     Data,
     Exists,
     Children,
     All,
 }
 
-/// One of them; dropped, it is none.
-pub(crate) struct Counted {
+/// One counted watch. Dropping it removes it from the count.
+pub(crate) struct CountedWatch {
     watches: Watches,
-    of: (NodePath, Kind),
+    of: (NodePath, WatchKind),
 }
 
 impl Watches {
@@ -163,21 +167,23 @@ impl Watches {
         Watches { root_len: len_of(root), watched: Arc::default() }
     }
 
+    /// Counts a new watch.
+    ///
     /// # Errors
-    /// [`TreeError::Invalid`] if there are too many.
-    pub(crate) fn count(&self, path: &NodePath, kind: Kind) -> Result<Counted, TreeError> {
+    /// [`TreeError::Invalid`] if the limit is reached.
+    pub(crate) fn count(&self, path: &NodePath, kind: WatchKind) -> Result<CountedWatch, TreeError> {
         let of = (path.clone(), kind);
         let mut watched = lock(&self.watched);
         let more = if watched.counts.contains_key(&of) { 0 } else { self.bytes_of(path) };
         if more > 0 && watched.bytes + more > WATCHED_BYTES_MAX {
             return Err(TreeError::Invalid(format!(
-                "the paths that a session watches have at most {WATCHED_BYTES_MAX} bytes, or it would not outlive a lost connection: \
-                 open another session for more, or watch all below a node"
+                "too many watches: the watched paths may have at most {WATCHED_BYTES_MAX} bytes in one session; \
+                 open another session, or watch a node together with all nodes below it"
             )));
         }
         watched.bytes += more;
         *watched.counts.entry(of.clone()).or_default() += 1;
-        Ok(Counted { watches: self.clone(), of })
+        Ok(CountedWatch { watches: self.clone(), of })
     }
 
     fn bytes_of(&self, path: &NodePath) -> usize {
@@ -185,7 +191,7 @@ impl Watches {
     }
 }
 
-impl Drop for Counted {
+impl Drop for CountedWatch {
     fn drop(&mut self) {
         let mut watched = lock(&self.watches.watched);
         let Some(count) = watched.counts.get_mut(&self.of) else { return };
@@ -198,7 +204,7 @@ impl Drop for Counted {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().expect("no holder of this lock panics")
+    mutex.lock().expect("no code panics while it holds this mutex")
 }
 
 fn len_of(root: Option<&NodePath>) -> usize {

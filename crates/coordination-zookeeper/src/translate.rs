@@ -1,4 +1,4 @@
-//! Between the port's types and the client's.
+//! Conversions between the types of the port and those of the client library.
 
 use coordination::tree::{
     Acl, CreateMode, Created, Done, Event, Expected, Grant, Identity, NodePath, Permissions, SessionId, Stat,
@@ -41,14 +41,17 @@ pub(crate) fn stat_of(stat: &zk::Stat) -> Stat {
     }
 }
 
-/// Containers and nodes with a time to live have marks in the place of an owner (`EphemeralType` in ZooKeeper).
+/// Converts the owner field. Containers and nodes with a time to live have special values in it (`EphemeralType` in
+/// ZooKeeper).
 fn owner_of(field: i64) -> Option<SessionId> {
     const CONTAINER: i64 = i64::MIN;
     (field != 0 && field != CONTAINER).then_some(SessionId(field))
 }
 
+/// Converts an access list of the port.
+///
 /// # Errors
-/// [`TreeError::InvalidAcl`] if nobody would be granted anything.
+/// [`TreeError::InvalidAcl`] if the list grants nothing.
 pub(crate) fn acls_of(acl: &Acl) -> Result<Vec<zk::Acl>, TreeError> {
     let creator = || zk::Acl::new(zk::Permission::ALL, zk::AuthId::new("auth", ""));
     let anyone = |permission| zk::Acl::new(permission, zk::AuthId::new("world", "anyone"));
@@ -83,7 +86,7 @@ fn permission_of(permissions: Permissions) -> zk::Permission {
     granted.fold(zk::Permission::NONE, |all, (_, theirs)| all | *theirs)
 }
 
-/// Those of schemes that the port does not have are left out.
+/// Converts access lists, without the entries of schemes that the port does not have.
 pub(crate) fn grants_of(acls: &[zk::Acl]) -> Vec<Grant> {
     let permissions = |acl: &zk::Acl| {
         let granted = PERMISSIONS.iter().filter(|(_, theirs)| acl.permission().has(*theirs));
@@ -97,7 +100,7 @@ pub(crate) fn grants_of(acls: &[zk::Acl]) -> Vec<Grant> {
     acls.iter().filter_map(|acl| Some(Grant { to: identity(acl)?, permissions: permissions(acl) })).collect()
 }
 
-/// `None` for what tells of the session, and of a path that is none.
+/// Converts an event. Returns `None` for events of the session and for invalid paths.
 pub(crate) fn event_of(event: &zk::WatchedEvent) -> Option<Event> {
     let path = NodePath::new(&event.path).ok();
     Some(match event.event_type {
@@ -118,7 +121,7 @@ pub(crate) fn done_of(done: zk::MultiWriteResult) -> Result<Done, TreeError> {
             let path = NodePath::new(&path).map_err(|error| TreeError::Invalid(error.to_string()))?;
             Done::Create(Created { path, stat: stat_of(&stat) })
         }
-        other => return Err(TreeError::Disconnected(format!("the client answered {other:?}"))),
+        other => return Err(TreeError::Disconnected(format!("unexpected response of the client library: {other:?}"))),
     })
 }
 
@@ -132,7 +135,7 @@ pub(crate) fn error_of(error: zk::Error) -> TreeError {
         zk::Error::NoAuth => TreeError::Forbidden,
         zk::Error::InvalidAcl => TreeError::InvalidAcl,
         zk::Error::BadArguments(reason) => TreeError::Invalid((*reason).to_owned()),
-        zk::Error::QuotaExceeded => TreeError::Invalid("a quota of the server's does not allow this".to_owned()),
+        zk::Error::QuotaExceeded => TreeError::Invalid("a quota of the server does not allow this request".to_owned()),
         zk::Error::SessionExpired | zk::Error::SessionMoved | zk::Error::ClientClosed | zk::Error::AuthFailed => {
             TreeError::SessionLost
         }

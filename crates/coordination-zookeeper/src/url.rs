@@ -1,18 +1,18 @@
-//! Where a ZooKeeper is.
+//! URL of a ZooKeeper ensemble.
 
 use coordination::tree::NodePath;
 
-/// `zookeeper://HOST:PORT,HOST:PORT/ROOT`: the servers of one ensemble, and the node that is `/` to who opens it; without one it is
-/// ZooKeeper's own.
+/// URL `zookeeper://HOST:PORT,HOST:PORT/ROOT` with the servers of one ensemble and the root node. Clients see the root
+/// node as `/`. Without a root they see ZooKeeper's own root.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ZookeeperUrl {
     servers: String,
     root: Option<NodePath>,
 }
 
-/// Why a text is no URL of a ZooKeeper.
+/// Reason why a text is not a ZooKeeper URL.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{reason}: a ZooKeeper is told as zookeeper://HOST:PORT,HOST:PORT/ROOT")]
+#[error("invalid ZooKeeper URL: {reason}; use zookeeper://HOST:PORT,HOST:PORT/ROOT")]
 pub struct ZookeeperUrlError {
     reason: &'static str,
 }
@@ -20,11 +20,13 @@ pub struct ZookeeperUrlError {
 impl ZookeeperUrl {
     pub const SCHEME: &str = "zookeeper://";
 
+    /// Parses a URL.
+    ///
     /// # Errors
-    /// If it is none.
+    /// If the text is not a valid ZooKeeper URL.
     pub fn parse(url: &str) -> Result<Self, ZookeeperUrlError> {
-        let fault = |reason| ZookeeperUrlError { reason };
-        let rest = url.strip_prefix(Self::SCHEME).ok_or_else(|| fault("it begins with something else"))?;
+        let invalid = |reason| ZookeeperUrlError { reason };
+        let rest = url.strip_prefix(Self::SCHEME).ok_or_else(|| invalid("it does not start with zookeeper://"))?;
         let (servers, root) = match rest.find('/') {
             Some(at) => rest.split_at(at),
             None => (rest, ""),
@@ -32,24 +34,24 @@ impl ZookeeperUrl {
         let is_server = |server: &str| {
             let has_port =
                 |(host, port): (&str, &str)| !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0);
-            // Without a port it is ZooKeeper's own, 2181.
-            let is_whole = server.rsplit_once(':').map_or(!server.is_empty(), has_port);
-            is_whole && !server.contains(['@', ' '])
+            // A server without a port uses ZooKeeper's default port, 2181.
+            let is_valid = server.rsplit_once(':').map_or(!server.is_empty(), has_port);
+            is_valid && !server.contains(['@', ' '])
         };
         if rest.contains(['?', '#']) {
-            return Err(fault("it has options, and there are none"));
+            return Err(invalid("it has options, which are not supported"));
         }
         if !servers.split(',').all(is_server) {
-            return Err(fault("its servers are not to be read; credentials are told apart"));
+            return Err(invalid("its server list is invalid; pass credentials separately"));
         }
         let root = match root.strip_suffix('/').unwrap_or(root) {
             "" => None,
-            root => Some(NodePath::new(root).map_err(|_| fault("its root is no path"))?),
+            root => Some(NodePath::new(root).map_err(|_| invalid("its root is not a valid path"))?),
         };
         Ok(ZookeeperUrl { servers: servers.to_owned(), root })
     }
 
-    /// As the client takes them.
+    /// Servers in the form that the client library expects.
     pub(crate) fn servers(&self) -> &str {
         &self.servers
     }
@@ -64,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn servers_and_root_are_told_apart() {
+    fn servers_and_root_are_parsed() {
         for (text, servers, root) in [
             ("zookeeper://a", "a", None),
             ("zookeeper://a:2181/", "a:2181", None),
@@ -77,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_none_is_told_how_to_be_one() {
+    fn invalid_urls_are_rejected_with_the_expected_form() {
         for text in [
             "a:2181",
             "http://a",

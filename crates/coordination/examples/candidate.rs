@@ -1,19 +1,22 @@
-//! A candidate for leader that does what a leader does, and tells of it: what the tests of faults run, kill, stop and cut off.
+//! A candidate for leader that writes while it leads and reports each step. The fault tests start, kill, pause and cut
+//! off this program.
 //!
-//! `candidate URL GROUP ID SESSION_MILLIS SINK` stands for leader of GROUP. While it leads, it writes its term again and again: to the node
-//! `/work`, with the fence of its hold, and to SINK, a socket of a service that refuses terms below the highest it has heard of. Once its
-//! leadership is over it tries both once more, as somebody does who did not look. Then it stands again.
+//! `candidate URL GROUP ID SESSION_MILLIS SINK` stands for election in GROUP. While it leads, it writes its term
+//! repeatedly: to the node `/work` with the fence of its guard, and to SINK, the socket of a service that rejects terms
+//! below the greatest term it has received. After its leadership it tries both writes once more, like a program that
+//! does not check its leadership. Then it stands for election again.
 //!
-//! It says on its standard output, in nanoseconds of `CLOCK_BOOTTIME`, which all processes of a machine share:
+//! It writes events to its standard output. Times are nanoseconds of `CLOCK_BOOTTIME`, which all processes of a machine
+//! share:
 //!
 //! ```text
 //! start TERM NANOS     it leads
-//! live TERM NANOS      at this instant, or a little later, its hold could be relied on
-//! wrote TERM ZXID      the tree took a write
-//! refused TERM TO WHY  the tree or the sink did not, while it leads
-//! stop TERM NANOS      it has seen that it does not lead any more
-//! late TERM TO taken   what it wrote after that, through its old session, through a new one, and to the sink
-//! late TERM TO refused
+//! live TERM NANOS      its guard was valid at this instant
+//! wrote TERM ZXID      the tree accepted a write
+//! refused TERM TO WHY  the tree or the sink rejected a write during the leadership
+//! stop TERM NANOS      it has noticed the end of its leadership
+//! late TERM TO taken   a write after the end was accepted: through the old session, a new session, or to the sink
+//! late TERM TO refused a write after the end was rejected
 //! ```
 
 use std::sync::Arc;
@@ -27,23 +30,23 @@ use runtime::Runtime;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixStream;
 
-/// Between two looks, and two writes.
+/// Wait between two checks, and between two writes.
 const PERIOD: Duration = Duration::from_millis(5);
 
 #[tokio::main(worker_threads = 2)]
 async fn main() -> anyhow::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [url, group, id, millis, sink] = &arguments[..] else {
-        anyhow::bail!("candidate URL GROUP ID SESSION_MILLIS SINK");
+        anyhow::bail!("usage: candidate URL GROUP ID SESSION_MILLIS SINK");
     };
     let runtime = Runtime::real();
     let trees = coordination_connect::trees(&runtime, url, None).await?;
-    let timeout = Duration::from_millis(millis.parse().context("SESSION_MILLIS is a number")?);
+    let timeout = Duration::from_millis(millis.parse().context("SESSION_MILLIS must be a number")?);
     let client = Client::new(&runtime, trees, SessionOptions { timeout, credentials: Vec::new() });
-    // For as long as can be: it is to be shown that this is not too long.
+    // The guard lasts as long as possible, because the tests show that this is not too long.
     let candidate = Candidate { acl: Acl::Open, trust: Trust::UntilLost, ..Candidate::new(id) };
     let selector = LeaderSelector::new(&client, NodePath::new(group)?, candidate);
-    let mut sink = Sink(BufReader::new(UnixStream::connect(sink).await.context("no service at SINK")?));
+    let mut sink = Sink(BufReader::new(UnixStream::connect(sink).await.context("cannot connect to SINK")?));
     loop {
         let held = selector.lead().await?;
         lead(&runtime, &client, &held, &mut sink).await?;
@@ -53,41 +56,41 @@ async fn main() -> anyhow::Result<()> {
 
 async fn lead(runtime: &Runtime, client: &Client, held: &Held, sink: &mut Sink) -> anyhow::Result<()> {
     let term = held.term().0;
-    say(format_args!("start {term} {}", nanos(runtime)));
+    report(format_args!("start {term} {}", nanos(runtime)));
     let tree = client.session().await?;
-    tokio::try_join!(look(runtime, held, sink), work(runtime, &tree, held))?;
-    say(format_args!("stop {term} {}", nanos(runtime)));
+    tokio::try_join!(check(runtime, held, sink), work(runtime, &tree, held))?;
+    report(format_args!("stop {term} {}", nanos(runtime)));
 
     let taken = |is_taken: bool| if is_taken { "taken" } else { "refused" };
-    let by_old = matches!(write(&tree, held).await, Ok(Some(_)));
-    say(format_args!("late {term} session {}", taken(by_old)));
-    let by_new = loop {
-        match another_try(client, held).await {
+    let is_taken_by_old_session = matches!(write(&tree, held).await, Ok(Some(_)));
+    report(format_args!("late {term} session {}", taken(is_taken_by_old_session)));
+    let is_taken_by_new_session = loop {
+        match write_in_new_session(client, held).await {
             Err(error) if error.is_retryable() || error == TreeError::SessionLost => runtime.sleep(PERIOD).await,
             outcome => break outcome?.is_some(),
         }
     };
-    say(format_args!("late {term} tree {}", taken(by_new)));
-    say(format_args!("late {term} sink {}", taken(sink.write(term).await?)));
+    report(format_args!("late {term} tree {}", taken(is_taken_by_new_session)));
+    report(format_args!("late {term} sink {}", taken(sink.write(term).await?)));
     Ok(())
 }
 
-async fn another_try(client: &Client, held: &Held) -> Result<Option<i64>, TreeError> {
+async fn write_in_new_session(client: &Client, held: &Held) -> Result<Option<i64>, TreeError> {
     write(&client.session().await?, held).await
 }
 
-/// Whether it still leads, and what goes with that.
-async fn look(runtime: &Runtime, held: &Held, sink: &mut Sink) -> anyhow::Result<()> {
+/// Checks whether the process still leads, and reports and writes to the sink while it does.
+async fn check(runtime: &Runtime, held: &Held, sink: &mut Sink) -> anyhow::Result<()> {
     let term = held.term().0;
     loop {
-        // The instant first: it was held then, if it is held after that.
+        // Take the time first: a guard that is valid afterwards was valid at that time, too.
         let at = nanos(runtime);
         if !held.is_valid() {
             return Ok(());
         }
-        say(format_args!("live {term} {at}"));
+        report(format_args!("live {term} {at}"));
         if !sink.write(term).await? {
-            say(format_args!("refused {term} sink a later term was there"));
+            report(format_args!("refused {term} sink the sink knows a later term"));
         }
         runtime.sleep(PERIOD).await;
     }
@@ -97,26 +100,26 @@ async fn work(runtime: &Runtime, tree: &Arc<dyn Tree>, held: &Held) -> anyhow::R
     let term = held.term().0;
     while held.is_valid() {
         match write(tree, held).await {
-            Ok(Some(zxid)) => say(format_args!("wrote {term} {zxid}")),
-            Ok(None) => say(format_args!("refused {term} tree its fence is broken")),
-            // Whether it was done is not known.
-            Err(error) => say(format_args!("refused {term} tree {error}")),
+            Ok(Some(zxid)) => report(format_args!("wrote {term} {zxid}")),
+            Ok(None) => report(format_args!("refused {term} tree the fence rejected the write")),
+            // The write may or may not have happened.
+            Err(error) => report(format_args!("refused {term} tree {error}")),
         }
         runtime.sleep(PERIOD).await;
     }
     Ok(())
 }
 
-/// The change that it was, or `None` if the fence stopped it.
+/// Writes the term under the fence. Returns the zxid of the write, or `None` if the fence rejected it.
 async fn write(tree: &Arc<dyn Tree>, held: &Held) -> Result<Option<i64>, TreeError> {
-    let path = NodePath::new("/work").expect("it is a path");
+    let path = NodePath::new("/work").expect("`/work` is a valid path");
     let data = Bytes::from(held.term().0.to_string());
     let set = Op::Set { path: path.clone(), data: data.clone(), expected: Expected::Any };
     let fence = held.fence();
     match tree.multi(fence.iter().cloned().chain([set]).collect()).await {
         Ok(done) => match done.last() {
             Some(Done::Set(stat)) => Ok(Some(stat.modified.0)),
-            _ => Err(TreeError::Invalid("it was another change".to_owned())),
+            _ => Err(TreeError::Invalid("the last step of the multi is not a set".to_owned())),
         },
         Err(TreeError::Multi { at, .. }) if at < fence.len() => Ok(None),
         Err(TreeError::Multi { source, .. }) if *source == TreeError::NoNode => {
@@ -129,16 +132,16 @@ async fn write(tree: &Arc<dyn Tree>, held: &Held) -> Result<Option<i64>, TreeErr
     }
 }
 
-/// A service that knows nothing of the tree.
+/// Connection to a service that knows nothing about the tree.
 struct Sink(BufReader<UnixStream>);
 
 impl Sink {
-    /// Whether it took it.
+    /// Sends a term, and returns true if the service accepted it.
     async fn write(&mut self, term: u64) -> anyhow::Result<bool> {
         self.0.write_all(format!("{term}\n").as_bytes()).await?;
         let mut answer = String::new();
         self.0.read_line(&mut answer).await?;
-        ensure!(!answer.is_empty(), "the sink has ended");
+        ensure!(!answer.is_empty(), "the sink has closed the connection");
         Ok(answer == "taken\n")
     }
 }
@@ -147,7 +150,7 @@ fn nanos(runtime: &Runtime) -> u128 {
     runtime.monotonic().since_start().as_nanos()
 }
 
-#[expect(clippy::print_stdout, reason = "it is read by who has started it")]
-fn say(line: std::fmt::Arguments<'_>) {
+#[expect(clippy::print_stdout, reason = "the test that started the program reads its output")]
+fn report(line: std::fmt::Arguments<'_>) {
     println!("{line}");
 }

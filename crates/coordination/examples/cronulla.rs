@@ -1,12 +1,14 @@
-//! Cronulla, seed 000's cron scheduler: of several replicas one calls a service when a cron expression says so, and another goes on when that
-//! one dies. Start two or more, and kill whoever leads:
+//! Cronulla, a cron scheduler: one of several replicas calls a service at the times of a cron expression, and another
+//! replica takes over when it dies.
+//! Start two or more replicas, and kill the leader:
 //! `cargo run -p coordination --example cronulla -- zookeeper://127.0.0.1:2181 --call http://127.0.0.1:8080/clean-up`
 //!
-//! What is promised: a firing is one (job, instant), named so in `idempotency-key`, and the service drops a second call of that name. None is called
-//! before its instant. Those that are due while nobody leads, or while the service does not answer: the latest is called for late, once, and those
-//! before it are skipped. `x-term` rises from leader to leader: by it a service can refuse a call that was held up until the next leader had called.
+//! Promises: a firing is a pair (job, instant). It is named in `idempotency-key`, and the service drops a second call
+//! with the same name. No firing is called before its instant. If several firings become due while there is no leader
+//! or the service does not respond, the latest one is called once, late, and the earlier ones are skipped. `x-term`
+//! rises from leader to leader, so that a service can reject a call that was delayed until the next leader had called.
 
-#![expect(clippy::print_stdout, clippy::print_stderr, reason = "it tells its story")]
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "the example reports its progress")]
 
 use std::time::Duration;
 
@@ -25,24 +27,25 @@ use tokio_util::sync::CancellationToken;
 
 #[derive(Parser)]
 struct Arguments {
-    /// Where the replicas meet: zookeeper://HOST:PORT,HOST:PORT/ROOT or postgres://USER:PASSWORD@HOST:PORT/DATABASE
+    /// Coordination engine of the replicas: zookeeper://HOST:PORT,HOST:PORT/ROOT or
+    /// postgres://USER:PASSWORD@HOST:PORT/DATABASE
     coordination: String,
-    /// What is called by POST each time
+    /// URL that is called by POST at each firing
     #[arg(long)]
     call: Uri,
-    /// The job's name
+    /// Name of the job
     #[arg(long, default_value = "contacts-clean-up")]
     job: String,
-    /// When: second, minute, hour, day of the month, month, day of the week
+    /// Cron expression: second, minute, hour, day of the month, month, day of the week
     #[arg(long, default_value = "0 7 * * * *")]
     cron: String,
-    /// Whose clock the expression means
+    /// Time zone of the cron expression
     #[arg(long, default_value = "UTC")]
     zone: String,
-    /// This replica's name
+    /// Name of this replica
     #[arg(long, default_value_t = format!("replica-{}", std::process::id()))]
     replica: String,
-    /// Milliseconds after which a replica that is not heard of has lost its leadership
+    /// Milliseconds without contact after which a replica loses its leadership
     #[arg(long, default_value_t = 10_000)]
     session_millis: u64,
 }
@@ -60,14 +63,15 @@ async fn main() -> anyhow::Result<()> {
         SessionOptions { timeout: Duration::from_millis(arguments.session_millis), ..SessionOptions::default() };
     let client = Client::new(&runtime, trees, session);
     let opened = client.connect(Duration::from_secs(10)).await;
-    opened.context("cannot open a session: is the engine there, and reachable from here?")?;
+    opened.context("cannot open a session; check that the engine runs and is reachable from here")?;
 
-    // 2. The leader selector: the client, the path of the group, which is the job's own, and who this is.
+    // 2. The leader selector: the client, the path of the job's leader group, and the options of this candidate.
     let candidate = Candidate { acl: Acl::Open, ..Candidate::new(&arguments.replica) };
     let group = NodePath::new("/cronulla/leaders")?.join(&arguments.job).context("--job")?;
     let selector = LeaderSelector::new(&client, group, candidate);
 
-    // 3. It queues again whenever it has led, as with Curator's `autoRequeue`, and 4. calls this each time, as `takeLeadership`.
+    // 3. `run` joins the line again after each leadership, like Curator's `autoRequeue`. 4. It calls this closure in
+    // each leadership, like `takeLeadership`.
     let stop = stopped_by_the_terminal(&runtime);
     let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build_http();
     let scheduler = Scheduler { arguments, cron, job, runtime, client: client.clone(), http };
@@ -79,7 +83,7 @@ async fn main() -> anyhow::Result<()> {
 struct Scheduler {
     arguments: Arguments,
     cron: Cron,
-    /// The node that keeps the last instant that was called for.
+    /// Node that stores the last instant that was called.
     job: NodePath,
     runtime: Runtime,
     client: Client,
@@ -90,15 +94,15 @@ impl Scheduler {
     async fn take_leadership(&self, leading: Leading) {
         println!("{} leads, term {}", self.arguments.replica, leading.term.0);
         let ended = self.schedule(&leading).await;
-        println!("{} leads no more", self.arguments.replica);
+        println!("{} no longer leads", self.arguments.replica);
         if let Err(error) = ended {
             eprintln!("{error:#}");
-            // Whoever leads next may do better; and if nobody else is there, this is not asked at once.
+            // The next leader may succeed. If there is no other candidate, this wait delays the next attempt.
             self.runtime.sleep(Duration::from_millis(200)).await;
         }
     }
 
-    /// Until the leadership is over.
+    /// Calls the service at each firing until the leadership ends.
     async fn schedule(&self, leading: &Leading) -> anyhow::Result<()> {
         let tree = self.client.session().await?;
         let mut last = self.last(&*tree, leading).await?;
@@ -108,42 +112,44 @@ impl Scheduler {
                 () = leading.over.cancelled() => return Ok(()),
                 () = self.wait_for(next) => {}
             }
-            // It may have stood still meanwhile, and another may lead now.
+            // This process may have been paused, and another replica may lead now.
             if !leading.is_valid() {
                 return Ok(());
             }
-            // The policy: of several that are due, the latest.
+            // Policy: if several firings are due, call the latest one.
             let due = self.cron.latest_at(self.runtime.now()).map_or(next, |latest| latest.max(next));
             if let Err(error) = self.call(due, leading).await {
-                eprintln!("{due} is tried again: {error:#}");
+                eprintln!("{due} failed and is retried: {error:#}");
                 self.runtime.sleep(Duration::from_millis(200)).await;
                 continue;
             }
-            // After the call: who dies in between leaves it to the next leader, whose call has the same name. And under the fence: who does not
-            // know yet that it leads no more moves nothing.
-            let noted = Op::Set { path: self.job.clone(), data: text(due), expected: Expected::Any };
-            tree.multi([leading.fence.clone(), vec![noted]].concat())
+            // Store the instant after the call. If this process dies in between, the next leader calls again under the
+            // same name. The fence rejects the write of a process that has lost its leadership without noticing it.
+            let store = Op::Set { path: self.job.clone(), data: text(due), expected: Expected::Any };
+            tree.multi([leading.fence.clone(), vec![store]].concat())
                 .await
-                .context("cannot note what was called for")?;
-            println!("{} called for {due}", self.arguments.replica);
+                .context("cannot store the instant of the call")?;
+            println!("{} called the service for {due}", self.arguments.replica);
             last = due;
         }
         Ok(())
     }
 
-    /// The last instant that was called for; if this is the first leader ever, the present one.
+    /// Returns the last instant that was called. The first leader stores the present instant.
     async fn last(&self, tree: &dyn Tree, leading: &Leading) -> anyhow::Result<Timestamp> {
-        let jobs = self.job.parent().expect("it is below the root");
+        let jobs = self.job.parent().expect("the path of a job has a parent");
         self.client.ensure(&jobs, &Acl::Open).await?;
         let (path, data) = (self.job.clone(), text(self.runtime.now()));
         let first = Op::Create { path, data, mode: CreateMode::Persistent, acl: Acl::Open };
         match tree.multi([leading.fence.clone(), vec![first]].concat()).await {
             Err(TreeError::Multi { source, .. }) if *source == TreeError::NodeExists => {}
-            made => drop(made.context("cannot make the job's node")?),
+            created => drop(created.context("cannot create the job's node")?),
         }
-        let noted = tree.get(&self.job).await?.data;
-        let millis = std::str::from_utf8(&noted).ok().and_then(|text| text.parse().ok());
-        Ok(Timestamp::from_millis(millis.with_context(|| format!("{} holds no instant", self.job))?))
+        let stored = tree.get(&self.job).await?.data;
+        let millis = std::str::from_utf8(&stored).ok().and_then(|text| text.parse().ok());
+        Ok(Timestamp::from_millis(
+            millis.with_context(|| format!("invalid node {}: it does not hold an instant", self.job))?,
+        ))
     }
 
     async fn wait_for(&self, instant: Timestamp) {
@@ -162,9 +168,9 @@ impl Scheduler {
             .header("x-replica", &self.arguments.replica)
             .header("x-term", leading.term.0)
             .body(Empty::new())?;
-        let answered = self.runtime.timeout(Duration::from_secs(5), self.http.request(request)).await;
-        let status = answered.context("no answer within 5 s")??.status();
-        ensure!(status.is_success(), "{} answered {status}", self.arguments.call);
+        let response = self.runtime.timeout(Duration::from_secs(5), self.http.request(request)).await;
+        let status = response.context("no response within 5 s")??.status();
+        ensure!(status.is_success(), "{} returned {status}", self.arguments.call);
         Ok(())
     }
 }
@@ -173,7 +179,7 @@ fn text(instant: Timestamp) -> Bytes {
     instant.as_millis().to_string().into()
 }
 
-/// Cancelled by Ctrl-C: then the leadership is given back, and the next in line has it at once.
+/// Token that Ctrl-C cancels. The leadership is then released, and the next candidate leads at once.
 fn stopped_by_the_terminal(runtime: &Runtime) -> CancellationToken {
     let stop = CancellationToken::new();
     let stopped = stop.clone();

@@ -1,16 +1,19 @@
-//! Leader and followers, seed 002's task scheduler: the leader hands tasks to all replicas, itself among them, and takes back what a dead one had.
-//! Start some replicas, and give them something to do; a task is a shell command:
+//! A task scheduler with a leader and followers: the leader assigns tasks to all replicas, including itself, and takes
+//! back the tasks of dead replicas.
+//! Start some replicas and add tasks. A task is a shell command:
 //! `cargo run -p coordination --example tasks -- zookeeper://127.0.0.1:2181 work`
-//! `cargo run -p coordination --example tasks -- zookeeper://127.0.0.1:2181 add 'sleep 1; echo one' 'sleep 1; echo two'`
+//! `cargo run -p coordination --example tasks -- zookeeper://127.0.0.1:2181 add 'sleep 1; echo one' 'echo two'`
 //! `cargo run -p coordination --example tasks -- zookeeper://127.0.0.1:2181 list`
 //!
-//! A task is a node, and is at any time in one place: below `waiting`, below `given/REPLICA`, or below `done`. It moves as a whole or not at all,
-//! from where its mover has seen it; so a leader that does not know yet that it leads no more loses none.
+//! A task is a node. At any time it is in one place: below `waiting`, below `given/REPLICA`, or below `done`. A move
+//! happens completely or not at all, and only from the place in which the mover has seen the task. A leader that has
+//! lost its leadership without noticing it therefore loses no task.
 //!
-//! What is promised: a task whose `add` was answered is done, whoever is killed. It is done twice only if its replica had begun it, and then died,
-//! or was not heard of for so long that it counted as dead, or if a leader that stood still takes it away long after it was followed.
+//! Promises: a task whose `add` succeeded is done, even if replicas are killed. It is done twice only if its replica
+//! had started it and then died or lost contact for so long that it counted as dead, or if a leader that was paused
+//! takes it away long after another leader took over.
 
-#![expect(clippy::print_stdout, clippy::print_stderr, reason = "it tells its story")]
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "the example reports its progress")]
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -26,14 +29,16 @@ use coordination::{Elector, Follower};
 use runtime::{Monotonic, Runtime};
 use tokio::process;
 
-/// How many tasks a replica is given at once. With one, it waits for the leader after each; with many, a new replica waits for tasks.
+/// Number of tasks that a replica has at once. With one task, a replica waits for the leader after each task. With
+/// many, a new replica waits for tasks.
 const GIVEN_MAX: usize = 4;
-/// Before another try of what failed.
-const PAUSE: Duration = Duration::from_millis(200);
+/// Wait before another attempt.
+const RETRY_WAIT: Duration = Duration::from_millis(200);
 
 #[derive(Parser)]
 struct Arguments {
-    /// Where the replicas meet: zookeeper://HOST:PORT,HOST:PORT/ROOT or postgres://USER:PASSWORD@HOST:PORT/DATABASE
+    /// Coordination engine of the replicas: zookeeper://HOST:PORT,HOST:PORT/ROOT or
+    /// postgres://USER:PASSWORD@HOST:PORT/DATABASE
     coordination: String,
     #[command(subcommand)]
     command: Command,
@@ -46,30 +51,30 @@ enum Command {
         #[arg(required = true)]
         tasks: Vec<String>,
     },
-    /// Show where each task is
+    /// Show the place of each task
     List,
-    /// Do tasks, and lead the others if it is this replica's turn
+    /// Do tasks, and lead the other replicas when this replica is elected
     Work(Work),
 }
 
 #[derive(clap::Args)]
 struct Work {
-    /// This replica's name, which no other has [default: one by chance]
+    /// Name of this replica, unique among the replicas [default: a random name]
     #[arg(long)]
     replica: Option<String>,
-    /// Milliseconds for which the leader leads without asking again
+    /// Milliseconds that a leadership lasts without a renewal
     #[arg(long, default_value_t = 3_000)]
     lease_millis: u64,
-    /// How it is told who leads [default: on PostgreSQL by a lease in a row, on ZooKeeper by watching]
+    /// Kind of election [default: a lease in a row on PostgreSQL, watching on ZooKeeper]
     #[arg(long)]
-    elector: Option<Told>,
+    elector: Option<ElectorForm>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-enum Told {
-    /// Nodes of a tree, listed again and again
+enum ElectorForm {
+    /// Nodes of a tree, listed repeatedly
     Polling,
-    /// Nodes of a tree, each watching the one before it
+    /// Nodes of a tree, each watching the node before it
     Watching,
 }
 
@@ -80,12 +85,12 @@ async fn main() -> anyhow::Result<()> {
     let trees = coordination_connect::trees(&runtime, &url, None).await?;
     let client = Client::new(&runtime, trees, SessionOptions::default());
     let opened = client.connect(Duration::from_secs(10)).await;
-    opened.context("cannot open a session: is the engine there, and reachable from here?")?;
+    opened.context("cannot open a session; check that the engine runs and is reachable from here")?;
     let tasks = Tasks::new(client.clone()).await?;
     match command {
         Command::Add { tasks: commands } => {
             for command in commands {
-                println!("{} waits", tasks.add(command).await?);
+                println!("{} is waiting", tasks.add(command).await?);
             }
         }
         Command::List => {
@@ -95,17 +100,17 @@ async fn main() -> anyhow::Result<()> {
         }
         Command::Work(Work { replica, lease_millis, elector }) => {
             let (group, lease) = (NodePath::new("/tasks/nodes")?, Duration::from_millis(lease_millis));
-            let form = elector.map(|told| match told {
-                Told::Polling => Form::Polling,
-                Told::Watching => Form::Watching,
+            let form = elector.map(|form| match form {
+                ElectorForm::Polling => Form::Polling,
+                ElectorForm::Watching => Form::Watching,
             });
             let options = coordination_connect::Options::default();
             let elector = coordination_connect::elector(&runtime, &url, &group, lease, form, &options).await?;
             let name = replica.unwrap_or_else(|| format!("replica-{:032x}", runtime.random_u128()));
-            ensure!(!name.contains('/'), "--replica: a name has no `/`");
-            // It can be given tasks before anybody knows of it.
+            ensure!(!name.contains('/'), "--replica: the name must not contain `/`");
+            // The node exists before the replica joins, so that the leader can assign tasks at once.
             client.ensure(&tasks.given.join(&name).context("--replica")?, &Acl::Open).await?;
-            let replica = Replica { runtime, tasks, elector, name, lease, stood: Cell::default() };
+            let replica = Replica { runtime, tasks, elector, name, lease, followed: Cell::default() };
             tokio::select! {
                 ended = replica.lead() => ended?,
                 () = replica.work() => {}
@@ -123,39 +128,39 @@ struct Replica {
     elector: Arc<dyn Elector>,
     name: String,
     lease: Duration,
-    /// When the elector was asked last that has answered: until a lease after that, this is a follower, or leads.
-    stood: Cell<Option<Monotonic>>,
+    /// Time of the last successful call of the elector. Until a lease after it, this replica follows or leads.
+    followed: Cell<Option<Monotonic>>,
 }
 
 impl Replica {
-    /// Asks whether it leads, and leads if so, again and again.
+    /// Calls the elector repeatedly, and leads when the elector says so.
     async fn lead(&self) -> anyhow::Result<()> {
         let (period, mut led, mut known) = (self.lease / 3, false, Vec::new());
         loop {
-            let asked = self.runtime.monotonic();
+            let called = self.runtime.monotonic();
             let leads = match self.elector.is_leader(&self.name, self.lease).await {
                 Ok(leadership) => {
-                    self.stood.set(Some(asked));
+                    self.followed.set(Some(called));
                     leadership.leads
                 }
                 Err(error) if error.is_retryable() => false,
-                Err(error) => return Err(error).context("the elector"),
+                Err(error) => return Err(error).context("the elector rejected the replica"),
             };
             if leads != led {
                 println!("{} {}", self.name, if leads { "leads" } else { "follows" });
             }
             led = leads;
             if leads {
-                let left = self.lease.saturating_sub(self.runtime.monotonic().since(asked));
+                let left = self.lease.saturating_sub(self.runtime.monotonic().since(called));
                 if let Some(Err(error)) = self.runtime.timeout(left.min(period), self.hand_out(&mut known)).await {
-                    eprintln!("{error:#}; it is tried again");
+                    eprintln!("{error:#}; retrying");
                 }
             }
-            self.runtime.sleep_until(asked + period).await;
+            self.runtime.sleep_until(called + period).await;
         }
     }
 
-    /// Hands out what waits, and again as soon as one of the followers, who are `known` from the last time, has left.
+    /// Assigns the waiting tasks, and again as soon as one of the `known` followers has left.
     async fn hand_out(&self, known: &mut Vec<Follower>) -> anyhow::Result<()> {
         loop {
             let followers = self.elector.followers().await?;
@@ -170,23 +175,24 @@ impl Replica {
         }
     }
 
-    /// Does what it is given, while it stands in the group: what those have who do not is given to others.
+    /// Does the assigned tasks while this replica counts as a follower. The leader gives the tasks of other replicas
+    /// away.
     async fn work(&self) {
         loop {
-            let stands = self.stood.get().is_some_and(|stood| self.runtime.monotonic() < stood + self.lease);
-            if !stands {
-                self.runtime.sleep(PAUSE).await;
+            let follows = self.followed.get().is_some_and(|followed| self.runtime.monotonic() < followed + self.lease);
+            if !follows {
+                self.runtime.sleep(RETRY_WAIT).await;
                 continue;
             }
-            if let Err(error) = self.tasks.work_off(&self.name).await {
-                eprintln!("{error:#}; it is tried again");
+            if let Err(error) = self.tasks.do_given(&self.name).await {
+                eprintln!("{error:#}; retrying");
             }
-            self.runtime.sleep(PAUSE).await;
+            self.runtime.sleep(RETRY_WAIT).await;
         }
     }
 }
 
-/// The tasks' nodes.
+/// Nodes of the tasks.
 struct Tasks {
     client: Client,
     waiting: NodePath,
@@ -204,18 +210,18 @@ impl Tasks {
         Ok(tasks)
     }
 
-    /// Answers the task's name.
+    /// Adds a task and returns its name.
     async fn add(&self, command: String) -> anyhow::Result<String> {
         let (tree, path) = (self.client.session().await?, self.waiting.join("task")?);
         let added = tree.create(&path, command.into(), CreateMode::PersistentSequential, Acl::Open).await;
-        Ok(added.context("it is not known whether the task was added")?.path.name().to_owned())
+        Ok(added.context("the task may or may not have been added")?.path.name().to_owned())
     }
 
-    /// Each task's place and name.
+    /// Returns the place and the name of each task.
     async fn list(&self) -> anyhow::Result<Vec<(String, String)>> {
         let mut all = Vec::new();
         for task in self.names(&self.waiting).await? {
-            all.push(("waits".to_owned(), task));
+            all.push(("is waiting".to_owned(), task));
         }
         for replica in self.names(&self.given).await? {
             for task in self.names(&self.given.join(&replica)?).await? {
@@ -229,7 +235,7 @@ impl Tasks {
         Ok(all)
     }
 
-    /// The leader's part.
+    /// Assigns waiting tasks to the followers, and takes back the tasks of departed replicas. Only the leader calls it.
     async fn hand_out(&self, followers: &[Follower]) -> anyhow::Result<()> {
         let mut given: BTreeMap<String, usize> =
             followers.iter().map(|follower| (follower.replica.clone(), 0)).collect();
@@ -242,7 +248,7 @@ impl Tasks {
                     for task in tasks {
                         self.give(&place, &self.waiting, &task).await?;
                     }
-                    // With the next pass, if it was given something at this moment.
+                    // If the replica got a task at this moment, the next pass takes it back.
                     match self.client.session().await?.delete(&place, Expected::Any).await {
                         Ok(()) | Err(TreeError::NoNode | TreeError::NotEmpty) => {}
                         Err(error) => return Err(error.into()),
@@ -261,35 +267,35 @@ impl Tasks {
         Ok(())
     }
 
-    /// The follower's part: all that it is given now; if that is nothing, it waits until it is given something.
-    async fn work_off(&self, replica: &str) -> anyhow::Result<()> {
+    /// Does all tasks that are assigned to this replica, or waits until it gets one.
+    async fn do_given(&self, replica: &str) -> anyhow::Result<()> {
         let (tree, place) = (self.client.session().await?, self.given.join(replica)?);
         let (given, change) = match tree.children_and_watch(&place).await {
-            // Taken away with all that was there, as of one that is gone.
+            // A leader that considered this replica dead has deleted the node and all tasks below it.
             Err(TreeError::NoNode) => return Ok(self.client.ensure(&place, &Acl::Open).await?),
-            seen => seen?,
+            listed => listed?,
         };
         if given.names.is_empty() {
             change.await?;
         }
         for task in given.names {
-            // It may have been given to another.
+            // The leader may have given the task to another replica.
             tree.sync().await?;
             let Some(command) = self.data(&place.join(&task)?).await? else { continue };
             let command = String::from_utf8_lossy(&command).into_owned();
             let status = process::Command::new("sh").arg("-c").arg(command).kill_on_drop(true).status().await?;
             println!("{task}: {status}");
-            // Noted until that is answered: else it would be done again.
+            // Retry until the result is stored, because the task would otherwise be done again.
             let by = Bytes::from(format!("{replica}, {status}"));
             let was_there = loop {
                 match self.move_to(&place, &self.done, &task, by.clone()).await {
                     Ok(was_there) => break was_there,
-                    Err(error) => eprintln!("{error:#}; it is tried again"),
+                    Err(error) => eprintln!("{error:#}; retrying"),
                 }
-                self.client.runtime().sleep(PAUSE).await;
+                self.client.runtime().sleep(RETRY_WAIT).await;
             };
             if !was_there {
-                println!("{task} was taken away while it was done: another does it, too");
+                println!("{task} was taken away while this replica did it; another replica does it, too");
             }
         }
         Ok(())
@@ -302,7 +308,7 @@ impl Tasks {
         Ok(())
     }
 
-    /// False if it is not there any more.
+    /// Moves a task. Returns false if the task is not there any more.
     async fn move_to(&self, from: &NodePath, to: &NodePath, task: &str, data: Bytes) -> anyhow::Result<bool> {
         let (path, mode, acl) = (to.join(task)?, CreateMode::Persistent, Acl::Open);
         let steps =

@@ -1,12 +1,13 @@
-//! Coordination for any program: a tree of nodes and an elector, as ports that several engines implement, and recipes on
-//! them.
+//! Coordination for any program: a tree of nodes and an elector, each a port with several engines, and recipes on top
+//! of them.
 //!
-//! - [`tree`] is the port with ZooKeeper's data model: nodes, sessions, watches.
-//! - [`recipes`] are what processes do together over a tree: locks, leaders, queues, bags, discovery, configuration.
-//! - [`Elector`] is the port with one call: a lease that one replica of a group holds.
-//! - [`memory`] has the engines in memory, and [`ring`] a hash ring.
+//! - [`tree`] is the port with ZooKeeper's data model: nodes, sessions and watches.
+//! - [`recipes`] has the recipes that processes run together over a tree: locks, leader election, queues, bags,
+//!   discovery and configuration.
+//! - [`Elector`] is the port for leader election by lease: one replica of a replica group holds the lease.
+//! - [`memory`] has the engines in memory, and [`ring`] has a hash ring.
 //!
-//! This crate does not know schedules, shards or members of a cluster: the crate `membership` does.
+//! This crate knows nothing about schedules, shards or cluster members. The crate `membership` handles them.
 
 mod elector;
 pub mod memory;

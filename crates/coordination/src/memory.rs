@@ -1,11 +1,11 @@
-//! The tree and the electors within one process: the reference models of their ports, the doubles that tests use, and, with
-//! sessions that never end, what a single process runs on.
+//! The tree and the elector within one process. They are the reference models of their ports and the test doubles. With
+//! sessions that never expire, they also serve programs that run as a single process.
 //!
-//! Processes share the data through `reopen`. The engine has clocks of its own, those of the `Runtime` that it was made
-//! with; each handle waits on its own `Runtime`.
+//! Processes share the data through `reopen`. An engine uses the clocks of the `Runtime` that it was created with. Each
+//! handle waits on its own `Runtime`.
 //!
-//! Always true here: a call takes effect in one step, once, or not at all; with the same `Runtime`s and the same calls,
-//! the same happens.
+//! Invariants: a call takes effect in one step, once, or not at all. The same `Runtime`s and the same calls give the
+//! same results.
 
 mod elector;
 mod tree;
@@ -18,15 +18,15 @@ use runtime::{MemoryLink, Runtime};
 pub use elector::MemoryElector;
 pub use tree::MemoryTrees;
 
-/// How an engine in memory behaves within what its port allows.
+/// Behaviour of an engine in memory, within the limits of its port.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MemoryOptions {
-    /// False: a session ends only when it is closed, whatever its timeout. For one process alone, whose end is the end of
-    /// this engine, too. Default true.
+    /// If false, a session ends only when it is closed, whatever its timeout. This suits a single process, because the
+    /// engine ends with the process. Default true.
     pub sessions_end: bool,
-    /// How long a call takes before its effect, and again after it. Default none.
+    /// Delay of a call before its effect, and again after it. Default none.
     pub latency: Option<RangeInclusive<Duration>>,
-    /// One call in so many fails, before its effect or after it. Default never.
+    /// Rate of failing calls: one call in this number fails, before or after its effect. Default never.
     pub fail_one_in: Option<u32>,
 }
 

@@ -1,18 +1,20 @@
-//! What several processes do together over a tree, whatever its engine: locks and leaders.
+//! Recipes that several processes run together over a tree, on any engine: locks, leader election and others.
 //!
-//! A process opens a [`Client`], and recipes on it. A client has one session at a time, and opens another when that is lost; what was held
-//! under the lost one is over.
+//! A process opens a [`Client`] and creates recipes with it. A client has one session at a time. When that session is
+//! lost, the client opens another one, and everything held under the lost session is over.
 //!
-//! What is held is a [`Held`]: it cannot be copied, says with [`Held::cancelled`] that it ends, and carries a [`Term`](crate::Term) by
-//! which whatever is written under it can be told from what an earlier or later holder writes. A holder that is not heard of any more
-//! stops trusting its hold before the engine gives it to another, by its own clock ([`crate::tree::session`]); that is worth as much as that
-//! clock's rate, and nothing while the process stands still between a look at it and a write. So where two writers must not be, the sink
-//! compares terms, or the write goes with [`Held::fence`] into one change of the tree.
+//! A lock or leadership is a guard of type [`Held`]. A guard cannot be copied, reports its end through
+//! [`Held::cancelled`], and carries a [`Term`](crate::Term) that distinguishes its writes from those of earlier and
+//! later holders. A holder that is cut off from the engine stops trusting its guard, by its own clock, before the
+//! engine gives the lock to another process ([`crate::tree::session`]). That protection is as good as the rate of that
+//! clock, and it does not help a process that is paused between a check of the guard and a write. Where two writers
+//! must be excluded, the target of the writes therefore compares terms, or the write goes into one change of the tree
+//! together with [`Held::fence`].
 //!
-//! Nodes are laid out as Curator lays them out, so that processes with Curator share the groups.
+//! Nodes have the same layout as Curator's, so that processes with Curator can share the same paths.
 //!
-//! Always true here: nothing of a user's runs while a lock is held, or in a task of the client's; a future that is dropped leaves no node
-//! behind for longer than it takes to remove it.
+//! Invariants: no user code runs while a mutex is held or in a task of the client. A dropped future leaves no node
+//! behind for longer than the removal of that node takes.
 
 mod bag;
 mod barrier;
@@ -23,7 +25,7 @@ mod discovery;
 mod elector;
 mod follow;
 mod group;
-mod held;
+mod guard;
 mod line;
 mod lock;
 mod node;
@@ -44,7 +46,7 @@ pub use discovery::{Discovery, Instance, Instances, Registration, Service, Sourc
 pub use elector::{Form, TreeElector};
 pub use follow::Followed;
 pub use group::{Group, Members};
-pub use held::{Ended, Held, Leading, Trust};
+pub use guard::{Ended, Held, Leading, Trust};
 pub use lock::Lock;
 pub use presence::{Presence, PresenceState};
 pub use queue::{Candidacy, LeaderQueue, Position};
@@ -52,8 +54,3 @@ pub use rolematch::{Assignment, Job, Role, RoleMatch};
 pub use rwlock::RwLock;
 pub use selector::{Candidate, Layout, LeaderSelector, Participant};
 pub use semaphore::Semaphore;
-
-/// The guide's code is run.
-#[cfg(doctest)]
-#[doc = include_str!("../../../docs/recipes.md")]
-struct Guide;

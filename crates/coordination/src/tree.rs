@@ -1,21 +1,26 @@
 //! The tree port: ZooKeeper's data model, for recipes that several processes share.
 //!
-//! A tree has nodes by their paths; each has bytes, a version, a list of who may do what, and children. A process opens a
-//! [`Session`](session::Session) on it ([`Trees::open`]) and works through the [`Tree`] it gets; its *ephemeral* nodes are there for as long as the session lives,
-//! and go when it is closed, or a timeout after its last sign of life by the engine's clock. A session that was lost never comes back:
-//! open another.
+//! A tree has nodes, each with a path. A node has bytes, a version, an access list and children. A process opens a
+//! [`Session`](session::Session) with [`Trees::open`] and works through the [`Tree`] that it gets. *Ephemeral* nodes
+//! exist as long as their session. They are removed when the session is closed, or when the session's timeout has
+//! passed since its last sign of life by the engine's clock. A lost session never comes back: open another one.
 //!
-//! What every engine promises:
-//! - Every change has a [`Zxid`], in the one order in which all changes happen. A [multi](Tree::multi) happens whole or not at all.
-//! - A session's changes happen in the order in which they were asked for.
-//! - A read may be of the past, but never of a past before what the same session has seen or done. After [`Tree::sync`] it is of a moment after
-//!   that call began; on ZooKeeper, unless a leader answers that was deposed and has not found out yet (decision 0148).
-//! - A watch tells of a change before a read of the same session shows it, and tells changes in their order. A [`Watch`] fires once. [`Events`] go
-//!   on; where a connection was lost in between they say [`Event::Gap`], and what changed meanwhile is to be read again.
+//! Every engine promises:
+//! - Every change has a [`Zxid`], and all changes happen in one order. A [multi](Tree::multi) happens completely or not
+//!   at all.
+//! - The changes of a session happen in the order in which the session requested them.
+//! - A read may show an earlier state, but never one from before a state that the same session has already seen or
+//!   written. After [`Tree::sync`], reads show a state from after the start of that call. On ZooKeeper the exception is
+//!   a deposed leader that does not yet know that it was deposed (decision 0148).
+//! - A watch reports a change before a read of the same session shows that change, and reports changes in their order.
+//!   A [`Watch`] fires once. [`Events`] continue to report. If the connection was lost in between, they report
+//!   [`Event::Gap`], and the caller reads the nodes again.
 //! - The session's local deadline comes before the engine ends the session ([`session`]).
 //!
-//! What it does not promise: that all changes of a node are seen, as several may lie between two looks; that an empty
-//! [container](CreateMode::Container) stays.
+//! An engine does not promise that a caller sees every change of a node, because several changes may lie between two
+//! reads. It does not promise that an empty [container](CreateMode::Container) stays.
+//!
+//! docs/decisions/0140-model-the-tree-port-on-zookeeper.md gives the reasons for the design.
 
 mod acl;
 mod counted;
@@ -41,26 +46,31 @@ pub use watchers::Watchers;
 
 pub type Answer<'a, T> = BoxFuture<'a, Result<T, TreeError>>;
 
-/// Of a node, or of all paths and data in a multi, and some more for each step. ZooKeeper refuses requests above 1 MiB, heads and paths included.
+/// Largest data of one node, in bytes. Also the largest sum over a multi of all paths and data, plus 100 bytes for each
+/// step. ZooKeeper rejects requests above 1 MiB, including headers and paths.
 pub const DATA_BYTES_MAX: usize = 1_000_000;
-/// What a step of a multi counts for besides its path and data: its head, and a list of a few grants.
+/// Bytes that a step of a multi counts for besides its path and data: its header and an access list of a few grants.
 const OP_BYTES: usize = 100;
-/// How many steps a multi has.
+/// Largest number of steps in a multi.
 pub const OPS_MAX: usize = 1_000;
 
-/// An engine: where sessions are opened.
+/// An engine that opens sessions.
 pub trait Trees: Send + Sync + 'static {
+    /// Opens a session.
+    ///
     /// # Errors
-    /// [`TreeError::Disconnected`] if the engine cannot be reached in time, [`TreeError::Invalid`] if the options cannot be had.
+    /// [`TreeError::Disconnected`] if the engine cannot be reached in time, [`TreeError::Invalid`] if the engine cannot
+    /// provide the options.
     fn open(&self, options: SessionOptions) -> BoxFuture<'_, Result<std::sync::Arc<dyn Tree>, TreeError>>;
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SessionOptions {
-    /// From the last sign of life to the end. Short: a pause of the process or the network ends it; long: what a dead process
-    /// held is stuck for that long. The engine may give another. Default 10 s.
+    /// Time from the last sign of life of a session to its end. If it is too short, a pause of the process or the
+    /// network ends the session. If it is too long, a dead process blocks the nodes that it held for that time. The
+    /// engine may choose another value. Default 10 s.
     pub timeout: Duration,
-    /// Who this is. Default nobody.
+    /// Credentials of the session. Default none.
     pub credentials: Vec<Credentials>,
 }
 
@@ -70,59 +80,63 @@ impl Default for SessionOptions {
     }
 }
 
-/// One session. Calls may be made from several tasks at once; dropped, it is closed as well as can be, [`Tree::close`] waits for it.
+/// One session. Several tasks may call it at once. Dropping it closes the session on a best-effort basis;
+/// [`Tree::close`] waits for the close.
 ///
 /// # Errors
-/// With [`TreeError::Disconnected`] it is not known whether a change happened, or will still happen until the session ends;
-/// [`TreeError::SessionLost`] is final. Others say what of the request cannot be, and that nothing changed.
+/// After [`TreeError::Disconnected`] a change may have happened, or may still happen until the session ends.
+/// [`TreeError::SessionLost`] is final. Every other error names the invalid part of the request and means that nothing
+/// changed.
 pub trait Tree: Send + Sync + 'static {
     fn session(&self) -> &Session;
 
-    /// A sequential node's name is `path` with a [`Sequence`].
+    /// Creates a node. The path of a sequential node is `path` followed by a [`Sequence`].
     fn create(&self, path: &NodePath, data: Bytes, mode: CreateMode, acl: Acl) -> Answer<'_, Created>;
 
     fn set(&self, path: &NodePath, data: Bytes, expected: Expected) -> Answer<'_, Stat>;
 
     fn delete(&self, path: &NodePath, expected: Expected) -> Answer<'_, ()>;
 
-    /// All or nothing, as one change, in this order: each sees what those before it did. At most [`OPS_MAX`].
+    /// Runs all steps in order as one change, or none of them. Each step sees the effects of the steps before it. At
+    /// most [`OPS_MAX`] steps.
     fn multi(&self, ops: Vec<Op>) -> Answer<'_, Vec<Done>>;
 
     fn get(&self, path: &NodePath) -> Answer<'_, Node>;
 
-    /// `None` if there is no such node.
+    /// Returns `None` if the node does not exist.
     fn exists(&self, path: &NodePath) -> Answer<'_, Option<Stat>>;
 
-    /// Of the direct children, in the order of their names.
+    /// Returns the direct children, sorted by name.
     fn children(&self, path: &NodePath) -> Answer<'_, Children>;
 
-    /// As [`Tree::get`]; it fires when the data change or the node goes.
+    /// Reads like [`Tree::get`]. The watch fires when the data changes or the node is deleted.
     fn get_and_watch(&self, path: &NodePath) -> Answer<'_, (Node, Watch)>;
 
-    /// As [`Tree::exists`]; it fires when the node comes, goes, or its data change.
+    /// Reads like [`Tree::exists`]. The watch fires when the node is created or deleted, or its data changes.
     fn exists_and_watch(&self, path: &NodePath) -> Answer<'_, (Option<Stat>, Watch)>;
 
-    /// As [`Tree::children`]; it fires when a child comes or goes, and when the node goes.
+    /// Reads like [`Tree::children`]. The watch fires when a child is created or deleted, and when the node itself is
+    /// deleted.
     fn children_and_watch(&self, path: &NodePath) -> Answer<'_, (Children, Watch)>;
 
-    /// What happens to this node and all below it from now on, whether it is there or not.
+    /// Returns the events of this node and of all nodes below it, from now on, whether the node exists or not.
     fn watch_all(&self, path: &NodePath) -> Answer<'_, Events>;
 
-    /// Reads that begin after this show all that had happened when it was called. And no change that this session asked for before it,
-    /// and had no answer to, happens after it.
+    /// Makes every read that begins after this call show all changes that happened before the call. A change that this
+    /// session requested earlier, and that got no response, does not happen after this call.
     fn sync(&self) -> Answer<'_, ()>;
 
-    /// To who may read the node or change its list. Who may not change it is told `x` in place of each digest: from one, a weak
-    /// password can be found.
+    /// Returns the access list to a session that may read the node or change its access list. A session that may not
+    /// change the list sees `x` in place of each digest, because a weak password can be guessed from its digest.
     fn acl(&self, path: &NodePath) -> Answer<'_, Vec<Grant>>;
 
     fn set_acl(&self, path: &NodePath, acl: Acl) -> Answer<'_, Stat>;
 
-    /// Ends the session and its ephemeral nodes; harmless if it has ended.
+    /// Ends the session and deletes its ephemeral nodes. Does nothing if the session has ended.
     fn close(&self) -> Answer<'_, ()>;
 }
 
-/// The place of a change in the order of all.
+/// Position of a change in the order of all changes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Zxid(pub i64);
 
@@ -130,10 +144,10 @@ pub struct Zxid(pub i64);
 pub enum CreateMode {
     Persistent,
     PersistentSequential,
-    /// Goes with the session; has no children.
+    /// Ends with its session and has no children.
     Ephemeral,
     EphemeralSequential,
-    /// Goes some time after its last child went.
+    /// Is deleted some time after its last child was deleted.
     Container,
 }
 
@@ -149,7 +163,7 @@ impl CreateMode {
     }
 }
 
-/// What a change expects of the node's data.
+/// Precondition of a change on the version of the node's data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Expected {
     Any,
@@ -158,7 +172,7 @@ pub enum Expected {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Op {
-    /// The node is there, and as expected.
+    /// Checks that the node exists and meets the precondition.
     Check {
         path: NodePath,
         expected: Expected,
@@ -188,7 +202,7 @@ impl Op {
         }
     }
 
-    /// Empty for those that write none.
+    /// Returns the data that the step writes, or nothing for steps that write no data.
     #[must_use]
     pub fn data(&self) -> &[u8] {
         match self {
@@ -198,7 +212,7 @@ impl Op {
     }
 }
 
-/// What an [`Op`] did.
+/// Result of an [`Op`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Done {
     Check,
@@ -209,7 +223,7 @@ pub enum Done {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Created {
-    /// With its number, if it is sequential.
+    /// Path of the node, including the number of a sequential node.
     pub path: NodePath,
     pub stat: Stat,
 }
@@ -223,48 +237,53 @@ pub struct Node {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Children {
     pub names: Vec<String>,
-    /// Of their parent.
+    /// Stat of the parent.
     pub stat: Stat,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Stat {
-    /// The change that made it: rises over all nodes, whatever was deleted and made anew.
+    /// Change that created the node. It is greater than that of every node created earlier, even if a node was deleted
+    /// and created again.
     pub created: Zxid,
-    /// The last change of its data.
+    /// Last change of the node's data.
     pub modified: Zxid,
-    /// The last change of the set of its children.
+    /// Last change of the node's set of children.
     pub children_modified: Zxid,
-    /// Of its data, from 0.
+    /// Version of the node's data, starting at 0.
     pub version: i32,
-    /// Counts creations and deletions of children.
+    /// Count of creations and deletions of children.
     pub children_version: i32,
     pub acl_version: i32,
-    /// Whose ephemeral node it is.
+    /// Session that owns the node, if the node is ephemeral.
     pub owner: Option<SessionId>,
     pub data_bytes: usize,
     pub children: usize,
-    /// By the engine's clock.
+    /// Time of creation by the engine's clock.
     pub created_at: Timestamp,
     pub modified_at: Timestamp,
 }
 
+/// Checks the size of data.
+///
 /// # Errors
-/// [`TreeError::Invalid`] if there are too many bytes.
+/// [`TreeError::Invalid`] if `bytes` is above [`DATA_BYTES_MAX`].
 pub fn check_data(bytes: usize) -> Result<(), TreeError> {
     if bytes > DATA_BYTES_MAX {
         return Err(TreeError::Invalid(format!(
-            "at most {DATA_BYTES_MAX} bytes go into a node, and into all of a multi: {bytes}"
+            "too much data: {bytes} bytes; a node or a whole multi holds at most {DATA_BYTES_MAX} bytes"
         )));
     }
     Ok(())
 }
 
+/// Checks the number and the size of the steps of a multi.
+///
 /// # Errors
-/// [`TreeError::Invalid`] if there are too many, or their data are too many bytes.
+/// [`TreeError::Invalid`] if there are more than [`OPS_MAX`] steps, or their paths and data are too large.
 pub fn check_ops(ops: &[Op]) -> Result<(), TreeError> {
     if ops.len() > OPS_MAX {
-        return Err(TreeError::Invalid(format!("a multi has at most {OPS_MAX} steps: {}", ops.len())));
+        return Err(TreeError::Invalid(format!("too many steps: {}; a multi has at most {OPS_MAX} steps", ops.len())));
     }
     check_data(ops.iter().map(|op| op.path().as_str().len() + op.data().len() + OP_BYTES).sum())
 }

@@ -1,11 +1,11 @@
-//! What follows from a schedule's state and an event, as values: the executor in `scheduler` carries it out.
+//! Decisions that follow from a schedule's state and an event, as values. The executor in `scheduler` carries them out.
 //!
-//! Nothing here asks for the time or for chance, and nothing is remembered. The shapes follow the changes of the store
-//! port: what is durable before what is said there, and what must be written in which order is said here.
+//! This module uses no clock and no randomness, and keeps no state. The decisions have the form of the store port's
+//! changes. The port defines which write must be durable before which response, and this module defines the order of the
+//! writes.
 //!
-//! Always true here: a recurring schedule's next due row is asked for when an occurrence starts, never by its outcome;
-//! a retry keeps its occurrence and counts its attempt up; no position is earlier than `now`, and none is earlier than
-//! its nominal instant.
+//! Invariants: a recurring schedule gets its next due row when an occurrence starts, never through an outcome. A retry
+//! keeps its occurrence and increments the attempt. A position is never earlier than `now` or than its nominal instant.
 
 use std::time::Duration;
 
@@ -13,59 +13,61 @@ use crate::occurrence::Run;
 use crate::recurrence::CronError;
 use crate::{AttemptResult, DueKey, Occurrence, RunState, Schedule, Status, TargetKey, Timestamp, When};
 
-/// How long a schedule waits whose stored text is not understood, before it is looked at again.
+/// Wait before a schedule with unreadable stored text is examined again.
 pub const UNREADABLE_WAIT: Duration = Duration::from_secs(3_600);
 
-/// The first due row of a schedule that was made, or changed, at its `updated_at`. `None` if nothing is due any more;
-/// a one-shot is always due, however late.
+/// Returns the first due row of a schedule that was created or changed at its `updated_at`, or `None` if no occurrence
+/// is due any more. A one-shot schedule is always due, however late.
 #[must_use]
 pub fn first(schedule: &Schedule, now: Timestamp) -> Option<DueKey> {
     let nominal = match &schedule.spec.when {
         When::At(at) => *at,
         when @ (When::Cron(_) | When::Every(_)) => when.next_after(schedule.updated_at, schedule.updated_at)?,
     };
-    Some(planned(schedule, nominal, schedule.spec.target.key(), now))
+    Some(due_row(schedule, nominal, schedule.spec.target.key(), now))
 }
 
-/// The first due row of a schedule whose contents were changed and whose timing was not: of its `next`. `None` if it has none.
+/// Returns the first due row, at `next`, after a change that kept the timing, or `None` if the schedule has no `next`.
 #[must_use]
 pub fn kept(schedule: &Schedule, now: Timestamp) -> Option<DueKey> {
-    Some(planned(schedule, schedule.next?, schedule.spec.target.key(), now))
+    Some(due_row(schedule, schedule.next?, schedule.spec.target.key(), now))
 }
 
-/// What to do with a due row whose time has come.
+/// Decision about a due row at its due instant.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Start {
-    /// Make the attempt. `advance`, a recurring schedule's next due row, is durable before the attempt's outcome is.
+    /// The row fires. `advance`, the next due row of a recurring schedule, must be durable before the attempt's outcome.
     Fire { advance: Option<DueKey> },
-    /// Later occurrences of a recurring schedule are due, too. `missed` is this occurrence's outcome, and durable first:
-    /// it says from where the schedule goes on (see [`after_outcome`]). Then comes `latest`, the due row of the last of
-    /// them, which fires like any other.
+    /// Later occurrences of the recurring schedule are due too. Write `missed`, the outcome of this occurrence, first:
+    /// the schedule continues from it (see [`after_outcome`]). Then write `latest`, the due row of the latest
+    /// occurrence, which fires as usual.
     Skip { missed: Run, latest: DueKey },
-    /// Nothing: the row is void.
+    /// The row is dropped, because it is void.
     Drop(Void),
-    /// The schedule was cancelled or changed, and the run has attempts already or was asked for again by a person:
-    /// its outcome is [`RunState::Cancelled`].
+    /// Write the outcome [`RunState::Cancelled`]: the schedule was cancelled or changed, and the run has attempts
+    /// already or is a redrive.
     Cancel,
-    /// The schedule's stored text is not understood, as after an exchange of the program for an older one. Write the
-    /// row again, as `defer`, and tell the operator.
+    /// The program does not understand the schedule's stored text, for example after a downgrade. Write the row again
+    /// as `defer`, and warn the operator.
     Unreadable { error: CronError, defer: DueKey },
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Void {
-    /// The schedule was changed or cancelled since the row was written.
+    /// The schedule was changed or cancelled after the row was written.
     Superseded,
-    /// The one-shot has its outcome: the row was written twice.
+    /// The one-shot schedule already has its outcome: the row was written twice.
     Ended,
 }
 
+/// Decides about a due row at `now`.
+///
 /// # Panics
-/// If `key` is of another schedule.
+/// If `key` belongs to another schedule.
 #[must_use]
 pub fn at_start(schedule: &Schedule, key: &DueKey, now: Timestamp) -> Start {
     let occurrence = key.occurrence;
-    assert_eq!(occurrence.incarnation, schedule.incarnation, "a due row starts its own schedule");
+    assert_eq!(occurrence.incarnation, schedule.incarnation, "the due row belongs to the schedule");
     let replayed = occurrence.replay > 0;
     if is_superseded(schedule, occurrence) {
         return if replayed || key.attempt > 1 { Start::Cancel } else { Start::Drop(Void::Superseded) };
@@ -73,12 +75,13 @@ pub fn at_start(schedule: &Schedule, key: &DueKey, now: Timestamp) -> Start {
     if replayed || key.attempt > 1 {
         return Start::Fire { advance: None };
     }
-    if !names(schedule, occurrence.nominal) {
+    if !has_occurrence_at(schedule, occurrence.nominal) {
         return Start::Drop(Void::Superseded);
     }
     if let Some(next) = schedule.next.filter(|next| occurrence.nominal < *next) {
-        // It was started before, by an owner that ended before its outcome was durable, perhaps before the next row was.
-        return Start::Fire { advance: Some(planned(schedule, next, key.target, now)) };
+        // An earlier owner started this occurrence, but failed before the outcome, and perhaps the next row, was
+        // durable.
+        return Start::Fire { advance: Some(due_row(schedule, next, key.target, now)) };
     }
     let anchor = schedule.updated_at;
     match &schedule.spec.when {
@@ -90,7 +93,7 @@ pub fn at_start(schedule: &Schedule, key: &DueKey, now: Timestamp) -> Start {
         }
         when @ (When::Cron(_) | When::Every(_)) => match when.missed(anchor, occurrence.nominal, now) {
             Some(missed) => Start::Skip {
-                latest: planned(schedule, missed.latest, key.target, now),
+                latest: due_row(schedule, missed.latest, key.target, now),
                 missed: Run {
                     tenant: schedule.tenant,
                     occurrence,
@@ -100,14 +103,14 @@ pub fn at_start(schedule: &Schedule, key: &DueKey, now: Timestamp) -> Start {
             },
             None => {
                 let next = when.next_after(anchor, occurrence.nominal);
-                Start::Fire { advance: next.map(|nominal| planned(schedule, nominal, key.target, now)) }
+                Start::Fire { advance: next.map(|nominal| due_row(schedule, nominal, key.target, now)) }
             }
         },
     }
 }
 
-/// The row that a recurring schedule goes on with, when a row is found whose first attempt has an outcome already: an
-/// owner may have ended before it was written.
+/// Returns the row with which a recurring schedule continues after a row whose first attempt already has an outcome.
+/// The earlier owner may have failed before it wrote that row.
 #[must_use]
 pub fn after_outcome(schedule: &Schedule, run: &Run, target: TargetKey, now: Timestamp) -> Option<DueKey> {
     let Occurrence { nominal, revision, replay, .. } = run.occurrence;
@@ -120,22 +123,22 @@ pub fn after_outcome(schedule: &Schedule, run: &Run, target: TargetKey, now: Tim
         _ if next > nominal => next,
         _ => return None,
     };
-    Some(planned(schedule, next, target, now))
+    Some(due_row(schedule, next, target, now))
 }
 
-/// What follows from an attempt, in the shape of the store's outcome.
+/// Consequence of an attempt, in the form of the store's outcome.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Outcome {
     pub state: RunState,
-    /// The retry; there is one if, and only if, `state` is [`RunState::Retrying`].
+    /// Due row of the retry, present if and only if `state` is [`RunState::Retrying`].
     pub then: Option<DueKey>,
-    /// It was the schedule's last occurrence, and nothing more will happen to it.
+    /// True for the outcome of the schedule's last occurrence.
     pub ends: bool,
 }
 
-/// `schedule` is what the attempt was made from; whether it was changed since is seen when the retry has its turn. Of one
-/// that was superseded then already, what succeeds has succeeded, and what fails is not tried again.
-/// `retry_after` is what the target asked for, counted from `now`; `random` draws the wait.
+/// Decides the outcome of an attempt that was made from `schedule`. If a later change supersedes the run, the retry
+/// finds out when it starts. If the run was already superseded, a success still counts, and a failure is not retried.
+/// `retry_after` is the wait that the target requested, counted from `now`. `random` determines the wait.
 #[must_use]
 pub fn after_attempt(
     schedule: &Schedule,
@@ -160,46 +163,48 @@ pub fn after_attempt(
     Outcome { state, then: None, ends }
 }
 
-/// Recurring schedules end with the time that can be named, in the year 9999.
+/// Returns true if no occurrence follows `nominal`. Recurring schedules end with the last representable instant, in the
+/// year 9999.
 fn is_last(schedule: &Schedule, nominal: Timestamp) -> bool {
     let has_next = schedule.spec.when.next_after(schedule.updated_at, nominal).is_some();
     match &schedule.spec.when {
         When::At(_) => true,
         When::Every(_) => !has_next,
-        // An expression that is not understood has no instants, but has not ended.
+        // An unreadable expression has no instants, but the schedule has not ended.
         When::Cron(cron) => !has_next && cron.check().is_ok(),
     }
 }
 
-/// The due row of a dead letter that a person has run again; `None` once an occurrence was run again 65,535 times.
+/// Returns the due row of a redriven dead letter, or `None` once an occurrence was redriven 65,535 times.
 #[must_use]
-pub fn redrive(of: Occurrence, target: TargetKey, now: Timestamp) -> Option<DueKey> {
-    let occurrence = Occurrence { replay: of.replay.checked_add(1)?, ..of };
-    Some(DueKey { position: of.nominal.max(now), occurrence, attempt: 1, target })
+pub fn redrive(dead_letter: Occurrence, target: TargetKey, now: Timestamp) -> Option<DueKey> {
+    let occurrence = Occurrence { replay: dead_letter.replay.checked_add(1)?, ..dead_letter };
+    Some(DueKey { position: dead_letter.nominal.max(now), occurrence, attempt: 1, target })
 }
 
-/// The first attempt of the schedule's occurrence of the instant `nominal`.
-fn planned(schedule: &Schedule, nominal: Timestamp, target: TargetKey, now: Timestamp) -> DueKey {
+/// Returns the due row for the first attempt of the schedule's occurrence at `nominal`.
+fn due_row(schedule: &Schedule, nominal: Timestamp, target: TargetKey, now: Timestamp) -> DueKey {
     let Schedule { incarnation, revision, .. } = *schedule;
     let occurrence = Occurrence { incarnation, nominal, revision, replay: 0 };
     DueKey { position: nominal.max(now), occurrence, attempt: 1, target }
 }
 
-/// Whether the schedule has an occurrence at `nominal`. A change that failed half-way can leave a row of a revision that
-/// a later change took for other instants.
-fn names(schedule: &Schedule, nominal: Timestamp) -> bool {
+/// Returns true if the schedule has an occurrence at `nominal`. A change that failed half-way can leave a due row of a
+/// revision that a later change then used for other instants.
+fn has_occurrence_at(schedule: &Schedule, nominal: Timestamp) -> bool {
     let before = Timestamp::from_millis(nominal.as_millis() - 1);
     match &schedule.spec.when {
         When::At(at) => *at == nominal,
         When::Every(_) => schedule.spec.when.next_after(schedule.updated_at, before) == Some(nominal),
-        // An expression that is not understood may name it.
+        // An unreadable expression may match the instant.
         When::Cron(cron) => {
             cron.check().is_err() || schedule.spec.when.next_after(schedule.updated_at, before) == Some(nominal)
         }
     }
 }
 
-/// What was planned under an older revision is void. What a person has run again is not, unless all was cancelled.
+/// Returns true for an occurrence of an older revision, which is void. A redrive is void only if the schedule was
+/// cancelled.
 fn is_superseded(schedule: &Schedule, occurrence: Occurrence) -> bool {
     let changed = occurrence.replay == 0 && occurrence.revision != schedule.revision;
     changed || schedule.status == Status::Cancelled

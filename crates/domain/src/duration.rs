@@ -1,6 +1,6 @@
-//! Spans of time as people and machines write them: `30s`, `1h30m`, `PT30S`.
+//! Durations as people and machines write them: `30s`, `1h30m`, `PT30S`.
 //!
-//! Days have 24 hours and weeks seven days; months and years have no fixed length and are refused, and so is what is
+//! A day has 24 hours and a week seven days. Months and years have no fixed length and are rejected, as is anything
 //! finer than a millisecond.
 
 use std::time::Duration;
@@ -11,23 +11,23 @@ pub const TEXT_BYTES_MAX: usize = 64;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum DurationError {
-    #[error("a duration has at most {TEXT_BYTES_MAX} bytes, this one has {0}")]
+    #[error("duration has {0} bytes, more than the limit of {TEXT_BYTES_MAX}")]
     TooLong(usize),
-    #[error("it is not a duration; one looks like 30s, 5m, 1h30m, 500ms or PT30S")]
+    #[error("not a duration; write 30s, 5m, 1h30m, 500ms or PT30S")]
     Syntax,
-    #[error("months and years differ in length; give weeks, days, hours, minutes or seconds, like 30d")]
+    #[error("months and years have no fixed length; use weeks, days, hours, minutes or seconds, such as 30d")]
     Calendar,
-    #[error("a duration does not run backwards; leave out the minus sign or \"ago\"")]
+    #[error("duration is negative; leave out the minus sign or \"ago\"")]
     Negative,
-    #[error("a duration is made of whole milliseconds; nothing finer is kept")]
+    #[error("duration has a fraction of a millisecond; round it to whole milliseconds")]
     TooFine,
 }
 
-/// Takes units from weeks to milliseconds, the larger before the smaller (`1h30m`, `90 min`, `1d 12h`, `1.5h`), and
+/// Parses a duration: units from weeks to milliseconds, larger before smaller (`1h30m`, `90 min`, `1d 12h`, `1.5h`), or
 /// ISO 8601 (`PT1H30M`).
 ///
 /// # Errors
-/// If `text` is not a duration, or is one that has no fixed length in milliseconds.
+/// If `text` is not a duration, or the duration is not a fixed number of milliseconds.
 pub fn parse(text: &str) -> Result<Duration, DurationError> {
     if text.len() > TEXT_BYTES_MAX {
         return Err(DurationError::TooLong(text.len()));
@@ -47,8 +47,8 @@ pub fn parse(text: &str) -> Result<Duration, DurationError> {
     Ok(duration)
 }
 
-/// The shortest text in days, hours, minutes, seconds and milliseconds that [`parse`] reads as `duration`, whose
-/// fraction of a millisecond is dropped.
+/// Writes the shortest text in days, hours, minutes, seconds and milliseconds that [`parse`] reads as `duration`.
+/// Fractions of a millisecond are dropped.
 #[must_use]
 pub fn format(duration: Duration) -> String {
     const UNITS: [(u64, &str); 4] = [(86_400, "d"), (3_600, "h"), (60, "m"), (1, "s")];

@@ -1,14 +1,16 @@
-//! Where callbacks may go: what kind of address one is, and which kinds a tenant may call.
+//! Egress rules: the kinds of addresses, and the kinds that a tenant's callbacks may reach.
 //!
-//! A target is somebody's wish, and the machine that calls it stands inside somebody else's network: without a rule, a
-//! tenant could reach what only that machine can (cloud metadata, databases, the operator's own desk). So only public
-//! addresses are called, unless the tenant's policy names others.
+//! A tenant chooses the target of a callback, and a machine inside the operator's network calls it. Without rules, a
+//! tenant could reach destinations that only this machine can reach: cloud metadata, databases, or the operator's
+//! computer. Therefore only public addresses are allowed, unless the tenant's policy allows others.
 //!
-//! Always true here: what no table below knows is not public; an address that carries another one (RFC 4038, 6052, 3056,
-//! 4380) is called only if both may be. Names are not looked at: they are judged by what they resolve to, by whoever
-//! resolves them.
+//! Invariants: an address that the tables below do not classify as public is not public. An address that contains
+//! another one (RFC 4038, 6052, 3056, 4380) is allowed only if both are. This module does not check host names. The
+//! code that resolves a name must check each resolved address.
 //!
-//! The tables are IANA's special-purpose registries for IPv4 and IPv6 (RFC 6890 and its updates).
+//! The tables follow IANA's special-purpose registries for IPv4 and IPv6 (RFC 6890 and its updates).
+//!
+//! docs/decisions/0074-check-resolved-addresses.md gives the reasons for the design.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -17,40 +19,40 @@ use std::str::FromStr;
 
 use http::Uri;
 
-/// What the reason of a refused attempt begins with, and the code of a refused URL.
-pub const EGRESS_REFUSED: &str = "egress_refused";
+/// Prefix of the error of a rejected attempt, and error code of a rejected URL.
+pub const EGRESS_REJECTED: &str = "egress_refused";
 
-/// Networks that a policy may name. Each connection is held against all of them.
+/// Limit of the networks in a policy. Each connection is compared with all of them.
 pub const NETWORKS_MAX: usize = 32;
 
-/// What a tenant's callbacks may reach beside public addresses. [`Egress::default`]: nothing.
+/// Destinations that a tenant's callbacks may reach in addition to public addresses. [`Egress::default`] allows none.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Egress {
     pub allow: BTreeSet<Class>,
-    /// At most [`NETWORKS_MAX`]. What no class covers is allowed only here, and a metadata service only by a network of
-    /// that one address.
+    /// At most [`NETWORKS_MAX`] networks. Only this list can allow an address outside all classes. A metadata service
+    /// needs a network that consists of its single address.
     pub allow_networks: Vec<Network>,
-    /// Only `https` is called.
+    /// Restricts callbacks to `https`.
     pub forbid_http: bool,
 }
 
-/// Addresses that are not public, but that a policy may allow as a whole.
+/// Class of addresses that are not public, but that a policy may allow as a whole.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Class {
-    /// 127.0.0.0/8, ::1: the machine that calls.
+    /// 127.0.0.0/8, ::1: the machine that makes the callback.
     Loopback,
     /// RFC 1918, and unique local addresses (RFC 4193).
     Private,
     /// 169.254.0.0/16, fe80::/10.
     LinkLocal,
-    /// 100.64.0.0/10, behind a carrier's NAT (RFC 6598).
+    /// 100.64.0.0/10, addresses behind a carrier's NAT (RFC 6598).
     Shared,
 }
 
 impl Class {
     pub const ALL: [Class; 4] = [Class::Loopback, Class::Private, Class::LinkLocal, Class::Shared];
 
-    /// As policies write it.
+    /// Returns the name that policies use.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -71,10 +73,10 @@ impl FromStr for Class {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("it is none of loopback, private, link_local and shared")]
+#[error("unknown address class; use loopback, private, link_local or shared")]
 pub struct UnknownClass;
 
-/// All addresses that begin with the same bits, as `10.1.0.0/16`; one without a length is a single address.
+/// Network: all addresses with the same prefix, such as `10.1.0.0/16`. A network without a length is a single address.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Network {
     address: IpAddr,
@@ -83,9 +85,9 @@ pub struct Network {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum NetworkError {
-    #[error("it is not a network; write 10.1.0.0/16, or 2001:db8::/32")]
+    #[error("not a network; write 10.1.0.0/16 or 2001:db8::/32")]
     Syntax,
-    #[error("bits after its length are set; write the network's first address")]
+    #[error("bits after the prefix length are set; write the network's first address")]
     HostBits,
 }
 
@@ -121,8 +123,8 @@ fn bits(address: IpAddr) -> u8 {
     if address.is_ipv4() { 32 } else { 128 }
 }
 
-fn first_bits(of: u128, count: u8) -> u128 {
-    of.checked_shr(128 - u32::from(count)).unwrap_or(0)
+fn first_bits(address: u128, count: u8) -> u128 {
+    address.checked_shr(128 - u32::from(count)).unwrap_or(0)
 }
 
 impl FromStr for Network {
@@ -132,7 +134,7 @@ impl FromStr for Network {
         let (address, length) = text.split_once('/').map_or((text, None), |(address, length)| (address, Some(length)));
         let address: IpAddr = address.parse().map_err(|_| NetworkError::Syntax)?;
         if address.to_canonical() != address {
-            return Err(NetworkError::Syntax); // A mapped address is judged as the IPv4 address that it is.
+            return Err(NetworkError::Syntax); // An IPv4-mapped address must be written as IPv4.
         }
         let length = match length {
             None => bits(address),
@@ -158,21 +160,21 @@ impl fmt::Display for Network {
     }
 }
 
-/// What an address is to one who calls it.
+/// Kind of an address from the caller's point of view.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     Public,
     Of(Class),
-    /// A cloud's metadata service, which hands out credentials to whoever asks from inside.
+    /// Metadata service of a cloud. It gives credentials to every client inside the cloud's network.
     Metadata,
-    /// For documentation, benchmarks, multicast, broadcast, the future, or nobody.
+    /// Reserved for documentation, benchmarks, multicast, broadcast or future use, or unassigned.
     Reserved,
-    /// A gateway would take it to this address of IPv4.
+    /// A gateway forwards packets for this address to the given IPv4 address.
     Translated(Ipv4Addr),
 }
 
-/// The metadata services of the large clouds: most are at one link-local address; those that are not would pass for
-/// private, shared or even public.
+/// Metadata services of the large clouds. Most have the same link-local address. The others have an address that would
+/// otherwise count as private, shared or public.
 const METADATA: [IpAddr; 8] = [
     IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254)),
     IpAddr::V4(Ipv4Addr::new(169, 254, 170, 2)), // AWS: credentials of containers
@@ -193,10 +195,10 @@ const RESERVED_V4: [Network; 9] = [
     Network::v4(198, 51, 100, 0, 24),
     Network::v4(203, 0, 113, 0, 24),
     Network::v4(224, 0, 0, 0, 4),
-    Network::v4(240, 0, 0, 0, 4), // broadcast, too
+    Network::v4(240, 0, 0, 0, 4), // includes broadcast
 ];
 
-/// All that is given out to anybody; all else is reserved.
+/// Global unicast addresses. All IPv6 addresses outside this network and without a class are reserved.
 const GLOBAL_V6: Network = Network::v6([0x2000, 0, 0, 0], 3);
 
 const RESERVED_V6: [Network; 3] = [
@@ -218,7 +220,8 @@ const CLASSES: [(Network, Class); 9] = [
 ];
 
 impl Kind {
-    /// A mapped address (::ffff:0:0/96) is the IPv4 address that the kernel connects to.
+    /// Classifies an address. An IPv4-mapped address (::ffff:0:0/96) counts as its IPv4 address, to which the kernel
+    /// connects.
     #[must_use]
     pub fn of(address: IpAddr) -> Kind {
         let address = address.to_canonical();
@@ -244,9 +247,9 @@ impl Kind {
             // Unspecified, and IPv4-compatible (RFC 4291, 2.5.5.1).
             [0, 0, 0, 0, 0, 0] if s6 == 0 => Kind::Reserved,
             [0, 0, 0, 0, 0, 0] => embedded(s6, s7),
-            // Stateless translation (RFC 2765), NAT64 (RFC 6052), and its prefix for networks of one's own (RFC 8215).
+            // Stateless translation (RFC 2765), NAT64 (RFC 6052), and the NAT64 prefix for local use (RFC 8215).
             [0, 0, 0, 0, 0xffff, 0] | [0x64, 0xff9b, 0, 0, 0, 0] | [0x64, 0xff9b, 1, ..] => embedded(s6, s7),
-            // 6to4 (RFC 3056), and Teredo (RFC 4380), whose client's address is written inverted.
+            // 6to4 (RFC 3056), and Teredo (RFC 4380), which stores the client's address with inverted bits.
             [0x2002, ..] => embedded(s1, s2),
             [0x2001, 0, ..] => embedded(!s6, !s7),
             _ if !GLOBAL_V6.contains(address) => Kind::Reserved,
@@ -256,9 +259,10 @@ impl Kind {
     }
 }
 
-/// Why a target is not called. It names no address: the name that a tenant wrote may stand for one that it is not told.
+/// Reason why a target is not called. It contains no address, because the tenant may not know the address behind its
+/// name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum EgressRefusal {
+pub enum EgressRejection {
     #[error("the tenant's policy allows https only")]
     Http,
     #[error(
@@ -268,38 +272,39 @@ pub enum EgressRefusal {
 }
 
 impl Egress {
+    /// Checks one address.
+    ///
     /// # Errors
-    /// If `address` is not public, and not allowed.
-    pub fn check(&self, address: IpAddr) -> Result<(), EgressRefusal> {
+    /// If `address` is not public and the policy does not allow it.
+    pub fn check(&self, address: IpAddr) -> Result<(), EgressRejection> {
         let address = address.to_canonical();
-        let (is_allowed, what) = match Kind::of(address) {
+        let (is_allowed, kind) = match Kind::of(address) {
             Kind::Public => return Ok(()),
-            Kind::Of(class) => (self.allow.contains(&class) || self.names(address), kind_name(class)),
-            Kind::Reserved => (self.names(address), "reserved"),
+            Kind::Of(class) => (self.allow.contains(&class) || self.lists(address), kind_name(class)),
+            Kind::Reserved => (self.lists(address), "reserved"),
             Kind::Metadata => {
                 let is_named = |network: &Network| network.is_one_address() && network.contains(address);
                 (self.allow_networks.iter().any(is_named), "metadata service's")
             }
             Kind::Translated(inner) => {
                 self.check(IpAddr::V4(inner))?;
-                (self.names(address), "translated")
+                (self.lists(address), "translated")
             }
         };
-        if is_allowed { Ok(()) } else { Err(EgressRefusal::Address(what)) }
+        if is_allowed { Ok(()) } else { Err(EgressRejection::Address(kind)) }
     }
 
-    fn names(&self, address: IpAddr) -> bool {
+    fn lists(&self, address: IpAddr) -> bool {
         self.allow_networks.iter().any(|network| network.contains(address))
     }
 
-    /// As much of a URL as can be judged without asking anybody: its scheme, and a host that is an address. Of what is no
-    /// URL nothing is said.
+    /// Checks a URL without resolving names: its scheme, and its host if the host is an address.
     ///
     /// # Errors
-    /// If its target would be refused whatever names stand for.
-    pub fn check_url(&self, url: &Uri) -> Result<(), EgressRefusal> {
+    /// If the policy rejects the URL's target regardless of any name resolution.
+    pub fn check_url(&self, url: &Uri) -> Result<(), EgressRejection> {
         if self.forbid_http && url.scheme_str() == Some("http") {
-            return Err(EgressRefusal::Http);
+            return Err(EgressRejection::Http);
         }
         let host = url.host().unwrap_or_default();
         match host.trim_start_matches('[').trim_end_matches(']').parse() {

@@ -1,14 +1,14 @@
-//! Names of things. Each is a type of its own, so that two can never be swapped.
+//! Identifiers. Each has its own type, so that two ids cannot be swapped.
 
 use std::fmt;
 
-/// A tenant's number inside one store; tenants' text names map to it.
+/// Number of a tenant in one store. The store maps tenant names to these numbers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct TenantId(pub u32);
 
-/// One partition of a tenant's due rows (seed 004's poller instance).
+/// Partition of a tenant's due rows.
 ///
-/// `generation` counts the sets of pollers that the tenant's quota has given it; a schedule keeps its poller for life.
+/// `generation` numbers the sets of pollers that the tenant's quotas have opened. A schedule keeps its poller for life.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct PollerId {
     pub tenant: TenantId,
@@ -16,46 +16,47 @@ pub struct PollerId {
     pub number: u16,
 }
 
-/// The unit that one member owns at a time. Their number is fixed when a cluster is made.
+/// Unit of ownership: one member owns a shard at a time. The number of shards is fixed when the cluster is created.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ShardId(pub u16);
 
-/// How many shards a cluster has.
+/// Number of shards in a cluster.
 pub const SHARDS: u16 = 256;
 
-/// The fencing number of an ownership, minted by the store; only ever compared.
+/// Fencing number of an ownership, assigned by the store. Terms are only compared.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Term(pub u64);
 
-/// Counts the changes that a user made to a schedule; a due row of an older revision is void.
+/// Counter of the changes that users made to a schedule. A due row of an older revision is void.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Revision(pub u32);
 
-/// A schedule's life from its creation to its deletion: 48 bits of milliseconds, then 80 random bits, so that they
-/// sort by time. Deleting a schedule and creating one of the same id makes a new incarnation.
+/// Id of a schedule's life from creation to deletion: 48 bits of milliseconds, then 80 random bits, so that
+/// incarnations sort by time. A schedule that is deleted and created again under the same id has a new incarnation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Incarnation(pub u128);
 
 impl Incarnation {
-    /// `random`'s low 80 bits are used.
+    /// Creates an incarnation from `now` and the low 80 bits of `random`.
     #[must_use]
     pub fn new(now: crate::Timestamp, random: u128) -> Self {
         let millis = u128::try_from(now.as_millis()).unwrap_or(0) & ((1 << 48) - 1);
         Incarnation(millis << 80 | (random & ((1 << 80) - 1)))
     }
 
-    /// As [`Incarnation::new`], but the last 32 bits are `fingerprint`: what the schedule was made from, for its creator to know
-    /// again. 48 bits of chance are left, which is enough for two of one millisecond and one fingerprint.
+    /// Creates an incarnation like [`Incarnation::new`], but with `fingerprint` as the last 32 bits, so that the
+    /// creator can recognize the request. The remaining 48 random bits distinguish incarnations of the same millisecond
+    /// and fingerprint.
     #[must_use]
     pub fn with_fingerprint(now: crate::Timestamp, random: u128, fingerprint: u32) -> Self {
         let Incarnation(drawn) = Incarnation::new(now, random);
         Incarnation(drawn >> 32 << 32 | u128::from(fingerprint))
     }
 
-    /// What [`Incarnation::with_fingerprint`] was given; of any other incarnation, 32 random bits.
+    /// Returns the fingerprint given to [`Incarnation::with_fingerprint`], or 32 random bits for any other incarnation.
     #[must_use]
     pub fn fingerprint(self) -> u32 {
-        u32::try_from(self.0 & 0xffff_ffff).expect("32 bits were taken")
+        u32::try_from(self.0 & 0xffff_ffff).expect("a masked value has 32 bits")
     }
 }
 
@@ -65,18 +66,19 @@ impl fmt::Debug for Incarnation {
     }
 }
 
-/// What a callback goes to, for limits and fairness: a hash of scheme, host and port, or of a bus topic.
-/// Two targets may share a key; they then share a limit.
+/// Key of a callback's target, for limits and fairness: a hash of scheme, host and port, or of a bus topic. Two targets
+/// may have the same key and then share one limit.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct TargetKey(pub u32);
 
-/// What the schedules of one label are found by: a hash of its name and value. Two labels may share a key, so whoever finds
-/// a schedule by it looks at the label itself.
+/// Key that finds the schedules with one label: a hash of the label's name and value. Two labels may have the same key,
+/// so the reader must also compare the label itself.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct LabelKey(pub u64);
 
 impl LabelKey {
-    /// FNV-1a, 64 bits, over the name, a byte that is in no text, and the value: stores keep it, so it never changes.
+    /// FNV-1a, 64 bits, over the name, a byte that no text contains, and the value. Stores keep the hash, so it never
+    /// changes.
     #[must_use]
     pub fn of(name: &str, value: &str) -> Self {
         let bytes = name.bytes().chain([0xff]).chain(value.bytes());
@@ -85,13 +87,15 @@ impl LabelKey {
     }
 }
 
-/// A schedule's name within its tenant: `[A-Za-z0-9_-]{1,128}`.
+/// Id of a schedule, unique within its tenant: `[A-Za-z0-9_-]{1,128}`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ScheduleId(Box<str>);
 
 impl ScheduleId {
     pub const LEN_MAX: usize = 128;
 
+    /// Checks and copies an id.
+    ///
     /// # Errors
     /// If `text` does not match `[A-Za-z0-9_-]{1,128}`.
     pub fn new(text: &str) -> Result<Self, ScheduleIdError> {
@@ -104,7 +108,7 @@ impl ScheduleId {
         }
     }
 
-    /// The id of a schedule whose creator named none: `s` and the incarnation's 26 Crockford digits, lower case.
+    /// Returns the id of a schedule without a user-given id: `s` and the incarnation's 26 lower-case Crockford digits.
     #[must_use]
     pub fn from_incarnation(incarnation: Incarnation) -> Self {
         let mut text = String::with_capacity(27);
@@ -113,7 +117,7 @@ impl ScheduleId {
         ScheduleId(text.into_boxed_str())
     }
 
-    /// An id for what is named by something else, of which this is a digest: `k` and 26 Crockford digits, lower case.
+    /// Returns the id for a digest of another name: `k` and 26 lower-case Crockford digits.
     #[must_use]
     pub fn from_digest(digest: u128) -> Self {
         let mut text = String::with_capacity(27);
@@ -122,7 +126,7 @@ impl ScheduleId {
         ScheduleId(text.into_boxed_str())
     }
 
-    /// The incarnation that a server-made id names, if this text has that form.
+    /// Returns the incarnation in a server-generated id, or `None` if the text has another form.
     #[must_use]
     pub fn to_incarnation(&self) -> Option<Incarnation> {
         let digits = self.0.strip_prefix('s').filter(|rest| rest.len() == 26)?;
@@ -143,9 +147,9 @@ impl fmt::Display for ScheduleId {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ScheduleIdError {
-    #[error("an id has 1 to 128 characters, this one has {0}")]
+    #[error("id has {0} characters, but must have 1 to 128")]
     Length(usize),
-    #[error("an id is made of A-Z, a-z, 0-9, _ and -, this one has {found:?} at {at}")]
+    #[error("id contains {found:?} at {at}, but may contain only A-Z, a-z, 0-9, _ and -")]
     Character { at: usize, found: char },
 }
 
@@ -159,7 +163,7 @@ pub(crate) fn base32(value: u128, out: &mut String) {
     }
 }
 
-/// The value of 26 lower-case Crockford digits, or `None` if `text` is not exactly what [`base32`] writes.
+/// Parses 26 lower-case Crockford digits, or returns `None` if `text` is not exactly what [`base32`] writes.
 pub(crate) fn parse_base32(text: &str) -> Option<u128> {
     if text.len() != 26 {
         return None;
@@ -168,21 +172,21 @@ pub(crate) fn parse_base32(text: &str) -> Option<u128> {
     for (at, byte) in text.bytes().enumerate() {
         let digit = CROCKFORD.iter().position(|c| *c == byte)?;
         if at == 0 && digit > 7 {
-            return None; // 26 digits hold 130 bits; the first carries three.
+            return None; // 26 digits hold 130 bits, so the first digit has only three.
         }
         value = value << 5 | u128::try_from(digit).ok()?;
     }
     Some(value)
 }
 
-/// FNV-1a, 32 bits: stable over versions and machines, which placement needs and speed does not.
+/// FNV-1a, 32 bits. Placement needs a hash that is stable across versions and machines, not a fast one.
 #[must_use]
 pub fn fnv1a(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }
 
 impl PollerId {
-    /// The poller of a schedule: its id hashed over the `pollers` of its tenant's newest generation.
+    /// Returns the poller of a schedule: a hash of its id over the `pollers` of its tenant's newest generation.
     ///
     /// # Panics
     /// If `pollers` is zero.
@@ -193,7 +197,7 @@ impl PollerId {
         PollerId { tenant, generation, number: u16::try_from(number).unwrap_or(0) }
     }
 
-    /// The shard that this poller belongs to, for life.
+    /// Returns the shard of this poller, which never changes.
     #[must_use]
     pub fn shard(self) -> ShardId {
         let mut bytes = [0; 8];
@@ -204,7 +208,7 @@ impl PollerId {
     }
 }
 
-/// Spreads every input bit over the low bits that a remainder keeps (the finaliser of MurmurHash3, 32 bits).
+/// Spreads every input bit over the low bits that a remainder keeps (finalizer of MurmurHash3, 32 bits).
 fn mix(mut hash: u32) -> u32 {
     hash = (hash ^ hash >> 16).wrapping_mul(0x85eb_ca6b);
     hash = (hash ^ hash >> 13).wrapping_mul(0xc2b2_ae35);

@@ -1,7 +1,7 @@
-//! What Reveille knows without asking anyone: tenants, schedules, occurrences, retries, and the decisions over them.
+//! Pure core of Reveille: tenants, schedules, occurrences, retries, and the decisions about them.
 //!
-//! Everything here is a value or a pure function of its arguments. There is no clock, no randomness, no task and no
-//! I/O in this crate: the present instant and a random number are arguments, and `xtask tidy` checks the imports.
+//! Everything in this crate is a value or a pure function of its arguments. The crate has no clock, no randomness, no
+//! task and no I/O: callers pass the current instant and a random number. `xtask tidy` checks the imports.
 
 pub mod decide;
 pub mod duration;
@@ -17,13 +17,13 @@ pub mod secret;
 pub mod tenant;
 pub mod validate;
 
-pub use egress::{EGRESS_REFUSED, Egress, EgressRefusal};
+pub use egress::{EGRESS_REJECTED, Egress, EgressRejection};
 pub use id::{Incarnation, LabelKey, PollerId, Revision, ScheduleId, ShardId, TargetKey, TenantId, Term};
 pub use instants::Timestamp;
 pub use occurrence::{Attempt, AttemptResult, DueKey, Occurrence, RunId, RunState};
 pub use quota::{Quota, Quotas};
 pub use recurrence::{Cron, CronError, When};
 pub use retry::RetryPolicy;
-pub use schedule::{Edition, HttpTarget, Schedule, Seen, Spec, Status, Target};
-pub use secret::{KeyId, NOT_OPENED, Secret};
+pub use schedule::{HttpTarget, Precondition, Schedule, ScheduleVersion, Spec, Status, Target};
+pub use secret::{KeyId, NOT_DECRYPTED, Secret};
 pub use tenant::{ApiKey, Audit, Role, SigningSecret, Tenant};

@@ -1,34 +1,37 @@
-//! The limits of a schedule, each with its name, default, and what too small and too large cost.
+//! Limits of a schedule, each with its name, its default, and the cost of a value that is too small or too large.
 
 use std::time::Duration;
 
-/// How many attempts a run's record keeps; older ones are dropped from it. A retry rewrites the record, so this bounds its size.
+/// Number of attempts in the record of a run; older attempts are dropped. Each retry rewrites the record, so this
+/// limits its size.
 pub const ATTEMPTS_KEPT: usize = 16;
 
-/// What a schedule may ask for. All of it is configuration; these are the defaults.
+/// Limits of the values in a schedule. All of them are configurable; the documented values are the defaults.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// A time further in the past than this is refused, a nearer one fires at once. Default 60 s.
+    /// Oldest accepted `at`. An instant that is further in the past is rejected; a nearer one fires at once. Default 60
+    /// s.
     pub past_max: Duration,
-    /// The shortest `every` and the shortest distance of a cron. Default 1 s; shorter ones let one schedule fill a queue.
+    /// Shortest `every`, and shortest distance of a cron expression. Default 1 s. A shorter one lets one schedule fill
+    /// a queue.
     pub interval_min: Duration,
-    /// How far ahead `at` may be and the longest `every`. Default 10 years.
+    /// Longest time from now to `at`, and longest `every`. Default 10 years.
     pub horizon: Duration,
-    /// The payload's bytes. Default 64 KiB.
+    /// Bytes of a payload. Default 64 KiB.
     pub payload_bytes_max: usize,
-    /// Default 20.
+    /// Highest `attempts_max`. Default 20.
     pub attempts_max: u16,
-    /// The longest `backoff_max`. Default 24 h.
+    /// Longest `backoff_max`. Default 24 h.
     pub backoff_max: Duration,
-    /// The longest `timeout`. Default 5 min; a slow target holds a slot for so long.
+    /// Longest `timeout`. Default 5 min. A slow target occupies a slot for this long.
     pub timeout_max: Duration,
-    /// Headers of a target, and their bytes in all. Defaults 32 and 8 KiB.
+    /// Number of headers of a target (default 32), and their total bytes (default 8 KiB).
     pub headers_max: usize,
     pub header_bytes_max: usize,
-    /// Labels of a schedule, and the bytes of a name or value. Defaults 16 and 256.
+    /// Number of labels of a schedule (default 16), and bytes of a label's name or value (default 256).
     pub labels_max: usize,
     pub label_bytes_max: usize,
-    /// A target URL's bytes. Default 2,048.
+    /// Bytes of a target URL. Default 2,048.
     pub url_bytes_max: usize,
 }
 

@@ -1,4 +1,6 @@
-//! One due instant of a schedule, and what became of it.
+//! Occurrences of a schedule, and their runs.
+//!
+//! docs/decisions/0002-name-occurrences-by-revision.md gives the reasons for the design.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,19 +8,19 @@ use std::time::Duration;
 use crate::id::{base32, parse_base32};
 use crate::{Incarnation, Revision, TargetKey, TenantId, Timestamp};
 
-/// One due instant of one schedule. It names the same thing on every attempt, hand-over and crash.
+/// One due instant of one schedule. It stays the same through every attempt, hand-over and crash.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Occurrence {
     pub incarnation: Incarnation,
-    /// The instant that the schedule names, whatever became of it.
+    /// Instant that the schedule names, regardless of when the occurrence starts.
     pub nominal: Timestamp,
-    /// The schedule's revision when this occurrence was planned.
+    /// Revision of the schedule when this occurrence was planned.
     pub revision: Revision,
-    /// 0, or how often a person had this occurrence run again.
+    /// Number of redrives of this occurrence; 0 for the first run.
     pub replay: u16,
 }
 
-/// An occurrence's public name, opaque: 52 Crockford digits, without dots (Standard Webhooks forbids them in ids).
+/// Public id of an occurrence. It is opaque: 52 Crockford digits without dots, which Standard Webhooks forbids in ids.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct RunId(String);
 
@@ -40,7 +42,8 @@ impl RunId {
         &self.0
     }
 
-    /// The occurrence that `text` names, or `None` if it is not what [`Occurrence::run_id`] writes.
+    /// Returns the occurrence with the id `text`, or `None` if `text` is not exactly what [`Occurrence::run_id`]
+    /// writes.
     #[must_use]
     pub fn parse(text: &str) -> Option<Occurrence> {
         if text.len() != 52 || !text.is_ascii() {
@@ -61,13 +64,13 @@ impl fmt::Display for RunId {
     }
 }
 
-/// What the window holds of a due row: enough to fire it, nothing of its payload.
+/// Due row in the window: enough data to fire it, without its payload.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct DueKey {
-    /// When it is to start: its nominal instant, or later (a retry, a deferral, a creator that came late).
+    /// Instant of the start: the nominal instant, or a later one (a retry, a deferral or a late creator).
     pub position: Timestamp,
     pub occurrence: Occurrence,
-    /// The number of the attempt that this row asks for, from 1.
+    /// Number of the requested attempt, from 1.
     pub attempt: u16,
     pub target: TargetKey,
 }
@@ -77,10 +80,10 @@ pub enum RunState {
     /// An attempt failed; another is due.
     Retrying,
     Succeeded,
-    /// No attempts are left: a dead letter, until it is redriven.
+    /// No attempts are left. The run is a dead letter until it is redriven.
     Failed,
-    /// A recurring schedule's occurrence that was overdue when a later one was, too. One record stands for all from
-    /// the occurrence's nominal instant to `last`, both included.
+    /// Occurrence of a recurring schedule that was overdue when a later occurrence was overdue too. One record covers
+    /// all occurrences from the nominal instant to `last`, both inclusive.
     Missed {
         last: Timestamp,
         count: u64,
@@ -90,14 +93,14 @@ pub enum RunState {
 }
 
 impl RunState {
-    /// Nothing more will happen to this occurrence.
+    /// Returns true if this occurrence will not change any more.
     #[must_use]
     pub fn is_final(self) -> bool {
         self != RunState::Retrying
     }
 }
 
-/// One try of a run.
+/// One attempt of a run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Attempt {
     pub number: u16,
@@ -108,29 +111,29 @@ pub struct Attempt {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum AttemptResult {
-    /// The target answered, with this status.
+    /// The target responded with this status.
     Answered(u16),
-    /// The target could not be reached, or broke off; a short reason for people.
+    /// The target could not be reached, or broke the connection. The text is a short reason for people.
     Unreachable(String),
     TimedOut,
-    /// The executor failed before it could tell; counted as a failed attempt.
+    /// The executor panicked before it had a result. This counts as a failed attempt.
     Panicked,
 }
 
 impl AttemptResult {
-    /// 2xx, and nothing else (Standard Webhooks).
+    /// Returns true for a 2xx status only (Standard Webhooks).
     #[must_use]
     pub fn is_success(&self) -> bool {
         matches!(self, AttemptResult::Answered(200..=299))
     }
 }
 
-/// A run as the store keeps it.
+/// Stored run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Run {
     pub tenant: TenantId,
     pub occurrence: Occurrence,
     pub state: RunState,
-    /// In order; only the last [`crate::limits::ATTEMPTS_KEPT`] are kept.
+    /// Attempts in order. The store keeps only the last [`crate::limits::ATTEMPTS_KEPT`].
     pub attempts: Vec<Attempt>,
 }

@@ -1,20 +1,20 @@
-//! What a tenant may use, and the token bucket that measures rates.
+//! Quotas of a tenant, and the token bucket that measures rates.
 
 use std::time::Duration;
 
-/// One of the things that are limited for each tenant.
+/// Kind of limit that each tenant has.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Quota {
-    /// Attempts, retries among them. Those above it are made late, in due order; none is dropped.
+    /// Attempts, including retries. Attempts above the limit are made late, in due order. None is dropped.
     CallbacksPerMinute,
-    /// Schedules made, put ones among them.
+    /// Schedules created, including by PUT.
     CreatesPerSecond,
-    /// Schedules that have an occurrence to come.
+    /// Schedules that have a future occurrence.
     PendingMax,
     PayloadBytesMax,
-    /// How far ahead `at` may be, and the longest `every`.
+    /// Days that `at` may be in the future; also the longest `every`, in days.
     HorizonDays,
-    /// Attempts in flight, over all targets.
+    /// Attempts in flight to all targets together.
     InFlightMax,
     /// Attempts in flight to one scheme, host and port.
     InFlightPerTargetMax,
@@ -34,7 +34,7 @@ impl Quota {
         Quota::CallbacksPerSecondPerTarget,
     ];
 
-    /// As stored and in the API; it never changes.
+    /// Returns the name in storage and in the API, which never changes.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -55,12 +55,12 @@ impl Quota {
     }
 }
 
-/// A number for each [`Quota`], inclusive; `None`: as much as the service takes from anybody.
+/// Inclusive number for each [`Quota`]. `None` means that only the limits of the whole service apply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Quotas([Option<u32>; Quota::ALL.len()]);
 
 impl Quotas {
-    /// No tenant's own limits.
+    /// No limits for the tenant.
     pub const NONE: Quotas = Quotas([None; Quota::ALL.len()]);
 
     #[must_use]
@@ -82,13 +82,13 @@ impl Quotas {
         Quota::ALL.into_iter().map(|quota| (quota, self.get(quota)))
     }
 
-    /// The first that is above its ceiling.
+    /// Returns the first quota that is above its ceiling.
     #[must_use]
     pub fn first_above(&self, ceilings: &Quotas) -> Option<Quota> {
         self.iter().map(|(quota, _)| quota).find(|quota| self.lowered(*quota, ceilings) != self.get(*quota))
     }
 
-    /// As it is, but nothing above its ceiling.
+    /// Returns these quotas, with each one above its ceiling lowered to the ceiling.
     #[must_use]
     pub fn lowered_to(&self, ceilings: &Quotas) -> Quotas {
         Quotas(Quota::ALL.map(|quota| self.lowered(quota, ceilings)))
@@ -99,14 +99,15 @@ impl Quotas {
     }
 }
 
-/// Callbacks a minute that one poller is made for (seed 004).
+/// Callbacks per minute that one poller is sized for.
 pub const CALLBACKS_PER_POLLER: u32 = 1_000;
-/// Pollers that a tenant gets beyond what its quota needs, in percent.
+/// Additional pollers of a tenant, in percent of the number that its quota needs.
 pub const SPARE_PERCENT: u32 = 10;
-/// However high a quota is. Each poller costs its owner a read now and then, also when nothing is due.
+/// Limit of a tenant's pollers, however high its quota. Each poller costs its owner regular reads, even when nothing is
+/// due.
 pub const POLLERS_MAX: u16 = 1_024;
 
-/// How many pollers a quota of so many callbacks a minute asks for: a power of two, at most [`POLLERS_MAX`].
+/// Returns the number of pollers for a quota of callbacks per minute: a power of two, at most [`POLLERS_MAX`].
 #[must_use]
 pub fn pollers(callbacks_per_minute: u32) -> u16 {
     let needed = u64::from(callbacks_per_minute.div_ceil(CALLBACKS_PER_POLLER).max(1));
@@ -114,10 +115,10 @@ pub fn pollers(callbacks_per_minute: u32) -> u16 {
     u16::try_from(with_spare.next_power_of_two()).unwrap_or(POLLERS_MAX).min(POLLERS_MAX)
 }
 
-/// So many in so long, which is also what may come at once after a rest.
+/// Number of tokens per period. The same number is available at once after an idle period.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rate {
-    /// From one token to the next; `None`: there are none.
+    /// Interval between two tokens; `None` if the rate is zero.
     each: Option<Duration>,
     per: Duration,
 }
@@ -128,17 +129,17 @@ impl Rate {
         Rate { each: (tokens > 0).then(|| per / tokens), per }
     }
 
-    /// How many come in so long.
+    /// Returns the number of tokens that become available in `time`.
     #[must_use]
     pub fn tokens_in(self, time: Duration) -> u64 {
-        let come = self.each.map_or(0, |each| time.as_nanos() / each.as_nanos().max(1));
-        u64::try_from(come).unwrap_or(u64::MAX)
+        let tokens = self.each.map_or(0, |each| time.as_nanos() / each.as_nanos().max(1));
+        u64::try_from(tokens).unwrap_or(u64::MAX)
     }
 
-    /// `part` of `whole` of this rate. `part` is at most `whole`.
+    /// Returns the fraction `part / whole` of this rate. `part` is at most `whole`.
     #[must_use]
     pub fn share(self, part: u32, whole: u32) -> Self {
-        assert!(part <= whole, "a share is a part");
+        assert!(part <= whole, "a share is at most the whole");
         match part {
             0 => Rate { each: None, ..self },
             _ => Rate { each: self.each.map(|each| each.saturating_mul(whole) / part), ..self },
@@ -146,35 +147,36 @@ impl Rate {
     }
 }
 
-/// Tokens come at a [`Rate`] and are kept up to what comes in its time: virtual scheduling (ITU-T I.371), which is the same
-/// as a token bucket and needs one number. The rate is an argument, so that it may change at any time.
+/// Token bucket. Tokens arrive at a [`Rate`] and accumulate up to the number of one period. The algorithm is virtual
+/// scheduling (ITU-T I.371), which is equivalent to a token bucket and stores one number. The rate is an argument and
+/// may change at any time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct TokenBucket {
-    /// When it will be full again, by a monotonic clock.
+    /// Instant of a monotonic clock at which the bucket is full again.
     full_at: Duration,
 }
 
 impl TokenBucket {
-    /// When there is a token: `now` if there is one, `None` if there never will be at this rate.
+    /// Returns the instant of the next token: `now` if one is available, `None` if this rate never yields one.
     #[must_use]
     pub fn next(&self, rate: Rate, now: Duration) -> Option<Duration> {
         let each = rate.each?;
-        // One that is full always has a token, however slowly they come.
-        let room = rate.per.saturating_sub(each);
-        Some(self.full_at.saturating_sub(room).max(now))
+        // A full bucket always has a token, however low the rate is.
+        let burst = rate.per.saturating_sub(each);
+        Some(self.full_at.saturating_sub(burst).max(now))
     }
 
-    /// Takes one token, if there is one.
+    /// Takes one token, if one is available.
     pub fn take(&mut self, rate: Rate, now: Duration) -> bool {
-        let is_there = self.next(rate, now) == Some(now);
-        if let Some(each) = rate.each.filter(|_| is_there) {
+        let is_available = self.next(rate, now) == Some(now);
+        if let Some(each) = rate.each.filter(|_| is_available) {
             self.full_at = self.full_at.max(now).saturating_add(each);
         }
-        is_there
+        is_available
     }
 
-    /// A token that was taken and not used.
-    pub fn give_back(&mut self, rate: Rate) {
+    /// Puts back a token that was taken and not used.
+    pub fn put_back(&mut self, rate: Rate) {
         self.full_at = self.full_at.saturating_sub(rate.each.unwrap_or(Duration::ZERO));
     }
 
@@ -193,7 +195,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn every_quota_is_found_by_its_name_and_has_a_place_of_its_own() {
+    fn every_quota_has_a_unique_name_and_slot() {
         let mut quotas = Quotas::NONE;
         for (number, quota) in (1..).zip(Quota::ALL) {
             assert_eq!(Quota::named(quota.name()), Some(quota));
@@ -204,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quota_without_a_number_is_above_every_ceiling() {
+    fn quota_without_number_is_above_every_ceiling() {
         let ceilings = Quotas::NONE.with(Quota::PendingMax, 10);
         assert_eq!(Quotas::NONE.first_above(&ceilings), Some(Quota::PendingMax));
         assert_eq!(Quotas::NONE.with(Quota::PendingMax, 11).first_above(&ceilings), Some(Quota::PendingMax));
@@ -214,13 +216,13 @@ mod tests {
     }
 
     #[test]
-    fn pollers_follow_the_quota_with_a_tenth_to_spare() {
-        let asked = [0, 1, 900, 1_000, 1_001, 7_000, 8_000, 50_000, 60_000, 1_000_000, u32::MAX];
-        assert_eq!(asked.map(pollers), [2, 2, 2, 2, 4, 8, 16, 64, 128, 1_024, 1_024]);
+    fn poller_count_follows_the_quota_with_ten_percent_spare() {
+        let quotas = [0, 1, 900, 1_000, 1_001, 7_000, 8_000, 50_000, 60_000, 1_000_000, u32::MAX];
+        assert_eq!(quotas.map(pollers), [2, 2, 2, 2, 4, 8, 16, 64, 128, 1_024, 1_024]);
     }
 
     #[test]
-    fn a_rested_bucket_gives_as_many_as_come_in_its_time_and_then_one_by_one() {
+    fn idle_bucket_gives_one_period_of_tokens_then_single_ones() {
         let rate = Rate::new(10, SECOND);
         let mut bucket = TokenBucket::default();
         let now = Duration::from_secs(100);
@@ -231,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_of_none_gives_none_and_a_share_of_a_slow_one_gives_one_in_its_time() {
+    fn zero_rate_gives_no_token_and_slow_share_gives_one() {
         let mut bucket = TokenBucket::default();
         assert_eq!(bucket.next(Rate::new(0, SECOND), SECOND), None);
         assert!(!bucket.take(Rate::new(5, SECOND).share(0, 2), SECOND));
@@ -242,7 +244,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn in_no_stretch_of_time_come_more_than_it_and_a_rest_give(
+        fn bucket_never_exceeds_its_rate_plus_one_period(
             tokens in 1_u32..1_000, waits in prop::collection::vec(0_u64..50, 1..200)
         ) {
             let rate = Rate::new(tokens, SECOND);
@@ -254,10 +256,10 @@ mod tests {
                 while bucket.take(rate, now) {
                     taken += 1;
                 }
-                let came = (now - began).as_secs_f64() * f64::from(tokens);
-                // Tokens come at whole nanoseconds.
-                prop_assert!(f64::from(taken) <= came + f64::from(tokens) + 1.0 + came * 1e-6);
-                prop_assert!(f64::from(taken) + 1.0 >= came.min(f64::from(tokens)));
+                let arrived = (now - began).as_secs_f64() * f64::from(tokens);
+                // Tokens arrive at whole nanoseconds.
+                prop_assert!(f64::from(taken) <= arrived + f64::from(tokens) + 1.0 + arrived * 1e-6);
+                prop_assert!(f64::from(taken) + 1.0 >= arrived.min(f64::from(tokens)));
             }
         }
     }

@@ -1,17 +1,17 @@
-//! When a failed attempt is followed by another.
+//! Retries of failed attempts.
 
 use std::time::Duration;
 
 /// Exponential backoff with full jitter (Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RetryPolicy {
-    /// Attempts in all, the first included; at least 1. Default 5: with the other defaults the last one starts at most
-    /// 15 s after the first, longer only for a target that asks for it. Too few turn a restart of the target into dead
-    /// letters, too many keep asking for what will not come.
+    /// Number of attempts, including the first; at least 1. Default 5: with the other defaults, the last attempt starts
+    /// at most 15 s after the first, or later if the target requests it. Too few attempts turn a restart of the target
+    /// into dead letters. Too many attempts burden a target that will not recover.
     pub attempts_max: u16,
-    /// The bound of the wait before the second attempt; doubled for each further one. Default 1 s.
+    /// Upper bound of the wait before the second attempt. It doubles for each further attempt. Default 1 s.
     pub backoff: Duration,
-    /// No wait is longer than this, whatever the target asks for. Default 10 min.
+    /// Upper bound of every wait, even if the target requests a longer one. Default 10 min.
     pub backoff_max: Duration,
 }
 
@@ -22,11 +22,12 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// The wait before the next attempt, or `None` once the attempts are used up.
+    /// Returns the wait before the next attempt, or `None` once the attempts are used up.
     ///
-    /// `attempt` is the number of the one that failed, from 1. The wait is drawn by `random`, evenly from nothing to
-    /// `backoff * 2^(attempt - 1)`, and comes on top of `retry_after`, so that the callers that a target has sent away
-    /// together do not come back together. It is at least 1 ms, the grain of time, and at most `backoff_max`.
+    /// `attempt` is the number of the failed attempt, from 1. `random` selects a wait, uniformly from zero to
+    /// `backoff * 2^(attempt - 1)`. This wait is added to `retry_after`, so that callers that a target has rejected
+    /// together do not return together. The sum is at least 1 ms, the resolution of all instants, and at most
+    /// `backoff_max`.
     #[must_use]
     pub fn wait(&self, attempt: u16, random: u64, retry_after: Option<Duration>) -> Option<Duration> {
         if attempt >= self.attempts_max {
@@ -35,13 +36,13 @@ impl RetryPolicy {
         let doublings = u32::from(attempt.max(1) - 1);
         let factor = 1_u32.checked_shl(doublings).unwrap_or(u32::MAX);
         let bound = self.backoff.saturating_mul(factor).min(self.backoff_max);
-        let asked = retry_after.unwrap_or_default().min(self.backoff_max);
-        let wait = asked.saturating_add(fraction(bound, random)).min(self.backoff_max);
+        let requested = retry_after.unwrap_or_default().min(self.backoff_max);
+        let wait = requested.saturating_add(fraction(bound, random)).min(self.backoff_max);
         Some(wait.max(Duration::from_millis(1)))
     }
 }
 
-/// `bound * random / 2^64`.
+/// Returns `bound * random / 2^64`.
 fn fraction(bound: Duration, random: u64) -> Duration {
     let nanos = bound.as_nanos().min(u128::from(u64::MAX));
     Duration::from_nanos(u64::try_from((nanos * u128::from(random)) >> 64).unwrap_or(u64::MAX))

@@ -1,4 +1,4 @@
-//! What a tenant asked for.
+//! Schedules and their contents.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,47 +9,47 @@ use crate::recurrence::When;
 use crate::retry::RetryPolicy;
 use crate::{Incarnation, PollerId, Revision, ScheduleId, Secret, TargetKey, TenantId, Timestamp};
 
-/// A schedule as the store keeps it.
+/// Stored schedule.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Schedule {
     pub tenant: TenantId,
     pub id: ScheduleId,
     pub incarnation: Incarnation,
-    /// Fixed for life; its shard is the schedule's home.
+    /// Poller, fixed for life. Its shard is the schedule's home shard.
     pub poller: PollerId,
     pub revision: Revision,
     pub status: Status,
     pub created_at: Timestamp,
-    /// When its timing was last set: when `revision` was made, or one before it if that left the timing alone. `every` counts
-    /// from here.
+    /// Instant at which the timing was last set. It belongs to `revision`, or to an earlier revision if later ones kept
+    /// the timing. `every` counts from this instant.
     pub updated_at: Timestamp,
-    /// The nominal instant of the occurrence that has a due row; `None` once the schedule has ended.
+    /// Nominal instant of the occurrence that has a due row; `None` once the schedule has ended.
     pub next: Option<Timestamp>,
     pub spec: Spec,
 }
 
 impl Schedule {
     #[must_use]
-    pub fn edition(&self) -> Edition {
-        Edition { incarnation: self.incarnation, revision: self.revision }
+    pub fn edition(&self) -> ScheduleVersion {
+        ScheduleVersion { incarnation: self.incarnation, revision: self.revision }
     }
 
     #[must_use]
-    pub fn seen(&self) -> Seen {
-        Seen { edition: self.edition(), next: self.next }
+    pub fn seen(&self) -> Precondition {
+        Precondition { edition: self.edition(), next: self.next }
     }
 }
 
-/// Which of a schedule's contents: another with each replacement and with the cancellation, and with nothing else. That a
-/// recurring schedule goes on, or that one ends, is not another edition.
+/// Version of a schedule's contents. It changes with each replacement and with a cancellation. It does not change when
+/// a recurring schedule advances, or when a schedule ends.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Edition {
+pub struct ScheduleVersion {
     pub incarnation: Incarnation,
     pub revision: Revision,
 }
 
-impl Edition {
-    /// Its public name, opaque: 26 Crockford digits, a `-`, and the revision.
+impl ScheduleVersion {
+    /// Returns the public, opaque form: 26 Crockford digits, a `-`, and the revision.
     #[must_use]
     pub fn name(&self) -> String {
         let mut text = String::with_capacity(32);
@@ -59,39 +59,39 @@ impl Edition {
         text
     }
 
-    /// The edition of this name, or `None` if it is not what [`Edition::name`] writes.
+    /// Parses the public form, or returns `None` if `name` is not exactly what [`ScheduleVersion::name`] writes.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         let (incarnation, revision) = name.split_once('-')?;
         let incarnation = Incarnation(crate::id::parse_base32(incarnation)?);
-        let edition = Edition { incarnation, revision: Revision(revision.parse().ok()?) };
-        // One name for each: `+7` and `007` are none.
+        let edition = ScheduleVersion { incarnation, revision: Revision(revision.parse().ok()?) };
+        // Each edition has one name only: `+7` and `007` are invalid.
         (edition.name() == name).then_some(edition)
     }
 }
 
-/// What somebody who read a schedule knows of how it stands: while this is so, its contents, its state and its next
-/// occurrence are as they were read.
+/// Precondition from an earlier read of a schedule. While it holds, the schedule's contents, state and next occurrence
+/// are the same as in that read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Seen {
-    pub edition: Edition,
+pub struct Precondition {
+    pub edition: ScheduleVersion,
     pub next: Option<Timestamp>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Status {
     Active,
-    /// It has no further occurrence.
+    /// The schedule has no further occurrence.
     Ended,
     Cancelled,
 }
 
-/// The part of a schedule that its user writes.
+/// User-defined part of a schedule.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Spec {
     pub when: When,
     pub target: Target,
-    /// The callback's body, byte for byte as it was sent: the JSON text of `payload`. Empty if there was none.
+    /// Body of the callback, with exactly the bytes of `payload` in the request. Empty if the request had no payload.
     pub payload: Bytes,
     pub labels: BTreeMap<String, String>,
     pub retry: RetryPolicy,
@@ -104,24 +104,24 @@ pub enum Target {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HttpTarget {
-    /// `http` or `https`, with a host; checked when the schedule is made.
+    /// URL with the scheme `http` or `https` and a host. It is checked when the schedule is created.
     pub url: String,
     pub method: String,
-    /// In the order given; names lower case; none that Reveille sets itself, none hop-by-hop. The values may be
-    /// credentials.
+    /// Headers in the order of the request, with lower-case names. They contain no header that Reveille sets itself and
+    /// no hop-by-hop header. Values may be credentials.
     pub headers: Vec<(String, Secret)>,
-    /// For one attempt, from connecting to the end of the answer.
+    /// Time limit of one attempt, from connecting to the end of the response.
     pub timeout: Duration,
 }
 
 impl Target {
-    /// Where this target's limits are counted: scheme, host and port.
+    /// Returns the key under which this target's limits are counted: a hash of scheme, host and port.
     #[must_use]
     pub fn key(&self) -> TargetKey {
         TargetKey(crate::id::fnv1a(self.origin().as_bytes()))
     }
 
-    /// Scheme, host and port as they are written, in lower case.
+    /// Returns scheme, host and port as in the URL, but in lower case.
     #[must_use]
     pub fn origin(&self) -> String {
         let Target::Http(http) = self;

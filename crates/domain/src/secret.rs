@@ -1,51 +1,52 @@
-//! What only who gave it and who it is for should see: the values of a target's headers, the secrets that sign callbacks.
+//! Secret values: header values of targets, and the secrets that sign callbacks.
 //!
-//! Always true here: nothing of a value is in its `Debug` form, and there is no `Display`. Sealing and opening are the
-//! store's side's; here a sealed value is bytes that say nothing.
+//! Invariant: the `Debug` form contains no part of a value, and there is no `Display` form. The store's side encrypts
+//! and decrypts. In this crate, an encrypted value is opaque bytes.
 
 use std::fmt;
 
 use bytes::Bytes;
 
-/// What the reason of an attempt begins with whose secrets this member has no key for.
-pub const NOT_OPENED: &str = "secret_not_opened";
+/// Prefix of an attempt's error if this member has no key for the secrets.
+pub const NOT_DECRYPTED: &str = "secret_not_opened";
 
-/// Sealed wherever it is kept; in plain from a request to the store's door, and from there to a callback.
+/// Secret value. It is encrypted in storage. It is plain on its way from a request to the store, and from the store to
+/// a callback.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub enum Secret {
-    /// As it was given, and as builds stored it that did not seal.
+    /// Plain text, as the user sent it, or as older versions without encryption stored it.
     Plain(Bytes),
-    /// Readable with the store's key only.
-    Sealed(Bytes),
+    /// Ciphertext, which only the store's key can decrypt.
+    Encrypted(Bytes),
 }
 
 impl Secret {
-    /// What answers show in a secret's place, and what nobody can mean as one.
+    /// Placeholder that responses show for a secret. It is rejected as a value.
     pub const REDACTED: &'static str = "[redacted]";
 
-    /// By how much a sealed value is longer than what it holds.
-    pub const SEALED_OVERHEAD: usize = 1 + 8 + 24 + 16;
+    /// Additional length of a ciphertext compared to its plain text, in bytes.
+    pub const ENCRYPTION_OVERHEAD: usize = 1 + 8 + 24 + 16;
 
-    /// `None` if it is sealed.
+    /// Returns the plain text, or `None` if the value is encrypted.
     #[must_use]
     pub fn plain(&self) -> Option<&Bytes> {
         match self {
             Secret::Plain(bytes) => Some(bytes),
-            Secret::Sealed(_) => None,
+            Secret::Encrypted(_) => None,
         }
     }
 
     #[must_use]
-    pub fn is_sealed(&self) -> bool {
-        matches!(self, Secret::Sealed(_))
+    pub fn is_encrypted(&self) -> bool {
+        matches!(self, Secret::Encrypted(_))
     }
 
-    /// The length of what it holds, in bytes, be it sealed or not.
+    /// Returns the length of the plain text in bytes, whether or not the value is encrypted.
     #[must_use]
     pub fn plain_len(&self) -> usize {
         match self {
             Secret::Plain(bytes) => bytes.len(),
-            Secret::Sealed(bytes) => bytes.len().saturating_sub(Self::SEALED_OVERHEAD),
+            Secret::Encrypted(bytes) => bytes.len().saturating_sub(Self::ENCRYPTION_OVERHEAD),
         }
     }
 }
@@ -54,7 +55,7 @@ impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Secret::Plain(_) => "Plain(…)",
-            Secret::Sealed(_) => "Sealed(…)",
+            Secret::Encrypted(_) => "Encrypted(…)",
         })
     }
 }
@@ -77,7 +78,7 @@ impl From<Vec<u8>> for Secret {
     }
 }
 
-/// Names a key, and tells nothing of it: two keys have two ids.
+/// Id of an encryption key. It reveals nothing about the key, and two keys have different ids.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KeyId(pub [u8; KeyId::LEN]);
 
@@ -85,7 +86,7 @@ impl KeyId {
     /// The length of an id, in bytes.
     pub const LEN: usize = 8;
 
-    /// What `Display` wrote, read; `None` if it did not.
+    /// Parses the text that `Display` writes, or returns `None` for other text.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let byte = |at| u8::from_str_radix(text.get(at..at + 2)?, 16).ok();
@@ -111,8 +112,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_of_a_secret_is_in_its_debug_form() {
-        for secret in [Secret::from("hunter2"), Secret::Sealed(Bytes::from_static(b"hunter2"))] {
+    fn debug_form_contains_no_part_of_a_secret() {
+        for secret in [Secret::from("hunter2"), Secret::Encrypted(Bytes::from_static(b"hunter2"))] {
             let shown = format!("{secret:?} {:?}", vec![("authorization", secret.clone())]);
             assert!(!shown.contains("hunter2") && !shown.contains("104"), "{shown}");
         }

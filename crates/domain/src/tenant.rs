@@ -1,37 +1,37 @@
-//! Tenants: the registered users of the service, their keys, and the log of their changes.
+//! Tenants: the registered users of the service, their keys, and the audit log of their changes.
 //!
-//! The bytes that a store keeps of them are those of the crate `stored`; their JSON in answers is that of `api`.
+//! The crate `stored` defines the stored form of a tenant, and the crate `api` the JSON form.
 
 use crate::{Egress, KeyId, Quota, Quotas, Secret, TenantId, Timestamp};
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Tenant {
     pub id: TenantId,
-    /// As [`crate::ScheduleId`]'s form.
+    /// Name with the syntax of a [`crate::ScheduleId`].
     pub name: String,
-    /// Counts the changes; 0 for one that was made before they were counted.
+    /// Number of changes; 0 for a tenant that was created before changes were counted.
     pub version: u64,
-    /// How many pollers each generation has, the oldest first; new schedules go to the last. Empty for
+    /// Number of pollers of each generation, oldest first. New schedules use the last generation. Empty for
     /// [`Tenant::OPERATOR`] only.
     pub generations: Vec<u16>,
-    /// What signs its callbacks, the newest first: one, or two while one takes over from the other.
+    /// Secrets that sign the tenant's callbacks, newest first: one, or two while the newer replaces the older.
     pub signing_secrets: Vec<SigningSecret>,
     pub keys: Vec<ApiKey>,
-    /// What it may use; its admins change it.
+    /// Current limits. The tenant's admins may change them.
     pub quotas: Quotas,
-    /// How high they may set it; operators change that. No quota is above its ceiling.
+    /// Highest values of the quotas. Only operators change them. No quota is above its ceiling.
     pub ceilings: Quotas,
-    /// Where its callbacks may go.
+    /// Destinations that the tenant's callbacks may reach.
     pub egress: Egress,
-    /// The keys that ever sealed a secret of the store, the oldest first. Of [`Tenant::OPERATOR`] only.
+    /// Keys that ever encrypted a secret of the store, oldest first. Used by [`Tenant::OPERATOR`] only.
     pub store_keys: Vec<KeyId>,
 }
 
 impl Tenant {
-    /// Whose keys are those of the operators. It has no schedules.
+    /// Tenant that owns the keys of the operators. It has no schedules.
     pub const OPERATOR: TenantId = TenantId(0);
 
-    /// A tenant without keys and limits of its own, in its first version, that calls public addresses only.
+    /// Creates a tenant in its first version, without keys and limits, whose callbacks may reach public addresses only.
     #[must_use]
     pub fn new(id: TenantId, name: &str, pollers: u16, secret: SigningSecret) -> Self {
         Tenant {
@@ -48,15 +48,14 @@ impl Tenant {
         }
     }
 
-    /// How many its quota asks for; `unlimited` is for a tenant without that quota.
+    /// Returns the number of pollers that the quota requires, or `unlimited` for a tenant without that quota.
     #[must_use]
     pub fn pollers_needed(&self, unlimited: u16) -> u16 {
         self.quotas.get(Quota::CallbacksPerMinute).map_or(unlimited, crate::quota::pollers)
     }
 
-    /// Sees to it that it has as many pollers as its quota asks for: if not, a new generation, for the schedules that are
-    /// made from now on. One that has more keeps them. `unlimited` as for
-    /// [`Tenant::pollers_needed`].
+    /// Opens a new generation of pollers, for future schedules, if the newest one has fewer pollers than the quota
+    /// requires. A larger generation stays in use. `unlimited` has the meaning of [`Tenant::pollers_needed`].
     pub fn grow_pollers(&mut self, unlimited: u16) {
         let needed = self.pollers_needed(unlimited);
         if self.generations.last().is_some_and(|present| *present < needed) {
@@ -68,25 +67,25 @@ impl Tenant {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SigningSecret {
     pub id: String,
-    /// 24 to 64 bytes.
+    /// Secret of 24 to 64 bytes.
     pub secret: Secret,
     pub created_at: Timestamp,
 }
 
 impl SigningSecret {
-    /// The one that a tenant begins with.
+    /// Returns the first secret of a tenant.
     #[must_use]
     pub fn first(secret: Vec<u8>, created_at: Timestamp) -> Self {
         SigningSecret { id: "first".to_owned(), secret: secret.into(), created_at }
     }
 }
 
-/// A key of the HTTP API. The secret itself is shown once, to who made it, and is not kept.
+/// Key of the HTTP API. Only its creator ever receives the secret, and the store keeps a hash.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ApiKey {
     /// The part before the dot in `id.secret`.
     pub id: String,
-    /// What a person calls it; may be empty.
+    /// Name for people; may be empty.
     pub name: String,
     pub secret_sha256: [u8; 32],
     pub role: Role,
@@ -95,7 +94,7 @@ pub struct ApiKey {
 }
 
 impl ApiKey {
-    /// An admin's, without a name and for ever.
+    /// Creates an admin key without a name that never expires.
     #[must_use]
     pub fn admin(id: &str, secret_sha256: [u8; 32], created_at: Timestamp) -> Self {
         let (id, name) = (id.to_owned(), String::new());
@@ -107,30 +106,30 @@ impl ApiKey {
 pub enum Role {
     /// Reads the tenant's schedules and runs.
     Reader,
-    /// Makes and changes them, too.
+    /// May also create and change them.
     Writer,
-    /// Changes the tenant's keys, secrets and quotas, too.
+    /// May also change the tenant's keys, secrets and quotas.
     Admin,
-    /// Makes and changes tenants; has no schedules.
+    /// Creates and changes tenants, but has no schedules.
     Operator,
 }
 
-/// Who made a tenant's version, and what is different in it. Nothing of a secret is in it.
+/// Audit log entry: the actor of a change to a tenant, and the change. It contains no secrets.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Audit {
-    /// The tenant's version that the change made.
+    /// Version of the tenant after the change.
     pub version: u64,
     pub at: Timestamp,
-    /// The id of the key that asked for it, or the command that made it.
+    /// Id of the key that requested the change, or the name of the command that made it.
     pub actor: String,
-    /// As `key.create`.
+    /// Action, such as `key.create`.
     pub action: String,
-    /// What it was about, as a key's id.
+    /// Object of the change, such as a key's id.
     pub subject: String,
 }
 
 impl Audit {
-    /// What made `tenant` what it is now.
+    /// Creates the entry for the change that led to the current version of `tenant`.
     #[must_use]
     pub fn of(tenant: &Tenant, at: Timestamp, actor: &str, action: &str, subject: &str) -> Self {
         let [actor, action, subject] = [actor, action, subject].map(str::to_owned);

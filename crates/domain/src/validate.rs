@@ -1,10 +1,12 @@
-//! Whether a schedule may be as its user wants it: every violation at once, each naming its field.
+//! Validation of a schedule: finds every violation at once, each with its field.
 //!
-//! What is found here is found before anything is stored. Text that cannot become a [`Spec`] at all (a cron
-//! expression, a duration, an instant) is refused where it is parsed.
+//! Validation happens before anything is stored. Text that cannot become a [`Spec`] at all (a cron expression, a
+//! duration, an instant) is rejected by its parser.
 //!
-//! Always true of a spec without violations: its target can be sent as it is, and no header of it can break out of
-//! its line, change how the message is framed, or pass for one of Reveille's own.
+//! Invariant: a spec without violations has a target that can be called as it is. None of its headers can break out of
+//! its line, change the framing of the message, or imitate one of Reveille's own headers.
+//!
+//! docs/decisions/0052-validate-targets-with-http-types.md gives the reasons for the design.
 
 use std::fmt;
 use std::time::Duration;
@@ -14,7 +16,7 @@ use http::{HeaderName, HeaderValue, Method, Uri};
 use crate::limits::Limits;
 use crate::{HttpTarget, RetryPolicy, Secret, Spec, Target, Timestamp, When, duration};
 
-/// All that is wrong with `spec`, in the order of its fields; nothing if it may be stored.
+/// Returns all violations of `spec`, in the order of its fields. An empty list means that `spec` may be stored.
 #[must_use]
 pub fn violations(spec: &Spec, limits: &Limits, now: Timestamp) -> Vec<Violation> {
     let mut found = Vec::new();
@@ -29,8 +31,8 @@ pub fn violations(spec: &Spec, limits: &Limits, now: Timestamp) -> Vec<Violation
     found
 }
 
-/// Headers that Reveille sets itself, and those that belong to one connection (RFC 9110, section 7.6.1).
-/// `name` in lower case.
+/// Returns true for headers that Reveille sets itself and for those that belong to one connection (RFC 9110, section
+/// 7.6.1). `name` must be in lower case.
 #[must_use]
 pub fn is_header_reserved(name: &str) -> bool {
     const NAMES: [&str; 15] = [
@@ -69,8 +71,11 @@ fn check_when(when: &When, limits: &Limits, now: Timestamp, found: &mut Vec<Viol
             }
         }
         When::Every(interval) => {
-            if *interval < limits.interval_min.max(GRAIN) {
-                found.push(Violation::EveryShort { interval: *interval, interval_min: limits.interval_min.max(GRAIN) });
+            if *interval < limits.interval_min.max(RESOLUTION) {
+                found.push(Violation::EveryShort {
+                    interval: *interval,
+                    interval_min: limits.interval_min.max(RESOLUTION),
+                });
             }
             if *interval > limits.horizon {
                 found.push(Violation::EveryLong { interval: *interval, horizon: limits.horizon });
@@ -79,8 +84,8 @@ fn check_when(when: &When, limits: &Limits, now: Timestamp, found: &mut Vec<Viol
     }
 }
 
-/// Instants are whole milliseconds.
-const GRAIN: Duration = Duration::from_millis(1);
+/// Resolution of all instants and durations.
+const RESOLUTION: Duration = Duration::from_millis(1);
 
 fn check_http(http: &HttpTarget, limits: &Limits, found: &mut Vec<Violation>) {
     if let Err(problem) = check_url(&http.url, limits.url_bytes_max) {
@@ -97,7 +102,7 @@ fn check_http(http: &HttpTarget, limits: &Limits, found: &mut Vec<Violation>) {
     } else {
         found.extend(http.headers.iter().filter_map(|(name, value)| header_violation(name, value)));
     }
-    if http.timeout < GRAIN || http.timeout > limits.timeout_max {
+    if http.timeout < RESOLUTION || http.timeout > limits.timeout_max {
         found.push(Violation::Timeout { timeout: http.timeout, timeout_max: limits.timeout_max });
     }
 }
@@ -136,12 +141,12 @@ fn check_url(url: &str, bytes_max: usize) -> Result<(), UrlProblem> {
     Ok(())
 }
 
-/// `CONNECT` asks for a tunnel and `TRACE` may have no body: neither calls anybody.
+/// Rejects `CONNECT`, which opens a tunnel, and `TRACE`, which may not have a body. Neither can carry a callback.
 fn is_method_usable(method: &str) -> bool {
     const METHOD_BYTES_MAX: usize = 32;
     let parsed = Method::from_bytes(method.as_bytes());
-    let is_refused = |method: &Method| *method == Method::CONNECT || *method == Method::TRACE;
-    method.len() <= METHOD_BYTES_MAX && parsed.is_ok_and(|method| !is_refused(&method))
+    let is_forbidden = |method: &Method| *method == Method::CONNECT || *method == Method::TRACE;
+    method.len() <= METHOD_BYTES_MAX && parsed.is_ok_and(|method| !is_forbidden(&method))
 }
 
 fn header_violation(name: &str, value: &Secret) -> Option<Violation> {
@@ -152,12 +157,12 @@ fn header_violation(name: &str, value: &Secret) -> Option<Violation> {
     if is_header_reserved(&lower) {
         return Some(Violation::HeaderReserved { name: name.to_owned() });
     }
-    // What is sealed was looked at before.
+    // An encrypted value was checked before its encryption.
     let value = value.plain()?;
     if value == Secret::REDACTED {
         return Some(Violation::HeaderRedacted { name: name.to_owned() });
     }
-    // Visible ASCII, spaces and tabs: what every receiver reads alike.
+    // All receivers read visible ASCII, spaces and tabs in the same way.
     let is_good = value.is_ascii() && HeaderValue::from_bytes(value).is_ok();
     (!is_good).then(|| Violation::HeaderValue { name: name.to_owned() })
 }
@@ -179,22 +184,22 @@ fn check_labels(spec: &Spec, limits: &Limits, found: &mut Vec<Violation>) {
 
 fn check_retry(retry: RetryPolicy, limits: &Limits, found: &mut Vec<Violation>) {
     if !(1..=limits.attempts_max).contains(&retry.attempts_max) {
-        found.push(Violation::AttemptsMax { asked: retry.attempts_max, limit: limits.attempts_max });
+        found.push(Violation::AttemptsMax { requested: retry.attempts_max, limit: limits.attempts_max });
     }
-    if retry.backoff_max < GRAIN || retry.backoff_max > limits.backoff_max {
-        found.push(Violation::BackoffMax { asked: retry.backoff_max, limit: limits.backoff_max });
+    if retry.backoff_max < RESOLUTION || retry.backoff_max > limits.backoff_max {
+        found.push(Violation::BackoffMax { requested: retry.backoff_max, limit: limits.backoff_max });
     }
     if retry.backoff > retry.backoff_max {
-        found.push(Violation::Backoff { asked: retry.backoff, backoff_max: retry.backoff_max });
+        found.push(Violation::Backoff { requested: retry.backoff, backoff_max: retry.backoff_max });
     }
 }
 
-/// Enough of a text that may be very long to tell which one it is.
+/// Shortens a text that may be very long, but keeps enough to recognize it.
 fn shortened(text: &str) -> String {
     text.chars().take(64).collect()
 }
 
-/// A field of [`Spec`], as its user knows it.
+/// Field of a [`Spec`], as users know it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Field {
     At,
@@ -204,62 +209,62 @@ pub enum Field {
     Url,
     Method,
     Headers,
-    /// The header of this name, as it was given.
+    /// Header with the name that the user sent.
     Header(String),
     Timeout,
     Labels,
-    /// The label of this name, cut off after 64 characters.
+    /// Label with its name, cut off after 64 characters.
     Label(String),
     AttemptsMax,
     Backoff,
     BackoffMax,
 }
 
-/// What is wrong, and what would be right.
+/// Violation of a rule. Its text states the fault, and after the last semicolon the remedy.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Violation {
-    #[error("{at} is past (it is {now} here); at most {} in the past are taken", text(past_max))]
+    #[error("{at} is in the past (server time: {now}); at most {} in the past is allowed", text(past_max))]
     AtPast { at: Timestamp, now: Timestamp, past_max: Duration },
-    #[error("{at} is too far ahead (it is {now} here); at most {} are taken", text(horizon))]
+    #[error("{at} is too far in the future (server time: {now}); at most {} ahead is allowed", text(horizon))]
     AtFar { at: Timestamp, now: Timestamp, horizon: Duration },
-    #[error("it fires every {} at its densest; at most once in {} is taken", text(distance), text(interval_min))]
+    #[error("cron fires every {} at its densest; at most once in {} is allowed", text(distance), text(interval_min))]
     CronOften { distance: Duration, interval_min: Duration },
     #[error("{} is too short; the shortest is {}", text(interval), text(interval_min))]
     EveryShort { interval: Duration, interval_min: Duration },
     #[error("{} is too long; the longest is {}", text(interval), text(horizon))]
     EveryLong { interval: Duration, horizon: Duration },
-    #[error("a payload has at most {bytes_max} bytes, this one has {bytes}; send a reference to what is larger")]
+    #[error("payload has {bytes} bytes, more than the limit of {bytes_max}; send a reference to larger data")]
     Payload { bytes: usize, bytes_max: usize },
     #[error(transparent)]
     Url(UrlProblem),
-    #[error("{0:?} is not a method that can be called with; POST, PUT, PATCH, GET and DELETE are")]
+    #[error("method {0:?} cannot be used; use POST, PUT, PATCH, GET or DELETE")]
     Method(String),
-    #[error("a target has at most {count_max} headers, this one has {count}")]
+    #[error("target has {count} headers, more than the limit of {count_max}")]
     HeaderCount { count: usize, count_max: usize },
-    #[error("the headers have at most {bytes_max} bytes in all, these have {bytes}")]
+    #[error("headers have {bytes} bytes in total, more than the limit of {bytes_max}")]
     HeaderBytes { bytes: usize, bytes_max: usize },
-    #[error("it is not a header's name: letters, digits and !#$%&'*+-.^_`|~ are")]
+    #[error("invalid header name: only letters, digits and !#$%&'*+-.^_`|~ are allowed")]
     HeaderName { name: String },
-    #[error("this header is set by Reveille or belongs to the connection; leave it out")]
+    #[error("Reveille or the HTTP connection sets this header; leave it out")]
     HeaderReserved { name: String },
-    #[error("a header's value has visible ASCII characters, spaces and tabs only, and one line")]
+    #[error("invalid header value: only visible ASCII characters, spaces and tabs on one line are allowed")]
     HeaderValue { name: String },
-    #[error("this is what answers show in place of a header's value, which is kept secret; give the value itself")]
+    #[error("this is the placeholder that responses show for a secret header value; send the value itself")]
     HeaderRedacted { name: String },
-    #[error("a timeout is at least 1ms and at most {}, this one is {}", text(timeout_max), text(timeout))]
+    #[error("timeout is {}, but must be at least 1ms and at most {}", text(timeout), text(timeout_max))]
     Timeout { timeout: Duration, timeout_max: Duration },
-    #[error("a schedule has at most {count_max} labels, this one has {count}")]
+    #[error("schedule has {count} labels, more than the limit of {count_max}")]
     LabelCount { count: usize, count_max: usize },
-    #[error("a label has a name, and neither its name nor its value has control characters")]
+    #[error("a label needs a name, and its name and value may not contain control characters")]
     LabelText { name: String },
-    #[error("a label's name and value have at most {bytes_max} bytes each, one of these has {bytes}")]
+    #[error("label name or value has {bytes} bytes, more than the limit of {bytes_max}")]
     LabelBytes { name: String, bytes: usize, bytes_max: usize },
-    #[error("there are at least 1 and at most {limit} attempts, {asked} were asked for")]
-    AttemptsMax { asked: u16, limit: u16 },
-    #[error("backoff_max is at least 1ms and at most {}, this one is {}", text(limit), text(asked))]
-    BackoffMax { asked: Duration, limit: Duration },
-    #[error("{} is longer than backoff_max, {}", text(asked), text(backoff_max))]
-    Backoff { asked: Duration, backoff_max: Duration },
+    #[error("attempts_max is {requested}, but must be from 1 to {limit}")]
+    AttemptsMax { requested: u16, limit: u16 },
+    #[error("backoff_max is {}, but must be at least 1ms and at most {}", text(requested), text(limit))]
+    BackoffMax { requested: Duration, limit: Duration },
+    #[error("backoff {} is longer than backoff_max {}", text(requested), text(backoff_max))]
+    Backoff { requested: Duration, backoff_max: Duration },
 }
 
 impl Violation {
@@ -289,21 +294,21 @@ impl Violation {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum UrlProblem {
-    #[error("a URL has at most {bytes_max} bytes, this one has {bytes}")]
+    #[error("URL has {bytes} bytes, more than the limit of {bytes_max}")]
     Long { bytes: usize, bytes_max: usize },
-    #[error("a URL has visible ASCII characters only, this one has {found:?} at byte {at}; percent-encode it")]
+    #[error("URL contains {found:?} at byte {at}, but may contain only visible ASCII; percent-encode the character")]
     Character { at: usize, found: char },
-    #[error("a URL's fragment is never sent; leave out # and what follows")]
+    #[error("URL has a fragment, which is never sent; leave out # and the text after it")]
     Fragment,
-    #[error("it is not an absolute URL; one looks like https://example.org/hook")]
+    #[error("not an absolute URL; write one such as https://example.org/hook")]
     Syntax,
-    #[error("only http:// and https:// can be called")]
+    #[error("only http:// and https:// are supported")]
     Scheme,
-    #[error("it names no host; a host is a DNS name, an IPv4 address, or an IPv6 address in brackets")]
+    #[error("URL has no valid host; use a DNS name, an IPv4 address, or an IPv6 address in brackets")]
     Host,
-    #[error("it holds a user name, which logs would show; send an Authorization header instead")]
+    #[error("URL contains a user name, which logs would show; send an Authorization header instead")]
     UserInfo,
-    #[error("its port is not a number from 1 to 65535")]
+    #[error("URL port is not a number from 1 to 65535")]
     Port,
 }
 

@@ -1,4 +1,4 @@
-//! A moment that several tasks of one process share, extend and end.
+//! Deadline that several tasks of one process share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use crate::Monotonic;
 
-/// The moment until which something may be relied on, by this machine's clock alone. A clone is cheap; a look is one
-/// atomic load.
+/// Instant of the monotonic clock until which a right, such as a lease, is valid. Several tasks share, extend and end
+/// it. A clone is cheap, and a check is one atomic load.
 ///
-/// Always true here: once it was seen to have passed, it has passed for good.
+/// Invariant: once a task has seen that the deadline has passed, no task can extend it.
 #[derive(Clone)]
 pub struct Deadline(Arc<AtomicU64>);
 
-/// In place of nanoseconds since the clock's start.
-const OVER: u64 = 0;
+/// Value of a deadline that has ended. All other values are nanoseconds since the clock's start.
+const ENDED: u64 = 0;
 
 impl Deadline {
     #[must_use]
@@ -22,13 +22,13 @@ impl Deadline {
         Deadline(Arc::new(AtomicU64::new(nanos(at))))
     }
 
-    /// The first instant at which it has passed, unless it is extended before; the clock's start if it was ended.
+    /// Returns the first instant at which the deadline has passed, or the clock's start if the deadline has ended.
     #[must_use]
     pub fn at(&self) -> Monotonic {
         Monotonic::from_start(Duration::from_nanos(self.0.load(Ordering::Acquire)))
     }
 
-    /// Whether it is still to come at `now`, the present instant.
+    /// Returns true if the deadline lies after `now`, the current instant.
     #[must_use]
     pub fn is_ahead(&self, now: Monotonic) -> bool {
         let mut deadline = self.0.load(Ordering::Acquire);
@@ -36,30 +36,30 @@ impl Deadline {
             if nanos(now) < deadline {
                 return true;
             }
-            if deadline == OVER {
+            if deadline == ENDED {
                 return false;
             }
-            // No extension may come after someone has seen it passed.
-            match self.0.compare_exchange(deadline, OVER, Ordering::AcqRel, Ordering::Acquire) {
+            // A later extension must fail, because the caller learns now that the deadline has passed.
+            match self.0.compare_exchange(deadline, ENDED, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return false,
                 Err(extended) => deadline = extended,
             }
         }
     }
 
-    /// Whether it was still ahead; if so, it is at `to` now, or at a later instant that it had.
+    /// Moves the deadline to `to`, unless it is already later. Returns false, and changes nothing, if it has passed.
     pub fn extend(&self, now: Monotonic, to: Monotonic) -> bool {
-        let later = |known: u64| (known != OVER).then(|| known.max(nanos(to)));
+        let later = |known: u64| (known != ENDED).then(|| known.max(nanos(to)));
         self.is_ahead(now) && self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, later).is_ok()
     }
 
-    /// Makes it pass, for good.
+    /// Ends the deadline at once and for good.
     pub fn end(&self) {
-        self.0.store(OVER, Ordering::Release);
+        self.0.store(ENDED, Ordering::Release);
     }
 }
 
-/// An instant that no `u64` holds is after every clock's end.
+/// Nanoseconds since the clock's start, clamped to 1 and `u64::MAX`: 0 is reserved for [`ENDED`].
 fn nanos(at: Monotonic) -> u64 {
     u64::try_from(at.since_start().as_nanos()).unwrap_or(u64::MAX).max(1)
 }
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_ahead_before_it_only() {
+    fn deadline_is_ahead_until_its_instant() {
         let deadline = Deadline::new(at(10));
         assert!(deadline.is_ahead(at(9)) && deadline.extend(at(9), at(20)) && deadline.is_ahead(at(19)));
         assert_eq!(deadline.at(), at(20));
@@ -81,26 +81,26 @@ mod tests {
     }
 
     #[test]
-    fn once_seen_to_have_passed_it_is_never_ahead_again() {
+    fn passed_deadline_cannot_be_extended() {
         let deadline = Deadline::new(at(10));
         assert!(!deadline.clone().is_ahead(at(10)));
         assert!(!deadline.extend(at(9), at(30)) && !deadline.is_ahead(at(9)));
         let unseen = Deadline::new(at(10));
-        assert!(!unseen.extend(at(10), at(30)) && !unseen.is_ahead(at(9)), "too late, though nobody looked");
+        assert!(!unseen.extend(at(10), at(30)) && !unseen.is_ahead(at(9)), "the extension comes too late");
         let ended = Deadline::new(at(10));
         ended.end();
         assert!(!ended.is_ahead(at(0)) && !ended.extend(at(1), at(30)));
     }
 
     #[test]
-    fn an_earlier_extension_that_comes_later_takes_nothing_away() {
+    fn extension_never_shortens_a_deadline() {
         let deadline = Deadline::new(at(10));
         assert!(deadline.extend(at(1), at(20)) && deadline.extend(at(2), at(15)));
         assert_eq!(deadline.at(), at(20));
     }
 
     #[test]
-    fn one_without_end_has_no_last_instant() {
+    fn infinite_deadline_is_always_ahead() {
         let deadline = Deadline::new(at(5) + Duration::MAX);
         assert!(deadline.is_ahead(at(u64::MAX / 2_000_000_000)));
     }

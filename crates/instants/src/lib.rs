@@ -1,6 +1,8 @@
-//! Instants: [`Timestamp`] on the wall clock, [`Monotonic`] on a clock that never goes back, and a [`Deadline`] on that.
+//! Instants: [`Timestamp`] of the wall clock, [`Monotonic`] of a clock that never goes back, and [`Deadline`], a shared
+//! instant of the monotonic clock.
 //!
-//! This crate reads no clock: the crate `runtime` does, and pure code takes the present instant as an argument.
+//! This crate reads no clock. The crate `runtime` reads the clocks, and pure code takes the current instant as an
+//! argument.
 
 mod deadline;
 
@@ -10,8 +12,8 @@ use std::time::Duration;
 
 pub use deadline::Deadline;
 
-/// An instant of the wall clock: milliseconds since 1970-01-01T00:00:00Z, leap seconds not counted. A millisecond is
-/// the grain of every promise about time.
+/// Instant of the wall clock, in milliseconds since 1970-01-01T00:00:00Z, without leap seconds. All times in Reveille
+/// are whole milliseconds.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Timestamp(i64);
 
@@ -30,7 +32,7 @@ impl Timestamp {
         self.0
     }
 
-    /// Milliseconds from `earlier` to `self`; zero if `earlier` is later.
+    /// Returns the duration from `earlier` to `self`, in whole milliseconds; zero if `earlier` is later.
     #[must_use]
     pub fn since(self, earlier: Timestamp) -> Duration {
         Duration::from_millis(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
@@ -40,7 +42,7 @@ impl Timestamp {
 impl Add<Duration> for Timestamp {
     type Output = Timestamp;
 
-    /// Saturates at [`Timestamp::MAX`]; fractions of a millisecond are dropped.
+    /// Saturates at [`Timestamp::MAX`] and drops fractions of a millisecond.
     fn add(self, rhs: Duration) -> Timestamp {
         let millis = i64::try_from(rhs.as_millis()).unwrap_or(i64::MAX);
         Timestamp(self.0.saturating_add(millis)).min(Timestamp::MAX)
@@ -50,14 +52,14 @@ impl Add<Duration> for Timestamp {
 impl Sub<Duration> for Timestamp {
     type Output = Timestamp;
 
-    /// Saturates at [`Timestamp::MIN`]; fractions of a millisecond are dropped.
+    /// Saturates at [`Timestamp::MIN`] and drops fractions of a millisecond.
     fn sub(self, rhs: Duration) -> Timestamp {
         let millis = i64::try_from(rhs.as_millis()).unwrap_or(i64::MAX);
         Timestamp(self.0.saturating_sub(millis)).max(Timestamp::MIN)
     }
 }
 
-/// RFC 3339 in UTC with three digits of fraction.
+/// Writes RFC 3339 in UTC with three fractional digits.
 impl fmt::Display for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match jiff::Timestamp::from_millisecond(self.0) {
@@ -73,7 +75,7 @@ impl fmt::Debug for Timestamp {
     }
 }
 
-/// A point on a clock that never goes back and counts through suspends (`CLOCK_BOOTTIME`): for timeouts and leases.
+/// Instant of a clock that never goes back and counts through suspends (`CLOCK_BOOTTIME`), for timeouts and leases.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct Monotonic(Duration);
 
@@ -88,7 +90,7 @@ impl Monotonic {
         self.0
     }
 
-    /// Zero if `earlier` is later.
+    /// Returns the duration from `earlier` to `self`; zero if `earlier` is later.
     #[must_use]
     pub fn since(self, earlier: Monotonic) -> Duration {
         self.0.saturating_sub(earlier.0)

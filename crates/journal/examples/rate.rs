@@ -1,9 +1,9 @@
-//! How fast the journal is beside the disk it is on: `cargo run --profile dist -p journal --example rate -- FOLDER`.
+//! Compares the journal's speed with that of its disk: `cargo run --profile dist -p journal --example rate -- FOLDER`.
 //!
-//! First the bare disk: one thread, a preallocated file, a write and a sync of the sizes that the journal's records
-//! have. Then the journal with few and with many entries in flight, each of 1 KB.
+//! It measures the bare disk first: one thread writes and syncs records of the journal's sizes to a preallocated file.
+//! Then it measures the journal with few and with many entries of 1 KB in flight.
 
-#![expect(clippy::print_stdout, reason = "it prints a table")]
+#![expect(clippy::print_stdout, reason = "this program prints a table")]
 
 use std::path::Path;
 use std::sync::Arc;
@@ -55,7 +55,8 @@ async fn bare(runtime: &Runtime, folder: &Path, bytes: usize) -> std::io::Result
     Ok(times)
 }
 
-/// Each writer has one entry in flight, and its time is from the append to the consumer's answer.
+/// Measures the journal. Each writer has one entry in flight. A sample is the time from the append to the consumer's
+/// response.
 async fn journal(
     runtime: &Runtime,
     folder: &Path,
@@ -65,43 +66,44 @@ async fn journal(
     let tasks = TaskSet::new(runtime);
     let opened = Journal::<oneshot::Sender<()>>::open(runtime, &tasks, &dir, Options::default()).await?;
     let Opened { journal, mut commits, .. } = opened;
-    let releasing = journal.clone();
+    let consumer_journal = journal.clone();
     tasks.spawn("consumer", async move {
         while let Some(commit) = commits.recv().await {
-            releasing.release(commit.first_index);
+            consumer_journal.release(commit.first_index);
             for (_, ticket) in commit.entries {
-                let _unheard = ticket.send(());
+                let _closed = ticket.send(());
             }
         }
     });
-    let (told, mut times) = mpsc::channel(writers);
+    let (sender, mut times) = mpsc::channel(writers);
     let begun = runtime.monotonic();
     let entry = Bytes::from(vec![7; ENTRY_BYTES]);
     for _ in 0..writers {
-        let (journal, runtime, told, entry) = (Arc::new(journal.clone()), runtime.clone(), told.clone(), entry.clone());
+        let (journal, runtime, sender, entry) =
+            (Arc::new(journal.clone()), runtime.clone(), sender.clone(), entry.clone());
         let spawner = runtime.clone();
         let write = async move {
             let mut times = Vec::new();
             while runtime.monotonic().since(begun) < TRIAL {
                 let started = runtime.monotonic();
-                let (ticket, answer) = oneshot::channel();
-                if journal.append(entry.clone(), ticket).await.is_err() || answer.await.is_err() {
+                let (ticket, response) = oneshot::channel();
+                if journal.append(entry.clone(), ticket).await.is_err() || response.await.is_err() {
                     break;
                 }
                 times.push(runtime.monotonic().since(started));
             }
-            let _unheard = told.send(times).await;
+            let _closed = sender.send(times).await;
         };
         drop(spawner.spawn("writer", write));
     }
-    drop(told);
+    drop(sender);
     let mut all = Vec::new();
     while let Some(times) = times.recv().await {
         all.extend(times);
     }
     let closed = journal.clone();
     drop(journal);
-    // The consumer holds a handle, too.
+    // The consumer also has a handle.
     closed.close().await;
     drop(tasks);
     std::fs::remove_dir_all(&dir)?;
@@ -111,7 +113,7 @@ async fn journal(
 fn row(name: &str, mut times: Vec<Duration>, over: Duration, bytes: usize) {
     times.sort_unstable();
     let at = |share: f64| -> u128 {
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a place in a list")]
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index of a list")]
         let index = (times.len() as f64 * share) as usize;
         times.get(index.min(times.len().saturating_sub(1))).map_or(0, Duration::as_micros)
     };

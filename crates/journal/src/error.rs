@@ -1,20 +1,20 @@
-//! What can go wrong, for code that branches and for a person.
+//! Errors of the journal, for code that branches and for people.
 
 use std::io;
 use std::path::PathBuf;
 
 use crate::format::VERSION;
 
-/// Bytes that were durable once, and are not what they were.
+/// Damage: stored bytes that were durable and have changed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{} is damaged at byte {offset}: {what}; {} lost. {ADVICE}", .segment.display(), entries(*.first_index, *.end_index))]
 pub struct Damage {
     pub segment: PathBuf,
-    /// Where the first bad byte may be; zero if the file as a whole is bad or missing.
+    /// Lower bound for the position of the first bad byte; zero if the file as a whole is bad or missing.
     pub offset: u64,
-    /// The first entry that cannot be read.
+    /// Index of the first entry that cannot be read.
     pub first_index: u64,
-    /// The first entry after it that could be read, or would come next; `None` if that cannot be known.
+    /// Index of the first later entry that can be read or would come next; `None` if it is unknown.
     pub end_index: Option<u64>,
     pub what: &'static str,
 }
@@ -34,11 +34,11 @@ pub enum OpenError {
     Locked { lock: PathBuf },
     #[error(transparent)]
     Damaged(#[from] Damage),
-    #[error("{} has journal format {found} and this program reads {VERSION}; use the program that wrote it", .segment.display())]
+    #[error("{} has journal format {found}, but this program reads format {VERSION}; use the program version that wrote it", .segment.display())]
     Version { segment: PathBuf, found: u16 },
-    #[error("journal options: {0}")]
+    #[error("invalid journal options: {0}")]
     Options(&'static str),
-    #[error("the disk has no room for a journal segment of {segment_bytes} bytes; free some, and start again")]
+    #[error("the disk has no space for a journal segment of {segment_bytes} bytes; free disk space and start again")]
     Full { segment_bytes: u64 },
     #[error("cannot {action} {}", .path.display())]
     Io { action: &'static str, path: PathBuf, source: io::Error },
@@ -46,8 +46,8 @@ pub enum OpenError {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum AppendError {
-    /// Retry later: it passes when space is free again, or when entries are released.
-    #[error("the disk has no room for another journal segment")]
+    /// Retry later: the error passes when disk space is free again or when entries are released.
+    #[error("the disk has no space for another journal segment")]
     Full,
     #[error("an entry of {bytes} bytes is larger than the journal's limit of {bytes_max}")]
     TooLarge { bytes: usize, bytes_max: usize },
@@ -64,7 +64,7 @@ impl AppendError {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    #[error("entry {index} has been released; the oldest held is {first}")]
+    #[error("entry {index} has been released; the oldest retained entry is {first}")]
     Released { index: u64, first: u64 },
     #[error(transparent)]
     Damaged(#[from] Damage),

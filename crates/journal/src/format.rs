@@ -1,38 +1,40 @@
-//! The bytes on disk: a segment's header, and records. Pure; reads and writes nothing.
+//! Format of the bytes on disk: a segment's header, and records. This module does no I/O.
 //!
-//! All numbers are little-endian. A segment is one [`BLOCK`] that begins with a [`SegmentHeader`], then records, each
-//! beginning at a multiple of [`BLOCK`]: a [`RecordHeader`], the entries (each a `u32` length and its bytes), zeros up
-//! to the next multiple.
+//! All numbers are little-endian. A segment is one [`BLOCK`] that begins with a [`SegmentHeader`], followed by records.
+//! Each record begins at a multiple of [`BLOCK`] and has a [`RecordHeader`], the entries (each a `u32` length and its
+//! bytes), and zeros up to the next multiple.
 //!
-//! Always true here: no two records share a block, so that writing one never touches a sector that an earlier one was
-//! told durable in. A disk that loses power in the middle of a write may ruin every sector of that write, and those of
-//! no other.
+//! Invariant: no two records share a block, so that a write never touches a sector of an earlier record that was
+//! acknowledged as durable. A disk that loses power in the middle of a write may corrupt every sector of that write,
+//! but no other sector.
 //!
-//! A record carries its segment's salt, drawn anew each time that the file is used, and its own offset; both are under
-//! its checksum, and the checksum of the entries starts from the salt. So neither what an earlier use left behind, nor
-//! a payload that imitates a record, nor a block that the disk wrote to a wrong place passes for one.
+//! A record contains its segment's salt, which is drawn again each time that the file is reused, and its own offset.
+//! Its checksum covers both, and the checksum of the entries starts from the salt. The parser therefore rejects records
+//! of an earlier use of the file, payloads that imitate a record, and blocks that the disk wrote to a wrong place.
+//!
+//! docs/decisions/0010-write-each-group-commit-as-one-record.md gives the reasons for the design.
 
 use bytes::Bytes;
 
 pub(crate) const BLOCK: u64 = 4096;
 pub(crate) const VERSION: u16 = 1;
 pub(crate) const HEADER_BYTES: usize = 64;
-/// What each entry takes up besides its own bytes.
+/// Bytes that each entry occupies in addition to its own bytes.
 pub(crate) const ENTRY_OVERHEAD: usize = 4;
 
 const SEGMENT_MAGIC: [u8; 8] = *b"RVLJRNL\0";
 const RECORD_MAGIC: [u8; 4] = *b"RVRC";
 
-/// The first bytes of a segment: written and synced before the file gets a segment's name.
+/// Header of a segment. It is written and synced before the file gets a segment's name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SegmentHeader {
     pub(crate) journal_id: u128,
-    /// Counts up by one from segment to segment.
+    /// Number of the segment; increases by one from segment to segment.
     pub(crate) number: u64,
     pub(crate) salt: u64,
-    /// Entries below this were durable when the segment was prepared, and are in earlier segments.
+    /// Entries below this index were durable when the segment was prepared, and are in earlier segments.
     pub(crate) synced_below: u64,
-    /// Of the whole file.
+    /// Length of the whole file.
     pub(crate) length: u64,
 }
 
@@ -75,14 +77,14 @@ impl SegmentHeader {
     }
 }
 
-/// The first bytes of a record: one group commit, or a marker, which has no entries.
+/// Header of a record. A record is one group commit, or a marker, which has no entries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct RecordHeader {
-    /// Where the record is in its segment.
+    /// Offset of the record in its segment.
     pub(crate) offset: u64,
-    /// The index of its first entry; of the next one to come, in a marker.
+    /// Index of the record's first entry; in a marker, the index of the next entry.
     pub(crate) first_index: u64,
-    /// Entries below this were durable when the record was written.
+    /// Entries below this index were durable when the record was written.
     pub(crate) synced_below: u64,
     pub(crate) count: u32,
     body_bytes: u32,
@@ -90,12 +92,12 @@ pub(crate) struct RecordHeader {
 }
 
 impl RecordHeader {
-    /// Exclusive.
+    /// Returns the index after the record's last entry.
     pub(crate) fn end_index(&self) -> u64 {
         self.first_index + u64::from(self.count)
     }
 
-    /// Exclusive; where the next record may begin.
+    /// Returns the offset after the record, where the next record may begin.
     pub(crate) fn end_offset(&self) -> u64 {
         self.offset + record_bytes(self.body_bytes as usize)
     }
@@ -123,9 +125,10 @@ impl RecordHeader {
         bytes
     }
 
-    /// The header of the record at `offset` of the segment with this salt and length, if `bytes` are one.
+    /// Decodes the header of the record at `offset` of the segment with this salt and length; returns `None` if `bytes`
+    /// are no such header.
     pub(crate) fn decode(bytes: &[u8; HEADER_BYTES], salt: u64, offset: u64, segment_length: u64) -> Option<Self> {
-        // The salt first: it tells nearly everything else apart without a checksum.
+        // Compare the salt first: nearly all other bytes fail this test, so no checksum is computed for them.
         if read_u64(bytes, 8) != salt || bytes[..4] != RECORD_MAGIC {
             return None;
         }
@@ -144,7 +147,7 @@ impl RecordHeader {
         valid.then_some(header)
     }
 
-    /// Whether `body` is what the record was written with.
+    /// Returns true if `body` is the body that the record was written with.
     pub(crate) fn matches(&self, salt: u64, body: &[u8]) -> bool {
         body.len() == self.body_bytes()
             && crc32c::crc32c_append(body_seed(salt), body) == self.body_crc
@@ -152,12 +155,12 @@ impl RecordHeader {
     }
 }
 
-/// What a record with entries of `body_bytes` in all takes up in a segment.
+/// Returns the bytes that a record with a body of `body_bytes` occupies in a segment.
 pub(crate) fn record_bytes(body_bytes: usize) -> u64 {
     (HEADER_BYTES as u64 + body_bytes as u64).next_multiple_of(BLOCK)
 }
 
-/// Builds records in one buffer that is kept from one to the next.
+/// Builder of records that reuses one buffer.
 #[derive(Default)]
 pub(crate) struct RecordBuffer {
     bytes: Vec<u8>,
@@ -178,9 +181,12 @@ impl RecordBuffer {
         self.count += 1;
     }
 
-    /// The whole record, padded to full blocks.
+    /// Returns the whole record, padded to full blocks.
     pub(crate) fn finish(&mut self, salt: u64, offset: u64, first_index: u64, synced_below: u64) -> &[u8] {
-        assert!(offset.is_multiple_of(BLOCK) && offset >= BLOCK, "a record begins at a block of its own");
+        assert!(
+            offset.is_multiple_of(BLOCK) && offset >= BLOCK,
+            "a record begins at a block boundary after the header"
+        );
         let body = &self.bytes[HEADER_BYTES..];
         let header = RecordHeader {
             offset,
@@ -196,7 +202,7 @@ impl RecordBuffer {
     }
 }
 
-/// The entries of a record's body, without copying them.
+/// Iterator over the entries of a record's body. It does not copy them.
 pub(crate) struct Entries {
     body: Bytes,
     index: u64,
@@ -224,7 +230,7 @@ impl Iterator for Entries {
     }
 }
 
-/// Whether `body` is exactly `count` entries.
+/// Returns true if `body` has exactly `count` entries.
 fn is_whole(mut body: &[u8], count: u32) -> bool {
     for _ in 0..count {
         let Some((length, rest)) = body.split_first_chunk::<ENTRY_OVERHEAD>() else { return false };
@@ -235,7 +241,7 @@ fn is_whole(mut body: &[u8], count: u32) -> bool {
 }
 
 pub(crate) fn to_usize(value: u64) -> usize {
-    usize::try_from(value).expect("the machine has 64 bits")
+    usize::try_from(value).expect("usize has 64 bits")
 }
 
 fn body_seed(salt: u64) -> u32 {
@@ -243,11 +249,11 @@ fn body_seed(salt: u64) -> u32 {
 }
 
 fn read_u32(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("the slice has four bytes"))
 }
 
 fn read_u64(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("the slice has eight bytes"))
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! Keeps a segment ready for the writer, and takes back those that nobody needs: on a task of its own, so that the
+//! Task that prepares the next segment for the writer and recycles released segments. It runs separately, so that the
 //! writer waits for neither zeroing nor renaming.
 //!
-//! Always true here: a file has a segment's name only while its header is the durable one of that segment; segments
-//! lose their names oldest first, each durably before the next. So a crash leaves no gap and no half-made segment.
+//! Invariants: a file has a segment's name only while its header is the durable header of that segment. Segments lose
+//! their names oldest first, each durably before the next. A crash therefore leaves no gap and no incomplete segment.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,36 +15,37 @@ use crate::format::{BLOCK, HEADER_BYTES, SegmentHeader, to_usize};
 use crate::segment::Segment;
 use crate::shared::Shared;
 
-/// How often a full disk is tried again when nobody says that there is room.
+/// Interval between attempts to prepare a segment on a full disk when no other event triggers one.
 const FULL_RETRY: Duration = Duration::from_secs(1);
 
 const SEGMENT_PREFIX: &str = "segment-";
-/// Was a segment, so that its length and its blocks are durable.
+/// Name prefix of a file that was a segment, so that its length and its blocks are durable.
 const SPARE_PREFIX: &str = "spare-";
-/// Is being made; of no use if nobody remembers that all its syncs went well.
+/// Name prefix of a file that is being created. After a restart such a file is useless, because its syncs may have
+/// failed.
 const FRESH_PREFIX: &str = "fresh-";
 const SUFFIX: &str = ".journal";
 
 pub(crate) async fn run(shared: &Shared) {
     loop {
-        let (closing, lacking) = {
-            let book = shared.book();
-            (book.closing, book.ready.is_empty())
+        let (closing, is_segment_missing) = {
+            let state = shared.state();
+            (state.closing, state.ready.is_empty())
         };
         if closing {
             return;
         }
-        if let Err(error) = take_back(shared).await {
+        if let Err(error) = recycle_released(shared).await {
             shared.runtime.halt(&format!("the journal cannot recycle a segment: {error}")).await;
         }
-        if !lacking {
-            shared.keep.notified().await;
+        if !is_segment_missing {
+            shared.keeper_wake.notified().await;
             continue;
         }
         match prepare_next(shared).await {
             Ok(()) => {}
             Err(error) if is_full(&error) => {
-                let _woken = shared.runtime.timeout(FULL_RETRY, shared.keep.notified()).await;
+                let _timed_out = shared.runtime.timeout(FULL_RETRY, shared.keeper_wake.notified()).await;
             }
             Err(error) => shared.runtime.halt(&format!("the journal cannot prepare a segment: {error}")).await,
         }
@@ -80,15 +81,15 @@ pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-async fn take_back(shared: &Shared) -> io::Result<()> {
+async fn recycle_released(shared: &Shared) -> io::Result<()> {
     loop {
         let (segment, spare) = {
-            let mut book = shared.book();
-            let Some(segment) = book.let_go() else { return Ok(()) };
-            (segment, spare_path(&shared.dir, book.name_file()))
+            let mut state = shared.state();
+            let Some(segment) = state.remove_oldest() else { return Ok(()) };
+            (segment, spare_path(&shared.dir, state.name_file()))
         };
         let recycle = segment.length == shared.options.segment_bytes
-            && shared.book().spares.len() < shared.options.spare_segments_max;
+            && shared.state().spares.len() < shared.options.spare_segments_max;
         if recycle {
             shared.disk.rename(&segment.path, &spare).await?;
         } else {
@@ -96,7 +97,7 @@ async fn take_back(shared: &Shared) -> io::Result<()> {
         }
         shared.disk.sync_dir(&shared.dir).await?;
         if recycle {
-            shared.book().spares.push(spare);
+            shared.state().spares.push(spare);
         }
     }
 }
@@ -107,9 +108,9 @@ pub(crate) fn spare_path(dir: &Path, number: u64) -> PathBuf {
 
 async fn prepare_next(shared: &Shared) -> io::Result<()> {
     let (number, synced_below, spare, fresh) = {
-        let mut book = shared.book();
-        let fresh = fresh_path(&shared.dir, book.name_file());
-        (book.number_last() + 1, book.next, book.spares.pop(), fresh)
+        let mut state = shared.state();
+        let fresh = fresh_path(&shared.dir, state.name_file());
+        (state.number_last() + 1, state.next, state.spares.pop(), fresh)
     };
     let header = SegmentHeader {
         journal_id: shared.journal_id,
@@ -119,15 +120,15 @@ async fn prepare_next(shared: &Shared) -> io::Result<()> {
         length: shared.options.segment_bytes,
     };
     let prepared = prepare(&*shared.disk, &shared.dir, &header, spare, &fresh).await;
-    let mut book = shared.book();
-    book.no_room = prepared.as_ref().is_err_and(is_full);
-    let outcome = prepared.map(|segment| book.ready.push_back(Arc::new(segment)));
-    drop(book);
-    shared.turned.notify_one();
+    let mut state = shared.state();
+    state.is_disk_full = prepared.as_ref().is_err_and(is_full);
+    let outcome = prepared.map(|segment| state.ready.push_back(Arc::new(segment)));
+    drop(state);
+    shared.segment_ready.notify_one();
     outcome
 }
 
-/// Makes a segment of `spare`, or of a new file, which is called `fresh` until it is one.
+/// Prepares a segment from `spare`, or from a new file, which has the name `fresh` until the segment is complete.
 pub(crate) async fn prepare(
     disk: &dyn Disk,
     dir: &Path,
@@ -138,8 +139,8 @@ pub(crate) async fn prepare(
     let from = spare.as_deref().unwrap_or(fresh);
     let prepared = prepare_from(disk, dir, header, from, spare.is_none()).await;
     if prepared.as_ref().is_err_and(is_full) {
-        // What was allocated would keep others from the little room that is left. It may have its new name already:
-        // the next attempt then takes that name over.
+        // The allocated file would occupy the little space that is left. If the file already has its new name, the
+        // removal fails; the next attempt then reuses that name.
         let _removed = disk.remove(from).await;
     }
     prepared

@@ -1,21 +1,23 @@
-//! The durable log: entries in, and told back once they are on disk, in order.
+//! Durable log. It stores entries in order and reports each entry once it is on disk.
 //!
-//! Many callers [`Journal::append`]; one thread writes what has gathered as one record, syncs once for all of them, and
-//! sends a [`Commit`]; the consumer applies it and answers each caller through the ticket that came with its entry.
-//! While one sync runs the next record gathers, so the rate follows the load and not the disk's latency. Under load it
-//! gathers for a millisecond more, if that costs no rate.
+//! Many callers call [`Journal::append`]. One thread writes the gathered entries as one record, syncs once for all of
+//! them, and sends a [`Commit`]. The consumer applies the commit and responds to each caller through the ticket that
+//! came with the caller's entry. While one sync runs, the next record gathers, so the rate follows the load and not the
+//! disk's latency. Under load, a record gathers for one more millisecond if that does not lower the rate.
 //!
-//! Entries live in preallocated segments, which are used again once [`Journal::release`] says that nobody needs them.
+//! Entries are stored in preallocated segments. A segment is reused once [`Journal::release`] has released all of its
+//! entries.
 //!
-//! It does not know what an entry means, keeps no index, and cannot tell that its newest segments were taken away as a
-//! whole: a consumer keeps [`Journal::id`] and the index it has applied, and refuses a journal whose
-//! [`Opened::next`] is not after that.
+//! The journal does not interpret entries and keeps no index. It cannot detect that its newest segments were removed as
+//! a whole. A consumer therefore stores [`Journal::id`] and the index that it has applied, and rejects a journal whose
+//! [`Opened::next`] is not after that index.
 //!
-//! Always true here:
-//! - a [`Commit`] is sent after the sync that made it durable, and indexes have no gap; the first entry of all is 1;
-//! - what was durable is given back exactly, or its loss is told as [`Damage`]: it is never skipped or cut off;
-//! - what was not durable may be there after a crash, or not, but then none after it is;
-//! - after a failed write or sync the process ends, and nobody is told anything that hangs on it.
+//! Invariants:
+//! - A [`Commit`] is sent after the sync that made it durable. Indexes have no gap, and the first entry has index 1.
+//! - A durable entry is returned exactly as it was appended, or its loss is reported as [`Damage`]. It is never skipped
+//!   or cut off.
+//! - After a crash, an entry that was not durable may be missing. Then all entries after it are missing, too.
+//! - After a failed write or sync the process stops. No commit that depends on that write is sent.
 
 mod error;
 mod format;
@@ -45,9 +47,10 @@ pub use reader::Reader;
 use crate::format::{BLOCK, ENTRY_OVERHEAD, SegmentHeader, record_bytes};
 use crate::queue::Queue;
 use crate::recover::{Recovered, io_error};
-use crate::shared::{Book, Held, Shared};
+use crate::shared::{LiveSegment, Shared, State};
 
-/// A handle; cheap to clone. When the last one is dropped the journal drains, syncs and ends, as by [`Journal::close`].
+/// Handle of a journal; cheap to clone. When the last handle is dropped, the journal drains, syncs and ends, as after
+/// [`Journal::close`].
 pub struct Journal<T> {
     shared: Arc<Shared>,
     queue: Arc<Queue<T>>,
@@ -56,40 +59,42 @@ pub struct Journal<T> {
 
 pub struct Opened<T> {
     pub journal: Journal<T>,
-    /// To be received until it ends: while it is not, nothing is written. If it is dropped the journal closes.
+    /// Commits. The consumer must receive them until the channel ends: while it does not, nothing is written. If the
+    /// receiver is dropped, the journal closes.
     pub commits: mpsc::Receiver<Commit<T>>,
-    /// The oldest entry held.
+    /// Index of the oldest retained entry.
     pub first: u64,
-    /// The index that the next entry will get. Those from `first` up to it, exclusive, can be read now.
+    /// Index that the next entry will get. Entries from `first` up to `next`, exclusive, can be read now.
     pub next: u64,
 }
 
-/// Entries that have become durable together.
+/// Group of entries that became durable together.
 #[derive(Debug)]
 pub struct Commit<T> {
-    /// The index of the first; the others follow by one.
+    /// Index of the first entry; the others follow by one.
     pub first_index: u64,
-    /// Never empty.
+    /// Entries with their tickets; never empty.
     pub entries: Vec<(Bytes, T)>,
 }
 
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// A segment's length; a multiple of 4096. Too small: many files, many waits for the next. Too large: space is
-    /// given back late, and starts scan more. Segments that exist keep theirs.
+    /// Length of a segment; a multiple of 4096. Default 64 MiB. Too small: many files and many waits for the next one.
+    /// Too large: disk space is freed late, and starts scan more. Existing segments keep their length.
     pub segment_bytes: u64,
-    /// The largest entry.
+    /// Size of the largest entry. Default 8 MiB.
     pub entry_bytes_max: usize,
-    /// What one record takes up at most, unless a single entry is larger. Too small: more syncs under load. Too large:
-    /// the last of a record wait long for the first.
+    /// Largest size of a record, unless a single entry is larger. Default 1 MiB. Too small: more syncs under load. Too
+    /// large: the first entry of a record waits long for the last one.
     pub batch_bytes_max: u64,
-    /// What may wait to be written; more makes [`Journal::append`] wait. Bounds memory.
+    /// Bytes that may wait to be written. Default 32 MiB. When they are used up, [`Journal::append`] waits. Bounds
+    /// memory.
     pub queue_bytes_max: u32,
-    /// As `queue_bytes_max`, for entries so small that their number counts.
+    /// Entries that may wait to be written. Default 131,072. Bounds memory when entries are small.
     pub queue_entries_max: u32,
-    /// Commits that the consumer may be behind before the writer waits for it.
+    /// Commits that the consumer may lag behind before the writer waits for it. Default 16.
     pub commits_max: usize,
-    /// Released segments that are kept to be used again, besides those in use; others give their space back.
+    /// Released segments that are kept for reuse in addition to those in use. Default 4. Further ones are deleted.
     pub spare_segments_max: usize,
 }
 
@@ -107,34 +112,34 @@ impl Default for Options {
     }
 }
 
-/// For metrics. Changes while it is looked at.
+/// Snapshot for metrics. The values may change while it is taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stats {
-    /// The oldest entry held, and the one after the last durable one.
+    /// Index of the oldest retained entry.
     pub first: u64,
     pub next: u64,
-    /// Segments with entries, including the one being written.
+    /// Segments with entries, including the active one.
     pub segments: usize,
-    /// What all segment files take up on disk, used or not.
+    /// Bytes that all segment files occupy on disk, used or not.
     pub disk_bytes: u64,
-    /// From the beginning of the last write to the end of its sync.
+    /// Time from the start of the last write to the end of its sync.
     pub commit_last: Duration,
     /// Records written since the start, markers included.
     pub records: u64,
     pub queue_entries: usize,
     pub queue_bytes: u64,
-    /// Appends are refused with [`AppendError::Full`].
+    /// True if appends fail with [`AppendError::Full`].
     pub full: bool,
 }
 
 impl<T: Send + 'static> Journal<T> {
-    /// Opens the journal in `dir`, making both if missing. Its two tasks belong to `tasks`.
+    /// Opens the journal in `dir`, and creates both if they are missing. Its two tasks belong to `tasks`.
     ///
-    /// Blocks its thread while it reads every record that is held.
+    /// Blocks its thread while it reads every retained record.
     ///
     /// # Errors
-    /// [`OpenError::Damaged`] if something that was durable is gone; nothing on disk is changed then.
-    /// [`OpenError::Locked`] if another process has it open.
+    /// [`OpenError::Damaged`] if a durable entry is lost; nothing on disk is changed then. [`OpenError::Locked`] if
+    /// another process has the journal open.
     pub async fn open(
         runtime: &Runtime,
         tasks: &TaskSet,
@@ -156,13 +161,13 @@ impl<T: Send + 'static> Journal<T> {
             disk.remove(&path).await.map_err(io_error("remove", &path))?;
         }
 
-        let Recovered { journal_id, held, ready, next, marked } = recovered;
-        let book = Book::new(held, ready, spares, files_named, next);
-        let first = book.first();
-        let (shared, [writer_alive, keeper_alive]) = Shared::new(runtime, dir.to_owned(), options, journal_id, book);
+        let Recovered { journal_id, live, ready, next, proven } = recovered;
+        let state = State::new(live, ready, spares, files_named, next);
+        let first = state.first();
+        let (shared, [writer_alive, keeper_alive]) = Shared::new(runtime, dir.to_owned(), options, journal_id, state);
         let queue = Arc::new(Queue::new(&shared.options));
         let (commits, receiver) = mpsc::channel(shared.options.commits_max);
-        let writer = writer::Writer::new(shared.clone(), queue.clone(), commits, marked);
+        let writer = writer::Writer::new(shared.clone(), queue.clone(), commits, proven);
         let lock: Arc<dyn Send + Sync> = Arc::from(lock);
         let keeper_lock = lock.clone();
         let keeper_shared = shared.clone();
@@ -179,10 +184,11 @@ impl<T: Send + 'static> Journal<T> {
         Ok(Opened { journal, commits: receiver, first, next })
     }
 
-    /// Queues an entry, after waiting for room if need be. It is durable when its [`Commit`] comes, not before.
+    /// Queues an entry, after waiting for capacity if necessary. The entry is durable when its [`Commit`] is sent, not
+    /// before.
     ///
-    /// Nothing is queued if the future is dropped. Once queued, the entry cannot be taken back; if the ticket is
-    /// dropped without a commit, it is not known whether the entry is durable.
+    /// Cancel-safe: if the future is dropped, nothing is queued. A queued entry cannot be withdrawn. If the ticket is
+    /// dropped without a commit, the entry may or may not be durable.
     ///
     /// # Errors
     /// See [`AppendError`]; the entry was not queued.
@@ -194,8 +200,8 @@ impl<T: Send + 'static> Journal<T> {
         self.queue.push(entry, ticket).await
     }
 
-    /// Writes what is queued, tells the consumer, and returns when the journal's tasks have ended and its folder is
-    /// free. The consumer must go on receiving meanwhile.
+    /// Writes the queued entries, sends their commits, and returns when the journal's tasks have ended and its folder
+    /// is unlocked. The consumer must continue to receive until then.
     pub async fn close(&self) {
         self.open.close();
         self.shared.tasks.closed().await;
@@ -203,26 +209,26 @@ impl<T: Send + 'static> Journal<T> {
 }
 
 impl<T> Journal<T> {
-    /// Reads from entry `from` on, which must be held.
+    /// Returns a reader that starts at entry `from`, which must be retained.
     #[must_use]
     pub fn reader(&self, from: u64) -> Reader {
         Reader::new(self.shared.clone(), from)
     }
 
-    /// Entries below `below` are not needed any more, because what they did is durable elsewhere.
+    /// Releases the entries below `below`. Call it once their effects are durable elsewhere.
     pub fn release(&self, below: u64) {
         self.shared.release(below);
     }
 
-    /// Drawn when the journal was made; another one in its place has another.
+    /// Returns the random id that was drawn when the journal was created. A journal that replaces it has another id.
     #[must_use]
     pub fn id(&self) -> u128 {
         self.shared.journal_id
     }
 
-    /// Adds what is counted here to `registry`.
+    /// Adds the journal's metrics to `registry`.
     pub fn register(&self, registry: &mut Registry) {
-        let help = "From the beginning of a record's write to the end of its sync";
+        let help = "Time from the start of a record's write to the end of its sync";
         registry.register("reveille_log_commit_duration_seconds", help, self.shared.commit_seconds.clone());
     }
 
@@ -230,16 +236,16 @@ impl<T> Journal<T> {
     pub fn stats(&self) -> Stats {
         let (queue_entries, queue_bytes) = self.queue.depth();
         let full = self.queue.is_full();
-        let book = self.shared.book();
-        let segments = book.held.iter().map(|held| &held.segment).chain(&book.ready);
-        let spare_bytes = book.spares.len() as u64 * self.shared.options.segment_bytes;
+        let state = self.shared.state();
+        let segments = state.live.iter().map(|live| &live.segment).chain(&state.ready);
+        let spare_bytes = state.spares.len() as u64 * self.shared.options.segment_bytes;
         Stats {
-            first: book.first(),
-            next: book.next,
-            segments: book.held.len(),
+            first: state.first(),
+            next: state.next,
+            segments: state.live.len(),
             disk_bytes: segments.map(|segment| segment.length).sum::<u64>() + spare_bytes,
-            commit_last: book.commit_last,
-            records: book.records,
+            commit_last: state.commit_last,
+            records: state.records,
             queue_entries,
             queue_bytes,
             full,
@@ -262,12 +268,12 @@ impl Options {
         if !self.segment_bytes.is_multiple_of(BLOCK) {
             return Err(OpenError::Options("segment_bytes must be a multiple of 4096"));
         }
-        // Its header, one record, and a marker.
+        // A segment holds its header, one record and a marker.
         if self.segment_bytes < BLOCK + record_bytes(body_bytes_max) + BLOCK {
-            return Err(OpenError::Options("segment_bytes must leave room for an entry of entry_bytes_max"));
+            return Err(OpenError::Options("segment_bytes must be large enough for an entry of entry_bytes_max"));
         }
         if self.batch_bytes_max > self.segment_bytes - 2 * BLOCK || self.batch_bytes_max > u64::from(u32::MAX) {
-            return Err(OpenError::Options("batch_bytes_max must be smaller than segment_bytes, by 8192"));
+            return Err(OpenError::Options("batch_bytes_max must be at least 8192 less than segment_bytes"));
         }
         if self.queue_bytes_max == 0 || self.queue_entries_max == 0 || self.commits_max == 0 {
             return Err(OpenError::Options("queue_bytes_max, queue_entries_max and commits_max must not be zero"));
@@ -276,7 +282,7 @@ impl Options {
     }
 }
 
-/// Held by handles only.
+/// Closes the journal when the last handle is dropped. Only handles own it.
 struct CloseOnDrop<T> {
     shared: Arc<Shared>,
     queue: Arc<Queue<T>>,
@@ -285,8 +291,8 @@ struct CloseOnDrop<T> {
 impl<T> CloseOnDrop<T> {
     fn close(&self) {
         self.queue.close();
-        // The writer may be waiting for room on the disk.
-        self.shared.turned.notify_one();
+        // The writer may be waiting for disk space.
+        self.shared.segment_ready.notify_one();
     }
 }
 
@@ -314,19 +320,19 @@ async fn create(runtime: &Runtime, dir: &Path, options: &Options, files_named: u
         if keeper::is_full(&error) {
             OpenError::Full { segment_bytes: options.segment_bytes }
         } else {
-            io_error("make a segment in", dir)(error)
+            io_error("create a segment in", dir)(error)
         }
     })?;
-    let held = VecDeque::from([Held { segment: Arc::new(segment), first_index: 1, end_offset: BLOCK }]);
-    Ok(Recovered { journal_id, held, ready: VecDeque::new(), next: 1, marked: true })
+    let live = VecDeque::from([LiveSegment { segment: Arc::new(segment), first_index: 1, end_offset: BLOCK }]);
+    Ok(Recovered { journal_id, live, ready: VecDeque::new(), next: 1, proven: true })
 }
 
-/// Makes the folder's own name durable, and those of the folders above that were made with it.
+/// Makes the folder's directory entry durable, and those of the parent folders that were created with it.
 async fn sync_ancestors(disk: &dyn Disk, dir: &Path) -> Result<(), OpenError> {
     for ancestor in dir.ancestors().skip(1) {
         let ancestor = if ancestor.as_os_str().is_empty() { Path::new(".") } else { ancestor };
         match disk.sync_dir(ancestor).await {
-            // What this user may not open, this user has not made.
+            // This user cannot have created a folder that this user may not open.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => break,
             synced => synced.map_err(io_error("sync", ancestor))?,
         }
@@ -334,7 +340,7 @@ async fn sync_ancestors(disk: &dyn Disk, dir: &Path) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Those of the length in use; the others are removed.
+/// Returns the spare files that have the configured length, up to the limit, and removes the others.
 async fn usable_spares(disk: &dyn Disk, spares: Vec<PathBuf>, options: &Options) -> Result<Vec<PathBuf>, OpenError> {
     let mut usable = Vec::new();
     for path in spares {

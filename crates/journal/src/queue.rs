@@ -1,4 +1,4 @@
-//! Entries that wait for the writer; limited in bytes and in number.
+//! Queue of the entries that wait for the writer. It is limited in bytes and in number.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard};
@@ -11,13 +11,13 @@ use crate::{AppendError, Options};
 
 pub(crate) struct Queue<T> {
     state: Mutex<State<T>>,
-    /// One permit per byte that may still be queued. An entry takes at least its share of them by number, so that this
-    /// limits both.
-    room: Semaphore,
-    room_max: u32,
+    /// Semaphore with one permit per byte that may still be queued. Each entry takes at least `share` permits, so that
+    /// the semaphore also limits the number of entries.
+    capacity: Semaphore,
+    capacity_max: u32,
     share: u32,
     filled: Notify,
-    /// Whether the writer waits for a segment that the disk has no room for.
+    /// True while the writer waits for a segment because the disk is full.
     full: watch::Sender<bool>,
 }
 
@@ -26,10 +26,10 @@ struct State<T> {
     closed: bool,
 }
 
-/// What goes into one record. Never empty.
+/// Entries of one record; never empty.
 pub(crate) struct Batch<T> {
     pub(crate) entries: Vec<(Bytes, T)>,
-    /// As in a record.
+    /// Size of the record's body.
     pub(crate) body_bytes: usize,
 }
 
@@ -37,24 +37,24 @@ impl<T> Queue<T> {
     pub(crate) fn new(options: &Options) -> Self {
         Queue {
             state: Mutex::new(State { entries: VecDeque::new(), closed: false }),
-            room: Semaphore::new(options.queue_bytes_max as usize),
-            room_max: options.queue_bytes_max,
+            capacity: Semaphore::new(options.queue_bytes_max as usize),
+            capacity_max: options.queue_bytes_max,
             share: (options.queue_bytes_max / options.queue_entries_max.max(1)).max(1),
             filled: Notify::new(),
             full: watch::Sender::new(false),
         }
     }
 
-    /// Waits for room. Nothing is queued if the future is dropped.
+    /// Queues an entry, after waiting for capacity. Cancel-safe: if the future is dropped, nothing is queued.
     pub(crate) async fn push(&self, entry: Bytes, ticket: T) -> Result<(), AppendError> {
         if self.is_full() {
             return Err(if self.is_closed() { AppendError::Closed } else { AppendError::Full });
         }
         let weight = self.weight(&entry);
-        match self.room.try_acquire_many(weight) {
+        match self.capacity.try_acquire_many(weight) {
             Ok(permit) => permit.forget(),
             Err(TryAcquireError::Closed) => return Err(AppendError::Closed),
-            Err(TryAcquireError::NoPermits) => self.wait_for_room(weight).await?,
+            Err(TryAcquireError::NoPermits) => self.wait_for_capacity(weight).await?,
         }
         let was_empty = {
             let mut state = self.state();
@@ -70,11 +70,11 @@ impl<T> Queue<T> {
         Ok(())
     }
 
-    async fn wait_for_room(&self, weight: u32) -> Result<(), AppendError> {
+    async fn wait_for_capacity(&self, weight: u32) -> Result<(), AppendError> {
         let mut full = self.full.subscribe();
-        let room = std::pin::pin!(self.room.acquire_many(weight));
+        let capacity = std::pin::pin!(self.capacity.acquire_many(weight));
         let full = std::pin::pin!(full.wait_for(|full| *full));
-        match futures_util::future::select(room, full).await {
+        match futures_util::future::select(capacity, full).await {
             futures_util::future::Either::Left((Ok(permit), _)) => {
                 permit.forget();
                 Ok(())
@@ -84,7 +84,7 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Waits until there is something to take; `false` if there never will be.
+    /// Waits until an entry is queued; returns `false` if the queue is closed and empty.
     pub(crate) async fn wait(&self) -> bool {
         loop {
             {
@@ -100,40 +100,40 @@ impl<T> Queue<T> {
         }
     }
 
-    /// The oldest entries that fit into a record of at most `record_bytes_max`, and one in any case.
+    /// Takes the oldest entries that fit into a record of at most `record_bytes_max`, and at least one entry.
     pub(crate) fn take(&self, record_bytes_max: u64) -> Batch<T> {
         let mut state = self.state();
         let mut body_bytes = 0;
         let mut count = 0;
         let mut weight = 0;
         for (entry, _) in &state.entries {
-            let with_it = body_bytes + ENTRY_OVERHEAD + entry.len();
-            if count > 0 && record_bytes(with_it) > record_bytes_max {
+            let with_entry = body_bytes + ENTRY_OVERHEAD + entry.len();
+            if count > 0 && record_bytes(with_entry) > record_bytes_max {
                 break;
             }
-            body_bytes = with_it;
+            body_bytes = with_entry;
             count += 1;
             weight += self.weight(entry) as usize;
         }
-        assert!(count > 0, "only a filled queue is taken from");
+        assert!(count > 0, "the caller has waited for an entry");
         let entries = state.entries.drain(..count).collect();
         drop(state);
-        self.room.add_permits(weight);
+        self.capacity.add_permits(weight);
         Batch { entries, body_bytes }
     }
 
-    /// From now on nothing is queued; what is, is still written.
+    /// Rejects new entries from now on. The entries in the queue are still written.
     pub(crate) fn close(&self) {
         self.state().closed = true;
-        self.room.close();
+        self.capacity.close();
         self.filled.notify_one();
     }
 
-    /// Drops what is queued, and its tickets.
-    pub(crate) fn end(&self) {
+    /// Closes the queue and drops the queued entries with their tickets.
+    pub(crate) fn close_and_clear(&self) {
         self.close();
-        let left = std::mem::take(&mut self.state().entries);
-        drop(left);
+        let dropped = std::mem::take(&mut self.state().entries);
+        drop(dropped);
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -144,23 +144,23 @@ impl<T> Queue<T> {
         *self.full.borrow()
     }
 
-    /// Whether that is news.
+    /// Sets the state of the disk. Returns true if it changed.
     pub(crate) fn set_full(&self, full: bool) -> bool {
         self.full.send_replace(full) != full
     }
 
-    /// Entries, and the bytes that they count for.
+    /// Returns the number of queued entries and the bytes that they count for.
     pub(crate) fn depth(&self) -> (usize, u64) {
         let entries = self.state().entries.len();
-        (entries, u64::from(self.room_max).saturating_sub(self.room.available_permits() as u64))
+        (entries, u64::from(self.capacity_max).saturating_sub(self.capacity.available_permits() as u64))
     }
 
     fn weight(&self, entry: &Bytes) -> u32 {
-        // An entry larger than the whole queue may be queued alone.
-        u32::try_from(entry.len()).unwrap_or(u32::MAX).max(self.share).min(self.room_max)
+        // An entry that is larger than the whole queue may be queued alone.
+        u32::try_from(entry.len()).unwrap_or(u32::MAX).max(self.share).min(self.capacity_max)
     }
 
     fn state(&self) -> MutexGuard<'_, State<T>> {
-        self.state.lock().expect("no holder of this lock panics")
+        self.state.lock().expect("no task panics while it holds this lock")
     }
 }

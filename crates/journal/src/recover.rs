@@ -1,13 +1,13 @@
-//! What a folder holds, told apart: entries that are whole, a last record that was never finished, and damage.
+//! Recovery: distinguishes whole entries, an unfinished last record, and damage in a folder.
 //!
-//! The rule. Let E be the highest index that any valid header in any segment says was durable when it was written.
-//! Records are followed from the oldest on for as long as they are whole and their indexes follow each other. If they
-//! reach E, whatever comes after was never told to anyone and is dropped. If they do not, something that was durable
-//! is gone: that is damage, and refused with the place and the indexes. Nothing on disk is changed before this is known.
+//! The rule: let E be the highest index that any valid header in any segment reports as durable when it was written.
+//! Records are followed from the oldest on, as long as they are whole and their indexes are consecutive. If they reach
+//! E, the records after that were never acknowledged and are dropped. If they do not reach E, a durable entry is lost:
+//! recovery fails with the place and the indexes. Nothing on disk is changed before this is decided.
 //!
-//! Always true here: an entry is given out only after it was synced by this process, too. After a failed sync, Linux
-//! may show bytes from its cache that are on no disk and that another sync would not write, so what no header vouches
-//! for is first written again.
+//! Invariant: an entry is returned only after this process, too, has synced it. After a failed sync, Linux may return
+//! bytes from its cache that are on no disk and that another sync would not write. Entries that no header proves
+//! durable are therefore written again first.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,27 +19,27 @@ use runtime::{Disk, OpenMode};
 use crate::format::{BLOCK, HEADER_BYTES, RecordBuffer, RecordHeader, SegmentHeader, SegmentHeaderError, to_usize};
 use crate::keeper::{fresh_number, segment_number, segment_path, spare_number};
 use crate::segment::Segment;
-use crate::shared::Held;
+use crate::shared::LiveSegment;
 use crate::{Damage, OpenError};
 
-/// What is in a journal's folder.
+/// Files in a journal's folder.
 pub(crate) struct Listing {
-    /// Ascending.
+    /// Segment numbers, ascending.
     pub(crate) segments: Vec<u64>,
     pub(crate) spares: Vec<PathBuf>,
-    /// Files that nobody finished making.
+    /// Files whose creation was not completed.
     pub(crate) fresh: Vec<PathBuf>,
-    /// At least the highest number in the name of a spare or fresh file.
+    /// Upper bound of the numbers in the names of spare and fresh files.
     pub(crate) files_named: u64,
 }
 
 pub(crate) struct Recovered {
     pub(crate) journal_id: u128,
-    pub(crate) held: VecDeque<Held>,
+    pub(crate) live: VecDeque<LiveSegment>,
     pub(crate) ready: VecDeque<Arc<Segment>>,
     pub(crate) next: u64,
-    /// A header in the journal vouches for every entry.
-    pub(crate) marked: bool,
+    /// True if a header in the journal proves every entry durable.
+    pub(crate) proven: bool,
 }
 
 pub(crate) async fn list(disk: &dyn Disk, dir: &Path) -> Result<Listing, OpenError> {
@@ -60,7 +60,7 @@ pub(crate) async fn list(disk: &dyn Disk, dir: &Path) -> Result<Listing, OpenErr
     Ok(listing)
 }
 
-/// `numbers` must be ascending, and not empty.
+/// Recovers the segments `numbers`, which must be ascending and not empty.
 pub(crate) async fn recover(disk: &dyn Disk, dir: &Path, numbers: &[u64]) -> Result<Recovered, OpenError> {
     let mut walk = Walk::new(numbers[0]);
     let mut expected = numbers[0];
@@ -71,15 +71,15 @@ pub(crate) async fn recover(disk: &dyn Disk, dir: &Path, numbers: &[u64]) -> Res
         walk.segment(disk, segment_path(dir, number), number).await?;
         expected = number + 1;
     }
-    walk.judge(segment_path(dir, expected))?;
-    walk.settle().await?;
+    walk.check_loss(segment_path(dir, expected))?;
+    walk.repair().await?;
     disk.sync_dir(dir).await.map_err(io_error("sync", dir))?;
 
-    let mut held = walk.held;
-    let begun = held.iter().rposition(|held| held.end_offset > BLOCK).unwrap_or(0);
-    let ready = held.split_off(begun + 1).into_iter().map(|held| held.segment).collect();
-    let journal_id = walk.journal_id.expect("a segment was read, or it was damage");
-    Ok(Recovered { journal_id, held, ready, next: walk.next, marked: walk.evidence >= walk.next })
+    let mut live = walk.live;
+    let begun = live.iter().rposition(|live| live.end_offset > BLOCK).unwrap_or(0);
+    let ready = live.split_off(begun + 1).into_iter().map(|live| live.segment).collect();
+    let journal_id = walk.journal_id.expect("recovery fails unless a segment was read");
+    Ok(Recovered { journal_id, live, ready, next: walk.next, proven: walk.evidence >= walk.next })
 }
 
 pub(crate) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> OpenError {
@@ -87,28 +87,29 @@ pub(crate) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Err
     move |source| OpenError::Io { action, path, source }
 }
 
-/// The first place where what was expected is not.
-struct Bad {
+/// First place where the expected record is missing.
+struct Defect {
     segment: PathBuf,
     offset: u64,
     what: &'static str,
-    /// It was durable, whatever the records say.
-    surely_lost: bool,
-    /// The first index after what is missing here.
+    /// True if the missing record was durable, regardless of the headers.
+    certainly_lost: bool,
+    /// Index at which the records resume after the missing part.
     resumes_at: Option<u64>,
 }
 
 struct Walk {
     journal_id: Option<u128>,
-    held: VecDeque<Held>,
-    bad: Option<Bad>,
-    /// Entries below this were durable, as some valid header says.
+    live: VecDeque<LiveSegment>,
+    defect: Option<Defect>,
+    /// Entries below this index were durable, according to a valid header.
     evidence: u64,
-    /// The index expected next. While not `anchored`, the least that it can be.
+    /// Index of the expected next entry; a lower bound of it while not `anchored`.
     next: u64,
-    /// Where the indexes begin is known: with the first segment of all, or the first record of the oldest one held.
+    /// True once the start of the indexes is known: it is the first segment of all, or the first record of the oldest
+    /// retained segment.
     anchored: bool,
-    /// Whole records that no header read so far vouches for.
+    /// Whole records that no header read so far proves durable.
     unproven: Vec<(Arc<Segment>, RecordHeader)>,
 }
 
@@ -116,8 +117,8 @@ impl Walk {
     fn new(number_first: u64) -> Self {
         Walk {
             journal_id: None,
-            held: VecDeque::new(),
-            bad: None,
+            live: VecDeque::new(),
+            defect: None,
             evidence: 1,
             next: 1,
             anchored: number_first == 1,
@@ -134,72 +135,73 @@ impl Walk {
             }
         };
         if *self.journal_id.get_or_insert(journal_id) != journal_id {
-            self.lost(path, 0, "it belongs to another journal", true, None);
+            self.lost(path, 0, "the segment belongs to another journal", true, None);
             return Ok(());
         }
-        self.vouched(segment.synced_below);
-        if !self.anchored && self.bad.is_none() {
+        self.add_evidence(segment.synced_below);
+        if !self.anchored && self.defect.is_none() {
             self.next = segment.synced_below;
         }
         let segment = Arc::new(segment);
-        self.held.push_back(Held { segment: segment.clone(), first_index: self.next, end_offset: BLOCK });
+        self.live.push_back(LiveSegment { segment: segment.clone(), first_index: self.next, end_offset: BLOCK });
         let mut offset = BLOCK;
         while let Some(header) = segment.next_header(offset).await.map_err(io_error("read", &path))? {
             offset = self.record(&segment, offset, &header).await.map_err(io_error("read", &path))?;
         }
         if !self.anchored {
-            // An older segment is let go only when this one holds a durable record.
-            self.lost(path, BLOCK, "its first record is not what was written", true, None);
+            // An older segment is removed only once this one has a durable record.
+            self.lost(path, BLOCK, "its first record is corrupt", true, None);
         }
         Ok(())
     }
 
-    /// Takes the record if it goes on where the last one ended; it was expected at `expected`. Says where to look on.
+    /// Accepts the record if it continues where the last one ended; it was expected at `expected`. Returns the offset
+    /// at which to continue the search.
     async fn record(&mut self, segment: &Arc<Segment>, expected: u64, header: &RecordHeader) -> io::Result<u64> {
-        self.vouched(header.synced_below);
-        // Past a bad record its length is not to be trusted either.
-        let look_on = header.offset + BLOCK;
-        if let Some(bad) = &mut self.bad {
-            if bad.resumes_at.is_none() && header.first_index > self.next {
-                bad.resumes_at = Some(header.first_index);
+        self.add_evidence(header.synced_below);
+        // The length of a record after a corrupt one is not trusted either.
+        let continue_at = header.offset + BLOCK;
+        if let Some(defect) = &mut self.defect {
+            if defect.resumes_at.is_none() && header.first_index > self.next {
+                defect.resumes_at = Some(header.first_index);
             }
-            return Ok(look_on);
+            return Ok(continue_at);
         }
         let path = &segment.path;
         if !self.anchored && header.offset != BLOCK {
-            let what = "its first record is not what was written";
+            let what = "its first record is corrupt";
             self.lost(path.clone(), BLOCK, what, true, Some(header.first_index));
-            return Ok(look_on);
+            return Ok(continue_at);
         }
         if self.anchored && header.first_index > self.next {
             let (path, offset) = self.gap_before(header, path, expected);
-            let what = "a record is not what was written";
+            let what = "a record is corrupt";
             self.lost(path, offset, what, false, Some(header.first_index));
-            return Ok(look_on);
+            return Ok(continue_at);
         }
         let whole = segment.body(header).await?.is_some();
         if header.first_index < self.next {
             if whole {
-                self.lost(path.clone(), header.offset, "a record repeats indexes of an earlier one", true, None);
+                self.lost(path.clone(), header.offset, "a record repeats indexes of an earlier record", true, None);
             }
-            // Otherwise it is what remains of an unfinished write that an earlier start dropped.
-            return Ok(look_on);
+            // Otherwise the record remains from an unfinished write that an earlier start dropped.
+            return Ok(continue_at);
         }
-        let held = self.held.back_mut().expect("its segment was just added");
+        let live = self.live.back_mut().expect("the record's segment was just added");
         if !whole {
-            held.end_offset = header.offset;
-            let what = "a record's entries are not what was written";
+            live.end_offset = header.offset;
+            let what = "a record's entries are corrupt";
             self.lost(path.clone(), header.offset, what, !self.anchored, Some(header.end_index()));
-            return Ok(look_on);
+            return Ok(continue_at);
         }
         if header.offset != expected {
-            tracing::warn!(segment = %path.display(), offset = expected, "a damaged block held no entries; going on");
+            tracing::warn!(segment = %path.display(), offset = expected, "ignored a damaged block without entries");
         }
         if !self.anchored {
-            held.first_index = header.first_index;
+            live.first_index = header.first_index;
             self.anchored = true;
         }
-        held.end_offset = header.end_offset();
+        live.end_offset = header.end_offset();
         self.next = header.end_index();
         if self.next > self.evidence {
             self.unproven.push((segment.clone(), *header));
@@ -207,42 +209,43 @@ impl Walk {
         Ok(header.end_offset())
     }
 
-    /// Where what is missing before `header` was; it was expected at `expected` of the segment at `path`.
+    /// Returns the place of the missing records before `header`, which was expected at `expected` of the segment at
+    /// `path`.
     fn gap_before(&self, header: &RecordHeader, path: &Path, expected: u64) -> (PathBuf, u64) {
-        // With nothing missing in front of it there, the end of the segment before is.
-        let before = self.held.iter().rev().nth(1).filter(|_| header.offset == BLOCK);
-        before.map_or((path.to_owned(), expected), |held| (held.segment.path.clone(), held.end_offset))
+        // If `header` begins its segment, the records are missing at the end of the segment before.
+        let before = self.live.iter().rev().nth(1).filter(|_| header.offset == BLOCK);
+        before.map_or((path.to_owned(), expected), |live| (live.segment.path.clone(), live.end_offset))
     }
 
-    fn vouched(&mut self, synced_below: u64) {
+    fn add_evidence(&mut self, synced_below: u64) {
         self.evidence = self.evidence.max(synced_below);
         self.unproven.retain(|(_, header)| header.end_index() > synced_below);
     }
 
-    fn lost(&mut self, segment: PathBuf, offset: u64, what: &'static str, surely: bool, resumes_at: Option<u64>) {
-        match &mut self.bad {
-            None => self.bad = Some(Bad { segment, offset, what, surely_lost: surely, resumes_at }),
-            Some(bad) => bad.surely_lost |= surely,
+    fn lost(&mut self, segment: PathBuf, offset: u64, what: &'static str, certainly: bool, resumes_at: Option<u64>) {
+        match &mut self.defect {
+            None => self.defect = Some(Defect { segment, offset, what, certainly_lost: certainly, resumes_at }),
+            Some(defect) => defect.certainly_lost |= certainly,
         }
     }
 
-    /// `after` is what the next segment would be called.
-    fn judge(&self, after: PathBuf) -> Result<(), Damage> {
+    /// Returns an error if a durable entry is lost. `after` is the path of the next segment.
+    fn check_loss(&self, after: PathBuf) -> Result<(), Damage> {
         let short = self.evidence > self.next;
         let evidence = short.then_some(self.evidence);
-        match &self.bad {
-            Some(bad) if bad.surely_lost || short => Err(Damage {
-                segment: bad.segment.clone(),
-                offset: bad.offset,
+        match &self.defect {
+            Some(defect) if defect.certainly_lost || short => Err(Damage {
+                segment: defect.segment.clone(),
+                offset: defect.offset,
                 first_index: self.next,
-                end_index: bad.resumes_at.or(evidence).filter(|end| *end > self.next),
-                what: bad.what,
+                end_index: defect.resumes_at.or(evidence).filter(|end| *end > self.next),
+                what: defect.what,
             }),
             None if short => {
-                let last = self.held.iter().rev().find(|held| held.end_offset > BLOCK).or(self.held.front());
+                let last = self.live.iter().rev().find(|live| live.end_offset > BLOCK).or(self.live.front());
                 Err(Damage {
-                    segment: last.map_or(after, |held| held.segment.path.clone()),
-                    offset: last.map_or(0, |held| held.end_offset),
+                    segment: last.map_or(after, |live| live.segment.path.clone()),
+                    offset: last.map_or(0, |live| live.end_offset),
                     first_index: self.next,
                     end_index: evidence,
                     what: "records are missing",
@@ -252,32 +255,34 @@ impl Walk {
         }
     }
 
-    /// Makes durable what was found, and takes an unfinished record out of the way of later ones.
-    async fn settle(&mut self) -> Result<(), OpenError> {
+    /// Makes the found entries durable, and writes a marker over an unfinished record, so that it cannot affect later
+    /// ones.
+    async fn repair(&mut self) -> Result<(), OpenError> {
         for (segment, header) in &self.unproven {
             write_again(segment, header).await.map_err(io_error("write", &segment.path))?;
         }
-        let Some(bad) = &self.bad else { return Ok(()) };
+        let Some(defect) = &self.defect else { return Ok(()) };
         tracing::warn!(
-            segment = %bad.segment.display(), offset = bad.offset, next = self.next,
-            "dropped an unfinished record, which nobody was told of"
+            segment = %defect.segment.display(), offset = defect.offset, next = self.next,
+            "dropped an unfinished record that was never acknowledged"
         );
-        // If the next record went to another segment, this one's header would stand for a lost record.
-        let Some(held) = self.held.iter_mut().find(|held| held.segment.path == bad.segment) else { return Ok(()) };
-        if held.end_offset == BLOCK {
+        // Write a marker: if the next record went to another segment, the dropped record's header would count as a lost
+        // record.
+        let Some(live) = self.live.iter_mut().find(|live| live.segment.path == defect.segment) else { return Ok(()) };
+        if live.end_offset == BLOCK {
             return Ok(());
         }
         let mut buffer = RecordBuffer::default();
         buffer.begin();
-        let marker = buffer.finish(held.segment.salt, held.end_offset, self.next, self.next);
-        write_and_sync(&held.segment, held.end_offset, marker).await.map_err(io_error("write", &held.segment.path))?;
-        held.end_offset += marker.len() as u64;
+        let marker = buffer.finish(live.segment.salt, live.end_offset, self.next, self.next);
+        write_and_sync(&live.segment, live.end_offset, marker).await.map_err(io_error("write", &live.segment.path))?;
+        live.end_offset += marker.len() as u64;
         self.evidence = self.next;
         Ok(())
     }
 }
 
-/// The inner error says what is wrong with the file.
+/// Opens a segment. The inner error describes the fault of the file.
 async fn open_segment(
     disk: &dyn Disk,
     path: &Path,
@@ -292,14 +297,14 @@ async fn open_segment(
     file.read_at(0, &mut bytes).await.map_err(io_error("read", path))?;
     let header = match SegmentHeader::decode(&bytes) {
         Ok(header) => header,
-        Err(SegmentHeaderError::Damaged) => return Ok(Err("its header is not what was written")),
+        Err(SegmentHeaderError::Damaged) => return Ok(Err("its header is corrupt")),
         Err(SegmentHeaderError::Version(found)) => return Err(OpenError::Version { segment: path.to_owned(), found }),
     };
     if header.number != number {
-        return Ok(Err("it is another segment than its name says"));
+        return Ok(Err("its header has another segment number than its name"));
     }
     if present < header.length {
-        return Ok(Err("the file is shorter than when it was made"));
+        return Ok(Err("the file is shorter than at its creation"));
     }
     let SegmentHeader { journal_id, salt, synced_below, length, .. } = header;
     Ok(Ok((Segment { number, path: path.to_owned(), file, length, salt, synced_below }, journal_id)))

@@ -1,4 +1,4 @@
-//! One segment file: reading records from it, and finding the next one past a bad place.
+//! Segment file: reads records from it, and finds the next record after a corrupt place.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,22 +9,22 @@ use runtime::DiskFile;
 
 use crate::format::{BLOCK, HEADER_BYTES, RecordHeader, to_usize};
 
-/// What is read at once when looking for a record; a multiple of [`BLOCK`].
+/// Bytes that are read at once during the search for a record; a multiple of [`BLOCK`].
 const SCAN_BYTES: u64 = 1 << 20;
 
-/// A segment whose header was valid. Knows nothing of what is in it.
+/// Segment with a valid header. This type does not interpret its records.
 pub(crate) struct Segment {
     pub(crate) number: u64,
     pub(crate) path: PathBuf,
     pub(crate) file: Arc<dyn DiskFile>,
     pub(crate) length: u64,
     pub(crate) salt: u64,
-    /// Entries below this are in earlier segments.
+    /// Entries below this index are in earlier segments.
     pub(crate) synced_below: u64,
 }
 
 impl Segment {
-    /// The header of the record at `offset`, if one is there.
+    /// Returns the header of the record at `offset`, if there is one.
     pub(crate) async fn header_at(&self, offset: u64) -> io::Result<Option<RecordHeader>> {
         if offset + BLOCK > self.length {
             return Ok(None);
@@ -34,7 +34,7 @@ impl Segment {
         Ok(RecordHeader::decode(&bytes, self.salt, offset, self.length))
     }
 
-    /// The first record header at or after `offset`, a multiple of [`BLOCK`].
+    /// Returns the first record header at or after `offset`, a multiple of [`BLOCK`].
     pub(crate) async fn next_header(&self, offset: u64) -> io::Result<Option<RecordHeader>> {
         if let Some(header) = self.header_at(offset).await? {
             return Ok(Some(header));
@@ -57,7 +57,7 @@ impl Segment {
         Ok(None)
     }
 
-    /// The entries of a record, or `None` if they are not what was written.
+    /// Returns the body of a record, or `None` if it is corrupt.
     pub(crate) async fn body(&self, header: &RecordHeader) -> io::Result<Option<Bytes>> {
         let mut body = vec![0; header.body_bytes()];
         self.file.read_at(header.body_offset(), &mut body).await?;

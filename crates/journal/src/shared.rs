@@ -1,7 +1,7 @@
-//! What the handle, the writer, the keeper and readers share: which segments there are, and what is in them.
+//! State that the handle, the writer, the keeper and the readers share: the segments and their contents.
 //!
-//! Always true here: segments are held without a gap, oldest first; the last one held is the one being written; a
-//! segment is let go only when a later one holds an entry that is durable, so that the next index is never forgotten.
+//! Invariants: live segments have no gap and are ordered oldest first; the last live segment is the active one. A
+//! segment is removed only once a later one has a durable entry, so that the next index is never lost.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
@@ -16,7 +16,8 @@ use crate::Options;
 use crate::format::BLOCK;
 use crate::segment::Segment;
 
-/// From 100 µs, as a disk with a cache that survives a loss of power has, to what no disk should need.
+/// Buckets from 100 µs, the latency of a disk whose cache survives a power loss, to 2.5 s, more than any disk should
+/// need.
 const COMMIT_SECONDS: [f64; 14] =
     [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5];
 
@@ -26,14 +27,14 @@ pub(crate) struct Shared {
     pub(crate) dir: PathBuf,
     pub(crate) options: Options,
     pub(crate) journal_id: u128,
-    /// Of records with entries.
+    /// Durations of the commits of records with entries.
     pub(crate) commit_seconds: Histogram,
-    book: Mutex<Book>,
-    /// Wakes the keeper: a segment is to be prepared or let go.
-    pub(crate) keep: Notify,
-    /// Wakes the writer: a segment is ready, or there is no room for one.
-    pub(crate) turned: Notify,
-    /// Each task holds a receiver until it has ended.
+    state: Mutex<State>,
+    /// Wakes the keeper: a segment has to be prepared or removed.
+    pub(crate) keeper_wake: Notify,
+    /// Wakes the writer: a segment is ready, or the disk is too full to prepare one.
+    pub(crate) segment_ready: Notify,
+    /// Channel that closes when both tasks have ended. Each task owns a receiver.
     pub(crate) tasks: watch::Sender<()>,
 }
 
@@ -43,7 +44,7 @@ impl Shared {
         dir: PathBuf,
         options: Options,
         journal_id: u128,
-        book: Book,
+        state: State,
     ) -> (Arc<Self>, [watch::Receiver<()>; 2]) {
         let (tasks, alive) = watch::channel(());
         let shared = Arc::new(Shared {
@@ -53,129 +54,129 @@ impl Shared {
             options,
             journal_id,
             commit_seconds: Histogram::new(COMMIT_SECONDS),
-            book: Mutex::new(book),
-            keep: Notify::new(),
-            turned: Notify::new(),
+            state: Mutex::new(state),
+            keeper_wake: Notify::new(),
+            segment_ready: Notify::new(),
             tasks,
         });
         (shared, [alive.clone(), alive])
     }
 
-    pub(crate) fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().expect("no holder of this lock panics")
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no task panics while it holds this lock")
     }
 
     pub(crate) fn release(&self, below: u64) {
-        let mut book = self.book();
-        book.released = book.released.max(below);
-        drop(book);
-        self.keep.notify_one();
+        let mut state = self.state();
+        state.released = state.released.max(below);
+        drop(state);
+        self.keeper_wake.notify_one();
     }
 }
 
-/// A segment with records, or the one being written.
+/// Segment with records, or the active one.
 #[derive(Clone)]
-pub(crate) struct Held {
+pub(crate) struct LiveSegment {
     pub(crate) segment: Arc<Segment>,
-    /// The index of its first entry; of the next one to come, if it has none.
+    /// Index of the segment's first entry; if it has none, index of the next entry.
     pub(crate) first_index: u64,
-    /// Where its last durable record ends.
+    /// End of its last durable record.
     pub(crate) end_offset: u64,
 }
 
-pub(crate) struct Book {
-    /// Never empty.
-    pub(crate) held: VecDeque<Held>,
-    /// Prepared, and not begun; they follow the last one held.
+pub(crate) struct State {
+    /// Live segments; never empty.
+    pub(crate) live: VecDeque<LiveSegment>,
+    /// Prepared segments that have no records; they follow the last live one.
     pub(crate) ready: VecDeque<Arc<Segment>>,
-    /// Files to make segments of.
+    /// Files that can be reused as segments.
     pub(crate) spares: Vec<PathBuf>,
     files_named: u64,
-    /// The index after the last durable entry.
+    /// Index after the last durable entry.
     pub(crate) next: u64,
-    /// Entries below this are not needed any more.
+    /// Entries below this index are released.
     released: u64,
-    /// For each reader, the index that it has come to.
+    /// Index of the next entry of each reader.
     pins: BTreeMap<u64, u64>,
-    pins_made: u64,
-    /// The last attempt to prepare a segment met a full disk.
-    pub(crate) no_room: bool,
+    pins_created: u64,
+    /// True if the last attempt to prepare a segment failed on a full disk.
+    pub(crate) is_disk_full: bool,
     pub(crate) closing: bool,
     pub(crate) commit_last: Duration,
     pub(crate) records: u64,
 }
 
-impl Book {
+impl State {
     pub(crate) fn new(
-        held: VecDeque<Held>,
+        live: VecDeque<LiveSegment>,
         ready: VecDeque<Arc<Segment>>,
         spares: Vec<PathBuf>,
         files_named: u64,
         next: u64,
     ) -> Self {
-        assert!(!held.is_empty(), "there is always a segment to write to");
-        Book {
-            held,
+        assert!(!live.is_empty(), "the journal always has an active segment");
+        State {
+            live,
             ready,
             spares,
             files_named,
             next,
             released: 0,
             pins: BTreeMap::new(),
-            pins_made: 0,
-            no_room: false,
+            pins_created: 0,
+            is_disk_full: false,
             closing: false,
             commit_last: Duration::ZERO,
             records: 0,
         }
     }
 
-    /// The oldest entry held; the next one to come, if none is.
+    /// Returns the index of the oldest retained entry, or of the next entry if none is retained.
     pub(crate) fn first(&self) -> u64 {
-        self.held.front().expect("there is always a segment to write to").first_index
+        self.live.front().expect("the journal always has an active segment").first_index
     }
 
     pub(crate) fn number_last(&self) -> u64 {
-        let held = self.held.back().expect("there is always a segment to write to");
-        self.ready.back().unwrap_or(&held.segment).number
+        let live = self.live.back().expect("the journal always has an active segment");
+        self.ready.back().unwrap_or(&live.segment).number
     }
 
-    /// A number that no spare or fresh file's name has had.
+    /// Returns a number that no spare or fresh file has had in its name.
     pub(crate) fn name_file(&mut self) -> u64 {
         self.files_named += 1;
         self.files_named
     }
 
-    /// Begins the first segment that is ready; `false` if none is.
-    pub(crate) fn turn(&mut self) -> bool {
+    /// Makes the first ready segment the active one; returns `false` if none is ready.
+    pub(crate) fn activate_next(&mut self) -> bool {
         let Some(segment) = self.ready.pop_front() else { return false };
-        self.held.push_back(Held { segment, first_index: self.next, end_offset: BLOCK });
+        self.live.push_back(LiveSegment { segment, first_index: self.next, end_offset: BLOCK });
         true
     }
 
-    /// A record of the segment being written has become durable.
-    pub(crate) fn written(&mut self, end_offset: u64, next: u64) {
-        let active = self.held.back_mut().expect("there is always a segment to write to");
-        assert!(active.end_offset < end_offset && self.next <= next, "the journal only grows");
+    /// Records that a record of the active segment has become durable.
+    pub(crate) fn record_written(&mut self, end_offset: u64, next: u64) {
+        let active = self.live.back_mut().expect("the journal always has an active segment");
+        assert!(active.end_offset < end_offset && self.next <= next, "offsets and indexes only increase");
         active.end_offset = end_offset;
         self.next = next;
     }
 
-    /// Takes away the oldest segment, if nobody needs it.
-    pub(crate) fn let_go(&mut self) -> Option<Arc<Segment>> {
+    /// Removes the oldest segment if all of its entries are released and no reader needs them.
+    pub(crate) fn remove_oldest(&mut self) -> Option<Arc<Segment>> {
         let needed_from = self.pins.values().copied().min().unwrap_or(u64::MAX).min(self.released);
-        let second = self.held.get(1)?;
+        let second = self.live.get(1)?;
         if second.first_index > needed_from || second.end_offset == BLOCK {
             return None;
         }
-        self.held.pop_front().map(|held| held.segment)
+        self.live.pop_front().map(|live| live.segment)
     }
 
-    /// Keeps the entries from `index` on until [`Book::unpin`].
+    /// Retains the entries from `index` on until [`State::unpin`].
     pub(crate) fn pin(&mut self, index: u64) -> u64 {
-        self.pins_made += 1;
-        self.pins.insert(self.pins_made, index);
-        self.pins_made
+        self.pins_created += 1;
+        self.pins.insert(self.pins_created, index);
+        self.pins_created
     }
 
     pub(crate) fn move_pin(&mut self, pin: u64, index: u64) {
@@ -186,12 +187,12 @@ impl Book {
         self.pins.remove(&pin);
     }
 
-    /// Where to look for entry `index`, which must be held.
-    pub(crate) fn segment_of(&self, index: u64) -> Option<Held> {
-        self.held.iter().rev().find(|held| held.first_index <= index).cloned()
+    /// Returns the segment that has entry `index`, if the entry is retained.
+    pub(crate) fn segment_of(&self, index: u64) -> Option<LiveSegment> {
+        self.live.iter().rev().find(|live| live.first_index <= index).cloned()
     }
 
-    pub(crate) fn segment(&self, number: u64) -> Option<Held> {
-        self.held.iter().find(|held| held.segment.number == number).cloned()
+    pub(crate) fn segment(&self, number: u64) -> Option<LiveSegment> {
+        self.live.iter().find(|live| live.segment.number == number).cloned()
     }
 }

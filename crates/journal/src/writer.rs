@@ -1,7 +1,7 @@
-//! The one task that writes: drain the queue, write one record, sync, tell the consumer; and again.
+//! Writer task. It drains the queue, writes one record, syncs it, sends the commit, and repeats.
 //!
-//! Always true here: one record at a time is between written and durable, so a crash can tear the last one only; what
-//! was not synced is told to nobody; after a failed write or sync nothing more is told at all.
+//! Invariants: at most one record is written and not yet durable, so a crash can tear only the last record. No commit
+//! is sent before the sync. After a failed write or sync, no further commit is sent.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,8 +15,8 @@ use crate::queue::{Batch, Queue};
 use crate::segment::Segment;
 use crate::shared::Shared;
 
-/// How soon after the last commit an idle journal writes down that it was durable. From then on damage to it can be
-/// told from a write that never finished.
+/// Time after the last commit at which an idle journal writes a marker, which proves that the commit was durable. From
+/// then on, damage to the commit is distinguishable from an unfinished write.
 const MARKER_DELAY: Duration = Duration::from_millis(10);
 
 pub(crate) struct Writer<T> {
@@ -24,17 +24,17 @@ pub(crate) struct Writer<T> {
     queue: Arc<Queue<T>>,
     commits: mpsc::Sender<Commit<T>>,
     segment: Arc<Segment>,
-    /// Where the next record goes.
+    /// Offset of the next record.
     offset: u64,
-    /// The index of the next entry; all before it are durable.
+    /// Index of the next entry; all entries before it are durable.
     next: u64,
-    /// The journal itself says that every entry is durable.
-    marked: bool,
+    /// True if the journal contains the proof that every entry is durable.
+    proven: bool,
     buffer: RecordBuffer,
     linger: Linger,
 }
 
-/// Why the writer stopped.
+/// Signal that the writer has to stop.
 struct Stopped;
 
 impl<T: Send + 'static> Writer<T> {
@@ -42,16 +42,16 @@ impl<T: Send + 'static> Writer<T> {
         shared: Arc<Shared>,
         queue: Arc<Queue<T>>,
         commits: mpsc::Sender<Commit<T>>,
-        marked: bool,
+        proven: bool,
     ) -> Self {
         let (active, next) = {
-            let book = shared.book();
-            (book.held.back().expect("there is always a segment to write to").clone(), book.next)
+            let state = shared.state();
+            (state.live.back().expect("the journal always has an active segment").clone(), state.next)
         };
         let buffer = RecordBuffer::default();
         let linger = Linger::new(shared.runtime.monotonic());
         let (segment, offset) = (active.segment, active.end_offset);
-        Writer { shared, queue, commits, segment, offset, next, marked, buffer, linger }
+        Writer { shared, queue, commits, segment, offset, next, proven, buffer, linger }
     }
 
     pub(crate) async fn run(mut self) {
@@ -59,7 +59,7 @@ impl<T: Send + 'static> Writer<T> {
             let outcome = match wake {
                 Wake::Work => self.commit().await,
                 Wake::Idle => {
-                    self.mark().await;
+                    self.write_marker().await;
                     Ok(())
                 }
             };
@@ -67,19 +67,19 @@ impl<T: Send + 'static> Writer<T> {
                 break;
             }
         }
-        self.queue.end();
-        if !self.marked {
-            self.mark().await;
+        self.queue.close_and_clear();
+        if !self.proven {
+            self.write_marker().await;
         }
-        self.shared.book().closing = true;
-        self.shared.keep.notify_one();
+        self.shared.state().closing = true;
+        self.shared.keeper_wake.notify_one();
     }
 
-    /// `None` once the journal is closed and its queue is empty.
+    /// Waits for work; returns `None` once the journal is closed and its queue is empty.
     async fn wait(&self) -> Option<Wake> {
         let filled = self.queue.wait();
         let filled =
-            if self.marked { Some(filled.await) } else { self.shared.runtime.timeout(MARKER_DELAY, filled).await };
+            if self.proven { Some(filled.await) } else { self.shared.runtime.timeout(MARKER_DELAY, filled).await };
         match filled {
             Some(true) => Some(Wake::Work),
             Some(false) => None,
@@ -89,13 +89,13 @@ impl<T: Send + 'static> Writer<T> {
 
     async fn commit(&mut self) -> Result<(), Stopped> {
         let mut bytes_max = self.shared.options.batch_bytes_max;
-        if self.shared.book().ready.is_empty() {
-            // No other segment yet: use up this one first.
-            bytes_max = bytes_max.min(self.room());
+        if self.shared.state().ready.is_empty() {
+            // No other segment is ready, so fill the active one first.
+            bytes_max = bytes_max.min(self.bytes_left());
         }
         let Batch { entries, body_bytes } = self.queue.take(bytes_max);
-        while record_bytes(body_bytes) > self.room() {
-            self.turn().await?;
+        while record_bytes(body_bytes) > self.bytes_left() {
+            self.activate_next_segment().await?;
         }
         self.buffer.begin();
         for (entry, _) in &entries {
@@ -106,9 +106,9 @@ impl<T: Send + 'static> Writer<T> {
         let first_index = self.next;
         let count = entries.len();
         self.next += count as u64;
-        self.marked = false;
-        self.note_written();
-        // A consumer that is gone answers nobody; what is queued will be asked for again.
+        self.proven = false;
+        self.publish_position();
+        // A consumer that is gone cannot respond to the callers, so stop.
         self.commits.send(Commit { first_index, entries }).await.map_err(|_| Stopped)?;
         if let Some(pause) = self.linger.after_commit(count, self.shared.runtime.monotonic()) {
             self.shared.runtime.sleep(pause).await;
@@ -116,20 +116,20 @@ impl<T: Send + 'static> Writer<T> {
         Ok(())
     }
 
-    /// A record without entries. There is room for one: [`Writer::room`] leaves a block for it.
-    async fn mark(&mut self) {
+    /// Writes a marker, a record without entries. It always fits, because [`Writer::bytes_left`] leaves a block for it.
+    async fn write_marker(&mut self) {
         self.buffer.begin();
-        let _of_no_entry = self.write().await;
-        self.marked = true;
-        self.note_written();
+        let _duration = self.write().await;
+        self.proven = true;
+        self.publish_position();
     }
 
-    /// Bytes left for a record with entries.
-    fn room(&self) -> u64 {
+    /// Returns the bytes left in the segment for a record with entries.
+    fn bytes_left(&self) -> u64 {
         self.segment.length.saturating_sub(self.offset + BLOCK)
     }
 
-    /// Writes what is in the buffer and waits until it is durable; how long that took.
+    /// Writes the buffer and waits until it is durable. Returns the duration.
     async fn write(&mut self) -> Duration {
         let record = self.buffer.finish(self.segment.salt, self.offset, self.next, self.next);
         let begun = self.shared.runtime.monotonic();
@@ -143,53 +143,54 @@ impl<T: Send + 'static> Writer<T> {
         }
         self.offset += record.len() as u64;
         let took = self.shared.runtime.monotonic().since(begun);
-        let mut book = self.shared.book();
-        book.commit_last = took;
-        book.records += 1;
+        let mut state = self.shared.state();
+        state.commit_last = took;
+        state.records += 1;
         took
     }
 
-    fn note_written(&self) {
-        let mut book = self.shared.book();
-        let first_of_segment = book.held.back().is_some_and(|active| active.end_offset == BLOCK);
-        book.written(self.offset, self.next);
-        drop(book);
+    fn publish_position(&self) {
+        let mut state = self.shared.state();
+        let first_of_segment = state.live.back().is_some_and(|active| active.end_offset == BLOCK);
+        state.record_written(self.offset, self.next);
+        drop(state);
         if first_of_segment {
-            // Segments before this one may go now.
-            self.shared.keep.notify_one();
+            // The segments before this one can be removed now.
+            self.shared.keeper_wake.notify_one();
         }
     }
 
-    /// Goes on to the next segment, waiting for it if need be.
-    async fn turn(&mut self) -> Result<(), Stopped> {
+    /// Switches to the next segment, and waits for it if necessary.
+    async fn activate_next_segment(&mut self) -> Result<(), Stopped> {
         if self.offset == BLOCK {
-            // It was made under a smaller limit. A segment left behind has a record, so that damage shows.
-            self.mark().await;
+            // The segment is too small for this record, because it was created with a smaller limit. Write a marker, so
+            // that every segment left behind has a record and damage to it is detected.
+            self.write_marker().await;
         }
-        // Once: on a full disk the keeper tries again by itself, and each try is told here.
-        self.shared.keep.notify_one();
+        // Notify the keeper only once: on a full disk it retries by itself and wakes this task after each attempt.
+        self.shared.keeper_wake.notify_one();
         loop {
             {
-                let mut book = self.shared.book();
-                if book.turn() {
-                    self.segment = book.held.back().expect("it was just begun").segment.clone();
+                let mut state = self.shared.state();
+                if state.activate_next() {
+                    self.segment = state.live.back().expect("the journal always has an active segment").segment.clone();
                     self.offset = BLOCK;
                     break;
                 }
-                if book.no_room && self.queue.set_full(true) {
+                if state.is_disk_full && self.queue.set_full(true) {
                     let dir = self.shared.dir.display();
-                    tracing::warn!(%dir, "no room on disk for a journal segment: appends are refused until there is");
+                    tracing::warn!(%dir, "disk full; appends fail until a journal segment fits");
                 }
-                if book.no_room && self.queue.is_closed() {
+                if state.is_disk_full && self.queue.is_closed() {
                     return Err(Stopped);
                 }
             }
-            self.shared.turned.notified().await;
+            self.shared.segment_ready.notified().await;
         }
         if self.queue.set_full(false) {
-            tracing::info!(dir = %self.shared.dir.display(), "the journal has room again");
+            tracing::info!(dir = %self.shared.dir.display(), "journal segment prepared; appends succeed again");
         }
-        self.shared.keep.notify_one();
+        self.shared.keeper_wake.notify_one();
         Ok(())
     }
 }
@@ -199,11 +200,11 @@ enum Wake {
     Idle,
 }
 
-/// Runs the writer; a broken invariant in it stops the process.
+/// Runs the writer. A broken invariant in it stops the process.
 pub(crate) async fn run<T: Send + 'static>(writer: Writer<T>) {
     use futures_util::FutureExt;
     let runtime = writer.shared.runtime.clone();
     if std::panic::AssertUnwindSafe(writer.run()).catch_unwind().await.is_err() {
-        runtime.halt("the journal's writer panicked").await;
+        runtime.halt("the journal writer panicked").await;
     }
 }

@@ -1,7 +1,9 @@
-//! One HTTP connection, closed when nothing happens on it for too long.
+//! One HTTP connection, closed after an idle timeout.
 //!
-//! [`Activity`] replaces the HTTP library's own timer of heads: that timer is set again for each request, while this one
-//! sleeps through all of them, and also notices a silent HTTP/2 connection, an unread response and a missing preface.
+//! [`Activity`] replaces the header timer of the HTTP library. The library sets its timer again for each request. This
+//! timer sleeps across requests, and also covers a silent HTTP/2 connection, an unread response and a missing preface.
+//!
+//! docs/decisions/0061-set-one-idle-timer-per-connection.md gives the reasons for the design.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -21,10 +23,10 @@ use runtime::{Monotonic, Runtime};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
 
-/// Limits of the protocols.
+/// Protocol limits of a connection.
 pub type Builder = auto::Builder<Executor>;
 
-/// A builder whose timeout of heads is off: [`serve_http`] watches the connection instead.
+/// Returns a builder without a header timeout, because [`serve_http`] watches the connection instead.
 #[must_use]
 pub fn builder(runtime: &Runtime) -> Builder {
     let mut builder = auto::Builder::new(Executor(runtime.clone()));
@@ -33,7 +35,7 @@ pub fn builder(runtime: &Runtime) -> Builder {
     builder
 }
 
-/// Runs the streams of HTTP/2 connections; each ends with its request.
+/// Spawns the streams of HTTP/2 connections. Each stream ends with its request.
 #[derive(Clone)]
 pub struct Executor(Runtime);
 
@@ -43,24 +45,24 @@ impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Executo
     }
 }
 
-/// When a connection counts as idle.
+/// Idle timeouts of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct IdleTimeout {
-    /// Before the first response; each response can set another ([`Activity::set_idle_timeout`]).
+    /// Timeout before the first response. Each response can set another one with [`Activity::set_idle_timeout`].
     pub first: Duration,
-    /// Period of the checks. It is at most the shortest timeout, since the timeout may change during the wait.
+    /// Period of the checks, at most the shortest timeout, because a response may shorten the timeout during the wait.
     pub period: Duration,
 }
 
-/// How a connection ended without an error.
+/// End of a connection without an error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum End {
     Closed,
     Idle,
 }
 
-/// Serves until the client closes the connection, the connection is idle for too long, or `drain` is cancelled and the
-/// requests being served have their responses.
+/// Serves a connection until the client closes it, it is idle for too long, or `drain` is cancelled and the current
+/// requests have their responses.
 ///
 /// # Errors
 /// If the connection breaks, or its bytes are not HTTP.
@@ -101,13 +103,13 @@ where
     }
 }
 
-/// What happens on a connection, and when it last did.
+/// Activity of one connection and the time of the last activity.
 pub struct Activity {
     runtime: Runtime,
     /// Requests without a response.
     busy: AtomicUsize,
     idle_timeout_millis: AtomicU64,
-    /// Last begin or end of a request, or [`Activity::touch`], in milliseconds of the monotonic clock.
+    /// Last start or end of a request, or last [`Activity::touch`], in milliseconds of the monotonic clock.
     last_millis: AtomicU64,
 }
 
@@ -124,12 +126,12 @@ impl Activity {
         activity
     }
 
-    /// Sets the time that the connection may be idle after this response.
+    /// Sets the idle timeout after the current response.
     pub fn set_idle_timeout(&self, idle_timeout: Duration) {
         self.idle_timeout_millis.store(millis(idle_timeout), Ordering::Relaxed);
     }
 
-    /// Notes a step of a streamed response.
+    /// Records progress of a streamed response.
     pub fn touch(&self) {
         self.last_millis.store(millis(self.runtime.monotonic().since_start()), Ordering::Relaxed);
     }

@@ -1,10 +1,10 @@
-//! Listening sockets: accepts connections up to a limit, serves HTTP on each, and drains them at the stop.
+//! Listening sockets: accept connections up to a limit, serve HTTP on each, and drain them at shutdown.
 //!
-//! The accept loop knows no HTTP: its caller passes a function that serves one connection. [`http`] is that function for
-//! HTTP/1.1 and HTTP/2, on top of hyper-util. TLS, authentication and routes are the callers'.
+//! The accept loop does not depend on HTTP: its caller passes a function that serves one connection. [`http`] contains
+//! that function for HTTP/1.1 and HTTP/2, based on hyper-util. The callers provide TLS, authentication and routes.
 //!
-//! Invariants: at most `connections_max` connections are open; when [`serve_until`] returns, no connection is open and no
-//! task that holds a token of [`Shutdown::tasks`] runs.
+//! Invariants: at most `connections_max` connections are open. When [`serve_until`] returns, no connection is open and
+//! no task that holds a token of [`Shutdown::tasks`] runs.
 
 mod http;
 
@@ -23,18 +23,18 @@ use tokio_util::task::TaskTracker;
 
 pub use http::{Activity, Builder, End, IdleTimeout, builder, serve_http};
 
-/// Wait after a failed accept. Most causes, such as a lack of file handles, do not end at once.
+/// Wait after a failed accept. Most causes, such as a lack of file handles, last for some time.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
-/// Upper limit of a semaphore's permits.
+/// Upper limit of the number of permits.
 const CONNECTIONS_MAX: usize = 1 << 20;
 
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    #[error("{address} is taken by another process; stop it, or {remedy} elsewhere")]
+    #[error("{address} is in use by another process; stop that process, or {remedy} on another address")]
     AddressInUse { address: SocketAddr, remedy: &'static str },
-    #[error("{0} may not be listened on by this user; choose a port from 1024 on")]
+    #[error("this user may not listen on {0}; choose a port from 1024 on")]
     Forbidden(SocketAddr),
-    #[error("{address} cannot be listened on")]
+    #[error("cannot listen on {address}")]
     Other {
         address: SocketAddr,
         #[source]
@@ -42,15 +42,15 @@ pub enum BindError {
     },
 }
 
-/// Binds a socket; clients can connect to it, and wait until it is served. The address that is returned has the port that
-/// the kernel chose if `address` has port 0.
+/// Binds a socket. Clients can connect at once, but wait until [`serve_until`] serves the socket. If `address` has port
+/// 0, the returned address has the port that the kernel chose.
 ///
-/// `backlog` is the number of connections that the kernel keeps while none is accepted. `remedy` is the verb of the error's
-/// advice: "listen".
+/// `backlog` is the number of connections that the kernel queues until they are accepted. `remedy` is the verb in the
+/// advice of the error: "listen".
 ///
 /// # Errors
-/// If `address` cannot be listened on.
-#[expect(clippy::unused_async, reason = "a socket is bound inside its reactor, and awaiting shows that")]
+/// If the socket cannot listen on `address`.
+#[expect(clippy::unused_async, reason = "a socket must be bound inside a reactor, and an async function shows this")]
 pub async fn bind(
     address: SocketAddr,
     backlog: u32,
@@ -65,7 +65,7 @@ pub async fn bind(
 
 fn listen(address: SocketAddr, backlog: u32) -> io::Result<(TcpListener, SocketAddr)> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    // A restart may listen again at once, although the old process's connections linger in the kernel.
+    // A new process may listen on the address at once, although the kernel still keeps connections of the old process.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     let listener = socket.listen(backlog)?;
@@ -76,33 +76,33 @@ fn listen(address: SocketAddr, backlog: u32) -> io::Result<(TcpListener, SocketA
 /// Limits and texts of one accept loop.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Further connections wait in the kernel.
+    /// Limit of open connections; further ones wait in the kernel.
     pub connections_max: usize,
-    /// Time that connections and tasks have to end after the stop.
+    /// Time for connections and tasks to end after the stop.
     pub drain_timeout: Duration,
-    /// Name of each connection's task.
+    /// Task name of each connection.
     pub task: &'static str,
-    /// Warning after a failed accept.
+    /// Warning text after a failed accept.
     pub accept_failed: &'static str,
-    /// Warning when `drain_timeout` has passed.
+    /// Warning text when `drain_timeout` has passed.
     pub drain_timed_out: &'static str,
 }
 
-/// Stops a listener and all that it started.
+/// Signals that stop a listener and its tasks.
 #[derive(Clone, Default)]
 pub struct Shutdown {
-    /// Connections end after the requests that they are serving.
+    /// Ends each connection after its current requests.
     pub drain: CancellationToken,
-    /// Connections are dropped.
+    /// Drops all connections.
     pub kill: CancellationToken,
-    /// Tasks that the listener waits for, connections among them.
+    /// Tasks that the listener waits for, including its connections.
     pub tasks: TaskTracker,
 }
 
-/// Accepts connections until `stop` resolves. Then it closes the socket, cancels `shutdown.drain`, waits for all tasks, and
-/// after `options.drain_timeout` cancels `shutdown.kill`, which drops the connections that are left.
+/// Accepts connections until `stop` resolves. Then it closes the socket, cancels `shutdown.drain` and waits for all
+/// tasks. After `options.drain_timeout` it cancels `shutdown.kill`, which drops the remaining connections.
 ///
-/// `serve` is called for each connection before the next is accepted; the future that it returns is the connection's task.
+/// The loop calls `serve` for each connection before it accepts the next. The returned future is the connection's task.
 pub async fn serve_until<F>(
     runtime: &Runtime,
     listener: TcpListener,
@@ -122,9 +122,9 @@ pub async fn serve_until<F>(
         };
         let Some((stream, permit)) = accepted else { continue };
         let (connection, kill, token) = (serve(stream), shutdown.kill.clone(), shutdown.tasks.token());
-        // The token is what this function waits for at the end.
+        // The token makes this function wait for the task at the end.
         drop(runtime.spawn(options.task, async move {
-            let _held = (permit, token);
+            let _guard = (permit, token);
             kill.run_until_cancelled(connection).await;
         }));
     }
@@ -138,7 +138,7 @@ pub async fn serve_until<F>(
     }
 }
 
-/// The next connection and its permit; `None` if the attempt failed.
+/// Waits for the next connection and its permit. Returns `None` if the attempt failed.
 async fn accept(
     runtime: &Runtime,
     listener: &TcpListener,
@@ -148,9 +148,9 @@ async fn accept(
     let permit = permits.clone().acquire_owned().await.expect("no code closes the semaphore");
     match listener.accept().await {
         Ok((stream, _)) => {
-            // A response is one write; a wait to join it with another only delays it.
+            // A response is one write, so Nagle's algorithm would only delay it.
             if let Err(error) = stream.set_nodelay(true) {
-                tracing::debug!(%error, "a connection went as it came");
+                tracing::debug!(%error, "connection closed before it was served");
                 return None;
             }
             Some((stream, permit))

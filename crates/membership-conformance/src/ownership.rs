@@ -1,4 +1,4 @@
-//! Sessions, claims, and the view of them.
+//! Cases about sessions, claims and the view.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,9 +8,9 @@ use futures_util::future::{join, join_all};
 use membership::{ClaimName, Member, MemberId, OwnershipError};
 
 use super::Subject;
-use super::scene::{LONG, Peer, member, shard};
+use super::fixtures::{LONG, Peer, member, shard};
 
-pub(super) async fn a_member_is_seen_as_it_joined(subject: &dyn Subject) {
+pub(super) async fn view_shows_members_as_they_joined(subject: &dyn Subject) {
     let ownership = subject.open().await;
     let text = "ä".repeat(Member::TEXT_LEN_MAX / 2);
     let far = Member { id: MemberId(u128::MAX), address: text.clone(), build: text.clone(), name: text, owns: false };
@@ -18,45 +18,45 @@ pub(super) async fn a_member_is_seen_as_it_joined(subject: &dyn Subject) {
     for member in [&far, &near] {
         ownership.join(member.clone(), LONG).await.expect("a new member joins");
     }
-    let view = subject.open().await.view().await.expect("the engine answers");
-    assert_eq!(view.members, [near.clone(), far], "in the order of their ids");
+    let view = subject.open().await.view().await.expect("the engine responds");
+    assert_eq!(view.members, [near.clone(), far], "members are ordered by id");
     assert_eq!(view.owners().into_iter().collect::<Vec<_>>(), [near.id]);
     assert!(view.claims.is_empty());
 }
 
-pub(super) async fn a_join_made_again_is_a_renewal(subject: &dyn Subject) {
+pub(super) async fn repeated_join_renews_the_session(subject: &dyn Subject) {
     let short = subject.lease();
     let peer = Peer::join(subject, 1, short).await;
     assert_eq!(peer.claim(&[shard(1)]).await, [true]);
     if !subject.leases_may_grow() {
         let longer = peer.ownership.join(member(1), LONG).await;
-        assert!(matches!(longer, Err(OwnershipError::Refused(_))), "{longer:?}");
+        assert!(matches!(longer, Err(OwnershipError::Rejected(_))), "{longer:?}");
         subject.runtime().sleep(short / 2).await;
-        peer.ownership.join(member(1), short).await.expect("its answer may have been lost");
+        peer.ownership.join(member(1), short).await.expect("the join may be repeated");
         subject.runtime().sleep(short * 3 / 4).await;
         assert_eq!(peer.holder(&shard(1)).await, Some(peer.id));
         return;
     }
-    peer.ownership.join(member(1), LONG).await.expect("its answer may have been lost");
+    peer.ownership.join(member(1), LONG).await.expect("the join may be repeated");
     subject.runtime().sleep(short * 2).await;
     assert_eq!(peer.view().await.members.len(), 1);
     assert_eq!(peer.holder(&shard(1)).await, Some(peer.id));
 }
 
-pub(super) async fn a_join_made_again_tells_what_is_new_of_its_member(subject: &dyn Subject) {
+pub(super) async fn repeated_join_updates_the_member(subject: &dyn Subject) {
     let (peer, other) = (Peer::join(subject, 1, LONG).await, Peer::join(subject, 2, LONG).await);
     assert_eq!(peer.claim(&[shard(1)]).await, [true]);
     for owns in [false, true] {
-        let told = Member { owns, name: format!("owns: {owns}"), ..member(1) };
-        peer.ownership.join(told.clone(), LONG).await.expect("its session lives");
-        assert_eq!(other.view().await.members, [told, member(2)]);
-        assert_eq!(other.holder(&shard(1)).await, Some(peer.id), "its claims stay");
+        let updated = Member { owns, name: format!("owns: {owns}"), ..member(1) };
+        peer.ownership.join(updated.clone(), LONG).await.expect("the session is open");
+        assert_eq!(other.view().await.members, [updated, member(2)]);
+        assert_eq!(other.holder(&shard(1)).await, Some(peer.id), "the claims stay");
     }
     peer.leave().await;
     assert_eq!(peer.ownership.join(member(1), LONG).await, Err(OwnershipError::Lost));
 }
 
-pub(super) async fn a_member_with_a_text_that_is_too_long_is_refused(subject: &dyn Subject) {
+pub(super) async fn member_with_a_too_long_text_is_rejected(subject: &dyn Subject) {
     let ownership = subject.open().await;
     let long = "a".repeat(Member::TEXT_LEN_MAX + 1);
     let members = [
@@ -66,13 +66,13 @@ pub(super) async fn a_member_with_a_text_that_is_too_long_is_refused(subject: &d
         Member { name: "a\0b".to_owned(), ..member(1) },
     ];
     for member in members {
-        let refused = ownership.join(member, LONG).await;
-        assert!(matches!(&refused, Err(error @ OwnershipError::Refused(_)) if !error.is_retryable()), "{refused:?}");
+        let rejected = ownership.join(member, LONG).await;
+        assert!(matches!(&rejected, Err(error @ OwnershipError::Rejected(_)) if !error.is_retryable()), "{rejected:?}");
     }
-    assert!(ownership.view().await.expect("the engine answers").members.is_empty());
+    assert!(ownership.view().await.expect("the engine responds").members.is_empty());
 }
 
-pub(super) async fn a_claim_has_one_holder(subject: &dyn Subject) {
+pub(super) async fn claim_has_one_holder(subject: &dyn Subject) {
     let (a, b) = (Peer::join(subject, 1, LONG).await, Peer::join(subject, 2, LONG).await);
     assert_eq!(a.claim(&[shard(1)]).await, [true]);
     assert_eq!(b.claim(&[shard(1)]).await, [false]);
@@ -81,14 +81,14 @@ pub(super) async fn a_claim_has_one_holder(subject: &dyn Subject) {
     }
 }
 
-pub(super) async fn of_those_who_claim_at_once_one_holds_each_name(subject: &dyn Subject) {
+pub(super) async fn concurrent_claims_give_each_name_one_holder(subject: &dyn Subject) {
     let mut peers = Vec::new();
     for id in 1..=4 {
         peers.push(Peer::join(subject, id, LONG).await);
     }
     for round in 0..12 {
         let names: Vec<ClaimName> = (0..16).map(|number| shard(round * 16 + number)).collect();
-        // Each in an order of its own: engines that lock must not lock each other out.
+        // Each member uses a different order: engines that lock rows must not deadlock.
         let claims = peers.iter().enumerate().map(|(at, peer)| {
             let mut names = names.clone();
             names.rotate_left(at * 5);
@@ -109,12 +109,12 @@ pub(super) async fn of_those_who_claim_at_once_one_holds_each_name(subject: &dyn
         held.sort();
         let mut view = peers[0].view().await.claims;
         view.retain(|name, _| names.contains(name));
-        assert_eq!(held, view.into_iter().collect::<Vec<_>>(), "what was answered is what is so");
-        assert_eq!(held.len(), names.len(), "each has one holder");
+        assert_eq!(held, view.into_iter().collect::<Vec<_>>(), "the results match the view");
+        assert_eq!(held.len(), names.len(), "each name has one holder");
     }
 }
 
-pub(super) async fn an_own_claim_is_granted_again(subject: &dyn Subject) {
+pub(super) async fn repeated_claim_by_its_holder_is_granted(subject: &dyn Subject) {
     let peer = Peer::join(subject, 1, LONG).await;
     assert_eq!(peer.claim(&[shard(1)]).await, [true]);
     assert_eq!(peer.claim(&[shard(2), shard(1)]).await, [true, true]);
@@ -122,7 +122,7 @@ pub(super) async fn an_own_claim_is_granted_again(subject: &dyn Subject) {
     assert_eq!(peer.view().await.claims.len(), 3);
 }
 
-pub(super) async fn names_are_apart(subject: &dyn Subject) {
+pub(super) async fn similar_claim_names_are_distinct(subject: &dyn Subject) {
     let (a, b) = (Peer::join(subject, 1, LONG).await, Peer::join(subject, 2, LONG).await);
     let names = ["leader", "Leader", "leader/1", "leader-1", "leader_1", "leader.1", "l"];
     let names: Vec<ClaimName> = names.iter().map(|name| ClaimName::new(name).expect("valid")).collect();
@@ -137,7 +137,7 @@ pub(super) async fn names_are_apart(subject: &dyn Subject) {
     assert_eq!(view.claims.len(), names.len());
 }
 
-pub(super) async fn a_batch_is_answered_in_order_and_whole(subject: &dyn Subject) {
+pub(super) async fn claim_batch_returns_all_results_in_order(subject: &dyn Subject) {
     let (a, b) = (Peer::join(subject, 1, LONG).await, Peer::join(subject, 2, LONG).await);
     let thirds: Vec<ClaimName> = (0..256).filter(|number| number % 3 == 1).map(shard).collect();
     assert!(a.claim(&thirds).await.into_iter().all(|held| held));
@@ -153,7 +153,7 @@ pub(super) async fn a_batch_is_answered_in_order_and_whole(subject: &dyn Subject
     assert!(a.claim(&all).await.into_iter().all(|held| held));
 }
 
-pub(super) async fn an_empty_batch_is_answered(subject: &dyn Subject) {
+pub(super) async fn empty_claim_batch_is_accepted(subject: &dyn Subject) {
     let peer = Peer::join(subject, 1, LONG).await;
     assert_eq!(peer.claim(&[]).await, [false; 0]);
     peer.release(&[]).await;
@@ -161,7 +161,7 @@ pub(super) async fn an_empty_batch_is_answered(subject: &dyn Subject) {
     assert_eq!(peer.try_claim(&[]).await, Err(OwnershipError::Lost));
 }
 
-pub(super) async fn a_released_claim_is_free(subject: &dyn Subject) {
+pub(super) async fn released_claim_is_free(subject: &dyn Subject) {
     let (a, b) = (Peer::join(subject, 1, LONG).await, Peer::join(subject, 2, LONG).await);
     a.claim(&[shard(1), shard(2)]).await;
     a.release(&[shard(1)]).await;
@@ -169,7 +169,7 @@ pub(super) async fn a_released_claim_is_free(subject: &dyn Subject) {
     assert_eq!(b.claim(&[shard(1), shard(2)]).await, [true, false]);
 }
 
-pub(super) async fn a_release_of_anothers_claim_does_nothing(subject: &dyn Subject) {
+pub(super) async fn release_of_another_members_claim_has_no_effect(subject: &dyn Subject) {
     let (a, b) = (Peer::join(subject, 1, LONG).await, Peer::join(subject, 2, LONG).await);
     a.claim(&[shard(1)]).await;
     b.release(&[shard(1), shard(9)]).await;
@@ -178,7 +178,7 @@ pub(super) async fn a_release_of_anothers_claim_does_nothing(subject: &dyn Subje
     assert_eq!(a.holder(&shard(1)).await, Some(a.id));
 }
 
-pub(super) async fn claims_go_with_those_who_leave(subject: &dyn Subject) {
+pub(super) async fn leave_frees_all_claims_of_the_member(subject: &dyn Subject) {
     let (a, b) = (Peer::join(subject, 1, LONG).await, Peer::join(subject, 2, LONG).await);
     a.claim(&[shard(1), shard(2)]).await;
     b.claim(&[shard(3)]).await;
@@ -188,67 +188,67 @@ pub(super) async fn claims_go_with_those_who_leave(subject: &dyn Subject) {
     assert_eq!(view.claims, BTreeMap::from([(shard(3), b.id)]));
     assert_eq!(b.claim(&[shard(1)]).await, [true]);
     a.leave().await;
-    assert_eq!(b.view().await.claims.len(), 2, "who is gone leaves again without harm");
+    assert_eq!(b.view().await.claims.len(), 2, "leaving twice has no effect");
 }
 
-pub(super) async fn claims_go_at_the_end_of_the_lease_and_not_before(subject: &dyn Subject) {
+pub(super) async fn claims_become_free_exactly_when_the_lease_ends(subject: &dyn Subject) {
     let short = subject.lease();
     let runtime = subject.runtime();
     let b = Peer::join(subject, 2, LONG).await;
     let a = Peer::join(subject, 1, short).await;
     a.claim(&[shard(1)]).await;
-    until(&runtime, "a's claim is free", async || b.claim(&[shard(1)]).await == [true]).await;
+    until(&runtime, "a's claim becomes free", async || b.claim(&[shard(1)]).await == [true]).await;
     let kept = runtime.monotonic().since(a.renewed);
-    assert!(kept >= short, "given away after {kept:?}");
+    assert!(kept >= short, "granted to b after {kept:?}");
     assert_eq!(b.holder(&shard(1)).await, Some(b.id));
 }
 
-pub(super) async fn a_renewed_session_lives_on(subject: &dyn Subject) {
+pub(super) async fn renewal_extends_the_session(subject: &dyn Subject) {
     let short = subject.lease();
     let runtime = subject.runtime();
     let (a, b) = (Peer::join(subject, 1, short).await, Peer::join(subject, 2, LONG).await);
     a.claim(&[shard(1)]).await;
     for _ in 0..5 {
         runtime.sleep(short / 4).await;
-        a.ownership.renew(a.id, short).await.expect("it was renewed in time");
+        a.ownership.renew(a.id, short).await.expect("the renewal is in time");
         assert_eq!(b.claim(&[shard(1)]).await, [false]);
     }
-    // A lease is what the last renewal said.
+    // The last renewal determines the lease.
     if subject.leases_may_grow() {
-        a.ownership.renew(a.id, LONG).await.expect("it was renewed in time");
+        a.ownership.renew(a.id, LONG).await.expect("the renewal is in time");
         runtime.sleep(short * 5 / 4).await;
         assert_eq!(b.holder(&shard(1)).await, Some(a.id));
     } else {
         let longer = a.ownership.renew(a.id, LONG).await;
-        assert!(matches!(longer, Err(OwnershipError::Refused(_))), "{longer:?}");
+        assert!(matches!(longer, Err(OwnershipError::Rejected(_))), "{longer:?}");
     }
-    a.ownership.renew(a.id, short).await.expect("it was renewed in time");
+    a.ownership.renew(a.id, short).await.expect("the renewal is in time");
     until(&runtime, "a's session ends", async || b.view().await.members.len() == 1).await;
 }
 
-pub(super) async fn an_ended_session_is_lost_for_all_calls(subject: &dyn Subject) {
+pub(super) async fn ended_session_is_lost_for_all_calls(subject: &dyn Subject) {
     let short = subject.lease();
     let runtime = subject.runtime();
     let watcher = Peer::join(subject, 9, LONG).await;
     let (left, late) = (Peer::join(subject, 1, LONG).await, Peer::join(subject, 2, short).await);
     for peer in [&left, &late] {
-        peer.claim(&[shard(u16::try_from(peer.id.0).expect("small"))]).await;
+        peer.claim(&[shard(u16::try_from(peer.id.0).expect("the id is small"))]).await;
     }
     left.leave().await;
     until(&runtime, "the session ends", async || watcher.view().await.members.len() == 1).await;
     for peer in [&left, &late] {
-        // Nobody took the claim meanwhile, and the session is lost all the same.
+        // The session is lost even though no other member took its claim.
         assert_eq!(peer.ownership.renew(peer.id, LONG).await.map(|_| ()), Err(OwnershipError::Lost));
         assert_eq!(peer.try_claim(&[shard(5)]).await, Err(OwnershipError::Lost));
         peer.release(&[shard(5)]).await;
     }
     let never = watcher.ownership.renew(MemberId(77), LONG).await.map(|_| ());
-    assert_eq!(never, Err(OwnershipError::Lost), "an id without a session has none to renew");
+    assert_eq!(never, Err(OwnershipError::Lost), "an id without a session cannot be renewed");
     let view = watcher.view().await;
     assert!(view.claims.is_empty() && view.members.len() == 1, "{view:?}");
 }
 
-pub(super) async fn a_renewal_and_a_claim_at_the_end_of_a_lease_agree(subject: &dyn Subject) {
+pub(super) async fn renewal_and_claim_at_the_end_of_a_lease_are_consistent(subject: &dyn Subject) {
     let may_grow = subject.leases_may_grow();
     let lease = if may_grow { Duration::from_millis(60) } else { subject.lease() };
     let longer = if may_grow { LONG } else { lease };
@@ -257,76 +257,77 @@ pub(super) async fn a_renewal_and_a_claim_at_the_end_of_a_lease_agree(subject: &
     for round in 0..20 {
         let a = Peer::join(subject, 100 + u128::from(round), lease).await;
         let b = Peer::join(subject, 200 + u128::from(round), LONG).await;
-        let name = shard(u16::try_from(round).expect("small"));
+        let name = shard(u16::try_from(round).expect("the round is small"));
         match a.try_claim(std::slice::from_ref(&name)).await {
             Ok(held) => assert_eq!(held, [true]),
-            Err(OwnershipError::Lost) => continue, // On a machine that was busy.
+            Err(OwnershipError::Lost) => continue, // A busy machine missed the end of the lease.
             Err(error) => panic!("{error}"),
         }
-        // From a few milliseconds before the end to a few after it, as it is seen from here.
+        // The renewal and the claim start between a few milliseconds before and after the end of the lease, by the
+        // local clock.
         runtime.sleep_until(a.renewed + (lease - Duration::from_millis(6)) + Duration::from_millis(round)).await;
         let (renewed, claimed) = join(a.ownership.renew(a.id, longer), b.claim(std::slice::from_ref(&name))).await;
         let holder = b.holder(&name).await;
         match (renewed, claimed[0]) {
             (Ok(_), false) => assert_eq!(holder, Some(a.id)),
-            (Ok(_), true) => panic!("it was renewed, and its claim went to another"),
+            (Ok(_), true) => panic!("the session was renewed, and another member got its claim"),
             (Err(OwnershipError::Lost), true) => assert_eq!(holder, Some(b.id)),
-            // The claim came before the end, the renewal after it.
+            // The claim came before the end of the lease, and the renewal after it.
             (Err(OwnershipError::Lost), false) => assert_eq!(holder, None),
             (Err(error), _) => panic!("{error}"),
         }
         *outcomes.entry(claimed[0]).or_insert(0) += 1;
         join(a.leave(), b.leave()).await;
     }
-    assert!(!outcomes.is_empty(), "no round came to its point");
+    assert!(!outcomes.is_empty(), "no round reached the end of the lease");
 }
 
-pub(super) async fn the_view_shows_the_living_only(subject: &dyn Subject) {
+pub(super) async fn view_shows_only_live_members(subject: &dyn Subject) {
     let short = subject.lease();
     let runtime = subject.runtime();
     let watcher = Peer::join(subject, 3, LONG).await;
     let dead = Peer::join(subject, 1, short).await;
     dead.claim(&[shard(1), shard(2)]).await;
     assert_eq!(watcher.view().await.members, [member(1), member(3)]);
-    // Nobody calls but for the view: the end comes by itself.
-    until(&runtime, "the dead are gone", async || watcher.view().await.members == [member(3)]).await;
+    // No process calls anything except the view, so the session ends by itself.
+    until(&runtime, "the dead member disappears", async || watcher.view().await.members == [member(3)]).await;
     assert!(runtime.monotonic().since(dead.renewed) >= short);
     assert!(watcher.view().await.claims.is_empty());
 }
 
-pub(super) async fn the_view_tells_when_the_first_session_ends(subject: &dyn Subject) {
-    let empty = subject.open().await.view().await.expect("the engine answers");
-    assert_eq!(empty.first_end, None, "nobody is there");
+pub(super) async fn view_contains_the_end_of_the_first_session(subject: &dyn Subject) {
+    let empty = subject.open().await.view().await.expect("the engine responds");
+    assert_eq!(empty.first_end, None, "there is no session");
     let first = Peer::join(subject, 1, LONG).await;
-    let end = first.view().await.first_end.expect("its session ends one day");
+    let end = first.view().await.first_end.expect("the session has an end");
     assert!(end > LONG / 2 && end <= LONG, "{end:?}");
     let second = Peer::join(subject, 2, LONG / 2).await;
-    let end = first.view().await.first_end.expect("both sessions end one day");
+    let end = first.view().await.first_end.expect("the sessions have an end");
     assert!(end > LONG / 4 && end <= LONG / 2, "{end:?}");
     if !subject.leases_may_grow() {
         return;
     }
-    second.ownership.renew(second.id, LONG).await.expect("it lives");
-    assert!(first.view().await.first_end.expect("both sessions end one day") > LONG / 2);
+    second.ownership.renew(second.id, LONG).await.expect("the session is open");
+    assert!(first.view().await.first_end.expect("the sessions have an end") > LONG / 2);
 }
 
-pub(super) async fn the_engines_clock_is_told(subject: &dyn Subject) {
+pub(super) async fn renewal_returns_the_engines_clock(subject: &dyn Subject) {
     let runtime = subject.runtime();
     let peer = Peer::join(subject, 1, LONG).await;
     let pause = Duration::from_millis(100);
-    let before = peer.ownership.renew(peer.id, LONG).await.expect("it lives").engine_now;
+    let before = peer.ownership.renew(peer.id, LONG).await.expect("the session is open").engine_now;
     runtime.sleep(pause).await;
-    let asked = runtime.monotonic();
-    let after = peer.ownership.renew(peer.id, LONG).await.expect("it lives").engine_now;
+    let called = runtime.monotonic();
+    let after = peer.ownership.renew(peer.id, LONG).await.expect("the session is open").engine_now;
     let shown = after.since(before);
-    let most = runtime.monotonic().since(asked) + pause + Duration::from_millis(500);
+    let most = runtime.monotonic().since(called) + pause + Duration::from_millis(500);
     assert!(shown + Duration::from_millis(1) >= pause && shown < most, "{shown:?} of {pause:?}");
 }
 
-pub(super) async fn who_waits_for_a_change_is_woken(subject: &dyn Subject) {
+pub(super) async fn change_wakes_waiting_processes(subject: &dyn Subject) {
     let runtime = subject.runtime();
     let (a, b) = (Peer::join(subject, 1, LONG).await, subject.open().await);
-    // An engine's hint may be lost; not each of many.
+    // A hint may be lost, but not most of them.
     let mut woken = [0; 4];
     for round in 0..5_u128 {
         let guest = Peer { id: MemberId(10 + round), ownership: a.ownership.clone(), renewed: a.renewed };

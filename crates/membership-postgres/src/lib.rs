@@ -1,16 +1,18 @@
-//! The members and claims of a cluster on PostgreSQL's rows: no more than the database that the store is in.
+//! Members and claims of a cluster as rows of PostgreSQL. The engine needs only the database that also contains
+//! the store.
 //!
-//! A session is a row with an end by the *database's* clock; claims are rows that go with it. What changes the view is
-//! one function call on the server, one at a time (see `migrations/0001.sql` of `coordination-postgres`); a renewal is a
-//! call of its own that never waits for those.
+//! A session is a row with an end by the *database's* clock; its claims are rows that are deleted together with
+//! it. Each change of the view is one function call on the server, and the calls run one at a time (see
+//! `migrations/0001.sql` of `coordination-postgres`). A renewal is a separate call that never waits for them.
 //!
-//! Two connections, so that a renewal does not queue behind a claim, and a third that listens for changes. Each is made
-//! again by itself. No call waits longer than [`Options::statement_timeout`] and a little; one that is given up takes its
-//! connection with it, as nothing more is known of it.
+//! The engine uses two connections, so that a renewal does not queue behind a claim, and a third one that listens
+//! for changes. Each reconnects by itself. No call waits much longer than [`Options::statement_timeout`]. A call
+//! that times out closes its connection, because the state of that connection is unknown.
 //!
-//! Always true here: a claim is given away only after its holder's session was deleted in the same transaction. What is
-//! answered is synced to disk. A database that is put back in time (a restore, a fail-over to a standby that lagged)
-//! forgets renewals and claims: only the store's terms fence then. See docs/decisions/0101-sessions-on-postgresql.md.
+//! Invariants: A claim is granted to another member only after its holder's session was deleted in the same
+//! transaction. Every response is sent after a sync to disk. A database that returns to an earlier state (a
+//! restore, a fail-over to a standby that lagged) loses renewals and claims. Then only the store's terms reject
+//! old owners. See docs/decisions/0101-tie-claims-to-sessions.md.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -18,7 +20,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-use coordination_postgres::{Database, Dropped, is_unavailable, millis};
+use coordination_postgres::{Database, OnDrop, is_unavailable, millis};
 use futures_util::future::BoxFuture;
 use instants::Timestamp;
 use membership::{Answer, ClaimName, Member, MemberId, Ownership, OwnershipError, Renewed, View, check_names};
@@ -29,43 +31,46 @@ use runtime::Runtime;
 
 pub use coordination_postgres::{OpenError, Options};
 
-/// One process's way to the database. Dropped, it closes its connections; sessions end by their leases.
+/// One process's connections to the database. Dropping it closes them; sessions end with their leases.
 pub struct PostgresOwnership {
     database: Database,
-    /// The sessions that this process has opened: those that have ended leave no row, and are not to come back.
+    /// Sessions that this process has opened. An ended session leaves no row, so this set keeps its id from being
+    /// reused.
     joined: Mutex<BTreeSet<MemberId>>,
-    /// Numbers the claims and releases of this process.
+    /// Number of the next claim or release of this process.
     calls: AtomicI64,
 }
 
 impl PostgresOwnership {
-    /// Connects, and checks the schema that [`coordination_postgres::migrate`] has made.
+    /// Connects, and checks the schema that [`coordination_postgres::migrate`] created.
     ///
     /// # Errors
-    /// If the URL cannot be used, the server cannot be reached, or its schema is not the one of this build.
+    /// [`OpenError`], if the URL is invalid, the server is unreachable, or its schema is not the one of this
+    /// build.
     pub async fn open(runtime: &Runtime, url: &str, options: &Options) -> Result<Self, OpenError> {
         let database = Database::open(runtime, url, options, "reveille_coordination").await?;
         Ok(PostgresOwnership { database, joined: Mutex::default(), calls: AtomicI64::new(1) })
     }
 
-    /// Made with the schema, kept for ever: all who open this place are told the same.
+    /// Id of the schema, created together with it and never changed. All processes that open this database get the
+    /// same id.
     #[must_use]
     pub fn id(&self) -> &str {
         &self.database.id
     }
 
-    /// The rows that `statement` answers.
-    async fn ask(
+    /// Runs `statement` and returns its rows.
+    async fn query(
         &self,
         link: &Link,
         statement: &'static str,
         parameters: &[&(dyn ToSql + Sync)],
     ) -> Result<Vec<Row>, OwnershipError> {
-        self.database.ask(link, statement, parameters, Dropped::GivesUp).await.map_err(of_failure)
+        self.database.query(link, statement, parameters, OnDrop::Abandon).await.map_err(of_failure)
     }
 
-    /// As [`PostgresOwnership::ask`], for a statement that answers one row with one column.
-    async fn ask_one<T>(
+    /// Works like [`PostgresOwnership::query`], for a statement that returns one row with one column.
+    async fn query_one<T>(
         &self,
         link: &Link,
         statement: &'static str,
@@ -74,9 +79,9 @@ impl PostgresOwnership {
     where
         T: for<'a> postgres_client::tokio_postgres::types::FromSql<'a>,
     {
-        let rows = self.ask(link, statement, parameters).await?;
+        let rows = self.query(link, statement, parameters).await?;
         let row = rows.first().ok_or_else(|| unexpected("no row"))?;
-        row.try_get(0).map_err(|_| unexpected("another type"))
+        row.try_get(0).map_err(|_| unexpected("wrong column type"))
     }
 
     fn joined(&self) -> MutexGuard<'_, BTreeSet<MemberId>> {
@@ -95,7 +100,9 @@ impl fmt::Debug for PostgresOwnership {
 }
 
 fn unexpected(what: &str) -> OwnershipError {
-    OwnershipError::Refused(format!("the database answered {what}; is its schema changed by hand?"))
+    OwnershipError::Rejected(format!(
+        "unexpected response from the database ({what}); was its schema changed manually?"
+    ))
 }
 
 const JOIN: &str = "select reveille_coordination.join_as($1::text::uuid, $2, $3, $4, $5, $6)";
@@ -104,7 +111,7 @@ const RENEW: &str = "select reveille_coordination.renew($1::text::uuid, $2)";
 const LEAVE: &str = "select 1 from reveille_coordination.leave($1::text::uuid)";
 const CLAIM: &str = "select reveille_coordination.claim($1::text::uuid, $2, $3)";
 const RELEASE: &str = "select 1 from reveille_coordination.release($1::text::uuid, $2, $3)";
-/// One statement sees one state. A session whose renewal is just being committed may be missing.
+/// A single statement reads a single state. A session whose renewal is being committed may be missing.
 const VIEW: &str = "
     with clock as materialized (select clock_timestamp() as now)
     select member.id::text, member.name, member.address, member.owns, member.build,
@@ -121,23 +128,25 @@ impl Ownership for PostgresOwnership {
             member.check()?;
             let Member { id: member_id, name, address, owns, build } = member;
             let id = member_id.to_string();
-            let again = self.joined().contains(&member_id);
-            let statement = if again { JOIN_AGAIN } else { JOIN };
+            let is_repeated = self.joined().contains(&member_id);
+            let statement = if is_repeated { JOIN_AGAIN } else { JOIN };
             let parameters: [&(dyn ToSql + Sync); 6] = [&id, &name, &address, &owns, &build, &lease];
-            let seen = seen(self.ask_one(&self.database.work, statement, &parameters).await?)?;
+            let renewed = renewed(self.query_one(&self.database.serial, statement, &parameters).await?)?;
             self.joined().insert(member_id);
-            Ok(seen)
+            Ok(renewed)
         })
     }
 
     fn renew(&self, member: MemberId, lease: Duration) -> Answer<'_, Renewed> {
         let lease = millis(lease);
-        Box::pin(async move { seen(self.ask_one(&self.database.pulse, RENEW, &[&member.to_string(), &lease]).await?) })
+        Box::pin(
+            async move { renewed(self.query_one(&self.database.urgent, RENEW, &[&member.to_string(), &lease]).await?) },
+        )
     }
 
     fn leave(&self, member: MemberId) -> Answer<'_, ()> {
         Box::pin(async move {
-            self.ask(&self.database.work, LEAVE, &[&member.to_string()]).await?;
+            self.query(&self.database.serial, LEAVE, &[&member.to_string()]).await?;
             Ok(())
         })
     }
@@ -148,9 +157,9 @@ impl Ownership for PostgresOwnership {
         Box::pin(async move {
             let names: Vec<&str> = names.iter().map(ClaimName::as_str).collect();
             let id = member.to_string();
-            let held: Option<Vec<bool>> = self.ask_one(&self.database.work, CLAIM, &[&id, &names, &call]).await?;
+            let held: Option<Vec<bool>> = self.query_one(&self.database.serial, CLAIM, &[&id, &names, &call]).await?;
             let held = held.ok_or(OwnershipError::Lost)?;
-            if held.len() == names.len() { Ok(held) } else { Err(unexpected("for other names")) }
+            if held.len() == names.len() { Ok(held) } else { Err(unexpected("wrong number of names")) }
         })
     }
 
@@ -159,7 +168,7 @@ impl Ownership for PostgresOwnership {
         let call = self.next_call();
         Box::pin(async move {
             let names: Vec<&str> = names.iter().map(ClaimName::as_str).collect();
-            self.ask(&self.database.work, RELEASE, &[&member.to_string(), &names, &call]).await?;
+            self.query(&self.database.serial, RELEASE, &[&member.to_string(), &names, &call]).await?;
             Ok(())
         })
     }
@@ -167,8 +176,8 @@ impl Ownership for PostgresOwnership {
     fn view(&self) -> Answer<'_, View> {
         Box::pin(async move {
             let mut view = View::default();
-            for row in self.ask(&self.database.pulse, VIEW, &[]).await? {
-                add(&mut view, &row).ok_or_else(|| unexpected("what no member wrote"))?;
+            for row in self.query(&self.database.urgent, VIEW, &[]).await? {
+                add(&mut view, &row).ok_or_else(|| unexpected("malformed member row"))?;
             }
             Ok(view)
         })
@@ -178,14 +187,14 @@ impl Ownership for PostgresOwnership {
         let mut changes = self.database.changes.subscribe();
         Box::pin(async move {
             if changes.changed().await.is_err() {
-                // The engine is closed, and nothing will be heard.
+                // The engine is closed, so no change will be reported.
                 std::future::pending::<()>().await;
             }
         })
     }
 }
 
-/// One row of [`VIEW`]; `None` if it is not of its form.
+/// Adds one row of [`VIEW`] to the view. Returns `None` if the row is malformed.
 fn add(view: &mut View, row: &Row) -> Option<()> {
     let id = id_of(row.try_get(0).ok()?)?;
     let text = |at: usize| row.try_get::<_, String>(at).ok();
@@ -202,7 +211,7 @@ fn id_of(text: &str) -> Option<MemberId> {
     u128::from_str_radix(&text.replace('-', ""), 16).ok().map(MemberId)
 }
 
-fn seen(engine_millis: Option<i64>) -> Result<Renewed, OwnershipError> {
+fn renewed(engine_millis: Option<i64>) -> Result<Renewed, OwnershipError> {
     let millis = engine_millis.ok_or(OwnershipError::Lost)?;
     Ok(Renewed { engine_now: Timestamp::from_millis(millis) })
 }
@@ -211,6 +220,6 @@ fn of_failure(failure: Failure) -> OwnershipError {
     if is_unavailable(&failure) {
         OwnershipError::Unavailable(failure.to_string())
     } else {
-        OwnershipError::Refused(failure.to_string())
+        OwnershipError::Rejected(failure.to_string())
     }
 }

@@ -1,10 +1,14 @@
-//! Members and claims on a tree: the port [`Ownership`] for engines that have sessions of their own.
+//! Members and claims on a coordination tree: the port [`Ownership`] for engines that have their own sessions.
 //!
-//! A member has a session of the engine, whose timeout is its lease, and an ephemeral node `<root>/members/<id>` with what others may know of
-//! it and the names that it has claimed. A claim is an ephemeral node `<root>/claims/<name>` besides, which one can make, in the same change as
-//! the list. So a view is read from the members alone.
+//! A member has an engine session whose timeout is its lease, and an ephemeral node `<root>/members/<id>`. The
+//! node contains the member's public information and the names of its claims. Each claim also has an ephemeral
+//! node `<root>/claims/<name>`, which only one member can create, in the same change as the list. A view therefore
+//! reads only the members' nodes.
 //!
-//! A session that is not renewed in time is closed from here; if its process died, or is cut off, the engine ends it.
+//! This process closes a session that is not renewed in time. If the process died or is cut off, the engine ends
+//! the session.
+//!
+//! docs/decisions/0147-keep-members-and-claims-on-a-tree.md gives the reasons for the design.
 
 mod session;
 
@@ -27,19 +31,19 @@ use membership::{
 use runtime::{Runtime, TaskSet};
 use tokio::sync::watch;
 
-use self::session::{Renewing, Said, Session, view_of};
+use self::session::{NodeContent, Renewing, Session, view_of};
 
-/// Between two tries to hear of changes.
+/// Wait between two attempts to watch for changes.
 const RETRY_WAIT: Duration = Duration::from_millis(100);
-/// How often a change, or a look, is made again that others came between.
+/// Number of attempts of a read that concurrent changes interrupt.
 const TRIES: usize = 100;
-/// Of members that have left, or were lost, so many are remembered: they do not come back.
+/// Number of ended sessions that are remembered, so that their ids are not used again.
 const ENDED_MAX: usize = 1_000;
 
 const MEMBERS: &str = "members";
 const CLAIMS: &str = "claims";
 
-/// A process's way to the members and claims of a cluster.
+/// One process's access to the members and claims of a cluster.
 pub struct TreeOwnership(Arc<Inner>);
 
 struct Inner {
@@ -47,16 +51,16 @@ struct Inner {
     trees: Arc<dyn Trees>,
     options: SessionOptions,
     acl: Acl,
-    /// For what is not of a member.
+    /// Sends requests that do not belong to a member's session.
     client: Client,
     members: NodePath,
     claims: NodePath,
-    /// Holds the place's id.
+    /// Path of the node that contains the cluster's id.
     id: NodePath,
-    /// Touched at each renewal, whose time the engine tells.
+    /// Path of the node that each renewal touches, because the engine returns the time of the change.
     clock: NodePath,
     joined: Mutex<Joined>,
-    /// Counts what happened to members and claims.
+    /// Number of changes of members and claims.
     changes: watch::Sender<u64>,
     _tasks: TaskSet,
 }
@@ -68,7 +72,7 @@ struct Joined {
 }
 
 impl TreeOwnership {
-    /// Of the cluster at `root`, which is made as needed, with `acl`; `credentials` are those of its members.
+    /// Opens the cluster at `root`. Its nodes are created when needed, with `acl`; members use `credentials`.
     ///
     /// # Errors
     /// [`TreeError::Invalid`] if the path is too long.
@@ -83,7 +87,7 @@ impl TreeOwnership {
         let client = Client::new(runtime, trees.clone(), options.clone());
         let tasks = TaskSet::new(runtime);
         let changes = watch::Sender::new(0);
-        tasks.spawn("claims", hear(client.clone(), root.clone(), changes.clone()));
+        tasks.spawn("claims", watch_changes(client.clone(), root.clone(), changes.clone()));
         Ok(TreeOwnership(Arc::new(Inner {
             runtime: runtime.clone(),
             trees,
@@ -100,45 +104,45 @@ impl TreeOwnership {
         })))
     }
 
-    /// Of this place, made by whoever asks first, kept for ever: all who open it are told the same.
+    /// Returns the cluster's id. The first caller creates it, and it never changes. All processes that open this
+    /// cluster get the same id.
     ///
     /// # Errors
-    /// As those of [`Ownership::view`].
+    /// The errors of [`Ownership::view`].
     pub fn id(&self) -> Answer<'_, String> {
         let inner = self.0.clone();
         self.0.detached(async move {
             inner.id().await.map_err(|error| match error {
-                TreeError::Forbidden => OwnershipError::Refused(
-                    "the nodes there are closed to this cluster: another one keeps its own below this root, and each needs one"
-                        .to_owned(),
+                TreeError::Forbidden => OwnershipError::Rejected(
+                    "another cluster uses this root path; configure a different root path for each cluster".to_owned(),
                 ),
-                error => told_of_the_place(error),
+                error => cluster_error(error),
             })
         })
     }
 }
 
-/// Counts what happens to members and claims, and what may have.
-async fn hear(client: Client, root: NodePath, changes: watch::Sender<u64>) {
+/// Counts changes of members and claims, including changes that may have been missed.
+async fn watch_changes(client: Client, root: NodePath, changes: watch::Sender<u64>) {
     let (Ok(members), Ok(claims)) = (root.join(MEMBERS), root.join(CLAIMS)) else { return };
     loop {
-        let hearing = async {
+        let watching = async {
             let tree = client.session().await?;
             let mut events = tree.watch_all(&root).await?;
             changes.send_modify(|count| *count += 1);
             while let Some(event) = events.next().await {
-                let is_heard = match &event {
+                let is_relevant = match &event {
                     Event::Created(path) | Event::Changed(path) | Event::Deleted(path) => {
                         path.is_within(&members) || path.is_within(&claims)
                     }
                     Event::ChildrenChanged(_) | Event::Gap => true,
                 };
-                changes.send_modify(|count| *count += u64::from(is_heard));
+                changes.send_modify(|count| *count += u64::from(is_relevant));
             }
             Ok::<_, TreeError>(())
         };
-        if let Err(error) = hearing.await {
-            tracing::debug!(%error, "changes of members and claims are not heard of now");
+        if let Err(error) = watching.await {
+            tracing::debug!(%error, "cannot watch members and claims; retrying");
         }
         client.runtime().sleep(RETRY_WAIT).await;
     }
@@ -154,7 +158,7 @@ impl Inner {
         session.filter(|session| !session.life().is_over).ok_or(OwnershipError::Lost)
     }
 
-    /// It does not come back.
+    /// Marks the session as ended, so that its id is not used again.
     fn end(&self, member: MemberId) -> Option<Arc<Session>> {
         let mut joined = self.joined();
         let session = joined.sessions.remove(&member)?;
@@ -172,40 +176,40 @@ impl Inner {
         self.client.make(&*tree, &self.id, id, &self.acl).await?;
         tree.sync().await?;
         let node = tree.get(&self.id).await?;
-        String::from_utf8(node.data.to_vec()).map_err(|_| not_ours())
+        String::from_utf8(node.data.to_vec()).map_err(|_| malformed_node())
     }
 
     async fn join(self: Arc<Self>, member: Member, lease: Duration) -> Result<Renewed, OwnershipError> {
         if self.joined().sessions.contains_key(&member.id) {
             let session = self.session(member.id)?;
             session.check_lease(lease)?;
-            let tell = |said: &mut Said| said.member.clone_from(&member);
-            session.change(&self.clock, lease, tell, |_| Ok(Vec::new())).await.map_err(told)?;
+            let update = |content: &mut NodeContent| content.member.clone_from(&member);
+            session.change(&self.clock, lease, update, |_| Ok(Vec::new())).await.map_err(ownership_error)?;
             return self.renew(member.id, lease).await;
         }
         if self.joined().ended.contains(&member.id) {
             return Err(OwnershipError::Lost);
         }
         let options = SessionOptions { timeout: lease, ..self.options.clone() };
-        let tree = self.trees.open(options).await.map_err(told)?;
+        let tree = self.trees.open(options).await.map_err(ownership_error)?;
         let granted = tree.session().timeout();
         if granted < lease {
             drop(tree.close().await);
-            let text = format!("the engine keeps a session for {granted:?} at most, and the lease is {lease:?}");
-            return Err(OwnershipError::Refused(text));
+            let text = format!("the engine limits sessions to {granted:?}, but the lease is {lease:?}");
+            return Err(OwnershipError::Rejected(text));
         }
         for path in [&self.members, &self.claims, &self.clock] {
-            self.client.make(&*tree, path, Bytes::new(), &self.acl).await.map_err(told)?;
+            self.client.make(&*tree, path, Bytes::new(), &self.acl).await.map_err(ownership_error)?;
         }
-        let node = self.members.join(&member.id.to_string()).map_err(|error| told(error.into()))?;
-        let said = Said { member: member.clone(), claims: BTreeSet::new(), version: 0 };
-        let (data, mode, acl) = (said.encode(lease), CreateMode::Ephemeral, self.acl.clone());
+        let node = self.members.join(&member.id.to_string()).map_err(|error| ownership_error(error.into()))?;
+        let content = NodeContent { member: member.clone(), claims: BTreeSet::new(), version: 0 };
+        let (data, mode, acl) = (content.encode(lease), CreateMode::Ephemeral, self.acl.clone());
         let steps = vec![Op::Create { path: node.clone(), data, mode, acl }, touch(&self.clock)];
-        let seen = seen(tree.multi(steps).await)?;
+        let renewed = renewed(tree.multi(steps).await)?;
         let end = self.runtime.monotonic() + lease;
-        let session = Session::keep(&self, member.id, tree, node, lease, said, end);
+        let session = Session::keep(&self, member.id, tree, node, lease, content, end);
         self.joined().sessions.insert(member.id, session);
-        Ok(seen)
+        Ok(renewed)
     }
 
     async fn renew(&self, member: MemberId, lease: Duration) -> Result<Renewed, OwnershipError> {
@@ -213,46 +217,46 @@ impl Inner {
         session.check_lease(lease)?;
         let renewing = Renewing::begin(&session).ok_or(OwnershipError::Lost)?;
         let check = Op::Check { path: session.node.clone(), expected: Expected::Any };
-        let seen = seen(session.tree.multi(vec![check, touch(&self.clock)]).await)?;
+        let renewed = renewed(session.tree.multi(vec![check, touch(&self.clock)]).await)?;
         renewing.session.life().end = self.runtime.monotonic() + lease;
-        Ok(seen)
+        Ok(renewed)
     }
 
     async fn leave(&self, member: MemberId) -> Result<(), OwnershipError> {
         let Some(session) = self.end(member) else { return Ok(()) };
-        session.tree.close().await.map_err(told)
+        session.tree.close().await.map_err(ownership_error)
     }
 
     async fn claim(self: Arc<Self>, member: MemberId, names: Vec<ClaimName>) -> Result<Vec<bool>, OwnershipError> {
         let session = self.session(member)?;
         let mut taken = BTreeSet::new();
         let distinct: Vec<ClaimName> = names.iter().collect::<BTreeSet<_>>().into_iter().cloned().collect();
-        // An empty batch, too, asks whether the session lives.
+        // An empty batch also checks that the session is open.
         let mut batches: Vec<&[ClaimName]> = distinct.chunks(OPS_MAX - 2).collect();
         if batches.is_empty() {
             batches.push(&[]);
         }
         for batch in batches {
             loop {
-                let wanted = |said: &Said| -> Vec<ClaimName> {
-                    let is_wanted = |name: &&ClaimName| !said.claims.contains(*name) && !taken.contains(*name);
+                let wanted = |content: &NodeContent| -> Vec<ClaimName> {
+                    let is_wanted = |name: &&ClaimName| !content.claims.contains(*name) && !taken.contains(*name);
                     batch.iter().filter(is_wanted).cloned().collect()
                 };
-                let add = |said: &mut Said| said.claims.extend(wanted(said));
-                let create = |said: &Said| {
+                let add = |content: &mut NodeContent| content.claims.extend(wanted(content));
+                let create = |content: &NodeContent| {
                     let create = |name: &ClaimName| {
                         let (path, data) = (self.claim_path(name)?, Bytes::from(member.to_string()));
                         Ok(Op::Create { path, data, mode: CreateMode::Ephemeral, acl: self.acl.clone() })
                     };
-                    wanted(said).iter().map(create).collect()
+                    wanted(content).iter().map(create).collect()
                 };
                 match session.change(&self.clock, session.lease, add, create).await {
                     Err(TreeError::Multi { at, source }) if at > 0 && *source == TreeError::NodeExists => {
-                        let others = self.taken(&session, batch).await?;
-                        // Where it was given back at this moment, it is asked for again.
+                        let others = self.held_by_others(&session, batch).await?;
+                        // If the holder released the name in the meantime, the next round claims it again.
                         taken.extend(others);
                     }
-                    changed => break changed.map_err(told)?,
+                    changed => break changed.map_err(ownership_error)?,
                 }
             }
         }
@@ -263,47 +267,48 @@ impl Inner {
         Ok(self.claims.join(&name.as_str().replace('/', "%2F").replace('.', "%2E"))?)
     }
 
-    /// Those that others hold.
-    async fn taken(&self, session: &Session, names: &[ClaimName]) -> Result<Vec<ClaimName>, OwnershipError> {
+    /// Returns the names that other members hold.
+    async fn held_by_others(&self, session: &Session, names: &[ClaimName]) -> Result<Vec<ClaimName>, OwnershipError> {
         let own = session.tree.session().id();
         let look = async |name: &ClaimName| {
             let stat = session.tree.exists(&self.claim_path(name)?).await?;
             Ok::<_, TreeError>(stat.filter(|stat| stat.owner != Some(own)).map(|_| name.clone()))
         };
-        session.tree.sync().await.map_err(told)?;
-        let looked = try_join_all(names.iter().map(look)).await.map_err(told)?;
+        session.tree.sync().await.map_err(ownership_error)?;
+        let looked = try_join_all(names.iter().map(look)).await.map_err(ownership_error)?;
         Ok(looked.into_iter().flatten().collect())
     }
 
     async fn release(self: Arc<Self>, member: MemberId, names: Vec<ClaimName>) -> Result<(), OwnershipError> {
         let Ok(session) = self.session(member) else { return Ok(()) };
-        // That somebody else has taken away.
+        // Names whose nodes another client has deleted.
         let mut missing = BTreeSet::new();
         for batch in names.chunks(OPS_MAX - 2) {
             loop {
-                let held = |said: &Said| -> Vec<ClaimName> {
-                    let is_held = |name: &&ClaimName| said.claims.contains(*name) && !missing.contains(*name);
+                let held = |content: &NodeContent| -> Vec<ClaimName> {
+                    let is_held = |name: &&ClaimName| content.claims.contains(*name) && !missing.contains(*name);
                     batch.iter().collect::<BTreeSet<_>>().into_iter().filter(is_held).cloned().collect()
                 };
-                let remove = |said: &mut Said| said.claims.retain(|name| !batch.contains(name));
-                let delete = |said: &Said| {
+                let remove = |content: &mut NodeContent| content.claims.retain(|name| !batch.contains(name));
+                let delete = |content: &NodeContent| {
                     let delete =
                         |name: &ClaimName| Ok(Op::Delete { path: self.claim_path(name)?, expected: Expected::Any });
-                    held(said).iter().map(delete).collect()
+                    held(content).iter().map(delete).collect()
                 };
                 let gone = match session.change(&self.clock, session.lease, remove, delete).await {
                     Err(TreeError::Multi { at, source }) if at > 0 && *source == TreeError::NoNode => at - 1,
-                    Err(error) if told(error.clone()) == OwnershipError::Lost => return Ok(()),
-                    changed => break changed.map_err(told)?,
+                    Err(error) if ownership_error(error.clone()) == OwnershipError::Lost => return Ok(()),
+                    changed => break changed.map_err(ownership_error)?,
                 };
-                let said = session.said.lock().await.clone();
-                missing.extend(said.and_then(|said| held(&said).get(gone).cloned()));
+                let content = session.content.lock().await.clone();
+                missing.extend(content.and_then(|content| held(&content).get(gone).cloned()));
             }
         }
         Ok(())
     }
 
-    /// One moment's state: what was read is looked at again, until nothing has changed in between.
+    /// Reads a consistent view: reads the nodes, checks their versions, and repeats until nothing changed in
+    /// between.
     async fn view(&self) -> Result<View, TreeError> {
         let tree = self.client.session().await?;
         tree.sync().await?;
@@ -329,62 +334,68 @@ impl Inner {
             };
             let is_still = again.stat.children_modified == children.stat.children_modified;
             if is_still && nodes.iter().zip(&stats).all(is_same) {
-                let said = nodes.iter().flatten().map(|node| Said::decode(&node.data));
-                return Ok(view_of(said.collect::<Option<Vec<_>>>().ok_or_else(not_ours)?));
+                let content = nodes.iter().flatten().map(|node| NodeContent::decode(&node.data));
+                return Ok(view_of(content.collect::<Option<Vec<_>>>().ok_or_else(malformed_node)?));
             }
         }
         Err(TreeError::Disconnected("members change faster than they can be read".to_owned()))
     }
 }
 
-fn not_ours() -> TreeError {
-    TreeError::Invalid("a member's node holds what no member wrote".to_owned())
+fn malformed_node() -> TreeError {
+    TreeError::Invalid("a member's node has invalid content".to_owned())
 }
 
 fn touch(clock: &NodePath) -> Op {
     Op::Set { path: clock.clone(), data: Bytes::new(), expected: Expected::Any }
 }
 
-/// The engine's time, of a multi that ends with a touch of its clock.
-fn seen(done: Result<Vec<Done>, TreeError>) -> Result<Renewed, OwnershipError> {
-    match done.map_err(told)?.last() {
+/// Returns the engine's time from a multi that ends with a touch of the clock node.
+fn renewed(done: Result<Vec<Done>, TreeError>) -> Result<Renewed, OwnershipError> {
+    match done.map_err(ownership_error)?.last() {
         Some(Done::Set(stat)) => Ok(Renewed { engine_now: stat.modified_at }),
-        _ => Err(OwnershipError::Unavailable("the engine answered something else".to_owned())),
+        _ => Err(OwnershipError::Unavailable("unexpected response from the engine".to_owned())),
     }
 }
 
-fn told(error: TreeError) -> OwnershipError {
+fn ownership_error(error: TreeError) -> OwnershipError {
     match error {
         TreeError::SessionLost => OwnershipError::Lost,
         TreeError::Disconnected(text) => OwnershipError::Unavailable(text),
         TreeError::Multi { at: 0, source } if matches!(*source, TreeError::NoNode | TreeError::NodeExists) => {
             OwnershipError::Lost
         }
-        error => OwnershipError::Refused(error.to_string()),
+        error => OwnershipError::Rejected(error.to_string()),
     }
 }
 
-/// Through a session that is none of a member's: the next call has another.
-fn told_of_the_place(error: TreeError) -> OwnershipError {
+/// Converts an error of a session that belongs to no member: the next call opens another session.
+fn cluster_error(error: TreeError) -> OwnershipError {
     match error {
         TreeError::SessionLost => OwnershipError::Unavailable(error.to_string()),
-        error => told(error),
+        error => ownership_error(error),
     }
 }
 
 fn check_lease(lease: Duration) {
-    assert!(!lease.is_zero() && lease <= LEASE_MAX, "a lease is above zero and at most {LEASE_MAX:?}: {lease:?}");
+    assert!(
+        !lease.is_zero() && lease <= LEASE_MAX,
+        "the lease must be above zero and at most {LEASE_MAX:?}: {lease:?}"
+    );
 }
 
 impl Inner {
-    /// In a task of its own: whoever drops a call leaves nothing half done, and holds nobody up.
+    /// Runs a call in its own task, so that dropping the future neither leaves the call half done nor blocks other
+    /// callers.
     fn detached<T: Send + 'static>(
         &self,
         call: impl Future<Output = Result<T, OwnershipError>> + Send + 'static,
     ) -> Answer<'static, T> {
         let called = self.runtime.detached("ownership", call);
         called
-            .map(|called| called.unwrap_or_else(|| Err(OwnershipError::Unavailable("it is stopping".to_owned()))))
+            .map(|called| {
+                called.unwrap_or_else(|| Err(OwnershipError::Unavailable("the process is stopping".to_owned())))
+            })
             .boxed()
     }
 }
@@ -394,7 +405,7 @@ impl Ownership for TreeOwnership {
         check_lease(lease);
         match member.check() {
             Ok(()) => self.0.detached(self.0.clone().join(member, lease)),
-            Err(refused) => Box::pin(std::future::ready(Err(refused))),
+            Err(error) => Box::pin(std::future::ready(Err(error))),
         }
     }
 
@@ -421,7 +432,7 @@ impl Ownership for TreeOwnership {
 
     fn view(&self) -> Answer<'_, View> {
         let inner = self.0.clone();
-        self.0.detached(async move { inner.view().await.map_err(told_of_the_place) })
+        self.0.detached(async move { inner.view().await.map_err(cluster_error) })
     }
 
     fn changed(&self) -> BoxFuture<'static, ()> {

@@ -1,4 +1,4 @@
-//! One member's session, and what its node says.
+//! One member's session, and the content of its node.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -12,32 +12,32 @@ use runtime::TaskSet;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
-use super::{Inner, not_ours, touch};
+use super::{Inner, malformed_node, touch};
 
-/// One member's.
+/// The session of one member.
 pub(super) struct Session {
     pub(super) tree: Arc<dyn Tree>,
     pub(super) node: NodePath,
     pub(super) lease: Duration,
-    /// What its node says; `None` if a change of it was not answered. Held while it is changed.
-    pub(super) said: tokio::sync::Mutex<Option<Said>>,
+    /// Content of the member's node; `None` if a change of it got no response. Locked during a change.
+    pub(super) content: tokio::sync::Mutex<Option<NodeContent>>,
     life: Mutex<Life>,
-    /// Told when a renewal has ended.
+    /// Notified when a renewal has ended.
     renewed: Notify,
     _tasks: TaskSet,
 }
 
 pub(super) struct Life {
-    /// When it is closed here.
+    /// Time at which this process closes the session.
     pub(super) end: Monotonic,
-    /// Renewals under way, which may put that off.
+    /// Number of renewals in progress, which may postpone the end.
     renewing: usize,
     pub(super) is_over: bool,
 }
 
-/// What a member's node says.
+/// Content of a member's node.
 #[derive(Clone)]
-pub(super) struct Said {
+pub(super) struct NodeContent {
     pub(super) member: Member,
     pub(super) claims: BTreeSet<ClaimName>,
     pub(super) version: i32,
@@ -50,15 +50,15 @@ impl Session {
         tree: Arc<dyn Tree>,
         node: NodePath,
         lease: Duration,
-        said: Said,
+        content: NodeContent,
         end: Monotonic,
     ) -> Arc<Session> {
         let tasks = TaskSet::new(&inner.runtime);
         Arc::new_cyclic(|session: &Weak<Session>| {
-            tasks.spawn("member", over(Arc::downgrade(inner), session.clone(), member));
+            tasks.spawn("member", close_when_expired(Arc::downgrade(inner), session.clone(), member));
             let life = Mutex::new(Life { end, renewing: 0, is_over: false });
-            let said = tokio::sync::Mutex::new(Some(said));
-            Session { tree, node, lease, said, life, renewed: Notify::new(), _tasks: tasks }
+            let content = tokio::sync::Mutex::new(Some(content));
+            Session { tree, node, lease, content, life, renewed: Notify::new(), _tasks: tasks }
         })
     }
 
@@ -68,22 +68,24 @@ impl Session {
 
     pub(super) fn check_lease(&self, lease: Duration) -> Result<(), OwnershipError> {
         if lease > self.lease {
-            let text = format!("a lease is for a session's life here: {:?}, and not {lease:?}", self.lease);
-            return Err(OwnershipError::Refused(text));
+            let text =
+                format!("this engine fixes the lease for the whole session: it is {:?}, not {lease:?}", self.lease);
+            return Err(OwnershipError::Rejected(text));
         }
         Ok(())
     }
 
-    /// Changes what the node says, together with `steps`, which are made of what it said before.
+    /// Changes the node's content, in one multi with `steps`, which are derived from the content before the
+    /// change.
     pub(super) async fn change(
         &self,
         clock: &NodePath,
         lease: Duration,
-        change: impl Fn(&mut Said),
-        steps: impl Fn(&Said) -> Result<Vec<Op>, TreeError>,
+        change: impl Fn(&mut NodeContent),
+        steps: impl Fn(&NodeContent) -> Result<Vec<Op>, TreeError>,
     ) -> Result<(), TreeError> {
-        let mut said = self.said.lock().await;
-        let before = match said.take() {
+        let mut content = self.content.lock().await;
+        let before = match content.take() {
             Some(before) => before,
             None => self.read().await?,
         };
@@ -97,28 +99,28 @@ impl Session {
         match &changed {
             Ok(_) => {
                 after.version += 1;
-                *said = Some(after);
+                *content = Some(after);
             }
-            // It is not as it was believed to be, or not known to be.
+            // The node's content differs from the cached one, or is unknown.
             Err(TreeError::Multi { at: 0, .. } | TreeError::Disconnected(_)) => {}
-            Err(_) => *said = Some(before),
+            Err(_) => *content = Some(before),
         }
         changed.map(drop)
     }
 
-    async fn read(&self) -> Result<Said, TreeError> {
+    async fn read(&self) -> Result<NodeContent, TreeError> {
         self.tree.sync().await?;
         let node = self.tree.get(&self.node).await.map_err(|error| match error {
             TreeError::NoNode => TreeError::SessionLost,
             error => error,
         })?;
-        let (said, _) = Said::decode(&node.data).ok_or_else(not_ours)?;
-        Ok(Said { version: node.stat.version, ..said })
+        let (content, _) = NodeContent::decode(&node.data).ok_or_else(malformed_node)?;
+        Ok(NodeContent { version: node.stat.version, ..content })
     }
 }
 
-/// Closes the session when nobody has renewed it.
-async fn over(inner: Weak<Inner>, session: Weak<Session>, member: MemberId) {
+/// Closes the session when its lease ends without a renewal.
+async fn close_when_expired(inner: Weak<Inner>, session: Weak<Session>, member: MemberId) {
     let Some(runtime) = inner.upgrade().map(|inner| inner.runtime.clone()) else { return };
     loop {
         let end = {
@@ -140,20 +142,20 @@ async fn over(inner: Weak<Inner>, session: Weak<Session>, member: MemberId) {
         if is_over {
             drop(inner.end(member));
             if let Err(error) = session.tree.close().await {
-                tracing::debug!(%member, %error, "a session that is over is ended by the engine");
+                tracing::debug!(%member, %error, "cannot close an expired session; the engine will end it");
             }
             return;
         }
     }
 }
 
-/// A renewal that is under way.
+/// A renewal in progress.
 pub(super) struct Renewing<'a> {
     pub(super) session: &'a Session,
 }
 
 impl<'a> Renewing<'a> {
-    /// `None` if it is too late.
+    /// Begins a renewal. Returns `None` if the session has ended.
     pub(super) fn begin(session: &'a Session) -> Option<Self> {
         let mut life = session.life();
         if life.is_over {
@@ -171,10 +173,10 @@ impl Drop for Renewing<'_> {
     }
 }
 
-impl Said {
+impl NodeContent {
     pub(super) fn encode(&self, lease: Duration) -> Bytes {
-        let Said { member, claims, .. } = self;
-        let said = json!({
+        let NodeContent { member, claims, .. } = self;
+        let content = json!({
             "id": member.id.to_string(),
             "name": member.name,
             "address": member.address,
@@ -183,32 +185,32 @@ impl Said {
             "lease_ms": u64::try_from(lease.as_millis()).unwrap_or(u64::MAX),
             "claims": claims.iter().map(ClaimName::as_str).collect::<Vec<_>>(),
         });
-        said.to_string().into()
+        content.to_string().into()
     }
 
-    /// With the lease.
+    /// Decodes a node's content and the lease in it.
     pub(super) fn decode(data: &[u8]) -> Option<(Self, Duration)> {
-        let said: Value = serde_json::from_slice(data).ok()?;
-        let text = |key: &str| said.get(key)?.as_str().map(str::to_owned);
+        let content: Value = serde_json::from_slice(data).ok()?;
+        let text = |key: &str| content.get(key)?.as_str().map(str::to_owned);
         let member = Member {
             id: MemberId(u128::from_str_radix(&text("id")?, 16).ok()?),
             name: text("name")?,
             address: text("address")?,
-            owns: said.get("owns")?.as_bool()?,
+            owns: content.get("owns")?.as_bool()?,
             build: text("build")?,
         };
-        let claims = said.get("claims")?.as_array()?.iter();
+        let claims = content.get("claims")?.as_array()?.iter();
         let claims = claims.map(|name| ClaimName::new(name.as_str()?).ok()).collect::<Option<_>>()?;
-        let lease = Duration::from_millis(said.get("lease_ms")?.as_u64()?);
-        Some((Said { member, claims, version: 0 }, lease))
+        let lease = Duration::from_millis(content.get("lease_ms")?.as_u64()?);
+        Some((NodeContent { member, claims, version: 0 }, lease))
     }
 }
 
-/// Of each member what it says, and its lease.
-pub(super) fn view_of(all: Vec<(Said, Duration)>) -> View {
+/// Returns the view that consists of these members, with their leases.
+pub(super) fn view_of(all: Vec<(NodeContent, Duration)>) -> View {
     let first_end = all.iter().map(|(_, lease)| *lease).min();
     let mut view = View { first_end, ..View::default() };
-    for (Said { member, claims, .. }, _) in all {
+    for (NodeContent { member, claims, .. }, _) in all {
         view.claims.extend(claims.into_iter().map(|name| (name, member.id)));
         view.members.push(member);
     }

@@ -1,5 +1,6 @@
-//! How evenly shards are spread, and how many move when a member joins: sticky shares beside a ring of points.
-#![expect(clippy::print_stdout, reason = "it prints a table")]
+//! Measures how evenly shards are spread, and how many move when a member joins. Compares sticky shares with a
+//! hash ring.
+#![expect(clippy::print_stdout, reason = "the example prints a table")]
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +8,7 @@ use domain::ShardId;
 use domain::id::SHARDS;
 use membership::{MemberId, assign};
 
-/// As ringpop does.
+/// Number of points per member, as in ringpop.
 const POINTS_PER_MEMBER: u64 = 100;
 const TRIALS: u64 = 200;
 
@@ -28,18 +29,19 @@ fn main() {
             sticky_spread = spread(sticky_spread, &sticky_before, &before);
             sticky_moved += moved(&sticky_before, &assign::plan(&sticky_before, &after, SHARDS));
         }
-        let mean = |moved: usize| f64::from(u32::try_from(moved).expect("few")) / f64::from(200_u32);
-        let fair = f64::from(SHARDS) / f64::from(u32::try_from(count).expect("few"));
+        let mean =
+            |moved: usize| f64::from(u32::try_from(moved).expect("the counts fit into 32 bits")) / f64::from(200_u32);
+        let fair = f64::from(SHARDS) / f64::from(u32::try_from(count).expect("the counts fit into 32 bits"));
         println!(
             "{count:7} | {}-{}, {:.2} of fair, {:.1} | {}-{}, {:.1} | {:.1}",
             ring_spread.0,
             ring_spread.1,
-            f64::from(u32::try_from(ring_spread.1).expect("few")) / fair,
+            f64::from(u32::try_from(ring_spread.1).expect("the counts fit into 32 bits")) / fair,
             mean(ring_moved),
             sticky_spread.0,
             sticky_spread.1,
             mean(sticky_moved),
-            f64::from(SHARDS) / f64::from(u32::try_from(count + 1).expect("few")),
+            f64::from(SHARDS) / f64::from(u32::try_from(count + 1).expect("the counts fit into 32 bits")),
         );
     }
 }
@@ -50,13 +52,14 @@ fn set(members: &[MemberId]) -> BTreeSet<MemberId> {
 
 fn ring(members: &BTreeSet<MemberId>) -> Plan {
     let points = members.iter().flat_map(|member| {
-        let low = u64::try_from(member.0 & u128::from(u64::MAX)).expect("64 bits");
+        let low = u64::try_from(member.0 & u128::from(u64::MAX)).expect("the masked value has 64 bits");
         (0..POINTS_PER_MEMBER).map(move |point| (mix(low ^ mix(point)), *member))
     });
     let points: BTreeMap<u64, MemberId> = points.collect();
     let owner = |shard: u16| {
         let at = mix(u64::from(shard) << 40);
-        let (_, member) = points.range(at..).next().or_else(|| points.iter().next()).expect("there are members");
+        let (_, member) =
+            points.range(at..).next().or_else(|| points.iter().next()).expect("there is at least one member");
         (ShardId(shard), *member)
     };
     (0..SHARDS).map(owner).collect()
@@ -65,7 +68,10 @@ fn ring(members: &BTreeSet<MemberId>) -> Plan {
 fn spread((least, most): (usize, usize), plan: &Plan, members: &BTreeSet<MemberId>) -> (usize, usize) {
     let share = |member: &MemberId| plan.values().filter(|owner| *owner == member).count();
     let shares: Vec<usize> = members.iter().map(share).collect();
-    (least.min(*shares.iter().min().expect("some")), most.max(*shares.iter().max().expect("some")))
+    (
+        least.min(*shares.iter().min().expect("there is at least one member")),
+        most.max(*shares.iter().max().expect("there is at least one member")),
+    )
 }
 
 fn moved(before: &Plan, after: &Plan) -> usize {

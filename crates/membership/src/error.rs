@@ -1,26 +1,26 @@
-//! Why coordination says no.
+//! Errors of the port.
 
-/// A call failed as a whole.
+/// Failure of a whole call.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum OwnershipError {
-    /// The member's session has ended, and its claims with it: join again under a new id.
+    /// The member's session and its claims have ended. Join again under a new id.
     #[error("the member's session has ended")]
     Lost,
-    /// The engine cannot be reached or did not answer in time; the same call may go through later.
+    /// The engine is unreachable or did not respond in time. The same call may succeed later.
     #[error("the coordination engine is unavailable: {0}")]
     Unavailable(String),
-    /// The engine will not do this, now or later: the text says what to change.
-    #[error("the coordination engine refuses: {0}")]
-    Refused(String),
+    /// The engine rejects this call permanently. The text states the necessary change.
+    #[error("the coordination engine rejected the call: {0}")]
+    Rejected(String),
 }
 
 impl OwnershipError {
-    /// Whether the same call may go through later.
+    /// Returns whether the same call may succeed later.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
             OwnershipError::Unavailable(_) => true,
-            OwnershipError::Lost | OwnershipError::Refused(_) => false,
+            OwnershipError::Lost | OwnershipError::Rejected(_) => false,
         }
     }
 }

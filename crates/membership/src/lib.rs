@@ -1,17 +1,19 @@
-//! The port [`Ownership`]: which members are alive, and which of them has claimed what. What every engine promises.
+//! The port [`Ownership`], which reports the live members of a cluster and grants them claims. This crate states
+//! the promises that every engine of the port keeps.
 //!
-//! A claim decides who may *ask* for a shard. Who *owns* it is decided by the term that `store::Store::take` mints, so
-//! nothing here fences a write: a member that goes on after its session has ended meets a later term in the store.
+//! A claim gives a member the right to request a shard. The term that `store::Store::take` creates decides which
+//! member owns the shard, so claims do not fence writes: a member that continues after its session ended is
+//! rejected by the store because of its older term.
 //!
-//! A member's process opens a *session* ([`Ownership::join`]), keeps it by renewing it, and claims names under it. The
-//! session ends when it leaves, or a lease after its last renewal by the engine's clock; all its claims go with it. So
-//! one renewal keeps any number of claims, as with ZooKeeper's ephemeral nodes.
+//! A member's process opens a *session* ([`Ownership::join`]), renews it, and claims names under it. The session
+//! ends when the member leaves, or one lease after the last renewal by the engine's clock. All its claims end with
+//! it. One renewal therefore keeps any number of claims, as with ZooKeeper's ephemeral nodes.
 //!
-//! What stands on it: [`Membership`], which every process runs (renewal, the local deadline, the view), and [`assign`],
-//! which says who should claim which shard.
+//! Two modules use the port: [`Membership`], which runs in every process (renewal, local deadline, view), and
+//! [`assign`], which computes the planned owner of each shard.
 //!
-//! Always true here: a claim has one holder, and is given to another only after its holder released it, left, or came
-//! to the end of its lease by the engine's clock; an ended session never comes back.
+//! Invariants: A claim has one holder. The engine grants it to another member only after the holder released it,
+//! left, or reached the end of its lease by the engine's clock. An ended session never becomes active again.
 
 pub mod assign;
 mod error;

@@ -1,19 +1,21 @@
-//! What every process runs over an engine: it joins, renews, watches the view, and knows by its own clock when it must
-//! stop.
+//! The membership that every process runs over an engine: it joins, renews its session, watches the view, and
+//! derives from its own clock when the process must stop using its claims.
 //!
-//! - [`Lease`]: valid until a moment that this machine computes alone: *before* the last successful renewal began, plus
-//!   the lease, less a margin. Nobody's claim is given away before; no message is needed to know it.
-//! - Before each renewal `before_renewal` runs (an owner obeys its shards' cancel marks there), and without its "yes"
-//!   there is none. The lease counts from before it ran: whatever was durable a whole lease ago has been obeyed, or
-//!   the lease is over.
-//! - A session that is lost is followed by another, under a new [`MemberId`] and a new [`Lease`]; the old lease is over
-//!   for ever.
-//! - While this machine's clock is off, the others see a member that takes no shards ([`Member::owns`]), and plan
-//!   without it.
-//! - The view is refreshed when the engine hints at a change, when the first session may end, on a period, and when
-//!   asked to.
+//! - A [`Lease`] is valid until a deadline that this machine computes alone: the time *before* the last successful
+//!   renewal began, plus the lease, minus a margin. The engine grants no claim of the session to another member
+//!   before that deadline, so no message is needed.
+//! - Before each renewal `before_renewal` runs, in which an owner processes its shards' cancellation records. The
+//!   session is renewed only if it returns true. The lease counts from the time before it ran. Every record that
+//!   has been durable for a whole lease is therefore processed, or the lease has ended.
+//! - After a lost session the membership opens another one, under a new [`MemberId`] and with a new [`Lease`]. The
+//!   old lease never becomes valid again.
+//! - While this machine's clock is off, other members see a member that takes no shards ([`Member::owns`]), and
+//!   plan without it.
+//! - The view is refreshed when the engine hints at a change, when the first session may end, periodically, and on
+//!   request.
 //!
-//! What it does not do: decide what to claim ([`crate::assign`]), or stop what the owner has in flight.
+//! This module does not decide which names to claim ([`crate::assign`] does), and it does not stop the owner's
+//! work in progress.
 
 mod clock;
 mod keeper;
@@ -34,23 +36,25 @@ use crate::{ClaimName, Member, MemberId, Ownership, OwnershipError, View};
 pub use clock::ClockOffset;
 pub use lease::Lease;
 
-/// Run before every renewal; there is none unless it says true, and soon.
+/// Check that runs before every renewal. The session is renewed only if the check returns true in time.
 pub type BeforeRenewal = Arc<dyn Fn() -> BoxFuture<'static, bool> + Send + Sync>;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Options {
-    /// How long a member that is dead keeps its claims. Default 6 s. Too small: a stall of the engine or of this
-    /// process loses shards for nothing; too large: a dead member's shards wait. `Duration::MAX` with an engine whose
-    /// sessions never end: no renewals.
+    /// Time for which a dead member keeps its claims. Default 6 s. With a value that is too small, a stall of the
+    /// engine or of this process loses shards unnecessarily; with a value that is too large, a dead member's
+    /// shards wait. `Duration::MAX` disables renewals, for an engine whose sessions never end.
     pub lease: Duration,
-    /// By how much the lease is over sooner here than in the engine: for clocks that run at different rates. Default
-    /// a tenth of the lease, which is thousands of times what real clocks need, and gives the last callback time to begin.
+    /// Time by which the lease ends earlier here than in the engine, because clocks run at different rates.
+    /// Default a tenth of the lease. That is thousands of times what real clocks need, and gives the last callback
+    /// time to begin.
     pub margin: Duration,
-    /// How old the view may grow. Default 1 s. Too small: load on the engine from every member; too large: where hints
-    /// of changes get lost, hand-overs wait.
+    /// Largest age of the view. Default 1 s. A value that is too small lets every member load the engine; a value
+    /// that is too large delays hand-overs when hints of changes get lost.
     pub view_period: Duration,
-    /// How far the engine's wall clock may be from this machine's, beyond what the measurement leaves open. Default
-    /// 500 ms. Above it, one of the two would fire early or late: own nothing.
+    /// Largest difference between the engine's wall clock and this machine's, beyond the uncertainty of the
+    /// measurement. Default 500 ms. Beyond it, one of the two clocks would make callbacks early or late, so the
+    /// member owns no shards.
     pub clock_offset_max: Duration,
 }
 
@@ -60,17 +64,17 @@ impl Options {
         Options { lease, margin: lease / 10, ..Options::default() }
     }
 
-    /// How long one call to the engine may take.
+    /// Time limit of one call to the engine.
     fn call_limit(&self) -> Duration {
         self.lease.min(Self::PACE_LEASE_MAX) / 4
     }
 
-    /// From one failure to the next try.
-    fn retry_pause(&self) -> Duration {
+    /// Wait between a failure and the next attempt.
+    fn retry_backoff(&self) -> Duration {
         self.lease.min(Self::PACE_LEASE_MAX) / 20
     }
 
-    /// Longer leases do not make calls more patient.
+    /// Longest lease that lengthens these limits.
     const PACE_LEASE_MAX: Duration = Duration::from_secs(10);
 }
 
@@ -85,7 +89,7 @@ impl Default for Options {
     }
 }
 
-/// A [`Member`] without the id of its life.
+/// A [`Member`] without its id.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Profile {
     pub name: String,
@@ -101,30 +105,31 @@ impl Profile {
     }
 }
 
-/// Where a membership is. The latest value only is kept: a watcher may see one `Joined` after another, with another
-/// member, and never the `Lost` between them.
+/// State of a membership. The channel keeps only the latest value: a receiver may see one `Joined` after another,
+/// with a different member, and miss the `Lost` between them.
 #[derive(Clone, Debug)]
 pub enum Status {
-    /// There was no session yet.
+    /// No session was opened yet.
     Joining,
-    /// While `clock_is_off`, own nothing, for it would fire at the wrong instants.
+    /// A session is open. While `clock_is_off`, the member must not own shards, because it would fire at the wrong
+    /// instants.
     Joined { member: MemberId, lease: Lease, clock_is_off: bool },
-    /// The session is over; another is being opened.
+    /// The session has ended; the membership is opening another.
     Lost,
     /// [`Membership::leave`] was called.
     Left,
 }
 
-/// What [`Membership::claim`] was answered.
+/// Result of [`Membership::claim`].
 #[derive(Clone, Debug)]
 pub struct Claimed {
-    /// What was claimed is held under this lease, and no other.
+    /// The lease under which the names are claimed.
     pub lease: Lease,
-    /// For each name, whether it is this member's now.
+    /// Result per name: true if this member holds it now.
     pub held: Vec<bool>,
 }
 
-/// A cheap handle. The tasks behind it end with [`Membership::leave`] or with their task set.
+/// A cheap handle to a membership. Its tasks end with [`Membership::leave`] or with their task set.
 #[derive(Clone)]
 pub struct Membership {
     shared: Arc<Shared>,
@@ -136,20 +141,20 @@ struct Shared {
     options: Options,
     status: watch::Sender<Status>,
     view: watch::Sender<Arc<View>>,
-    /// Held while the engine is asked for the view, so that no view is published after a newer one.
+    /// Held during a read of the view, so that an older view is never published after a newer one.
     looking: tokio::sync::Mutex<()>,
     look_again: Notify,
     clock: Mutex<Clock>,
-    /// The session was heard to be lost.
+    /// Notified when a call reports that the session is lost.
     lost: Notify,
     stop: watch::Sender<bool>,
 }
 
 impl Membership {
-    /// Begins to join, and goes on trying; [`Membership::status`] tells when it has.
+    /// Starts to join, and retries until it succeeds. [`Membership::status`] reports the result.
     ///
     /// # Panics
-    /// If the margin is not below the lease.
+    /// Panics if the margin is not below the lease.
     pub fn join(
         runtime: &Runtime,
         tasks: &TaskSet,
@@ -158,7 +163,7 @@ impl Membership {
         options: Options,
         before_renewal: BeforeRenewal,
     ) -> Self {
-        assert!(options.margin < options.lease, "a lease is longer than its margin: {options:?}");
+        assert!(options.margin < options.lease, "the lease must exceed its margin: {options:?}");
         let shared = Arc::new(Shared {
             runtime: runtime.clone(),
             ownership,
@@ -187,14 +192,14 @@ impl Membership {
     /// [`OwnershipError::Lost`] if the membership was left.
     pub async fn joined(&self) -> Result<Lease, OwnershipError> {
         let mut status = self.status();
-        let is_settled = |status: &Status| matches!(status, Status::Joined { .. } | Status::Left);
-        match &*status.wait_for(is_settled).await.expect("this handle keeps the sender") {
+        let is_decided = |status: &Status| matches!(status, Status::Joined { .. } | Status::Left);
+        match &*status.wait_for(is_decided).await.expect("this handle keeps the sender") {
             Status::Joined { lease, .. } => Ok(lease.clone()),
             Status::Joining | Status::Lost | Status::Left => Err(OwnershipError::Lost),
         }
     }
 
-    /// The lease of the present session; `None` if there is none, or its lease is over.
+    /// Lease of the current session; `None` if no session is open or its lease has ended.
     #[must_use]
     pub fn lease(&self) -> Option<Lease> {
         match &*self.shared.status.borrow() {
@@ -204,45 +209,46 @@ impl Membership {
         .filter(|lease| lease.is_valid(self.shared.runtime.monotonic()))
     }
 
-    /// Whether the last measurements say that this machine's clock and the engine's are too far apart.
+    /// Returns whether, by the last measurements, this machine's clock and the engine's differ too much.
     #[must_use]
     pub fn clock_is_off(&self) -> bool {
         self.shared.clock().is_off()
     }
 
-    /// How far the engine's clock is ahead, as measured by the last call; `None` before the first.
+    /// Difference between the engine's clock and this machine's, measured by the last call; `None` before the
+    /// first.
     #[must_use]
     pub fn clock_offset(&self) -> Option<ClockOffset> {
         self.shared.clock().offset()
     }
 
-    /// The latest view that was seen; empty at first. It changes only when members or claims do.
+    /// Latest view, empty at first. It changes only when members or claims change.
     #[must_use]
     pub fn view(&self) -> watch::Receiver<Arc<View>> {
         self.shared.view.subscribe()
     }
 
-    /// The view as it is now, read after this call began.
+    /// Reads the view; the read starts after this call began.
     ///
     /// # Errors
-    /// As [`Ownership::view`]; [`OwnershipError::Unavailable`] if it takes too long.
+    /// The errors of [`Ownership::view`]; [`OwnershipError::Unavailable`] if the read takes too long.
     pub async fn refresh(&self) -> Result<Arc<View>, OwnershipError> {
         self.shared.refresh().await
     }
 
-    /// Claims names for the present session. One whose answer never came may be held all the same, then or later:
-    /// whoever looks for what to release looks at the view for it.
+    /// Claims names for the current session. A claim whose response was lost may still take effect, now or later,
+    /// so callers that release names must take them from the view.
     ///
     /// # Errors
-    /// [`OwnershipError::Lost`] if there is none, or it ended meanwhile: what was claimed is gone with it.
-    /// [`OwnershipError::Unavailable`]: it is not known what was claimed; claim again, or release.
+    /// [`OwnershipError::Lost`] if there is no session, or it ended during the call; its claims ended as well.
+    /// After [`OwnershipError::Unavailable`] the claims are uncertain: claim again, or release.
     pub async fn claim(&self, names: Vec<ClaimName>) -> Result<Claimed, OwnershipError> {
         let lease = self.lease().ok_or(OwnershipError::Lost)?;
-        let answer = self.shared.limited(self.shared.ownership.claim(lease.member(), names)).await;
-        if answer == Err(OwnershipError::Lost) {
+        let response = self.shared.limited(self.shared.ownership.claim(lease.member(), names)).await;
+        if response == Err(OwnershipError::Lost) {
             self.shared.lose(&lease);
         }
-        let held = answer?;
+        let held = response?;
         self.shared.look_again.notify_one();
         if !lease.is_valid(self.shared.runtime.monotonic()) {
             return Err(OwnershipError::Lost);
@@ -250,10 +256,11 @@ impl Membership {
         Ok(Claimed { lease, held })
     }
 
-    /// Releases names of the present session; without one nothing is held. Stop what they stand for before.
+    /// Releases names of the current session; does nothing without a session. Stop all work that relies on the
+    /// names first.
     ///
     /// # Errors
-    /// [`OwnershipError::Unavailable`]: it is not known whether they are free.
+    /// [`OwnershipError::Unavailable`]: the names may or may not be free.
     pub async fn release(&self, names: Vec<ClaimName>) -> Result<(), OwnershipError> {
         let Some(lease) = self.lease() else { return Ok(()) };
         self.shared.limited(self.shared.ownership.release(lease.member(), names)).await?;
@@ -261,30 +268,30 @@ impl Membership {
         Ok(())
     }
 
-    /// Ends the lease at once, then the session and all its claims; the tasks end. If the engine cannot be reached,
-    /// the claims are free at the end of the lease. Stop what the claims stand for before.
+    /// Ends the lease at once, then the session and all its claims, then the tasks. If the engine cannot be
+    /// reached, the claims become free at the end of the lease. Stop all work that relies on the claims first.
     pub async fn leave(&self) {
         self.shared.stop.send_replace(true);
         let mut status = self.status();
         let left = status.wait_for(|status| matches!(status, Status::Left));
-        // The task may have been ended with its set, and would never say so.
-        let _said = self.shared.runtime.timeout(self.shared.options.call_limit() * 2, left).await;
+        // If the task ended together with its task set, it never reports this status.
+        let _reported = self.shared.runtime.timeout(self.shared.options.call_limit() * 2, left).await;
     }
 }
 
 impl Shared {
-    /// A call that takes too long is given up: its effect is not known.
+    /// Limits the time of a call. After a timeout, the effect of the call is unknown.
     async fn limited<T>(&self, call: impl Future<Output = Result<T, OwnershipError>>) -> Result<T, OwnershipError> {
         let limit = self.options.call_limit();
-        let answer = self.runtime.timeout(limit, call).await;
-        answer.unwrap_or_else(|| Err(OwnershipError::Unavailable(format!("no answer within {limit:?}"))))
+        let response = self.runtime.timeout(limit, call).await;
+        response.unwrap_or_else(|| Err(OwnershipError::Unavailable(format!("no response within {limit:?}"))))
     }
 
     async fn refresh(&self) -> Result<Arc<View>, OwnershipError> {
         let _one_at_a_time = self.looking.lock().await;
         let view = Arc::new(self.limited(self.ownership.view()).await?);
         self.view.send_if_modified(|known| {
-            let is_new = !known.shows_the_same(&view);
+            let is_new = !known.has_same_content(&view);
             *known = view.clone();
             is_new
         });
@@ -298,7 +305,7 @@ impl Shared {
 
     async fn stopped(&self) {
         let mut stop = self.stop.subscribe();
-        let _stop = stop.wait_for(|stop| *stop).await.expect("this keeps the sender");
+        let _stop = stop.wait_for(|stop| *stop).await.expect("`self` keeps the sender");
     }
 
     fn clock(&self) -> std::sync::MutexGuard<'_, Clock> {

@@ -1,11 +1,11 @@
-//! The engine within one process: the reference model of the port, the double that tests use, and, with sessions that
-//! never end, what a single process runs on.
+//! The in-memory engine: the reference model of the port, a test double, and, with sessions that never end, the
+//! engine of a single process.
 //!
-//! Members of one cluster share the data through [`MemoryOwnership::reopen`]. The engine has clocks of its own, those
-//! of the `Runtime` that it was made with; each handle waits on its own `Runtime`.
+//! Members of one cluster share the data through [`MemoryOwnership::reopen`]. The engine uses the clocks of the
+//! `Runtime` that created it; each handle waits on its own `Runtime`.
 //!
-//! Always true here: a call takes effect in one step, once, or not at all; with the same `Runtime`s and the same calls,
-//! the same happens.
+//! Invariants: A call takes effect in one step, once or not at all. The same `Runtime`s and the same calls give
+//! the same results.
 
 mod model;
 
@@ -21,17 +21,17 @@ use tokio::sync::watch;
 use self::model::Model;
 use crate::{Answer, ClaimName, LEASE_MAX, Member, MemberId, Ownership, OwnershipError, Renewed, View, check_names};
 
-/// How the engine in memory behaves within what the port allows.
+/// Behavior of the in-memory engine within the limits of the port.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct EngineOptions {
-    /// False: a session ends only when its member leaves, whatever its lease. For one process alone, whose end is
-    /// the end of this engine, too. Default true.
+    /// True if sessions end with their leases. If false, a session ends only when its member leaves. Use false for
+    /// a single process, whose exit also ends this engine. Default true.
     pub sessions_end: bool,
-    /// How long a call takes before its effect, and again after it. Default none.
+    /// Delay of a call before its effect, and again after it. Default none.
     pub latency: Option<RangeInclusive<Duration>>,
-    /// One call in so many fails, before its effect or after it. Default never.
+    /// One call in this many fails, before or after its effect. Default never.
     pub fail_one_in: Option<u32>,
-    /// How far the engine's wall clock is ahead of its `Runtime`'s. Default 0.
+    /// Difference between the engine's wall clock and its `Runtime`'s. Default 0.
     pub clock_ahead_millis: i64,
 }
 
@@ -41,7 +41,7 @@ impl Default for EngineOptions {
     }
 }
 
-/// See the module's documentation.
+/// A handle to the in-memory engine; see the module's documentation.
 pub struct MemoryOwnership {
     link: MemoryLink,
     engine: Arc<Engine>,
@@ -55,7 +55,7 @@ struct Engine {
 }
 
 impl MemoryOwnership {
-    /// An engine without members. Its clocks are `runtime`'s.
+    /// Creates an engine without members. It uses `runtime`'s clocks.
     #[must_use]
     pub fn new(runtime: Runtime, options: EngineOptions) -> Self {
         let link = link(runtime.clone(), &options);
@@ -64,19 +64,21 @@ impl MemoryOwnership {
         MemoryOwnership { link, engine: Arc::new(engine) }
     }
 
-    /// For one process alone: sessions never end, so that a lease of `Duration::MAX` is kept without renewals.
+    /// Creates an engine for a single process. Sessions never end, so a lease of `Duration::MAX` lasts without
+    /// renewals.
     #[must_use]
     pub fn single(runtime: Runtime) -> Self {
         MemoryOwnership::new(runtime, EngineOptions { sessions_end: false, ..EngineOptions::default() })
     }
 
-    /// The same engine, for another member or for the same one after its crash.
+    /// Returns another handle to the same engine, for another member or for the same member after a crash.
     #[must_use]
     pub fn reopen(&self, runtime: Runtime) -> Self {
         MemoryOwnership { link: link(runtime, &self.engine.options), engine: self.engine.clone() }
     }
 
-    /// While cut, calls of this handle are never answered, and those under way may or may not take effect.
+    /// Cuts or restores the connection. While it is cut, calls of this handle never return, and calls in progress
+    /// may or may not take effect.
     pub fn cut(&self, is_cut: bool) {
         self.link.cut(is_cut);
     }
@@ -88,12 +90,12 @@ impl MemoryOwnership {
             let mut model = self.engine.model.lock().expect("no holder of this lock panics");
             let mut is_changed = model.end_sessions(moment.monotonic);
             let before = model.changes;
-            let answer = effect(&mut model, &moment);
+            let result = effect(&mut model, &moment);
             is_changed |= model.changes != before;
             if is_changed {
                 self.engine.changes.send_replace(());
             }
-            answer
+            result
         };
         self.link.call(effect).await.map_err(OwnershipError::Unavailable)
     }
@@ -109,7 +111,7 @@ impl MemoryOwnership {
 
     fn check_lease(&self, lease: Duration) {
         let most = if self.sessions_end() { LEASE_MAX } else { Duration::MAX };
-        assert!(!lease.is_zero() && lease <= most, "a lease is above zero and at most {most:?}: {lease:?}");
+        assert!(!lease.is_zero() && lease <= most, "the lease must be above zero and at most {most:?}: {lease:?}");
     }
 }
 
@@ -117,7 +119,7 @@ fn link(runtime: Runtime, options: &EngineOptions) -> MemoryLink {
     MemoryLink::new(runtime, options.latency.clone(), options.fail_one_in)
 }
 
-/// When a call took effect, by the engine's clocks.
+/// Time of a call's effect, by the engine's clocks.
 struct Moment {
     monotonic: Monotonic,
     wall: Timestamp,
@@ -125,12 +127,12 @@ struct Moment {
 }
 
 impl Moment {
-    /// `None`: never.
+    /// End of a lease that starts now; `None` if sessions never end.
     fn end_of(&self, lease: Duration) -> Option<Monotonic> {
         self.sessions_end.then(|| self.monotonic + lease)
     }
 
-    fn seen(&self) -> Renewed {
+    fn renewed(&self) -> Renewed {
         Renewed { engine_now: self.wall }
     }
 }
@@ -140,7 +142,7 @@ impl Ownership for MemoryOwnership {
         self.check_lease(lease);
         Box::pin(async move {
             member.check()?;
-            self.call(|model, moment| model.join(member, moment.end_of(lease)).then(|| moment.seen()))
+            self.call(|model, moment| model.join(member, moment.end_of(lease)).then(|| moment.renewed()))
                 .await?
                 .ok_or(OwnershipError::Lost)
         })
@@ -149,7 +151,7 @@ impl Ownership for MemoryOwnership {
     fn renew(&self, member: MemberId, lease: Duration) -> Answer<'_, Renewed> {
         self.check_lease(lease);
         Box::pin(async move {
-            self.call(|model, moment| model.renew(member, moment.end_of(lease)).then(|| moment.seen()))
+            self.call(|model, moment| model.renew(member, moment.end_of(lease)).then(|| moment.renewed()))
                 .await?
                 .ok_or(OwnershipError::Lost)
         })
@@ -177,7 +179,7 @@ impl Ownership for MemoryOwnership {
         let mut changes = self.engine.changes.subscribe();
         Box::pin(async move {
             if changes.changed().await.is_err() {
-                // The engine is gone, and nothing will ever change.
+                // The engine was dropped, so no change can follow.
                 std::future::pending::<()>().await;
             }
         })

@@ -1,11 +1,11 @@
-//! Names of members and of what they claim.
+//! Names of members and of claims.
 
 use std::fmt;
 
 use domain::ShardId;
 use runtime::Runtime;
 
-/// One life of a process in the cluster: never used for a second session.
+/// Id of one life of a process in the cluster. It is never used for a second session.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemberId(pub u128);
 
@@ -28,15 +28,17 @@ impl fmt::Debug for MemberId {
     }
 }
 
-/// What is claimed, "shard/17" or "leader": `[A-Za-z0-9_./-]{1,128}`.
+/// Name of a claim, for example "shard/17" or "leader": `[A-Za-z0-9_./-]{1,128}`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ClaimName(Box<str>);
 
 impl ClaimName {
     pub const LEN_MAX: usize = 128;
 
+    /// Checks and wraps a name.
+    ///
     /// # Errors
-    /// If `text` does not match `[A-Za-z0-9_./-]{1,128}`.
+    /// [`ClaimNameError`], if `text` does not match `[A-Za-z0-9_./-]{1,128}`.
     pub fn new(text: &str) -> Result<Self, ClaimNameError> {
         let is_allowed = |c: char| c.is_ascii_alphanumeric() || "_./-".contains(c);
         if text.is_empty() || text.len() > Self::LEN_MAX {
@@ -48,19 +50,19 @@ impl ClaimName {
         }
     }
 
-    /// "shard/17"
+    /// Returns the claim's name "shard/17" for shard 17.
     #[must_use]
     pub fn shard(shard: ShardId) -> Self {
         ClaimName(format!("shard/{}", shard.0).into_boxed_str())
     }
 
-    /// "leader": of the member that does what one does for all.
+    /// Returns "leader", the claim of the member that performs cluster-wide tasks.
     #[must_use]
     pub fn leader() -> Self {
         ClaimName("leader".into())
     }
 
-    /// The shard, if this is exactly what [`ClaimName::shard`] makes of one.
+    /// Returns the shard if the name has exactly the form of [`ClaimName::shard`].
     #[must_use]
     pub fn to_shard(&self) -> Option<ShardId> {
         let shard = ShardId(self.0.strip_prefix("shard/")?.parse().ok()?);
@@ -81,9 +83,9 @@ impl fmt::Display for ClaimName {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ClaimNameError {
-    #[error("the name of a claim has 1 to 128 characters, this one has {0}")]
+    #[error("invalid claim name: expected 1 to 128 characters, found {0}")]
     Length(usize),
-    #[error("the name of a claim is made of A-Z, a-z, 0-9, _ . / and -, this one has {found:?} at {at}")]
+    #[error("invalid claim name: allowed are A-Z, a-z, 0-9, _ . / and -, found {found:?} at {at}")]
     Character { at: usize, found: char },
 }
 
@@ -92,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_name_of_a_shard_is_read_back_and_no_other_form_is() {
+    fn only_canonical_shard_names_are_parsed() {
         for number in [0, 9, 17, 255, u16::MAX] {
             assert_eq!(ClaimName::shard(ShardId(number)).to_shard(), Some(ShardId(number)));
         }
@@ -102,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_short_and_plain() {
+    fn claim_name_is_short_and_plain() {
         assert!(ClaimName::new("a/B-9_.").is_ok() && ClaimName::new(&"a".repeat(128)).is_ok());
         assert_eq!(ClaimName::new(""), Err(ClaimNameError::Length(0)));
         assert_eq!(ClaimName::new(&"a".repeat(129)), Err(ClaimNameError::Length(129)));

@@ -1,4 +1,4 @@
-//! What must be so after every step.
+//! Rules that hold after every step.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -8,84 +8,84 @@ use paxos::{Ballot, Instant, Slot};
 
 use crate::program::{Incident, OnDisk, Ordered, Program};
 
-/// A promise that was broken.
+/// Violation of a rule.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Violation {
     pub rule: Rule,
-    pub story: String,
+    pub detail: String,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rule {
-    /// Two nodes decided different entries for a slot, or the same ones after different histories.
+    /// No two nodes decide different entries for a slot, or the same entry after different histories.
     OneValuePerSlot,
-    /// What a node said to be decided is not followed by the next slot.
+    /// Each node decides the slots without gaps.
     NoGap,
-    /// A node went back behind a ballot that it had told others.
+    /// No node returns to a ballot below one that it has sent.
     PromisesKept,
-    /// Two nodes were master at one time.
+    /// At most one node is master at a time.
     OneMaster,
-    /// Two moves were in flight at one time.
+    /// At most one move is in flight at a time.
     OneMove,
-    /// What was acknowledged is not durable at a quorum.
+    /// Acknowledged slots are durable on a quorum.
     AcknowledgedIsDurable,
-    /// A proposal is not where its client was told, or was decided though it was refused, or decided twice.
-    ToldTheTruth,
-    /// Two nodes made different states of the same log.
+    /// Each proposal is in the slot that was acknowledged, in no slot if it was rejected, and never in two slots.
+    TrueOutcomes,
+    /// All nodes compute the same state from the same log.
     OneState,
-    /// What a snapshot holds is not what the log would have made.
-    SnapshotIsTheLog,
-    /// A core of nodes was healed, and did not go on.
-    GoesOn,
-    /// Nobody wrote anything, and a member of that core did not learn what was decided.
+    /// Each snapshot equals the state that its log produces.
+    SnapshotEqualsLog,
+    /// A healed core of nodes makes progress.
+    Progress,
+    /// Members of the healed core learn all decided slots, even if no client writes.
     AllLearn,
-    /// The program's own assertion.
+    /// All assertions of the program hold.
     Assertion,
 }
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}: {}", self.rule, self.story)
+        write!(f, "{:?}: {}", self.rule, self.detail)
     }
 }
 
-fn broken<T>(rule: Rule, story: String) -> Result<T, Violation> {
-    Err(Violation { rule, story })
+fn broken<T>(rule: Rule, detail: String) -> Result<T, Violation> {
+    Err(Violation { rule, detail })
 }
 
 pub(crate) struct Checks {
-    /// Of each group: what was decided in each slot, and all up to there.
+    /// Decided value of each slot, by group, and a hash of all slots up to it.
     decided: Vec<Vec<(u64, u64)>>,
-    /// Of each node and group: up to where it told.
-    told: Vec<Vec<Slot>>,
-    /// What a program made itself of all up to a slot.
+    /// Last slot that each node reported as decided, by node and group.
+    reported: Vec<Vec<Slot>>,
+    /// State that programs computed from all slots up to a slot.
     states: BTreeMap<(usize, Slot), u64>,
-    /// In which group and slot a proposal was decided.
-    held: BTreeMap<u64, (usize, Slot)>,
-    refused: BTreeSet<u64>,
-    vowed: Vec<Vec<Ballot>>,
-    /// Of each node and group: until when it serves, by its clock, and its epoch.
+    /// Group and slot in which each proposal was decided.
+    decided_in: BTreeMap<u64, (usize, Slot)>,
+    rejected: BTreeSet<u64>,
+    last_promised: Vec<Vec<Ballot>>,
+    /// End of each node's service by its own clock, and its epoch, by node and group.
     serving: Vec<Vec<Option<(Instant, u64)>>>,
-    /// Of each node: its parts in moves.
+    /// Roles of each node in moves.
     ordered: Vec<Vec<Ordered>>,
-    /// The move that the token is for, and the slot that says so.
+    /// Fence of the token's move, and the slot that records it.
     token: (Option<u64>, Slot),
-    /// Where each node was alive last.
+    /// Slot of each node's last renewal.
     renewed: Vec<Slot>,
-    /// Of each group: the last mastership that is decided.
+    /// Epoch of the last decided mastership of each group.
     epochs: Vec<u64>,
     disks: Vec<Vec<Shadow>>,
-    /// Of each group: after which slot disks have changed since they were looked at, if behind that they had anything.
+    /// Slot after which acknowledged entries were cut from a disk since the last check, by group.
     changed: Vec<Option<Slot>>,
-    /// Of each group: the last slot that was acknowledged, and the members whose quorum has it and all before it.
-    firm: Vec<(Slot, [Vec<usize>; 2])>,
-    /// Of each group.
+    /// Last acknowledged slot of each group, and the members of which a quorum has it and all slots before it.
+    last_acknowledged: Vec<(Slot, [Vec<usize>; 2])>,
+    /// Number of acknowledgements by group.
     acknowledged: Vec<u64>,
     incidents: u64,
     is_clock_broken: bool,
 }
 
-/// The log on a node's disk, in short.
+/// Summary of the log on a node's disk.
 #[derive(Clone, Default)]
 struct Shadow {
     base: u64,
@@ -96,11 +96,11 @@ impl Checks {
     pub(crate) fn new(nodes: usize, groups: usize, is_clock_broken: bool) -> Self {
         Checks {
             decided: vec![Vec::new(); groups],
-            told: vec![vec![Slot(0); groups]; nodes],
+            reported: vec![vec![Slot(0); groups]; nodes],
             states: BTreeMap::new(),
-            held: BTreeMap::new(),
-            refused: BTreeSet::new(),
-            vowed: vec![vec![Ballot::NONE; groups]; nodes],
+            decided_in: BTreeMap::new(),
+            rejected: BTreeSet::new(),
+            last_promised: vec![vec![Ballot::NONE; groups]; nodes],
             serving: vec![vec![None; groups]; nodes],
             ordered: vec![Vec::new(); nodes],
             token: (None, Slot(0)),
@@ -108,14 +108,14 @@ impl Checks {
             epochs: vec![0; groups],
             disks: vec![vec![Shadow::default(); groups]; nodes],
             changed: vec![None; groups],
-            firm: vec![(Slot(0), Default::default()); groups],
+            last_acknowledged: vec![(Slot(0), Default::default()); groups],
             acknowledged: vec![0; groups],
             incidents: 0,
             is_clock_broken,
         }
     }
 
-    pub(crate) fn happened(&mut self, incident: Incident) {
+    pub(crate) fn note_incident(&mut self, incident: Incident) {
         self.incidents |= 1 << incident as u32;
     }
 
@@ -123,7 +123,7 @@ impl Checks {
         self.incidents
     }
 
-    /// How many slots of the group are known to be decided.
+    /// Returns the number of slots of the group that are known to be decided.
     pub(crate) fn count(&self, group: usize) -> u64 {
         self.decided[group].len() as u64
     }
@@ -132,11 +132,11 @@ impl Checks {
         &self.acknowledged
     }
 
-    /// What was not synced may be on the disk all the same, and is read again with all else.
+    /// Resets the view of a disk, because unsynced records may be on it. The start reads all records again.
     pub(crate) fn starts(&mut self, node: usize) {
         self.disks[node].fill(Shadow::default());
         self.changed.fill(Some(Slot(0)));
-        self.told[node].fill(Slot(0));
+        self.reported[node].fill(Slot(0));
     }
 
     pub(crate) fn decided(
@@ -147,39 +147,45 @@ impl Checks {
         value: u64,
         chain: u64,
     ) -> Result<(), Violation> {
-        let told = &mut self.told[node][group];
-        if slot != told.next() {
-            return broken(Rule::NoGap, format!("n{} decides slot {slot} after {told}", node + 1));
+        let reported = &mut self.reported[node][group];
+        if slot != reported.next() {
+            return broken(Rule::NoGap, format!("n{} decides slot {slot} right after slot {reported}", node + 1));
         }
-        *told = slot;
+        *reported = slot;
         let known = &mut self.decided[group];
         let index = usize::try_from(slot.0 - 1).expect("logs are short");
         match known.get(index) {
             None => known.push((value, chain)),
             Some(first) if *first == (value, chain) => {}
             Some(_) => {
-                return broken(Rule::OneValuePerSlot, format!("n{} decides another entry in slot {slot}", node + 1));
+                return broken(
+                    Rule::OneValuePerSlot,
+                    format!("n{} decides a different entry in slot {slot}", node + 1),
+                );
             }
         }
         Ok(())
     }
 
-    pub(crate) fn holds(&mut self, group: usize, slot: Slot, id: u64) -> Result<(), Violation> {
-        if self.refused.contains(&id) {
-            return broken(Rule::ToldTheTruth, format!("{id} was refused, and is decided in slot {slot}"));
+    pub(crate) fn contains(&mut self, group: usize, slot: Slot, id: u64) -> Result<(), Violation> {
+        if self.rejected.contains(&id) {
+            return broken(Rule::TrueOutcomes, format!("proposal {id} was rejected, and is decided in slot {slot}"));
         }
-        let first = *self.held.entry(id).or_insert((group, slot));
+        let first = *self.decided_in.entry(id).or_insert((group, slot));
         if first != (group, slot) {
-            return broken(Rule::ToldTheTruth, format!("{id} is decided in slot {slot}, and in slot {} too", first.1));
+            return broken(
+                Rule::TrueOutcomes,
+                format!("proposal {id} is decided in slot {slot} and in slot {}", first.1),
+            );
         }
         Ok(())
     }
 
-    pub(crate) fn refused(&mut self, id: u64) -> Result<(), Violation> {
-        if let Some((_, slot)) = self.held.get(&id) {
-            return broken(Rule::ToldTheTruth, format!("{id} is refused, and was decided in slot {slot}"));
+    pub(crate) fn rejected(&mut self, id: u64) -> Result<(), Violation> {
+        if let Some((_, slot)) = self.decided_in.get(&id) {
+            return broken(Rule::TrueOutcomes, format!("proposal {id} is rejected, and was decided in slot {slot}"));
         }
-        self.refused.insert(id);
+        self.rejected.insert(id);
         Ok(())
     }
 
@@ -190,35 +196,38 @@ impl Checks {
         slot: Slot,
         chain: Option<u64>,
     ) -> Result<(), Violation> {
-        self.told[node][group] = slot;
+        self.reported[node][group] = slot;
         let index = usize::try_from(slot.0).expect("logs are short").checked_sub(1);
         match index.and_then(|index| self.decided[group].get(index)) {
             Some((_, first)) if chain.is_none_or(|chain| *first == chain) => Ok(()),
-            _ => broken(Rule::SnapshotIsTheLog, format!("n{} installs another state of slot {slot}", node + 1)),
+            _ => broken(Rule::SnapshotEqualsLog, format!("n{} installs a different state of slot {slot}", node + 1)),
         }
     }
 
     pub(crate) fn applied(&mut self, node: usize, group: usize, slot: Slot, state: u64) -> Result<(), Violation> {
         if *self.states.entry((group, slot)).or_insert(state) != state {
-            return broken(Rule::OneState, format!("n{} makes another state of all up to slot {slot}", node + 1));
+            return broken(Rule::OneState, format!("n{} computes a different state up to slot {slot}", node + 1));
         }
         Ok(())
     }
 
-    pub(crate) fn vows(&mut self, node: usize, group: usize, ballot: Ballot) -> Result<(), Violation> {
-        let vowed = &mut self.vowed[node][group];
-        if ballot < *vowed {
-            return broken(Rule::PromisesKept, format!("n{} vows {ballot} after {vowed}", node + 1));
+    pub(crate) fn promises(&mut self, node: usize, group: usize, ballot: Ballot) -> Result<(), Violation> {
+        let last_promised = &mut self.last_promised[node][group];
+        if ballot < *last_promised {
+            return broken(Rule::PromisesKept, format!("n{} promises {ballot} after {last_promised}", node + 1));
         }
-        *vowed = ballot;
+        *last_promised = ballot;
         Ok(())
     }
 
-    /// What a node that starts knows of its vows.
+    /// Checks the promise that a node knows after its start.
     pub(crate) fn remembers(&self, node: usize, group: usize, promised: Ballot) -> Result<(), Violation> {
-        let vowed = self.vowed[node][group];
-        if promised < vowed {
-            return broken(Rule::PromisesKept, format!("n{} starts with {promised} and had vowed {vowed}", node + 1));
+        let last_promised = self.last_promised[node][group];
+        if promised < last_promised {
+            return broken(
+                Rule::PromisesKept,
+                format!("n{} starts with the promise {promised} after it promised {last_promised}", node + 1),
+            );
         }
         Ok(())
     }
@@ -235,7 +244,7 @@ impl Checks {
             && !self.is_clock_broken
         {
             let name = |(node, until, epoch): (usize, Instant, u64)| {
-                format!("n{} of epoch {epoch} until {}", node + 1, until.0)
+                format!("n{} (epoch {epoch}, until {})", node + 1, until.0)
             };
             return broken(Rule::OneMaster, format!("{} and {} serve group {group}", name(one), name(two)));
         }
@@ -256,7 +265,7 @@ impl Checks {
         self.renewed[node] = at.max(self.renewed[node]);
     }
 
-    /// Of each node: where it was alive last.
+    /// Returns the slot of each node's last renewal.
     pub(crate) fn renewals(&self) -> &[Slot] {
         &self.renewed
     }
@@ -265,7 +274,7 @@ impl Checks {
         self.ordered[node] = ordered;
     }
 
-    /// Some node that has a part in a move.
+    /// Returns a node that takes part in a move, if any.
     pub(crate) fn moving(&self) -> Option<usize> {
         self.ordered.iter().position(|ordered| !ordered.is_empty())
     }
@@ -280,25 +289,26 @@ impl Checks {
         match live.find(|(_, ordered)| Some(ordered.fence) != self.token.0) {
             Some((node, Ordered { fence, until, .. })) if !self.is_clock_broken => {
                 let until = until.0;
-                let story = format!(
-                    "n{} has a part in {fence} until {until}, and the token is for {:?}",
+                let detail = format!(
+                    "n{} takes part in the move {fence} until {until}, but the token names the move {:?}",
                     node + 1,
                     self.token.0
                 );
-                broken(Rule::OneMove, story)
+                broken(Rule::OneMove, detail)
             }
             Some(_) | None => Ok(()),
         }
     }
 
-    /// Who served last, as far as anybody knows.
+    /// Returns the node that serves or served last by the latest known epoch.
     pub(crate) fn server(&self, group: usize) -> Option<usize> {
         (0..self.serving.len())
             .filter(|node| self.serving[*node][group].is_some())
             .max_by_key(|node| self.serving[*node][group].map(|(_, epoch)| epoch))
     }
 
-    /// Records that are durable now, all that are at once: what is cut and written again in one go was not lost.
+    /// Processes the records that became durable by one sync, as a unit: entries that are cut and written again in one
+    /// sync are not lost.
     pub(crate) fn on_disk<P: Program>(&mut self, node: usize, records: &[Bytes]) -> Result<(), Violation> {
         for record in records {
             P::note(record, &mut |group, change| self.change(node, group.0 as usize, change));
@@ -320,7 +330,8 @@ impl Checks {
             OnDisk::Push { value } => shadow.values.push(value),
             OnDisk::Base { slot } => {
                 let gone = usize::try_from(slot.0.saturating_sub(shadow.base)).expect("logs are short");
-                // Entries that contradict a snapshot go with their successors; which they are, a next truncation says.
+                // Entries that contradict a snapshot are removed with their successors. A later truncation record names
+                // them.
                 shadow.values.drain(..gone.min(shadow.values.len()));
                 shadow.base = shadow.base.max(slot.0);
             }
@@ -335,21 +346,21 @@ impl Checks {
         members: [Vec<usize>; 2],
     ) -> Result<(), Violation> {
         self.acknowledged[group] += 1;
-        if self.held.get(&id) != Some(&(group, slot)) {
-            return broken(Rule::ToldTheTruth, format!("{id} is acknowledged, and not in slot {slot}"));
+        if self.decided_in.get(&id) != Some(&(group, slot)) {
+            return broken(Rule::TrueOutcomes, format!("proposal {id} is acknowledged, but not in slot {slot}"));
         }
         self.check_durable(group, slot, &members)?;
-        if slot >= self.firm[group].0 {
-            self.firm[group] = (slot, members);
+        if slot >= self.last_acknowledged[group].0 {
+            self.last_acknowledged[group] = (slot, members);
         }
         Ok(())
     }
 
-    /// What was acknowledged, and all before it, is where it was.
+    /// Checks that acknowledged slots, and all slots before them, are still durable.
     pub(crate) fn stays_durable(&mut self) -> Result<(), Violation> {
         for group in 0..self.changed.len() {
             let Some(after) = self.changed[group].take() else { continue };
-            let (last, members) = &self.firm[group];
+            let (last, members) = &self.last_acknowledged[group];
             for slot in after.0 + 1..=last.0 {
                 self.check_durable(group, Slot(slot), members)?;
             }
@@ -360,7 +371,7 @@ impl Checks {
     fn check_durable(&self, group: usize, slot: Slot, members: &[Vec<usize>; 2]) -> Result<(), Violation> {
         let index = usize::try_from(slot.0 - 1).expect("logs are short");
         let Some((value, _)) = self.decided[group].get(index) else {
-            return broken(Rule::AcknowledgedIsDurable, format!("slot {slot} is acknowledged and not decided"));
+            return broken(Rule::AcknowledgedIsDurable, format!("slot {slot} is acknowledged, but not decided"));
         };
         let has = |node: &&usize| {
             let shadow = &self.disks[**node][group];
@@ -372,7 +383,7 @@ impl Checks {
         }
         broken(
             Rule::AcknowledgedIsDurable,
-            format!("slot {slot} is acknowledged, and not durable at a quorum of {members:?}"),
+            format!("slot {slot} is acknowledged, but not durable on a quorum of {members:?}"),
         )
     }
 }

@@ -1,13 +1,13 @@
-//! What a node takes for the time.
+//! Clocks of nodes.
 
-/// A node's monotonic clock: it goes on at a rate of its own.
+/// Monotonic clock of a node, which runs at its own rate.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clock {
     pub(crate) true_base: u64,
     pub(crate) base: u64,
-    /// In millionths of the true rate.
+    /// Difference from the true rate, in millionths.
     pub(crate) rate_ppm: i64,
-    /// By how much the wall clock is ahead of where the monotonic one would have it.
+    /// Difference of the wall clock from the monotonic clock.
     pub(crate) wall: i64,
 }
 

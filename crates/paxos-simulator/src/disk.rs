@@ -1,37 +1,37 @@
-//! A node's journal as bytes: what a crash leaves of it, and what a start finds.
+//! Journal of a node as bytes: its content after a crash, and the records that a start reads from it.
 
 use bytes::Bytes;
 use simulator::Random;
 
-/// Length, checksum, and how much was known to be durable when it was written.
+/// Bytes of a frame's header: length, checksum, and the number of bytes that were durable when the frame was written.
 const HEADER: usize = 4 + 4 + 8;
 
 #[derive(Debug, Default)]
 pub(crate) struct Disk {
     bytes: Vec<u8>,
-    /// Whatever happens, this stays.
+    /// Number of synced bytes, which survive a crash.
     synced: usize,
-    /// Of what is synced, so much is said to be so by what is synced, too: damage up to there is known as such.
+    /// Number of synced bytes that synced frames themselves state to be durable. A start recognises damage up to there.
     known: usize,
-    /// Under which token the last bytes were appended, up to where.
+    /// Tokens of the last appended records, with the ends of their bytes.
     tokens: Vec<(u64, usize)>,
-    /// A sync under way, up to where.
+    /// End of the bytes of a sync in progress.
     pub(crate) syncing: Option<usize>,
-    /// Where a failed sync left a hole: what lies behind is lost, whatever later syncs say.
+    /// Start of a hole from a failed sync. All later bytes are lost, even if later syncs succeed.
     hole: Option<usize>,
 }
 
-/// The journal has lost what it had promised to keep.
+/// Error of a journal that lost durable bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Damaged;
 
-/// What became of what was not synced.
+/// State of the unsynced bytes after a crash.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Left {
     All,
-    /// Some records are whole, or none, and the others are not there at all.
+    /// Some unsynced records are whole, or none, and the rest is missing.
     Lost,
-    /// A part of a record is there.
+    /// A part of a record remains.
     Torn,
 }
 
@@ -41,8 +41,8 @@ impl Disk {
         self.tokens.push((token, self.bytes.len()));
     }
 
-    /// Nothing but how much is known to be durable.
-    pub(crate) fn mark(&mut self) {
+    /// Appends an empty frame, which only states how many bytes are durable.
+    pub(crate) fn append_marker(&mut self) {
         self.write([Vec::new()]);
     }
 
@@ -61,7 +61,8 @@ impl Disk {
         self.synced == self.bytes.len()
     }
 
-    /// What is synced but not said to be so by anything that is: an idle journal writes that down, too.
+    /// Returns whether synced frames do not yet state that all synced bytes are durable. An idle journal writes a
+    /// marker then.
     pub(crate) fn wants_marker(&self) -> bool {
         self.is_synced() && self.known + HEADER < self.synced
     }
@@ -70,7 +71,7 @@ impl Disk {
         self.syncing = Some(self.bytes.len());
     }
 
-    /// The last token that is durable now, and the bytes that are so newly.
+    /// Finishes a sync. Returns the last token that is durable now, and the range of newly durable bytes.
     pub(crate) fn synced(&mut self) -> (Option<u64>, std::ops::Range<usize>) {
         let Some(upto) = self.syncing.take() else { return (None, 0..0) };
         let end = self.hole.unwrap_or(upto);
@@ -84,8 +85,8 @@ impl Disk {
         (token, fresh)
     }
 
-    /// As systems do it ("Can Applications Recover from fsync Failures?", Rebello et al., ATC '20): pages that could not be
-    /// written are taken to be clean, so the next sync passes over them, and succeeds.
+    /// Fails a sync as operating systems do ("Can Applications Recover from fsync Failures?", Rebello et al., ATC '20):
+    /// pages that could not be written are marked clean, so the next sync skips them and succeeds.
     pub(crate) fn fail_sync(&mut self, random: &mut Random) {
         let Some(upto) = self.syncing.take() else { return };
         let start = if random.coin() { self.synced } else { self.synced + random.index(upto - self.synced) };
@@ -93,13 +94,13 @@ impl Disk {
         self.hole = Some(self.hole.map_or(start, |hole| hole.min(start)));
     }
 
-    /// Records that lie in these bytes.
+    /// Returns the records in these bytes.
     pub(crate) fn records(&self, range: std::ops::Range<usize>) -> Vec<Bytes> {
         let record = |(start, end): (usize, usize)| Bytes::copy_from_slice(&self.bytes[start + HEADER..end]);
         frames(&self.bytes[..range.end], range.start).map(record).filter(|record| !record.is_empty()).collect()
     }
 
-    /// Power is lost: of what was not synced, anything may be there, up to some byte, and something else behind it.
+    /// Simulates a loss of power. Unsynced bytes remain up to some byte, possibly followed by garbage.
     pub(crate) fn crash(&mut self, random: &mut Random) -> Left {
         (self.syncing, _) = (None, self.tokens.clear());
         let (start, end) = (self.synced, self.bytes.len());
@@ -115,7 +116,7 @@ impl Disk {
         };
         self.bytes.truncate(cut);
         if random.coin() {
-            // A sector that was never written, behind those that were.
+            // A sector that was never written follows the written ones.
             let garbage = random.bits().to_le_bytes();
             self.bytes.extend_from_slice(&garbage);
         }
@@ -127,7 +128,7 @@ impl Disk {
         }
     }
 
-    /// Damage in what a start can tell from a torn tail.
+    /// Flips a bit that a start can distinguish from a torn tail. Returns whether such a bit exists.
     pub(crate) fn flip(&mut self, random: &mut Random) -> bool {
         if self.known == 0 {
             return false;
@@ -137,7 +138,7 @@ impl Disk {
         true
     }
 
-    /// What is there, after a crash: a torn tail is cut.
+    /// Returns the records after a crash, and cuts a torn tail.
     pub(crate) fn open(&mut self) -> Result<Vec<Bytes>, Damaged> {
         let mut records = Vec::new();
         let (mut end, mut known) = (0, 0);
@@ -148,20 +149,20 @@ impl Disk {
             }
             end = until;
         }
-        // What lies behind the first damage may say that more was durable.
+        // Frames after the first damage may state that more bytes were durable.
         let after = (end..(self.bytes.len() + 1).saturating_sub(HEADER)).filter(|at| is_whole(&self.bytes[*at..]));
         let promised = after.map(|at| known_of(&self.bytes[at..])).fold(known, usize::max);
         if end < promised {
             return Err(Damaged);
         }
-        // What is cut says nothing any more.
+        // Cut frames no longer state anything.
         self.bytes.truncate(end);
         (self.synced, self.known, self.hole) = (end, known, None);
         Ok(records)
     }
 }
 
-/// From where to where whole frames lie, from `from` on.
+/// Returns the starts and ends of the whole frames from `from` on.
 fn frames(bytes: &[u8], from: usize) -> impl Iterator<Item = (usize, usize)> {
     let mut at = from;
     std::iter::from_fn(move || {
@@ -175,11 +176,11 @@ fn frames(bytes: &[u8], from: usize) -> impl Iterator<Item = (usize, usize)> {
 }
 
 fn len_of(frame: &[u8]) -> usize {
-    u32::from_le_bytes(frame[..4].try_into().expect("it has 4 bytes")) as usize
+    u32::from_le_bytes(frame[..4].try_into().expect("the slice has 4 bytes")) as usize
 }
 
 fn known_of(frame: &[u8]) -> usize {
-    let known = u64::from_le_bytes(frame[8..HEADER].try_into().expect("it has 8 bytes"));
+    let known = u64::from_le_bytes(frame[8..HEADER].try_into().expect("the slice has 8 bytes"));
     usize::try_from(known).unwrap_or(usize::MAX)
 }
 
@@ -188,6 +189,6 @@ fn is_whole(rest: &[u8]) -> bool {
         return false;
     }
     let end = HEADER + len_of(rest);
-    let sum = u32::from_le_bytes(rest[4..8].try_into().expect("it has 4 bytes"));
+    let sum = u32::from_le_bytes(rest[4..8].try_into().expect("the slice has 4 bytes"));
     end <= rest.len() && crc32c::crc32c(&rest[8..end]) == sum
 }

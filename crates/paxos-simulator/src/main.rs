@@ -1,59 +1,63 @@
-//! Runs paxos groups with many seeds, on all cores and in pieces, or replays one.
+//! Command that simulates paxos groups with many seeds, on all cores and in pieces, or replays one seed.
+//!
+//! docs/decisions/0156-simulate-paxos-groups-separately.md gives the reasons for the design.
 
-#![expect(clippy::print_stdout, clippy::print_stderr, reason = "this is what the command is for")]
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "the command prints its results")]
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, ensure};
 use clap::Parser;
-use paxos_simulator::{Coverage, Failure, Fault, Knobs, Mutation, catch, moves_table, run_core, run_pieces};
+use paxos_simulator::{Coverage, Failure, Fault, Mutation, RunConfig, catch, moves_table, run_core, run_pieces};
 
-/// Of a run of fewer, nobody can say that it came across everything.
+/// Least number of seeds from which full coverage is expected.
 const SEEDS_THAT_COVER: u64 = 1_000;
-/// Each deliberate bug has to be caught by one of so many.
+/// Number of seeds of which one must catch each deliberate bug.
 const SEEDS_THAT_CATCH: u64 = 10_000;
 
-/// Simulates paxos groups, while machines, disks, clocks and networks fail.
+/// Simulate paxos groups while machines, disks, clocks and networks fail
 #[derive(Parser)]
 struct Arguments {
+    /// Number of seeds to run
     #[arg(long, default_value_t = 1_000)]
     seeds: u64,
-    /// The first of them.
+    /// First seed
     #[arg(long, default_value_t = 0)]
     first_seed: u64,
-    /// A file that remembers what has been run: a run that was stopped goes on from there.
+    /// File that records the seeds that have been run, so that a stopped run of the same build can continue
     #[arg(long)]
     state: Option<PathBuf>,
-    /// Catch all deliberate bugs instead.
+    /// Search for a seed that catches each deliberate bug, instead of a normal run
     #[arg(long)]
     mutants: bool,
-    /// Measure how long it takes to move a master instead, with so many moves of each kind.
+    /// Measurement of the duration of moves of a master, with this number of moves of each kind, instead of a normal
+    /// run
     #[arg(long, num_args = 0..=1, default_missing_value = "100")]
     moves: Option<u64>,
-    /// Only this seed.
+    /// Only seed to run
     #[arg(long)]
     seed: Option<u64>,
-    /// With --seed: print every event.
+    /// With --seed: trace of every event
     #[arg(long, requires = "seed")]
     trace: bool,
-    /// With --seed: a kind of trouble to leave out.
+    /// With --seed: kind of fault to leave out (may be repeated)
     #[arg(long, requires = "seed")]
     without: Vec<String>,
-    /// With --seed: end after so many events.
+    /// With --seed: number of events after which the run ends
     #[arg(long, requires = "seed")]
     steps: Option<u64>,
-    /// With --seed: do not heal a core of nodes in the end.
+    /// With --seed: no final phase in which a core of nodes is healed
     #[arg(long, requires = "seed")]
     no_healing: bool,
-    /// With --seed: a deliberate bug.
+    /// With --seed: deliberate bug to enable
     #[arg(long, requires = "seed")]
     mutant: Option<String>,
 }
 
 fn main() -> anyhow::Result<ExitCode> {
     let arguments = Arguments::parse();
-    // What breaks an assertion is told as a violation.
+    // A failed assertion is reported as a violation.
     std::panic::set_hook(Box::new(|_| {}));
     let is_good = match (arguments.seed, arguments.moves) {
         (Some(seed), _) => replay(&arguments, seed)?,
@@ -67,12 +71,13 @@ fn main() -> anyhow::Result<ExitCode> {
 fn run_all(arguments: &Arguments) -> anyhow::Result<bool> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let seeds = (arguments.first_seed, arguments.seeds);
-    let told = |coverage: &Coverage| {
+    let progress = |coverage: &Coverage| {
         if coverage.seeds.is_multiple_of(10_000) {
             eprintln!("{} seeds, {} steps", coverage.seeds, coverage.steps);
         }
     };
-    let result = run_pieces(seeds, threads, arguments.state.as_deref(), told).context("cannot use the state file")?;
+    let result = run_pieces(seeds, threads, arguments.state.as_deref(), progress)
+        .context("cannot read or write the state file")?;
     let coverage = match result {
         Ok(coverage) => coverage,
         Err(failure) => {
@@ -84,7 +89,7 @@ fn run_all(arguments: &Arguments) -> anyhow::Result<bool> {
     let missing = coverage.missing();
     let is_covered = missing.is_empty() || coverage.seeds < SEEDS_THAT_COVER;
     if !is_covered {
-        eprintln!("in less than 1 % of the seeds: {missing:?}; what does not happen is not tried");
+        eprintln!("incidents in less than 1 % of the seeds, so the run does not test them: {missing:?}");
     }
     Ok(is_covered)
 }
@@ -93,7 +98,7 @@ fn catch_all() -> bool {
     let mut are_caught = true;
     for mutation in Mutation::all() {
         match catch(mutation, 0..SEEDS_THAT_CATCH) {
-            Some((seed, violation)) => println!("{mutation}: after {} seeds, {violation}", seed + 1),
+            Some((seed, violation)) => println!("{mutation}: caught after {} seeds, {violation}", seed + 1),
             None => {
                 println!("{mutation}: not caught by {SEEDS_THAT_CATCH} seeds");
                 are_caught = false;
@@ -118,24 +123,24 @@ fn replay(arguments: &Arguments, seed: u64) -> anyhow::Result<bool> {
     let mutant = arguments.mutant.as_deref().map(|name| {
         let found = Mutation::all().find(|mutation| mutation.to_string().eq_ignore_ascii_case(name));
         let names = || Mutation::all().map(|mutation| mutation.to_string()).collect::<Vec<_>>().join(", ");
-        found.with_context(|| format!("there is no deliberate bug {name}; there are {}", names()))
+        found.with_context(|| format!("unknown deliberate bug {name}; use one of {}", names()))
     });
-    let mut knobs = Knobs::draw(seed, mutant.transpose()?.unwrap_or_default());
+    let mut config = RunConfig::draw(seed, mutant.transpose()?.unwrap_or_default());
     for name in &arguments.without {
         let found = Fault::ALL.into_iter().find(|fault| format!("{fault:?}").eq_ignore_ascii_case(name));
-        ensure!(found.is_some(), "there is no kind of trouble {name}; there are {:?}", Fault::ALL);
-        knobs.without |= found.map_or(0, Fault::bit);
+        ensure!(found.is_some(), "unknown kind of fault {name}; use one of {:?}", Fault::ALL);
+        config.without |= found.map_or(0, Fault::bit);
     }
-    knobs.steps = arguments.steps.unwrap_or(knobs.steps);
-    knobs.heals &= !arguments.no_healing;
-    let outcome = run_core(&knobs, arguments.trace);
+    config.steps = arguments.steps.unwrap_or(config.steps);
+    config.heals &= !arguments.no_healing;
+    let outcome = run_core(&config, arguments.trace);
     for line in &outcome.lines {
         println!("{line}");
     }
-    if let Some(failure) = Failure::of(&knobs, &outcome) {
+    if let Some(failure) = Failure::of(&config, &outcome) {
         eprintln!("{failure}");
         return Ok(false);
     }
-    println!("seed {seed} holds: {} steps, trace {:016x}", outcome.steps, outcome.trace_hash);
+    println!("seed {seed} breaks no rule: {} steps, trace {:016x}", outcome.steps, outcome.trace_hash);
     Ok(true)
 }

@@ -1,7 +1,8 @@
-//! How long it takes to move a master, and for how long nobody serves meanwhile, for each way to move one.
+//! Measurement of moves of a master: the duration of a move, and the time without a master, for each kind of move.
 //!
-//! The world is the one of the seeds, without its faults: three nodes, true clocks, and a client that proposes once a millisecond
-//! to whoever serves. What a seed varies is how long messages and syncs take, and where in between the order comes.
+//! The simulation is the same as for seeds, but without faults: three nodes, true clocks, and a client that proposes
+//! once per millisecond to the node that serves. The seed varies the delays of messages and syncs, and the instant of
+//! the request.
 
 use std::collections::VecDeque;
 use std::fmt::Write;
@@ -11,42 +12,43 @@ use paxos::{GroupId, Options};
 use simulator::Random;
 
 use crate::checks::{Rule, Violation};
-use crate::knobs::{Knobs, Mutation};
+use crate::config::{Mutation, RunConfig};
+use crate::core_program::Core;
 use crate::program::{Input, Program, Request};
-use crate::seat::Core;
 use crate::world::World;
 
 #[cfg(test)]
 mod tests;
 
 const NODES: u32 = 3;
-/// The one paxos group has one of so many ids: how candidates keep out of each other's way follows from it.
+/// Number of ids from which the id of the paxos group is drawn. The id determines the delays by which candidates avoid
+/// each other.
 const IDS: u32 = 64;
 const LEASES: [Duration; 3] = [Duration::from_secs(2), Duration::from_secs(5), Duration::from_secs(10)];
 
-// Microseconds. With these, a commit takes about two milliseconds.
+// All times are in microseconds. With these values, a commit takes about two milliseconds.
 const DELAY: (u64, u64) = (200, 400);
 const SYNC: (u64, u64) = (600, 1_200);
-/// As an event loop may: each time after so long.
+/// Interval between ticks.
 const TICK: u64 = 2_000;
 const PROPOSAL: u64 = 1_000;
 const SHORTENED: u64 = 500_000;
-/// How long a run goes on once the next master serves, to see its first acknowledgements.
+/// Time for which a run continues after the next master serves, to measure its first acknowledgements.
 const AFTER: u64 = 500_000;
 const NEVER: u64 = 1 << 50;
 
-/// A way for the next master to come to serve.
+/// Kind of move by which the next master begins to serve.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MoveKind {
-    /// The master renews no more, and the next one waits for the whole lease.
+    /// The master stops renewing, and the next master waits for the whole lease.
     Waits,
-    /// The master ends its lease in half a second.
+    /// The master shortens its lease to half a second.
     Shortens,
-    /// The next master asks for consent.
+    /// The next master requests consent.
     Consents,
-    /// It asks, and the master is cut off from all others at that moment.
+    /// The next master requests consent, and at that moment the master is isolated from all other nodes.
     ConsentsCutOff,
-    /// Nobody asks for anything: the master crashes, and is not started again.
+    /// Without a request, the master crashes and is not restarted.
     Crashes,
 }
 
@@ -64,9 +66,10 @@ impl MoveKind {
         }
     }
 
-    /// Move and gap, at the median and the 99th percentile, of phxpaxos with its way of waiting, and for consent of what was
-    /// planned here. Predicted for a lease of ten seconds; what follows from phxpaxos' polling is a part of the lease, and in scheme
-    /// 1 comes after the 100 ms by which its master stops early.
+    /// Returns the predicted move and gap, at the median and the 99th percentile. The predictions are for the waiting
+    /// of phxpaxos and, for consent, for the plan of this project. They were made for a lease of ten seconds. Delays
+    /// from phxpaxos' polling are a part of the lease. In scheme 1 they come after the 100 ms by which its master stops
+    /// early.
     fn predicted(self, lease: Duration) -> Option<[[u64; 2]; 2]> {
         let lease = micros(lease);
         let polling = |late: [u64; 2]| late.map(|part| lease * part / 1_000);
@@ -79,36 +82,36 @@ impl MoveKind {
     }
 }
 
-/// What became of one order. In microseconds of true time.
+/// Result of one move, in microseconds of true time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MeasuredMove {
-    /// From the order until another node serves.
+    /// Time from the request until another node serves.
     pub took: u64,
-    /// The longest time for which nobody served.
+    /// Longest time without a node that serves.
     pub gap: u64,
-    /// The longest time for which no client was answered that its proposal is decided.
+    /// Longest time without an acknowledgement.
     pub silence: u64,
-    /// For how long two nodes served at once.
+    /// Time for which two nodes served at once.
     pub doubled: u64,
-    /// From a proposal to its acknowledgement, in the middle of those before the order.
+    /// Median time from a proposal to its acknowledgement, before the request.
     pub commit: u64,
 }
 
-/// One move.
+/// Measures one move.
 ///
 /// # Errors
-/// If a rule is broken, or nobody serves in the end.
+/// If a rule is broken, or no node serves in the end.
 pub fn measure(scheme: MoveKind, lease: Duration, seed: u64) -> Result<MeasuredMove, Violation> {
     let mut random = Random::new(seed);
-    let group = GroupId(1 + u32::try_from(random.below(IDS.into())).expect("it is small"));
-    let mut world = World::new(knobs(lease, random.bits()), false);
+    let group = GroupId(1 + u32::try_from(random.below(IDS.into())).expect("the number is small"));
+    let mut world = World::new(config(lease, random.bits()), false);
     world.groups = vec![group];
     let mut run = Run::new(world, group);
     run.until(|run| run.server().is_some())?;
-    let settled = run.world.now + 200_000 + random.below(100_000);
-    run.until(|run| run.world.now >= settled)?;
+    let measured_from = run.world.now + 200_000 + random.below(100_000);
+    run.until(|run| run.world.now >= measured_from)?;
     let [commit, _] = percentiles(run.commits.clone());
-    let master = run.server().expect("without faults, a master goes on");
+    let master = run.server().expect("without faults, a master continues to serve");
     let next = (master + 1 + random.index(2)) % NODES as usize;
     let begun = run.world.now;
     run.order(scheme, lease, master, next)?;
@@ -119,20 +122,20 @@ pub fn measure(scheme: MoveKind, lease: Duration, seed: u64) -> Result<MeasuredM
     Ok(MeasuredMove { took, gap: run.gap, silence: run.silence, doubled: run.doubled, commit })
 }
 
-/// A world, its client, and who looks on.
+/// Simulation with its client and its measurements.
 struct Run {
     world: World<Core>,
     group: GroupId,
     proposed: u64,
     next_proposal: u64,
-    /// When each was proposed that was not acknowledged; and how long that took for the others.
+    /// Instants of the proposals that are not acknowledged. `commits` are the commit times of the others.
     waiting: VecDeque<u64>,
     commits: Vec<u64>,
     acknowledged: u64,
     acknowledged_last: u64,
     silence: u64,
     looked: u64,
-    /// Until when each node serves, if nothing happens to it.
+    /// End of each node's service, if no further event affects it.
     serve_until: [u64; NODES as usize],
     served_last: u64,
     gap: u64,
@@ -177,12 +180,12 @@ impl Run {
     }
 
     fn until(&mut self, is_so: impl Fn(&Run) -> bool) -> Result<(), Violation> {
-        let patience = self.world.now + 60_000_000;
+        let deadline = self.world.now + 60_000_000;
         while !is_so(self) {
             self.step()?;
-            if self.world.now > patience {
-                let story = format!("nothing came of a move until {}", self.world.now);
-                return Err(Violation { rule: Rule::GoesOn, story });
+            if self.world.now > deadline {
+                let detail = format!("a move is not finished at {}", self.world.now);
+                return Err(Violation { rule: Rule::Progress, detail });
             }
         }
         Ok(())
@@ -204,12 +207,12 @@ impl Run {
         Ok(())
     }
 
-    /// Who serves now.
+    /// Returns the node that serves now.
     fn server(&self) -> Option<usize> {
         (0..NODES as usize).find(|node| self.world.now < self.serve_until[*node])
     }
 
-    /// Since the last look, time may have ended what each node had said, and nothing else.
+    /// Updates the measurements. Since the last update, services may have ended by time, but no node began to serve.
     fn look(&mut self) {
         let now = self.world.now;
         let mut ends = self.serve_until.map(|until| until.min(now));
@@ -223,13 +226,14 @@ impl Run {
         for (node, until) in self.serve_until.iter_mut().enumerate() {
             let serves = self.world.nodes[node].program.as_ref().and_then(|program| program.view(self.group).serves);
             let clock = self.world.clock(node);
-            // All clocks go at the true rate here.
+            // All clocks run at the true rate here.
             *until = serves.map_or(0, |(until, _)| now + micros(until.since(clock)));
         }
         self.looked = now;
         let acknowledged = self.world.checks.acknowledgements()[self.group.0 as usize];
         if acknowledged > self.acknowledged {
-            let count = usize::try_from(acknowledged - self.acknowledged).expect("they are few");
+            let count =
+                usize::try_from(acknowledged - self.acknowledged).expect("the number of acknowledgements is small");
             self.commits.extend(self.waiting.drain(..count).map(|proposed| now - proposed));
             self.silence = self.silence.max(now - self.acknowledged_last);
             (self.acknowledged, self.acknowledged_last) = (acknowledged, now);
@@ -237,8 +241,8 @@ impl Run {
     }
 }
 
-fn knobs(lease: Duration, seed: u64) -> Knobs {
-    Knobs {
+fn config(lease: Duration, seed: u64) -> RunConfig {
+    RunConfig {
         seed,
         steps: 0,
         nodes: NODES,
@@ -247,15 +251,15 @@ fn knobs(lease: Duration, seed: u64) -> Knobs {
         delay: DELAY,
         sync: SYNC,
         tick: TICK,
-        // The world's own client asks any node.
+        // The simulation's own client would propose to any node.
         proposal: NEVER,
-        trouble: NEVER,
+        fault_interval: NEVER,
         loss: 0.0,
-        doubling: 0.0,
+        duplication: 0.0,
         tail: 0.0,
         late_orders: 0.0,
-        ambush: 0.0,
-        hunts: false,
+        targeted_fault: 0.0,
+        isolates_masters: false,
         moves: false,
         drift_ppm: 0,
         is_clock_broken: false,
@@ -266,10 +270,10 @@ fn knobs(lease: Duration, seed: u64) -> Knobs {
     }
 }
 
-/// So many moves of each kind, as a Markdown table beside what was predicted.
+/// Returns the results of `count` moves of each kind, as a Markdown table with the predictions.
 ///
 /// # Errors
-/// As [`measure`].
+/// If a rule is broken, or no node serves in the end.
 pub fn moves_table(count: u64) -> Result<String, Violation> {
     let mut table = String::from(HEAD);
     let mut commits = Vec::new();
@@ -293,16 +297,16 @@ pub fn moves_table(count: u64) -> Result<String, Violation> {
         }
     }
     let commit = show(percentiles(commits));
-    let _ = writeln!(table, "\n{count} moves each; a commit takes {commit} (p50 / p99 of the moves).");
+    let _ = writeln!(table, "\n{count} moves of each kind; a commit takes {commit} (p50 / p99 of the moves).");
     Ok(table)
 }
 
 const HEAD: &str = "\
-| lease | scheme | move p50 / p99 | predicted | nobody serves p50 / p99 | predicted | no acknowledgement p50 / p99 | two serve |
+| lease | scheme | move p50 / p99 | predicted | no master p50 / p99 | predicted | no acknowledgement p50 / p99 | two serve |
 |---|---|---|---|---|---|---|---|
 ";
 
-/// The median and the 99th percentile, by the nearest rank.
+/// Returns the median and the 99th percentile, by the nearest rank.
 fn percentiles(mut values: Vec<u64>) -> [u64; 2] {
     values.sort_unstable();
     [50, 99].map(|part| values.get((values.len() * part).div_ceil(100).max(1) - 1).copied().unwrap_or_default())
@@ -317,5 +321,5 @@ fn show([median, most]: [u64; 2]) -> String {
 }
 
 fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).expect("it is short")
+    u64::try_from(duration.as_micros()).expect("the duration is short")
 }

@@ -1,63 +1,63 @@
-//! What runs on a node of the world: a state machine that the world steps, and looks at.
+//! Program of a simulated node: a state machine that the simulation steps and observes.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use paxos::{Ballot, GroupId, Instant, NodeId, Slot};
 
-use crate::knobs::Knobs;
+use crate::config::RunConfig;
 
-/// One node's program: no clock, chance or I/O of its own.
+/// Program of one node, without a clock, randomness or I/O of its own.
 pub trait Program: Sized {
     type Message: Clone;
 
-    /// Begins, or begins again with the records that are durable.
-    fn start(seat: &Seat<'_>, records: Vec<Bytes>, now: Instant, out: &mut Out<Self::Message>) -> Self;
+    /// Starts, or restarts with the durable records.
+    fn start(node_config: &NodeConfig<'_>, records: Vec<Bytes>, now: Instant, out: &mut Out<Self::Message>) -> Self;
 
     fn step(&mut self, now: Instant, input: Input<Self::Message>, out: &mut Out<Self::Message>);
 
     /// # Panics
-    /// It may, if there is no such group.
+    /// If the node has no such group.
     fn view(&self, group: GroupId) -> View;
 
-    /// What a message says that its sender will never go back behind.
-    fn vow(message: &Self::Message) -> Option<(GroupId, Ballot)>;
+    /// Returns the ballot that a message promises: its sender must never return to a lower ballot.
+    fn promised_ballot(message: &Self::Message) -> Option<(GroupId, Ballot)>;
 
-    /// Of a record that is durable: what it does to the log on the disk.
+    /// Passes the effects of a durable record on the log to `shadow`.
     fn note(record: &Bytes, shadow: &mut dyn FnMut(GroupId, OnDisk));
 
-    /// Whether a message allows its receiver something for a time.
+    /// Returns whether a message permits its receiver to act for a limited time.
     fn is_order(_message: &Self::Message) -> bool {
         false
     }
 
-    /// Its parts in moves: what it was ordered, and obeys, and what is left of that.
+    /// Returns the roles of the node in moves: the orders that it obeys, and their remaining effects.
     fn orders(&self, _now: Instant) -> Vec<Ordered> {
         Vec::new()
     }
 
-    /// The move that may be under way, as far as it knows.
+    /// Returns the move that may be in progress, as far as the node knows.
     fn moves(&self) -> Option<u64> {
         None
     }
 
-    /// At each tick, for what an operator would do.
+    /// Performs the work of an operator, at each tick.
     fn attend(&mut self, _now: Instant, _out: &mut Out<Self::Message>) {}
 
-    /// For a trace.
+    /// Returns the text of a message for the trace.
     fn describe(message: &Self::Message) -> String;
 }
 
-/// Where a program runs.
+/// Configuration of a program on a node.
 #[derive(Debug)]
-pub struct Seat<'a> {
+pub struct NodeConfig<'a> {
     pub me: NodeId,
     pub groups: &'a [GroupId],
-    /// All that there are, or may come.
+    /// All nodes, including spare ones.
     pub everyone: &'a [NodeId],
-    /// The members of logs that begin.
+    /// Members of empty logs.
     pub founders: &'a [NodeId],
-    pub knobs: &'a Knobs,
+    pub run: &'a RunConfig,
 }
 
 #[derive(Clone, Debug)]
@@ -70,70 +70,71 @@ pub enum Input<M> {
     Request(GroupId, Request),
 }
 
-/// What an operator or the application asks a node for.
+/// Request of an operator or of the application to a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Request {
-    /// Take over by consent.
+    /// Takes over by consent.
     Take,
-    /// As master, end the lease so many microseconds from now, for this node.
+    /// Ends the master's lease in this number of microseconds, in favour of this node.
     Shorten(NodeId, u64),
-    /// Of the state so many slots back.
+    /// Makes a snapshot of the state this number of slots back.
     Snapshot(u64),
-    Admit(NodeId),
-    Dismiss(NodeId),
-    /// Masters are to leave this node, or may come again.
+    AddMember(NodeId),
+    RemoveMember(NodeId),
+    /// Requires masters to leave this node, or allows them to return.
     Drain(NodeId, bool),
 }
 
-/// What a step wants done.
+/// Effects of a step.
 #[derive(Debug)]
 pub struct Out<M> {
-    /// Of this step's records.
+    /// Token of the records of this step.
     pub token: u64,
     pub records: Vec<Vec<u8>>,
     pub sends: Vec<(NodeId, M)>,
-    pub told: Vec<Told>,
+    pub observations: Vec<Observation>,
 }
 
 impl<M> Default for Out<M> {
     fn default() -> Self {
-        Out { token: 1, records: Vec::new(), sends: Vec::new(), told: Vec::new() }
+        Out { token: 1, records: Vec::new(), sends: Vec::new(), observations: Vec::new() }
     }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Told {
-    /// `value` stands for what is in the slot, `chain` for all that was applied up to there.
+pub enum Observation {
+    /// Reports a decided slot. `value` is a hash of its entry, and `chain` a hash of all slots up to it.
     Decided {
         group: GroupId,
         slot: Slot,
         value: u64,
         chain: u64,
     },
-    /// A proposal that is in a slot which is decided.
-    Holds {
+    /// Reports a proposal in a decided slot.
+    Contains {
         group: GroupId,
         slot: Slot,
         id: u64,
     },
-    /// All up to `slot` is here, and applied; without a chain where the program keeps a state of its own.
+    /// Reports that all slots up to `slot` are present and applied. The chain is missing if the program keeps its own
+    /// state.
     Installed {
         group: GroupId,
         slot: Slot,
         chain: Option<u64>,
     },
-    /// `state` stands for what the program itself made of all up to `slot`.
+    /// Reports a hash of the state that the program computed from all slots up to `slot`.
     Applied {
         group: GroupId,
         slot: Slot,
         state: u64,
     },
-    /// The node was alive at this slot of the system group's records.
+    /// Reports that the node was alive at this slot of the system group.
     Renewed {
         node: NodeId,
         at: Slot,
     },
-    /// Whose move the token is for, after this slot of the system group.
+    /// Reports the fence of the token's move after this slot of the system group.
     Token {
         fence: Option<u64>,
         at: Slot,
@@ -143,47 +144,47 @@ pub enum Told {
         slot: Slot,
         id: u64,
     },
-    /// It will not be decided.
-    Refused {
+    /// Reports that a proposal will not be decided.
+    Rejected {
         id: u64,
     },
-    /// Nobody knows.
+    /// Reports that the outcome of a proposal is unknown.
     Unknown {
         id: u64,
     },
-    /// This mastership is decided.
+    /// Reports a decided mastership.
     Mastered {
         group: GroupId,
         epoch: u64,
     },
-    /// It may propose from here on, and has not yet.
+    /// Reports that the node may propose from now on, and has not proposed yet.
     Leads,
-    /// It is master from here on.
+    /// Reports that the node is master from now on.
     Serves,
-    Happened(Incident),
+    Incident(Incident),
 }
 
 #[derive(Clone, Debug)]
 pub struct View {
     pub promised: Ballot,
     pub decided: Slot,
-    /// By the node's clock; and what fences.
+    /// End of the node's service by its own clock, and its epoch.
     pub serves: Option<(Instant, u64)>,
-    /// As far as it knows at most, decided or not.
+    /// Members at the end of the log, decided or not.
     pub members: Arc<[NodeId]>,
-    /// As of what is decided.
+    /// Members at the last decided slot.
     pub members_decided: Arc<[NodeId]>,
 }
 
-/// A part in a move, which a node was given.
+/// Role that a node has in a move.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ordered {
-    /// Of the move: two moves never have one.
+    /// Fence of the move. Two moves never share a fence.
     pub fence: u64,
     pub group: GroupId,
-    /// The mastership that it ends; when that is over, so is the move.
+    /// Epoch of the mastership that the move ends. The move is over when that mastership is over.
     pub epoch: u64,
-    /// By the node's clock.
+    /// End of the role, by the node's clock.
     pub until: Instant,
 }
 
@@ -192,17 +193,17 @@ pub enum OnDisk {
     Truncate {
         after: Slot,
     },
-    /// The next slot.
+    /// Adds the next slot.
     Push {
         value: u64,
     },
-    /// All up to here is in a snapshot.
+    /// Replaces all slots up to this one by a snapshot.
     Base {
         slot: Slot,
     },
 }
 
-/// What a run came across.
+/// Incident of a run.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Incident {
     Crash,
@@ -210,35 +211,35 @@ pub enum Incident {
     Partition,
     OneWayPartition,
     Lost,
-    Doubled,
+    Duplicated,
     TornWrite,
     LostWrite,
     FailedSync,
     SlowSync,
     BitFlip,
     ClockDrift,
-    /// A node whose disk is damaged is no member any more.
-    Dismissed,
-    /// Somebody became master by waiting out a lease.
+    /// A member with a damaged disk was removed.
+    DamagedMemberRemoved,
+    /// A node became master by waiting until a lease ended.
     LeaseExpired,
     MovedByConsent,
     MovedByShortening,
-    /// A master became one anew.
-    OwnAgain,
+    /// A master claimed its own mastership again.
+    MastershipRenewed,
     VoidBeMaster,
-    ConsentRefused,
+    ConsentDeclined,
     SnapshotInstalled,
     MembersChanged,
     LivenessExpired,
-    /// Somebody holds the token of moves.
+    /// A process took the move token.
     MoveBegun,
-    /// Somebody took it over from another.
+    /// A process took the move token over from another one.
     MoveTakenOver,
-    /// A move's nodes were ordered to hand over.
+    /// The nodes of a move were ordered to hand over.
     HandedOver,
-    /// Who was to be master by a move is.
+    /// A move made its target the master.
     Moved,
-    /// A core of nodes was healed, and went on.
+    /// A healed core of nodes made progress.
     Healed,
 }
 
@@ -249,20 +250,20 @@ impl Incident {
         Incident::Partition,
         Incident::OneWayPartition,
         Incident::Lost,
-        Incident::Doubled,
+        Incident::Duplicated,
         Incident::TornWrite,
         Incident::LostWrite,
         Incident::FailedSync,
         Incident::SlowSync,
         Incident::BitFlip,
         Incident::ClockDrift,
-        Incident::Dismissed,
+        Incident::DamagedMemberRemoved,
         Incident::LeaseExpired,
         Incident::MovedByConsent,
         Incident::MovedByShortening,
-        Incident::OwnAgain,
+        Incident::MastershipRenewed,
         Incident::VoidBeMaster,
-        Incident::ConsentRefused,
+        Incident::ConsentDeclined,
         Incident::SnapshotInstalled,
         Incident::MembersChanged,
         Incident::LivenessExpired,

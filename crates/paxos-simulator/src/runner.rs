@@ -1,4 +1,4 @@
-//! Runs seeds, and says how to see a failure again.
+//! Runs of seeds, and reports of failures with the command that replays them.
 
 use std::fmt;
 use std::fs::File;
@@ -11,40 +11,40 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use simulator::panic_message;
 
 use crate::checks::{Rule, Violation};
-use crate::knobs::{Fault, Knobs};
+use crate::config::{Fault, RunConfig};
+use crate::core_program::{Core, hash_of};
 use crate::program::{Incident, Program};
-use crate::seat::{Core, hash_of};
 use crate::world::World;
 use crate::{Mutation, run_core};
 
-/// What a run came to.
+/// Result of a run.
 #[derive(Clone, Debug)]
 pub struct RunReport {
     pub result: Result<(), Violation>,
     pub steps: u64,
-    /// It came to the healing.
+    /// True if the run reached its healing phase.
     pub is_healed: bool,
     pub trace_hash: u64,
-    /// Bits of [`Incident`]s.
+    /// Bit set of [`Incident`]s.
     pub incidents: u64,
     pub acknowledged: u64,
-    /// If asked for.
+    /// Events as lines, if requested.
     pub lines: Vec<String>,
 }
 
-/// One run; with its events as lines if `is_read`.
-pub fn run<P: Program>(knobs: &Knobs, is_read: bool) -> RunReport {
-    let mut world = World::<P>::new(knobs.clone(), is_read);
+/// Runs a program once. `is_read` requests the events as lines.
+pub fn run<P: Program>(config: &RunConfig, is_read: bool) -> RunReport {
+    let mut world = World::<P>::new(config.clone(), is_read);
     let result = catch_unwind(AssertUnwindSafe(|| {
-        world.run(knobs.steps, u64::MAX)?;
-        if knobs.heals { world.heal() } else { Ok(()) }
+        world.run(config.steps, u64::MAX)?;
+        if config.heals { world.heal() } else { Ok(()) }
     }));
     let result =
-        result.unwrap_or_else(|payload| Err(Violation { rule: Rule::Assertion, story: panic_message(&*payload) }));
+        result.unwrap_or_else(|payload| Err(Violation { rule: Rule::Assertion, detail: panic_message(&*payload) }));
     RunReport {
         result,
         steps: world.steps,
-        is_healed: world.is_peaceful,
+        is_healed: world.faults_stopped,
         trace_hash: world.trace,
         incidents: world.checks.incidents(),
         acknowledged: world.checks.acknowledgements().iter().sum(),
@@ -52,59 +52,59 @@ pub fn run<P: Program>(knobs: &Knobs, is_read: bool) -> RunReport {
     }
 }
 
-/// The same violation with less trouble and fewer steps, if there is one.
+/// Returns a configuration with the same violation, with as few kinds of faults and steps as possible.
 #[must_use]
-pub fn shrink<P: Program>(knobs: &Knobs, violation: &Violation) -> Knobs {
-    let fails = |knobs: &Knobs| match run::<P>(knobs, false) {
+pub fn shrink<P: Program>(config: &RunConfig, violation: &Violation) -> RunConfig {
+    let fails = |config: &RunConfig| match run::<P>(config, false) {
         RunReport { result: Err(found), steps, is_healed, .. } if found.rule == violation.rule => {
             Some((steps, is_healed))
         }
         _ => None,
     };
-    let mut least = knobs.clone();
+    let mut least = config.clone();
     let Some((mut steps, mut is_healed)) = fails(&least) else { return least };
     for fault in Fault::ALL {
-        let simpler = Knobs { without: least.without | fault.bit(), ..least.clone() };
+        let simpler = RunConfig { without: least.without | fault.bit(), ..least.clone() };
         if let Some(found) = fails(&simpler).filter(|(fewer, _)| *fewer <= steps) {
             (least, (steps, is_healed)) = (simpler, found);
         }
     }
-    // What comes to be in the healing needs all that was before it.
+    // A violation in the healing phase needs all events before it.
     if !is_healed {
         (least.steps, least.heals) = (steps, false);
     }
     least
 }
 
-/// A seed that did not hold, and the least that shows it.
+/// Seed that broke a rule, and the smallest configuration that shows it.
 #[derive(Clone, Debug)]
 pub struct Failure {
     pub violation: Violation,
-    /// With the shortest story that was found.
-    pub least: Knobs,
-    /// Run again, it went another way: something looks outside of its seed.
+    /// Configuration with the fewest faults and steps found.
+    pub least: RunConfig,
+    /// False if a second run differed. The program then depends on something outside its seed.
     pub is_repeatable: bool,
 }
 
 impl Failure {
     #[must_use]
-    pub fn of(knobs: &Knobs, outcome: &RunReport) -> Option<Failure> {
+    pub fn of(config: &RunConfig, outcome: &RunReport) -> Option<Failure> {
         let violation = outcome.result.clone().err()?;
-        let is_repeatable = run_core(knobs, false).trace_hash == outcome.trace_hash;
-        let least = shrink::<Core>(knobs, &violation);
+        let is_repeatable = run_core(config, false).trace_hash == outcome.trace_hash;
+        let least = shrink::<Core>(config, &violation);
         Some(Failure { violation, least, is_repeatable })
     }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Knobs { seed, steps, mutant, .. } = self.least;
+        let RunConfig { seed, steps, mutant, .. } = self.least;
         writeln!(f, "seed {seed} fails: {}", self.violation)?;
         if !self.is_repeatable {
-            writeln!(f, "its second run went another way: a clock, a thread or a map's order is not simulated")?;
+            writeln!(f, "a second run differs: a clock, a thread or the order of a map is not simulated")?;
         }
         let left_out: Vec<_> = Fault::ALL.iter().filter(|fault| !self.least.has(**fault)).collect();
-        writeln!(f, "the least that fails so: {:?}, and left out are {left_out:?}", self.least)?;
+        writeln!(f, "smallest failing configuration: {:?}, without the faults {left_out:?}", self.least)?;
         write!(f, "replay: cargo xtask simulate --scenario paxos --seed {seed} --steps {steps} --trace")?;
         if !self.least.heals {
             write!(f, " --no-healing")?;
@@ -119,26 +119,26 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Seeds that are run, and written down, together.
+/// Number of seeds that are run and recorded together.
 const PIECE: u64 = 1_000;
 
-/// All seeds from `first` on, on so many threads. With a `state` file, what it has of an earlier run is not run again,
-/// and each piece is added to it.
+/// Runs the seeds from `first` on, on `threads` threads. Pieces in the `state` file from an earlier run are skipped,
+/// and each new piece is added to it.
 ///
 /// # Errors
-/// If the file cannot be read or written, is of another build, or another run writes to it; within, the first seed found that
-/// fails.
+/// If the file cannot be read or written, belongs to another build, or is in use by another run. The inner error is the
+/// first failure that was found.
 pub fn run_pieces(
     (first, seeds): (u64, u64),
     threads: usize,
     state: Option<&Path>,
-    told: impl Fn(&Coverage) + Sync,
+    progress: impl Fn(&Coverage) + Sync,
 ) -> std::io::Result<Result<Coverage, Box<Failure>>> {
     let (mut file, known) = match state {
         Some(path) => open_state(path).map(|(file, known)| (Some(file), known))?,
         None => (None, Vec::new()),
     };
-    let all = (first..first + seeds).step_by(usize::try_from(PIECE).expect("it is small"));
+    let all = (first..first + seeds).step_by(usize::try_from(PIECE).expect("the size of a piece fits"));
     let pieces = all.map(|start| (start, PIECE.min(first + seeds - start)));
     let (done, open): (Vec<_>, Vec<_>) = pieces.partition(|piece| known.iter().any(|known| known.seeds == *piece));
     let mut coverage = Coverage::default();
@@ -164,7 +164,7 @@ pub fn run_pieces(
                         return;
                     }
                     total.0.merge(&coverage);
-                    told(&total.0);
+                    progress(&total.0);
                     drop(total);
                     let _ = send.send(Piece { seeds: *piece, coverage });
                 }
@@ -182,19 +182,21 @@ pub fn run_pieces(
     Ok(failure.map_or(Ok(coverage), Err))
 }
 
-/// A line that stands for this build, and then the pieces that it has run.
+/// Opens a state file: a line that identifies the build, and then the pieces that have been run.
 fn open_state(path: &Path) -> std::io::Result<(File, Vec<Piece>)> {
     let build = format!("{:016x}", hash_of(0, &std::fs::read(std::env::current_exe()?)?));
     let mut file = File::options().create(true).read(true).append(true).open(path)?;
-    file.try_lock().map_err(|why| std::io::Error::other(format!("another run writes to {}: {why}", path.display())))?;
+    file.try_lock().map_err(|why| {
+        std::io::Error::other(format!("cannot lock {}, another run may be writing to it: {why}", path.display()))
+    })?;
     let mut text = String::new();
     file.read_to_string(&mut text)?;
     match text.lines().next() {
         Some(first) if first == build => {}
         None => writeln!(file, "{build}")?,
         Some(_) => {
-            let story = format!("{} is of another build: begin another file", path.display());
-            return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, story));
+            let detail = format!("{} belongs to another build: use a new file", path.display());
+            return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, detail));
         }
     }
     Ok((file, text.lines().filter_map(Piece::read).collect()))
@@ -203,9 +205,9 @@ fn open_state(path: &Path) -> std::io::Result<(File, Vec<Piece>)> {
 fn run_piece((first, count): (u64, u64)) -> (Coverage, Option<Box<Failure>>) {
     let mut coverage = Coverage::default();
     for seed in first..first + count {
-        let knobs = Knobs::draw(seed, Mutation::None);
-        let outcome = run_core(&knobs, false);
-        if let Some(failure) = Failure::of(&knobs, &outcome) {
+        let config = RunConfig::draw(seed, Mutation::None);
+        let outcome = run_core(&config, false);
+        if let Some(failure) = Failure::of(&config, &outcome) {
             return (coverage, Some(Box::new(failure)));
         }
         coverage.add(&outcome);
@@ -213,7 +215,7 @@ fn run_piece((first, count): (u64, u64)) -> (Coverage, Option<Box<Failure>>) {
     (coverage, None)
 }
 
-/// A line of a state file: numbers, apart by blanks.
+/// Line of a state file: numbers separated by blanks.
 struct Piece {
     seeds: (u64, u64),
     coverage: Coverage,
@@ -237,7 +239,7 @@ impl fmt::Display for Piece {
     }
 }
 
-/// In how many of the runs each incident was.
+/// Number of runs in which each incident occurred.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Coverage {
     pub seeds: u64,
@@ -265,7 +267,8 @@ impl Coverage {
         }
     }
 
-    /// What happened in less than one seed of a hundred: a run that does not come across it has not tried it.
+    /// Returns the incidents that occurred in less than one per cent of the seeds. A run without an incident does not
+    /// test it.
     #[must_use]
     pub fn missing(&self) -> Vec<Incident> {
         Incident::ALL.into_iter().filter(|incident| self.of(*incident) * 100 < self.seeds).collect()
@@ -280,7 +283,10 @@ impl Coverage {
 impl fmt::Display for Coverage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Coverage { seeds, steps, acknowledged, .. } = self;
-        writeln!(f, "{seeds} seeds, {steps} steps, {acknowledged} acknowledged; of the seeds have:")?;
+        writeln!(
+            f,
+            "{seeds} seeds, {steps} steps, {acknowledged} acknowledgements; share of seeds with each incident:"
+        )?;
         for incident in Incident::ALL {
             let share = self.of(incident) as f64 * 100.0 / (*seeds).max(1) as f64;
             writeln!(f, "{share:>7.2} % {incident:?}")?;

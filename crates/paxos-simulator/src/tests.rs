@@ -6,9 +6,9 @@ use simulator::Random;
 
 use crate::checks::Checks;
 use crate::disk::{Disk, Left};
-use crate::{Coverage, Failure, Incident, Knobs, Mutation, OnDisk, Rule, catch, run_core, run_pieces};
+use crate::{Coverage, Failure, Incident, Mutation, OnDisk, Rule, RunConfig, catch, run_core, run_pieces};
 
-/// Panics on purpose are violations here.
+/// Runs a test without panic messages, because expected panics are reported as violations.
 fn quietly<T>(test: impl FnOnce() -> T) -> T {
     std::panic::set_hook(Box::new(|_| {}));
     let result = test();
@@ -17,12 +17,12 @@ fn quietly<T>(test: impl FnOnce() -> T) -> T {
 }
 
 #[test]
-fn nothing_goes_wrong_in_some_hundred_seeds() {
+fn six_hundred_seeds_break_no_rule() {
     let mut coverage = Coverage::default();
     for seed in 0..600 {
-        let knobs = Knobs::draw(seed, Mutation::None);
-        let outcome = run_core(&knobs, false);
-        if let Some(failure) = Failure::of(&knobs, &outcome) {
+        let config = RunConfig::draw(seed, Mutation::None);
+        let outcome = run_core(&config, false);
+        if let Some(failure) = Failure::of(&config, &outcome) {
             panic!("{failure}");
         }
         assert!(outcome.steps >= 2_000, "seed {seed}: {} steps", outcome.steps);
@@ -32,18 +32,19 @@ fn nothing_goes_wrong_in_some_hundred_seeds() {
 }
 
 #[test]
-fn one_seed_is_one_trace() {
+fn same_seed_gives_the_same_trace() {
     for seed in 0..20 {
-        let knobs = Knobs::draw(seed, Mutation::None);
-        let (first, second) = (run_core(&knobs, true), run_core(&knobs, true));
+        let config = RunConfig::draw(seed, Mutation::None);
+        let (first, second) = (run_core(&config, true), run_core(&config, true));
         assert_eq!((first.trace_hash, &first.lines), (second.trace_hash, &second.lines), "seed {seed}");
-        assert!(first.lines.len() > 100, "it can be read");
+        assert!(first.lines.len() > 100, "the trace has lines");
     }
-    let hashes = (0..20).map(|seed| run_core(&Knobs::draw(seed, Mutation::None), false).trace_hash);
-    assert_eq!(hashes.collect::<BTreeSet<_>>().len(), 20, "and no two have the same");
+    let hashes = (0..20).map(|seed| run_core(&RunConfig::draw(seed, Mutation::None), false).trace_hash);
+    assert_eq!(hashes.collect::<BTreeSet<_>>().len(), 20, "each seed has a different trace");
 }
 
-/// The search begins where each was caught before, as the whole takes minutes: `cargo xtask simulate --scenario paxos --mutants`.
+/// The search begins at the seed that caught the bug before, because a full search takes minutes: `cargo xtask simulate
+/// --scenario paxos --mutants`.
 #[test]
 fn every_deliberate_bug_is_caught() {
     quietly(|| {
@@ -67,40 +68,44 @@ fn every_deliberate_bug_is_caught() {
             };
             let caught = catch(mutation, first..10_000).or_else(|| catch(mutation, 0..first));
             let (seed, violation) = caught.unwrap_or_else(|| panic!("{mutation} is not caught by 10,000 seeds"));
-            assert_eq!(run_core(&Knobs::draw(seed, Mutation::None), false).result, Ok(()), "but for {violation}");
+            assert_eq!(
+                run_core(&RunConfig::draw(seed, Mutation::None), false).result,
+                Ok(()),
+                "without the bug that causes {violation}"
+            );
         }
     });
 }
 
 #[test]
-fn what_fails_is_shown_with_less_trouble_and_in_fewer_steps() {
+fn failure_is_reduced_to_fewer_faults_and_steps() {
     quietly(|| {
         let mutation = Mutation::all().find(|mutation| mutation.to_string() == "TrimsPastDeadMember").unwrap();
         let (seed, _) = catch(mutation, 0..1_000).unwrap();
-        let knobs = Knobs::draw(seed, mutation);
-        let outcome = run_core(&knobs, false);
-        let failure = Failure::of(&knobs, &outcome).unwrap();
+        let config = RunConfig::draw(seed, mutation);
+        let outcome = run_core(&config, false);
+        let failure = Failure::of(&config, &outcome).unwrap();
         assert!(failure.is_repeatable);
-        assert_ne!(failure.least.without, 0, "most trouble has no part in it");
+        assert_ne!(failure.least.without, 0, "most kinds of faults are left out");
         let again = run_core(&failure.least, false);
-        assert_eq!(again.result.unwrap_err().rule, Rule::SnapshotIsTheLog);
+        assert_eq!(again.result.unwrap_err().rule, Rule::SnapshotEqualsLog);
         assert!(again.steps <= outcome.steps);
-        let told = failure.to_string();
-        assert!(told.contains(&format!("--scenario paxos --seed {seed} --steps ")), "{told}");
-        assert!(told.contains("--mutant TrimsPastDeadMember"), "{told}");
+        let text = failure.to_string();
+        assert!(text.contains(&format!("--scenario paxos --seed {seed} --steps ")), "{text}");
+        assert!(text.contains("--mutant TrimsPastDeadMember"), "{text}");
     });
 }
 
 #[test]
-fn what_was_run_before_is_not_run_again_but_by_another_build() {
+fn state_file_skips_earlier_runs_of_the_same_build() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("state");
     let run = |seeds| {
         let ran = AtomicU64::new(0);
-        let told = |_: &Coverage| {
+        let progress = |_: &Coverage| {
             ran.fetch_add(1, Ordering::Relaxed);
         };
-        let coverage = run_pieces((0, seeds), 2, Some(&path), told)?.unwrap();
+        let coverage = run_pieces((0, seeds), 2, Some(&path), progress)?.unwrap();
         std::io::Result::Ok((coverage, ran.into_inner()))
     };
     let (first, pieces) = run(30).unwrap();
@@ -108,18 +113,18 @@ fn what_was_run_before_is_not_run_again_but_by_another_build() {
     assert_eq!(run(30).unwrap(), (first, 0));
     let file = std::fs::File::open(&path).unwrap();
     file.lock().unwrap();
-    let refused = run(30).unwrap_err();
-    assert!(refused.to_string().contains("another run writes to"), "{refused}");
+    let rejected = run(30).unwrap_err();
+    assert!(rejected.to_string().contains("another run may be writing to it"), "{rejected}");
     drop(file);
     let text = std::fs::read_to_string(&path).unwrap();
     let other = text.replacen(|digit: char| digit.is_ascii_hexdigit(), "x", 1);
     std::fs::write(&path, other).unwrap();
-    let refused = run(30).unwrap_err();
-    assert!(refused.to_string().contains("begin another file"), "{refused}");
+    let rejected = run(30).unwrap_err();
+    assert!(rejected.to_string().contains("use a new file"), "{rejected}");
 }
 
 #[test]
-fn incidents_have_the_places_of_their_names() {
+fn incidents_are_listed_in_the_order_of_their_numbers() {
     for (index, incident) in Incident::ALL.into_iter().enumerate() {
         assert_eq!(incident as usize, index);
     }
@@ -135,7 +140,7 @@ fn disk_with(records: u8) -> Disk {
 }
 
 #[test]
-fn a_loss_of_power_leaves_nothing_or_all_or_whole_records_or_a_torn_one() {
+fn crash_leaves_no_some_or_all_records_or_a_torn_one() {
     let mut left = Vec::new();
     for seed in 0..1_000 {
         let mut disk = disk_with(3);
@@ -150,7 +155,7 @@ fn a_loss_of_power_leaves_nothing_or_all_or_whole_records_or_a_torn_one() {
 }
 
 #[test]
-fn what_a_failed_sync_dropped_is_not_there_though_the_next_one_succeeds() {
+fn records_of_a_failed_sync_stay_lost() {
     let mut known = BTreeSet::new();
     for seed in 0..100 {
         let mut random = Random::new(seed);
@@ -160,9 +165,9 @@ fn what_a_failed_sync_dropped_is_not_there_though_the_next_one_succeeds() {
         disk.fail_sync(&mut random);
         disk.sync();
         let (token, fresh) = disk.synced();
-        assert_eq!(token, Some(3), "it says so");
+        assert_eq!(token, Some(3), "the later sync reports success");
         let records = disk.records(fresh).len();
-        assert!(records < 3, "and has not even what was there before the failure");
+        assert!(records < 3, "records from before the failure are lost too");
         disk.crash(&mut random);
         assert_eq!(disk.open().unwrap().len(), 1 + records);
         known.insert(records);
@@ -171,7 +176,7 @@ fn what_a_failed_sync_dropped_is_not_there_though_the_next_one_succeeds() {
 }
 
 #[test]
-fn a_bit_that_flips_is_found_whatever_was_cut_before() {
+fn flipped_bit_is_detected_at_the_next_start() {
     let mut flipped = 0;
     for seed in 0..2_000 {
         let mut random = Random::new(seed);
@@ -195,7 +200,7 @@ fn a_bit_that_flips_is_found_whatever_was_cut_before() {
 }
 
 #[test]
-fn what_was_acknowledged_has_to_stay_on_a_quorums_disks() {
+fn acknowledged_slots_must_stay_durable_on_a_quorum() {
     let mut checks = Checks::new(3, 1, false);
     let write = |checks: &mut Checks, node, values: &[u64]| {
         values.iter().for_each(|value| checks.change(node, 0, OnDisk::Push { value: *value }));
@@ -203,7 +208,7 @@ fn what_was_acknowledged_has_to_stay_on_a_quorums_disks() {
     let members = || [vec![0, 1, 2], vec![0, 1, 2]];
     for (slot, value) in [(1, 11), (2, 12)] {
         checks.decided(0, 0, Slot(slot), value, value).unwrap();
-        checks.holds(0, Slot(slot), slot).unwrap();
+        checks.contains(0, Slot(slot), slot).unwrap();
     }
     write(&mut checks, 0, &[11, 12]);
     write(&mut checks, 1, &[11]);
@@ -211,10 +216,10 @@ fn what_was_acknowledged_has_to_stay_on_a_quorums_disks() {
     assert_eq!(rule(checks.acknowledged(0, Slot(2), 2, members())), Err(Rule::AcknowledgedIsDurable));
     write(&mut checks, 1, &[12, 13]);
     assert_eq!(checks.acknowledged(0, Slot(2), 2, members()), Ok(()));
-    // What is not acknowledged may go.
+    // Slots that are not acknowledged may be lost.
     checks.change(1, 0, OnDisk::Truncate { after: Slot(2) });
     assert_eq!(checks.stays_durable(), Ok(()));
-    // What is may be in a snapshot, and has to come back with a restart.
+    // Acknowledged slots may be in a snapshot, and must be present after a restart.
     checks.change(0, 0, OnDisk::Base { slot: Slot(2) });
     checks.starts(1);
     write(&mut checks, 1, &[11, 12]);
@@ -222,7 +227,7 @@ fn what_was_acknowledged_has_to_stay_on_a_quorums_disks() {
     checks.starts(1);
     write(&mut checks, 1, &[11]);
     assert_eq!(rule(checks.stays_durable()), Err(Rule::AcknowledgedIsDurable));
-    // A slot below the last one that was acknowledged is as firm.
+    // A slot before the last acknowledged one must stay durable, too.
     write(&mut checks, 1, &[12]);
     checks.change(1, 0, OnDisk::Truncate { after: Slot(0) });
     write(&mut checks, 1, &[14, 12]);

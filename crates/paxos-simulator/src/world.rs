@@ -1,4 +1,4 @@
-//! Nodes, their network, disks, clocks and clients, and one queue of what happens next.
+//! Simulated nodes with their network, disks, clocks and clients, and one queue of events.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
@@ -9,28 +9,28 @@ use simulator::Random;
 
 use crate::checks::{Checks, Violation};
 use crate::clock::Clock;
+use crate::config::{Fault, Mutation, RunConfig};
+use crate::core_program::mix;
 use crate::disk::{Disk, Left};
-use crate::knobs::{Fault, Knobs, Mutation};
-use crate::program::{Incident, Input, Out, Program, Request, Seat, Told};
-use crate::seat::mix;
+use crate::program::{Incident, Input, NodeConfig, Observation, Out, Program, Request};
 
-/// Nodes that are not there at first, and can take the place of those that lost their disk.
+/// Number of nodes that are down at first and can replace nodes that lost their disks.
 const SPARES: usize = 3;
 
 pub(crate) struct World<P: Program> {
-    pub(crate) knobs: Knobs,
+    pub(crate) config: RunConfig,
     pub(crate) random: Random,
-    /// True microseconds.
+    /// True time in microseconds.
     pub(crate) now: u64,
     pub(crate) steps: u64,
     pub(crate) nodes: Vec<Host<P>>,
-    /// Whether what this one sends does not reach that one.
+    /// True at `[from][to]` if messages from one node to the other are lost.
     pub(crate) is_cut: Vec<Vec<bool>>,
     pub(crate) groups: Vec<GroupId>,
     pub(crate) checks: Checks,
-    pub(crate) is_peaceful: bool,
-    /// Clients ask for nothing.
-    pub(crate) is_silent: bool,
+    pub(crate) faults_stopped: bool,
+    /// True while clients propose nothing.
+    pub(crate) clients_stopped: bool,
     queue: BinaryHeap<Reverse<(u64, u64, usize)>>,
     events: Vec<Option<WorldEvent<P::Message>>>,
     free: Vec<usize>,
@@ -39,82 +39,82 @@ pub(crate) struct World<P: Program> {
     founders: Vec<NodeId>,
     everyone: Vec<NodeId>,
     pub(crate) trace: u64,
-    /// Whose admission was ordered, which may come of it at any time.
-    pub(crate) invited: BTreeSet<(GroupId, NodeId)>,
-    /// Likewise, whose dismissal.
-    pub(crate) dismissed: BTreeSet<(GroupId, NodeId)>,
-    /// The trace as lines, if anybody wants to read it.
+    /// Requested additions of members, which may be decided at any time.
+    pub(crate) requested_additions: BTreeSet<(GroupId, NodeId)>,
+    /// Requested removals of members, which may be decided at any time.
+    pub(crate) requested_removals: BTreeSet<(GroupId, NodeId)>,
+    /// Trace as lines, if requested.
     pub(crate) lines: Option<Vec<String>>,
 }
 
 pub(crate) struct Host<P: Program> {
     pub(crate) id: NodeId,
-    /// `None` while it is down, or was never up.
+    /// `None` while the node is down, or before its first start.
     pub(crate) program: Option<P>,
-    /// How often it was started; what was meant for an earlier life is nobody's.
-    pub(crate) life: u32,
+    /// Number of starts and crashes. Events for an earlier incarnation are dropped.
+    pub(crate) incarnation: u32,
     disk: Disk,
     clock: Clock,
     pub(crate) is_paused: bool,
     waiting: Vec<WorldEvent<P::Message>>,
     out: Out<P::Message>,
     pub(crate) is_damaged: bool,
-    /// It will find that it is, when it starts.
-    pub(crate) is_doomed: bool,
-    /// A sync of it has failed, so it has to be started anew.
+    /// True if the node will find its disk damaged at its next start.
+    pub(crate) has_bit_flip: bool,
+    /// True if a sync has failed, so that the node must restart.
     pub(crate) has_failed: bool,
 }
 
 impl<P: Program> Host<P> {
     pub(crate) fn was_up(&self) -> bool {
-        self.life > 0
+        self.incarnation > 0
     }
 }
 
 #[derive(Clone, Debug)]
 pub(crate) enum WorldEvent<M> {
     Deliver { from: usize, to: usize, message: M },
-    Synced { node: usize, life: u32, fails: bool },
-    Tick { node: usize, life: u32 },
+    Synced { node: usize, incarnation: u32, fails: bool },
+    Tick { node: usize, incarnation: u32 },
     Client,
-    Trouble,
+    InjectFault,
     Resume { node: usize },
     Restart { node: usize },
-    Crash { node: usize, life: u32 },
+    Crash { node: usize, incarnation: u32 },
     Isolate { node: usize },
     Take { node: usize, group: GroupId },
 }
 
 impl<P: Program> World<P> {
-    pub(crate) fn new(knobs: Knobs, is_read: bool) -> Self {
-        let mut random = Random::new(mix(knobs.seed));
-        let count = knobs.nodes as usize + SPARES;
+    pub(crate) fn new(config: RunConfig, is_read: bool) -> Self {
+        let mut random = Random::new(mix(config.seed));
+        let count = config.nodes as usize + SPARES;
         let everyone: Vec<_> = (1..).map(NodeId).take(count).collect();
-        let groups: Vec<_> = (u32::from(!knobs.has_system)..=knobs.groups).map(GroupId).collect();
+        let groups: Vec<_> = (u32::from(!config.has_system)..=config.groups).map(GroupId).collect();
         let nodes = everyone.iter().map(|id| Host {
             id: *id,
             program: None,
-            life: 0,
+            incarnation: 0,
             disk: Disk::default(),
             clock: Clock { true_base: 0, base: random.below(1 << 30), rate_ppm: 0, wall: 0 },
             is_paused: false,
             waiting: Vec::new(),
             out: Out::default(),
             is_damaged: false,
-            is_doomed: false,
+            has_bit_flip: false,
             has_failed: false,
         });
         let nodes: Vec<_> = nodes.collect();
-        let founders: Vec<_> = (1..=knobs.nodes).map(NodeId).collect();
+        let founders: Vec<_> = (1..=config.nodes).map(NodeId).collect();
         let mut world = World {
             now: 1,
             steps: 0,
             is_cut: vec![vec![false; count]; count],
-            checks: Checks::new(count, knobs.groups as usize + 1, knobs.is_clock_broken),
+            checks: Checks::new(count, config.groups as usize + 1, config.is_clock_broken),
             groups,
             nodes,
-            is_peaceful: false,
-            is_silent: false,
+            faults_stopped: false,
+            clients_stopped: false,
             queue: BinaryHeap::new(),
             events: Vec::new(),
             free: Vec::new(),
@@ -123,22 +123,22 @@ impl<P: Program> World<P> {
             founders,
             everyone,
             trace: 0,
-            invited: BTreeSet::new(),
-            dismissed: BTreeSet::new(),
+            requested_additions: BTreeSet::new(),
+            requested_removals: BTreeSet::new(),
             lines: is_read.then(Vec::new),
             random,
-            knobs,
+            config,
         };
-        for node in 0..world.knobs.nodes as usize {
+        for node in 0..world.config.nodes as usize {
             world.set_rate(node);
             world.schedule(node as u64 * 10, WorldEvent::Restart { node });
         }
-        world.schedule(world.knobs.proposal, WorldEvent::Client);
-        world.schedule(world.knobs.trouble, WorldEvent::Trouble);
+        world.schedule(world.config.proposal, WorldEvent::Client);
+        world.schedule(world.config.fault_interval, WorldEvent::InjectFault);
         world
     }
 
-    /// Until so many more events have been, or this true time has come; not beyond it.
+    /// Runs until `steps` more events have occurred or the true time reaches `until`, and not further.
     pub(crate) fn run(&mut self, steps: u64, until: u64) -> Result<(), Violation> {
         let last = self.steps + steps;
         while self.steps < last && self.now < until {
@@ -152,14 +152,14 @@ impl<P: Program> World<P> {
 
     fn step(&mut self) -> Result<(), Violation> {
         let Some(Reverse((at, _, index))) = self.queue.pop() else { return Ok(()) };
-        let event = self.events[index].take().expect("an event is queued once");
+        let event = self.events[index].take().expect("each event is queued once");
         self.free.push(index);
         self.now = self.now.max(at);
         self.steps += 1;
-        self.happen(event)
+        self.handle_event(event)
     }
 
-    fn happen(&mut self, event: WorldEvent<P::Message>) -> Result<(), Violation> {
+    fn handle_event(&mut self, event: WorldEvent<P::Message>) -> Result<(), Violation> {
         match event {
             WorldEvent::Deliver { from, to, message } => {
                 if self.nodes[to].is_paused {
@@ -169,19 +169,21 @@ impl<P: Program> World<P> {
                     return self.feed(to, Input::Message(from, message));
                 }
             }
-            WorldEvent::Synced { node, life, fails } => {
+            WorldEvent::Synced { node, incarnation, fails } => {
                 if self.nodes[node].is_paused {
-                    self.nodes[node].waiting.push(WorldEvent::Synced { node, life, fails });
-                } else if self.nodes[node].life == life {
+                    self.nodes[node].waiting.push(WorldEvent::Synced { node, incarnation, fails });
+                } else if self.nodes[node].incarnation == incarnation {
                     return self.sync_is_over(node, fails);
                 }
             }
-            WorldEvent::Tick { node, life } if self.nodes[node].life == life && self.nodes[node].program.is_some() => {
-                let jitter = self.random.below(self.knobs.tick / 4 + 1);
-                self.schedule(self.knobs.tick + jitter, WorldEvent::Tick { node, life });
+            WorldEvent::Tick { node, incarnation }
+                if self.nodes[node].incarnation == incarnation && self.nodes[node].program.is_some() =>
+            {
+                let jitter = self.random.below(self.config.tick / 4 + 1);
+                self.schedule(self.config.tick + jitter, WorldEvent::Tick { node, incarnation });
                 if !self.nodes[node].is_paused {
                     if self.nodes[node].disk.wants_marker() {
-                        self.nodes[node].disk.mark();
+                        self.nodes[node].disk.append_marker();
                         self.sync(node);
                     }
                     return self.feed(node, Input::Tick);
@@ -189,28 +191,32 @@ impl<P: Program> World<P> {
             }
             WorldEvent::Tick { .. } => {}
             WorldEvent::Client => {
-                self.schedule(self.knobs.proposal, WorldEvent::Client);
-                if !self.is_silent {
+                self.schedule(self.config.proposal, WorldEvent::Client);
+                if !self.clients_stopped {
                     return self.propose();
                 }
             }
-            WorldEvent::Trouble => {
-                let wait = self.knobs.trouble / 2 + self.random.below(self.knobs.trouble);
-                self.schedule(wait, WorldEvent::Trouble);
-                if !self.is_peaceful {
-                    return self.make_trouble();
+            WorldEvent::InjectFault => {
+                let wait = self.config.fault_interval / 2 + self.random.below(self.config.fault_interval);
+                self.schedule(wait, WorldEvent::InjectFault);
+                if !self.faults_stopped {
+                    return self.inject_fault();
                 }
             }
             WorldEvent::Resume { node } => return self.resume(node),
             WorldEvent::Restart { node } => return self.start(node),
-            WorldEvent::Crash { node, life } if self.nodes[node].life == life && !self.is_peaceful => {
+            WorldEvent::Crash { node, incarnation }
+                if self.nodes[node].incarnation == incarnation && !self.faults_stopped =>
+            {
                 let after = self.random.below(3_000);
                 self.restart_later(node, after);
                 return self.crash(node);
             }
             WorldEvent::Crash { .. } => {}
             WorldEvent::Isolate { node } => self.isolate(node),
-            WorldEvent::Take { node, group } if !self.is_peaceful => return self.request(node, group, Request::Take),
+            WorldEvent::Take { node, group } if !self.faults_stopped => {
+                return self.request(node, group, Request::Take);
+            }
             WorldEvent::Take { .. } => {}
         }
         Ok(())
@@ -234,7 +240,7 @@ impl<P: Program> World<P> {
         id.0 as usize - 1
     }
 
-    /// What the node takes for the time.
+    /// Returns the time by the node's clock.
     pub(crate) fn clock(&self, node: usize) -> Instant {
         Instant(self.nodes[node].clock.read(self.now))
     }
@@ -247,7 +253,7 @@ impl<P: Program> World<P> {
         if self.is_up(node) || self.nodes[node].is_damaged {
             return Ok(());
         }
-        // A machine's clock begins anew with it.
+        // The clock of a machine restarts with the machine.
         let base = self.random.below(1 << 30);
         let clock = &mut self.nodes[node].clock;
         (clock.base, clock.true_base) = (base, self.now);
@@ -255,24 +261,25 @@ impl<P: Program> World<P> {
         let member = &mut self.nodes[node];
         let Ok(records) = member.disk.open() else {
             member.is_damaged = true;
-            self.note(node, || "its disk is damaged: it refuses to start".to_owned());
+            self.note(node, || "does not start, because its disk is damaged".to_owned());
             return Ok(());
         };
-        member.life += 1;
+        member.incarnation += 1;
         let is_founder = self.founders.contains(&member.id);
         let founders: &[NodeId] = if is_founder { &self.founders } else { &[] };
-        let seat = Seat { me: member.id, groups: &self.groups, everyone: &self.everyone, founders, knobs: &self.knobs };
+        let node_config =
+            NodeConfig { me: member.id, groups: &self.groups, everyone: &self.everyone, founders, run: &self.config };
         member.out = Out { token: member.out.token + 1, ..Out::default() };
         self.checks.starts(node);
         self.checks.on_disk::<P>(node, &records)?;
-        let program = P::start(&seat, records, now, &mut member.out);
-        let life = member.life;
+        let program = P::start(&node_config, records, now, &mut member.out);
+        let incarnation = member.incarnation;
         for group in &self.groups {
             self.checks.remembers(node, group.0 as usize, program.view(*group).promised)?;
         }
         member.program = Some(program);
         self.note(node, || "starts".to_owned());
-        self.schedule(self.knobs.tick, WorldEvent::Tick { node, life });
+        self.schedule(self.config.tick, WorldEvent::Tick { node, incarnation });
         self.collect(node)
     }
 
@@ -284,22 +291,22 @@ impl<P: Program> World<P> {
         }
         let member = &mut self.nodes[node];
         let Some(program) = &mut member.program else { return Ok(()) };
-        let told = match self.knobs.mutant {
+        let clock_time = match self.config.mutant {
             Mutation::WallClock => Instant(now.0.saturating_add_signed(wall)),
             Mutation::None | Mutation::Core(_) => now,
         };
         let is_tick = matches!(input, Input::Tick);
-        program.step(told, input, &mut member.out);
+        program.step(clock_time, input, &mut member.out);
         if is_tick {
-            program.attend(told, &mut member.out);
+            program.attend(clock_time, &mut member.out);
         }
         self.collect(node)
     }
 
-    /// Does what the node wants done, and looks whether all is as it must be.
+    /// Carries out the effects of a node, and checks the rules.
     fn collect(&mut self, node: usize) -> Result<(), Violation> {
         let member = &mut self.nodes[node];
-        let mut told = std::mem::take(&mut member.out.told);
+        let mut observations = std::mem::take(&mut member.out.observations);
         let records = std::mem::take(&mut member.out.records);
         let mut sends = std::mem::take(&mut member.out.sends);
         self.trace = mix(self.trace ^ self.now ^ (node as u64) << 48 ^ (records.len() as u64) << 40);
@@ -308,25 +315,25 @@ impl<P: Program> World<P> {
             member.out.token += 1;
             self.append(node, token, records);
         }
-        for told in told.drain(..) {
-            self.hear(node, told)?;
+        for observation in observations.drain(..) {
+            self.observe(node, observation)?;
         }
         for (to, message) in sends.drain(..) {
-            if let Some((group, ballot)) = P::vow(&message) {
-                self.checks.vows(node, group.0 as usize, ballot)?;
+            if let Some((group, ballot)) = P::promised_ballot(&message) {
+                self.checks.promises(node, group.0 as usize, ballot)?;
             }
             self.send(node, to, message);
         }
-        (self.nodes[node].out.told, self.nodes[node].out.sends) = (told, sends);
+        (self.nodes[node].out.observations, self.nodes[node].out.sends) = (observations, sends);
         self.look(node)
     }
 
-    /// Who serves.
+    /// Notes whether the node serves, and checks the rules about masters and moves.
     fn look(&mut self, node: usize) -> Result<(), Violation> {
         for at in 0..self.groups.len() {
             let group = self.groups[at];
             let index = group.0 as usize;
-            let wall = if self.knobs.mutant == Mutation::WallClock { self.nodes[node].clock.wall } else { 0 };
+            let wall = if self.config.mutant == Mutation::WallClock { self.nodes[node].clock.wall } else { 0 };
             let view = self.nodes[node].program.as_ref().map(|program| program.view(group));
             let serves = view.and_then(|view| view.serves);
             let serves = serves.map(|(until, epoch)| (Instant(until.0.saturating_add_signed(-wall)), epoch));
@@ -340,48 +347,48 @@ impl<P: Program> World<P> {
         self.checks.one_moves(|other| Instant(self.nodes[other].clock.read(self.now)))
     }
 
-    fn hear(&mut self, node: usize, told: Told) -> Result<(), Violation> {
-        self.note(node, || format!("{told:?}"));
+    fn observe(&mut self, node: usize, observation: Observation) -> Result<(), Violation> {
+        self.note(node, || format!("{observation:?}"));
         let index = |group: GroupId| group.0 as usize;
-        match told {
-            Told::Decided { group, slot, value, chain } => {
+        match observation {
+            Observation::Decided { group, slot, value, chain } => {
                 self.trace = mix(self.trace ^ chain);
                 self.checks.decided(node, index(group), slot, value, chain)
             }
-            Told::Installed { group, slot, chain } => self.checks.installed(node, index(group), slot, chain),
-            Told::Applied { group, slot, state } => self.checks.applied(node, index(group), slot, state),
-            Told::Token { fence, at } => {
+            Observation::Installed { group, slot, chain } => self.checks.installed(node, index(group), slot, chain),
+            Observation::Applied { group, slot, state } => self.checks.applied(node, index(group), slot, state),
+            Observation::Token { fence, at } => {
                 self.checks.token(fence, at);
                 Ok(())
             }
-            Told::Renewed { node, at } => {
+            Observation::Renewed { node, at } => {
                 self.checks.renewed(self.index(node), at);
                 Ok(())
             }
-            Told::Holds { group, slot, id } => self.checks.holds(index(group), slot, id),
-            Told::Acknowledged { group, slot, id } => {
+            Observation::Contains { group, slot, id } => self.checks.contains(index(group), slot, id),
+            Observation::Acknowledged { group, slot, id } => {
                 let view = self.nodes[node].program.as_ref().map(|program| program.view(group));
                 let Some(view) = view else { return Ok(()) };
                 let indexes = |members: &[NodeId]| members.iter().map(|id| self.index(*id)).collect::<Vec<_>>();
-                // The next change of members may have begun in this very step.
+                // The next change of members may have begun in the same step.
                 let members = [indexes(&view.members), indexes(&view.members_decided)];
                 self.checks.acknowledged(index(group), slot, id, members)
             }
-            Told::Refused { id } => self.checks.refused(id),
-            Told::Mastered { group, epoch } => {
+            Observation::Rejected { id } => self.checks.rejected(id),
+            Observation::Mastered { group, epoch } => {
                 self.checks.mastered(index(group), epoch);
                 Ok(())
             }
-            Told::Unknown { .. } => Ok(()),
-            Told::Leads | Told::Serves => {
-                self.ambush(node, told == Told::Leads);
+            Observation::Unknown { .. } => Ok(()),
+            Observation::Leads | Observation::Serves => {
+                self.inject_targeted_fault(node, observation == Observation::Leads);
                 Ok(())
             }
-            Told::Happened(incident) => {
-                self.checks.happened(incident);
+            Observation::Incident(incident) => {
+                self.checks.note_incident(incident);
                 let is_move = matches!(incident, Incident::MoveBegun | Incident::HandedOver);
                 if is_move && self.checks.server(index(GroupId::SYSTEM)) == Some(node) {
-                    self.ambush_move(node);
+                    self.inject_fault_into_move(node);
                 }
                 Ok(())
             }
@@ -390,35 +397,35 @@ impl<P: Program> World<P> {
 
     fn send(&mut self, from: usize, to: NodeId, message: P::Message) {
         let to = self.index(to);
-        let knobs = &self.knobs;
-        let (loss, doubling, tail) = match self.is_peaceful {
+        let config = &self.config;
+        let (loss, duplication, tail) = match self.faults_stopped {
             true => (0.0, 0.0, 0.0),
             false => (
-                if knobs.has(Fault::Loss) { knobs.loss } else { 0.0 },
-                if knobs.has(Fault::Doubling) { knobs.doubling } else { 0.0 },
-                match knobs.has(Fault::Tails) {
-                    true if P::is_order(&message) => knobs.tail.max(knobs.late_orders),
-                    true => knobs.tail,
+                if config.has(Fault::Loss) { config.loss } else { 0.0 },
+                if config.has(Fault::Doubling) { config.duplication } else { 0.0 },
+                match config.has(Fault::Tails) {
+                    true if P::is_order(&message) => config.tail.max(config.late_orders),
+                    true => config.tail,
                     false => 0.0,
                 },
             ),
         };
-        // What nobody is there to hear is not worth a step.
+        // A message that no node can receive is dropped without an event.
         if self.is_cut[from][to] || !self.is_up(to) {
             return;
         }
         if self.random.chance(loss) {
-            return self.checks.happened(Incident::Lost);
+            return self.checks.note_incident(Incident::Lost);
         }
-        let copies = if self.random.chance(doubling) { 2 } else { 1 };
+        let copies = if self.random.chance(duplication) { 2 } else { 1 };
         for copy in 0..copies {
-            let (least, most) = self.knobs.delay;
+            let (least, most) = self.config.delay;
             let mut delay = least + self.random.below(most - least + 1);
             if self.random.chance(tail) {
                 delay *= 1 + self.random.below(200);
             }
             if copy > 0 {
-                self.checks.happened(Incident::Doubled);
+                self.checks.note_incident(Incident::Duplicated);
             }
             self.schedule(delay, WorldEvent::Deliver { from, to, message: message.clone() });
         }
@@ -435,26 +442,26 @@ impl<P: Program> World<P> {
             return;
         }
         disk.sync();
-        let life = self.nodes[node].life;
-        let (least, most) = self.knobs.sync;
+        let incarnation = self.nodes[node].incarnation;
+        let (least, most) = self.config.sync;
         let mut time = least + self.random.below(most - least + 1);
-        let (slow, failing) = if self.is_peaceful { (0.0, 0.0) } else { (0.002, 0.0003) };
-        if self.knobs.has(Fault::SlowSyncs) && self.random.chance(slow) {
-            self.checks.happened(Incident::SlowSync);
+        let (slow, failing) = if self.faults_stopped { (0.0, 0.0) } else { (0.002, 0.0003) };
+        if self.config.has(Fault::SlowSyncs) && self.random.chance(slow) {
+            self.checks.note_incident(Incident::SlowSync);
             time += 10_000 + self.random.below(200_000);
         }
-        let fails = self.knobs.has(Fault::FailedSyncs) && self.random.chance(failing);
-        self.schedule(time, WorldEvent::Synced { node, life, fails });
+        let fails = self.config.has(Fault::FailedSyncs) && self.random.chance(failing);
+        self.schedule(time, WorldEvent::Synced { node, incarnation, fails });
     }
 
     fn sync_is_over(&mut self, node: usize, fails: bool) -> Result<(), Violation> {
-        if fails && !self.is_peaceful {
-            self.checks.happened(Incident::FailedSync);
+        if fails && !self.faults_stopped {
+            self.checks.note_incident(Incident::FailedSync);
             self.nodes[node].has_failed = true;
             self.nodes[node].disk.fail_sync(&mut self.random);
-            // A right program has stopped. Any other is given the time to go on, and told that later syncs succeed.
-            let (after, life) = (1_000 + self.random.below(50_000), self.nodes[node].life);
-            self.schedule(after, WorldEvent::Crash { node, life });
+            // A correct program has stopped. An incorrect program may continue, and later syncs succeed.
+            let (after, incarnation) = (1_000 + self.random.below(50_000), self.nodes[node].incarnation);
+            self.schedule(after, WorldEvent::Crash { node, incarnation });
             return self.feed(node, Input::StorageFailed);
         }
         let (token, fresh) = self.nodes[node].disk.synced();
@@ -472,30 +479,30 @@ impl<P: Program> World<P> {
         if member.program.take().is_none() {
             return Ok(());
         }
-        member.life += 1;
+        member.incarnation += 1;
         (member.is_paused, member.has_failed) = (false, false);
         member.waiting.clear();
         let left = member.disk.crash(&mut self.random);
-        self.checks.happened(Incident::Crash);
+        self.checks.note_incident(Incident::Crash);
         match left {
             Left::All => {}
-            Left::Lost => self.checks.happened(Incident::LostWrite),
-            Left::Torn => self.checks.happened(Incident::TornWrite),
+            Left::Lost => self.checks.note_incident(Incident::LostWrite),
+            Left::Torn => self.checks.note_incident(Incident::TornWrite),
         }
-        self.note(node, || format!("crashes, and leaves of what was not synced: {left:?}"));
+        self.note(node, || format!("crashes with these unsynced records left: {left:?}"));
         self.look(node)
     }
 
     pub(crate) fn flip(&mut self, node: usize) -> bool {
         let is_flipped = self.nodes[node].disk.flip(&mut self.random);
-        self.nodes[node].is_doomed |= is_flipped;
-        self.note(node, || "a bit of its disk flips".to_owned());
+        self.nodes[node].has_bit_flip |= is_flipped;
+        self.note(node, || "has a flipped bit on its disk".to_owned());
         is_flipped
     }
 
     pub(crate) fn pause(&mut self, node: usize, time: u64) {
         self.nodes[node].is_paused = true;
-        self.note(node, || format!("stands still for {time}"));
+        self.note(node, || format!("pauses for {time}"));
         self.schedule(time, WorldEvent::Resume { node });
     }
 
@@ -503,36 +510,36 @@ impl<P: Program> World<P> {
         if !std::mem::take(&mut self.nodes[node].is_paused) {
             return Ok(());
         }
-        self.note(node, || "goes on".to_owned());
+        self.note(node, || "resumes".to_owned());
         for event in std::mem::take(&mut self.nodes[node].waiting) {
-            self.happen(event)?;
+            self.handle_event(event)?;
         }
         Ok(())
     }
 
-    /// A new rate, within the bound or, if clocks are broken, beyond it.
+    /// Sets a new clock rate, within the bound or, if clocks are broken, beyond it.
     pub(crate) fn set_rate(&mut self, node: usize) {
         let now = self.now;
-        let bound = i64::from(self.knobs.drift_ppm) * if self.knobs.is_clock_broken { 20 } else { 1 };
-        if bound == 0 || !self.knobs.has(Fault::Drift) {
+        let bound = i64::from(self.config.drift_ppm) * if self.config.is_clock_broken { 20 } else { 1 };
+        if bound == 0 || !self.config.has(Fault::Drift) {
             return;
         }
-        let rate = self.random.below(u64::try_from(2 * bound + 1).expect("it is positive"));
+        let rate = self.random.below(u64::try_from(2 * bound + 1).expect("the range is positive"));
         let clock = &mut self.nodes[node].clock;
         (clock.base, clock.true_base) = (clock.read(now), now);
-        clock.rate_ppm = i64::try_from(rate).expect("it is small") - bound;
-        self.checks.happened(Incident::ClockDrift);
+        clock.rate_ppm = i64::try_from(rate).expect("the number is small") - bound;
+        self.checks.note_incident(Incident::ClockDrift);
     }
 
     pub(crate) fn jump_wall(&mut self, node: usize) {
         let jump = self.random.below(2_000_000);
-        self.nodes[node].clock.wall = i64::try_from(jump).expect("it is small") - 1_000_000;
+        self.nodes[node].clock.wall = i64::try_from(jump).expect("the number is small") - 1_000_000;
     }
 
     fn propose(&mut self) -> Result<(), Violation> {
         self.proposals += 1;
-        let index = 1 + self.random.index(self.knobs.groups as usize);
-        let group = GroupId(u32::try_from(index).expect("they are few"));
+        let index = 1 + self.random.index(self.config.groups as usize);
+        let group = GroupId(u32::try_from(index).expect("there are few groups"));
         let server = self.checks.server(index).filter(|_| self.random.below(8) > 0);
         let node = server.unwrap_or_else(|| self.random.index(self.nodes.len()));
         if self.nodes[node].is_paused {
@@ -545,11 +552,11 @@ impl<P: Program> World<P> {
         if self.nodes[node].is_paused {
             return Ok(());
         }
-        if let Request::Admit(joining) = request {
-            self.invited.insert((group, joining));
+        if let Request::AddMember(joining) = request {
+            self.requested_additions.insert((group, joining));
         }
-        if let Request::Dismiss(leaving) = request {
-            self.dismissed.insert((group, leaving));
+        if let Request::RemoveMember(leaving) = request {
+            self.requested_removals.insert((group, leaving));
         }
         self.feed(node, Input::Request(group, request))
     }
@@ -569,7 +576,7 @@ impl<P: Program> World<P> {
             Input::StorageFailed => "a sync fails".to_owned(),
             Input::Tick => return,
             Input::Propose(group, id) => format!("propose {group} {id}"),
-            Input::Request(group, request) => format!("order {group} {request:?}"),
+            Input::Request(group, request) => format!("request {group} {request:?}"),
         };
         let clock = self.clock(node).0;
         self.note(node, || format!("@{clock} {what}"));

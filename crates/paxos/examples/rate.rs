@@ -1,9 +1,11 @@
-//! Three members of one paxos group in one thread, with a disk and a network that take no time: how many entries a second the
-//! core alone takes, each of 1 KB and distinct, and applied in order by all three.
+//! Measures the rate of the core alone: three members of one paxos group run in one thread, with a disk and a network
+//! that take no time. The figure is the number of entries per second. Each entry has 1 KB and is distinct, and all
+//! three members apply all entries in order.
 //!
-//! `cargo run --profile dist -p paxos --example rate`, for which it takes 2.4 GB: all entries are there from the beginning to the end.
+//! Run it with `cargo run --profile dist -p paxos --example rate`. It needs 2.4 GB of memory, because all entries exist
+//! from the beginning to the end.
 
-#![expect(clippy::print_stdout, clippy::disallowed_methods, reason = "it measures, and prints a figure")]
+#![expect(clippy::print_stdout, clippy::disallowed_methods, reason = "the example measures time and prints a figure")]
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,9 +16,9 @@ use paxos::{Effects, Event, Group, GroupId, Input, Instant, Message, NodeId, Opt
 
 const ENTRIES: u64 = 2_000_000;
 const SIZE: usize = 1_024;
-/// So many are proposed before messages are delivered.
+/// Number of entries that are proposed before messages are delivered.
 const IN_ROUND: u64 = 64;
-/// In a slot, at most.
+/// Maximum number of entries in a slot.
 const IN_SLOT: usize = 64;
 
 struct Member {
@@ -51,7 +53,7 @@ impl World {
 
     fn step(&mut self, index: usize, input: Input) {
         let member = &mut self.members[index];
-        let from = NodeId(u32::try_from(index).expect("there are three") + 1);
+        let from = NodeId(u32::try_from(index).expect("there are three members") + 1);
         member.group.step(self.now, input, &mut member.effects);
         while !member.effects.records.is_empty() {
             member.effects.records.clear();
@@ -64,12 +66,12 @@ impl World {
             match event {
                 Event::Decided { entry, .. } => {
                     if let Value::Data(batch) = entry.value {
-                        assert!(batch.len() <= IN_SLOT, "a slot has more than it may");
+                        assert!(batch.len() <= IN_SLOT, "a slot has too many entries");
                         member.applied.extend_from_slice(&batch);
                     }
                 }
                 Event::Acknowledged { .. } => self.acknowledged += 1,
-                Event::Refused { why, .. } => panic!("a proposal is refused: {why}"),
+                Event::Rejected { why, .. } => panic!("a proposal was rejected: {why}"),
                 _ => {}
             }
         }
@@ -96,7 +98,7 @@ fn main() {
         world.tick();
     }
     let master = world.members.iter().position(|member| member.group.serves(world.now).is_some());
-    let master = master.expect("one of them serves");
+    let master = master.expect("one member serves");
     let entries: Vec<Bytes> = (0..ENTRIES).map(entry).collect();
 
     let began = std::time::Instant::now();
@@ -112,7 +114,7 @@ fn main() {
     let took = began.elapsed();
 
     for member in &world.members {
-        assert_eq!(hash(&member.applied), hash(&entries), "all have applied the same, in order");
+        assert_eq!(hash(&member.applied), hash(&entries), "all members applied the same entries in order");
     }
     println!("{:.0} entries/s", ENTRIES as f64 / took.as_secs_f64());
 }
@@ -127,7 +129,7 @@ fn entry(number: u64) -> Bytes {
 fn hash(entries: &[Bytes]) -> u64 {
     let words = entries.iter().flat_map(|entry| entry.chunks_exact(8));
     words.fold(0xcbf2_9ce4_8422_2325, |hash, word| {
-        let word = u64::from_le_bytes(word.try_into().expect("it has 8 bytes"));
+        let word = u64::from_le_bytes(word.try_into().expect("a chunk has 8 bytes"));
         (hash ^ word).wrapping_mul(0x0000_0100_0000_01b3)
     })
 }

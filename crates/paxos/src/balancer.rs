@@ -1,25 +1,28 @@
-//! Which node should be the master of which paxos group: balanced by weight, and with the fewest moves.
+//! Ideal masters of the paxos groups: balanced by weight, with the fewest moves.
 //!
-//! A pure function, so that all who see the same facts name the same masters. It moves nothing, and knows nothing of who
-//! is reachable or behind: the [mover](crate::mover) does.
+//! The balancer is a pure function, so all callers with the same facts compute the same masters. It moves no master,
+//! and does not know which nodes are reachable or behind. The [mover](crate::mover) does both.
 //!
-//! # What is minimised, and what is guaranteed
+//! # Objective and guarantees
 //!
-//! A member's *share* is its part, by capacity, of all weight; its *band* is the share, give or take
-//! [`Tolerance::goal_percent`]. The cost of a distribution is the sum over the members of (distance from the band)² /
-//! capacity; of two with the same cost, the one with fewer moves is better.
+//! The *share* of a member is its part of the total weight, by capacity. The *band* of a member is its share plus or
+//! minus [`Tolerance::goal_percent`]. The cost of a distribution is the sum over the members of (distance from the
+//! band)² / capacity. Of two distributions with the same cost, the one with fewer moves is better.
 //!
-//! - *All weights equal*: the result has the least cost that the replicas allow, and the fewest moves of all
-//!   distributions with that cost. (It is a flow of least cost: one is the best as soon as no cycle of its residual graph
-//!   costs less than nothing.)
-//! - *Weights that differ*: the best is as hard to find as to divide a set of numbers into two of equal sums. The result
-//!   is one that no chain of moves of groups of one weight betters: neither one group that moves alone, nor one that goes
-//!   back to where it was. So where all members have the same capacity and may master everything, a member carries
-//!   at most max(upper end of its band, share + heaviest weight), and at least min(lower end, share - heaviest weight).
-//! - *Hysteresis*: nothing moves but what has to, as long as every member is within [`Tolerance::start_percent`] of its
-//!   share. What has to is a group whose master is unknown, may not master, or is no replica.
-//! - The ideal of an ideal distribution is itself; a step from the present towards the ideal leaves (for equal weights)
-//!   one move fewer to make.
+//! - *Equal weights*: the result has the least cost that the replicas allow, and the fewest moves of all distributions
+//!   with that cost. (The problem is a minimum-cost flow. A flow is optimal as soon as its residual graph has no cycle
+//!   of negative cost.)
+//! - *Different weights*: an optimum is as hard to find as a partition of a set of numbers into two sets of equal sums.
+//!   No chain of moves of groups of one weight improves the result, including a move of a single group and its return
+//!   to its present master. If all members have the same capacity and may master every group, a member therefore
+//!   carries at most max(upper end of its band, share + heaviest weight), and at least min(lower end, share - heaviest
+//!   weight).
+//! - *Hysteresis*: as long as every member is within [`Tolerance::start_percent`] of its share, only those groups move
+//!   that must: groups whose master is unknown, may not master, or is not a replica.
+//! - The ideal of an ideal distribution is the distribution itself. For equal weights, each step from the present
+//!   distribution towards the ideal leaves one move fewer.
+//!
+//! docs/decisions/0153-balance-masters-with-few-moves.md gives the reasons for the design.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,34 +31,34 @@ use crate::ids::{GroupId, NodeId};
 #[cfg(test)]
 mod tests;
 
-/// A node that masters paxos groups, as far as it can and may.
+/// Node that can be the master of paxos groups.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Member {
     pub node: NodeId,
-    /// In any unit that is the same for all. 0 masters nothing.
+    /// Capacity, in any unit that is the same for all members. A member with capacity 0 masters no group.
     pub capacity: u32,
-    /// False while it is drained, or dead.
+    /// False while the node is drained or dead.
     pub may_master: bool,
 }
 
-/// What a paxos group weighs, and who may carry it.
+/// Weight of a paxos group, and the nodes that may be its master.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Load {
     pub group: GroupId,
-    /// In any unit that is the same for all, such as bytes per second. What is less than a 2²⁸th part of all counts as
-    /// that much, so that idle groups are spread at no other's cost.
+    /// Weight, in any unit that is the same for all groups, such as bytes per second. A weight below a 2²⁸th part of
+    /// the total counts as that part, so that idle groups are spread without a cost for other groups.
     pub weight: u64,
     pub replicas: Vec<NodeId>,
 }
 
-/// How far from its share a member may be, in per cent of the share.
+/// Tolerated difference of a member's load from its share, in per cent of the share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tolerance {
-    /// Beyond this, groups are moved. Too small, and every change of traffic moves some; too large, and a member carries
-    /// more than its part for good.
+    /// Difference beyond which groups are moved. If it is too small, every change of traffic moves groups. If it is too
+    /// large, a member may carry more than its share permanently.
     pub start_percent: u8,
-    /// Groups are then moved until all are within this. Less than `start_percent`, or the next change of traffic begins
-    /// again; too small, and more are moved than need be.
+    /// Difference within which all members are after the moves. It should be less than `start_percent`; otherwise the
+    /// next change of traffic causes new moves. If it is too small, more groups move than necessary.
     pub goal_percent: u8,
 }
 
@@ -65,43 +68,44 @@ impl Default for Tolerance {
     }
 }
 
-/// Who masters what.
+/// Master of each paxos group.
 pub type Distribution = BTreeMap<GroupId, NodeId>;
 
-/// The distribution to strive for. A group none of whose replicas may master is not in it.
+/// Returns the ideal distribution. It omits groups of which no replica may be master.
 ///
 /// # Panics
-/// Two members are one node, or two loads one group.
+/// If two members are one node, or two loads one group.
 #[must_use]
 pub fn ideal(members: &[Member], groups: &[Load], present: &Distribution, tolerance: Tolerance) -> Distribution {
     let mut plan = Plan::new(members, groups, present, tolerance.goal_percent);
-    plan.place_homeless();
+    plan.place_unassigned();
     if plan.is_off_by(tolerance.start_percent) {
         plan.descend();
-        plan.settle();
+        plan.refine();
     }
-    plan.groups.iter().map(|placed| (placed.group, plan.seats[placed.at].node)).collect()
+    plan.groups.iter().map(|placed| (placed.group, plan.planned[placed.at].node)).collect()
 }
 
-/// Weights are scaled to this sum, whatever their unit. With it and the two below, costs of paths stay far under 2¹²⁷.
+/// Sum to which weights are scaled, whatever their unit. With this and the next two constants, the costs of paths stay
+/// far below 2¹²⁷.
 const WHOLE: i128 = 1 << 28;
-/// What keeps the division of a squared distance by a capacity from being coarse.
+/// Factor that preserves precision when a squared distance is divided by a capacity.
 const FINE: i128 = 1 << 32;
-/// The least difference in balance is worth more than all moves together.
+/// Factor by which the least difference in balance outweighs all moves together.
 const BALANCE: i128 = 1 << 24;
 
 struct Plan {
-    seats: Vec<Seat>,
+    planned: Vec<PlannedMember>,
     groups: Vec<Placed>,
-    /// The indices in `groups` of those with one weight.
+    /// Indices in `groups`, by weight.
     alike: BTreeMap<i128, Vec<usize>>,
 }
 
-struct Seat {
+struct PlannedMember {
     node: NodeId,
     capacity: i128,
     share: i128,
-    /// The ends of the band, both inclusive.
+    /// Inclusive lower end of the band. `high` is the inclusive upper end.
     low: i128,
     high: i128,
     load: i128,
@@ -111,12 +115,12 @@ struct Placed {
     group: GroupId,
     weight: i128,
     may: Vec<usize>,
-    /// Where it is at present, if it may stay there.
-    home: Option<usize>,
+    /// Present master, if it may remain the master.
+    current: Option<usize>,
     at: usize,
 }
 
-/// A change of one group's place, or of what a seat carries: an edge of the residual graph.
+/// Edge of the residual graph: a change of one group's master, or of a member's load.
 struct Edge {
     from: usize,
     to: usize,
@@ -129,7 +133,7 @@ impl Plan {
         let able: BTreeMap<NodeId, u32> =
             members.iter().filter(|m| m.may_master && m.capacity > 0).map(|m| (m.node, m.capacity)).collect();
         let nodes: BTreeSet<NodeId> = members.iter().map(|member| member.node).collect();
-        assert_eq!(nodes.len(), members.len(), "a node is a member once");
+        assert_eq!(nodes.len(), members.len(), "each member is a different node");
         let index: BTreeMap<NodeId, usize> = able.keys().enumerate().map(|(at, node)| (*node, at)).collect();
 
         let mut placed: Vec<Placed> = groups
@@ -137,69 +141,73 @@ impl Plan {
             .filter_map(|load| {
                 let may: BTreeSet<usize> = load.replicas.iter().filter_map(|node| index.get(node).copied()).collect();
                 let at = *may.first()?;
-                let home = present.get(&load.group).and_then(|node| index.get(node).copied());
-                let home = home.filter(|home| may.contains(home));
+                let current = present.get(&load.group).and_then(|node| index.get(node).copied());
+                let current = current.filter(|current| may.contains(current));
                 let weight = i128::from(load.weight);
-                Some(Placed { group: load.group, weight, may: may.into_iter().collect(), home, at })
+                Some(Placed { group: load.group, weight, may: may.into_iter().collect(), current, at })
             })
             .collect();
         placed.sort_by_key(|placed| placed.group);
-        assert!(placed.windows(2).all(|two| two[0].group < two[1].group), "a paxos group is weighed once");
+        assert!(placed.windows(2).all(|two| two[0].group < two[1].group), "each load is a different paxos group");
         scale(&mut placed);
 
         let total: i128 = placed.iter().map(|placed| placed.weight).sum();
         let capacities: i128 = able.values().map(|capacity| i128::from(*capacity)).sum();
         let goal = i128::from(goal_percent);
-        let seat = |(node, capacity): (&NodeId, &u32)| {
+        let member = |(node, capacity): (&NodeId, &u32)| {
             let capacity = i128::from(*capacity);
             let part = total * capacity;
             let low = (part * (100 - goal)).div_euclid(100 * capacities);
             let high = -(-part * (100 + goal)).div_euclid(100 * capacities);
-            Seat { node: *node, capacity, share: part / capacities, low, high, load: 0 }
+            PlannedMember { node: *node, capacity, share: part / capacities, low, high, load: 0 }
         };
-        let seats = able.iter().map(seat).collect();
+        let planned = able.iter().map(member).collect();
 
         let mut alike: BTreeMap<i128, Vec<usize>> = BTreeMap::new();
         for (at, placed) in placed.iter().enumerate() {
             alike.entry(placed.weight).or_default().push(at);
         }
-        Plan { seats, groups: placed, alike }
+        Plan { planned, groups: placed, alike }
     }
 
-    /// Seats all groups where they are, and then, heaviest first, those that have to move where least is carried.
-    fn place_homeless(&mut self) {
-        let mut homeless = Vec::new();
+    /// Places all groups on their present masters. Then places the groups without one, heaviest first, on the members
+    /// with the least load.
+    fn place_unassigned(&mut self) {
+        let mut unassigned = Vec::new();
         for (at, placed) in self.groups.iter_mut().enumerate() {
-            match placed.home {
-                Some(home) => {
-                    placed.at = home;
-                    self.seats[home].load += placed.weight;
+            match placed.current {
+                Some(current) => {
+                    placed.at = current;
+                    self.planned[current].load += placed.weight;
                 }
-                None => homeless.push(at),
+                None => unassigned.push(at),
             }
         }
-        homeless.sort_by_key(|at| (-self.groups[*at].weight, self.groups[*at].group));
-        for at in homeless {
+        unassigned.sort_by_key(|at| (-self.groups[*at].weight, self.groups[*at].group));
+        for at in unassigned {
             let Placed { weight, may, .. } = &self.groups[at];
-            let carried = |seat: &usize| (self.seats[*seat].load + weight) * FINE / self.seats[*seat].capacity;
-            let seat =
-                *may.iter().min_by_key(|seat| carried(seat)).expect("a group is placed that somebody may master");
-            self.seats[seat].load += weight;
-            self.groups[at].at = seat;
+            let carried =
+                |member: &usize| (self.planned[*member].load + weight) * FINE / self.planned[*member].capacity;
+            let member = *may
+                .iter()
+                .min_by_key(|member| carried(member))
+                .expect("every placed group has a member that may be its master");
+            self.planned[member].load += weight;
+            self.groups[at].at = member;
         }
     }
 
     fn is_off_by(&self, percent: u8) -> bool {
-        self.seats.iter().any(|seat| (seat.load - seat.share).abs() * 100 > seat.share * i128::from(percent))
+        self.planned.iter().any(|member| (member.load - member.share).abs() * 100 > member.share * i128::from(percent))
     }
 
-    /// Moves one group after the other, each time the one that betters most. Alone this is not the best there is, but what
-    /// is left to [`Plan::settle`], which takes what it finds first, is little.
+    /// Moves one group at a time, each time the one with the greatest improvement. Alone, this does not find the
+    /// optimum, but it leaves little work to [`Plan::refine`], which takes the first improvement that it finds.
     fn descend(&mut self) {
         loop {
             let gain = |(at, to): &(usize, usize)| {
                 let Placed { weight, at: from, .. } = self.groups[*at];
-                let (from, to) = (&self.seats[from], &self.seats[*to]);
+                let (from, to) = (&self.planned[from], &self.planned[*to]);
                 from.cost(from.load - weight) - from.cost(from.load) + to.cost(to.load + weight) - to.cost(to.load)
             };
             let others = |(at, placed): (usize, &Placed)| -> Vec<(usize, usize)> {
@@ -213,43 +221,43 @@ impl Plan {
         }
     }
 
-    /// Betters the distribution until nothing does; each time the cost is less, so it ends.
-    fn settle(&mut self) {
-        // Heaviest first: one of them does what several light ones would.
+    /// Improves the distribution until no improvement exists. Each improvement reduces the cost, so the loop ends.
+    fn refine(&mut self) {
+        // Start with the heaviest groups, because one of them can replace several light ones.
         let weights: Vec<i128> = self.alike.keys().rev().copied().collect();
         loop {
-            let mut bettered = false;
+            let mut improved = false;
             for &weight in &weights {
-                while let Some(cycle) = self.bettering(weight) {
+                while let Some(cycle) = self.improving_cycle(weight) {
                     cycle
                         .iter()
                         .filter_map(|edge| Some((edge.group?, edge.to)))
                         .for_each(|(group, to)| self.shift(group, to));
-                    bettered = true;
+                    improved = true;
                 }
             }
-            if !bettered {
+            if !improved {
                 return;
             }
         }
     }
 
-    /// A cycle of edges that costs less than nothing, among those that groups of this weight make. Within it a seat that
-    /// is passed gives one group and takes another, so carries the same; one that the cycle enters from outside gives,
-    /// and one that it leaves to there takes.
-    fn bettering(&self, weight: i128) -> Option<Vec<Edge>> {
-        let outside = self.seats.len();
+    /// Returns a cycle of negative cost among the edges for groups of this weight. A member inside the cycle gives one
+    /// group and takes another, so its load stays the same. A member that the cycle enters from outside gives one
+    /// group, and a member that it leaves to outside takes one.
+    fn improving_cycle(&self, weight: i128) -> Option<Vec<Edge>> {
+        let outside = self.planned.len();
         let mut edges: Vec<Edge> = Vec::new();
-        for (at, seat) in self.seats.iter().enumerate() {
-            let now = seat.cost(seat.load);
-            edges.push(Edge { from: at, to: outside, cost: seat.cost(seat.load + weight) - now, group: None });
-            edges.push(Edge { from: outside, to: at, cost: seat.cost(seat.load - weight) - now, group: None });
+        for (at, member) in self.planned.iter().enumerate() {
+            let now = member.cost(member.load);
+            edges.push(Edge { from: at, to: outside, cost: member.cost(member.load + weight) - now, group: None });
+            edges.push(Edge { from: outside, to: at, cost: member.cost(member.load - weight) - now, group: None });
         }
         let mut cheapest: BTreeMap<(usize, usize), (i128, usize)> = BTreeMap::new();
         for &group in &self.alike[&weight] {
             let placed = &self.groups[group];
             for &to in placed.may.iter().filter(|to| **to != placed.at) {
-                let moves = i128::from(placed.home != Some(to)) - i128::from(placed.home != Some(placed.at));
+                let moves = i128::from(placed.current != Some(to)) - i128::from(placed.current != Some(placed.at));
                 let best = cheapest.entry((placed.at, to)).or_insert((moves, group));
                 *best = (*best).min((moves, group));
             }
@@ -265,13 +273,13 @@ impl Plan {
 
     fn shift(&mut self, group: usize, to: usize) {
         let placed = &mut self.groups[group];
-        self.seats[placed.at].load -= placed.weight;
-        self.seats[to].load += placed.weight;
+        self.planned[placed.at].load -= placed.weight;
+        self.planned[to].load += placed.weight;
         placed.at = to;
     }
 }
 
-impl Seat {
+impl PlannedMember {
     fn cost(&self, load: i128) -> i128 {
         let distance = (load - self.high).max(self.low - load).max(0);
         distance * distance * FINE / self.capacity * BALANCE
@@ -281,13 +289,13 @@ impl Seat {
 fn scale(groups: &mut [Placed]) {
     let sum: i128 = groups.iter().map(|placed| placed.weight).sum();
     for placed in groups {
-        // With 0 all weigh nothing, and so the same.
+        // If the sum is 0, all groups get the same weight.
         placed.weight = (placed.weight * WHOLE).checked_div(sum).unwrap_or(1 << 10).max(1);
     }
 }
 
-/// Bellman's and Ford's search from all nodes at once: what still gets cheaper after as many rounds as there are nodes
-/// is reached from a cycle that costs less than nothing.
+/// Returns a cycle of negative cost, found by the Bellman-Ford search from all nodes at once. A node whose cost still
+/// decreases after as many rounds as there are nodes is reachable from such a cycle.
 fn negative_cycle(nodes: usize, edges: Vec<Edge>) -> Option<Vec<Edge>> {
     let mut cost = vec![0_i128; nodes];
     let mut by: Vec<Option<usize>> = vec![None; nodes];
@@ -303,7 +311,7 @@ fn negative_cycle(nodes: usize, edges: Vec<Edge>) -> Option<Vec<Edge>> {
         }
         last?;
     }
-    let before = |node: usize| by[node].expect("a node that got cheaper was reached by an edge");
+    let before = |node: usize| by[node].expect("a node whose cost decreased was reached by an edge");
     let on_cycle = (0..nodes).fold(last?, |node, _| edges[before(node)].from);
     let mut cycle = BTreeSet::new();
     let mut node = on_cycle;

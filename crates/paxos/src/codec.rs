@@ -1,11 +1,12 @@
-//! Bytes of records and of messages: a version, the paxos group, a kind, and the fields in the order in which they are listed here.
+//! Encoding of records and messages: a version, the paxos group, a kind, and the fields in the order in which this file
+//! lists them.
 //!
-//! Whole numbers are LEB128, durations are whole nanoseconds, and lists and bytes come after their length. What was decoded
-//! shares the bytes it came from: entries are not copied.
+//! Integers are LEB128, durations are whole nanoseconds, and lists and byte strings follow their lengths. Decoded
+//! values share the input bytes: entries are not copied.
 //!
-//! What it does not do: find out whether bytes were damaged, or where a record ends. That is for the journal and for the
-//! connection between peers, which frame and checksum them. Always true here: bytes of any kind give a value or an error, and
-//! take memory in proportion to their own length.
+//! Non-goals: the codec does not detect damaged bytes, and does not find the end of a record. The journal and the
+//! connections between peers do that, with frames and checksums. Invariant: all input bytes give a value or an error,
+//! and take memory in proportion to their own length.
 
 #[cfg(test)]
 mod tests;
@@ -15,41 +16,41 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::agreed::{Agreed, Mastership, Shortened};
 use crate::effects::Record;
 use crate::entry::{BeMaster, Claim, Entry, Position, Shorten, Value};
-use crate::ids::{Ballot, Epoch, GroupId, Instant, NodeId, Slot, Tenure};
-use crate::message::{Message, Orders, Over, Report, Serving, Snapshot, SnapshotHead};
+use crate::ids::{Ballot, Epoch, GroupId, Instant, NodeId, Slot, Term};
+use crate::message::{MastershipEnd, Message, Orders, Report, Serving, Snapshot, SnapshotHead};
 use crate::mover::Move;
+use crate::state::{GroupState, Mastership, Shortened};
 use crate::system::{Fence, Preparation, Scheme, Step};
 
-/// Of what is written. Older ones stay readable for as long as there may be such bytes.
+/// Version of written bytes. Older versions stay readable for as long as such bytes may exist.
 const VERSION: u8 = 1;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum DecodeError {
-    /// A newer program wrote it.
-    #[error("the format has version {0}, and only {VERSION} is known")]
+    /// Version of a newer program.
+    #[error("unknown format version {0}: this build reads version {VERSION}")]
     Version(u8),
-    /// No such one is in this version.
-    #[error("kind {0} is not known")]
+    /// Kind that this version does not contain.
+    #[error("unknown kind {0}")]
     Kind(u8),
-    /// It ends before what it says that it has.
-    #[error("it is too short for what it says that it has")]
+    /// Input that ends before a declared length.
+    #[error("truncated: the declared length exceeds the bytes that remain")]
     Short,
-    /// More follows than it says that it has.
-    #[error("{0} bytes follow its end")]
+    /// Input that continues after the end of the value.
+    #[error("{0} bytes follow the end of the value")]
     Excess(usize),
-    /// A number does not fit into its type.
-    #[error("a number is too large for what it counts")]
+    /// Number that does not fit into its type.
+    #[error("a number is too large for its type")]
     TooLarge,
-    /// Members are not in order, or one is there twice.
-    #[error("members are not in order")]
+    /// List of members that is unsorted or contains a duplicate.
+    #[error("the members are not in ascending order")]
     Order,
 }
 
 impl Record {
-    /// Appends it. Each entry is copied once.
+    /// Appends the bytes of the record. Each entry is copied once.
     pub fn encode(&self, group: GroupId, out: &mut Vec<u8>) {
         out.reserve(match self {
             Record::Promise(_) | Record::Decided(_) => FIXED_BYTES,
@@ -60,14 +61,14 @@ impl Record {
     }
 
     /// # Errors
-    /// Every one of [`DecodeError`]; none of them goes away by trying again.
+    /// Each variant of [`DecodeError`]. A retry fails in the same way.
     pub fn decode(bytes: Bytes) -> Result<(GroupId, Record), DecodeError> {
         decode(bytes)
     }
 }
 
 impl Message {
-    /// Appends it. Each entry is copied once.
+    /// Appends the bytes of the message. Each entry is copied once.
     pub fn encode(&self, group: GroupId, out: &mut Vec<u8>) {
         out.reserve(match self {
             Message::Accept { entries, .. } | Message::Pulled { entries, .. } => FIXED_BYTES + size(entries),
@@ -80,13 +81,13 @@ impl Message {
     }
 
     /// # Errors
-    /// Every one of [`DecodeError`]; none of them goes away by trying again.
+    /// Each variant of [`DecodeError`]. A retry fails in the same way.
     pub fn decode(bytes: Bytes) -> Result<(GroupId, Message), DecodeError> {
         decode(bytes)
     }
 }
 
-/// About what a record or message takes beside its entries.
+/// Approximate size of a record or message without its entries.
 const FIXED_BYTES: usize = 64;
 
 fn size(entries: &[Entry]) -> usize {
@@ -112,7 +113,7 @@ fn decode<T: Coded>(bytes: Bytes) -> Result<(GroupId, T), DecodeError> {
     }
 }
 
-/// What is read, and how far.
+/// Input bytes, and the index of the next byte.
 struct Reader {
     bytes: Bytes,
     at: usize,
@@ -129,14 +130,14 @@ impl Reader {
         Ok(byte)
     }
 
-    /// A length of what follows, each of which takes a byte at least.
+    /// Reads the length of a list whose items take at least one byte each.
     fn len(&mut self) -> Result<usize, DecodeError> {
         let len = usize::try_from(u64::take(self)?).map_err(|_| DecodeError::Short)?;
         if len > self.left() { Err(DecodeError::Short) } else { Ok(len) }
     }
 }
 
-/// What has bytes. `take` reads what `put` wrote.
+/// Type with an encoding. `take` reads the bytes that `put` wrote.
 trait Coded: Sized {
     fn put(&self, out: &mut Vec<u8>);
     fn take(from: &mut Reader) -> Result<Self, DecodeError>;
@@ -194,7 +195,7 @@ impl Coded for bool {
 }
 
 impl Coded for Duration {
-    /// More than 584 years become those.
+    /// Writes at most 584 years: longer durations are clamped.
     fn put(&self, out: &mut Vec<u8>) {
         u64::try_from(self.as_nanos()).unwrap_or(u64::MAX).put(out);
     }
@@ -238,12 +239,12 @@ fn put_list<T: Coded>(list: &[T], out: &mut Vec<u8>) {
     }
 }
 
-/// For so many, room is made at once.
+/// Number of items for which memory is reserved at once.
 const LIST_ITEMS: usize = 256;
 
 fn take_list<T: Coded>(from: &mut Reader) -> Result<Vec<T>, DecodeError> {
     let len = from.len()?;
-    // What is there may be much less than it says, and items are larger in memory than here.
+    // The input may contain fewer items than it declares, and items take more bytes in memory than here.
     let mut list = Vec::with_capacity(len.min(LIST_ITEMS));
     for _ in 0..len {
         list.push(T::take(from)?);
@@ -272,7 +273,7 @@ impl<T: Coded, U: Coded> Coded for (T, U) {
     }
 }
 
-/// A batch.
+/// Batch of entries.
 impl Coded for Arc<[Bytes]> {
     fn put(&self, out: &mut Vec<u8>) {
         put_list(self, out);
@@ -283,7 +284,7 @@ impl Coded for Arc<[Bytes]> {
     }
 }
 
-/// Members, who are looked up by their order.
+/// Members in ascending order, which lookups require.
 impl Coded for Arc<[NodeId]> {
     fn put(&self, out: &mut Vec<u8>) {
         put_list(self, out);
@@ -295,7 +296,7 @@ impl Coded for Arc<[NodeId]> {
     }
 }
 
-/// The fields, one after the other.
+/// Encodes a struct as its fields, one after the other.
 macro_rules! coded_struct {
     ($type:ident { $($field:tt),* }) => {
         impl Coded for $type {
@@ -310,7 +311,7 @@ macro_rules! coded_struct {
     };
 }
 
-/// A byte that says which, and what that one has. No such number is ever given to another.
+/// Encodes an enum as a kind byte and the fields of the variant. The number of a kind is never reused for another kind.
 macro_rules! coded_enum {
     ($type:ident { $($kind:literal => $variant:ident $(($item:ident))? $({ $($field:ident),* })?),* $(,)? }) => {
         impl Coded for $type {
@@ -346,9 +347,9 @@ coded_enum!(Record {
 });
 
 coded_enum!(Message {
-    1 => Prepare { ballot, trial, over },
-    2 => Promise { ballot, trial, last, idle },
-    3 => Refuse { ballot, promised },
+    1 => Prepare { ballot, pre_vote, over },
+    2 => Promise { ballot, pre_vote, last, idle },
+    3 => Reject { ballot, promised },
     4 => Pull { ballot, after, offset },
     5 => Pulled { ballot, after, entries },
     6 => Accept { ballot, after, entries, decided },
@@ -356,9 +357,9 @@ coded_enum!(Message {
     8 => Gap { ballot, slot },
     9 => Snapshot { ballot, head, offset, part },
     10 => Received { ballot, slot, offset },
-    11 => Ask { tenure },
-    12 => Consent { tenure, taker },
-    13 => Decline { tenure },
+    11 => RequestConsent { term },
+    12 => Consent { term, taker },
+    13 => Decline { term },
     14 => Forward { entry },
     15 => Report(report),
     16 => Orders(orders),
@@ -371,7 +372,7 @@ coded_enum!(Step {
 
 coded_enum!(Preparation {
     1 => SyncOffsets,
-    2 => TellProducers,
+    2 => NotifyProducers,
 });
 
 coded_enum!(Scheme {
@@ -380,24 +381,24 @@ coded_enum!(Scheme {
     3 => Wait,
 });
 
-coded_enum!(Over {
-    1 => Waited { tenure },
-    2 => Expired { tenure, node, liveness },
-    3 => Consent { tenure },
+coded_enum!(MastershipEnd {
+    1 => Waited { term },
+    2 => Expired { term, node, liveness },
+    3 => Consent { term },
 });
 
 coded_enum!(Value {
     1 => Noop,
     2 => Data(batch),
-    3 => BeMaster(wish),
+    3 => BeMaster(be_master),
     4 => Shorten(shorten),
     5 => Members(members),
 });
 
 coded_enum!(Claim {
-    1 => Waited { tenure, lease_slot },
-    2 => Own { tenure },
-    3 => Consent { tenure },
+    1 => Waited { term, lease_slot },
+    2 => Own { term },
+    3 => Consent { term },
 });
 
 coded_struct!(NodeId { 0 });
@@ -407,17 +408,17 @@ coded_struct!(GroupId { 0 });
 coded_struct!(Slot { 0 });
 coded_struct!(Epoch { 0 });
 coded_struct!(Ballot { round, node });
-coded_struct!(Tenure { epoch, ballot });
+coded_struct!(Term { epoch, ballot });
 coded_struct!(Position { ballot, slot });
 coded_struct!(Entry { ballot, value });
 coded_struct!(BeMaster { node, liveness, claim, members });
-coded_struct!(Shorten { tenure, to, remaining });
-coded_struct!(Snapshot { position, agreed, application });
-coded_struct!(SnapshotHead { position, agreed, len });
-coded_struct!(Agreed { mastership, members });
-coded_struct!(Mastership { tenure, node, liveness, lease_slot, shortened });
+coded_struct!(Shorten { term, to, remaining });
+coded_struct!(Snapshot { position, state, application });
+coded_struct!(SnapshotHead { position, state, len });
+coded_struct!(GroupState { mastership, members });
+coded_struct!(Mastership { term, node, liveness, lease_slot, shortened });
 coded_struct!(Shortened { to, remaining });
-coded_struct!(Report { process, stamp, serves, prepared, refused });
+coded_struct!(Report { process, stamp, serves, prepared, rejected });
 coded_struct!(Serving { group, epoch, members });
 coded_struct!(Orders { process, stamp, of, step, within });
 coded_struct!(Move { fence, group, from, to, epoch });

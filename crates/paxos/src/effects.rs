@@ -1,144 +1,152 @@
-//! What goes into a paxos group, and what comes out.
+//! Inputs and effects of a paxos group.
 
 use bytes::Bytes;
 
-use crate::agreed::Mastership;
 use crate::entry::{Entry, Position};
-use crate::ids::{Ballot, GroupId, Instant, NodeId, Slot, Tenure};
+use crate::ids::{Ballot, GroupId, Instant, NodeId, Slot, Term};
 use crate::message::{Message, Snapshot};
 use crate::mover::Move;
+use crate::state::Mastership;
 use crate::system::Preparation;
 
-/// Of what was appended to a node's journal in one step. Rises.
+/// Identifier of the records that a node appended to its journal in one step. Later steps have greater tokens.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Token(pub u64);
 
-/// Whoever proposes names what it proposes, to hear what became of it.
+/// Identifier that the proposer gives to a proposal. The events about its outcome carry it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ProposalId(pub u64);
 
-/// What a paxos group is told. Durations are of its node's own clock.
+/// Input of a paxos group. Durations are measured by the clock of the node.
 #[derive(Clone, Debug)]
 pub enum Input {
-    /// `from` is who sent it, as whoever connects nodes has made sure.
+    /// Delivers a message. The driver has verified that `from` is the sender.
     Message { from: NodeId, message: Message },
-    /// All that was appended under this token and before is durable.
+    /// Reports that all records appended under this token and earlier ones are durable.
     Persisted(Token),
-    /// What was appended may not be durable. The paxos group does nothing any more: the node has to be started again.
+    /// Reports that appended records may not be durable. The paxos group stops, and the node must be restarted.
     StorageFailed,
-    /// Some time went by. Due when [`crate::Group::next_tick`] says.
+    /// Reports that time has passed. [`crate::Group::next_tick`] returns when a tick is due.
     Tick,
-    /// To the master. An entry may have any size: who drives sees to it that a record and a message may have it, too.
+    /// Proposes an entry on the master. The core does not limit its size: the driver ensures that a record and a
+    /// message can contain it.
     Propose { id: ProposalId, entry: Bytes },
-    /// As [`Input::Propose`], but at whatever node is master, and nothing is told of it: it may be lost, or there twice.
+    /// Proposes an entry on the node that is master. No event reports the outcome: the entry may be lost or be decided
+    /// twice.
     Forward { entry: Bytes },
-    /// The application's state after the entry at `slot`, which it has applied. The log is trimmed up to there; but not while
-    /// a node gets the snapshot before it from this one, and gets on with that: then another is welcome later. It is one record,
-    /// and in memory as a whole, here and at who gets it: as with entries, who drives limits its size.
+    /// Provides the state of the application after the entry at `slot`, which it has applied. The log is trimmed up to
+    /// that slot. The input is ignored while another node receives an earlier snapshot from this node and makes
+    /// progress; a later input succeeds. A snapshot is one record, and is in memory as a whole on this node and on the
+    /// receiver. The driver limits its size, as it does for entries.
     Snapshot { slot: Slot, application: Bytes },
-    /// This node's liveness epoch in the system group (0: none), and until when its lease by it runs.
+    /// Sets the liveness epoch of this node in the system group (0 for none), and the end of its lease.
     Liveness { liveness: u64, until: Instant },
-    /// Nodes that follow this paxos group and are no members: they get its log, and have no vote.
+    /// Sets the nodes that follow this paxos group without being members. They receive its log and have no vote.
     Learners(Vec<NodeId>),
-    /// The system group has decided that this liveness epoch of the node is over.
+    /// Reports that the system group decided that this liveness epoch of the node is over.
     Expired { node: NodeId, liveness: u64 },
-    /// To the master: make it a member, once it has caught up. One at a time waits for that, the last that was asked for;
-    /// who drives asks again as long as the members are not as they are to be.
-    Admit { node: NodeId },
-    /// To the master: let this member go, which is not the master itself: it has to be moved first. As with
-    /// [`Input::Admit`], to be repeated.
-    Dismiss { node: NodeId },
-    /// To the master: write that the lease ends `remaining` from now, or as it would if that is sooner, and that `to` follows,
-    /// which is another member.
+    /// Requests on the master that a node becomes a member once it has caught up. Only the last requested node waits
+    /// for that. The driver repeats the request until the members are as required.
+    AddMember { node: NodeId },
+    /// Requests on the master that another member is removed. The master itself must be moved first. The driver repeats
+    /// the request, as for [`Input::AddMember`].
+    RemoveMember { node: NodeId },
+    /// Requests on the master that it records an early end of its lease: `remaining` from now, or at the regular end if
+    /// that is sooner. `to`, another member, may then follow.
     Shorten { to: NodeId, remaining: std::time::Duration },
-    /// To the member that is to be master next: ask the present one for its consent.
+    /// Requests on the next master that it asks the present master for its consent.
     Take,
 }
 
-/// All that a step wants done. Records first, in order; what is sent does not wait for them.
+/// Effects of a step. The driver appends the records first, in order. Messages do not wait until the records are
+/// durable.
 #[derive(Debug, Default)]
 pub struct Effects {
-    /// Of the records of this step. Whoever drives raises it after each step that left some.
+    /// Token of the records of this step. The driver increments it after each step that produced records.
     pub token: Token,
     pub records: Vec<(GroupId, Record)>,
     pub sends: Vec<(NodeId, GroupId, Message)>,
     pub events: Vec<(GroupId, Event)>,
 }
 
-/// What a node has to have after it was started again, in the order in which it was appended. Whoever drops the beginning keeps
-/// the last promise, and the last snapshot with all entries behind its position.
+/// Record of the journal. A node that restarts needs its records in the order in which they were appended. A driver
+/// that drops the beginning of the journal keeps the last promise, and the last snapshot with all entries after its
+/// position.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Record {
     Promise(Ballot),
-    /// The log is cut after `after`, and these follow.
+    /// Cuts the log after the slot `after`, and appends these entries.
     Entries {
         after: Slot,
         entries: Vec<Entry>,
     },
-    /// Written when something else is. What was decided is found again without it, but later.
+    /// Records the last decided slot. It is written only together with other records. Without it, a restarted node
+    /// learns later which slots are decided.
     Decided(Slot),
-    /// The log up to its position goes, and all of it if it does not have that position.
+    /// Replaces the log up to the position of the snapshot, or the whole log if the log does not contain that position.
     Snapshot(Snapshot),
 }
 
-/// What whoever drives learns, in order.
+/// Event for the driver. Events are in order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// Each slot after the one before, but for what an installed snapshot has.
+    /// Reports a decided slot. Slots are reported in order and without gaps, except for the slots of an installed
+    /// snapshot.
     Decided {
         slot: Slot,
         entry: Entry,
     },
-    /// The application's state is this now.
+    /// Replaces the state of the application.
     Installed(Snapshot),
-    /// It is decided, and durable at a quorum.
+    /// Reports that a proposal is decided and durable on a quorum.
     Acknowledged {
         id: ProposalId,
         slot: Slot,
     },
-    Refused {
+    Rejected {
         id: ProposalId,
-        why: Refusal,
+        why: Rejection,
     },
-    /// It may be decided, or not, or later.
+    /// Reports that the outcome of a proposal is unknown: it is decided, will be decided later, or is lost.
     Unknown {
         id: ProposalId,
     },
-    /// The slot decided last has made somebody master, or master anew.
+    /// Reports that the last decided slot began a mastership, of a new master or again of the same one.
     MasterChanged(Mastership),
-    /// This node serves from here on, until [`crate::Group::serves_until`], which may be over already.
+    /// Reports that this node serves until [`crate::Group::serves_until`], which may be in the past.
     Serves {
-        tenure: Tenure,
+        term: Term,
     },
-    /// This node leads the paxos group, which is not yet to serve.
+    /// Reports that this node leads the paxos group. It does not serve yet.
     Leads {
         ballot: Ballot,
         after: Position,
     },
-    /// The master did not give its consent: it is not master of that, or left it to another.
+    /// Reports that the master did not consent: it is not the master of this mastership, or handed it over to another
+    /// node.
     Declined {
-        tenure: Tenure,
+        term: Term,
     },
-    /// This node serves, and is to leave that to another: the application prepares for it, and says
-    /// [`crate::NodeInput::Prepared`].
+    /// Requests that the application prepares the hand-over of a mastership that this node holds. The application then
+    /// sends [`crate::NodeInput::Prepared`].
     Prepare {
         of: Move,
         what: Preparation,
     },
 }
 
-/// Why a proposal is not, and never will be, decided.
+/// Reason why a proposal is not decided and never will be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Refusal {
+pub enum Rejection {
     #[error("{}", not_master(*.0))]
     NotMaster(Option<NodeId>),
-    #[error("too much waits for its slot: propose again once something is acknowledged")]
+    #[error("too many bytes wait for a slot: propose again after an acknowledgement")]
     Overloaded,
 }
 
 fn not_master(master: Option<NodeId>) -> String {
     match master {
-        Some(master) => format!("{master} is master, as far as this node knows: propose it there"),
-        None => "this node is not master, and knows of none: propose it again later, or to another".to_owned(),
+        Some(master) => format!("this node is not the master: propose on {master}, the last known master"),
+        None => "this node is not the master and knows none: propose again later or on another node".to_owned(),
     }
 }

@@ -1,15 +1,16 @@
-//! What a log is made of.
+//! Entries of a log and their values.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::ids::{Ballot, NodeId, Slot, Tenure};
+use crate::ids::{Ballot, NodeId, Slot, Term};
 
-/// A place in a log and the ballot of the entry there. Logs that agree on one position agree on all before it.
+/// Slot in a log, and the ballot of its entry. Two logs with a common position are equal up to that position.
 ///
-/// Of two positions at the ends of logs, the one with the greater ballot is ahead, and of two with one ballot the later.
+/// Between the last positions of two logs, the position with the greater ballot is ahead. If the ballots are equal, the
+/// position with the greater slot is ahead.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Position {
     pub ballot: Ballot,
@@ -17,69 +18,72 @@ pub struct Position {
 }
 
 impl Position {
-    /// Before the first slot.
+    /// Position before the first slot.
     pub const START: Position = Position { ballot: Ballot::NONE, slot: Slot(0) };
 
-    /// Whether it may be in the log of who has promised `most`.
+    /// Returns whether the position may be in the log of a node that promised `most`.
     pub(crate) fn is_sound(self, most: Ballot) -> bool {
         self.slot.is_sound() && self.ballot <= most && (self.slot == Slot(0)) == (self.ballot == Ballot::NONE)
     }
 }
 
-/// What is in a slot.
+/// Content of a slot.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Entry {
-    /// Of who proposed it first; it keeps it whoever decides it.
+    /// Ballot of the first proposer. The entry keeps this ballot if a later leader decides the entry.
     pub ballot: Ballot,
     pub value: Value,
 }
 
-/// What a slot decides.
+/// Value that a slot decides.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Value {
-    /// Says nothing, and renews the lease of the master that wrote it.
+    /// Carries no content, and renews the lease of the master that proposed it.
     Noop,
-    /// Of the application, in order.
+    /// Carries entries of the application, in order.
     Data(Arc<[Bytes]>),
     BeMaster(BeMaster),
     Shorten(Shorten),
-    /// All members from here on, in order; they differ by one from those before.
+    /// Sets all members from this slot on, in ascending order. They differ by one member from the members before.
     Members(Arc<[NodeId]>),
 }
 
-/// `node` becomes master, if what it claims is so where this lies in the log.
+/// Value that makes `node` the master if its claim holds at this place in the log.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BeMaster {
     pub node: NodeId,
-    /// Its liveness epoch in the system group, which renews this lease while the paxos group is idle; 0: none.
+    /// Liveness epoch of the node in the system group, which renews the lease while the paxos group is idle. 0 means
+    /// none.
     pub liveness: u64,
     pub claim: Claim,
-    /// All members here, in order: who reads the log from its beginning and was told of no founders has them from this.
+    /// All members at this slot, in ascending order. A node that reads the log from the beginning, and was given no
+    /// founders, takes the members from this field.
     pub members: Arc<[NodeId]>,
 }
 
-/// Why somebody may be master; a compare-and-swap.
+/// Reason why a node may become master. The log checks it as a compare-and-swap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Claim {
-    /// It waited until the lease of this mastership, whose last slot this is, was over. To compare without the slot would
-    /// not do: every slot renews.
-    Waited { tenure: Tenure, lease_slot: Slot },
-    /// It is the master of this itself.
-    Own { tenure: Tenure },
-    /// The master stopped, and left it to this node, or to whoever is first.
-    Consent { tenure: Tenure },
+    /// The node waited until the lease of this mastership was over. `lease_slot` is the last slot that renewed the
+    /// lease. The claim includes the slot because every slot of the master renews the lease.
+    Waited { term: Term, lease_slot: Slot },
+    /// The node itself is the master of this mastership.
+    Own { term: Term },
+    /// The master stopped, and handed the mastership over to this node or to the first member that takes it.
+    Consent { term: Term },
 }
 
-/// The master serves for `remaining` from before it proposed this, and no longer; then `to` may take over.
+/// Value that shortens the lease. The master serves for `remaining`, counted from just before it proposed this value.
+/// Then `to` may take over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shorten {
-    pub tenure: Tenure,
+    pub term: Term,
     pub to: NodeId,
     pub remaining: Duration,
 }
 
 impl Value {
-    /// About how many bytes it takes, for limits.
+    /// Returns the approximate number of bytes that the value takes, for limits.
     #[must_use]
     pub fn size(&self) -> usize {
         const FIXED: usize = 32;

@@ -1,14 +1,14 @@
-//! Names, numbers and instants; none can be taken for another.
+//! Identifiers, counters and instants. Each is a newtype, so that two of them cannot be swapped.
 
 use std::fmt;
 use std::ops::{Add, Sub};
 use std::time::Duration;
 
-/// A member of paxos groups. A node that lost its disk comes back under another name.
+/// Member of paxos groups. A node that lost its disk returns under another id.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct NodeId(pub u32);
 
-/// A replicated log. [`GroupId::SYSTEM`] is the one that keeps what the nodes agree on about all others.
+/// Replicated log. The log [`GroupId::SYSTEM`] records the state of the nodes and of all other paxos groups.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct GroupId(pub u32);
 
@@ -16,11 +16,11 @@ impl GroupId {
     pub const SYSTEM: GroupId = GroupId(0);
 }
 
-/// A place in a log; the first is 1, and 0 is before all.
+/// Place in a log. The first slot is 1, and 0 stands before the first slot.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Slot(pub u64);
 
-/// Nobody counts so far; what is below can be counted on from without a thought of its end.
+/// Exclusive bound on the numbers in messages and snapshots. A number below it can be incremented without overflow.
 pub(crate) const BEYOND_COUNT: u64 = 1 << 62;
 
 impl Slot {
@@ -34,14 +34,14 @@ impl Slot {
     }
 
     /// # Panics
-    /// Before the first slot there is nothing.
+    /// If this is slot 0.
     #[must_use]
     pub fn before(self) -> Slot {
-        Slot(self.0.checked_sub(1).expect("no slot is before slot 0"))
+        Slot(self.0.checked_sub(1).expect("slot 0 has no predecessor"))
     }
 }
 
-/// Who may propose: the greater one is obeyed. Two nodes never share one.
+/// Right to propose. Acceptors obey the greatest ballot that they know. Two nodes never share a ballot.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Ballot {
     pub round: u64,
@@ -49,7 +49,7 @@ pub struct Ballot {
 }
 
 impl Ballot {
-    /// Below every ballot that somebody proposes under.
+    /// Ballot below every ballot that a node proposes under.
     pub const NONE: Ballot = Ballot { round: 0, node: NodeId(0) };
 
     pub(crate) fn is_sound(self) -> bool {
@@ -57,7 +57,8 @@ impl Ballot {
     }
 }
 
-/// The number of a mastership, which fences: each is greater than all before it in its paxos group. 0 is before all.
+/// Fencing number of a mastership. It is greater than the numbers of all earlier masterships in the same paxos group. 0
+/// stands before the first mastership.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Epoch(pub u64);
 
@@ -68,25 +69,27 @@ impl Epoch {
     }
 }
 
-/// Names one mastership. Epochs count along a log, so that logs which are not decided may have different ones of one number.
+/// Identifier of one mastership. Epochs are counted along a log, so two undecided logs may contain different
+/// masterships with the same epoch. The ballot distinguishes them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Tenure {
+pub struct Term {
     pub epoch: Epoch,
-    /// Under which its master won it, and proposes.
+    /// Ballot under which the master won the mastership, and under which it proposes.
     pub ballot: Ballot,
 }
 
-impl Tenure {
-    /// Before any.
-    pub const NONE: Tenure = Tenure { epoch: Epoch(0), ballot: Ballot::NONE };
+impl Term {
+    /// Term before the first mastership.
+    pub const NONE: Term = Term { epoch: Epoch(0), ballot: Ballot::NONE };
 
-    /// Of two masterships in any logs: whether the other was won, or renewed, later. Epochs tell that within one log only.
-    pub(crate) fn is_before(self, other: Tenure) -> bool {
+    /// Returns whether `other` was won or renewed later than this mastership. The two may be in different logs. Epochs
+    /// alone are comparable only within one log.
+    pub(crate) fn is_before(self, other: Term) -> bool {
         (self.ballot, self.epoch) < (other.ballot, other.epoch)
     }
 
-    /// Whether it is over once that one is.
-    pub(crate) fn is_over_with(self, other: Tenure) -> bool {
+    /// Returns whether this mastership is over if `other` is over.
+    pub(crate) fn is_over_with(self, other: Term) -> bool {
         self == other || self.is_before(other)
     }
 
@@ -95,12 +98,13 @@ impl Tenure {
     }
 }
 
-/// Microseconds by one node's own monotonic clock, which says nothing to another node. It goes on while the machine sleeps.
+/// Microseconds of one node's monotonic clock. Instants of different nodes are not comparable. The clock advances while
+/// the machine sleeps.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Instant(pub u64);
 
 impl Instant {
-    /// How long ago `earlier` was; zero if it is yet to come.
+    /// Returns the time that passed since `earlier`, or zero if `earlier` is in the future.
     #[must_use]
     pub fn since(self, earlier: Instant) -> Duration {
         Duration::from_micros(self.0.saturating_sub(earlier.0))
@@ -151,7 +155,7 @@ impl fmt::Display for Ballot {
     }
 }
 
-impl fmt::Display for Tenure {
+impl fmt::Display for Term {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}@{}", self.epoch, self.ballot)
     }

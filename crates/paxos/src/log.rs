@@ -1,14 +1,14 @@
-//! The entries that a node holds, from a snapshot on.
+//! Entries of a node's log after its snapshot.
 
 use std::collections::VecDeque;
 
 use crate::entry::{Entry, Position};
 use crate::ids::{Ballot, Slot};
 
-/// Always gap-free, and its ballots never fall.
+/// Log without gaps, along which ballots never decrease.
 #[derive(Clone, Debug)]
 pub(crate) struct Log {
-    /// Of what is no longer here.
+    /// Position of the last entry that was trimmed.
     base: Position,
     entries: VecDeque<Entry>,
 }
@@ -37,7 +37,7 @@ impl Log {
         self.entries.get(self.index(slot)?)
     }
 
-    /// `None` where nothing is known of it: beyond the end, or before the base.
+    /// Returns `None` for slots before the base and after the end, whose ballots are unknown.
     pub(crate) fn ballot_at(&self, slot: Slot) -> Option<Ballot> {
         if slot == self.base.slot { Some(self.base.ballot) } else { self.get(slot).map(|entry| entry.ballot) }
     }
@@ -47,20 +47,20 @@ impl Log {
     }
 
     /// # Panics
-    /// If its ballot is below the last one.
+    /// If the ballot of the entry is below the last ballot.
     pub(crate) fn push(&mut self, entry: Entry) -> Slot {
-        assert!(entry.ballot >= self.last().ballot, "ballots never fall along a log");
+        assert!(entry.ballot >= self.last().ballot, "ballots never decrease along a log");
         self.entries.push_back(entry);
         self.last().slot
     }
 
-    /// Keeps what is up to `slot`.
+    /// Removes the entries after `slot`.
     pub(crate) fn truncate_after(&mut self, slot: Slot) {
-        let kept = slot.0.checked_sub(self.base.slot.0).expect("what a snapshot has is never cut");
+        let kept = slot.0.checked_sub(self.base.slot.0).expect("entries in a snapshot are never cut");
         self.entries.truncate(usize::try_from(kept).expect("a log fits into memory"));
     }
 
-    /// Forgets what is up to `slot`.
+    /// Removes the entries up to `slot`.
     pub(crate) fn trim(&mut self, slot: Slot) {
         let Some(base) = self.position(slot) else { return };
         let count = usize::try_from(slot.0 - self.base.slot.0).expect("a log fits into memory");
@@ -68,13 +68,14 @@ impl Log {
         self.base = base;
     }
 
-    /// All entries after `slot`.
+    /// Returns all entries after `slot`.
     pub(crate) fn iter_after(&self, slot: Slot) -> impl Iterator<Item = &Entry> {
         let first = self.index(slot.next()).unwrap_or(usize::MAX);
         self.entries.range(first.min(self.entries.len())..)
     }
 
-    /// The entries after `slot`, at most so many and of about so many bytes, but one at least if there is one.
+    /// Returns the entries after `slot`: at most `slots_max` entries with about `bytes_max` bytes, but at least one
+    /// entry if there is one.
     pub(crate) fn after(&self, slot: Slot, slots_max: usize, bytes_max: usize) -> Vec<Entry> {
         let mut bytes = 0;
         let fits = |entry: &&Entry| {

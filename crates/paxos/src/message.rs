@@ -1,37 +1,40 @@
-//! What members of a paxos group tell each other. May be lost, doubled, reordered and late.
+//! Messages between the members of a paxos group. The network may lose, duplicate, reorder and delay them.
 
 use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::agreed::Agreed;
 use crate::entry::{BeMaster, Entry, Position, Value};
-use crate::ids::{Ballot, Epoch, GroupId, Instant, NodeId, Slot, Tenure};
+use crate::ids::{Ballot, Epoch, GroupId, Instant, NodeId, Slot, Term};
 use crate::mover::Move;
+use crate::state::GroupState;
 use crate::system::{Fence, Preparation, Step};
 
-/// Durations are such on the sender's clock.
+/// Message to a member of a paxos group. Durations are measured by the sender's clock.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Message {
-    /// Phase 1. On trial it changes nothing: a node that is cut off shall not raise ballots that depose a master later.
+    /// Starts phase 1. A pre-vote changes no state of the receiver, so that a node that was cut off raises no ballot
+    /// that later deposes a master.
     Prepare {
         ballot: Ballot,
-        trial: bool,
-        over: Over,
+        pre_vote: bool,
+        over: MastershipEnd,
     },
-    /// `idle` is how long ago, at least, the last slot that renewed a lease in this log was proposed.
+    /// Promises to obey the ballot. `idle` is a lower bound on the time since the last slot in this log that renewed a
+    /// lease was proposed.
     Promise {
         ballot: Ballot,
-        trial: bool,
+        pre_vote: bool,
         last: Position,
         idle: Duration,
     },
-    /// Of a prepare or an accept; `promised` is what to go beyond, if it is greater.
-    Refuse {
+    /// Rejects a message under `ballot`. If `promised` is greater, the sender needs a ballot above `promised`.
+    Reject {
         ballot: Ballot,
         promised: Ballot,
     },
-    /// The entries after `after`, for a candidate with a quorum of promises; of a snapshot, what is from `offset` on.
+    /// Requests the entries after `after`, for a candidate with a quorum of promises. If a snapshot precedes them,
+    /// requests its bytes from `offset` on.
     Pull {
         ballot: Ballot,
         after: Position,
@@ -42,69 +45,74 @@ pub enum Message {
         after: Position,
         entries: Vec<Entry>,
     },
-    /// Phase 2, and what is decided. Empty, it asks how far the other is.
+    /// Carries the entries of phase 2 and the last decided slot. Without entries, requests the progress of the
+    /// receiver.
     Accept {
         ballot: Ballot,
         after: Position,
         entries: Vec<Entry>,
         decided: Slot,
     },
-    /// All up to `slot` is durable, and the leader's; and up to where is known to be decided. Of who does not know whether anybody
-    /// leads, all up to `slot` is decided, and the other field is 0.
+    /// Confirms that all entries up to `slot` are durable and equal to the leader's, and that the sender knows all
+    /// slots up to `decided` to be decided. A member that knows no leader sends its last decided slot as `slot`, and 0
+    /// as `decided`.
     Accepted {
         ballot: Ballot,
         slot: Slot,
         decided: Slot,
     },
-    /// Entries are missing after `slot`, or what is there is not the leader's.
+    /// Reports that entries after `slot` are missing or differ from the leader's.
     Gap {
         ballot: Ballot,
         slot: Slot,
     },
-    /// A part of the snapshot, for who is behind its log.
+    /// Carries a part of the snapshot, for a node that lacks entries from before the start of the log.
     Snapshot {
         ballot: Ballot,
         head: SnapshotHead,
         offset: u64,
         part: Bytes,
     },
-    /// So many bytes of this snapshot are here.
+    /// Confirms that the first `offset` bytes of this snapshot have arrived.
     Received {
         ballot: Ballot,
         slot: Slot,
         offset: u64,
     },
-    /// For the master to propose; whoever sent it learns of it from the log, if at all.
+    /// Carries an entry for the master to propose. The sender learns the outcome only from the log.
     Forward {
         entry: Bytes,
     },
-    /// Who is to take over asks the master.
-    Ask {
-        tenure: Tenure,
+    /// Requests the consent of the master to a takeover by the sender.
+    RequestConsent {
+        term: Term,
     },
-    /// The master has stopped, for `taker`. One that gives up says so to each member; the first that follows voids the others'.
+    /// States that the master has stopped in favour of `taker`. A master that abandons its mastership sends this
+    /// message to each member. The first successor makes the other consents void.
     Consent {
-        tenure: Tenure,
+        term: Term,
         taker: NodeId,
     },
     Decline {
-        tenure: Tenure,
+        term: Term,
     },
-    /// To the system group's master, from each node, not only from its members.
+    /// Reports the state of the sender to the master of the system group. Every node sends reports, including nodes
+    /// that are not members of the system group.
     Report(Report),
-    /// The answer to it, while a master is moved that concerns its node.
+    /// Responds with orders to a report of a node that takes part in a move.
     Orders(Orders),
 }
 
 impl Message {
-    /// Whether a member may say so, as far as can be told without its log. What is not sound is as good as lost.
+    /// Returns whether a member may send this message, as far as its log is not needed to decide that. Receivers drop
+    /// all other messages.
     pub(crate) fn is_sound(&self) -> bool {
         match self {
             Message::Prepare { ballot, over, .. } => {
-                ballot.is_sound() && (over.tenure() == Tenure::NONE || over.tenure().is_sound())
+                ballot.is_sound() && (over.term() == Term::NONE || over.term().is_sound())
             }
             Message::Promise { ballot, last, .. } => ballot.is_sound() && last.is_sound(*ballot),
-            Message::Refuse { ballot, promised } => ballot.is_sound() && promised.is_sound(),
+            Message::Reject { ballot, promised } => ballot.is_sound() && promised.is_sound(),
             Message::Pull { ballot, after, .. } => ballot.is_sound() && after.is_sound(*ballot),
             Message::Pulled { ballot, after, entries } => {
                 ballot.is_sound() && after.is_sound(*ballot) && are_sound(entries, *after, *ballot)
@@ -119,24 +127,24 @@ impl Message {
             }
             Message::Snapshot { ballot, head, offset, part } => {
                 let until = offset.checked_add(part.len() as u64);
-                let Agreed { mastership, members } = &head.agreed;
+                let GroupState { mastership, members } = &head.state;
                 ballot.is_sound()
                     && head.position.is_sound(*ballot)
-                    && mastership.tenure.is_sound()
+                    && mastership.term.is_sound()
                     && are_members(members)
                     && until.is_some_and(|until| until <= head.len)
             }
-            Message::Ask { tenure } | Message::Consent { tenure, .. } | Message::Decline { tenure } => {
-                tenure.is_sound()
+            Message::RequestConsent { term } | Message::Consent { term, .. } | Message::Decline { term } => {
+                term.is_sound()
             }
             Message::Forward { .. } => true,
-            // The node judges them.
+            // The node checks these messages.
             Message::Report(_) | Message::Orders(_) => true,
         }
     }
 }
 
-/// Ballots never fall along a log, and none is beyond that of who sends it.
+/// Returns whether ballots never decrease along the entries and none exceeds the ballot of the sender.
 fn are_sound(entries: &[Entry], after: Position, most: Ballot) -> bool {
     let mut ballot = after.ballot;
     entries.iter().all(|entry| {
@@ -155,32 +163,32 @@ fn are_members(members: &[NodeId]) -> bool {
     !members.is_empty() && members.is_sorted_by(|one, next| one < next)
 }
 
-/// What a node is master of, and how far it is with what it was ordered.
+/// Masterships of a node, and its progress with its orders.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Report {
     pub process: u64,
-    /// When it was made, by the clock of that process.
+    /// Instant of the report, by the clock of that process.
     pub stamp: Instant,
     pub serves: Vec<Serving>,
     pub prepared: Option<(Fence, Preparation)>,
-    /// This step of the move under this fence cannot be done.
-    pub refused: Option<(Fence, Step)>,
+    /// Step that the node cannot do, with the fence of its move.
+    pub rejected: Option<(Fence, Step)>,
 }
 
-/// A paxos group that a node serves.
+/// Paxos group that a node serves as master.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Serving {
     pub group: GroupId,
     pub epoch: Epoch,
-    /// Each member, in order, and how many slots it is behind.
+    /// Members in ascending order, each with the number of slots by which it is behind.
     pub members: Vec<(NodeId, u64)>,
 }
 
-/// What the nodes of a move are to do, and until when: that is counted from the report that this answers. So orders that
-/// were long on their way are known to be late, and those of an earlier process are nobody's.
+/// Orders for the nodes of a move. Their duration counts from the instant of the report to which they respond. A node
+/// can therefore recognise late orders. A process ignores orders for an earlier process of its node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Orders {
-    /// Of the report.
+    /// Process that sent the report.
     pub process: u64,
     pub stamp: Instant,
     pub of: Move,
@@ -188,47 +196,49 @@ pub struct Orders {
     pub within: Duration,
 }
 
-/// Why an acceptor may promise though there is a master: the mastership that is named is over, and so are all before it, of which
-/// an acceptor may know one that is renewed by its node's liveness. It is the last one in the candidate's log, or one that its
-/// master left, which may be later.
+/// Evidence that a mastership is over, so that an acceptor may promise although it knows a master. All masterships
+/// before the named one are over too, including one that an acceptor knows as renewed by its node's liveness. The named
+/// mastership is the last one in the candidate's log, or a later one that its master handed over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Over {
-    /// Its lease is over by time.
-    Waited { tenure: Tenure },
-    /// So it is, and the system group decided that its node's liveness epoch is over.
-    Expired { tenure: Tenure, node: NodeId, liveness: u64 },
-    /// Its master stopped, and left it to who asks.
-    Consent { tenure: Tenure },
+pub enum MastershipEnd {
+    /// The candidate has waited until the lease was over.
+    Waited { term: Term },
+    /// The candidate has waited, and the system group decided that the liveness epoch of the node is over.
+    Expired { term: Term, node: NodeId, liveness: u64 },
+    /// The master stopped, and handed the mastership over to the candidate.
+    Consent { term: Term },
 }
 
-impl Over {
-    pub(crate) fn tenure(self) -> Tenure {
+impl MastershipEnd {
+    pub(crate) fn term(self) -> Term {
         match self {
-            Over::Waited { tenure } | Over::Expired { tenure, .. } | Over::Consent { tenure } => tenure,
+            MastershipEnd::Waited { term } | MastershipEnd::Expired { term, .. } | MastershipEnd::Consent { term } => {
+                term
+            }
         }
     }
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SnapshotHead {
-    /// The last entry that it has.
+    /// Position of the last entry that the snapshot contains.
     pub position: Position,
-    pub agreed: Agreed,
-    /// Of the application's bytes.
+    pub state: GroupState,
+    /// Number of bytes of the application's state.
     pub len: u64,
 }
 
-/// The application's state after the entry at `position`, and what the log said about the paxos group there.
+/// State of the application after the entry at `position`, and the state of the paxos group there.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Snapshot {
     pub position: Position,
-    pub agreed: Agreed,
+    pub state: GroupState,
     pub application: Bytes,
 }
 
 impl Snapshot {
     #[must_use]
     pub fn head(&self) -> SnapshotHead {
-        SnapshotHead { position: self.position, agreed: self.agreed.clone(), len: self.application.len() as u64 }
+        SnapshotHead { position: self.position, state: self.state.clone(), len: self.application.len() as u64 }
     }
 }

@@ -1,21 +1,25 @@
-//! Who moves masters to where they should be, one at a time, and how.
+//! Moves of masters to their ideal nodes, one at a time.
 //!
-//! Every node has a mover, and only that of the system group's master acts: what it proposes is decided soonest there, and
-//! there is at most one such node. That there is one is not what makes moves safe, though. The *token* in the system
-//! group's log is: it names one move, has a lease and a fence, and each step of a move is decided before it is begun.
+//! Every node has a mover, but only the mover on the master of the system group acts. Its proposals are decided soonest
+//! there, and at most one such node exists. The safety of moves does not depend on this, but on the *token* in the log
+//! of the system group. The token names one move, and has a lease and a fence. Each step of a move is decided before it
+//! begins.
 //!
-//! It compares what is with what it wants, at each call anew: what it proposed may have been lost, and a token that it
-//! finds may be another's. What it remembers by itself only says when; a mover that starts with nothing goes on as well.
+//! At each call, the mover compares the present masters with the ideal ones. Its earlier proposals may be lost, and the
+//! token may belong to another process. The memory of the mover affects only the timing of steps, so a mover that
+//! starts without memory can continue any move.
 //!
-//! What always holds:
-//! - a step is begun only while the token is this process's, by its own clock less than [`Options::lease`] after it
-//!   proposed the record that says so; and another takes the token over only [`Options::wait`] after it learned the last
-//!   record, when that lease is over and so is what was begun under it. So no two moves are in flight;
-//! - every step has a limit: the end of the last one is the end of the move, well or not. At the end of the limit that it was
-//!   told, whoever was told of a step returns to where it was, without being told so, or has ceased to be master; and before
-//!   all that was told is over, the token of a move that failed is not given back;
-//! - to a node where a move failed none goes for a while, and of two moves the one to the node, then that of the paxos
-//!   group, which failed less often comes first. So what always fails keeps nothing else from moving.
+//! Invariants:
+//! - A step begins only while this process holds the token, and less than [`Options::lease`] after it proposed the last
+//!   record of the token, by its own clock. Another process takes the token over only [`Options::wait`] after it
+//!   learned the last record. By then the lease is over, and so are all steps that began under it. Therefore no two
+//!   moves are in flight.
+//! - Every step has a limit, and the end of the last step is the end of the move, successful or not. At the limit, each
+//!   node returns to its earlier state without a further message, or is no longer master. The token of a failed move is
+//!   returned only after all its steps are over.
+//! - After a failed move, no move to the same node begins for a while. Of several moves, the mover prefers the one with
+//!   the fewest failures of its target node, and then of its paxos group. A move that always fails therefore blocks no
+//!   other move.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -28,32 +32,33 @@ use crate::system::{Fence, Preparation, Record, Scheme, Step, System, Take, Toke
 #[cfg(test)]
 mod tests;
 
-/// What can be set of moves, the same at all nodes.
+/// Options of moves, equal on all nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
     pub tolerance: Tolerance,
-    /// How masterships pass on. If that does not come about within `handover_within`, they do by [`Scheme::Wait`].
+    /// Scheme of hand-overs. A hand-over that does not succeed within `handover_within` continues by [`Scheme::Wait`].
     pub scheme: Scheme,
-    /// How many slots behind a node may be that becomes a master: it has to catch up while nobody serves.
+    /// Maximum number of slots by which the next master may be behind. It must catch up while no node serves.
     pub lag_most: u64,
-    /// How long after a record of the token was proposed its holder may begin a step.
+    /// Time after the proposal of a token's record in which the holder may begin a step.
     pub lease: Duration,
-    /// How long after a token's last record was learned another may take it over. More than [`Options::in_flight`], by what
-    /// two clocks may differ.
+    /// Time after which another process may take over a token, counted from when it learned the token's last record. It
+    /// must exceed [`Options::in_flight`] by the possible drift of two clocks.
     pub wait: Duration,
-    /// What was proposed and is not decided is proposed again after this. At most a third of `lease`.
+    /// Time after which an undecided proposal is repeated. At most a third of `lease`.
     pub retry: Duration,
-    /// The limit of each preparation.
+    /// Limit of each preparation.
     pub prepare_within: Duration,
-    /// The limit of a hand-over by consent, or by a lease cut short. More than `remaining`.
+    /// Limit of a hand-over by consent or by shortening. It must exceed `remaining`.
     pub handover_within: Duration,
-    /// The limit of a hand-over by waiting: more than a master's lease and an election.
+    /// Limit of a hand-over by waiting. It must exceed the lease of a master plus an election.
     pub lease_within: Duration,
-    /// How long a master that cuts its lease short serves on: time for the next one to see that, and to be ready.
+    /// Time for which a master serves after it shortened its lease. The next master receives the record and prepares in
+    /// this time.
     pub remaining: Duration,
-    /// Between two moves, and between two looks whether there is one to make.
-    pub pause: Duration,
-    /// To a node where a move failed, the next goes after this, then after twice as long and so on, up to `backoff_most`.
+    /// Interval between two moves, and between two searches for a move.
+    pub interval: Duration,
+    /// Delay of the next move to a node after a failed move. The delay doubles with each failure, up to `backoff_most`.
     pub backoff: Duration,
     pub backoff_most: Duration,
 }
@@ -71,7 +76,7 @@ impl Default for Options {
             handover_within: Duration::from_secs(2),
             lease_within: Duration::from_secs(20),
             remaining: Duration::from_millis(500),
-            pause: Duration::from_secs(1),
+            interval: Duration::from_secs(1),
             backoff: Duration::from_secs(30),
             backoff_most: Duration::from_secs(600),
         }
@@ -79,65 +84,67 @@ impl Default for Options {
 }
 
 impl Options {
-    /// How long after a record of the token was proposed all is over that its holder began by it.
+    /// Returns the time after the proposal of a token's record at which all steps are over that its holder began by
+    /// that record.
     #[must_use]
     pub fn in_flight(&self) -> Duration {
         self.lease + self.prepare_within.max(self.handover_within).max(self.lease_within)
     }
 }
 
-/// What this node knows. Any of it may be old.
+/// State that this node knows. Any part of it may be old.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     pub me: NodeId,
-    /// The liveness epoch that this process took up.
+    /// Liveness epoch that this process took up.
     pub liveness: u64,
-    /// Whether this node serves as the system group's master.
+    /// True while this node serves as the master of the system group.
     pub masters_system: bool,
-    /// As of what is decided.
+    /// State of the system group at its last decided slot.
     pub system: &'a System,
     pub groups: &'a BTreeMap<GroupId, Facts>,
-    /// The nodes that answer this one, itself among them.
+    /// Nodes that respond to this node, including this node.
     pub reachable: &'a BTreeSet<NodeId>,
 }
 
-/// What is known of one paxos group.
+/// Known state of one paxos group.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Facts {
-    /// Who serves, if somebody does.
+    /// Node that serves, if any, and the epoch of its mastership.
     pub master: Option<(NodeId, Epoch)>,
-    /// How many slots a replica is behind. One that is not named counts as too far.
+    /// Number of slots by which each replica is behind. A replica without a number counts as too far behind.
     pub lag: BTreeMap<NodeId, u64>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Input {
-    /// Time passed, or the view changed: several times a second.
+    /// Reports that time has passed or the view has changed. A tick occurs several times a second.
     Tick,
-    /// The preparation of the move under this fence is done.
+    /// Reports that the preparation of the move under this fence is done.
     Prepared { fence: Fence, what: Preparation },
-    /// This step of the move under this fence cannot be done: no need to wait for its limit.
-    Refused { fence: Fence, step: Step },
+    /// Reports that this step of the move under this fence cannot be done, so that the mover need not wait for its
+    /// limit.
+    Rejected { fence: Fence, step: Step },
 }
 
-/// To be done, in this order; each may be lost.
+/// Action for the caller. Actions are in order, and each may be lost.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// To the system group, as data.
+    /// Proposes a record to the system group, as data.
     Propose(Record),
-    /// From now on, and for so long at most, the nodes of the move do this. A preparation is answered by
-    /// [`Input::Prepared`]; the end of a hand-over is seen in the view.
+    /// Orders the nodes of the move to do this step from now on, for at most `within`. [`Input::Prepared`] reports the
+    /// end of a preparation, and the view shows the end of a hand-over.
     Begin { step: Step, of: Move, within: Duration },
 }
 
-/// Who obeys it obeys none of a lower fence after it.
+/// Move of a master. A node that obeyed a move obeys no move with a lower fence afterwards.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Move {
     pub fence: Fence,
     pub group: GroupId,
     pub from: NodeId,
     pub to: NodeId,
-    /// The mastership that is to end. If the paxos group has another by now, nothing is to be done.
+    /// Epoch of the mastership that is to end. If the paxos group has a later mastership, the move has no effect.
     pub epoch: Epoch,
 }
 
@@ -145,29 +152,29 @@ pub struct Move {
 pub struct Mover {
     options: Options,
     deviation: Deviation,
-    /// The token's last record, and when it was first seen.
-    seen: (Option<(Fence, Slot)>, Instant),
-    /// Where the move of this process's token is.
+    /// Last record of the token, and the instant when this node first observed it.
+    observed: (Option<(Fence, Slot)>, Instant),
+    /// Stage of the move for which this process holds the token.
     stage: Option<Stage>,
-    /// When all that was begun under that is over.
+    /// Instant at which all steps begun under the token are over.
     busy_until: Instant,
-    /// What was proposed last, and when: with a step, or the token's end.
-    asked: Option<((Fence, Option<Step>), Instant)>,
+    /// Last proposal and its instant: a step, or `None` for the end of the token.
+    proposed: Option<((Fence, Option<Step>), Instant)>,
     rest_until: Instant,
-    /// The move that was chosen last was to balance the masters: until they are within the goal, or none can be moved, it does
-    /// not end by their being within the start.
+    /// Set if the last chosen move serves the balance. Balancing then continues until all masters are within the goal
+    /// or none can be moved, even if they are within the start tolerance.
     balancing: bool,
-    /// How often the moves of a paxos group failed since one succeeded.
+    /// Number of failed moves of each paxos group since its last successful move.
     failures: BTreeMap<GroupId, u32>,
-    /// Nodes to which moves failed since one succeeded.
+    /// Nodes to which moves failed since the last successful move.
     backoffs: BTreeMap<NodeId, Backoff>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Stage {
-    /// The step to be at; none once the token is to be ended.
+    /// Step to be done; `None` once the token is to be ended.
     want: Option<Step>,
-    /// When it was begun, and else since when it is wanted.
+    /// Instant when the step began or, before that, when it was chosen.
     since: Instant,
     has_begun: bool,
 }
@@ -179,27 +186,28 @@ struct Backoff {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Fate {
+enum MoveStatus {
     Open,
     Moved,
-    /// It cannot come about any more.
+    /// The move can no longer succeed.
     Moot,
 }
 
 impl Mover {
     /// # Panics
-    /// A token could be taken over while its holder still acts, or would end while a proposal is on its way.
+    /// If the options would allow a process to take over a token while its holder still acts, or if a token could
+    /// expire while its renewal is in flight.
     #[must_use]
     pub fn new(options: Options, deviation: Deviation) -> Mover {
-        assert!(options.wait > options.in_flight(), "a token is waited for as long as its holder may act");
-        assert!(options.retry <= options.lease / 3, "a token is renewed in time");
+        assert!(options.wait > options.in_flight(), "the wait for a token covers the time in which its holder may act");
+        assert!(options.retry <= options.lease / 3, "a token is renewed before its lease ends");
         Mover {
             options,
             deviation,
-            seen: (None, Instant::default()),
+            observed: (None, Instant::default()),
             stage: None,
             busy_until: Instant::default(),
-            asked: None,
+            proposed: None,
             rest_until: Instant::default(),
             balancing: false,
             failures: BTreeMap::new(),
@@ -216,7 +224,7 @@ impl Mover {
         match token {
             None => self.choose(now, view),
             Some(token) if (token.holder, token.liveness) == (view.me, view.liveness) => {
-                let mut actions = self.go_on(now, view, token, input);
+                let mut actions = self.continue_move(now, view, token, input);
                 if self.deviation.is(Mutant::TwoMoveTokens) {
                     actions.extend(self.choose(now, view));
                 }
@@ -226,24 +234,24 @@ impl Mover {
         }
     }
 
-    /// Whether it has begun this step, and wants that it comes about.
+    /// Returns whether the mover has begun this step and still pursues it.
     pub(crate) fn is_at(&self, step: Step) -> bool {
         self.stage.is_some_and(|stage| stage.want == Some(step) && stage.has_begun)
     }
 
     fn look(&mut self, now: Instant, token: Option<&Token>) {
-        let seen = token.map(|token| (token.fence, token.last));
-        if seen == self.seen.0 {
+        let observed = token.map(|token| (token.fence, token.last));
+        if observed == self.observed.0 {
             return;
         }
-        if seen.map(|(fence, _)| fence) != self.seen.0.map(|(fence, _)| fence) {
+        if observed.map(|(fence, _)| fence) != self.observed.0.map(|(fence, _)| fence) {
             (self.stage, self.busy_until) = (None, Instant::default());
-            self.rest_until = now + self.options.pause;
+            self.rest_until = now + self.options.interval;
         }
-        self.seen = (seen, now);
+        self.observed = (observed, now);
     }
 
-    /// Takes the token for the move to be made next, if there is one.
+    /// Proposes to take the token for the next move, if a move is needed.
     fn choose(&mut self, now: Instant, view: &View<'_>) -> Vec<Action> {
         if now < self.rest_until {
             return Vec::new();
@@ -262,12 +270,12 @@ impl Mover {
             });
         self.balancing = next.is_some_and(|(_, from, ..)| view.may_master(from));
         let Some((group, from, to, epoch)) = next else {
-            self.rest_until = now + self.options.pause;
+            self.rest_until = now + self.options.interval;
             return Vec::new();
         };
-        let seen = (view.system.fence(), Slot(0));
+        let precondition = (view.system.fence(), Slot(0));
         let (holder, liveness) = (view.me, view.liveness);
-        self.propose_take(now, Take { seen, holder, liveness, group, from, to, epoch, stamp: now })
+        self.propose_take(now, Take { precondition, holder, liveness, group, from, to, epoch, stamp: now })
     }
 
     fn ideal(&self, view: &View<'_>) -> Distribution {
@@ -287,8 +295,8 @@ impl Mover {
         balancer::ideal(&members, &loads, &present, tolerance)
     }
 
-    /// A master that is not alive is not moved: its paxos group elects another by itself. A target that is not reached,
-    /// or is behind, is passed over until it is not.
+    /// Returns whether the move can begin now. The paxos group of a dead master elects another master without a move. A
+    /// target that is unreachable or behind is skipped until it recovers.
     fn can_move(&self, now: Instant, view: &View<'_>, group: GroupId, from: NodeId, to: NodeId) -> bool {
         let lag = view.groups.get(&group).and_then(|facts| facts.lag.get(&to));
         view.system.is_alive(from)
@@ -298,32 +306,32 @@ impl Mover {
             && self.backoffs.get(&to).is_none_or(|backoff| backoff.until <= now)
     }
 
-    /// Another's token, or an earlier process's. When its move is done, there is nothing to wait for: what the holder may
-    /// yet begin names a mastership that is over.
+    /// Takes over the token of another node or of an earlier process of this node. If its move is done, no wait is
+    /// needed: any step that the holder may still begin names a mastership that is over.
     fn take_over(&mut self, now: Instant, view: &View<'_>, token: &Token) -> Vec<Action> {
         if view.is_over(token) {
             return self.propose(now, (token.fence, None), Record::TokenEnd { fence: token.fence });
         }
-        if now.since(self.seen.1) < self.options.wait && !self.deviation.is(Mutant::TakesTokenAtOnce) {
+        if now.since(self.observed.1) < self.options.wait && !self.deviation.is(Mutant::TakesTokenAtOnce) {
             return Vec::new();
         }
         let Token { fence, group, from, to, epoch, last, .. } = *token;
-        let (holder, liveness, seen) = (view.me, view.liveness, (fence, last));
-        self.propose_take(now, Take { seen, holder, liveness, group, from, to, epoch, stamp: now })
+        let (holder, liveness, precondition) = (view.me, view.liveness, (fence, last));
+        self.propose_take(now, Take { precondition, holder, liveness, group, from, to, epoch, stamp: now })
     }
 
-    /// This process's token: to the end of its move.
-    fn go_on(&mut self, now: Instant, view: &View<'_>, token: &Token, input: Input) -> Vec<Action> {
+    /// Continues the move for which this process holds the token.
+    fn continue_move(&mut self, now: Instant, view: &View<'_>, token: &Token, input: Input) -> Vec<Action> {
         let Token { fence, group, from, to, epoch, .. } = *token;
         let of = Move { fence, group, from, to, epoch };
         let mut stage = self.stage.unwrap_or(Stage { want: Some(token.step), since: now, has_begun: false });
         if let Some(step) = stage.want {
-            let fate = view.fate(token);
-            let want = match fate {
-                Fate::Open => self.next(now, of, step, stage.since, input),
-                Fate::Moved | Fate::Moot => None,
+            let status = view.status(token);
+            let want = match status {
+                MoveStatus::Open => self.next(now, of, step, stage.since, input),
+                MoveStatus::Moved | MoveStatus::Moot => None,
             };
-            if fate == Fate::Moved {
+            if status == MoveStatus::Moved {
                 self.failures.remove(&group);
                 self.backoffs.remove(&to);
             }
@@ -354,25 +362,25 @@ impl Mover {
         actions
     }
 
-    /// The step to be at; none once the move has failed.
+    /// Returns the step to be done, or `None` once the move has failed.
     fn next(&mut self, now: Instant, of: Move, step: Step, since: Instant, input: Input) -> Option<Step> {
         match (step, input) {
             (Step::Prepare(what), Input::Prepared { fence, what: done }) if (fence, done) == (of.fence, what) => {
                 Some(match what {
-                    Preparation::SyncOffsets => Step::Prepare(Preparation::TellProducers),
-                    Preparation::TellProducers => Step::Handover(self.options.scheme),
+                    Preparation::SyncOffsets => Step::Prepare(Preparation::NotifyProducers),
+                    Preparation::NotifyProducers => Step::Handover(self.options.scheme),
                 })
             }
-            (_, Input::Refused { fence, step: refused }) if (fence, refused) == (of.fence, step) => {
-                self.otherwise(now, of, step)
+            (_, Input::Rejected { fence, step: rejected }) if (fence, rejected) == (of.fence, step) => {
+                self.after_failure(now, of, step)
             }
-            _ if now.since(since) >= self.limit(step) => self.otherwise(now, of, step),
+            _ if now.since(since) >= self.limit(step) => self.after_failure(now, of, step),
             _ => Some(step),
         }
     }
 
-    /// What to do when a step did not come about.
-    fn otherwise(&mut self, now: Instant, of: Move, step: Step) -> Option<Step> {
+    /// Returns the step that replaces a failed step, or `None` once the move has failed.
+    fn after_failure(&mut self, now: Instant, of: Move, step: Step) -> Option<Step> {
         match step {
             Step::Handover(Scheme::Consent | Scheme::Shorten) => return Some(Step::Handover(Scheme::Wait)),
             Step::Handover(Scheme::Wait) | Step::Prepare(_) => {}
@@ -393,19 +401,19 @@ impl Mover {
         }
     }
 
-    /// Proposes a take of the token for this move. (It and a renewal of its first step are on their way as the same thing;
-    /// the latter is due long after the former.)
+    /// Proposes to take the token for this move. A renewal of the first step counts as the same pending proposal, but
+    /// it is due much later.
     fn propose_take(&mut self, now: Instant, take: Take) -> Vec<Action> {
-        let what = (Fence(take.seen.0.0 + 1), Some(Step::FIRST));
+        let what = (Fence(take.precondition.0.0 + 1), Some(Step::FIRST));
         self.propose(now, what, Record::TokenTake(take))
     }
 
-    /// Not again what is on its way.
+    /// Proposes a record, except if the same proposal is pending.
     fn propose(&mut self, now: Instant, what: (Fence, Option<Step>), record: Record) -> Vec<Action> {
-        if self.asked.is_some_and(|(asked, at)| asked == what && now.since(at) < self.options.retry) {
+        if self.proposed.is_some_and(|(proposed, at)| proposed == what && now.since(at) < self.options.retry) {
             return Vec::new();
         }
-        self.asked = Some((what, now));
+        self.proposed = Some((what, now));
         vec![Action::Propose(record)]
     }
 }
@@ -419,18 +427,20 @@ impl View<'_> {
         self.system.node(node).is_some_and(|node| node.alive.is_some() && !node.draining && node.capacity > 0)
     }
 
-    /// The mastership that the token's move is to end has ended: nobody does anything more for that move.
+    /// Returns whether the mastership that the move is to end has ended. No node acts for the move after that.
     fn is_over(&self, token: &Token) -> bool {
         self.master(token.group).is_some_and(|(_, epoch)| epoch > token.epoch)
     }
 
-    fn fate(&self, token: &Token) -> Fate {
+    fn status(&self, token: &Token) -> MoveStatus {
         let replicas = self.system.groups().get(&token.group).map(|group| &group.replicas);
         match self.master(token.group) {
-            Some((node, epoch)) if epoch > token.epoch && node == token.to => Fate::Moved,
-            _ if self.is_over(token) => Fate::Moot,
-            _ if !self.may_master(token.to) || replicas.is_none_or(|nodes| !nodes.contains(&token.to)) => Fate::Moot,
-            _ => Fate::Open,
+            Some((node, epoch)) if epoch > token.epoch && node == token.to => MoveStatus::Moved,
+            _ if self.is_over(token) => MoveStatus::Moot,
+            _ if !self.may_master(token.to) || replicas.is_none_or(|nodes| !nodes.contains(&token.to)) => {
+                MoveStatus::Moot
+            }
+            _ => MoveStatus::Open,
         }
     }
 }

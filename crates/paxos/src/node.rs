@@ -1,4 +1,5 @@
-//! All paxos groups of one node: one journal, one connection to each other node, one clock and one liveness for them all.
+//! All paxos groups of one node. They share one journal, one connection to each other node, one clock and one liveness
+//! epoch.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use crate::effects::{Effects, Event, Input, Record, Token};
 use crate::entry::Value;
 use crate::group::Group;
 use crate::ids::{GroupId, Instant, NodeId, Slot};
-use crate::liveness::{Liveness, News};
+use crate::liveness::{Liveness, LivenessUpdate};
 use crate::message::Message;
 use crate::mover;
 use crate::options::Options;
@@ -17,60 +18,62 @@ use crate::system::{self, Fence, Preparation, System};
 
 mod moves;
 
-pub use moves::Obeyed;
+pub use moves::ActiveOrders;
 
-/// A node, which has a member of each of its paxos groups. If the system group is among them, it is the application of that
-/// itself, renews the leases of all others by it, and moves their masters.
+/// Node with a member of each of its paxos groups. If the system group is among them, the node is the application of
+/// that group, renews the leases of all other paxos groups by it, and moves their masters.
 #[derive(Debug)]
 pub struct Node {
     process: Process,
     options: Arc<Options>,
     groups: BTreeMap<GroupId, Group>,
-    /// When the next tick of each is due.
+    /// Instant of the next tick of each paxos group.
     due: BTreeMap<GroupId, Instant>,
-    /// Whose records went into the journal under which token.
+    /// Paxos groups with records that are not durable, with the tokens of the records.
     unsynced: VecDeque<(Token, GroupId)>,
     liveness: Liveness,
-    /// What the paxos groups know of that.
-    told: Option<News>,
+    /// Last liveness update that was passed to the paxos groups.
+    published: Option<LivenessUpdate>,
     moves: Moves,
     has_stopped: bool,
-    /// Of the system group: its last slot that is applied, and that is in a snapshot.
+    /// Last slot of the system group that is applied. `snapshot_slot` is the last slot in its snapshot.
     applied: Slot,
-    kept: Slot,
+    snapshot_slot: Slot,
 }
 
-/// What a node is told.
+/// Input of a node.
 #[derive(Clone, Debug)]
 pub enum NodeInput {
-    /// `from` is who sent it, as whoever connects nodes has made sure.
+    /// Delivers a message. The driver has verified that `from` is the sender.
     Message { from: NodeId, group: GroupId, message: Message },
-    /// All that was appended under this token and before is durable.
+    /// Reports that all records appended under this token and earlier ones are durable.
     Persisted(Token),
-    /// What was appended may not be durable. The node does nothing any more but refuse proposals, and has to be started again.
+    /// Reports that appended records may not be durable. The node then only rejects proposals, and must be restarted.
     StorageFailed,
-    /// Some time went by. Due when [`Node::next_tick`] says.
+    /// Reports that time has passed. [`Node::next_tick`] returns when a tick is due.
     Tick,
-    /// What [`Event::Prepare`] asked for is done.
+    /// Reports that the preparation requested by [`Event::Prepare`] is done.
     Prepared { fence: Fence, what: Preparation },
-    /// For one of its paxos groups.
+    /// Passes an input to one of the paxos groups.
     Group { group: GroupId, input: Input },
 }
 
-/// A process of a node that begins.
+/// Process of a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Process {
     pub node: NodeId,
-    /// Drawn by chance: no other process of this node has it.
+    /// Random number that no other process of this node has.
     pub incarnation: u64,
 }
 
 impl Node {
-    /// A node with the records of its journal, in order. `groups` are those it is to be a member of, with their founders.
+    /// Starts a node from the records of its journal, in order. `groups` are the paxos groups of the node, with their
+    /// founders.
     ///
     /// # Panics
-    /// As [`Group::start`], and if with these options a move's token could be taken over while its holder acts, or a master had no time
-    /// to leave within its orders; and if the journal has what this build cannot read.
+    /// The node panics as [`Group::start`] does. It also panics if the options would allow a process to take over a
+    /// move's token while its holder acts, if they leave a master no time to hand over within its orders, or if the
+    /// journal contains records that this build cannot read.
     pub fn start(
         process: Process,
         options: &Arc<Options>,
@@ -96,11 +99,11 @@ impl Node {
             due: BTreeMap::new(),
             unsynced: VecDeque::new(),
             liveness: Liveness::new(me, process.incarnation),
-            told: None,
+            published: None,
             moves: Moves::new(options),
             has_stopped: false,
             applied: Slot(0),
-            kept: Slot(0),
+            snapshot_slot: Slot(0),
         };
         node.due = node.groups.iter().filter_map(|(id, group)| Some((*id, group.next_tick(now)?))).collect();
         node.apply_system(begun, now, effects);
@@ -108,8 +111,9 @@ impl Node {
     }
 
     /// # Panics
-    /// As [`Group::step`]; and if what is proposed to the system group is no [`system::Record`], which would stop all nodes once
-    /// it is decided; and if another member has it decide, or sends as its snapshot, what this build cannot read.
+    /// The node panics as [`Group::step`] does. It also panics if an entry proposed to the system group is not a
+    /// [`system::Record`], because that entry would stop all nodes once it is decided. It also panics if another member
+    /// gets an entry decided there, or sends a snapshot, that this build cannot read.
     pub fn step(&mut self, now: Instant, input: NodeInput, effects: &mut Effects) {
         let begun = effects.events.len();
         match input {
@@ -120,7 +124,7 @@ impl Node {
                 self.step_group(group, now, input, effects);
             }
             _ if self.has_stopped => {}
-            NodeInput::Message { from, group, message } => self.hear(from, group, message, now, effects),
+            NodeInput::Message { from, group, message } => self.handle_message(from, group, message, now, effects),
             NodeInput::Persisted(token) => {
                 while let Some((_, group)) = self.unsynced.pop_front_if(|(until, _)| *until <= token) {
                     self.step_group(group, now, Input::Persisted(token), effects);
@@ -147,15 +151,15 @@ impl Node {
         self.apply_system(begun, now, effects);
     }
 
-    fn hear(&mut self, from: NodeId, group: GroupId, message: Message, now: Instant, effects: &mut Effects) {
+    fn handle_message(&mut self, from: NodeId, group: GroupId, message: Message, now: Instant, effects: &mut Effects) {
         match message {
-            Message::Report(report) => self.hear_report(from, report, now, effects),
-            Message::Orders(orders) => self.hear_orders(&orders, now, effects),
-            Message::Ask { tenure } => self.hear_ask(from, group, tenure, now, effects),
-            // What is no record would stop all nodes once it is decided.
+            Message::Report(report) => self.handle_report(from, report, now, effects),
+            Message::Orders(orders) => self.handle_orders(&orders, now, effects),
+            Message::RequestConsent { term } => self.handle_consent_request(from, group, term, now, effects),
+            // An entry that is not a record would stop all nodes once it is decided.
             Message::Forward { entry } if group == GroupId::SYSTEM => {
                 if let Ok(record) = system::Record::decode(&entry)
-                    && !self.is_on_its_way(&record)
+                    && !self.is_pending(&record)
                 {
                     let message = Message::Forward { entry };
                     self.step_group(group, now, Input::Message { from, message }, effects);
@@ -182,22 +186,23 @@ impl Node {
         if effects.records.len() > before && !is_noted {
             self.unsynced.push_back((effects.token, id));
         }
-        self.send_by_others(sent, effects);
+        self.relay_consents(sent, effects);
     }
 
-    /// Of what is sent from `at` on: consents go by way of the system group's members, too. This node may be alive by them,
-    /// and so hold masterships, without being heard by those to whom it leaves them.
-    fn send_by_others(&self, at: usize, effects: &mut Effects) {
+    /// Also sends consents through the members of the system group, starting with the message at index `at`. This node
+    /// may be alive, and therefore keep its masterships, because those members receive its messages, although its
+    /// successors do not.
+    fn relay_consents(&self, at: usize, effects: &mut Effects) {
         let Some(system) = self.groups.get(&GroupId::SYSTEM) else { return };
         for index in at..effects.sends.len() {
             let (taker, group, message @ Message::Consent { .. }) = &effects.sends[index] else { continue };
             let (taker, group, message) = (*taker, *group, message.clone());
-            let others = system.agreed().members.iter().filter(|node| ![self.process.node, taker].contains(node));
+            let others = system.committed().members.iter().filter(|node| ![self.process.node, taker].contains(node));
             effects.sends.extend(others.map(|node| (*node, group, message.clone())));
         }
     }
 
-    /// Proposes that this node is alive, and who is not.
+    /// Proposes that this node is alive, and that other nodes are not.
     fn live(&mut self, now: Instant, effects: &mut Effects) {
         for record in self.liveness.tick(self.masters_system(now), now, &self.options) {
             self.propose(&record, now, effects);
@@ -209,32 +214,32 @@ impl Node {
     }
 
     fn propose(&mut self, record: &system::Record, now: Instant, effects: &mut Effects) {
-        if self.is_on_its_way(record) {
+        if self.is_pending(record) {
             return;
         }
         let entry = record.encode().into();
         self.step_group(GroupId::SYSTEM, now, Input::Forward { entry }, effects);
     }
 
-    /// Whether this node leads the system group, and is about to decide what makes this stale. Nodes repeat what is not decided;
-    /// where that takes long, what they repeat would be in the way of all else.
-    fn is_on_its_way(&self, record: &system::Record) -> bool {
+    /// Returns whether this node leads the system group and already has an undecided entry that makes the record stale.
+    /// Nodes repeat undecided records. If decisions take long, the repetitions would delay all other records.
+    fn is_pending(&self, record: &system::Record) -> bool {
         let (Some(system), Some(rivals)) = (self.groups.get(&GroupId::SYSTEM), record.rivals()) else { return false };
-        system.on_its_way().any(|entry| entry.starts_with(&rivals))
+        system.undecided_entries().any(|entry| entry.starts_with(&rivals))
     }
 
-    /// The events from `at` on: what the system group decided is applied, and told to all others. Of that more may follow, and
-    /// more events.
+    /// Applies the events from index `at` on: the decisions of the system group, which are then passed to the other
+    /// paxos groups. This may cause further decisions and events.
     fn apply_system(&mut self, mut at: usize, now: Instant, effects: &mut Effects) {
         let token = |node: &Node| node.system().token().map(|token| (token.fence, token.step));
         let before = token(self);
         while at < effects.events.len() {
             if self.apply_events(&mut at, now, effects) {
-                self.tell(now, effects);
-                self.ask_mover(mover::Input::Tick, now, effects);
+                self.publish(now, effects);
+                self.step_mover(mover::Input::Tick, now, effects);
             }
-            if self.applied.0 - self.kept.0 >= self.options.system_slots {
-                self.kept = self.applied;
+            if self.applied.0 - self.snapshot_slot.0 >= self.options.system_slots {
+                self.snapshot_slot = self.applied;
                 let input = Input::Snapshot { slot: self.applied, application: self.liveness.snapshot() };
                 self.step_group(GroupId::SYSTEM, now, input, effects);
             }
@@ -243,63 +248,65 @@ impl Node {
             self.report_soon();
         }
         let decided = self.groups.get(&GroupId::SYSTEM).map_or(self.applied, Group::decided);
-        assert_eq!(self.applied, decided, "all that the system group decided is applied");
+        assert_eq!(self.applied, decided, "every decided slot of the system group is applied");
     }
 
-    /// All events from `at` on; whether they change what is to be told.
+    /// Applies all events from index `at` on. Returns whether the paxos groups need an update.
     fn apply_events(&mut self, at: &mut usize, now: Instant, effects: &Effects) -> bool {
-        let mut is_news = false;
+        let mut has_update = false;
         while let Some((group, event)) = effects.events.get(*at) {
             *at += 1;
             match event {
-                Event::Declined { tenure } => self.declined(*group, *tenure, now),
+                Event::Declined { term } => self.declined(*group, *term, now),
                 _ if *group != GroupId::SYSTEM => {}
                 Event::Decided { slot, entry } => {
                     self.applied = *slot;
                     if let Value::Data(batch) = &entry.value {
                         self.liveness.apply(batch, now, self.options.deviation);
-                        is_news = true;
+                        has_update = true;
                     }
                 }
                 Event::Installed(snapshot) => {
-                    (self.applied, self.kept) = (snapshot.position.slot, snapshot.position.slot);
+                    (self.applied, self.snapshot_slot) = (snapshot.position.slot, snapshot.position.slot);
                     let restored = self.liveness.restore(&snapshot.application, now);
                     restored
                         .unwrap_or_else(|error| panic!("this build cannot read the system group's snapshot: {error}"));
-                    is_news = true;
+                    has_update = true;
                 }
                 _ => {}
             }
         }
-        is_news
+        has_update
     }
 
-    fn tell(&mut self, now: Instant, effects: &mut Effects) {
-        let news = self.liveness.news(&self.options);
-        let told = self.told.take();
+    fn publish(&mut self, now: Instant, effects: &mut Effects) {
+        let update = self.liveness.update(&self.options);
+        let published = self.published.take();
         let others: Vec<GroupId> = self.groups.keys().copied().filter(|group| *group != GroupId::SYSTEM).collect();
-        if told.as_ref().is_none_or(|told| told.lease != news.lease) {
-            let (liveness, until) = news.lease;
+        if published.as_ref().is_none_or(|published| published.lease != update.lease) {
+            let (liveness, until) = update.lease;
             for group in &others {
                 self.step_group(*group, now, Input::Liveness { liveness, until }, effects);
             }
         }
-        for (node, liveness) in &news.expired {
+        for (node, liveness) in &update.expired {
             let (node, liveness) = (*node, *liveness);
-            if liveness > 0 && told.as_ref().is_none_or(|told| !told.expired.contains(&(node, liveness))) {
+            if liveness > 0 && published.as_ref().is_none_or(|published| !published.expired.contains(&(node, liveness)))
+            {
                 for group in &others {
                     self.step_group(*group, now, Input::Expired { node, liveness }, effects);
                 }
             }
         }
-        if told.is_none_or(|told| told.nodes != news.nodes) {
-            self.step_group(GroupId::SYSTEM, now, Input::Learners(news.nodes.clone()), effects);
+        if published.is_none_or(|published| published.nodes != update.nodes) {
+            self.step_group(GroupId::SYSTEM, now, Input::Learners(update.nodes.clone()), effects);
         }
-        self.told = Some(news);
+        self.published = Some(update);
     }
 
-    /// When the next [`NodeInput::Tick`] is due, which is `now` if it is already; `None` if only other inputs make a difference.
-    /// One before does nothing. To be asked after each step, as that may change it.
+    /// Returns when the next [`NodeInput::Tick`] is due: `now` if it is overdue, and `None` if only other inputs cause
+    /// a change. An earlier tick has no effect. The caller repeats this query after each step, which may change the
+    /// result.
     #[must_use]
     pub fn next_tick(&self, now: Instant) -> Option<Instant> {
         if self.has_stopped {
@@ -315,7 +322,7 @@ impl Node {
         self.groups.get(&id)
     }
 
-    /// What the nodes agree on about each other, as far as this one knows.
+    /// Returns the state of the system group, as far as this node knows it.
     #[must_use]
     pub fn system(&self) -> &System {
         self.liveness.system()

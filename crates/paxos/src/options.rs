@@ -1,45 +1,49 @@
-//! What can be set.
+//! Options of nodes and paxos groups.
 
 use std::time::Duration;
 
 use crate::mover;
 use crate::simulation::Deviation;
 
-/// The same at all members, but for what says otherwise.
+/// Options of a node. All members use the same values.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How long a master may serve after its last renewal. Shorter finds dead ones sooner; longer costs less and bears slower disks.
+    /// Time for which a master may serve after its last renewal. A shorter lease detects dead masters sooner. A longer
+    /// lease costs less and tolerates slower disks.
     pub lease: Duration,
-    /// By how much the rates of any two clocks differ at most, in millionths. Leases are not safe beyond it.
+    /// Greatest difference between the rates of two clocks, in millionths. Leases are not safe if the difference is
+    /// greater.
     pub drift_ppm: u32,
-    /// How long to wait for an answer before asking again.
+    /// Time to wait for a response before a message is sent again.
     pub resend: Duration,
-    /// About how long candidates stay out of each other's way.
+    /// Approximate length of the delays by which candidates avoid each other.
     pub stagger: Duration,
-    /// How long after giving consent, or hearing its taker prepare or pull, a master wants to serve again.
+    /// Time after which a master that gave its consent may become master again. The time starts again with each prepare
+    /// or pull of the taker.
     pub consent: Duration,
-    /// Slots that wait for their decision, at most.
+    /// Maximum number of undecided slots.
     pub window_slots: usize,
-    /// Bytes that are on their way to one member, at most.
+    /// Maximum number of bytes in flight to one member.
     pub window_bytes: usize,
-    /// Entries in a slot, at most.
+    /// Maximum number of entries in a slot.
     pub batch_entries: usize,
-    /// Bytes in a slot, at most, but for one entry that is larger.
+    /// Maximum number of bytes in a slot. A single entry may be larger.
     pub batch_bytes: usize,
-    /// How long an entry waits for company while others are in flight.
+    /// Time for which an entry waits for further entries while other slots are in flight.
     pub linger: Duration,
-    /// Bytes that wait for a slot, at most, but for one entry that is larger; more are refused. Each that waits counts
-    /// for its bytes and for what keeps it.
+    /// Maximum number of bytes that wait for a slot. Further entries are rejected. A single entry may be larger. Each
+    /// waiting entry counts with its own bytes and with the bytes of its place in the queue.
     pub waiting_bytes: usize,
-    /// Bytes in a message for who is behind, at most, but for one slot that is larger.
+    /// Maximum number of bytes in a message to a member that is behind. A single slot may be larger.
     pub chunk_bytes: usize,
-    /// Slots of the system group that a node keeps, at least, before it makes a snapshot.
+    /// Number of slots of the system group that a node applies before it makes a snapshot.
     pub system_slots: u64,
-    /// How often a node tells the system group's master what it is master of. During a move it does so after each `resend`.
+    /// Interval at which a node reports its masterships to the master of the system group. During a move that concerns
+    /// the node, the interval is `resend`.
     pub report: Duration,
-    /// How masters are moved.
+    /// Options for moves of masters.
     pub mover: mover::Options,
-    /// Nothing but what the simulator sets.
+    /// Deviation from the rules, which only the simulator sets.
     pub deviation: Deviation,
 }
 
@@ -68,24 +72,21 @@ impl Default for Options {
 
 impl Options {
     /// # Panics
-    /// If nothing could be decided, or no lease could be relied on, with these.
+    /// If no entry could be decided with these options, or if leases would be unsafe.
     pub(crate) fn check(&self) {
-        let room = [self.window_slots, self.window_bytes, self.batch_entries, self.chunk_bytes];
-        assert!(room.iter().all(|room| *room > 0), "a window, a batch and a chunk have room for something");
-        assert!(
-            !self.lease.is_zero() && !self.resend.is_zero(),
-            "a lease and the time between two questions are not zero"
-        );
-        assert!(self.drift_ppm < 1_000_000, "a clock of which another may go twice as fast tells no time");
+        let limits = [self.window_slots, self.window_bytes, self.batch_entries, self.chunk_bytes];
+        assert!(limits.iter().all(|limit| *limit > 0), "the limits of windows, batches and chunks must not be zero");
+        assert!(!self.lease.is_zero() && !self.resend.is_zero(), "the lease and the resend interval must not be zero");
+        assert!(self.drift_ppm < 1_000_000, "the clock drift must be below 1,000,000 millionths");
     }
 
-    /// So long on one clock is at least `duration` on any other.
+    /// Returns a duration that is, measured by any clock, at least as long as `duration` is by any other clock.
     #[must_use]
     pub fn stretched(&self, duration: Duration) -> Duration {
         duration + self.drift(duration)
     }
 
-    /// So long on one clock is at most `duration` on any other.
+    /// Returns a duration that is, measured by any clock, at most as long as `duration` is by any other clock.
     #[must_use]
     pub fn shrunk(&self, duration: Duration) -> Duration {
         duration.saturating_sub(self.drift(duration))
@@ -93,7 +94,7 @@ impl Options {
 
     fn drift(&self, duration: Duration) -> Duration {
         let micros = u128::from(self.drift_ppm) * duration.as_micros() / 1_000_000;
-        // Up, as instants are whole microseconds, on both clocks.
+        // Round up, because both clocks round instants to whole microseconds.
         Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX).saturating_add(2))
     }
 }
@@ -103,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_with_which_nothing_goes_on_are_refused() {
+    fn unusable_options_are_rejected() {
         Options::default().check();
         let wrong: [fn(&mut Options); 7] = [
             |options| options.window_slots = 0,

@@ -1,79 +1,80 @@
-//! Deliberate bugs, and lines of defence that can be taken away, for the simulator. In every other build there are none.
+//! Deliberate bugs, and switches that disable lines of defence, for the simulator. All other builds have none of them.
 
 #![cfg_attr(
     not(feature = "mutants"),
     expect(unreachable_pub, dead_code, reason = "only the simulator's build can set them")
 )]
 
-/// Which line of defence keeps two masters apart. Each suffices alone, and the simulator tries each alone.
+/// Line of defence that keeps two masters apart. Each line suffices alone, and the simulator tests each alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Defence {
     #[default]
     Both,
-    /// Acceptors promise nobody else while a lease may run; candidates ask at any time, and nothing is compared.
+    /// Acceptors promise no other candidate while a lease may run. Candidates campaign at any time, and the log
+    /// compares no claims.
     Acceptors,
-    /// Candidates wait, and the log compares; acceptors promise at any time.
+    /// Candidates wait, and the log compares their claims. Acceptors promise at any time.
     Log,
 }
 
-/// A bug that the simulator must catch.
+/// Deliberate bug that the simulator must catch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mutant {
-    /// An acceptor's promise is not made durable.
+    /// An acceptor does not make its promise durable.
     ForgetsPromise,
-    /// A candidate leads by a ballot that its own disk may not have.
+    /// A candidate leads under a ballot that may not be durable on its own disk.
     LeadsBeforeSync,
     /// A vote counts before it is durable.
     VotesBeforeSync,
-    /// A follower votes for entries whose predecessors it does not have.
+    /// A follower votes for entries although it lacks their predecessors.
     VotesWithGap,
-    /// A leader puts new entries behind what it sent in an earlier session.
+    /// A leader sends new entries as the successors of entries that it sent in an earlier session.
     MergesIntoStaleAccept,
-    /// Whoever writes that it is master is.
+    /// The log accepts every `BeMaster` entry without comparing its claim.
     SkipsCompareAndSwap,
-    /// A candidate's compare-and-swap looks at the epoch, and not at the slots that renewed it.
+    /// The log compares the epoch of a claim, but not the last slot that renewed the lease.
     ComparesMasterRecordOnly,
-    /// A lease counts from when the leader learned that it was decided.
+    /// A lease counts from when the leader learned that its slot was decided.
     LeaseFromDecision,
-    /// Who was master when it stopped serves when it starts.
+    /// A node that was master when it stopped serves when it starts again.
     RestartedServes,
-    /// A node that is to take over does so without being let.
+    /// A node takes over without the consent of the master.
     StealsWithoutConsent,
-    /// A master that left its epoch to another goes on serving.
+    /// A master that handed over its mastership continues to serve.
     ServesAfterConsent,
-    /// A node that starts takes all leases to be over.
+    /// A node that starts treats all leases as over.
     ForgetsWaitAtRestart,
-    /// Copies of an entry of an earlier ballot decide it.
+    /// An entry of an earlier ballot is decided by the number of its copies.
     CountsOldBallot,
-    /// An accept cuts whatever follows it.
+    /// An accept cuts all entries that follow its first position.
     TruncatesBelowDecided,
-    /// The log is cut behind entries that no snapshot has.
+    /// A snapshot trims entries that it does not contain.
     TrimsPastDeadMember,
-    /// A follower takes its whole log to be the leader's.
+    /// A follower treats its whole log as equal to the leader's.
     DecidesUnmatched,
-    /// A second change of members begins before the first is decided.
+    /// A second membership change begins before the first is decided.
     ChangesMembersTwice,
-    /// The master's cap from a shortened lease is counted from its decision.
+    /// The end of a shortened lease counts from the decision of its record.
     ShortensFromDecision,
-    /// A candidate takes its own log, and not the one that is ahead.
+    /// A candidate uses its own log although another log is ahead.
     IgnoresLogAhead,
-    /// What is decided is told once, whether it was heard or not.
+    /// A leader sends the last decided slot only once, even if the message is lost.
     TellsOnce,
-    /// A master whose paxos group is idle is taken to be gone, though its node is alive.
+    /// A node takes over from a master whose paxos group is idle although the master's node is alive.
     TakesFromTheLiving,
-    /// A process takes the lease of the one before it for its own.
+    /// A process uses the lease of an earlier process of its node.
     LivesOn,
-    /// A token of moves is given while there is one.
+    /// The move token is granted while another process holds it.
     TwoMoveTokens,
-    /// Another's token is taken over without waiting for what its holder may have begun.
+    /// A mover takes over a token without waiting for the steps that its holder may have begun.
     TakesTokenAtOnce,
-    /// Orders count from when they come, and not from when they were asked for.
+    /// Orders count from their arrival, not from the report to which they respond.
     OrdersFromArrival,
-    /// A master says when its lease ends though that is after the end of its orders.
+    /// A master shortens its lease to an end that is after the end of its orders.
     LeavesAfterOrders,
-    /// A node whose lease may still run is decided to be gone.
+    /// A node is declared dead while its lease may still run.
     ExpiresEarly,
-    /// What comes after a failed sync is taken to be durable once a later one succeeds.
+    /// Records appended after a failed sync are treated as durable once a later sync succeeds.
     OutlivesFailedSync,
 }
 
@@ -111,7 +112,7 @@ impl Mutant {
     ];
 }
 
-/// What of the rules does not hold.
+/// Deviation from the rules: a disabled line of defence, or a deliberate bug.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Deviation {
     #[cfg(feature = "mutants")]

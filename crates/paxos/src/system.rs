@@ -1,10 +1,12 @@
-//! What the nodes agree on about each other and about all paxos groups: the state machine of the system group.
+//! State machine of the system group: the shared state of the nodes and of all paxos groups.
 //!
-//! It keeps who is alive (one liveness for all paxos groups of a node), the nodes and paxos groups with their weights,
-//! and the *token*, without which no master is moved. Each record is a compare-and-swap: what it was made for is named in
-//! it, and if that is no longer so, nothing happens. So a record may be late, doubled, or proposed by two nodes.
+//! It records which nodes are alive (with one liveness epoch for all paxos groups of a node), the nodes and paxos
+//! groups with their weights, and the *token*, which a move of a master requires. Each record is a compare-and-swap: it
+//! names the state for which it was made, and has no effect if the state has changed. A record may therefore be late,
+//! duplicated, or proposed by two nodes.
 //!
-//! It has no clock: who waits before a record is proposed, and how long, is said at the record.
+//! The state machine has no clock. The docs of each record state which node waits before it proposes the record, and
+//! how long.
 
 use std::collections::BTreeMap;
 
@@ -16,63 +18,66 @@ mod tests;
 
 pub use codec::DecodeError;
 
-/// The number of a take of the token, which fences: each is greater than all before it.
+/// Fencing number of a token: greater than the numbers of all earlier tokens.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct Fence(pub u64);
 
-/// A change that the system group decides.
+/// Change that the system group decides.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Record {
-    /// There is such a node, or its capacity is another now. It is not alive by that.
+    /// Registers a node or changes its capacity. This does not make the node alive.
     Node { node: NodeId, capacity: u32 },
-    /// Masters are to leave this node; or, with `draining` false, may come again.
+    /// Requires masters to leave this node or, with `draining` false, allows them to return.
     Drain { node: NodeId, draining: bool },
-    /// There is such a paxos group, or its replicas are others now.
+    /// Registers a paxos group or changes its replicas.
     Group { group: GroupId, replicas: Vec<NodeId> },
-    /// What paxos groups weigh, as measured.
+    /// Sets the measured weights of paxos groups.
     Weigh { weights: Vec<(GroupId, u64)> },
-    /// A process takes up its node's next liveness epoch, `liveness`; the one before, if it was not expired, is over.
-    /// A process joins before all else, and again when it finds itself expired; never while it serves under another epoch.
+    /// Gives the next liveness epoch of a node, `liveness`, to a process. The epoch before is over then, if it was not
+    /// expired. A process joins before all other actions, and again when its epoch has expired, but never while it
+    /// serves under another epoch.
     Join {
         node: NodeId,
         liveness: u64,
-        /// Drawn by chance when the process began: by this it knows that it was its own join that succeeded, not one that
-        /// an earlier process of the node had on the way.
+        /// Random number that the process drew at its start. By this number the process recognises that its own join
+        /// succeeded, and not a pending join of an earlier process of the node.
         incarnation: u64,
-        /// When it proposed this, by the node's own clock: from then on its lease counts.
+        /// Instant of the proposal, by the node's own clock. The lease counts from this instant.
         stamp: Instant,
     },
-    /// Renews the liveness epoch that this process took up, whose last renewal that it learned of is at `last`: who is heard
-    /// and hears nothing is not alive, as it serves nobody and would keep others from it. `stamp` as in a join.
+    /// Renews the liveness epoch that this process took up. `last` is the slot of the last renewal that the process
+    /// learned. A node whose messages arrive, but that receives none, therefore does not stay alive: it serves no
+    /// client, and would block other nodes. `stamp` is as in a join.
     Alive { node: NodeId, liveness: u64, last: Slot, stamp: Instant },
-    /// Ends a liveness epoch whose last renewal is at `last`. Proposed only by who has waited the lease, and what clocks
-    /// may differ by, since it learned `last` (or since it started).
+    /// Ends a liveness epoch whose last renewal is at `last`. A node proposes this only after it has waited for the
+    /// lease plus the possible clock drift since it learned `last` (or since it started).
     Expire { node: NodeId, liveness: u64, last: Slot },
-    /// Takes the token for one move; from another's hands only by who has waited for it as for a node's liveness.
+    /// Takes the token for one move. A process takes it from another holder only after a wait, as for the liveness of a
+    /// node.
     TokenTake(Take),
-    /// Renews the token, and says how far its move is.
+    /// Renews the token, and records the progress of its move.
     TokenStep { fence: Fence, step: Step, stamp: Instant },
-    /// The move is over, well or not.
+    /// Ends the token after its move, successful or not.
     TokenEnd { fence: Fence },
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Take {
-    /// The last fence that the taker knows of, and where its last record is: 0 while nobody holds the token.
-    pub seen: (Fence, Slot),
+    /// Last fence that the taker knows, and the slot of the token's last record: 0 while no process holds the token.
+    pub precondition: (Fence, Slot),
     pub holder: NodeId,
-    /// The holder's liveness epoch, so that no process takes an earlier one's token for its own.
+    /// Liveness epoch of the holder, so that no process treats the token of an earlier process as its own.
     pub liveness: u64,
     pub group: GroupId,
     pub from: NodeId,
     pub to: NodeId,
-    /// The mastership that is to end.
+    /// Epoch of the mastership that is to end.
     pub epoch: Epoch,
-    /// When the holder proposed this, by its own clock.
+    /// Instant of the proposal, by the holder's own clock.
     pub stamp: Instant,
 }
 
-/// How far a move is, in this order.
+/// Progress of a move. The variants are in the order of the steps.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Step {
     Prepare(Preparation),
@@ -83,33 +88,34 @@ impl Step {
     pub const FIRST: Step = Step::Prepare(Preparation::SyncOffsets);
 }
 
-/// What is done before a master moves, while the present one still serves.
+/// Preparation of a move while the present master still serves.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Preparation {
-    /// What consumers have committed is with the master to be.
+    /// The next master has the offsets that consumers committed.
     SyncOffsets,
-    /// Producers, and who forwards for them, know of the master to be.
-    TellProducers,
+    /// Producers, and the nodes that forward for them, know the next master.
+    NotifyProducers,
 }
 
-/// How a mastership passes on.
+/// Scheme of a hand-over.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Scheme {
-    /// The present master stops serving and agrees, then the next takes over: one round trip and one propose.
+    /// The present master stops serving and consents, and then the next master takes over: one round trip and one
+    /// proposal.
     Consent,
-    /// The present master decides an earlier end of its lease, then the next waits for that.
+    /// The present master gets an earlier end of its lease decided, and then the next master waits for that end.
     Shorten,
-    /// The present master proposes and renews no more, then the next waits for the lease to end.
+    /// The present master stops proposing and renewing, and then the next master waits until the lease ends.
     Wait,
 }
 
-/// What became of a record.
+/// Outcome of a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RecordOutcome {
     Applied,
-    /// What it was made for is not so, or no longer.
+    /// The state for which the record was made does not hold.
     Stale,
-    /// It names a node or a paxos group that there is not.
+    /// The record names an unregistered node or paxos group.
     Unknown,
 }
 
@@ -117,12 +123,12 @@ pub enum RecordOutcome {
 pub struct Node {
     pub capacity: u32,
     pub draining: bool,
-    /// The liveness epoch last taken up; 0 before the first.
+    /// Last liveness epoch that a process took up; 0 before the first.
     pub liveness: u64,
     pub incarnation: u64,
-    /// When the last renewal was proposed, by the node's own clock.
+    /// Instant of the last renewal's proposal, by the node's own clock.
     pub stamp: Instant,
-    /// Where the last renewal is; none once the epoch is expired.
+    /// Slot of the last renewal; `None` once the epoch has expired.
     pub alive: Option<Slot>,
 }
 
@@ -132,7 +138,7 @@ pub struct Group {
     pub weight: u64,
 }
 
-/// The right to move one master, and the move.
+/// Right to move one master, and the move for which it was taken.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Token {
     pub fence: Fence,
@@ -143,9 +149,9 @@ pub struct Token {
     pub to: NodeId,
     pub epoch: Epoch,
     pub step: Step,
-    /// When the holder proposed its last record, by its own clock.
+    /// Instant of the last record's proposal, by the holder's own clock.
     pub stamp: Instant,
-    /// Where its last record is.
+    /// Slot of the token's last record.
     pub last: Slot,
 }
 
@@ -160,7 +166,7 @@ pub struct System {
 
 impl System {
     /// # Panics
-    /// `slot` was applied before: then this replica has lost its place.
+    /// If `slot` was applied before, because then this replica has lost its position.
     pub fn apply(&mut self, slot: Slot, record: &Record) -> RecordOutcome {
         assert!(slot > self.applied, "slot {slot} is applied after {}", self.applied);
         self.applied = slot;
@@ -184,7 +190,7 @@ impl System {
                 RecordOutcome::Applied
             }),
             Record::Alive { node, liveness, last, stamp } => self.with(*node, |node| {
-                // One that was overtaken by a later one says nothing new, and must not take the lease back.
+                // A renewal that arrives after a later one must not shorten the lease.
                 if node.alive != Some(*last) || node.liveness != *liveness || *stamp <= node.stamp {
                     return RecordOutcome::Stale;
                 }
@@ -233,12 +239,12 @@ impl System {
         self.token.as_ref()
     }
 
-    /// The last record.
+    /// Returns the slot of the last applied record.
     pub(crate) fn applied(&self) -> Slot {
         self.applied
     }
 
-    /// The greatest fence there was.
+    /// Returns the greatest fence so far.
     #[must_use]
     pub fn fence(&self) -> Fence {
         self.fence
@@ -261,7 +267,7 @@ impl System {
         RecordOutcome::Applied
     }
 
-    /// Those that there are get their weight, also when others are unknown.
+    /// Sets the weights of the registered groups, even if other groups are unknown.
     fn weigh(&mut self, weights: &[(GroupId, u64)]) -> RecordOutcome {
         let mut outcome = RecordOutcome::Applied;
         for (group, weight) in weights {
@@ -275,7 +281,7 @@ impl System {
 
     fn take(&mut self, slot: Slot, take: &Take) -> RecordOutcome {
         let present = (self.fence, self.token.as_ref().map_or(Slot(0), |token| token.last));
-        if take.seen != present {
+        if take.precondition != present {
             return RecordOutcome::Stale;
         }
         match self.nodes.get(&take.holder) {

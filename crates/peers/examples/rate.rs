@@ -1,6 +1,8 @@
-//! How many requests a second go through over loopback, and how long one takes, beside a bare hyper echo in the same run.
+//! Measures requests per second over loopback, and the latency of one request, next to a bare hyper echo in the
+//! same run.
 //!
-//! `cargo run --profile dist -p peers --example rate`. Both sides share this machine's cores; the echo has no proofs.
+//! Run it with `cargo run --profile dist -p peers --example rate`. Both sides share this machine's cores. The echo
+//! does not compute MACs.
 
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement")]
 
@@ -25,13 +27,13 @@ use tokio::net::TcpListener;
 
 const TIME: Duration = Duration::from_secs(3);
 
-/// One request, until its response.
+/// Sends one request and waits for its response.
 type Once = Arc<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>;
 
 #[tokio::main]
 async fn main() {
     let runtime = Runtime::real();
-    let to = answering(&runtime).await;
+    let to = start_member(&runtime).await;
     let echo = echo(&runtime).await;
     let peers = Arc::new(HttpPeers::new(&runtime, ClusterSecret::new(&[7; 32]), "rate", PeersOptions::default()));
     let proved = |bytes: usize| -> Once {
@@ -46,11 +48,11 @@ async fn main() {
         let (client, body) = (client.clone(), Bytes::from(vec![b'x'; bytes]));
         Arc::new(move || {
             let request = Request::post(format!("http://{echo}/")).body(Full::new(body.clone())).unwrap();
-            let asked = client.request(request);
-            Box::pin(async move { drop(asked.await.unwrap().into_body().collect().await.unwrap()) })
+            let response = client.request(request);
+            Box::pin(async move { drop(response.await.unwrap().into_body().collect().await.unwrap()) })
         })
     };
-    println!("| what | tasks | a second | mean | p50 | p99 |\n|---|---|---|---|---|---|");
+    println!("| case | tasks | per second | mean | p50 | p99 |\n|---|---|---|---|---|---|");
     for tasks in [1, 16, 64] {
         measure(&runtime, "bare echo, 3 bytes", tasks, &bare(3)).await;
         measure(&runtime, "request, 3 bytes", tasks, &proved(3)).await;
@@ -61,22 +63,22 @@ async fn main() {
 
 async fn measure(runtime: &Runtime, what: &str, tasks: usize, once: &Once) {
     let end = runtime.monotonic() + TIME;
-    let asking = (0..tasks).map(|_| {
-        let (tell, told) = tokio::sync::oneshot::channel();
+    let clients = (0..tasks).map(|_| {
+        let (sender, receiver) = tokio::sync::oneshot::channel();
         let (runtime, once) = (runtime.clone(), once.clone());
-        drop(runtime.clone().spawn("asking", async move {
+        drop(runtime.clone().spawn("client", async move {
             let mut micros = histogram();
             while runtime.monotonic() < end {
                 let begin = runtime.monotonic();
                 once().await;
                 micros.record(u64::try_from(runtime.monotonic().since(begin).as_micros()).unwrap().max(1)).unwrap();
             }
-            tell.send(micros).unwrap();
+            sender.send(micros).unwrap();
         }));
-        told
+        receiver
     });
     let mut all = histogram();
-    for micros in join_all(asking.collect::<Vec<_>>()).await {
+    for micros in join_all(clients.collect::<Vec<_>>()).await {
         all.add(micros.unwrap()).unwrap();
     }
     let (p50, p99) = (all.value_at_quantile(0.5), all.value_at_quantile(0.99));
@@ -84,18 +86,18 @@ async fn measure(runtime: &Runtime, what: &str, tasks: usize, once: &Once) {
     println!("| {what} | {tasks} | {a_second} | {:.0} us | {p50} us | {p99} us |", all.mean());
 }
 
-/// Microseconds up to a minute: a value beyond its bounds is an error, not a smaller value. Check a line by Little's
-/// law: what is done a second, times the mean, is the number of tasks.
+/// Histogram of microseconds up to one minute. A value beyond its bounds is an error. Check a line with Little's
+/// law: the throughput times the mean equals the number of tasks.
 fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 60_000_000, 3).unwrap()
 }
 
-async fn answering(runtime: &Runtime) -> Member {
+async fn start_member(runtime: &Runtime) -> Member {
     let options = ListenerOptions::default();
     let listener = Listener::bind(runtime, "127.0.0.1:0".parse().unwrap(), options).await.unwrap();
     let member = Member {
         id: MemberId(1),
-        name: "answering".to_owned(),
+        name: "member".to_owned(),
         address: listener.local_addr().to_string(),
         owns: true,
         build: String::new(),

@@ -1,4 +1,4 @@
-//! The asking side: [`HttpPeers`].
+//! The client of other members: [`HttpPeers`].
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -24,22 +24,25 @@ use crate::proof::{self, Head, PATH, Sender};
 use crate::secret::{ClusterSecret, sha256};
 use crate::{Executor, HEAD_BYTES_MAX};
 
-/// How much of a refusal's reason is told.
+/// Largest part of a rejection's reason that the error contains.
 const REASON_CHARS_MAX: usize = 300;
 
-/// The limits of asking. Each has a default that suits most.
+/// Limits of requests. Each default suits most clusters.
 #[derive(Clone, Debug)]
 pub struct PeersOptions {
-    /// For a member to take a connection. Default 1 s: members are near. Too short fails asks while a network is slow,
-    /// too long makes requests wait for a dead machine.
+    /// Time limit for connecting to a member. Default 1 s, because members are close to each other. A value that
+    /// is too small fails requests while the network is slow; a value that is too large delays requests to a dead
+    /// machine.
     pub connect_timeout: Duration,
-    /// From the ask to the end of its reply, connecting included; of a create that is sent in parts, for each part.
-    /// Default 5 s. Whoever asks has a limit of their own, too.
+    /// Time limit of a request, from the call to the end of the response, including the connection. A create that
+    /// is sent in parts has this limit for each part. Default 5 s. Callers have their own limits as well.
     pub request_timeout: Duration,
-    /// A connection is closed after this long without an ask. Default 30 s; it is to be below the listener's own.
+    /// Longest time for which an unused connection is kept. Default 30 s; it should be less than the listener's
+    /// own limit.
     pub idle_timeout: Duration,
-    /// Asks in flight to one address, and so connections; further ones wait, their time running. Default 128, which is
-    /// to be below the listener's `asks_max`, so that two members cannot keep a third one to themselves.
+    /// Largest number of requests in flight to one address, and so of connections. Further requests wait while
+    /// their time runs. Default 128. It should be less than the listener's `requests_max`, so that two members
+    /// cannot occupy a third one completely.
     pub in_flight_per_address_max: usize,
 }
 
@@ -54,13 +57,13 @@ impl Default for PeersOptions {
     }
 }
 
-/// Asks other members over HTTP. Must be made, and used, inside a tokio runtime.
+/// Sends requests to other members over HTTP. It must be created and used inside a tokio runtime.
 pub struct HttpPeers {
     client: Arc<Client>,
 }
 
 impl HttpPeers {
-    /// `name` tells the other members' logs who asks.
+    /// Creates a client. `name` identifies the sender in the other members' logs.
     #[must_use]
     pub fn new(runtime: &Runtime, secret: ClusterSecret, name: &str, options: PeersOptions) -> Self {
         let mut connector = HttpConnector::new();
@@ -104,18 +107,18 @@ struct Client {
     secret: ClusterSecret,
     from: Sender,
     pool: Pool<HttpConnector, Full<Bytes>>,
-    /// By address; those that nobody holds are forgotten when another is made.
+    /// Semaphores by address. Unused ones are removed when another is created.
     slots: Mutex<HashMap<String, Weak<Semaphore>>>,
     options: PeersOptions,
 }
 
-/// Why there is no answer, for people.
+/// Reason for a failure, as text for operators.
 type Reason = String;
 
 impl Client {
     async fn exchange(&self, to: &Member, operation: &str, body: Bytes) -> Result<Bytes, Reason> {
         if body.len() > REQUEST_BYTES_MAX {
-            return Err(format!("the ask has {} bytes, at most {REQUEST_BYTES_MAX} are sent", body.len()));
+            return Err(format!("the request has {} bytes; the limit is {REQUEST_BYTES_MAX}", body.len()));
         }
         let uri = uri(&to.address)?;
         let sending = Box::pin(async {
@@ -126,7 +129,7 @@ impl Client {
         self.runtime
             .timeout(self.options.request_timeout, sending)
             .await
-            .unwrap_or_else(|| Err(format!("no answer within {:?}", self.options.request_timeout)))
+            .unwrap_or_else(|| Err(format!("no response within {:?}", self.options.request_timeout)))
     }
 
     async fn send(&self, to: &Member, uri: Uri, operation: &str, body: Bytes) -> Result<Bytes, Reason> {
@@ -146,23 +149,23 @@ impl Client {
         self.read(head.nonce, response).await
     }
 
-    /// Believes nothing that the secret does not vouch for.
+    /// Reads the response, and trusts it only if its MAC is valid.
     async fn read(&self, nonce: u128, response: Response<Incoming>) -> Result<Bytes, Reason> {
         let (head, body) = response.into_parts();
         let status = head.status;
-        let Some(mac) = proof::answer_mac(&head.headers) else { return Err(unproved(status)) };
+        let Some(mac) = proof::response_mac(&head.headers) else { return Err(unauthenticated(status)) };
         let body = Limited::new(body, RESPONSE_BYTES_MAX).collect().await.map_err(|error| {
             if error.is::<LengthLimitError>() {
-                return format!("its answer has more than {RESPONSE_BYTES_MAX} bytes");
+                return format!("the response exceeds {RESPONSE_BYTES_MAX} bytes");
             }
             describe(&*error)
         })?;
         let body = body.to_bytes();
-        if !proof::is_answer_proved(&self.secret, nonce, status, &sha256(&body), &mac) {
-            return Err("its answer is not proved by this cluster's secret".to_owned());
+        if !proof::is_response_authentic(&self.secret, nonce, status, &sha256(&body), &mac) {
+            return Err("the response is not authenticated by this cluster's secret".to_owned());
         }
         if status != StatusCode::OK {
-            return Err(format!("it refuses ({}): {}", status.as_u16(), shortened(&body)));
+            return Err(format!("the member rejected the request ({}): {}", status.as_u16(), shortened(&body)));
         }
         Ok(body)
     }
@@ -182,21 +185,22 @@ impl Client {
 fn uri(address: &str) -> Result<Uri, Reason> {
     let authority: Option<Authority> = address.parse().ok();
     let authority = authority.filter(|found| found.port_u16().is_some() && !address.contains('@'));
-    let authority = authority.ok_or_else(|| "its address for peers is not host:port".to_owned())?;
+    let authority = authority.ok_or_else(|| "the member's peer address is not host:port".to_owned())?;
     Uri::builder()
         .scheme("http")
         .authority(authority)
         .path_and_query(PATH)
         .build()
-        .map_err(|_| "its address for peers cannot be called".to_owned())
+        .map_err(|_| "the member's peer address is invalid".to_owned())
 }
 
-/// A hint for people: anybody can have made this answer.
-fn unproved(status: StatusCode) -> Reason {
+/// Returns a reason for operators. The response is not authenticated, so any process may have sent it.
+fn unauthenticated(status: StatusCode) -> Reason {
     if status == StatusCode::UNAUTHORIZED {
-        return "it does not accept this cluster's secret (401): is it a member of another cluster?".to_owned();
+        return "the member does not accept this cluster's secret (401); check whether it belongs to another cluster"
+            .to_owned();
     }
-    format!("something that does not prove to be a member of this cluster answers there ({})", status.as_u16())
+    format!("the process at this address is not an authenticated member of this cluster ({})", status.as_u16())
 }
 
 fn shortened(text: &[u8]) -> String {
@@ -204,7 +208,7 @@ fn shortened(text: &[u8]) -> String {
     text.chars().take(REASON_CHARS_MAX).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// The first cause that people know by name.
+/// Returns a text for the first known cause in the error's chain of sources.
 fn describe(error: &(dyn Error + 'static)) -> Reason {
     let mut cause = Some(error);
     let mut last = error;
@@ -224,31 +228,31 @@ fn describe(error: &(dyn Error + 'static)) -> Reason {
     shortened(last.to_string().as_bytes())
 }
 
-const BROKEN_OFF: &str = "connection closed before the answer was complete";
+const INCOMPLETE_RESPONSE: &str = "connection closed before the response was complete";
 
 fn name_io(error: &io::Error) -> Option<&'static str> {
-    // ENFILE and EMFILE, which have no kind of their own.
+    // The errors ENFILE and EMFILE, which have no `ErrorKind`.
     if let Some(23 | 24) = error.raw_os_error() {
         return Some("no file descriptor is free: raise the limit on open files (ulimit -n)");
     }
     Some(match error.kind() {
-        io::ErrorKind::TimedOut => "it does not take a connection in time",
+        io::ErrorKind::TimedOut => "connection timed out",
         io::ErrorKind::ConnectionRefused => "connection refused",
         io::ErrorKind::ConnectionReset => "connection reset",
-        io::ErrorKind::BrokenPipe => "connection closed while the ask was being sent",
+        io::ErrorKind::BrokenPipe => "connection closed while the request was being sent",
         io::ErrorKind::HostUnreachable => "host unreachable",
         io::ErrorKind::NetworkUnreachable => "network unreachable",
-        io::ErrorKind::UnexpectedEof => BROKEN_OFF,
+        io::ErrorKind::UnexpectedEof => INCOMPLETE_RESPONSE,
         _ => return None,
     })
 }
 
 fn name_hyper(error: &hyper::Error) -> Option<&'static str> {
     if error.is_incomplete_message() {
-        return Some(BROKEN_OFF);
+        return Some(INCOMPLETE_RESPONSE);
     }
     if error.is_parse_too_large() {
-        return Some("the head of its answer is too large");
+        return Some("the response's head is too large");
     }
-    error.is_parse().then_some("its answer is not HTTP")
+    error.is_parse().then_some("the response is not HTTP")
 }

@@ -1,6 +1,6 @@
-//! One connection of a peer: HTTP/1.1.
+//! One HTTP/1.1 connection of a peer.
 //!
-//! Invariant: a connection that has not proved that it is a member's is closed with its first response, or within about the
+//! Invariant: a connection without an authenticated request is closed with its first response, or within about the
 //! read timeout.
 
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use crate::service::Service;
 
 const HEADERS_MAX: usize = 32;
 
-/// Serves until the peer closes the connection, it is idle for too long, or the listener drains.
+/// Serves requests until the peer closes the connection, its idle timeout passes, or the listener drains.
 pub(crate) async fn serve(service: Arc<Service>, stream: TcpStream) {
     let parts = &service.parts;
     let (read_timeout, idle_timeout) = (parts.options.read_timeout, parts.options.idle_timeout);
     let respond = |request: Request<Incoming>, activity: Arc<Activity>| {
         let service = service.clone();
         async move {
-            let (mut response, is_member) = service.answer(request).await;
+            let (mut response, is_member) = service.respond(request).await;
             if !is_member {
                 response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
@@ -35,6 +35,6 @@ pub(crate) async fn serve(service: Arc<Service>, stream: TcpStream) {
     let timeout = IdleTimeout { first: read_timeout, period: idle_timeout.min(read_timeout) };
     let drain = &parts.shutdown.drain;
     if let Err(error) = listener::serve_http(&parts.runtime, &builder, stream, timeout, drain, respond).await {
-        tracing::debug!(%error, "a peer's connection ended");
+        tracing::debug!(%error, "peer connection ended");
     }
 }

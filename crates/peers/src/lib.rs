@@ -1,17 +1,20 @@
-//! The HTTP implementation of [`scheduler::Peers`]: [`HttpPeers`] sends requests to other members, a [`Listener`] has them
-//! handled and answers.
+//! HTTP implementation of [`scheduler::Peers`]: [`HttpPeers`] sends requests to other members, and a [`Listener`]
+//! passes them to a handler and responds.
 //!
-//! Both ends prove that they know the cluster's secret ([`ClusterSecret`]): the asking one with each request, for this
-//! member, once and now; the answering one with each answer, for this request. So nobody else can ask, answer, change
-//! what is sent or send it again. What this does not do: hide anything. Until there is TLS, whoever listens on the
-//! network between members reads the bodies, tenants' payloads and headers among them; keep that network private.
+//! Both sides prove that they know the cluster's secret ([`ClusterSecret`]): the client with each request, which
+//! names the receiving member, a nonce and the time, and the listener with each response, which names the request.
+//! So other processes cannot send requests, respond, change messages or replay them. This crate does not encrypt.
+//! Without TLS, a process that records the network traffic between members can read the bodies, including tenants'
+//! payloads and headers; keep that network private.
 //!
-//! Nothing is tried again here, but for a request of which not a byte was sent when its kept connection turned out to be
-//! closed. This crate knows no operation and no schedule: it carries bytes under an operation's name.
+//! The client repeats a request only if its kept connection was already closed before any byte of the request was
+//! sent. This crate knows no operations and no schedules: it carries bytes under an operation's name.
 //!
-//! Always true here: nothing is handled, and no answer believed, before its MAC was found right; every failure of
-//! asking is [`scheduler::PeerError::Unreachable`] with a reason; sizes, times and numbers have limits; the secret is
-//! in no log and no error.
+//! Invariants: A request is handled, and a response is used, only after its MAC was verified. Every failure of a
+//! request is [`scheduler::PeerError::Unreachable`] with a reason. Sizes, times and counts are limited. The secret
+//! appears in no log and no error.
+//!
+//! docs/decisions/0110-send-member-requests-over-http.md gives the reasons for the design.
 
 mod client;
 mod connection;
@@ -28,12 +31,12 @@ pub use self::listener::Listener;
 pub use ::listener::BindError;
 pub use client::{HttpPeers, PeersOptions};
 pub use secret::ClusterSecret;
-pub use service::{Handler, IsMe, ListenerOptions};
+pub use service::{Handler, IsCurrentSession, ListenerOptions};
 
-/// A request's or an answer's line and headers.
+/// Largest head (first line and headers) of a request or response, in bytes.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
 
-/// Runs the asking side's connections; each ends with its pool.
+/// Runs the client's connections; each ends with its pool.
 #[derive(Clone)]
 struct Executor(Runtime);
 

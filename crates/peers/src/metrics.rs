@@ -1,4 +1,4 @@
-//! The counter of requests that other members sent here.
+//! Counter of requests from other members.
 
 use http::StatusCode;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -12,11 +12,11 @@ struct StatusLabels {
 }
 
 #[derive(Default)]
-pub(crate) struct Answered(Family<StatusLabels, Counter>);
+pub(crate) struct RequestCounter(Family<StatusLabels, Counter>);
 
-impl Answered {
+impl RequestCounter {
     pub(crate) fn register(&self, registry: &mut Registry) {
-        let help = "Requests of other members, by the status they were answered with";
+        let help = "Requests from other members, by the status of the response";
         registry.register("reveille_peer_requests", help, self.0.clone());
     }
 

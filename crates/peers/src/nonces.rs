@@ -1,8 +1,8 @@
-//! The nonces that were seen, so that no request is answered twice.
+//! Nonces of handled requests, so that no request is handled twice.
 //!
-//! A nonce is remembered for as long as its request's time is within the limit. By the monotonic clock: if this
-//! member's wall clock is set back by more than the limit, requests of the stretch that comes again could be repeated
-//! to it by who has listened, as long as its session is the same.
+//! A nonce is remembered until its request is rejected because of its age. The end is measured by the monotonic
+//! clock. If this member's wall clock is set back by more than the limit, a process that recorded the traffic can
+//! replay requests from the repeated period while the member's session is the same.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};
@@ -11,7 +11,7 @@ use runtime::Monotonic;
 
 pub(crate) struct Nonces {
     seen: HashSet<u128>,
-    /// Which of them can be forgotten when.
+    /// Nonces in the order in which they can be forgotten.
     ends: BinaryHeap<Reverse<(Monotonic, u128)>>,
     max: usize,
 }
@@ -19,8 +19,8 @@ pub(crate) struct Nonces {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Noted {
     New,
-    Seen,
-    /// As many as may be are remembered; this one is not.
+    Precondition,
+    /// The number of remembered nonces has reached its limit, so this one is not remembered.
     Full,
 }
 
@@ -29,7 +29,7 @@ impl Nonces {
         Nonces { seen: HashSet::new(), ends: BinaryHeap::new(), max }
     }
 
-    /// Remembers `nonce` until `end`, the first moment at which its request is too old by itself.
+    /// Remembers `nonce` until `end`, the first moment at which its request is rejected because of its age.
     pub(crate) fn note(&mut self, nonce: u128, now: Monotonic, end: Monotonic) -> Noted {
         while let Some(Reverse((ended_at, ended))) = self.ends.peek().copied() {
             if ended_at > now {
@@ -39,7 +39,7 @@ impl Nonces {
             self.seen.remove(&ended);
         }
         if self.seen.contains(&nonce) {
-            return Noted::Seen;
+            return Noted::Precondition;
         }
         if self.seen.len() >= self.max {
             return Noted::Full;
@@ -61,22 +61,22 @@ mod tests {
     }
 
     #[test]
-    fn a_nonce_is_new_once_until_its_end() {
+    fn nonce_is_accepted_once_until_it_expires() {
         let mut nonces = Nonces::new(10);
         assert_eq!(nonces.note(1, at(0), at(30)), Noted::New);
         assert_eq!(nonces.note(2, at(1), at(20)), Noted::New);
-        assert_eq!(nonces.note(1, at(29), at(59)), Noted::Seen);
+        assert_eq!(nonces.note(1, at(29), at(59)), Noted::Precondition);
         assert_eq!(nonces.note(2, at(29), at(59)), Noted::New);
         assert_eq!(nonces.note(1, at(30), at(60)), Noted::New);
     }
 
     #[test]
-    fn no_more_are_remembered_than_may_be() {
+    fn remembered_nonces_never_exceed_the_limit() {
         let mut nonces = Nonces::new(2);
         assert_eq!(nonces.note(1, at(0), at(30)), Noted::New);
         assert_eq!(nonces.note(2, at(0), at(30)), Noted::New);
         assert_eq!(nonces.note(3, at(0), at(30)), Noted::Full);
-        assert_eq!(nonces.note(1, at(0), at(30)), Noted::Seen);
+        assert_eq!(nonces.note(1, at(0), at(30)), Noted::Precondition);
         assert_eq!(nonces.note(3, at(30), at(60)), Noted::New);
         assert_eq!((nonces.seen.len(), nonces.ends.len()), (1, 1));
     }

@@ -1,9 +1,10 @@
-//! What a request and its answer carry to show that their senders know the cluster's secret.
+//! Headers that prove to the receiver of a request or response that the sender knows the cluster's secret.
 //!
-//! A request's MAC is over its method and path, its operation, who sends it, whom it is for, a nonce, the sender's clock, and the
-//! hash of its body. The hash travels in the head, so that the head can be judged before a byte of the body is read.
-//! An answer's MAC is over the request's nonce, the status and the hash of the answer's body: so it answers this
-//! request and no other. The two begin with different words, and none can pass for the other.
+//! A request's MAC covers its method and path, its operation, its sender, its receiver, a nonce, the sender's
+//! clock, and the hash of its body. The head contains the hash, so the listener can verify the head before it
+//! reads the body. A response's MAC covers the request's nonce, the status and the hash of the response's body, so
+//! it is valid only for this request. The two texts begin with different words, so the MAC of one is never valid
+//! for the other.
 
 use domain::Timestamp;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
@@ -22,7 +23,8 @@ const TIME: HeaderName = HeaderName::from_static("reveille-peer-time");
 const BODY: HeaderName = HeaderName::from_static("reveille-peer-body");
 const PROOF: HeaderName = HeaderName::from_static("reveille-peer-proof");
 
-/// A name as it is sent and logged: letters and digits as they are, all else percent-encoded.
+/// Encoded name of a sender, for headers and logs: letters and digits unchanged, all other characters
+/// percent-encoded.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Sender(String);
 
@@ -41,27 +43,27 @@ impl Sender {
     }
 }
 
-/// All of a request that its MAC is over, but for what is the same in all.
+/// The variable parts of a request that its MAC covers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Head {
     pub(crate) operation: String,
     pub(crate) from: Sender,
     pub(crate) to: MemberId,
     pub(crate) nonce: u128,
-    /// By the sender's clock.
+    /// Time of the sender's clock.
     pub(crate) sent_at: Timestamp,
     pub(crate) body: Hash,
 }
 
 impl Head {
-    /// No part can hold the line's end that separates them.
+    /// Returns the text that the MAC covers. No part can contain the line feed that separates the parts.
     fn text(&self) -> String {
         let Head { operation, from, to, nonce, sent_at, body } = self;
         let (from, sent_at, body) = (from.as_str(), sent_at.as_millis(), hex(body));
         format!("reveille-peer-2 request\nPOST\n{PATH}\n{operation}\n{from}\n{to}\n{nonce:032x}\n{sent_at}\n{body}")
     }
 
-    /// The headers that say all this, and prove it.
+    /// Writes the head and its MAC as headers.
     pub(crate) fn write(&self, secret: &ClusterSecret, headers: &mut HeaderMap) {
         let texts = [
             (OPERATION, self.operation.clone()),
@@ -73,12 +75,12 @@ impl Head {
             (PROOF, hex(&secret.mac(&self.text()))),
         ];
         for (name, text) in texts {
-            headers.insert(name, HeaderValue::from_str(&text).expect("letters, digits, percent signs and underscores"));
+            headers.insert(name, HeaderValue::from_str(&text).expect("all parts consist of visible ASCII"));
         }
     }
 
-    /// What `headers` claim; it is true only if [`Claimed::proved`] gives it.
-    pub(crate) fn read(headers: &HeaderMap) -> Option<Claimed> {
+    /// Parses a head from `headers`. It is trustworthy only after [`UnverifiedHead::verified`].
+    pub(crate) fn read(headers: &HeaderMap) -> Option<UnverifiedHead> {
         let text = |name: HeaderName| headers.get(name)?.to_str().ok();
         let head = Head {
             operation: text(OPERATION)?.to_owned(),
@@ -88,19 +90,19 @@ impl Head {
             sent_at: Timestamp::from_millis(text(TIME)?.parse().ok()?),
             body: parse_hash(text(BODY)?)?,
         };
-        Some(Claimed { head, mac: parse_hash(text(PROOF)?)? })
+        Some(UnverifiedHead { head, mac: parse_hash(text(PROOF)?)? })
     }
 }
 
-/// A head that is not to be believed yet.
-pub(crate) struct Claimed {
+/// A head whose MAC is not verified yet.
+pub(crate) struct UnverifiedHead {
     head: Head,
     mac: Hash,
 }
 
-impl Claimed {
-    /// The head, if whoever made it knows the secret.
-    pub(crate) fn proved(self, secret: &ClusterSecret) -> Option<Head> {
+impl UnverifiedHead {
+    /// Returns the head if its sender knows the secret.
+    pub(crate) fn verified(self, secret: &ClusterSecret) -> Option<Head> {
         secret.is_mac(&self.head.text(), &self.mac).then_some(self.head)
     }
 }
@@ -110,34 +112,34 @@ fn parse_u128(text: &str) -> Option<u128> {
     u128::from_str_radix(text, 16).ok().filter(|_| is_plain)
 }
 
-fn answer_text(nonce: u128, status: StatusCode, body: &Hash) -> String {
+fn response_text(nonce: u128, status: StatusCode, body: &Hash) -> String {
     format!("reveille-peer-2 answer\n{nonce:032x}\n{}\n{}", status.as_u16(), hex(body))
 }
 
-pub(crate) fn prove_answer(
+pub(crate) fn sign_response(
     secret: &ClusterSecret,
     nonce: u128,
     status: StatusCode,
     body: &Hash,
     headers: &mut HeaderMap,
 ) {
-    let mac = hex(&secret.mac(&answer_text(nonce, status, body)));
+    let mac = hex(&secret.mac(&response_text(nonce, status, body)));
     headers.insert(PROOF, HeaderValue::from_str(&mac).expect("digits"));
 }
 
-/// The MAC that an answer carries, whoever made it.
-pub(crate) fn answer_mac(headers: &HeaderMap) -> Option<Hash> {
+/// Returns the MAC that a response carries, unverified.
+pub(crate) fn response_mac(headers: &HeaderMap) -> Option<Hash> {
     parse_hash(headers.get(PROOF)?.to_str().ok()?)
 }
 
-pub(crate) fn is_answer_proved(
+pub(crate) fn is_response_authentic(
     secret: &ClusterSecret,
     nonce: u128,
     status: StatusCode,
     body: &Hash,
     mac: &Hash,
 ) -> bool {
-    secret.is_mac(&answer_text(nonce, status, body), mac)
+    secret.is_mac(&response_text(nonce, status, body), mac)
 }
 
 #[cfg(test)]

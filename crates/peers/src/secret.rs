@@ -1,15 +1,15 @@
-//! The secret that the members of a cluster share, and nobody else.
+//! The secret that all members of a cluster share.
 
 use std::fmt;
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
-/// HMAC-SHA256, keyed. It is never printed, and the bytes it was made from are not kept.
+/// The key of HMAC-SHA256. It is never printed, and its original bytes are not kept.
 #[derive(Clone)]
 pub struct ClusterSecret(Hmac<Sha256>);
 
-/// A SHA-256, or a MAC made of it.
+/// A SHA-256 hash, or a MAC that uses it.
 pub(crate) type Hash = [u8; 32];
 
 impl ClusterSecret {
@@ -26,11 +26,11 @@ impl ClusterSecret {
         mac.finalize().into_bytes().into()
     }
 
-    /// Compares in constant time.
-    pub(crate) fn is_mac(&self, text: &str, claimed: &Hash) -> bool {
+    /// Verifies a MAC in constant time.
+    pub(crate) fn is_mac(&self, text: &str, unverified: &Hash) -> bool {
         let mut mac = self.0.clone();
         mac.update(text.as_bytes());
-        mac.verify_slice(claimed).is_ok()
+        mac.verify_slice(unverified).is_ok()
     }
 }
 
@@ -50,7 +50,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
 }
 
-/// The value of 64 digits as [`hex`] writes them.
+/// Parses 64 digits in the format of [`hex`].
 pub(crate) fn parse_hash(text: &str) -> Option<Hash> {
     let digits = text.as_bytes();
     if digits.len() != 64 {
@@ -73,13 +73,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_secret_is_not_printed() {
+    fn cluster_secret_is_not_printed() {
         assert_eq!(format!("{:?}", ClusterSecret::new(&[0xab; 32])), "ClusterSecret(..)");
     }
 
-    /// RFC 4231 has no key of 32 bytes; this is `openssl dgst -sha256 -mac HMAC`.
+    /// RFC 4231 has no key of 32 bytes, so the expected value comes from `openssl dgst -sha256 -mac HMAC`.
     #[test]
-    fn a_mac_is_hmac_sha256_of_the_text() {
+    fn mac_is_hmac_sha256_of_the_text() {
         let secret = ClusterSecret::new(b"0123456789abcdef0123456789abcdef");
         let mac = secret.mac("what is asked");
         assert_eq!(hex(&mac), "2d1a46c8f988c12bd3980d978ce948d37b3180c49fe1b8ff12764b5996f0d29d");
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hash_is_read_back_and_no_other_text_is() {
+    fn only_hex_hash_is_parsed() {
         let hash = sha256(b"a");
         assert_eq!(parse_hash(&hex(&hash)), Some(hash));
         for other in ["", &hex(&hash)[1..], &hex(&hash).to_uppercase(), &"g".repeat(64), &"+1".repeat(32)] {

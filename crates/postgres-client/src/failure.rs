@@ -1,41 +1,42 @@
-//! Why a server did not do what it was asked.
+//! Failures of connections and statements.
 
 use std::error::Error as _;
 use std::time::Duration;
 
 use tokio_postgres::error::SqlState;
 
-/// In words that may be shown: no statement, no parameter, no password.
+/// Failure of a connection or a statement. The texts contain no statement, parameter or password.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Failure {
-    /// There is no connection, or it ended before the answer. What was asked may have been done.
+    /// There is no connection, or it ended before the response. The statement may have taken effect.
     #[error("{server} cannot be reached: {reason}")]
     Unreachable { server: String, reason: String },
-    /// The server was silent for so long; the connection has been given up. What was asked may have been done.
-    #[error("{server} has not answered for {waited:?}")]
+    /// The server did not respond for this long, and the connection was closed. The statement may have taken effect.
+    #[error("{server} did not respond within {waited:?}")]
     Silent { server: String, waited: Duration },
-    /// User, password, database or permission are not what the server wants.
-    #[error("{server} refuses the connection: {reason}; check the user, the password and the database in its URL")]
+    /// The server rejected the user, the password, the database or the permission.
+    #[error("{server} rejected the connection: {reason}; check the user, the password and the database in its URL")]
     Denied { server: String, reason: String },
-    /// The server's certificate is not one that the URL's `sslmode` and `sslrootcert` accept, or it offers no TLS.
-    #[error("{server} and this end do not agree on TLS: {reason}; check sslmode and sslrootcert in its URL")]
+    /// The URL's `sslmode` and `sslrootcert` do not accept the server's certificate, or the server does not support
+    /// TLS.
+    #[error("TLS negotiation with {server} failed: {reason}; check sslmode and sslrootcert in its URL")]
     Tls { server: String, reason: String },
-    /// The server has refused a statement.
-    #[error("{server} refuses: {reason}")]
+    /// The server rejected a statement.
+    #[error("{server} rejected the statement: {reason}")]
     Statement { server: String, code: String, reason: String },
 }
 
 impl Failure {
     pub(crate) fn of(server: &str, error: &tokio_postgres::Error) -> Self {
         let server = server.to_owned();
-        let Some(refusal) = error.as_db_error() else {
-            return Failure::Unreachable { server, reason: words_of(error) };
+        let Some(db_error) = error.as_db_error() else {
+            return Failure::Unreachable { server, reason: message_chain(error) };
         };
-        let (code, reason) = (refusal.code(), refusal.message().to_owned());
+        let (code, reason) = (db_error.code(), db_error.message().to_owned());
         match code.code() {
-            // It is shutting down, starting, or has been crashed by another's fault; or it has too many clients.
+            // The server is shutting down, is starting, crashed because of another session, or has too many clients.
             "57P01" | "57P02" | "57P03" | "57P05" | "53300" => Failure::Unreachable { server, reason },
-            // A promise that only a primary can keep: it became a standby under us.
+            // Only a primary accepts writes. The server became a standby while this process was connected.
             "25006" => Failure::Unreachable { server, reason },
             other if other.starts_with("08") => Failure::Unreachable { server, reason },
             other if other.starts_with("28") || other == "3D000" => Failure::Denied { server, reason },
@@ -52,7 +53,7 @@ impl Failure {
         }
     }
 
-    /// The SQLSTATE of a refused statement.
+    /// Returns the SQLSTATE of a rejected statement.
     #[must_use]
     pub fn code(&self) -> Option<SqlState> {
         match self {
@@ -61,20 +62,20 @@ impl Failure {
         }
     }
 
-    /// The same may succeed later, with nothing changed by a person: the server was away or slow, or the transaction was
-    /// one of two that could not both go on.
+    /// Returns whether a retry may succeed without an operator: the server was unreachable or slow, or the transaction
+    /// conflicted with another.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
             Failure::Unreachable { .. } | Failure::Silent { .. } => true,
             Failure::Denied { .. } | Failure::Tls { .. } => false,
-            // Or it was cancelled by its timeout: the server was slow.
+            // 57014: the statement timeout cancelled it, because the server was slow.
             Failure::Statement { code, .. } => self.is_conflict() || code == "57014",
         }
     }
 
-    /// The transaction was one of two that could not both go on, or waited too long for a lock: nothing of it was
-    /// done, and another try may succeed at once.
+    /// Returns whether the transaction conflicted with another or waited too long for a lock. It had no effect, and an
+    /// immediate retry may succeed.
     #[must_use]
     pub fn is_conflict(&self) -> bool {
         let Failure::Statement { code, .. } = self else { return false };
@@ -83,17 +84,17 @@ impl Failure {
     }
 }
 
-/// The error and what it comes from, on one line.
-fn words_of(error: &tokio_postgres::Error) -> String {
-    let mut words = error.to_string();
+/// Returns the error's text and the texts of its sources, on one line.
+fn message_chain(error: &tokio_postgres::Error) -> String {
+    let mut message = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {
         let more = error.to_string();
-        if !words.contains(&more) {
-            words.push_str(": ");
-            words.push_str(&more);
+        if !message.contains(&more) {
+            message.push_str(": ");
+            message.push_str(&more);
         }
         source = error.source();
     }
-    words
+    message
 }

@@ -1,11 +1,13 @@
-//! Connections to PostgreSQL: URLs, TLS, timeouts and reconnecting; and the migrations of a schema. The statements
-//! are those of the engines.
+//! Connections to PostgreSQL: URLs, TLS, timeouts, reconnection and the migrations of a schema. The engines supply the
+//! statements.
 //!
-//! [`Server`] is where to connect, and how; [`Link`] is one connection to it that is made again whenever it ends. An
-//! engine has as many links as it wants to have statements under way on.
+//! A [`Server`] is an address with its connection options. A [`Link`] is one connection that reconnects whenever it
+//! ends. An engine opens one link for each statement or transaction that it runs concurrently.
 //!
-//! Always true here: nothing waits without a limit; no error, log line or `Debug` shows a password; what failed for want
-//! of a connection says so ([`Failure::is_retryable`]).
+//! Invariants: every wait has a limit. No error, log line or `Debug` text contains a password. A failure caused by a
+//! missing connection is retryable ([`Failure::is_retryable`]).
+//!
+//! docs/decisions/0090-use-tokio-postgres-with-rustls.md gives the reasons for the design.
 
 mod failure;
 mod link;

@@ -1,4 +1,4 @@
-//! One connection that is made again whenever it ends.
+//! A connection that reconnects whenever it ends.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -14,13 +14,14 @@ use tokio_util::sync::CancellationToken;
 use crate::failure::Failure;
 use crate::server::{Messages, Server};
 
-/// Between two tries to connect: the first wait, doubled up to the last, each shortened by chance by up to half.
+/// Backoff between two attempts to connect. It starts at the minimum and doubles up to the maximum; randomness shortens
+/// each wait by up to half.
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
-/// The server's own limit comes first, if it can still speak.
-const SILENCE: Duration = Duration::from_secs(1);
+/// Extra wait after the statement timeout. A server that still responds cancels the statement before it ends.
+const RESPONSE_GRACE: Duration = Duration::from_secs(1);
 
-/// A cheap handle. The task behind it ends when `stop` is cancelled.
+/// A cheap handle to a connection. Its task ends when `stop` is cancelled.
 #[derive(Clone)]
 pub struct Link {
     runtime: Runtime,
@@ -32,13 +33,13 @@ pub struct Link {
 enum State {
     Connecting,
     Up(Arc<Session>),
-    /// The last try failed; another follows.
+    /// The last attempt failed. Another follows.
     Down(Failure),
     Stopped,
 }
 
-/// A connection while it lasts, and the statements that were prepared on it. Calls at once are sent without waiting for
-/// each other's answers, and done one after the other.
+/// A connection until it ends, and its prepared statements. Concurrent calls are pipelined: each is sent without
+/// waiting for the responses of the others, and the server runs them one after the other.
 pub struct Session {
     runtime: Runtime,
     server: Arc<Server>,
@@ -48,40 +49,40 @@ pub struct Session {
 }
 
 impl Link {
-    /// Connects, in a task of `tasks`.
+    /// Starts a task of `tasks` that connects and reconnects.
     #[must_use]
     pub fn start(runtime: &Runtime, tasks: &TaskSet, server: &Arc<Server>, stop: CancellationToken) -> Self {
         let (sender, state) = watch::channel(State::Connecting);
-        let keeper = Keeper { runtime: runtime.clone(), server: server.clone(), state: sender, stop };
-        tasks.spawn("postgres link", keeper.run());
+        let connector = Connector { runtime: runtime.clone(), server: server.clone(), state: sender, stop };
+        tasks.spawn("postgres link", connector.run());
         Link { runtime: runtime.clone(), server: server.clone(), state }
     }
 
-    /// The connection, waited for while it is being made; a failure at once if the last try to make it failed.
+    /// Returns the session. Waits while a connection attempt is under way; fails at once if the last attempt failed.
     ///
     /// # Errors
-    /// If there is none.
+    /// If there is no connection.
     pub async fn session(&self) -> Result<Arc<Session>, Failure> {
         let mut state = self.state.clone();
-        let settled = Box::pin(state.wait_for(|state| !matches!(state, State::Connecting)));
+        let decided = Box::pin(state.wait_for(|state| !matches!(state, State::Connecting)));
         let limit = self.server.statement_timeout();
         let unreachable =
             |reason: &str| Err(Failure::Unreachable { server: self.server.to_string(), reason: reason.to_owned() });
-        match self.runtime.timeout(limit, settled).await.map(|settled| settled.map(|state| state.clone())) {
+        match self.runtime.timeout(limit, decided).await.map(|decided| decided.map(|state| state.clone())) {
             Some(Ok(State::Up(session))) => Ok(session),
             Some(Ok(State::Down(failure))) => Err(failure),
-            Some(Ok(State::Stopped) | Err(_)) => unreachable("this store is closed"),
-            Some(Ok(State::Connecting)) | None => unreachable("it is still being connected to"),
+            Some(Ok(State::Stopped) | Err(_)) => unreachable("the link is stopped"),
+            Some(Ok(State::Connecting)) | None => unreachable("the connection attempt is still under way"),
         }
     }
 
-    /// Whether there is a connection at this moment, as far as is known.
+    /// Returns whether the link currently has a connection, as far as it knows.
     #[must_use]
     pub fn is_up(&self) -> bool {
         matches!(*self.state.borrow(), State::Up(_))
     }
 
-    /// Comes back when there may be another answer to [`Link::is_up`] than there was.
+    /// Waits until the result of [`Link::is_up`] may have changed.
     pub async fn changed(&mut self) {
         if self.state.changed().await.is_err() {
             std::future::pending::<()>().await;
@@ -90,10 +91,10 @@ impl Link {
 }
 
 impl Session {
-    /// Runs `body` on a connection of its own, which ends with it.
+    /// Runs `body` on a new connection, which ends with it.
     ///
     /// # Errors
-    /// If there is no connection, or that of `body`.
+    /// If there is no connection, or if `body` fails.
     pub async fn once<T, E: From<Failure>>(
         runtime: &Runtime,
         server: &Arc<Server>,
@@ -103,7 +104,7 @@ impl Session {
         let session = Session::new(runtime, server, client);
         let polling = async move {
             while let Some(Ok(_)) = messages.next().await {}
-            // The statements under way fail once the connection is dropped.
+            // Dropping the connection makes the statements under way fail.
             drop(messages);
             std::future::pending::<Infallible>().await
         };
@@ -129,10 +130,11 @@ impl Session {
         &self.client
     }
 
-    /// `text` prepared on this connection, once. `text` is the statement's name here, so it is one of the program's own.
+    /// Prepares `text` once on this connection. `text` is also the statement's name, so it must be a constant of the
+    /// program.
     ///
     /// # Errors
-    /// If the server refuses it, or cannot be reached.
+    /// If the server rejects the statement or is unreachable.
     pub async fn prepare(&self, text: &'static str) -> Result<Statement, Failure> {
         let known = self.prepared.lock().unwrap_or_else(PoisonError::into_inner).get(text).cloned();
         if let Some(statement) = known {
@@ -143,20 +145,20 @@ impl Session {
         Ok(statement)
     }
 
-    /// The outcome of `asking`, which uses this session's client. A server that stays silent beyond the statement timeout
-    /// loses the connection, with all that is under way on it.
+    /// Waits for `request`, which uses this session's client. If the server does not respond within the statement
+    /// timeout, the connection ends, with everything under way on it.
     ///
     /// # Errors
-    /// If the server refuses, is silent, or the connection ends.
+    /// If the server rejects the request, does not respond, or the connection ends.
     pub async fn within<T>(
         &self,
-        asking: impl Future<Output = Result<T, tokio_postgres::Error>>,
+        request: impl Future<Output = Result<T, tokio_postgres::Error>>,
     ) -> Result<T, Failure> {
-        let waited = self.server.statement_timeout() + SILENCE;
-        match self.runtime.timeout(waited, asking).await {
+        let waited = self.server.statement_timeout() + RESPONSE_GRACE;
+        match self.runtime.timeout(waited, request).await {
             Some(answer) => answer.map_err(|error| {
                 let failure = self.server.failure(&error);
-                // A server that has become a standby keeps its connections: look for the one that takes writes now.
+                // A server that became a standby keeps its connections. Reconnect to the one that accepts writes now.
                 if matches!(failure, Failure::Unreachable { .. }) {
                     self.abandon();
                 }
@@ -177,23 +179,23 @@ impl Session {
         self.within(self.client.batch_execute(statements)).await
     }
 
-    /// Ends the connection; another is made.
+    /// Ends the connection. The link opens another.
     pub fn abandon(&self) {
         self.abandoned.cancel();
     }
 }
 
-struct Keeper {
+struct Connector {
     runtime: Runtime,
     server: Arc<Server>,
     state: watch::Sender<State>,
     stop: CancellationToken,
 }
 
-impl Keeper {
+impl Connector {
     async fn run(self) {
         let mut backoff = BACKOFF_MIN;
-        let mut told = false;
+        let mut warned = false;
         while !self.stop.is_cancelled() {
             let connected = tokio::select! {
                 biased;
@@ -202,16 +204,16 @@ impl Keeper {
             };
             match connected {
                 Ok((client, messages)) => {
-                    if std::mem::take(&mut told) {
-                        tracing::info!(server = %self.server, "connected to PostgreSQL again");
+                    if std::mem::take(&mut warned) {
+                        tracing::info!(server = %self.server, "reconnected to PostgreSQL");
                     }
                     backoff = BACKOFF_MIN;
-                    self.keep(client, messages).await;
+                    self.hold(client, messages).await;
                     self.state.send_replace(State::Connecting);
                 }
                 Err(failure) => {
-                    if !std::mem::replace(&mut told, true) {
-                        tracing::warn!(%failure, "no connection to PostgreSQL; trying again until there is one");
+                    if !std::mem::replace(&mut warned, true) {
+                        tracing::warn!(%failure, "connection to PostgreSQL failed; retrying");
                     }
                     self.state.send_replace(State::Down(failure));
                     let half = u64::try_from(backoff.as_millis() / 2).unwrap_or(0);
@@ -228,8 +230,8 @@ impl Keeper {
         self.state.send_replace(State::Stopped);
     }
 
-    /// Until the connection ends.
-    async fn keep(&self, client: Client, mut messages: Messages) {
+    /// Holds the connection until it ends.
+    async fn hold(&self, client: Client, mut messages: Messages) {
         let session = Session::new(&self.runtime, &self.server, client);
         let abandoned = session.abandoned.clone();
         self.state.send_replace(State::Up(Arc::new(session)));

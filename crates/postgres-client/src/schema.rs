@@ -1,4 +1,4 @@
-//! A schema of the product's own in a database: migrations, and the table that records how many of them ran.
+//! The product's schema in a database: migrations, and the table that records the schema's version.
 
 use tokio_postgres::error::SqlState;
 
@@ -11,14 +11,14 @@ use crate::link::Session;
 /// it. A migration that has been released never changes.
 pub struct Schema {
     pub name: &'static str,
-    /// In order; the first makes version 1.
+    /// Migrations in order. The first one creates version 1.
     pub migrations: &'static [&'static str],
-    /// Arguments of `pg_advisory_xact_lock`, which keeps two migrations apart. They stay the same in all builds.
+    /// Arguments of `pg_advisory_xact_lock`, which serializes migrations. They are the same in all builds.
     pub lock: &'static str,
 }
 
 impl Schema {
-    /// The version that the last migration makes.
+    /// Returns the version that the last migration creates.
     #[must_use]
     pub const fn version(&self) -> i32 {
         #[expect(clippy::cast_possible_truncation, reason = "migrations are few")]
@@ -38,7 +38,7 @@ impl Schema {
         }
         let select = format!("select version from {name}.meta");
         match session.within(session.client().query_opt(&select, &[])).await {
-            // Migrations are whole or absent, so a schema without its row is one that no migration finished.
+            // A migration is atomic, so a schema without its row is one that no migration finished.
             Ok(row) => Ok(Some(row.map_or(0, |row| row.get(0)))),
             // Another process dropped the schema in between.
             Err(failure) if failure.code() == Some(SqlState::UNDEFINED_TABLE) => Ok(None),
@@ -50,8 +50,8 @@ impl Schema {
     /// that was found.
     ///
     /// # Errors
-    /// The error that `newer` returns for a version of a later build, or that `finish` returns, or that of a server that
-    /// cannot be reached or rejects a statement. Then nothing was changed.
+    /// The error that `newer` returns for a version of a later build, or that `finish` returns, or that of a server
+    /// that cannot be reached or rejects a statement. Then nothing was changed.
     pub async fn migrate<T, E: From<Failure>>(
         &self,
         session: &Session,

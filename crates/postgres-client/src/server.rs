@@ -1,4 +1,4 @@
-//! Where to connect, and how.
+//! Address and connection options of a server.
 
 use std::fmt;
 use std::time::Duration;
@@ -17,15 +17,16 @@ use crate::url_error::UrlError;
 
 #[derive(Clone)]
 pub struct Options {
-    /// Instead of one in the URL.
+    /// Password that replaces the one in the URL.
     pub password: Option<String>,
-    /// What `pg_stat_activity` calls these connections.
+    /// Name of these connections in `pg_stat_activity`.
     pub application_name: String,
-    /// From the first packet to a connection that takes statements. Default 5 s; too short fails on a busy server.
+    /// Longest time to establish a connection. Default 5 s; too short fails on a busy server.
     pub connect_timeout: Duration,
-    /// The longest statement: after it the server gives up, and a little later this end. Default 10 s.
+    /// Longest duration of a statement. The server cancels the statement after it, and this end closes the connection a
+    /// little later. Default 10 s.
     pub statement_timeout: Duration,
-    /// Settings of each session, such as `("jit", "off")`; they go before those of the URL's `options`.
+    /// Settings of each session, such as `("jit", "off")`. Those of the URL's `options` override them.
     pub settings: Vec<(&'static str, String)>,
 }
 
@@ -41,7 +42,7 @@ impl Default for Options {
     }
 }
 
-/// One server's address, and how to speak to it. Its `Display` is its URL without the password.
+/// Address and connection options of one server. Its `Display` is its URL without the password.
 #[derive(Clone)]
 pub struct Server {
     config: Config,
@@ -51,32 +52,32 @@ pub struct Server {
     statement_timeout: Duration,
 }
 
-/// What a server says without being asked (notices, notifications), until the connection ends. A connection does its
-/// work only while this is polled.
+/// Messages that the server sends without a request (notices, notifications), until the connection ends. A connection
+/// makes progress only while this stream is polled.
 pub type Messages = BoxStream<'static, Result<AsyncMessage, tokio_postgres::Error>>;
 
 impl Server {
-    /// Understands libpq's URLs but for client certificates; `sslrootcert` is a file in PEM. Asks for a server that takes
-    /// writes, where the URL names several.
+    /// Parses a libpq URL. Client certificates are not supported; `sslrootcert` is a PEM file. If the URL names several
+    /// servers, connections go to the one that accepts writes.
     ///
     /// # Errors
-    /// If the URL, or a file that it names, cannot be used.
+    /// If the URL is invalid, or a file that it names cannot be read.
     pub fn new(url: &str, options: Options) -> Result<Self, UrlError> {
         let (rest, ssl) = take_ssl(url)?;
         let mut config: Config = rest.parse().map_err(|error| UrlError::Form(reason_of(&error)))?;
         if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
             return Err(UrlError::NoHost);
         }
-        // A host has no @ in it: that one belongs to the password, which is not to be shown.
+        // A host contains no @. The @ is part of the password, which must not appear in the error.
         if config.get_hosts().iter().any(|host| matches!(host, Host::Tcp(name) if name.contains('@'))) {
-            let reason = "a password with @, / or ? in it is written with %40, %2F, %3F, or given in a file";
+            let reason = "write @, / and ? of a password as %40, %2F and %3F, or read the password from a file";
             return Err(UrlError::Form(reason.to_owned()));
         }
         if let Some(password) = &options.password {
             config.password(password);
         }
         let statement_timeout = options.statement_timeout;
-        config.ssl_mode(ssl.mode.on_the_wire());
+        config.ssl_mode(ssl.mode.protocol_mode());
         config.target_session_attrs(TargetSessionAttrs::ReadWrite);
         config.connect_timeout(options.connect_timeout);
         config.keepalives(true).keepalives_idle(Duration::from_secs(10)).keepalives_interval(Duration::from_secs(3));
@@ -94,10 +95,10 @@ impl Server {
         Ok(Server { config, tls, shown, connect_timeout: options.connect_timeout, statement_timeout })
     }
 
-    /// One connection. `Messages` must be polled for it to work.
+    /// Opens a connection. The caller must poll `Messages`, or the connection makes no progress.
     ///
     /// # Errors
-    /// If there is none within the connect timeout, or the server refuses.
+    /// If the connection is not established within the connect timeout, or the server rejects it.
     pub async fn connect(&self, runtime: &Runtime) -> Result<(Client, Messages), Failure> {
         let connecting = Box::pin(self.config.connect(self.tls.clone()));
         match runtime.timeout(self.connect_timeout, connecting).await {
@@ -115,7 +116,7 @@ impl Server {
         self.statement_timeout
     }
 
-    /// What `error`, of a statement to this server, says.
+    /// Returns the failure that `error` of a statement to this server stands for.
     #[must_use]
     pub fn failure(&self, error: &tokio_postgres::Error) -> Failure {
         Failure::of(&self.shown, error)
@@ -139,20 +140,22 @@ struct Ssl {
     roots: Option<String>,
 }
 
-/// The URL without the parameters that the wire's library does not know, and what they say.
+/// Returns the URL without the TLS parameters, which the protocol library does not support, and the values of these
+/// parameters.
 fn take_ssl(url: &str) -> Result<(String, Ssl), UrlError> {
     if !url.starts_with("postgresql://") && !url.starts_with("postgres://") {
         return Err(UrlError::Scheme);
     }
     let mut ssl = Ssl { mode: Mode::Prefer, roots: None };
-    // A password may have a question mark in it.
+    // A password may contain a question mark.
     let authority = url.find('@').unwrap_or(0);
     let Some(query) = url[authority..].find('?').map(|at| authority + at) else { return Ok((url.to_owned(), ssl)) };
     let mut kept = Vec::new();
     for parameter in url[query + 1..].split('&') {
         let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
-        let decoded =
-            percent_decode_str(value).decode_utf8().map_err(|_| UrlError::Form("it is not UTF-8".to_owned()))?;
+        let decoded = percent_decode_str(value)
+            .decode_utf8()
+            .map_err(|_| UrlError::Form("a parameter is not UTF-8".to_owned()))?;
         match name {
             "sslmode" => ssl.mode = Mode::parse(&decoded)?,
             "sslrootcert" if decoded == "system" => {}
@@ -164,12 +167,12 @@ fn take_ssl(url: &str) -> Result<(String, Ssl), UrlError> {
     Ok((format!("{}{separator}{}", &url[..query], kept.join("&")), ssl))
 }
 
-/// The library's words name options, and no values.
+/// Returns the library's text, which names options but contains no values.
 fn reason_of(error: &tokio_postgres::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// As `options` of the protocol's start wants it.
+/// Escapes a value for `options` of the protocol's startup message.
 fn escape(value: &str) -> String {
     value.replace('\\', "\\\\").replace(' ', "\\ ")
 }

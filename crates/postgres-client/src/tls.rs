@@ -1,4 +1,4 @@
-//! What the modes of `sslmode` mean, as libpq's documentation tells it (PostgreSQL 15, 34.19 "SSL Support").
+//! The modes of `sslmode`, as in libpq's documentation (PostgreSQL 15, 34.19 "SSL Support").
 
 use std::sync::Arc;
 
@@ -15,13 +15,13 @@ use crate::url_error::UrlError;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Mode {
     Disable,
-    /// Encrypted if the server can; whom it is spoken to is not checked.
+    /// Encrypts if the server supports it. Does not check the server's certificate.
     Prefer,
-    /// Encrypted; whom it is spoken to is not checked, unless there is a root certificate.
+    /// Encrypts. Checks the server's certificate only if there is a root certificate.
     Require,
-    /// Signed by a root certificate.
+    /// Encrypts, and requires a certificate signed by a root certificate.
     VerifyCa,
-    /// And issued for the host of the URL.
+    /// Encrypts, and requires a certificate that is also issued for the host of the URL.
     VerifyFull,
 }
 
@@ -37,8 +37,8 @@ impl Mode {
         })
     }
 
-    /// What the wire needs to know of it.
-    pub(crate) fn on_the_wire(self) -> SslMode {
+    /// Returns the mode that the protocol library needs.
+    pub(crate) fn protocol_mode(self) -> SslMode {
         match self {
             Mode::Disable => SslMode::Disable,
             Mode::Prefer => SslMode::Prefer,
@@ -47,11 +47,12 @@ impl Mode {
     }
 }
 
-/// `roots`: a file in PEM; if there is none, the roots that Mozilla publishes.
+/// Returns the TLS configuration of a mode. `roots` is the path of a PEM file; without it, the roots that Mozilla
+/// publishes apply.
 pub(crate) fn client(mode: Mode, roots: Option<&str>) -> Result<ClientConfig, UrlError> {
     let provider = Arc::new(ring::default_provider());
     let check = match (mode, roots) {
-        // As libpq does, so that older set-ups stay as safe as they were.
+        // As in libpq: with a root certificate, `require` checks the certificate, so older setups stay safe.
         (Mode::Require, Some(_)) => Check::Signed(verifier(&provider, roots)?),
         (Mode::Disable | Mode::Prefer | Mode::Require, _) => Check::Nothing,
         (Mode::VerifyCa, _) => Check::Signed(verifier(&provider, roots)?),
@@ -59,7 +60,7 @@ pub(crate) fn client(mode: Mode, roots: Option<&str>) -> Result<ClientConfig, Ur
     };
     let verifier = Verifier { check, provider: provider.clone() };
     let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    let config = config.expect("ring has a suite for each protocol version").dangerous();
+    let config = config.expect("ring has a cipher suite for each protocol version").dangerous();
     Ok(config.with_custom_certificate_verifier(Arc::new(verifier)).with_no_client_auth())
 }
 
@@ -68,19 +69,19 @@ fn verifier(provider: &Arc<CryptoProvider>, roots: Option<&str>) -> Result<Arc<W
     match roots {
         None => store.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()),
         Some(path) => {
-            let refused = |error: String| UrlError::RootCertificate { path: path.to_owned(), reason: error };
-            let certificates = CertificateDer::pem_file_iter(path).map_err(|error| refused(error.to_string()))?;
+            let invalid = |error: String| UrlError::RootCertificate { path: path.to_owned(), reason: error };
+            let certificates = CertificateDer::pem_file_iter(path).map_err(|error| invalid(error.to_string()))?;
             for certificate in certificates {
-                let certificate = certificate.map_err(|error| refused(error.to_string()))?;
-                store.add(certificate).map_err(|error| refused(error.to_string()))?;
+                let certificate = certificate.map_err(|error| invalid(error.to_string()))?;
+                store.add(certificate).map_err(|error| invalid(error.to_string()))?;
             }
             if store.is_empty() {
-                return Err(refused("there is no certificate in it".to_owned()));
+                return Err(invalid("the file contains no certificate".to_owned()));
             }
         }
     }
     let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(store), provider.clone()).build();
-    Ok(verifier.expect("there are roots, and no lists of revoked certificates"))
+    Ok(verifier.expect("the verifier has roots and no revocation lists"))
 }
 
 #[derive(Debug)]
@@ -110,7 +111,7 @@ impl ServerCertVerifier for Verifier {
             Check::SignedForHost(verifier) => {
                 verifier.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
             }
-            // The name is looked at last, so that this error says that all else is good.
+            // The verifier checks the name last, so this error means that all other checks passed.
             Check::Signed(verifier) => {
                 match verifier.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
                     Err(rustls::Error::InvalidCertificate(

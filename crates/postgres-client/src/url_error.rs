@@ -1,16 +1,16 @@
-//! The reasons why a URL names no server.
+//! Errors of PostgreSQL URLs.
 
-/// A URL is not one that can be used. Never shows the URL, which may have a password in it.
+/// Error of an invalid URL. The texts never contain the URL, which may contain a password.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum UrlError {
-    #[error("a store's URL begins with postgresql:// or postgres://")]
+    #[error("invalid scheme; a PostgreSQL URL begins with postgresql:// or postgres://")]
     Scheme,
-    #[error("the URL names no host: postgresql://USER:PASSWORD@HOST:PORT/DATABASE")]
+    #[error("the URL has no host; expected postgresql://USER:PASSWORD@HOST:PORT/DATABASE")]
     NoHost,
-    #[error("the URL's sslmode is one of disable, prefer, require, verify-ca, verify-full")]
+    #[error("invalid sslmode; expected disable, prefer, require, verify-ca or verify-full")]
     SslMode,
-    #[error("the root certificate {path} cannot be used: {reason}")]
+    #[error("invalid root certificate {path}: {reason}")]
     RootCertificate { path: String, reason: String },
-    #[error("the URL cannot be read: {0}; mind that special characters of a password are percent-encoded in it")]
+    #[error("invalid URL: {0}; percent-encode special characters of a password")]
     Form(String),
 }

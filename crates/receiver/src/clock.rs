@@ -1,6 +1,7 @@
-//! The door to clock and timers. This crate lives in its user's process and on its user's tokio, so it has a door of its own.
+//! The crate's only access to clocks and timers. The crate runs in the user's process and on the user's tokio
+//! runtime, so it does not use the crate `runtime`.
 
-#![expect(clippy::disallowed_methods, reason = "this is the door; see above")]
+#![expect(clippy::disallowed_methods, reason = "this module wraps the clocks and timers; see above")]
 
 use std::time::{Duration, SystemTime};
 
@@ -8,7 +9,7 @@ pub(crate) fn wall() -> SystemTime {
     SystemTime::now()
 }
 
-/// `None` if `limit` passed first.
+/// Returns `None` if `limit` passed before the future completed.
 pub(crate) async fn timeout<T>(limit: Duration, future: impl Future<Output = T>) -> Option<T> {
     tokio::time::timeout(limit, future).await.ok()
 }

@@ -1,4 +1,4 @@
-//! A handler's failure.
+//! The error type of handlers.
 
 use std::error::Error;
 use std::fmt;
@@ -6,8 +6,8 @@ use std::fmt;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 
-/// Why a handler could not do what it was called for: any error. It is answered with 500, so that Reveille calls again; the error
-/// goes to the log of this process, and to nobody else.
+/// Any error that made a handler fail. The response has the status 500, so Reveille sends the callback again. The
+/// error appears only in this process's log.
 pub struct Failed(Box<dyn Error + Send + Sync>);
 
 impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for Failed {
@@ -18,8 +18,8 @@ impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for Failed {
 
 impl IntoResponse for Failed {
     fn into_response(self) -> Response {
-        tracing::warn!(error = self.0, "a callback's handler failed; the callback will come again");
-        (StatusCode::INTERNAL_SERVER_ERROR, "the handler failed; its log says why").into_response()
+        tracing::warn!(error = self.0, "callback handler failed; Reveille will send the callback again");
+        (StatusCode::INTERNAL_SERVER_ERROR, "the handler failed; see the receiver's log").into_response()
     }
 }
 

@@ -1,9 +1,11 @@
-//! For services that Reveille calls: it lets through what Reveille signed, and once.
+//! Middleware for services that Reveille calls. It accepts only callbacks that Reveille signed, and handles each
+//! one once.
 //!
-//! [`verified`] is axum middleware that reads a callback's body, checks its signature after Standard Webhooks 1.0.0 and hands the
-//! handler a [`Callback`]. [`once`] does that, too, and begins a transaction of the service's own PostgreSQL that notes the
-//! callback's id: the handler writes in it, its writes and the note are committed together, and only then the answer
-//! leaves. So a callback that comes twice, as one may whose answer was lost, has its effect once.
+//! [`verified`] is axum middleware that reads a callback's body, checks its signature according to Standard
+//! Webhooks 1.0.0, and passes a [`Callback`] to the handler. [`once`] also begins a transaction in the service's
+//! own PostgreSQL and inserts the callback's id. The handler writes in the same transaction. The middleware
+//! commits its writes and the id together, and responds only afterwards. A callback that arrives twice, because
+//! its response was lost, therefore takes effect once.
 //!
 //! ```no_run
 //! use axum::{Router, middleware, routing::post};
@@ -31,21 +33,23 @@
 //! # }
 //! ```
 //!
-//! With another framework, or a transaction that is begun elsewhere: [`Verifier::verify`] and [`is_first`].
+//! With another framework, or with a transaction that the service begins itself, use [`Verifier::verify`] and
+//! [`is_first`].
 //!
-//! It makes no schedules (the crate `client` does), and listens on nothing by itself. What a handler does outside of its
-//! transaction (a mail that it sends, say) is done as often as the callback comes: write it down in the transaction,
-//! and send what is written down.
+//! This crate does not create schedules (the crate `client` does), and it does not listen on sockets. A side
+//! effect outside the handler's transaction, such as an email, happens each time the callback arrives. Record such
+//! work in the transaction, and perform it from the record.
 //!
-//! Always true here: no handler sees a body that was not signed with one of the secrets, lately; no answer that says that it
-//! was done leaves before the commit; no secret is in a `Debug` text or an error; bodies have a limit in bytes and in time.
+//! Invariants: A handler receives only bodies that were recently signed with one of the secrets. A success
+//! response leaves only after the commit. No secret appears in a `Debug` text or an error. Bodies are limited in
+//! size and in time.
 
 #![warn(missing_docs)]
 
 mod clock;
 mod failed;
 #[cfg(feature = "postgres")]
-mod marks;
+mod handled;
 mod middleware;
 #[cfg(feature = "postgres")]
 mod once;
@@ -54,9 +58,9 @@ mod verify;
 
 pub use failed::Failed;
 #[cfg(feature = "postgres")]
-pub use marks::{TABLE, create_table, forget, is_first};
+pub use handled::{TABLE, create_table, forget, is_first};
 pub use middleware::verified;
 #[cfg(feature = "postgres")]
 pub use once::{Once, Transaction, once};
 pub use secret::{Secret, SecretError};
-pub use verify::{Callback, Options, Refusal, Verifier};
+pub use verify::{Callback, Options, Rejection, Verifier};

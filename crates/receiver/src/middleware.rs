@@ -1,4 +1,5 @@
-//! From a request to a [`Callback`] in axum: the body is read within its limits, then verified, then handed on.
+//! Middleware that turns an axum request into a [`Callback`]: it reads the body within the limits, verifies the
+//! signature, and calls the handler.
 
 use std::sync::Arc;
 
@@ -11,78 +12,80 @@ use http::StatusCode;
 use http::request::Parts;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 
-use crate::{Callback, Refusal, Verifier, clock};
+use crate::{Callback, Rejection, Verifier, clock};
 
-/// Lets through what is signed, with `axum::middleware::from_fn_with_state(verifier, verified)`. The handler may take a
-/// [`Callback`], and read the body by other extractors, too. A callback that comes twice gets through twice.
+/// Accepts only signed callbacks. Install it with `axum::middleware::from_fn_with_state(verifier, verified)`. The
+/// handler may take a [`Callback`], and may read the body with other extractors as well. The middleware passes
+/// duplicates on.
 ///
-/// What is refused is answered with 400, 401, 408 or 413, and a line that says why.
+/// A rejected request receives 400, 401, 408 or 413, with the reason as text.
 pub async fn verified(State(verifier): State<Verifier>, request: Request, next: Next) -> Response {
     match verifier.checked(request).await {
         Ok((_, request)) => next.run(request).await,
-        Err(refused) => refused.into_response(),
+        Err(rejected) => rejected.into_response(),
     }
 }
 
-/// Why a request goes no further.
+/// Reasons why a request does not reach its handler.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Refused {
-    #[error("a body has at most {bytes_max} bytes here")]
+pub(crate) enum Rejected {
+    #[error("the body exceeds {bytes_max} bytes")]
     TooLarge { bytes_max: usize },
-    #[error("the body did not come in time")]
+    #[error("the body did not arrive in time")]
     TooSlow,
-    #[error("the body broke off")]
+    #[error("the body is incomplete")]
     Broken,
     #[error(transparent)]
-    Unverified(#[from] Refusal),
+    Unverified(#[from] Rejection),
 }
 
-impl IntoResponse for Refused {
+impl IntoResponse for Rejected {
     fn into_response(self) -> Response {
-        tracing::debug!(reason = %self, "a request is refused");
+        tracing::debug!(reason = %self, "request rejected");
         let status = match &self {
-            Refused::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
-            Refused::TooSlow => StatusCode::REQUEST_TIMEOUT,
-            Refused::Broken => StatusCode::BAD_REQUEST,
-            Refused::Unverified(refusal) => refusal.status(),
+            Rejected::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            Rejected::TooSlow => StatusCode::REQUEST_TIMEOUT,
+            Rejected::Broken => StatusCode::BAD_REQUEST,
+            Rejected::Unverified(refusal) => refusal.status(),
         };
         (status, self.to_string()).into_response()
     }
 }
 
 impl Verifier {
-    /// The callback, and the request again, with the callback among its extensions.
-    pub(crate) async fn checked(&self, request: Request) -> Result<(Arc<Callback>, Request), Refused> {
+    /// Verifies a request. Returns the callback, and the request with the callback among its extensions.
+    pub(crate) async fn checked(&self, request: Request) -> Result<(Arc<Callback>, Request), Rejected> {
         let (mut parts, body) = request.into_parts();
-        let body = clock::timeout(self.options.body_timeout, self.whole(body)).await.ok_or(Refused::TooSlow)??;
+        let body = clock::timeout(self.options.body_timeout, self.whole(body)).await.ok_or(Rejected::TooSlow)??;
         let callback = Arc::new(self.verify(&parts.headers, body.clone(), clock::wall())?);
         parts.extensions.insert(callback.clone());
         Ok((callback, Request::from_parts(parts, Body::from(body))))
     }
 
-    async fn whole(&self, body: Body) -> Result<Bytes, Refused> {
+    async fn whole(&self, body: Body) -> Result<Bytes, Rejected> {
         let bytes_max = self.options.body_bytes_max;
         match Limited::new(body, bytes_max).collect().await {
             Ok(body) => Ok(body.to_bytes()),
-            Err(error) if error.is::<LengthLimitError>() => Err(Refused::TooLarge { bytes_max }),
-            Err(_) => Err(Refused::Broken),
+            Err(error) if error.is::<LengthLimitError>() => Err(Rejected::TooLarge { bytes_max }),
+            Err(_) => Err(Rejected::Broken),
         }
     }
 }
 
-/// In handlers behind [`verified`] or [`once`](crate::once()); elsewhere it is answered with 500, since nothing was verified.
+/// Extracts the callback in handlers behind [`verified`] or [`once`](crate::once()). Other routes respond with
+/// 500, because their requests are not verified.
 impl<S: Sync> FromRequestParts<S> for Callback {
     type Rejection = (StatusCode, &'static str);
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
         match parts.extensions.get::<Arc<Callback>>() {
             Some(callback) => Ok(Callback::clone(callback)),
-            None => Err(missing("this route takes a callback, and has no middleware that verifies it")),
+            None => Err(missing("this route takes a callback but lacks a middleware that verifies it")),
         }
     }
 }
 
-/// A mistake in how the routes are put together.
+/// Reports a route that lacks its middleware.
 pub(crate) fn missing(what: &'static str) -> (StatusCode, &'static str) {
     tracing::error!("{what}");
     (StatusCode::INTERNAL_SERVER_ERROR, what)

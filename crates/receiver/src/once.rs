@@ -1,7 +1,9 @@
-//! A callback's effect, once: the handler's writes and the note that it was called are one transaction.
+//! Handles each callback once: the handler's writes and the callback's id are committed in one transaction.
 //!
-//! The transaction is of a connection's own, from `begin` to `commit`. Whatever ends otherwise (a refusal, a panic, a client that
-//! went away) closes the connection, which is what makes PostgreSQL forget all of it.
+//! The transaction has its own connection from `begin` to `commit`. Any other end (a failed handler, a panic, a
+//! disconnected client) closes the connection, so PostgreSQL rolls the transaction back.
+//!
+//! docs/decisions/0122-discard-duplicates-in-the-receivers-transaction.md gives the reasons for the design.
 
 use std::fmt;
 use std::ops::Deref;
@@ -17,9 +19,9 @@ use http::request::Parts;
 use tokio_postgres::Client;
 
 use crate::middleware::missing;
-use crate::{Verifier, clock, marks};
+use crate::{Verifier, clock, handled};
 
-/// What [`once`](once()) needs. Cheap to clone.
+/// State of the middleware [`once`](once()). Cheap to clone.
 #[derive(Clone)]
 pub struct Once {
     verifier: Verifier,
@@ -28,31 +30,31 @@ pub struct Once {
 }
 
 impl Once {
-    /// With connections of `pool`, one for each callback that is being handled. Its database has the table of
-    /// [`create_table`](crate::create_table).
+    /// Creates the state. The middleware takes one connection of `pool` for each callback in progress. The
+    /// database must have the table of [`create_table`](crate::create_table).
     #[must_use]
     pub fn new(verifier: Verifier, pool: Pool) -> Self {
         Once { verifier, pool, wait_max: Duration::from_secs(10) }
     }
 
-    /// How long a callback waits for a connection, and for the end of a double that is being handled. Default 10 s, which is
-    /// also how long Reveille waits for an answer if the schedule says nothing else. After it, the answer is 503.
+    /// Sets the longest wait for a connection, and for the end of a concurrent duplicate. Default 10 s, which is
+    /// also Reveille's default timeout for a callback. After this time the response is 503.
     #[must_use]
     pub fn wait_max(self, wait_max: Duration) -> Self {
         Once { wait_max, ..self }
     }
 
-    /// A transaction in which this callback is noted; `None` if it was before.
+    /// Begins a transaction that contains the callback's id. Returns `None` if the id was committed before.
     async fn begin(&self, id: &str) -> Result<Option<Open>, Failure> {
         let beginning = async {
             let open = Open(Some(self.pool.get().await?));
             open.client().batch_execute("begin").await?;
-            match marks::insert(open.client(), id).await? {
+            match handled::insert(open.client(), id).await? {
                 true => Ok(Some(open)),
                 false => open.end("rollback").await.map(|()| None),
             }
         };
-        clock::timeout(self.wait_max, beginning).await.unwrap_or(Err(Failure::Waited(self.wait_max)))
+        clock::timeout(self.wait_max, beginning).await.unwrap_or(Err(Failure::TimedOut(self.wait_max)))
     }
 }
 
@@ -65,23 +67,25 @@ impl fmt::Debug for Once {
     }
 }
 
-/// Lets through what is signed, and once, with `axum::middleware::from_fn_with_state(once, reveille_receiver::once)`.
-/// The handler may take a [`Callback`](crate::Callback) and a [`Transaction`].
+/// Accepts each signed callback once. Install it with `axum::middleware::from_fn_with_state(once,
+/// reveille_receiver::once)`. The handler may take a [`Callback`](crate::Callback) and a [`Transaction`].
 ///
-/// If the handler answers with 2xx, its transaction is committed, and then the answer leaves. With any other answer, and if it
-/// panics or its caller goes away, nothing of it remains, and the callback's next attempt is handled like a first one. A callback
-/// whose transaction was committed before is answered with 200, and no handler hears of it. Of two at the same time one waits.
+/// If the handler responds with 2xx, the middleware commits the transaction before it sends the response. After
+/// any other response, a panic or a disconnect, the transaction is rolled back, and the callback's next attempt is
+/// handled like the first. A callback that was already committed receives 200 without a call of the handler. Of
+/// two concurrent duplicates, one waits for the other.
 ///
-/// What is not signed is answered as by [`verified`](crate::verified); what the database does not let be done, with 503.
+/// Requests without a valid signature are rejected as by [`verified`](crate::verified). If the database fails, the
+/// response is 503.
 pub async fn once(State(once): State<Once>, request: Request, next: Next) -> Response {
     let (callback, mut request) = match once.verifier.checked(request).await {
         Ok(checked) => checked,
-        Err(refused) => return refused.into_response(),
+        Err(rejected) => return rejected.into_response(),
     };
     let open = match once.begin(&callback.id).await {
         Ok(Some(open)) => open,
         Ok(None) => {
-            tracing::debug!(id = callback.id, "a double is dropped");
+            tracing::debug!(id = callback.id, "duplicate callback dropped");
             return StatusCode::OK.into_response();
         }
         Err(failure) => return failure.into_response(),
@@ -89,20 +93,20 @@ pub async fn once(State(once): State<Once>, request: Request, next: Next) -> Res
     let slot = Slot::new(open);
     request.extensions_mut().insert(slot.clone());
     let response = next.run(request).await;
-    match settle(slot.take(), response.status().is_success()).await {
+    match finish(slot.take(), response.status().is_success()).await {
         Ok(()) => response,
         Err(failure) => failure.into_response(),
     }
 }
 
-async fn settle(open: Option<Open>, is_success: bool) -> Result<(), Failure> {
+async fn finish(open: Option<Open>, is_success: bool) -> Result<(), Failure> {
     match (open, is_success) {
-        // PostgreSQL answers a commit after a failed statement as if nothing were wrong, and rolls back. The query before it
-        // fails then, and the commit is not looked at.
+        // After a failed statement, PostgreSQL reports success for a commit but rolls back. The query in front of
+        // the commit then fails, so the commit is not executed.
         (Some(open), true) => open.end("select 1; commit").await,
-        (None, true) => Err(Failure::Kept),
+        (None, true) => Err(Failure::TransactionInUse),
         (Some(open), false) => {
-            // If this fails, the connection is closed, with the same effect.
+            // If the rollback fails, the connection is closed, with the same effect.
             let _rolled_back = open.end("rollback").await;
             Ok(())
         }
@@ -110,40 +114,40 @@ async fn settle(open: Option<Open>, is_success: bool) -> Result<(), Failure> {
     }
 }
 
-/// Why nothing was done.
+/// Reasons why a callback was not processed.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
-    #[error("no connection to the receiver's database")]
+    #[error("cannot get a connection to the receiver's database")]
     Pool(#[from] PoolError),
-    #[error("the receiver's database refuses")]
+    #[error("the receiver's database rejected a statement")]
     Database(#[from] tokio_postgres::Error),
-    #[error("no connection, or no end of a double that is being handled, within {0:?}")]
-    Waited(Duration),
-    #[error("the handler answered before it was done: something still holds its transaction")]
-    Kept,
+    #[error("no database connection, or no end of a concurrent duplicate, within {0:?}")]
+    TimedOut(Duration),
+    #[error("the handler returned while its transaction was still in use")]
+    TransactionInUse,
 }
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
         let error: &(dyn std::error::Error + 'static) = &self;
-        tracing::warn!(error, "a callback has no effect; it will come again");
+        tracing::warn!(error, "callback not processed; Reveille will send it again");
         let status = match &self {
-            Failure::Pool(_) | Failure::Database(_) | Failure::Waited(_) => StatusCode::SERVICE_UNAVAILABLE,
-            Failure::Kept => StatusCode::INTERNAL_SERVER_ERROR,
+            Failure::Pool(_) | Failure::Database(_) | Failure::TimedOut(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Failure::TransactionInUse => StatusCode::INTERNAL_SERVER_ERROR,
         };
-        (status, "nothing was done; the receiver's log says why").into_response()
+        (status, "the callback was not processed; see the receiver's log").into_response()
     }
 }
 
-/// A connection with a transaction. Dropped, it is closed.
+/// A connection with an open transaction. Dropping it closes the connection.
 struct Open(Option<Object>);
 
 impl Open {
     fn client(&self) -> &Client {
-        self.0.as_ref().expect("it is there until the transaction has ended")
+        self.0.as_ref().expect("the connection is present until the transaction ends")
     }
 
-    /// Ends the transaction, and gives the connection back to its pool.
+    /// Ends the transaction, and returns the connection to its pool.
     async fn end(mut self, statements: &str) -> Result<(), Failure> {
         self.client().batch_execute(statements).await?;
         drop(self.0.take());
@@ -159,7 +163,7 @@ impl Drop for Open {
     }
 }
 
-/// Where a request's transaction lies while no handler holds it.
+/// The place of a request's transaction while no handler uses it.
 #[derive(Clone)]
 struct Slot(Arc<Mutex<Option<Open>>>);
 
@@ -177,10 +181,11 @@ impl Slot {
     }
 }
 
-/// The transaction that a callback's effect belongs into: a [`Client`] of `tokio_postgres` between `begin` and `commit`. Take it
-/// in a handler behind [`once`](once()); it ends when that has answered, so do not begin, commit or roll back here.
+/// Transaction for the effects of a callback: a [`Client`] of `tokio_postgres` between `begin` and `commit`. Take
+/// it in a handler behind [`once`](once()). The middleware ends the transaction after the handler, so handlers
+/// must not begin, commit or roll back.
 pub struct Transaction {
-    /// There until it is dropped.
+    /// Present until this value is dropped.
     open: Option<Open>,
     slot: Slot,
 }
@@ -189,7 +194,7 @@ impl Deref for Transaction {
     type Target = Client;
 
     fn deref(&self) -> &Client {
-        self.open.as_ref().expect("it is there until it is dropped").client()
+        self.open.as_ref().expect("the transaction is present until this value is dropped").client()
     }
 }
 
@@ -207,14 +212,14 @@ impl fmt::Debug for Transaction {
     }
 }
 
-/// In handlers behind [`once`](once()), one of it; elsewhere it is answered with 500.
+/// Extracts the transaction in handlers behind [`once`](once()). Other routes respond with 500.
 impl<S: Sync> FromRequestParts<S> for Transaction {
     type Rejection = (StatusCode, &'static str);
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
         let slot = parts.extensions.get::<Slot>().cloned();
-        let slot = slot.ok_or_else(|| missing("this route takes a transaction, and has no middleware `once`"))?;
-        let open = slot.take().ok_or_else(|| missing("this route takes its transaction twice"))?;
+        let slot = slot.ok_or_else(|| missing("this route takes a transaction but lacks the middleware `once`"))?;
+        let open = slot.take().ok_or_else(|| missing("the handler takes its transaction twice"))?;
         Ok(Transaction { open: Some(open), slot })
     }
 }

@@ -1,4 +1,4 @@
-//! What callbacks are signed with.
+//! Secrets that sign callbacks.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,24 +9,27 @@ use bytes::Bytes;
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
 
-/// A signing secret, as `data/signing.secret` has it and `reveille secret create` prints it: `whsec_` and base64.
+/// A signing secret of the form `whsec_` plus base64, as in `data/signing.secret` and in the output of `reveille
+/// secret create`.
 #[derive(Clone)]
 pub struct Secret(Hmac<Sha256>);
 
-/// Why a text is no [`Secret`]. It does not tell the text.
+/// Reasons why a text is not a [`Secret`]. The error does not contain the text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SecretError {
-    /// It is something else: a key, perhaps.
-    #[error("a signing secret begins with `whsec_`; the one of a first start is in `data/signing.secret`")]
+    /// The text has another prefix. It may be an API key.
+    #[error(
+        "invalid signing secret: expected the prefix `whsec_`; the first start writes a secret to `data/signing.secret`"
+    )]
     Prefix,
-    /// What follows the prefix was cut, or changed.
-    #[error("what follows `whsec_` is not base64; copy all of it")]
+    /// The part after the prefix was truncated or changed.
+    #[error("invalid signing secret: the part after `whsec_` is not base64; copy the whole secret")]
     Base64,
-    /// Standard Webhooks wants 24 to 64 bytes.
-    #[error("a signing secret has 24 to 64 bytes, and this one has {bytes}")]
+    /// Standard Webhooks requires 24 to 64 bytes.
+    #[error("invalid signing secret: expected 24 to 64 bytes, found {bytes}")]
     Length {
-        /// How many it has.
+        /// Number of bytes of the secret.
         bytes: usize,
     },
 }
@@ -34,7 +37,7 @@ pub enum SecretError {
 impl FromStr for Secret {
     type Err = SecretError;
 
-    /// White space around it, as a file has, is not of it.
+    /// Parses a secret. White space around it, as in a file, is ignored.
     fn from_str(text: &str) -> Result<Self, SecretError> {
         let digits = text.trim().strip_prefix("whsec_").ok_or(SecretError::Prefix)?;
         let key = STANDARD.decode(digits).map_err(|_| SecretError::Base64)?;
@@ -46,7 +49,7 @@ impl FromStr for Secret {
 }
 
 impl Secret {
-    /// What is signed is `id.timestamp.body` (Standard Webhooks 1.0.0, "Signature scheme").
+    /// Signs the text `id.timestamp.body` (Standard Webhooks 1.0.0, "Signature scheme").
     pub(crate) fn sign(&self, id: &str, timestamp: &str, body: &Bytes) -> [u8; 32] {
         let mut mac = self.0.clone();
         for part in [id.as_bytes(), b".", timestamp.as_bytes(), b".", body] {

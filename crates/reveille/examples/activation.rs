@@ -1,7 +1,7 @@
-//! Activation of products: a style appears in listing and search at a time that is set, and may be moved.
-//! `cargo run --example activation`, beside a `reveille serve`.
+//! Activation of products: a style appears in listing and search at a scheduled time, which can be moved.
+//! Run `cargo run --example activation` while `reveille serve` runs.
 
-#![expect(clippy::print_stdout, reason = "it tells its story")]
+#![expect(clippy::print_stdout, reason = "the example prints its progress")]
 
 mod shop;
 
@@ -13,7 +13,7 @@ use reveille_receiver::{Callback, Failed, Transaction};
 
 use shop::{Shop, after, new_number};
 
-/// A second of the example.
+/// Length of a day in the example.
 const DAY: Duration = Duration::from_secs(1);
 const TABLES: &str = "\
 create table if not exists styles (
@@ -33,17 +33,17 @@ async fn main() -> anyhow::Result<()> {
     let shop = Shop::open(TABLES).await?;
     let url = shop.listen(Router::new().route("/activate", post(activate))).await?;
     let style = new_number();
-    shop.tell("insert into styles values ($1)", &[&style]).await?;
+    shop.execute("insert into styles values ($1)", &[&style]).await?;
     let name = format!("activate-{style}");
     let on_day = |day: u32| ScheduleRequest::at(after(DAY * day), format!("{url}/activate")).payload(&style);
 
     shop.reveille.put(&name, &on_day(2)?).await?;
-    println!("style {style} is onboarded, to be listed on day 2");
+    println!("style {style} is onboarded and scheduled for day 2");
     let moved = shop.reveille.put(&name, &on_day(4)?).await?;
-    println!("its photos are late, and it is moved to day 4: revision {} of its schedule", moved.schedule.revision);
+    println!("its photos are late, so it is moved to day 4: revision {} of its schedule", moved.schedule.revision);
 
     shop.until("select is_listed from styles where number = $1", &[&style]).await?;
-    let activations: i64 = shop.ask("select count(*) from activations where style = $1", &[&style]).await?;
+    let activations: i64 = shop.query("select count(*) from activations where style = $1", &[&style]).await?;
     println!("style {style} is listed: it was activated {activations} time");
     Ok(())
 }

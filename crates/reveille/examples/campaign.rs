@@ -1,7 +1,7 @@
-//! Campaigns: a notification for each customer of a segment, all asked for in one batch; who opts out gets none.
-//! `cargo run --example campaign`, beside a `reveille serve`.
+//! Campaigns: one batch schedules a notification for each customer of a segment. A customer that opts out gets none.
+//! Run `cargo run --example campaign` while `reveille serve` runs.
 
-#![expect(clippy::print_stdout, reason = "it tells its story")]
+#![expect(clippy::print_stdout, reason = "the example prints its progress")]
 
 mod shop;
 
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use shop::{Shop, after, new_number, sleep};
 
-/// A second of the example.
+/// Length of a day in the example.
 const DAY: Duration = Duration::from_secs(1);
 const CUSTOMERS: u32 = 50;
 const TABLES: &str = "create table if not exists notifications (campaign bigint not null, customer bigint not null)";
@@ -26,7 +26,7 @@ struct Notification {
     customer: u32,
 }
 
-/// Notifications are written down, for whatever sends them.
+/// Inserts a row for each notification. Another service would send the notifications.
 async fn notify(callback: Callback, transaction: Transaction) -> Result<(), Failed> {
     let Notification { campaign, customer } = callback.json()?;
     transaction.execute("insert into notifications values ($1, $2)", &[&campaign, &i64::from(customer)]).await?;
@@ -43,29 +43,29 @@ async fn main() -> anyhow::Result<()> {
     let url = shop.listen(Router::new().route("/notify", post(notify))).await?;
     let campaign = new_number();
     let at = after(3 * DAY);
-    // Names of our own: if the batch broke off, another one would refuse those that are there already.
-    let asks = (1..=CUSTOMERS).map(|customer| {
-        let ask = ScheduleRequest::at(at, format!("{url}/notify")).id(name(campaign, customer));
-        ask.label("campaign", campaign.to_string()).payload(&Notification { campaign, customer })
+    // The application chooses the ids. If a batch fails halfway, a second batch cannot create the same schedules again.
+    let requests = (1..=CUSTOMERS).map(|customer| {
+        let request = ScheduleRequest::at(at, format!("{url}/notify")).id(name(campaign, customer));
+        request.label("campaign", campaign.to_string()).payload(&Notification { campaign, customer })
     });
-    let asks: Vec<_> = asks.collect::<Result<_, _>>()?;
-    let mut answers = shop.reveille.create_many(stream::iter(asks));
-    let mut made = 0;
-    while let Some(answer) = answers.try_next().await? {
-        match answer.problem {
-            None => made += 1,
-            Some(problem) => println!("line {} is refused: {}", answer.line, problem.detail),
+    let requests: Vec<_> = requests.collect::<Result<_, _>>()?;
+    let mut results = shop.reveille.create_many(stream::iter(requests));
+    let mut created = 0;
+    while let Some(result) = results.try_next().await? {
+        match result.problem {
+            None => created += 1,
+            Some(problem) => println!("line {} is rejected: {}", result.line, problem.detail),
         }
     }
-    println!("{made} notifications of campaign {campaign} are to come");
+    println!("{created} notifications of campaign {campaign} are scheduled");
     shop.reveille.cancel(&name(campaign, 17)).await?;
     println!("customer 17 opts out");
 
     let sent = "select count(distinct customer) from notifications where campaign = $1";
     shop.until(&format!("select ({sent}) = $2"), &[&campaign, &i64::from(CUSTOMERS - 1)]).await?;
     sleep(DAY / 2).await;
-    let customers: i64 = shop.ask(sent, &[&campaign]).await?;
-    let all: i64 = shop.ask("select count(*) from notifications where campaign = $1", &[&campaign]).await?;
+    let customers: i64 = shop.query(sent, &[&campaign]).await?;
+    let all: i64 = shop.query("select count(*) from notifications where campaign = $1", &[&campaign]).await?;
     println!("{all} notifications went to {customers} customers");
     Ok(())
 }

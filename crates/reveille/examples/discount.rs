@@ -1,7 +1,7 @@
-//! Discounts: a pair of schedules, one that turns a discount on and one that turns it off, each once.
-//! `cargo run --example discount`, beside a `reveille serve`.
+//! Discounts: two schedules, one that turns a discount on and one that turns it off, each exactly once.
+//! Run `cargo run --example discount` while `reveille serve` runs.
 
-#![expect(clippy::print_stdout, reason = "it tells its story")]
+#![expect(clippy::print_stdout, reason = "the example prints its progress")]
 
 mod shop;
 
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use shop::{Shop, after, new_number};
 
-/// A second of the example.
+/// Length of a day in the example.
 const DAY: Duration = Duration::from_secs(1);
 const TABLES: &str = "\
 create table if not exists discounts (name text primary key, is_active bool not null, is_over bool not null);
@@ -26,7 +26,8 @@ struct Switch {
     is_active: bool,
 }
 
-/// The two have no order if one of them has to be tried again: turned on late, a discount that is over would stay.
+/// Turns the discount on or off. A retry may change the order of the two callbacks. Therefore a callback that arrives
+/// late does not turn on a discount that is over.
 async fn switch(callback: Callback, transaction: Transaction) -> Result<(), Failed> {
     let Switch { discount, is_active } = callback.json()?;
     let update = "update discounts set is_active = $2 and not is_over, is_over = is_over or not $2 where name = $1";
@@ -40,26 +41,26 @@ async fn main() -> anyhow::Result<()> {
     let shop = Shop::open(TABLES).await?;
     let url = shop.listen(Router::new().route("/switch", post(switch))).await?;
     let discount = format!("summer-{}", new_number());
-    shop.tell("insert into discounts values ($1, false, false)", &[&discount]).await?;
+    shop.execute("insert into discounts values ($1, false, false)", &[&discount]).await?;
 
     let start = after(Duration::ZERO);
-    // The end first: if the beginning cannot be asked for any more, nothing has begun.
+    // Schedule the end first. If the program then fails before it schedules the start, the discount never starts.
     for (is_active, at) in [(false, start + DAY * 3), (true, start + DAY * 2)] {
         let payload = Switch { discount: discount.clone(), is_active };
-        let ask = ScheduleRequest::at(at, format!("{url}/switch"))
+        let request = ScheduleRequest::at(at, format!("{url}/switch"))
             .payload(&payload)?
             .label("discount", &discount)
             .retry(20, "1s");
         let name = format!("{discount}-{}", if is_active { "on" } else { "off" });
-        shop.reveille.put(&name, &ask).await?;
-        println!("{name} is to come at {at}");
+        shop.reveille.put(&name, &request).await?;
+        println!("{name} is scheduled at {at}");
     }
 
     shop.until("select count(*) = 1 from switched where name = $1 and is_active", &[&discount]).await?;
     println!("{discount} is on");
     shop.until("select is_over from discounts where name = $1", &[&discount]).await?;
     println!("{discount} is off");
-    let switched: i64 = shop.ask("select count(*) from switched where name = $1", &[&discount]).await?;
-    println!("it was switched {switched} times");
+    let switched: i64 = shop.query("select count(*) from switched where name = $1", &[&discount]).await?;
+    println!("the discount was switched {switched} times");
     Ok(())
 }

@@ -1,7 +1,7 @@
-//! Nudges: who leaves a cart behind is reminded, and who buys is not. Each change of the cart moves the nudge.
-//! `cargo run --example nudge`, beside a `reveille serve`.
+//! Nudges: a customer that leaves a cart gets a reminder, and a customer that buys gets none. Each change of the cart
+//! moves the reminder. Run `cargo run --example nudge` while `reveille serve` runs.
 
-#![expect(clippy::print_stdout, reason = "it tells its story")]
+#![expect(clippy::print_stdout, reason = "the example prints its progress")]
 
 mod shop;
 
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use shop::{Shop, after, new_number};
 
-/// A second of the example.
+/// Length of an hour in the example.
 const HOUR: Duration = Duration::from_secs(1);
 const TABLES: &str = "create table if not exists nudges (customer bigint not null, cart text not null)";
 
@@ -43,9 +43,9 @@ async fn main() -> anyhow::Result<()> {
         let mut cart = Cart { customer, items: Vec::new() };
         for item in ["a phone", "a case"] {
             cart.items.push(item.to_owned());
-            // Three hours after the last change, with the cart as it is then.
-            let ask = ScheduleRequest::at(after(3 * HOUR), format!("{url}/nudge")).payload(&cart)?;
-            shop.reveille.put(&name(customer), &ask).await?;
+            // Schedule the reminder three hours after the last change, with the present content of the cart.
+            let request = ScheduleRequest::at(after(3 * HOUR), format!("{url}/nudge")).payload(&cart)?;
+            shop.reveille.put(&name(customer), &request).await?;
             println!("customer {customer} puts {item} into the cart");
         }
     }
@@ -55,7 +55,7 @@ async fn main() -> anyhow::Result<()> {
     shop.until("select count(*) > 0 from nudges where customer = $1", &[&leaves]).await?;
     for customer in [leaves, buys] {
         let reminded: Option<String> =
-            shop.ask("select string_agg(cart, '; ') from nudges where customer = $1", &[&customer]).await?;
+            shop.query("select string_agg(cart, '; ') from nudges where customer = $1", &[&customer]).await?;
         println!("customer {customer} is reminded of {}", reminded.as_deref().unwrap_or("nothing"));
     }
     Ok(())

@@ -1,7 +1,8 @@
-//! Payment reconciliation: the bank took the money, and the gateway timed out. A schedule asks the bank again and again until the
-//! payment is settled, refunds it, and ends itself. `cargo run --example payment`, beside a `reveille serve`.
+//! Payment reconciliation: the gateway timed out although the bank took the money. A recurring schedule queries the
+//! bank until the payment is settled, refunds it, and cancels itself. Run `cargo run --example payment` while `reveille
+//! serve` runs.
 
-#![expect(clippy::print_stdout, reason = "it tells its story")]
+#![expect(clippy::print_stdout, reason = "the example prints its progress")]
 
 mod shop;
 
@@ -17,10 +18,11 @@ create table if not exists bank (payment bigint primary key, status text not nul
 create table if not exists queries (payment bigint not null, status text not null);
 create table if not exists refunds (payment bigint primary key);";
 
-/// Asks the bank, and refunds what it took.
+/// Queries the bank, and refunds the payment if the bank has taken the money.
 ///
-/// The schedule is not cancelled by the occurrence that refunds, but by the next: a cancellation is no part of the transaction,
-/// so one before a commit that fails would be the end of it without a refund.
+/// The occurrence after the refund cancels the schedule. The occurrence that refunds must not cancel it: the
+/// cancellation is not part of the transaction, so after a failed commit the schedule would be cancelled without a
+/// refund.
 async fn reconcile(State(reveille): State<Client>, callback: Callback, transaction: Transaction) -> Result<(), Failed> {
     let payment: i64 = callback.json()?;
     if transaction.query_opt("select 1 from refunds where payment = $1", &[&payment]).await?.is_some() {
@@ -46,20 +48,20 @@ async fn main() -> anyhow::Result<()> {
     let routes = Router::new().route("/reconcile", post(reconcile)).with_state(shop.reveille.clone());
     let url = shop.listen(routes).await?;
     let payment = new_number();
-    shop.tell("insert into bank values ($1, 'unknown')", &[&payment]).await?;
-    let ask = ScheduleRequest::every("1s", format!("{url}/reconcile")).payload(&payment)?;
-    shop.reveille.put(&name(payment), &ask).await?;
-    println!("the gateway timed out on payment {payment}: the bank is asked every second");
+    shop.execute("insert into bank values ($1, 'unknown')", &[&payment]).await?;
+    let request = ScheduleRequest::every("1s", format!("{url}/reconcile")).payload(&payment)?;
+    shop.reveille.put(&name(payment), &request).await?;
+    println!("the gateway timed out on payment {payment}: the schedule queries the bank every second");
 
     shop.until("select count(*) = 2 from queries where payment = $1", &[&payment]).await?;
-    shop.tell("update bank set status = 'taken' where payment = $1", &[&payment]).await?;
+    shop.execute("update bank set status = 'taken' where payment = $1", &[&payment]).await?;
     println!("the bank has taken the money");
     shop.until("select count(*) = 1 from refunds where payment = $1", &[&payment]).await?;
     println!("payment {payment} is refunded");
     while shop.reveille.get(&name(payment)).await?.next.is_some() {
         shop::sleep(std::time::Duration::from_millis(10)).await;
     }
-    let queries: i64 = shop.ask("select count(*) from queries where payment = $1", &[&payment]).await?;
-    println!("the bank was asked {queries} times, and is not any more");
+    let queries: i64 = shop.query("select count(*) from queries where payment = $1", &[&payment]).await?;
+    println!("the schedule queried the bank {queries} times and is cancelled");
     Ok(())
 }

@@ -1,7 +1,7 @@
-//! Retries: what could not be done now is given to Reveille, which asks again with growing waits, across restarts of everybody.
-//! `cargo run --example retry`, beside a `reveille serve`.
+//! Retries: Reveille retries a failed operation with growing waits, even if the application or the server restarts.
+//! Run `cargo run --example retry` while `reveille serve` runs.
 
-#![expect(clippy::print_stdout, reason = "it tells its story")]
+#![expect(clippy::print_stdout, reason = "the example prints its progress")]
 
 mod shop;
 
@@ -17,7 +17,8 @@ const TABLES: &str = "\
 create table if not exists invoices (number bigint primary key, is_filed bool not null default false);
 create table if not exists tax_office (is_open bool not null);";
 
-/// Any error is an answer of 500: Reveille comes back later, and nothing that was written here remains.
+/// Files an invoice. Any error becomes a response with status 500: the transaction is rolled back, and Reveille retries
+/// later.
 async fn file(callback: Callback, transaction: Transaction) -> Result<(), Failed> {
     let invoice: i64 = callback.json()?;
     transaction.execute("update invoices set is_filed = true where number = $1", &[&invoice]).await?;
@@ -28,7 +29,7 @@ async fn file(callback: Callback, transaction: Transaction) -> Result<(), Failed
     }
 }
 
-/// The one run of this schedule.
+/// Returns the only run of this schedule, if it exists yet.
 async fn run_of(reveille: &Client, schedule: &str) -> anyhow::Result<Option<Run>> {
     Ok(reveille.runs(schedule).try_next().await?)
 }
@@ -38,20 +39,21 @@ async fn main() -> anyhow::Result<()> {
     let shop = Shop::open(TABLES).await?;
     let url = shop.listen(Router::new().route("/file", post(file))).await?;
     let invoice = new_number();
-    shop.tell("insert into invoices values ($1)", &[&invoice]).await?;
-    shop.tell("delete from tax_office", &[]).await?;
-    shop.tell("insert into tax_office values (false)", &[]).await?;
+    shop.execute("insert into invoices values ($1)", &[&invoice]).await?;
+    shop.execute("delete from tax_office", &[]).await?;
+    shop.execute("insert into tax_office values (false)", &[]).await?;
 
-    // Five attempts: the waits are drawn below 200 ms, 400 ms, 800 ms and 1.6 s.
+    // Five attempts with random waits of at most 200 ms, 400 ms, 800 ms and 1.6 s.
     let schedule = format!("file-{invoice}");
-    let ask = ScheduleRequest::at(after(Duration::ZERO), format!("{url}/file")).payload(&invoice)?.retry(5, "200ms");
-    shop.reveille.put(&schedule, &ask).await?;
-    println!("invoice {invoice} is to be filed, and the tax office is closed");
+    let request =
+        ScheduleRequest::at(after(Duration::ZERO), format!("{url}/file")).payload(&invoice)?.retry(5, "200ms");
+    shop.reveille.put(&schedule, &request).await?;
+    println!("invoice {invoice} is scheduled, and the tax office is closed");
 
     while run_of(&shop.reveille, &schedule).await?.is_none_or(|run| run.attempts.len() < 2) {
         sleep(Duration::from_millis(10)).await;
     }
-    shop.tell("update tax_office set is_open = true", &[]).await?;
+    shop.execute("update tax_office set is_open = true", &[]).await?;
     println!("the tax office opens");
 
     shop.until("select is_filed from invoices where number = $1", &[&invoice]).await?;

@@ -1,7 +1,7 @@
-//! SLAs: each stage of an order has a time in which it should be over. A schedule stands for the breach, and whoever finishes
-//! the stage cancels it. `cargo run --example sla`, beside a `reveille serve`.
+//! SLAs: each stage of an order has a time limit. A schedule escalates the breach at the limit, and the end of the
+//! stage cancels the schedule. Run `cargo run --example sla` while `reveille serve` runs.
 
-#![expect(clippy::print_stdout, reason = "it tells its story")]
+#![expect(clippy::print_stdout, reason = "the example prints its progress")]
 
 mod shop;
 
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use shop::{Shop, after, new_number};
 
-/// A second of the example.
+/// Length of an hour in the example.
 const HOUR: Duration = Duration::from_secs(1);
 const TABLES: &str =
     "create table if not exists escalations (order_id bigint, stage text, primary key (order_id, stage))";
@@ -25,14 +25,15 @@ struct Stage {
     stage: String,
 }
 
-/// The stage was not over in time: somebody has to look.
+/// Escalates a stage that did not end in time.
 async fn breach(callback: Callback, transaction: Transaction) -> Result<(), Failed> {
     let Stage { order, stage } = callback.json()?;
     transaction.execute("insert into escalations values ($1, $2)", &[&order, &stage]).await?;
     Ok(())
 }
 
-/// The name of the schedule says which stage it is for, so that who finishes the stage need not be told.
+/// Returns the id of the schedule. It is derived from the stage, so that the code that ends the stage does not need to
+/// store it.
 fn name(order: i64, stage: &str) -> String {
     format!("sla-{order}-{stage}")
 }
@@ -64,10 +65,10 @@ async fn main() -> anyhow::Result<()> {
     finish(&shop.reveille, quick, "shipping").await?;
 
     shop.until("select count(*) = 1 from escalations where order_id = $1", &[&slow]).await?;
-    // Nothing else can come: what is cancelled is cancelled.
+    // All other schedules are cancelled, so no further escalation can follow.
     for order in [quick, slow] {
         let late: Option<String> =
-            shop.ask("select string_agg(stage, ', ') from escalations where order_id = $1", &[&order]).await?;
+            shop.query("select string_agg(stage, ', ') from escalations where order_id = $1", &[&order]).await?;
         println!("order {order}: late with {}", late.as_deref().unwrap_or("nothing"));
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! `reveille store` and `reveille cluster`: an operator's care for a cluster and its database.
+//! `reveille store` and `reveille cluster`: management of a cluster and its database.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -24,7 +24,7 @@ use crate::{identity, service, store_key};
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum StoreCommand {
-    /// Make the schema in a database, or bring an older one to what this build needs
+    /// Create the schema in a database, or migrate an older schema to the version of this build
     Migrate(MigrateArguments),
 }
 
@@ -32,10 +32,10 @@ pub(crate) enum StoreCommand {
 pub(crate) struct MigrateArguments {
     #[command(flatten)]
     engine: EngineArguments,
-    /// Where the key of the first tenant is put, if this makes it
+    /// Folder for the keys of the first operator and the first tenant, if this command creates them
     #[arg(long, default_value = "./data", env = "REVEILLE_DATA")]
     data: PathBuf,
-    /// What the first tenant may call beside public addresses, if this makes it: loopback, private, link_local, shared
+    /// Addresses that the first tenant may call in addition to public ones: loopback, private, link_local, shared
     #[arg(long, value_delimiter = ',', env = "REVEILLE_ALLOW_EGRESS")]
     allow_egress: Vec<Class>,
     #[command(flatten)]
@@ -44,7 +44,7 @@ pub(crate) struct MigrateArguments {
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum ClusterCommand {
-    /// Who is there, who owns which shards, and how far behind they are
+    /// Show the members, their shards, and the lag of their callbacks
     Status(StatusArguments),
 }
 
@@ -52,7 +52,7 @@ pub(crate) enum ClusterCommand {
 pub(crate) struct StatusArguments {
     #[command(flatten)]
     engine: EngineArguments,
-    /// A line for each shard, too
+    /// Print a line for each shard as well
     #[arg(long)]
     shards: bool,
     /// Print JSON instead of a table
@@ -60,7 +60,7 @@ pub(crate) struct StatusArguments {
     json: bool,
 }
 
-/// Pollers that one read of due rows is asked for.
+/// Maximum pollers of one read of due rows.
 const READS_PER_CALL: usize = 256;
 
 pub(crate) async fn store(runtime: &Runtime, command: &StoreCommand) -> anyhow::Result<()> {
@@ -77,10 +77,10 @@ pub(crate) async fn cluster(runtime: &Runtime, command: &ClusterCommand) -> anyh
 
 async fn migrate(runtime: &Runtime, arguments: &MigrateArguments) -> anyhow::Result<()> {
     let engine = arguments.engine.postgres()?;
-    make_schema(runtime, &engine).await?;
+    migrate_schema(runtime, &engine).await?;
     with_store(runtime, &engine, async |store| {
         let data = &arguments.data;
-        service::make_private(data).with_context(|| format!("cannot make the folder {}", data.display()))?;
+        service::create_private(data).with_context(|| format!("cannot create the folder {}", data.display()))?;
         let pollers = scheduler::Options::default().pollers;
         let egress = Egress { allow: arguments.allow_egress.iter().copied().collect(), ..Egress::default() };
         let path = arguments.store_key.path(data);
@@ -88,42 +88,44 @@ async fn migrate(runtime: &Runtime, arguments: &MigrateArguments) -> anyhow::Res
         let unlocked = store_key::unlock(runtime, store.clone(), &path, true).await?;
         if is_new {
             let path = path.display();
-            console::line(&format!("made the key that seals the store's secrets, {path}: each member needs a copy"))?;
+            console::line(&format!(
+                "created the key that encrypts the store's secrets, {path}: every member needs a copy"
+            ))?;
         }
-        let made = identity::make_first(runtime, &unlocked, data, pollers, &egress).await?;
-        if made.operator {
+        let created = identity::create_first(runtime, &unlocked, data, pollers, &egress).await?;
+        if created.operator {
             let key = identity::operator_key_path(data);
-            console::line(&format!("made an operator's key, which makes tenants: it is in {}", key.display()))?;
+            console::line(&format!("created an operator's key, which can create tenants, in {}", key.display()))?;
         }
-        if made.tenant {
+        if created.tenant {
             let key = identity::admin_key_path(data);
-            console::line(&format!("made the tenant `default`; its key is in {}", key.display()))?;
+            console::line(&format!("created the tenant `default`; its key is in {}", key.display()))?;
         }
         Ok(())
     })
     .await
 }
 
-/// Makes the schemas of store and coordination, or brings older ones to what this build needs.
+/// Creates the schemas of store and coordination, or migrates older ones to the version of this build.
 ///
 /// # Errors
-/// If a database cannot be reached, or refuses.
-pub(crate) async fn make_schema(runtime: &Runtime, engine: &PostgresEngine) -> anyhow::Result<()> {
+/// If a database cannot be reached, or a migration fails.
+pub(crate) async fn migrate_schema(runtime: &Runtime, engine: &PostgresEngine) -> anyhow::Result<()> {
     let options = engine.store_options();
     let migrated = store_postgres::migrate(runtime, engine.store.as_str(), &options).await;
     let migrated = migrated.context("cannot migrate the store")?;
     let coordinated =
         coordination_connect::migrate(runtime, engine.coordination.as_str(), engine.password.clone()).await;
-    coordinated.context("the store is migrated, and its coordination cannot be")?;
+    coordinated.context("the store is migrated, but the coordination engine cannot be migrated")?;
     console::line(&match migrated.from {
-        None => format!("made the schema, version {}, of the cluster {}", migrated.to, migrated.cluster),
+        None => format!("created the schema, version {}, of the cluster {}", migrated.to, migrated.cluster),
         Some(from) if from < migrated.to => format!("migrated the schema from version {from} to {}", migrated.to),
-        Some(_) => format!("the schema is there, version {}, of the cluster {}", migrated.to, migrated.cluster),
+        Some(_) => format!("the schema is up to date, version {}, of the cluster {}", migrated.to, migrated.cluster),
     })?;
     if !migrated.has_client_role {
         console::line(
-            "there is no role reveille_client, and this user may not make it: to schedule inside your own transactions, have \
-             somebody `create role reveille_client`, and migrate again",
+            "the role reveille_client does not exist, and this user may not create it: to create schedules inside your \
+             own transactions, run `create role reveille_client` as a user that may create roles, then migrate again",
         )?;
     }
     Ok(())
@@ -143,13 +145,13 @@ pub(crate) async fn with_store<T>(
     done
 }
 
-/// What `status` tells; instants as RFC 3339 are for people, this is for scripts.
+/// JSON output of `status`, for scripts. Durations are in milliseconds.
 #[derive(Serialize, Debug)]
 struct Status {
     cluster: String,
     members: Vec<MemberStatus>,
     shards: Vec<ShardStatus>,
-    /// Of the shard that is furthest behind.
+    /// Longest lag of all shards.
     lag_ms: u64,
 }
 
@@ -160,7 +162,7 @@ struct MemberStatus {
     address: String,
     build: String,
     owns: bool,
-    /// Does what one member does for all; the docs send people to its log.
+    /// `true` for the leader, which does the cluster-wide work and logs it.
     leads: bool,
     shards: usize,
     lag_ms: u64,
@@ -169,10 +171,10 @@ struct MemberStatus {
 #[derive(Serialize, Debug)]
 struct ShardStatus {
     shard: u16,
-    /// `null`: nobody; what is due there waits.
+    /// Name of the owner; `null` if the shard has no owner and its due rows wait.
     owner: Option<String>,
     term: u64,
-    /// How long ago the first row was due that has no outcome yet.
+    /// Time since the first row without an outcome was due.
     lag_ms: u64,
 }
 
@@ -181,18 +183,18 @@ async fn status(runtime: &Runtime, arguments: &StatusArguments) -> anyhow::Resul
     let status = with_store(runtime, &engine, async |store| {
         let view = engine.view(runtime, store).await?;
         let terms = store.terms().await.context("cannot read the terms")?;
-        let lags = lags(store, runtime.now()).await.context("cannot read what is due")?;
+        let lags = lags(store, runtime.now()).await.context("cannot read the due rows")?;
         Ok(Status::new(store.cluster().id.clone(), &view, &terms, &lags))
     })
     .await?;
     let text = match arguments.json {
-        true => serde_json::to_string_pretty(&status).context("a status is written as JSON")?,
+        true => serde_json::to_string_pretty(&status).context("cannot encode the status as JSON")?,
         false => status.table(arguments.shards),
     };
     console::line(text.trim_end()).context("cannot write the result")
 }
 
-/// For each shard with a row that is due and not done, how long it has been.
+/// Returns the lag of each shard that has a due row without an outcome.
 async fn lags(store: &PostgresStore, now: Timestamp) -> anyhow::Result<BTreeMap<ShardId, Duration>> {
     let mut pollers = Vec::new();
     for tenant in store.tenants().await? {
@@ -257,10 +259,10 @@ impl Status {
         let mut line = |columns: [&str; 7]| {
             let [name, address, build, owns, leads, shards, lag] = columns;
             let line = format!("{name:<28} {address:<22} {build:<10} {owns:<5} {leads:<5} {shards:>6} {lag:>10}");
-            writeln!(text, "{}", line.trim_end()).expect("a string takes all");
+            writeln!(text, "{}", line.trim_end()).expect("writing to a string never fails");
         };
-        line(["member", "peers reach it at", "build", "owns", "leads", "shards", "lag"]);
-        let word = |is_so| if is_so { "yes" } else { "no" };
+        line(["member", "peer address", "build", "owns", "leads", "shards", "lag"]);
+        let word = |is_true| if is_true { "yes" } else { "no" };
         for member in &self.members {
             let (owns, leads) = (word(member.owns), word(member.leads));
             let (shards, lag) = (member.shards.to_string(), format!("{} ms", member.lag_ms));
@@ -268,14 +270,16 @@ impl Status {
         }
         let unowned = self.shards.iter().filter(|shard| shard.owner.is_none()).count();
         if unowned > 0 {
-            writeln!(text, "\n{unowned} shards have no owner: what is due there waits").expect("a string takes all");
+            writeln!(text, "\n{unowned} shards have no owner: their due callbacks wait")
+                .expect("writing to a string never fails");
         }
         if with_shards {
-            writeln!(text, "\n{:>5} {:<28} {:>8} {:>10}", "shard", "owner", "term", "lag").expect("a string takes all");
+            writeln!(text, "\n{:>5} {:<28} {:>8} {:>10}", "shard", "owner", "term", "lag")
+                .expect("writing to a string never fails");
             for ShardStatus { shard, owner, term, lag_ms } in &self.shards {
                 let owner = owner.as_deref().unwrap_or("-");
                 writeln!(text, "{shard:>5} {owner:<28} {term:>8} {:>10}", format!("{lag_ms} ms"))
-                    .expect("a string takes all");
+                    .expect("writing to a string never fails");
             }
         }
         text

@@ -1,10 +1,13 @@
-//! The commands that are clients of a server: schedules, runs, tenants, keys, signing secrets and quotas.
+//! The commands that act as clients of a server: schedules, runs, tenants, keys, signing secrets and quotas.
 //!
-//! They go through the SDK and know nothing that it does not: no store, no data folder but for the address and the keys that
-//! `serve` leaves there. With `--json` they print the API's JSON; otherwise tables and lines for people, in which nothing that
-//! others wrote can drive a terminal. Progress goes to standard error, and only where that is a terminal.
+//! They use only the SDK. They open no store, and they read from a data folder only the address and the keys that
+//! `serve` writes there. With `--json` they print the JSON of the API. Otherwise they print tables and lines for
+//! people, and escape the control characters in text that other users wrote. Progress goes to standard error, and only
+//! if that is a terminal.
 //!
-//! Always true here: an error says what to do next, and no key is printed but one that was just made.
+//! Invariants: every error names the next step. A key is printed only by the command that created it.
+//!
+//! docs/decisions/0121-put-client-commands-in-the-same-binary.md gives the reasons for the design.
 
 mod connect;
 mod explain;
@@ -21,49 +24,49 @@ use clap_complete::Shell;
 use cli_support::console;
 use runtime::Runtime;
 
-/// How a command's result is told.
+/// Format of a command's result.
 #[derive(Args, Clone, Copy, Debug)]
 struct Output {
-    /// Print the API's JSON
+    /// Print the JSON of the API
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
-    /// Ask for callbacks, look at them, change and cancel them
+    /// Create, show, change and cancel schedules
     #[command(subcommand)]
     Schedule(schedule::Command),
-    /// See what failed for good, and run it again
+    /// List runs that failed after their last attempt (dead letters), and run them again
     #[command(subcommand)]
     Run(run::Command),
-    /// Make tenants, and look at them; for operators
+    /// Create and show tenants; requires an operator's key
     #[command(subcommand)]
     Tenant(tenant::Command),
-    /// Make, list and revoke a tenant's keys
+    /// Create, list and revoke a tenant's keys
     #[command(subcommand)]
     Key(key::Command),
-    /// Make, list and delete what a tenant's callbacks are signed with
+    /// Create, list and delete the secrets that sign a tenant's callbacks
     #[command(subcommand)]
     Secret(secret::Command),
-    /// Show and set what a tenant may use
+    /// Show and set a tenant's quotas
     #[command(subcommand)]
     Quota(quota::Command),
-    /// Print what a shell needs to complete these commands
+    /// Print the completion script for a shell
     Completions {
-        /// Which shell
+        /// Shell to print the script for
         shell: Shell,
     },
 }
 
-pub(crate) async fn obey<C: CommandFactory>(runtime: &Runtime, command: Command) -> anyhow::Result<()> {
+pub(crate) async fn execute<C: CommandFactory>(runtime: &Runtime, command: Command) -> anyhow::Result<()> {
     match command {
-        Command::Schedule(command) => Box::pin(schedule::obey(runtime, command)).await,
-        Command::Run(command) => Box::pin(run::obey(runtime, command)).await,
-        Command::Tenant(command) => Box::pin(tenant::obey(command)).await,
-        Command::Key(command) => Box::pin(key::obey(runtime, command)).await,
-        Command::Secret(command) => Box::pin(secret::obey(command)).await,
-        Command::Quota(command) => Box::pin(quota::obey(command)).await,
+        Command::Schedule(command) => Box::pin(schedule::execute(runtime, command)).await,
+        Command::Run(command) => Box::pin(run::execute(runtime, command)).await,
+        Command::Tenant(command) => Box::pin(tenant::execute(command)).await,
+        Command::Key(command) => Box::pin(key::execute(runtime, command)).await,
+        Command::Secret(command) => Box::pin(secret::execute(command)).await,
+        Command::Quota(command) => Box::pin(quota::execute(command)).await,
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut C::command(), "reveille", &mut script);

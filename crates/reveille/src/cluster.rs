@@ -1,4 +1,4 @@
-//! One member of a cluster whose data are in PostgreSQL: opening what it stands on, and joining.
+//! A member of a cluster with its data in PostgreSQL: opening its store, and joining the cluster.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -11,40 +11,41 @@ use membership::Profile;
 use peers::{ClusterSecret, HttpPeers, Listener, ListenerOptions, PeersOptions};
 use runtime::{Runtime, TaskSet};
 use scheduler::{Deliver, Peering, Registry, Scheduler};
-use store::{SealedStore, Store};
+use store::{EncryptedStore, Store};
 use store_postgres::PostgresStore;
 
 use crate::data_folder::store_path;
 use crate::engine::PostgresEngine;
 use crate::identity;
 
-/// What a member does.
+/// Task of a member.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Role {
-    /// Answers users' requests.
+    /// Answers requests of users.
     Api,
-    /// Owns shards, and makes the callbacks that are due there.
+    /// Owns shards, and sends their due callbacks.
     Pollers,
 }
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct MemberArguments {
-    /// What this member does; with `pollers` alone it answers only /healthz, /readyz and /metrics
+    /// Tasks of this member; with `pollers` alone it answers only /healthz, /readyz and /metrics
     #[arg(long, value_enum, value_delimiter = ',', default_values = ["api", "pollers"], env = "REVEILLE_ROLES")]
     roles: Vec<Role>,
-    /// Where the other members reach this one
+    /// Listen address for connections from other members
     #[arg(long, default_value = "127.0.0.1:0", env = "REVEILLE_PEER_LISTEN")]
     peer_listen: SocketAddr,
-    /// What the others are told to connect to, HOST:PORT, if that is not the address listened on
+    /// Address HOST:PORT at which other members reach this one, if it differs from the listen address
     #[arg(long, env = "REVEILLE_PEER_ADVERTISE")]
     peer_advertise: Option<String>,
-    /// What people call this member [default: the machine's name and the peer port]
+    /// Name of this member in logs and tables [default: the machine's name and the peer port]
     #[arg(long, env = "REVEILLE_NAME")]
     name: Option<String>,
-    /// Seconds for which a member that is dead keeps its shards; too few lose shards to a stall of the database [1 to 60]
+    /// Seconds until the shards of a dead member pass to another one; with a short lease a live member loses its shards
+    /// when the database stalls [1 to 60]
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u64).range(1..=60), env = "REVEILLE_LEASE")]
     lease: u64,
-    /// Days for which runs, and schedules that are over, are kept [1 to 100]
+    /// Days for which runs, and ended or cancelled schedules, are kept [1 to 100]
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=100), env = "REVEILLE_HISTORY_DAYS")]
     history_days: u64,
 }
@@ -75,12 +76,15 @@ impl MemberArguments {
         Duration::from_secs(self.history_days * 86_400)
     }
 
+    /// Returns the profile that other members see.
+    ///
     /// # Errors
-    /// If the others could not reach it at what they would be told.
+    /// If other members cannot reach this one at the address in the profile.
     fn profile(&self, listening: SocketAddr) -> anyhow::Result<Profile> {
         ensure!(
             self.peer_advertise.is_some() || !listening.ip().is_unspecified(),
-            "the other members cannot connect to {listening}: say with --peer-advertise HOST:PORT where they reach this one"
+            "other members cannot connect to {listening}: set --peer-advertise HOST:PORT to an address that they can \
+             reach"
         );
         let address = self.peer_advertise.clone().unwrap_or_else(|| listening.to_string());
         let is_address = |address: &str| {
@@ -88,9 +92,9 @@ impl MemberArguments {
                 .rsplit_once(':')
                 .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0))
         };
-        ensure!(is_address(&address), "--peer-advertise is HOST:PORT, and not {address}");
+        ensure!(is_address(&address), "invalid --peer-advertise {address}: give HOST:PORT");
         if listening.ip().is_loopback() && self.peer_advertise.is_none() {
-            tracing::info!("only members on this machine reach this one; for others, see --peer-listen");
+            tracing::info!("peer port is reachable from this machine only; --peer-listen sets another address");
         }
         let name = self.name.clone().unwrap_or_else(|| {
             let machine = rustix::system::uname().nodename().to_string_lossy().into_owned();
@@ -101,10 +105,10 @@ impl MemberArguments {
     }
 }
 
-/// The store, open, for a process whose data folder is `data`.
+/// Opens the store for a process with the data folder `data`.
 ///
 /// # Errors
-/// With the next step for the operator.
+/// Errors name the next step for the operator.
 pub(crate) async fn open(
     runtime: &Runtime,
     tasks: &TaskSet,
@@ -113,8 +117,8 @@ pub(crate) async fn open(
 ) -> anyhow::Result<Arc<PostgresStore>> {
     ensure!(
         !store_path(data).exists(),
-        "{} holds the schedules of a single process: if that is not done, copy them with `reveille export --data {0} --store \
-         …`; and give this member another folder with --data",
+        "{} holds the schedules of a single process: copy them with `reveille export --data {0} --store …` unless \
+         that is done, and give this member another folder with --data",
         data.display()
     );
     let options = store_postgres::Options { cluster: identity::known_cluster(data)?, ..engine.store_options() };
@@ -122,32 +126,34 @@ pub(crate) async fn open(
     let store = match opened {
         Err(error @ store_postgres::OpenError::OtherCluster { .. }) => {
             return Err(anyhow::Error::new(error).context(format!(
-                "{} belongs to another cluster; if this member is to change clusters, give it another folder with --data",
+                "{} belongs to another cluster: name the database of that cluster, or give another folder with --data",
                 data.display()
             )));
         }
         opened => opened.context("cannot open the store")?,
     };
-    identity::know_cluster(data, &store.cluster().id)?;
+    identity::record_cluster(data, &store.cluster().id)?;
     let tenants = store.tenants().await.context("cannot read the tenants")?;
-    ensure!(!tenants.is_empty(), "the store has no tenant yet; make the first with `reveille store migrate --store …`");
+    ensure!(!tenants.is_empty(), "the store has no tenant: create the first with `reveille store migrate --store …`");
     Ok(Arc::new(store))
 }
 
-/// A member that has joined, and the side of it that its peers see.
+/// Member that has joined the cluster, and the listener for its peers.
 pub(crate) struct Member {
     pub(crate) scheduler: Scheduler,
     pub(crate) listener: Listener,
 }
 
-/// The database as its engine knows it, and under its key.
+/// The database, without and with the encryption of secrets.
 pub(crate) struct Stores<'a> {
     pub(crate) postgres: &'a PostgresStore,
-    pub(crate) sealed: Arc<SealedStore>,
+    pub(crate) encrypted: Arc<EncryptedStore>,
 }
 
+/// Joins the cluster as a member.
+///
 /// # Errors
-/// With the next step for the operator.
+/// Errors name the next step for the operator.
 pub(crate) async fn join(
     runtime: &Runtime,
     engine: &PostgresEngine,
@@ -157,29 +163,31 @@ pub(crate) async fn join(
     options: scheduler::Options,
     mut registry: Registry,
 ) -> anyhow::Result<Member> {
-    let Stores { postgres: store, sealed } = stores;
+    let Stores { postgres: store, encrypted } = stores;
     let secret = secret(store)?;
     let listener = Listener::bind(runtime, arguments.peer_listen, ListenerOptions::default()).await?;
     let profile = arguments.profile(listener.local_addr())?;
-    let meeting = engine.meeting(runtime, arguments.lease(), store).await?;
-    tracing::info!(member = profile.name, peers = profile.address, cluster = store.cluster().id, "joining");
+    let coordination = engine.coordination(runtime, arguments.lease(), store).await?;
+    tracing::info!(member = profile.name, peers = profile.address, cluster = store.cluster().id, "joining the cluster");
     let peers = HttpPeers::new(runtime, secret, &profile.name, PeersOptions::default());
     store.register(&mut registry);
     listener.register(&mut registry);
     let peering = Peering {
-        ownership: meeting.ownership,
+        ownership: coordination.ownership,
         peers: Arc::new(peers),
         profile,
         registry,
         options: membership::Options::with_lease(arguments.lease()),
     };
     let options = scheduler::Options { history: arguments.history(), ..options };
-    let joined = Scheduler::join(runtime, sealed, deliver, options, peering).await;
+    let joined = Scheduler::join(runtime, encrypted, deliver, options, peering).await;
     Ok(Member { scheduler: joined.context("cannot join the cluster")?, listener })
 }
 
+/// Returns the secret with which the members of the cluster authenticate to each other.
+///
 /// # Errors
-/// If what the database holds is no secret.
+/// If the secret in the database does not have 32 bytes.
 pub(crate) fn secret(store: &PostgresStore) -> anyhow::Result<ClusterSecret> {
     let bytes = store.cluster().peer_secret.0.as_slice();
     let bytes = bytes.try_into().context("the cluster's secret in reveille.meta does not have 32 bytes")?;

@@ -1,10 +1,14 @@
-//! What is said to `serve`: in a file of TOML, in variables of the environment, and by flags; the later of these wins.
+//! Configuration of `serve`: a TOML file, environment variables and flags. A variable overrides the file, and a flag
+//! overrides both.
 //!
-//! There is one list of options, the flags of `serve`. A key of the file is a flag's name without its dashes, and what it says
-//! goes the way of a flag, so types, bounds and errors are the same; a flag that is added can be set in all three places.
+//! There is one list of options, the flags of `serve`. A key of the file is the name of a flag without its dashes. The
+//! value is passed to the parser as a flag, so types, bounds and errors are the same for all three. A new flag can be
+//! set in all three without further code.
 //!
-//! It does not look for a file that was not named. Always true here: a key that is not known is refused, and what may hold a
-//! password is shown without.
+//! This module reads no file other than the one that `--config` names. Invariants: an unknown key is an error, and
+//! passwords are redacted in everything that is printed.
+//!
+//! docs/decisions/0084-define-each-option-once-as-a-flag.md gives the reasons for the design.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -20,27 +24,28 @@ use toml::de::{DeTable, DeValue};
 
 use crate::Arguments;
 
-/// A file of more bytes is none of these.
+/// Maximum bytes of a configuration file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 const SERVE: &str = "serve";
-/// What belongs on the command line only.
+/// Flags that a file cannot set.
 const NOT_IN_A_FILE: [&str; 4] = ["config", "print-config", "help", "version"];
 
-/// What the process was told. Ends it, as clap does, where that is not understood, or only help was asked for.
+/// Parses the command line, the environment and the configuration file. Exits the process, as clap does, if the command
+/// line is invalid or asks for help.
 ///
 /// # Errors
-/// If the file cannot be read, or says something that cannot be.
-pub(crate) fn told(words: Vec<OsString>) -> anyhow::Result<Told> {
+/// If the file cannot be read, or has an unknown key or an invalid value.
+pub(crate) fn load(words: Vec<OsString>) -> anyhow::Result<Configuration> {
     let mut command = Arguments::command();
     command.build();
-    // Errors of what was typed are told once what the file says is there, too.
+    // The second parse, with the values of the file, reports the errors of the command line.
     let typed = command.clone().ignore_errors(true).try_get_matches_from(&words).ok();
     let typed = typed.as_ref().and_then(|matches| matches.subcommand_matches(SERVE));
     let file = match typed.and_then(|serve| serve.get_one::<PathBuf>("config")) {
         Some(path) => File::read(path, &command)?,
         None => File::default(),
     };
-    let is_said_elsewhere = |key: &str| {
+    let is_overridden = |key: &str| {
         let id = id_of(&command, key);
         let source = typed.zip(id).and_then(|(serve, id)| serve.value_source(&id));
         matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable))
@@ -48,27 +53,27 @@ pub(crate) fn told(words: Vec<OsString>) -> anyhow::Result<Told> {
     let mut used = BTreeMap::new();
     let mut all = words;
     if let Some(at) = all.iter().position(|word| word == SERVE) {
-        let said = file.entries.iter().filter(|(key, _)| !is_said_elsewhere(key));
-        let said: Vec<_> = said.collect();
-        all.splice(at + 1..at + 1, said.iter().flat_map(|(_, entry)| entry.words.iter().map(OsString::from)));
-        used.extend(said.into_iter().map(|(key, entry)| (key.clone(), entry.place.clone())));
+        let entries = file.entries.iter().filter(|(key, _)| !is_overridden(key));
+        let entries: Vec<_> = entries.collect();
+        all.splice(at + 1..at + 1, entries.iter().flat_map(|(_, entry)| entry.words.iter().map(OsString::from)));
+        used.extend(entries.into_iter().map(|(key, entry)| (key.clone(), entry.place.clone())));
     }
     let matches = command.clone().get_matches_from(all);
     let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let is_to_print = matches.subcommand_matches(SERVE).is_some_and(|serve| serve.get_flag("print_config"));
     let shown = is_to_print.then(|| show(&command, &matches, &used));
-    Ok(Told { arguments, shown })
+    Ok(Configuration { arguments, shown })
 }
 
-pub(crate) struct Told {
+pub(crate) struct Configuration {
     pub(crate) arguments: Arguments,
-    /// The configuration in effect, if it is to be printed instead of obeyed.
+    /// Text of the effective configuration, if the process must print it and exit.
     pub(crate) shown: Option<String>,
 }
 
-/// Those of `serve`, and of every command.
+/// Returns the options of `serve` and those of every command.
 fn options(command: &Command) -> impl Iterator<Item = (&str, &Arg)> {
-    let serve = command.find_subcommand(SERVE).expect("there is such a command");
+    let serve = command.find_subcommand(SERVE).expect("the command `serve` exists");
     let options = serve.get_arguments().filter_map(|option| Some((option.get_long()?, option)));
     options.filter(|(long, option)| !NOT_IN_A_FILE.contains(long) && !option.is_hide_set())
 }
@@ -83,14 +88,14 @@ fn id_of(command: &Command, key: &str) -> Option<String> {
 
 #[derive(Default)]
 struct File {
-    /// By the flag's name.
+    /// Entries by the names of their flags.
     entries: BTreeMap<String, Entry>,
 }
 
 struct Entry {
-    /// As flags: none for a switch that is off.
+    /// Words of the command line with the same meaning; empty for a switch that is off.
     words: Vec<String>,
-    /// The file and the line.
+    /// File and line.
     place: String,
 }
 
@@ -100,15 +105,15 @@ impl File {
         let bytes = std::fs::metadata(path).with_context(|| format!("cannot read the configuration in {shown}"))?.len();
         anyhow::ensure!(
             bytes <= FILE_BYTES_MAX,
-            "{shown} has {bytes} bytes; a configuration has {FILE_BYTES_MAX} at most"
+            "configuration too long: {shown} has {bytes} bytes, the maximum is {FILE_BYTES_MAX}"
         );
         let text =
             std::fs::read_to_string(path).with_context(|| format!("cannot read the configuration in {shown}"))?;
         let place = |at: usize| format!("{shown}:{}", line_of(&text, at));
         let table = DeTable::parse(&text).map_err(|error| {
-            // Its own text shows the line, which may hold a password.
+            // The error's `Display` shows the line, which may contain a password. Therefore use only its message.
             let at = error.span().map_or(0, |span| span.start);
-            anyhow::anyhow!("{}: this is not TOML: {}", place(at), error.message())
+            anyhow::anyhow!("{}: invalid TOML: {}", place(at), error.message())
         })?;
         let mut entries = BTreeMap::new();
         for (key, value) in table.get_ref() {
@@ -127,23 +132,23 @@ fn line_of(text: &str, at: usize) -> usize {
 }
 
 fn unknown(command: &Command, key: &str) -> String {
-    // Underscores are what other programs' files have.
+    // Users write underscores, because other programs use them in their files.
     let name = key.replace('_', "-");
     let likeness = |known: &&str| (strsim::jaro_winkler(&name, known) * 1_000.0).round();
     let closest = options(command).map(|(long, _)| long).max_by(|one, other| likeness(one).total_cmp(&likeness(other)));
     match closest.filter(|known| likeness(known) >= 800.0) {
-        Some(known) => format!("there is no option `{key}`; did you mean `{known}`?"),
-        None => format!("there is no option `{key}`; `reveille serve --help` lists them"),
+        Some(known) => format!("unknown option `{key}`: did you mean `{known}`?"),
+        None => format!("unknown option `{key}`: `reveille serve --help` lists the options"),
     }
 }
 
-/// What a flag would be that says the same.
+/// Returns the words of the command line that set the same value.
 fn words(key: &str, option: &Arg, value: &DeValue<'_>) -> anyhow::Result<Vec<String>> {
     if matches!(option.get_action(), ArgAction::SetTrue) {
         return match value {
             DeValue::Boolean(true) => Ok(vec![format!("--{key}")]),
             DeValue::Boolean(false) => Ok(Vec::new()),
-            _ => bail!("`{key}` is true or false"),
+            _ => bail!("invalid value of `{key}`: must be true or false"),
         };
     }
     let text = match value {
@@ -153,7 +158,7 @@ fn words(key: &str, option: &Arg, value: &DeValue<'_>) -> anyhow::Result<Vec<Str
         }
         value => scalar(value),
     };
-    let text = text.with_context(|| format!("`{key}` is one text or number, and no table or list"))?;
+    let text = text.with_context(|| format!("invalid value of `{key}`: must be a string or a number"))?;
     Ok(vec![format!("--{key}={text}")])
 }
 
@@ -169,25 +174,25 @@ fn scalar(value: &DeValue<'_>) -> Option<String> {
     }
 }
 
-/// Whether a flag that says this would be taken, whatever else is said.
+/// Checks whether the command line would accept these words, independent of all other options.
 fn check(command: &Command, key: &str, words: &[String]) -> anyhow::Result<()> {
     let alone = command.clone().mut_subcommand(SERVE, |serve| serve.mut_args(|option| option.env(Resettable::Reset)));
-    let said = ["reveille", SERVE].into_iter().map(str::to_owned).chain(words.iter().cloned());
-    let Err(error) = alone.try_get_matches_from(said) else { return Ok(()) };
+    let words = ["reveille", SERVE].into_iter().map(str::to_owned).chain(words.iter().cloned());
+    let Err(error) = alone.try_get_matches_from(words) else { return Ok(()) };
     if !matches!(error.kind(), ErrorKind::ValueValidation | ErrorKind::InvalidValue) {
-        return Ok(()); // It needs others, which is told once all is known.
+        return Ok(()); // The option requires other options. The parse of the whole configuration checks that.
     }
-    let valid = match error.get(ContextKind::ValidValue) {
-        Some(ContextValue::Strings(valid)) => format!("it is one of {}", valid.join(", ")),
-        _ => std::error::Error::source(&error).map_or_else(|| "it is not understood".to_owned(), ToString::to_string),
+    let reason = match error.get(ContextKind::ValidValue) {
+        Some(ContextValue::Strings(valid)) => format!("must be one of {}", valid.join(", ")),
+        _ => std::error::Error::source(&error).map_or_else(|| "cannot be parsed".to_owned(), ToString::to_string),
     };
-    bail!("`{key}` cannot be this: {valid}")
+    bail!("invalid value of `{key}`: {reason}")
 }
 
-/// As a file that says the same, with where each value comes from.
+/// Returns the effective configuration as a configuration file, with the source of each value in a comment.
 fn show(command: &Command, matches: &ArgMatches, of_file: &BTreeMap<String, String>) -> String {
-    let serve = matches.subcommand_matches(SERVE).expect("its configuration is shown");
-    let mut shown = String::from("# What `reveille serve` goes by. Passwords are left out.\n");
+    let serve = matches.subcommand_matches(SERVE).expect("the caller prints the configuration of `serve` only");
+    let mut shown = String::from("# Effective configuration of `reveille serve`. Passwords are redacted.\n");
     for (long, option) in options(command) {
         let id = option.get_id().as_str();
         let help = option.get_help().map(ToString::to_string).unwrap_or_default();
@@ -209,7 +214,7 @@ fn show(command: &Command, matches: &ArgMatches, of_file: &BTreeMap<String, Stri
             None => format!("# {long} is not set"),
         };
         let written = writeln!(shown, "\n# {help}\n{line}");
-        written.expect("a string takes everything");
+        written.expect("writing to a string never fails");
     }
     shown
 }
@@ -226,14 +231,14 @@ fn literal(option: &Arg, values: &[String]) -> String {
     }
 }
 
-/// A basic string of TOML.
+/// Encodes `text` as a basic string of TOML.
 fn quoted(text: &str) -> String {
     let mut quoted = String::from('"');
     for c in text.chars() {
         match c {
             '"' | '\\' => quoted.extend(['\\', c]),
             c if c.is_control() => {
-                write!(quoted, "\\u{:04X}", u32::from(c)).expect("a string takes everything");
+                write!(quoted, "\\u{:04X}", u32::from(c)).expect("writing to a string never fails");
             }
             c => quoted.push(c),
         }
@@ -242,15 +247,16 @@ fn quoted(text: &str) -> String {
     quoted
 }
 
-/// A URL with `***` for its password; all of what could hold one where that is not clear.
+/// Returns the URL with `***` in place of its password. If the position of the password is ambiguous, all of the URL
+/// becomes `***`.
 fn without_password(url: &str) -> String {
     const HIDDEN: &str = "***";
     let (base, query) = url.split_once('?').unwrap_or((url, ""));
     let (Some((scheme, rest)), false) = (base.split_once("://"), query.contains('@')) else { return HIDDEN.to_owned() };
     let place = match rest.rsplit_once('@') {
-        Some((who, place)) => match who.split_once(':') {
+        Some((userinfo, place)) => match userinfo.split_once(':') {
             Some((user, _)) => format!("{user}:{HIDDEN}@{place}"),
-            None => format!("{who}@{place}"),
+            None => format!("{userinfo}@{place}"),
         },
         None => rest.to_owned(),
     };
@@ -259,8 +265,8 @@ fn without_password(url: &str) -> String {
         _ => parameter.to_owned(),
     };
     let query: Vec<String> = query.split('&').filter(|part| !part.is_empty()).map(parameter).collect();
-    let mark = if query.is_empty() { "" } else { "?" };
-    format!("{scheme}://{place}{mark}{}", query.join("&"))
+    let separator = if query.is_empty() { "" } else { "?" };
+    format!("{scheme}://{place}{separator}{}", query.join("&"))
 }
 
 #[cfg(test)]

@@ -1,7 +1,10 @@
-//! A local socket on which a running server takes its operator's orders: to copy its data, and to check it.
+//! Control socket of a running server: the operator's commands `backup` and `check` send their requests to it.
 //!
-//! It lies in the data folder, for the folder's owner only, so that `reveille backup` and `reveille check` work
-//! whether a server runs on that folder or not. One line is asked, one is answered: `ok …` or `error …`.
+//! The socket is in the data folder and only the owner of the folder can use it. With it, `reveille backup` and
+//! `reveille check` work whether or not a server runs on the folder. A request is one line, and so is its response: `ok
+//! …` or `error …`.
+//!
+//! docs/decisions/0082-accept-commands-on-a-unix-socket.md gives the reasons for the design.
 
 use std::fs;
 use std::io;
@@ -17,32 +20,35 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 
-/// A folder's path is the longest thing that is asked.
+/// Maximum bytes of a request. The longest request contains the path of a folder.
 const LINE_BYTES_MAX: u64 = 8 * 1024;
 
-/// What an operator asks of a store.
+/// Request of an operator to a store.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Order {
+pub(crate) enum Request {
     Check,
-    /// To a folder that does not exist yet, its path absolute.
+    /// Backup to a folder that does not exist yet. The path is absolute.
     Backup(PathBuf),
 }
 
-impl Order {
+impl Request {
     fn parse(line: &str) -> Option<Self> {
         match line.split_once(' ') {
-            None if line == "check" => Some(Order::Check),
-            Some(("backup", to)) if Path::new(to).is_absolute() => Some(Order::Backup(PathBuf::from(to))),
+            None if line == "check" => Some(Request::Check),
+            Some(("backup", to)) if Path::new(to).is_absolute() => Some(Request::Backup(PathBuf::from(to))),
             _ => None,
         }
     }
 
     fn line(&self) -> anyhow::Result<String> {
         match self {
-            Order::Check => Ok("check\n".to_owned()),
-            Order::Backup(to) => {
-                let to = to.to_str().filter(|to| !to.contains('\n'));
-                Ok(format!("backup {}\n", to.context("the folder's path is not text on one line")?))
+            Request::Check => Ok("check\n".to_owned()),
+            Request::Backup(to) => {
+                let text = to.to_str().filter(|to| !to.contains('\n'));
+                let text = text.with_context(|| {
+                    format!("invalid backup folder {}: its path must be UTF-8 text on one line", to.display())
+                })?;
+                Ok(format!("backup {text}\n"))
             }
         }
     }
@@ -52,8 +58,8 @@ fn socket(data: &Path) -> PathBuf {
     data.join("control")
 }
 
-/// Takes orders, on a thread of its own because a copy blocks it, until the other end of `stopped` is dropped.
-/// Without the socket the server runs all the same.
+/// Handles requests until the sender of `stopped` is dropped. They run on a separate thread, because a copy blocks it.
+/// If the socket cannot be created, the server runs without it.
 pub(crate) fn listen(
     runtime: &Runtime,
     tasks: &TaskSet,
@@ -66,15 +72,17 @@ pub(crate) fn listen(
         Ok(listener) => {
             let runtime = runtime.clone();
             tasks.spawn_thread("control", async move {
-                let orders = std::pin::pin!(serve(runtime, listener, store));
-                futures_util::future::select(orders, std::pin::pin!(stopped.changed())).await;
+                let requests = std::pin::pin!(serve(runtime, listener, store));
+                futures_util::future::select(requests, std::pin::pin!(stopped.changed())).await;
             });
         }
-        Err(error) => tracing::warn!(%error, path = %path.display(), "no orders are taken: stop the server to back up"),
+        Err(error) => {
+            tracing::warn!(%error, path = %path.display(), "cannot create the control socket: stop the server for a backup");
+        }
     }
 }
 
-/// The folder is locked by this process, so a socket that is left there is a dead one's.
+/// Binds the socket. This process has locked the folder, so an existing socket belongs to a process that has ended.
 fn bind(path: &Path) -> io::Result<UnixListener> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -85,9 +93,9 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// One order at a time.
+/// Handles one request at a time.
 async fn serve(runtime: Runtime, listener: UnixListener, store: Arc<EmbeddedStore>) {
-    const LISTEN_MAX: Duration = Duration::from_secs(10);
+    const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
     loop {
         let Ok((mut stream, _)) = listener.accept().await else {
             runtime.sleep(Duration::from_secs(1)).await;
@@ -95,49 +103,49 @@ async fn serve(runtime: Runtime, listener: UnixListener, store: Arc<EmbeddedStor
         };
         let mut line = String::new();
         let mut input = BufReader::new((&mut stream).take(LINE_BYTES_MAX));
-        let read = runtime.timeout(LISTEN_MAX, input.read_line(&mut line)).await;
-        let answer = match (read, Order::parse(line.trim_end_matches('\n'))) {
-            (Some(Ok(_)), Some(order)) => obey(&store, &order).await,
-            _ => Err(anyhow::anyhow!("an order is `check` or `backup /a/folder`")),
+        let read = runtime.timeout(REQUEST_TIMEOUT, input.read_line(&mut line)).await;
+        let response = match (read, Request::parse(line.trim_end_matches('\n'))) {
+            (Some(Ok(_)), Some(request)) => handle(&store, &request).await,
+            _ => Err(anyhow::anyhow!("invalid request: send `check` or `backup /a/folder`")),
         };
-        let answer = match answer {
+        let response = match response {
             Ok(text) => format!("ok {text}\n"),
             Err(error) => format!("error {error:#}\n"),
         };
-        if let Err(error) = stream.write_all(answer.as_bytes()).await {
-            tracing::warn!(%error, "who gave an order is gone");
+        if let Err(error) = stream.write_all(response.as_bytes()).await {
+            tracing::warn!(%error, "control client disconnected before its response");
         }
     }
 }
 
-/// Asks the server that runs on this folder. `None` if there is none.
+/// Sends the request to the server that runs on this folder. Returns `None` if no server runs on it.
 ///
 /// # Errors
-/// If it could not do what was asked.
-pub(crate) async fn ask(data: &Path, order: &Order) -> anyhow::Result<Option<String>> {
+/// If the server cannot carry out the request, or the connection ends before the response.
+pub(crate) async fn send(data: &Path, request: &Request) -> anyhow::Result<Option<String>> {
     let Ok(mut stream) = UnixStream::connect(socket(data)).await else { return Ok(None) };
-    stream.write_all(order.line()?.as_bytes()).await?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await?;
-    match answer.trim_end().split_once(' ') {
+    stream.write_all(request.line()?.as_bytes()).await?;
+    let mut response = String::new();
+    stream.read_to_string(&mut response).await?;
+    match response.trim_end().split_once(' ') {
         Some(("ok", text)) => Ok(Some(text.to_owned())),
         Some(("error", text)) => bail!("{text}"),
-        _ => bail!("the server broke off before it answered"),
+        _ => bail!("the server closed the connection before it responded"),
     }
 }
 
-/// Does what was ordered, and tells the outcome on one line.
+/// Carries out the request. Returns the outcome as one line.
 ///
 /// # Errors
-/// If it could not be done, or the check found damage.
-pub(crate) async fn obey(store: &EmbeddedStore, order: &Order) -> anyhow::Result<String> {
-    match order {
-        Order::Backup(to) => {
+/// If the backup or the check fails, or the check finds damage.
+pub(crate) async fn handle(store: &EmbeddedStore, request: &Request) -> anyhow::Result<String> {
+    match request {
+        Request::Backup(to) => {
             store.backup(to).await?;
-            // It holds no secrets but sealed ones, and the key is not to be where it is.
+            // The backup contains only encrypted secrets. The key must not be stored beside it.
             Ok(format!("backed up to {}; keep a copy of the data folder's store.key elsewhere", to.display()))
         }
-        Order::Check => {
+        Request::Check => {
             let verified = store.verify().await?;
             let [schedules, due, small] = verified.rows;
             let read = format!("{} files of {} bytes", verified.files, verified.bytes);
@@ -156,13 +164,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_order_is_understood_as_it_was_meant_and_nothing_else_is() {
-        for order in [Order::Check, Order::Backup(PathBuf::from("/var/backups/a b"))] {
-            assert_eq!(Order::parse(order.line().unwrap().trim_end_matches('\n')), Some(order));
+    fn requests_round_trip_and_other_lines_are_rejected() {
+        for request in [Request::Check, Request::Backup(PathBuf::from("/var/backups/a b"))] {
+            assert_eq!(Request::parse(request.line().unwrap().trim_end_matches('\n')), Some(request));
         }
         for line in ["", "backup", "backup relative/path", "checks", "check now"] {
-            assert_eq!(Order::parse(line), None, "{line}");
+            assert_eq!(Request::parse(line), None, "{line}");
         }
-        assert!(Order::Backup(PathBuf::from("/a\nb")).line().is_err());
+        assert!(Request::Backup(PathBuf::from("/a\nb")).line().is_err());
     }
 }

@@ -1,19 +1,19 @@
-//! The folder of a server's data: where the embedded store lies in it, and why the store does not open.
+//! Data folder of a server: the path of the embedded store in it, and explanations for a store that does not open.
 
 use std::path::{Path, PathBuf};
 
-/// Where the embedded store lies in a data folder; beside it are the keys and the operator's socket.
+/// Returns the path of the embedded store in a data folder. Keys and the control socket are beside it.
 pub(crate) fn store_path(data: &Path) -> PathBuf {
     data.join("store")
 }
 
-/// What the operator should do about a store that does not open.
+/// Adds the next step for the operator to an error of opening the store.
 pub(crate) fn explain_open(error: store_embedded::OpenError, data: &Path) -> anyhow::Error {
     if let store_embedded::OpenError::Journal(journal::OpenError::Locked { lock }) = &error {
         let holder = holder_of(lock).map_or_else(String::new, |pid| format!(" (process {pid})"));
         let data = data.display();
         return anyhow::anyhow!(
-            "{data} is in use by another Reveille{holder}: stop that one, or choose another folder with --data"
+            "{data} is in use by another Reveille{holder}: stop that process, or choose another folder with --data"
         );
     }
     let denied = std::error::Error::source(&error)
@@ -29,7 +29,7 @@ pub(crate) fn explain_open(error: store_embedded::OpenError, data: &Path) -> any
     }
 }
 
-/// The process that holds a lock on this file, from the kernel's table (`proc_locks(5)`).
+/// Returns the id of the process that holds a lock on this file, from `/proc/locks` (`proc_locks(5)`).
 fn holder_of(lock: &Path) -> Option<u32> {
     use std::os::unix::fs::MetadataExt;
     let inode = std::fs::metadata(lock).ok()?.ino().to_string();

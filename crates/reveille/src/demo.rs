@@ -1,4 +1,4 @@
-//! `reveille demo`: the whole thing for a quarter of a minute, with nothing to set up and nothing left behind.
+//! `reveille demo`: a server, a receiver and some schedules for a few seconds, in a temporary folder.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -16,26 +16,28 @@ use crate::identity;
 use crate::service::{Options, Service};
 use crate::stop::Signals;
 
+/// Runs the demonstration for `duration`, or until a signal to stop.
+///
 /// # Errors
-/// If the parts cannot be started, or a schedule is not taken.
+/// If the server or the receiver cannot be started, or the server rejects a schedule.
 pub(crate) async fn run(runtime: &Runtime, duration: Duration) -> anyhow::Result<()> {
     let mut signals = Signals::listen()?;
-    let folder = tempfile::tempdir().context("cannot make a folder for the time of the demo")?;
+    let folder = tempfile::tempdir().context("cannot create a temporary folder for the demo")?;
     let anywhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let server = server::Options { listen: anywhere, ..server::Options::default() };
     let options = Options { data: folder.path().to_owned(), server, ..Options::default() };
     let service = Service::start(runtime, options).await?;
     let receiver = Receiver::start(runtime, anywhere, receiver::Options::default(), Arc::new(Announcer)).await?;
     let (api, target) = (service.address, receiver.address);
-    console::line(&format!("a server on http://{api}, a receiver on http://{target}"))?;
+    console::line(&format!("the server listens on http://{api}, the receiver on http://{target}"))?;
 
     let (end, ended) = tokio::sync::oneshot::channel::<()>();
     let tasks = TaskSet::new(runtime);
     tasks.spawn(
         "demo-service",
         service.run_until(async move {
-            // Dropped or sent, it is over.
-            let _over = ended.await;
+            // The demonstration ends when the sender sends or is dropped.
+            let _result = ended.await;
         }),
     );
     let key = std::fs::read_to_string(identity::admin_key_path(folder.path()))?;
@@ -43,12 +45,12 @@ pub(crate) async fn run(runtime: &Runtime, duration: Duration) -> anyhow::Result
     let _early = runtime.timeout(duration, signals.next()).await;
     drop(end);
     tasks.join().await;
-    console::line("that was all; nothing of it is left. `reveille serve` is the real thing.")?;
+    console::line("the demo has ended and its data is deleted; start a real server with `reveille serve`")?;
     Ok(())
 }
 
 async fn schedule_all(runtime: &Runtime, api: SocketAddr, key: &str, target: SocketAddr) -> anyhow::Result<()> {
-    let mut connection = Connection::open(api).await.context("the server does not answer")?;
+    let mut connection = Connection::open(api).await.context("cannot connect to the server")?;
     let in_a_while = |seconds| format!(r#""at":"{}""#, runtime.now() + Duration::from_secs(seconds));
     for (name, when) in [
         ("once-in-1-s", in_a_while(1)),
@@ -65,14 +67,14 @@ async fn schedule_all(runtime: &Runtime, api: SocketAddr, key: &str, target: Soc
             body.len()
         );
         let status = connection.exchange(Bytes::from(request).as_ref()).await?;
-        let answer = String::from_utf8_lossy(connection.body()).into_owned();
-        ensure!(status.0 == 201, "the server answered {}: {answer}", status.0);
+        let response = String::from_utf8_lossy(connection.body()).into_owned();
+        ensure!(status.0 == 201, "the server responded with status {}: {response}", status.0);
         console::line(&format!("PUT /v1/schedules/{name}  {when}  -> {}", status.0))?;
     }
     Ok(())
 }
 
-/// Tells each callback as it arrives, with its lateness.
+/// Prints each callback when it arrives, with its lateness.
 struct Announcer;
 
 impl Sink for Announcer {
@@ -84,7 +86,7 @@ impl Sink for Announcer {
         if let Err(error) =
             console::line(&format!("{at}  {schedule:<14} due {}  {late:6.2} ms late", occurrence.nominal))
         {
-            tracing::warn!(%error, "a callback could not be printed");
+            tracing::warn!(%error, "cannot print a callback");
         }
     }
 }

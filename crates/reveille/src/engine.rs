@@ -1,7 +1,7 @@
-//! Where the data is and where members find each other: what the operator says, and what that means.
+//! Options that select the storage engine and the coordination engine, and the engines that they select.
 //!
-//! Without a word it is the embedded store, in the data folder, for one process. A URL moves it. A URL may hold a
-//! password, so none is ever printed or logged as it was given.
+//! The default is the embedded store in the data folder, for one process. A URL selects a database instead. A URL may
+//! contain a password, so no URL is printed or logged as the operator wrote it.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -21,33 +21,33 @@ use runtime::Runtime;
 use sha2::{Digest as _, Sha256};
 use store_postgres::PostgresStore;
 
-/// How long who is no member waits for the engine of coordination, whatever the members' lease is.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Lease that a process other than a member uses with the coordination engine, whatever the members' lease is.
+const VIEW_LEASE: Duration = Duration::from_secs(10);
 
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct EngineArguments {
-    /// Where the data is, postgres://USER:PASSWORD@HOST:PORT/DATABASE; without it, in the data folder
+    /// Database for the data, postgres://USER:PASSWORD@HOST:PORT/DATABASE; without it the data is in the data folder
     #[arg(long, env = "REVEILLE_STORE", hide_env_values = true)]
     store: Option<Url>,
-    /// Where members find each other, postgres://USER:PASSWORD@HOST:PORT/DATABASE or zookeeper://HOST:PORT,HOST:PORT/ROOT [default: the
-    /// store's database]
+    /// Coordination engine through which members find each other, postgres://USER:PASSWORD@HOST:PORT/DATABASE or
+    /// zookeeper://HOST:PORT,HOST:PORT/ROOT [default: the store's database]
     #[arg(long, env = "REVEILLE_COORDINATION", hide_env_values = true)]
     coordination: Option<Url>,
-    /// A file with the password for these, instead of one in the URL
+    /// File with the password for both databases, as an alternative to a password in the URL
     #[arg(long, env = "REVEILLE_PASSWORD_FILE")]
     password_file: Option<PathBuf>,
 }
 
-/// What the arguments come to.
+/// Engine that the arguments select.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum Engine {
-    /// In the data folder, for one process.
+    /// Embedded store in the data folder, for one process.
     #[default]
     Embedded,
     Postgres(PostgresEngine),
 }
 
-/// One database for the data, and one for coordination, mostly the same.
+/// Database for the data, and engine for coordination. Both are often the same database.
 #[derive(Clone)]
 pub(crate) struct PostgresEngine {
     pub(crate) store: Url,
@@ -62,14 +62,16 @@ impl fmt::Debug for PostgresEngine {
 }
 
 impl EngineArguments {
+    /// Returns the engine that the arguments select.
+    ///
     /// # Errors
-    /// If the two do not go together, or the file cannot be read.
+    /// If `--coordination` is given without `--store`, or the password file cannot be read.
     pub(crate) fn engine(&self) -> anyhow::Result<Engine> {
         match (&self.store, &self.coordination) {
             (None, None) => Ok(Engine::Embedded),
             (None, Some(_)) => bail!(
-                "an embedded store belongs to one process, so there is nothing to coordinate: leave out --coordination, \
-                 or share the data, too, with --store postgres://…"
+                "an embedded store belongs to one process and needs no coordination: leave out --coordination, or keep \
+                 the data in a database with --store postgres://…"
             ),
             (Some(store), coordination) => Ok(Engine::Postgres(PostgresEngine {
                 store: store.clone(),
@@ -79,13 +81,16 @@ impl EngineArguments {
         }
     }
 
+    /// Returns the database that the arguments select.
+    ///
     /// # Errors
-    /// As [`EngineArguments::engine`]; and if no database is named.
+    /// The errors of [`EngineArguments::engine`], and an error if the arguments name no database.
     pub(crate) fn postgres(&self) -> anyhow::Result<PostgresEngine> {
         match self.engine()? {
             Engine::Postgres(engine) => Ok(engine),
             Engine::Embedded => bail!(
-                "a process on a folder of its own is no cluster; for one, name the database with --store postgres://USER:PASSWORD@HOST:PORT/DATABASE"
+                "no database given: name the cluster's database with --store \
+                 postgres://USER:PASSWORD@HOST:PORT/DATABASE"
             ),
         }
     }
@@ -95,7 +100,7 @@ impl EngineArguments {
     }
 }
 
-/// Without the line's end.
+/// Reads a password without the end of its line.
 ///
 /// # Errors
 /// If the file cannot be read.
@@ -104,11 +109,11 @@ pub(crate) fn read_password(path: &Path) -> anyhow::Result<String> {
     Ok(text.trim_end_matches(['\r', '\n']).to_owned())
 }
 
-/// Where the members of a cluster meet.
+/// Coordination engine of a cluster, open.
 #[derive(Clone)]
-pub(crate) struct Meeting {
+pub(crate) struct Coordination {
     pub(crate) ownership: Arc<dyn Ownership>,
-    /// Id of the place, kept for ever: all members that open the place read the same one.
+    /// Id that the engine stores permanently. All members that open the same engine read the same id.
     id: String,
 }
 
@@ -117,73 +122,84 @@ impl PostgresEngine {
         store_postgres::Options { password: self.password.clone(), ..store_postgres::Options::default() }
     }
 
-    /// Where the members of the cluster in `store` meet, whose leases are `lease`. On a tree their nodes are closed to all who do not know the
-    /// cluster's secret.
+    /// Opens the coordination engine for a member of the cluster in `store`. Members hold leases of length `lease`. In
+    /// a tree, only processes that know the cluster's secret can access the nodes of the members.
     ///
     /// # Errors
-    /// With the next step for the operator.
-    pub(crate) async fn meeting(
+    /// Errors name the next step for the operator.
+    pub(crate) async fn coordination(
         &self,
         runtime: &Runtime,
         lease: Duration,
         store: &PostgresStore,
-    ) -> anyhow::Result<Meeting> {
-        let meeting = self.open_meeting(runtime, lease, store).await?;
-        let meets_in = store.meet_in(&meeting.id).await.context("cannot look where the members meet")?;
-        check_meeting(&meeting, &meets_in)?;
-        Ok(meeting)
+    ) -> anyhow::Result<Coordination> {
+        let coordination = self.open_coordination(runtime, lease, store).await?;
+        let recorded_id = store
+            .record_coordination(&coordination.id)
+            .await
+            .context("cannot read which coordination engine the members use")?;
+        check_coordination(&coordination, &recorded_id)?;
+        Ok(coordination)
     }
 
+    /// Returns the members of the cluster and their shards.
+    ///
     /// # Errors
-    /// With the next step for the operator.
+    /// Errors name the next step for the operator.
     pub(crate) async fn view(&self, runtime: &Runtime, store: &PostgresStore) -> anyhow::Result<View> {
-        let meeting = self.open_meeting(runtime, PATIENCE, store).await?;
-        if let Some(meets_in) = &store.cluster().meets_in {
-            check_meeting(&meeting, meets_in)?;
+        let coordination = self.open_coordination(runtime, VIEW_LEASE, store).await?;
+        if let Some(recorded_id) = &store.cluster().coordination_id {
+            check_coordination(&coordination, recorded_id)?;
         }
-        meeting.ownership.view().await.context("cannot see the members")
+        coordination.ownership.view().await.context("cannot read the members")
     }
 
-    async fn open_meeting(&self, runtime: &Runtime, lease: Duration, store: &PostgresStore) -> anyhow::Result<Meeting> {
+    async fn open_coordination(
+        &self,
+        runtime: &Runtime,
+        lease: Duration,
+        store: &PostgresStore,
+    ) -> anyhow::Result<Coordination> {
         let secret = Sha256::new().chain_update("reveille coordination").chain_update(&store.cluster().peer_secret.0);
         let credentials = Credentials { name: "reveille".to_owned(), password: BASE64.encode(secret.finalize()) };
-        let meeting = self.meeting_of(runtime, lease, credentials).await;
-        meeting.context("cannot coordinate with the other members")
+        let coordination = self.connect_coordination(runtime, lease, credentials).await;
+        coordination.context("cannot coordinate with the other members")
     }
 
-    /// In the database's own tables, or at `/reveille` of a tree.
-    async fn meeting_of(
+    /// Connects to the coordination engine. Its data is in tables of the database, or at `/reveille` in a tree.
+    async fn connect_coordination(
         &self,
         runtime: &Runtime,
         lease: Duration,
         credentials: Credentials,
-    ) -> anyhow::Result<Meeting> {
+    ) -> anyhow::Result<Coordination> {
         let (url, password) = (self.coordination.as_str(), self.password.clone());
         match coordination_connect::Engine::of(url)? {
             coordination_connect::Engine::Zookeeper(_) => {
                 let trees = coordination_connect::trees(runtime, url, password).await?;
-                let root = NodePath::new("/reveille").expect("it is a path");
+                let root = NodePath::new("/reveille").expect("/reveille is a valid path");
                 let ownership = TreeOwnership::new(runtime, trees, &root, Acl::Creator, vec![credentials]);
-                let ownership = ownership.expect("its root is short");
+                let ownership = ownership.expect("/reveille is short enough for a root");
                 let id = ownership.id().await?;
-                Ok(Meeting { ownership: Arc::new(ownership), id })
+                Ok(Coordination { ownership: Arc::new(ownership), id })
             }
             coordination_connect::Engine::Postgres => {
                 let options =
                     membership_postgres::Options { password, ..membership_postgres::Options::with_lease(lease) };
                 let ownership = PostgresOwnership::open(runtime, url, &options).await?;
                 let id = ownership.id().to_owned();
-                Ok(Meeting { ownership: Arc::new(ownership), id })
+                Ok(Coordination { ownership: Arc::new(ownership), id })
             }
         }
     }
 }
 
-fn check_meeting(meeting: &Meeting, meets_in: &str) -> anyhow::Result<()> {
+fn check_coordination(coordination: &Coordination, recorded_id: &str) -> anyhow::Result<()> {
     ensure!(
-        meets_in == meeting.id,
-        "the members of this cluster meet elsewhere: give the same --coordination as they do. To move them, stop them all, \
-         and `update reveille.meta set coordination = null` in the store's database"
+        recorded_id == coordination.id,
+        "the members of this cluster use another coordination engine: give the same --coordination as for them. To \
+         move the cluster, stop all members and run `update reveille.meta set coordination = null` in the store's \
+         database"
     );
     Ok(())
 }
@@ -200,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn the_stores_database_coordinates_unless_another_is_named() {
+    fn coordination_defaults_to_the_database_of_the_store() {
         assert!(matches!(arguments(None, None).engine().unwrap(), Engine::Embedded));
         let other = "postgresql://db2/coordination";
         for (coordination, expected) in [(None, URL), (Some(other), other)] {
@@ -211,13 +227,13 @@ mod tests {
     }
 
     #[test]
-    fn an_embedded_store_with_a_shared_coordination_is_refused_with_the_way_out() {
-        let said = arguments(None, Some(URL)).engine().unwrap_err().to_string();
-        assert!(said.contains("--store postgres://") && said.contains("leave out --coordination"), "{said}");
+    fn coordination_without_a_shared_store_is_rejected_with_the_next_step() {
+        let error = arguments(None, Some(URL)).engine().unwrap_err().to_string();
+        assert!(error.contains("--store postgres://") && error.contains("leave out --coordination"), "{error}");
     }
 
     #[test]
-    fn no_password_is_ever_shown() {
+    fn debug_output_of_engine_arguments_hides_passwords() {
         let arguments = arguments(Some(URL), None);
         let shown = format!("{arguments:?} {:?} {:?}", arguments.engine(), arguments.postgres());
         assert!(!shown.contains("hunter2"), "{shown}");

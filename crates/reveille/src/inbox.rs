@@ -1,8 +1,10 @@
-//! Schedules that applications asked for inside their own transactions, moved to where all others are.
+//! The inbox: applications create and cancel schedules inside their own transactions, and the leader applies these
+//! requests.
 //!
-//! The member that leads reads what has been committed to the inbox (`reveille.schedule`, `reveille.cancel`) and passes it
-//! through the ordinary create and cancel, oldest first; only what is durable there is forgotten here. If two members
-//! think that they lead, or one dies half-way, an entry is moved twice, which its incarnation makes harmless.
+//! The leader reads committed entries of the inbox (`reveille.schedule`, `reveille.cancel`) and passes them to the
+//! ordinary create and cancel, the oldest entry first. It deletes an entry only after the effect is durable. If two
+//! members consider themselves leaders, or the leader dies before it deletes an entry, the entry is applied twice. The
+//! second application has no effect, because the entry has an incarnation.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,16 +12,16 @@ use std::time::Duration;
 use domain::limits::Limits;
 use domain::{ScheduleId, Tenant};
 use runtime::Runtime;
-use scheduler::{Create, CreateRefusal, Scheduler};
+use scheduler::{Create, CreateRejection, Scheduler};
 use store::{Store, StoreError};
 use store_postgres::{InboxEntry, PostgresStore};
 use tokio_util::sync::CancellationToken;
 
-/// How often the inbox is looked at: so much later than its commit may a schedule fire.
+/// Period of reads. A schedule may fire this much later than its commit.
 const PERIOD: Duration = Duration::from_millis(200);
-/// Entries of one look.
+/// Maximum entries of one read.
 const ENTRIES_MAX: usize = 500;
-/// After a failure.
+/// Wait after a failure.
 const RETRY_WAIT: Duration = Duration::from_secs(1);
 
 pub(crate) async fn keep_empty(
@@ -29,12 +31,12 @@ pub(crate) async fn keep_empty(
     limits: Limits,
     stop: CancellationToken,
 ) {
-    // A transaction may commit long after the instant that it asked for: then that fires at once.
+    // A transaction may commit long after the instant that it requests. The schedule then fires immediately.
     let mover =
         Mover { limits: Limits { past_max: Duration::MAX, ..limits }, runtime: runtime.clone(), store, scheduler };
     let moving = async {
         loop {
-            let wait = if mover.scheduler.leads() { mover.turn().await } else { PERIOD };
+            let wait = if mover.scheduler.leads() { mover.step().await } else { PERIOD };
             runtime.sleep(wait).await;
         }
     };
@@ -48,20 +50,20 @@ struct Mover {
     limits: Limits,
 }
 
-/// What an entry asks for, once it was read.
-enum Wish {
-    Make(Box<Create>),
+/// Request of a valid entry.
+enum Request {
+    Create(Box<Create>),
     Cancel(Arc<Tenant>, ScheduleId),
 }
 
 impl Mover {
-    /// Moves what is there; how long to wait before the next look.
-    async fn turn(&self) -> Duration {
+    /// Moves the entries that exist now. Returns the time to wait before the next step.
+    async fn step(&self) -> Duration {
         match self.move_some().await {
             Ok(moved) if moved == ENTRIES_MAX => Duration::ZERO,
             Ok(_) => PERIOD,
             Err(error) => {
-                tracing::warn!(%error, "the inbox cannot be moved now; trying again");
+                tracing::warn!(%error, "cannot process the inbox; retrying");
                 RETRY_WAIT
             }
         }
@@ -78,20 +80,20 @@ impl Mover {
         let mut done = Vec::with_capacity(count);
         let mut creates: Vec<(i64, Create)> = Vec::new();
         for entry in entries {
-            match self.wish(&entry, &tenants) {
+            match self.request(&entry, &tenants) {
                 Err(reason) => {
                     let InboxEntry { number, tenant, id, .. } = entry;
-                    tracing::error!(tenant, id, reason, "what a transaction asked for cannot be done, and is left out");
+                    tracing::error!(tenant, id, reason, "dropped an invalid inbox entry");
                     done.push(number);
                 }
-                Ok(Wish::Make(create)) => {
-                    // One call makes several, but not two of one id, whose order counts.
+                Ok(Request::Create(create)) => {
+                    // One call creates several schedules, but only one of each id, because their order matters.
                     if creates.iter().any(|(_, other)| other.id == create.id) {
                         self.create(std::mem::take(&mut creates), &mut done).await?;
                     }
                     creates.push((entry.number, *create));
                 }
-                Ok(Wish::Cancel(tenant, id)) => {
+                Ok(Request::Cancel(tenant, id)) => {
                     self.create(std::mem::take(&mut creates), &mut done).await?;
                     self.scheduler.cancel(tenant.id, id).await?;
                     done.push(entry.number);
@@ -103,13 +105,13 @@ impl Mover {
         Ok(count)
     }
 
-    fn wish(&self, entry: &InboxEntry, tenants: &[Arc<Tenant>]) -> Result<Wish, String> {
+    fn request(&self, entry: &InboxEntry, tenants: &[Arc<Tenant>]) -> Result<Request, String> {
         let tenant = tenants.iter().find(|tenant| tenant.name == entry.tenant);
-        let tenant = tenant.ok_or("there is no such tenant")?.clone();
+        let tenant = tenant.ok_or("unknown tenant")?.clone();
         let id = ScheduleId::new(&entry.id).map_err(|error| error.to_string())?;
-        let Some(spec) = &entry.spec else { return Ok(Wish::Cancel(tenant, id)) };
+        let Some(spec) = &entry.spec else { return Ok(Request::Cancel(tenant, id)) };
         let spec = server::read_spec(spec, &self.limits, &tenant.egress, self.runtime.now())?;
-        Ok(Wish::Make(Box::new(Create { tenant, id: Some(id), incarnation: Some(entry.incarnation), spec })))
+        Ok(Request::Create(Box::new(Create { tenant, id: Some(id), incarnation: Some(entry.incarnation), spec })))
     }
 
     async fn create(&self, creates: Vec<(i64, Create)>, done: &mut Vec<i64>) -> Result<(), StoreError> {
@@ -119,28 +121,28 @@ impl Mover {
         let (numbers, requests): (Vec<i64>, Vec<Create>) = creates.into_iter().unzip();
         let names: Vec<_> = requests
             .iter()
-            .map(|request| (request.tenant.id, request.id.clone().expect("an entry has an id"), request.incarnation))
+            .map(|request| (request.tenant.id, request.id.clone().expect("every entry has an id"), request.incarnation))
             .collect();
-        let answers = self.scheduler.create(requests).await?;
-        for ((number, answer), (tenant, id, incarnation)) in numbers.into_iter().zip(answers).zip(names) {
-            match answer {
+        let results = self.scheduler.create(requests).await?;
+        for ((number, result), (tenant, id, incarnation)) in numbers.into_iter().zip(results).zip(names) {
+            match result {
                 Ok(_) => done.push(number),
-                // Perhaps because this entry was moved before.
-                Err(CreateRefusal::Exists) => {
+                // An earlier step may have moved this entry already.
+                Err(CreateRejection::Exists) => {
                     let holder = self.scheduler.get(tenant, id.clone()).await?;
                     if holder.is_none_or(|holder| Some(holder.incarnation) != incarnation) {
-                        tracing::error!(id = id.as_str(), "the id is taken: what a transaction asked for is left out");
+                        tracing::error!(id = id.as_str(), "dropped an inbox entry: the id of its schedule is taken");
                     }
                     done.push(number);
                 }
-                Err(CreateRefusal::NeverFires) => {
-                    tracing::error!(id = id.as_str(), "what a transaction asked for never fires, and is left out");
+                Err(CreateRejection::NeverFires) => {
+                    tracing::error!(id = id.as_str(), "dropped an inbox entry: its schedule never fires");
                     done.push(number);
                 }
-                // It stays, and is moved again with all that comes after it.
-                Err(CreateRefusal::Unreachable) => {
+                // Keep this entry and all later ones. The next step moves them again.
+                Err(CreateRejection::Unreachable) => {
                     self.store.inbox_done(std::mem::take(done)).await?;
-                    return Err(StoreError::Unavailable("the owner of an id cannot be reached".to_owned()));
+                    return Err(StoreError::Unavailable("cannot reach the owner of a schedule".to_owned()));
                 }
             }
         }

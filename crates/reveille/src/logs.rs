@@ -1,4 +1,4 @@
-//! The log of the process, on standard error, and the spans that go to a collector.
+//! Log of the process on standard error, and spans for a collector.
 
 use std::io::{self, IsTerminal};
 
@@ -14,30 +14,31 @@ use crate::otlp::{self, Endpoint, Exporter};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
 pub(crate) enum Format {
-    /// For people.
+    /// Lines for people.
     #[default]
     Text,
-    /// One object a line.
+    /// One JSON object per line.
     Json,
 }
 
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct LogArguments {
-    /// How the log is written; RUST_LOG says what is in it, as in `RUST_LOG=info,server=debug`
+    /// Format of the log; RUST_LOG selects its events, as in `RUST_LOG=info,server=debug`
     #[arg(long, value_enum, default_value_t, env = "REVEILLE_LOG_FORMAT")]
     log_format: Format,
-    /// The OpenTelemetry collector that spans of requests, runs and attempts go to, as http://127.0.0.1:4318; none
-    /// without
+    /// URL of an OpenTelemetry collector for the spans of requests, runs and attempts, such as http://127.0.0.1:4318;
+    /// without it no spans are exported
     #[arg(long, env = "REVEILLE_OTLP_ENDPOINT")]
     otlp_endpoint: Option<Endpoint>,
 }
 
-/// Begins to log. What it answers sends the spans, once it is started.
+/// Starts logging. Returns the exporter of spans, which the caller starts, if the arguments name a collector.
 pub(crate) fn begin(runtime: &Runtime, arguments: &LogArguments) -> Option<Exporter> {
     let filter = || EnvFilter::builder().with_default_directive(LevelFilter::INFO.into());
-    let quiet = "zookeeper_client=warn".parse().expect("it is a directive");
-    // Its client tells of each session at the level of what an operator wants to know, unless somebody asked for that.
-    let filter = filter().try_from_env().unwrap_or_else(|_unsaid| filter().from_env_lossy().add_directive(quiet));
+    let quiet = "zookeeper_client=warn".parse().expect("zookeeper_client=warn is a valid directive");
+    // The ZooKeeper client logs each session at `info`, which is too much for operators. RUST_LOG overrides this
+    // filter.
+    let filter = filter().try_from_env().unwrap_or_else(|_unset| filter().from_env_lossy().add_directive(quiet));
     let log = log(arguments.log_format, filter);
     let Some(endpoint) = arguments.otlp_endpoint.clone() else {
         log.init();
@@ -63,13 +64,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_a_collector_the_spans_are_off_where_they_are_made() {
+    fn spans_are_disabled_without_a_collector() {
         for format in [Format::Text, Format::Json] {
             let log = log(format, EnvFilter::new("info"));
             assert_eq!(
                 log.max_level_hint(),
                 Some(LevelFilter::INFO),
-                "theirs is below, so one look at a number is all"
+                "spans have a lower level, so one comparison disables each of them"
             );
         }
     }

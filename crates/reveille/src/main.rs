@@ -1,4 +1,6 @@
-//! The binary: configuration, wiring, and the tools around the service. The only crate that names engines.
+//! The binary: it reads the configuration, connects the parts of the service, and holds the tools around the service.
+//!
+//! This is the only crate that names storage engines.
 
 mod admin;
 mod cli;
@@ -38,18 +40,18 @@ use runtime::Runtime;
 use logs::LogArguments;
 use otlp::Exporter;
 
-/// See docs/decisions/0080.
+/// Memory allocator of the process; docs/decisions/0081 gives the reason for it.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Wakes services up on time.
+/// Scheduler that calls services back on time
 #[derive(Parser, Debug)]
 #[command(name = "reveille", version, about)]
 struct Arguments {
-    /// Threads that run tasks [1 to 256] [default: one per core]
+    /// Number of threads that run tasks [1 to 256] [default: one per core]
     #[arg(long, global = true, value_parser = clap::value_parser!(u16).range(1..=256), env = "REVEILLE_THREADS")]
     threads: Option<u16>,
-    /// Be killed when the process that started this one ends, however it does: for the children of `bench`
+    /// Kill this process when its parent process ends; for the children of `bench`
     #[arg(long, global = true, hide = true)]
     ends_with_parent: bool,
     #[command(subcommand)]
@@ -58,11 +60,11 @@ struct Arguments {
 
 #[derive(Subcommand, Debug)]
 enum Command {
-    /// Run the service, with its data on this machine's disk or in a database that several share
+    /// Run the service, with its data on the local disk or in a database that several members share
     Serve(Box<serve::ServeArguments>),
-    /// See it work: a server, a receiver and some schedules, with nothing to set up
+    /// Run a short demonstration: a server, a receiver and some schedules, without any setup
     Demo {
-        /// Seconds until it ends by itself [1 to 3600]
+        /// Duration of the demonstration in seconds [1 to 3600]
         #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=3_600))]
         seconds: u64,
     },
@@ -72,55 +74,55 @@ enum Command {
     Recipes(recipes::Command),
     /// Print each callback that arrives
     Receiver(receiver::ReceiverArguments),
-    /// Care for the database that a cluster's data is in
+    /// Manage the database that holds a cluster's data
     #[command(subcommand)]
     Store(admin::StoreCommand),
-    /// See how a cluster does
+    /// Show the state of a cluster
     #[command(subcommand)]
     Cluster(admin::ClusterCommand),
-    /// Copy what is in a data folder to a database, so that a cluster goes on with it
+    /// Copy a data folder to a database, so that a cluster can continue with the data
     Export(transfer::TransferArguments),
-    /// Copy what is in a database to a data folder, so that one process goes on with it
+    /// Copy a database to a data folder, so that a single process can continue with the data
     Import(transfer::TransferArguments),
-    /// Copy the data of a server, while it runs or not
+    /// Copy the data of a server, which may be running
     Backup(maintenance::BackupArguments),
-    /// Make a data folder from a backup
+    /// Create a data folder from a backup
     Restore(maintenance::RestoreArguments),
-    /// Compare all data with its checksums
+    /// Verify all data against its checksums
     Check(maintenance::CheckArguments),
-    /// Measure: the limits of this machine, and what Reveille makes of them
+    /// Measure the limits of this machine and the performance of Reveille on it
     #[cfg(feature = "bench")]
     #[command(subcommand)]
     Bench(bench::Command),
 }
 
 fn main() -> ExitCode {
-    let told = match configuration::told(std::env::args_os().collect()) {
-        Ok(told) => told,
+    let configuration = match configuration::load(std::env::args_os().collect()) {
+        Ok(configuration) => configuration,
         Err(error) => return fail(&error, 2),
     };
-    if let Some(shown) = told.shown {
+    if let Some(shown) = configuration.shown {
         return match console::line(shown.trim_end()) {
             Ok(()) => ExitCode::SUCCESS,
             Err(_) => ExitCode::FAILURE,
         };
     }
-    match start(told.arguments) {
+    match start(configuration.arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error, 1),
     }
 }
 
 fn fail(error: &anyhow::Error, code: u8) -> ExitCode {
-    // To a person, so without the form of a log; where there is no standard error there is nobody to tell.
-    let _nobody = writeln!(io::stderr(), "reveille: {error:#}");
+    // A person reads this line, so it is not formatted as a log line. If standard error is closed, the text is lost.
+    let _unwritten = writeln!(io::stderr(), "reveille: {error:#}");
     ExitCode::from(code)
 }
 
 fn start(arguments: Arguments) -> anyhow::Result<()> {
     if arguments.ends_with_parent {
         let signal = Some(rustix::process::Signal::KILL);
-        rustix::process::set_parent_process_death_signal(signal).context("cannot be tied to the parent process")?;
+        rustix::process::set_parent_process_death_signal(signal).context("cannot bind this process to its parent")?;
     }
     if let Command::Serve(serve) = &arguments.command
         && !serve.debuggable
@@ -133,10 +135,10 @@ fn start(arguments: Arguments) -> anyhow::Result<()> {
         builder.worker_threads(usize::from(threads));
     }
     let tokio = builder.build().context("cannot start the threads that run tasks")?;
-    tokio.block_on(obey(arguments.command))
+    tokio.block_on(execute(arguments.command))
 }
 
-async fn obey(command: Command) -> anyhow::Result<()> {
+async fn execute(command: Command) -> anyhow::Result<()> {
     let runtime = Runtime::real();
     let logs = match &command {
         Command::Serve(arguments) => arguments.logs.clone(),
@@ -154,8 +156,8 @@ async fn run(runtime: &Runtime, command: Command) -> anyhow::Result<()> {
     match command {
         Command::Serve(arguments) => serve::serve(runtime, &arguments).await,
         Command::Demo { seconds } => demo::run(runtime, Duration::from_secs(seconds)).await,
-        Command::Client(command) => cli::obey::<Arguments>(runtime, command).await,
-        Command::Recipes(command) => Box::pin(recipes::obey(runtime, command)).await,
+        Command::Client(command) => cli::execute::<Arguments>(runtime, command).await,
+        Command::Recipes(command) => Box::pin(recipes::execute(runtime, command)).await,
         Command::Receiver(arguments) => receiver::print(runtime, &arguments).await,
         Command::Store(command) => admin::store(runtime, &command).await,
         Command::Cluster(command) => admin::cluster(runtime, &command).await,

@@ -1,4 +1,4 @@
-//! `backup`, `restore` and `check`: the operator's care for the data of the embedded store.
+//! The commands `backup`, `restore` and `check` for the data of the embedded store.
 
 use std::path::{Path, PathBuf};
 
@@ -8,46 +8,46 @@ use cli_support::console;
 use runtime::{Runtime, TaskSet};
 use store_embedded::{EmbeddedStore, Options};
 
-use crate::control::{self, Order};
+use crate::control::{self, Request};
 use crate::data_folder::{explain_open, store_path};
 use crate::identity;
 use crate::progress::Progress;
 
 #[derive(Args, Debug)]
 pub(crate) struct BackupArguments {
-    /// The data folder; a server may run on it
+    /// Data folder; a server may be running on it
     #[arg(long, env = "REVEILLE_DATA", default_value = "./data")]
     data: PathBuf,
-    /// The folder to make
+    /// Folder to create for the backup
     #[arg(long)]
     to: PathBuf,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct RestoreArguments {
-    /// The folder that `backup` made; it stays as it is
+    /// Folder that `backup` created; it is not changed
     #[arg(long)]
     from: PathBuf,
-    /// The data folder to make
+    /// Data folder to create
     #[arg(long)]
     data: PathBuf,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct CheckArguments {
-    /// The data folder; a server may run on it
+    /// Data folder; a server may be running on it
     #[arg(long, env = "REVEILLE_DATA", default_value = "./data")]
     data: PathBuf,
 }
 
 pub(crate) async fn backup(runtime: &Runtime, arguments: &BackupArguments) -> anyhow::Result<()> {
-    // The server has a current folder of its own, so that it is told a whole path.
-    let to = std::path::absolute(&arguments.to).context("cannot tell the whole path of the folder to make")?;
-    give(runtime, &arguments.data, &Order::Backup(to), "copying").await
+    // The server may have another working directory, so the request contains an absolute path.
+    let to = std::path::absolute(&arguments.to).context("cannot determine the absolute path of the backup folder")?;
+    execute(runtime, &arguments.data, &Request::Backup(to), "copying").await
 }
 
 pub(crate) async fn check(runtime: &Runtime, arguments: &CheckArguments) -> anyhow::Result<()> {
-    give(runtime, &arguments.data, &Order::Check, "reading all of it").await
+    execute(runtime, &arguments.data, &Request::Check, "reading all data").await
 }
 
 pub(crate) async fn restore(runtime: &Runtime, arguments: &RestoreArguments) -> anyhow::Result<()> {
@@ -58,8 +58,8 @@ pub(crate) async fn restore(runtime: &Runtime, arguments: &RestoreArguments) -> 
     let key = identity::admin_key_path(data);
     if !key.exists() {
         console::line(&format!(
-            "a backup holds no keys: {} is yours to copy, without which it does not start; those that worked for requests \
-             still do, and {} is yours to copy, too",
+            "a backup contains no keys: copy {}, without which the server does not start, and {}; keys for requests \
+             remain valid",
             data.join("store.key").display(),
             key.display()
         ))?;
@@ -67,21 +67,21 @@ pub(crate) async fn restore(runtime: &Runtime, arguments: &RestoreArguments) -> 
     Ok(())
 }
 
-async fn give(runtime: &Runtime, data: &Path, order: &Order, what: &str) -> anyhow::Result<()> {
-    ensure!(store_path(data).exists(), "{} holds no data of Reveille; name its folder with --data", data.display());
-    let answer = Progress::new(runtime).during(what, answer(runtime, data, order)).await?;
-    console::line(&answer).context("cannot write the result")
+async fn execute(runtime: &Runtime, data: &Path, request: &Request, name: &str) -> anyhow::Result<()> {
+    ensure!(store_path(data).exists(), "{} holds no data of Reveille: name the folder with --data", data.display());
+    let outcome = Progress::new(runtime).during(name, handle(runtime, data, request)).await?;
+    console::line(&outcome).context("cannot write the result")
 }
 
-/// Has the running server do it, or opens the data if there is none.
-async fn answer(runtime: &Runtime, data: &Path, order: &Order) -> anyhow::Result<String> {
-    if let Some(answer) = control::ask(data, order).await? {
-        return Ok(answer);
+/// Sends the request to the running server, or opens the data and handles the request if no server runs.
+async fn handle(runtime: &Runtime, data: &Path, request: &Request) -> anyhow::Result<String> {
+    if let Some(outcome) = control::send(data, request).await? {
+        return Ok(outcome);
     }
     let tasks = TaskSet::new(runtime);
     let opened = EmbeddedStore::open(runtime, &tasks, &store_path(data), Options::default()).await;
     let store = opened.map_err(|error| explain_open(error, data))?;
-    let answer = control::obey(&store, order).await;
+    let outcome = control::handle(&store, request).await;
     store.close().await;
-    answer
+    outcome
 }

@@ -1,14 +1,19 @@
-//! Spans to an OpenTelemetry collector: what a request made, when it fired, and what each attempt came to.
+//! Export of spans to an OpenTelemetry collector: requests that create schedules, runs, and attempts.
 //!
-//! The spans are `tracing`'s own, of the target [`SPANS`]: `request` (SERVER) in the server, `fire` (INTERNAL) in the
-//! scheduler, `attempt` (CLIENT) in callbacks. Here they get the ids and the form of OTLP; nothing else knows of either. Without
-//! an endpoint there is no layer that wants them, and what makes them costs a look at a number.
+//! The spans are `tracing` spans with the target [`SPANS`]: `request` (SERVER) in the server, `fire` (INTERNAL) in the
+//! scheduler, `attempt` (CLIENT) in callbacks. This module assigns their OTLP ids and encodes them; no other code
+//! depends on OTLP. Without an endpoint no layer enables these spans, and each span site costs one comparison of
+//! levels.
 //!
-//! A schedule fires hours after it was asked for, so its runs are traces of their own, and each `fire` *links* to the span of the
-//! request. For that nothing is stored: the ids of such a span follow from what the schedule is (its incarnation and revision),
-//! which every due row carries. The trace that the client named in its `traceparent` is linked from there.
+//! A schedule may fire hours after the request that created it. Therefore each run is its own trace, and each `fire`
+//! *links* to the span of the request. The link needs no stored data: the ids of a request's span are derived from the
+//! incarnation and the revision of the schedule, which every due row carries. The request's span links to the trace
+//! that the client named in its `traceparent` header.
 //!
-//! Nothing waits for the collector: what it does not take in time is dropped, and the log says how much.
+//! The service never waits for the collector. Spans that the collector does not accept in time are dropped, and the log
+//! reports their number.
+//!
+//! docs/decisions/0085-export-spans-with-a-custom-layer.md gives the reasons for the design.
 
 mod exporter;
 mod message;
@@ -31,12 +36,12 @@ use message::{KeyValue, Link, Span, Status, kind};
 
 pub(crate) use exporter::{Endpoint, Exporter};
 
-/// The target of the spans that go to the collector.
+/// `tracing` target of the spans that go to the collector.
 const SPANS: &str = "reveille::spans";
-/// Spans that wait to be sent; further ones are dropped.
+/// Maximum spans that wait to be sent; further spans are dropped.
 const QUEUE: usize = 16_384;
 
-/// The layer that takes the spans, and what sends them.
+/// Creates the layer that collects spans, and the exporter that sends them.
 pub(crate) fn open(runtime: &Runtime, endpoint: Endpoint) -> (Spans, Exporter) {
     let (queue, waiting) = mpsc::channel(QUEUE);
     let dropped = Arc::new(AtomicU64::new(0));
@@ -54,18 +59,18 @@ pub(crate) struct Spans {
     dropped: Arc<AtomicU64>,
 }
 
-/// A span that has not ended.
+/// Span that has not ended.
 struct Open {
     started: Timestamp,
     began: Monotonic,
-    /// Its own id, unless its fields say another.
+    /// Span id, unless the fields set another one.
     span: u64,
     fields: Fields,
 }
 
-/// A place in a trace.
+/// Ids of a trace and of a span in it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Place {
+struct SpanIds {
     trace: u128,
     span: u64,
 }
@@ -105,26 +110,27 @@ impl Open {
         let Open { started, span, fields, .. } = self;
         let run = fields.text("run").and_then(RunId::parse);
         let caller = fields.text("caller").and_then(traceparent);
-        let (kind, place, parent, linked) = match (name, run) {
+        let (kind, ids, parent, linked) = match (name, run) {
             ("fire", Some(run)) => {
-                let place = Place { trace: callback::trace_id(&run.run_id()), span };
-                (kind::INTERNAL, place, None, Some(made(run.incarnation, run.revision)))
+                let ids = SpanIds { trace: callback::trace_id(&run.run_id()), span };
+                (kind::INTERNAL, ids, None, Some(request_span(run.incarnation, run.revision)))
             }
             ("attempt", Some(run)) => {
-                // What the receiver was told, so that its spans are this one's children.
+                // The callback's `traceparent` header has this span id, so the receiver's spans are children of this
+                // span.
                 let span = fields.text("span").and_then(|text| u64::from_str_radix(text, 16).ok()).unwrap_or(span);
-                (kind::CLIENT, Place { trace: callback::trace_id(&run.run_id()), span }, parent, None)
+                (kind::CLIENT, SpanIds { trace: callback::trace_id(&run.run_id()), span }, parent, None)
             }
-            _ => match (fields.made(), caller) {
-                (Some(made), caller) => (kind::SERVER, made, None, caller),
-                (None, Some(caller)) => (kind::SERVER, Place { trace: caller.trace, span }, Some(caller.span), None),
-                (None, None) => (kind::SERVER, Place { trace: random(), span }, None, None),
+            _ => match (fields.request_span(), caller) {
+                (Some(request_span), caller) => (kind::SERVER, request_span, None, caller),
+                (None, Some(caller)) => (kind::SERVER, SpanIds { trace: caller.trace, span }, Some(caller.span), None),
+                (None, None) => (kind::SERVER, SpanIds { trace: random(), span }, None, None),
             },
         };
-        let link = |place: Place| Link { trace_id: place.trace_bytes(), span_id: place.span_bytes() };
+        let link = |ids: SpanIds| Link { trace_id: ids.trace_bytes(), span_id: ids.span_bytes() };
         Span {
-            trace_id: place.trace_bytes(),
-            span_id: place.span_bytes(),
+            trace_id: ids.trace_bytes(),
+            span_id: ids.span_bytes(),
             parent_span_id: parent.map_or_else(Vec::new, |parent| parent.to_be_bytes().to_vec()),
             name: fields.text("route").unwrap_or(name).to_owned(),
             kind,
@@ -137,7 +143,7 @@ impl Open {
     }
 }
 
-impl Place {
+impl SpanIds {
     fn trace_bytes(self) -> Vec<u8> {
         self.trace.to_be_bytes().to_vec()
     }
@@ -147,19 +153,19 @@ impl Place {
     }
 }
 
-/// The span of the request that made a schedule, or this revision of it.
-fn made(incarnation: Incarnation, revision: Revision) -> Place {
+/// Returns the ids of the request span that created this revision of the schedule.
+fn request_span(incarnation: Incarnation, revision: Revision) -> SpanIds {
     let mut digest = Sha256::new_with_prefix(b"reveille: made by");
     digest.update(incarnation.0.to_be_bytes());
     digest.update(revision.0.to_be_bytes());
     let digest = digest.finalize();
     let number = |bytes: &[u8]| bytes.iter().fold(0, |number: u128, byte| number << 8 | u128::from(*byte));
-    let span = u64::try_from(number(&digest[16..24])).expect("eight bytes are 64 bits");
-    Place { trace: number(&digest[..16]).max(1), span: span.max(1) }
+    let span = u64::try_from(number(&digest[16..24])).expect("eight bytes fit in 64 bits");
+    SpanIds { trace: number(&digest[..16]).max(1), span: span.max(1) }
 }
 
-/// W3C Trace Context, version 00 and what will come after it.
-fn traceparent(text: &str) -> Option<Place> {
+/// Parses a `traceparent` header of W3C Trace Context, version 00 or later.
+fn traceparent(text: &str) -> Option<SpanIds> {
     let mut parts = text.split('-');
     let (version, trace, span) = (parts.next()?, parts.next()?, parts.next()?);
     let is_hex = |part: &str, digits: usize| part.len() == digits && part.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -167,10 +173,10 @@ fn traceparent(text: &str) -> Option<Place> {
         return None;
     }
     let (trace, span) = (u128::from_str_radix(trace, 16).ok()?, u64::from_str_radix(span, 16).ok()?);
-    (trace != 0 && span != 0).then_some(Place { trace, span })
+    (trace != 0 && span != 0).then_some(SpanIds { trace, span })
 }
 
-/// In the order in which they were told.
+/// Fields of a span, in the order in which they were recorded.
 #[derive(Default)]
 struct Fields(Vec<KeyValue>);
 
@@ -183,11 +189,11 @@ impl Fields {
         self.0.iter().find(|field| field.key == name)?.number()
     }
 
-    /// Where the span belongs if its request made a schedule.
-    fn made(&self) -> Option<Place> {
+    /// Returns the ids of the span if its request created a schedule or a revision.
+    fn request_span(&self) -> Option<SpanIds> {
         let incarnation = u128::from_str_radix(self.text("incarnation")?, 16).ok()?;
         let revision = u32::try_from(self.number("revision")?).ok()?;
-        Some(made(Incarnation(incarnation), Revision(revision)))
+        Some(request_span(Incarnation(incarnation), Revision(revision)))
     }
 
     fn status(&self) -> i32 {

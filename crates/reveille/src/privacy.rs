@@ -1,23 +1,27 @@
-//! The memory of a server is its own: keys, secrets, payloads and passwords are in it, in plain while they are used.
+//! Protection of the process memory, which holds keys, secrets, payloads and passwords in plain text while they are in
+//! use.
 //!
-//! What this does not do: keep it from root, or from a swap that is not encrypted.
+//! Non-goals: this module does not protect the memory from root, or from an unencrypted swap.
+//!
+//! docs/decisions/0075-protect-the-memory-of-serve.md gives the reasons for the design.
 
 use anyhow::{Context, ensure};
 use rustix::process::{
     DumpableBehavior, Resource, Rlimit, dumpable_behavior, getrlimit, set_dumpable_behavior, setrlimit,
 };
 
-/// From now on a crash writes no core file, and nobody of the same user reads the memory, as by `ptrace` or in /proc.
+/// Disables core files, and prevents other processes of the same user from reading the memory with `ptrace` or /proc.
 ///
-/// The two are apart: a core that goes to a program (`core_pattern` with a pipe) is not stopped by the limit.
+/// Both settings are necessary: the limit does not apply to a core file that the kernel pipes to a program
+/// (`core_pattern`).
 ///
 /// # Errors
-/// If the kernel does not do it.
+/// If the kernel does not apply the settings.
 pub(crate) fn keep_memory() -> anyhow::Result<()> {
     let none = Rlimit { current: Some(0), maximum: Some(0) };
-    setrlimit(Resource::Core, none).context("cannot forbid core files")?;
-    set_dumpable_behavior(DumpableBehavior::NotDumpable).context("cannot keep others from reading the memory")?;
+    setrlimit(Resource::Core, none).context("cannot disable core files")?;
+    set_dumpable_behavior(DumpableBehavior::NotDumpable).context("cannot protect the process memory")?;
     let is_kept = getrlimit(Resource::Core) == none && dumpable_behavior()? == DumpableBehavior::NotDumpable;
-    ensure!(is_kept, "the kernel forbids neither core files nor debuggers; start with --debuggable if that is meant");
+    ensure!(is_kept, "the kernel allows core files or debuggers; start with --debuggable to accept that");
     Ok(())
 }

@@ -15,16 +15,16 @@ use runtime::Runtime;
 
 #[derive(Args, Debug)]
 pub(crate) struct ReceiverArguments {
-    /// Where callbacks go
+    /// Listen address for callbacks
     #[arg(long, default_value = "127.0.0.1:9000")]
     listen: SocketAddr,
-    /// Append a line for each callback to this file: arrival in microseconds since 1970, webhook-id, attempt, nominal
-    /// instant in milliseconds since 1970, `-` (signatures are not verified), schedule id
+    /// File to which a line is appended for each callback: arrival in microseconds since 1970, webhook-id, attempt,
+    /// nominal instant in milliseconds since 1970, `-` (signatures are not verified), schedule id
     #[arg(long)]
     log: Option<PathBuf>,
 }
 
-/// `reveille receiver`: prints a line for each callback, until it is stopped.
+/// Prints a line for each callback, until the process is stopped.
 pub(crate) async fn print(runtime: &Runtime, arguments: &ReceiverArguments) -> anyhow::Result<()> {
     let log = arguments.log.as_ref().map(|path| {
         let file = OpenOptions::new().create(true).append(true).open(path);
@@ -37,32 +37,32 @@ pub(crate) async fn print(runtime: &Runtime, arguments: &ReceiverArguments) -> a
     Ok(())
 }
 
-/// Prints callbacks, with their lateness by this machine's clock.
+/// Sink that prints callbacks, with their lateness by this machine's clock.
 #[derive(Default)]
 pub(crate) struct Printer {
     log: Option<File>,
 }
 
-/// So much of a body is printed.
+/// Maximum bytes of a body that are printed.
 const SHOWN_BYTES: usize = 200;
 
 impl Sink for Printer {
     fn arrived(&self, at_micros: i64, head: &httparse::Request<'_, '_>, body: &[u8]) {
         let occurrence = RunId::parse(header(head, "webhook-id"));
-        let text = in_words(at_micros, head, body, occurrence);
-        // What arrives is a stranger's text: control characters in it must not move the terminal's cursor.
+        let text = describe(at_micros, head, body, occurrence);
+        // The text comes from other users, so control characters in it must not reach the terminal.
         let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
         let logged = self.log.as_ref().map_or(Ok(()), |mut log| {
-            // In one write, so that lines of several connections stay whole.
+            // Write the line in one call, so that lines of several connections do not mix.
             log.write_all(log_line(at_micros, head, occurrence).as_bytes())
         });
         if let Err(error) = console::line(&text).and(logged) {
-            tracing::warn!(%error, "a callback could not be told");
+            tracing::warn!(%error, "cannot print or log a callback");
         }
     }
 }
 
-fn in_words(at_micros: i64, head: &httparse::Request<'_, '_>, body: &[u8], occurrence: Option<Occurrence>) -> String {
+fn describe(at_micros: i64, head: &httparse::Request<'_, '_>, body: &[u8], occurrence: Option<Occurrence>) -> String {
     let shown = String::from_utf8_lossy(&body[..body.len().min(SHOWN_BYTES)]);
     let cut = if body.len() > SHOWN_BYTES { "…" } else { "" };
     let at = Timestamp::from_millis(at_micros.div_euclid(1_000));
@@ -74,7 +74,7 @@ fn in_words(at_micros: i64, head: &httparse::Request<'_, '_>, body: &[u8], occur
         }
         None => {
             let (method, path) = (head.method.unwrap_or(""), head.path.unwrap_or(""));
-            format!("{at}  {method} {path}, which is no callback of Reveille  {shown}{cut}")
+            format!("{at}  {method} {path}, not a callback of Reveille  {shown}{cut}")
         }
     }
 }

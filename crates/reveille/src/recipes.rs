@@ -1,4 +1,4 @@
-//! The tree of a coordination engine and the recipes on it, from the command line: for people who look, and for shell scripts.
+//! Commands for the tree of a coordination engine and its recipes, for people and for shell scripts.
 
 mod discover;
 mod elect;
@@ -18,47 +18,48 @@ use runtime::Runtime;
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
-    /// Look at the nodes of a coordination engine, and change them
+    /// Show and change the nodes of a coordination engine
     #[command(subcommand)]
     Tree(tree::Command),
-    /// List the instances of a service, as they come and go with `--watch`
+    /// List the instances of a service; with `--watch`, list them again after each change
     Discover(discover::Arguments),
-    /// Show the jobs of a role match, who has each, and who waits
-    Roles(At),
-    /// Run a command while this process leads its group, and only then
+    /// Show the jobs of a role match, their holders, and the number of waiting candidates
+    Roles(NodeArguments),
+    /// Run a command only while this process is the leader of a group
     Elect(elect::Arguments),
-    /// What ends the command of `elect` when `elect` cannot
+    /// Kill the command of `elect` at the deadline of the leadership, or when `elect` has ended
     #[command(hide = true)]
     Supervise(supervise::SuperviseArguments),
-    /// What the command of `elect` begins as
+    /// Wait for a line from `elect`, then become its command
     #[command(hide = true)]
     Become(supervise::BecomeArguments),
 }
 
-pub(crate) async fn obey(runtime: &Runtime, command: Command) -> anyhow::Result<()> {
+pub(crate) async fn execute(runtime: &Runtime, command: Command) -> anyhow::Result<()> {
     match command {
-        Command::Tree(command) => Box::pin(tree::obey(runtime, command)).await,
-        Command::Discover(arguments) => Box::pin(discover::obey(runtime, &arguments)).await,
-        Command::Roles(arguments) => Box::pin(roles::obey(runtime, &arguments)).await,
-        Command::Elect(arguments) => Box::pin(elect::obey(runtime, &arguments)).await,
+        Command::Tree(command) => Box::pin(tree::execute(runtime, command)).await,
+        Command::Discover(arguments) => Box::pin(discover::execute(runtime, &arguments)).await,
+        Command::Roles(arguments) => Box::pin(roles::execute(runtime, &arguments)).await,
+        Command::Elect(arguments) => Box::pin(elect::execute(runtime, &arguments)).await,
         Command::Supervise(arguments) => supervise::supervise(runtime, &arguments).await,
-        Command::Become(arguments) => Err(supervise::become_it(&arguments)),
+        Command::Become(arguments) => Err(supervise::become_command(&arguments)),
     }
 }
 
-/// Which engine, and who asks.
+/// Coordination engine, and the credentials for it.
 #[derive(Args, Clone, Debug)]
 struct Engine {
-    /// The engine: zookeeper://HOST:PORT,HOST:PORT/ROOT or postgres://USER:PASSWORD@HOST:PORT/DATABASE
+    /// URL of the coordination engine: zookeeper://HOST:PORT,HOST:PORT/ROOT or
+    /// postgres://USER:PASSWORD@HOST:PORT/DATABASE
     #[arg(long, env = "REVEILLE_COORDINATION", hide_env_values = true)]
     coordination: Url,
-    /// A file with the password of the database, instead of one in the URL
+    /// File with the password of the database, as an alternative to a password in the URL
     #[arg(long, env = "REVEILLE_PASSWORD_FILE")]
     password_file: Option<PathBuf>,
-    /// A file with lines NAME:PASSWORD: who this is, for nodes that are closed to others
+    /// File with credentials in lines NAME:PASSWORD, for nodes with restricted access
     #[arg(long, env = "REVEILLE_COORDINATION_CREDENTIALS")]
     credentials_file: Option<PathBuf>,
-    /// Seconds until the engine ends the session of a process that is not heard of any more [2 to 300]
+    /// Seconds without contact after which the engine ends the session of this process [2 to 300]
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(2..=300))]
     session_seconds: u64,
 }
@@ -70,7 +71,7 @@ impl Engine {
         let password = self.password_file.as_deref().map(crate::engine::read_password).transpose()?;
         let trees = coordination_connect::trees(runtime, self.coordination.as_str(), password).await;
         let client = Client::new(runtime, trees.context("--coordination")?, options);
-        client.session().await.context("cannot open a session: is the engine there, and reachable from here?")?;
+        client.session().await.context("cannot open a session: check that the engine is running and reachable")?;
         Ok(client)
     }
 
@@ -80,23 +81,23 @@ impl Engine {
         let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
         let read = |(at, line): (usize, &str)| match line.split_once(':') {
             Some((name, password)) => Ok(Credentials { name: name.to_owned(), password: password.to_owned() }),
-            None => bail!("{}, line {}: a line is NAME:PASSWORD", path.display(), at + 1),
+            None => bail!("{}, line {}: not of the form NAME:PASSWORD", path.display(), at + 1),
         };
         let all = lines.map(read).collect::<anyhow::Result<Vec<_>>>()?;
         ensure!(!all.is_empty(), "{} has no line NAME:PASSWORD", path.display());
         Ok(all)
     }
 
-    /// Of nodes that are made: its own, if it says who it is.
+    /// Returns the access control list for new nodes: only the creator may access them if it has credentials.
     fn acl(&self) -> Acl {
         if self.credentials_file.is_some() { Acl::Creator } else { Acl::Open }
     }
 }
 
-/// Where a command looks, and how it tells.
+/// Node that a command is about, and the format of its output.
 #[derive(Args, Debug)]
-pub(crate) struct At {
-    /// Which node
+pub(crate) struct NodeArguments {
+    /// Path of the node
     #[arg(value_parser = path)]
     path: NodePath,
     #[command(flatten)]
@@ -106,19 +107,19 @@ pub(crate) struct At {
     json: bool,
 }
 
-/// With the next step.
-fn told(path: &NodePath) -> impl Fn(TreeError) -> anyhow::Error {
+/// Explains an error at this path, with the next step.
+fn explain(path: &NodePath) -> impl Fn(TreeError) -> anyhow::Error {
     move |error| match error {
-        TreeError::NoNode => anyhow::anyhow!("there is no node {path}: `reveille tree ls` shows what is above it"),
-        TreeError::NotEmpty => anyhow::anyhow!("{path} has children: `--recursive` deletes them, too"),
+        TreeError::NoNode => anyhow::anyhow!("no such node: {path}; `reveille tree ls` shows the existing nodes"),
+        TreeError::NotEmpty => anyhow::anyhow!("{path} has children: `--recursive` deletes them as well"),
         TreeError::Forbidden => {
-            anyhow::anyhow!("{path} is closed to you: --credentials-file says who you are")
+            anyhow::anyhow!("access to {path} denied: give your credentials with --credentials-file")
         }
         error => anyhow::Error::new(error).context(path.to_string()),
     }
 }
 
-/// As clap reads it.
+/// Parses a path for clap.
 fn path(text: &str) -> Result<NodePath, String> {
     NodePath::new(text).map_err(|error| error.to_string())
 }

@@ -1,4 +1,4 @@
-//! `reveille serve`: the service on this machine's disk, until it is told to stop.
+//! `reveille serve`: runs the service until a signal to stop.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -30,37 +30,37 @@ pub(crate) struct ServeArguments {
     store_key: StoreKeyArguments,
     #[command(flatten)]
     member: MemberArguments,
-    /// The data folder, made at the first start; with --store, for this member's keys only
+    /// Data folder, created at the first start; with --store it holds only this member's keys
     #[arg(long, default_value = "./data", env = "REVEILLE_DATA")]
     data: PathBuf,
-    /// Where requests are answered
+    /// Listen address of the HTTP API
     #[arg(long, default_value = "127.0.0.1:8080", env = "REVEILLE_LISTEN", value_parser = address)]
     listen: SocketAddr,
-    /// A receiver that prints the callbacks it gets, to try things out with; see --no-receiver. None with --store, or with
-    /// --listen on other than loopback: the first tenant may not call this machine then
+    /// Listen address of a built-in receiver that prints callbacks, for experiments; --no-receiver disables it. It does
+    /// not start with --store, or if --listen is not loopback, because the first tenant may not call this machine then
     #[arg(long, default_value = "127.0.0.1:9000", env = "REVEILLE_RECEIVER", value_parser = address)]
     receiver: SocketAddr,
-    /// Start no receiver
+    /// Do not start the built-in receiver
     #[arg(long, env = "REVEILLE_NO_RECEIVER")]
     no_receiver: bool,
     #[command(flatten)]
     tls: TlsArguments,
     #[command(flatten)]
     tuning: TuningArguments,
-    /// One process: instead of days, for trials
+    /// Single process only: history in seconds instead of days, for experiments
     #[arg(long, hide = true, value_parser = clap::value_parser!(u64).range(1..))]
     history_seconds: Option<u64>,
     #[command(flatten)]
     pub(crate) logs: LogArguments,
-    /// Let debuggers and profilers of the same user look into the process, and a crash write a core file: with keys, secrets
-    /// and payloads in it
+    /// Allow debuggers and profilers of the same user to attach, and a crash to write a core file; both can see keys,
+    /// secrets and payloads
     #[arg(long, env = "REVEILLE_DEBUGGABLE")]
     pub(crate) debuggable: bool,
-    /// A file with what else is not said here: a line `NAME = VALUE` in TOML for each flag, by its name without dashes.
-    /// A variable of the environment wins over the file, and a flag over both
+    /// TOML configuration file with a line `NAME = VALUE` for each flag, by its name without dashes. An environment
+    /// variable overrides the file, and a flag overrides both
     #[arg(long, env = "REVEILLE_CONFIG")]
     config: Option<PathBuf>,
-    /// Print what it would go by, as such a file, with where each value comes from and without passwords; and end
+    /// Print the effective configuration as TOML, with the source of each value and passwords redacted, then exit
     #[arg(long)]
     print_config: bool,
 }
@@ -91,25 +91,25 @@ pub(crate) async fn serve(runtime: &Runtime, arguments: &ServeArguments) -> anyh
         true => None,
         false => try_receiver(runtime, arguments.receiver).await,
     };
-    let _found_until_stopped = server_url::Left::leave(&arguments.data, service.address, service.is_secured)
-        .inspect_err(|error| tracing::warn!(%error, "commands on this machine will need --server"));
+    let _url_file = server_url::UrlFile::write(&arguments.data, service.address, service.is_secured)
+        .inspect_err(|error| tracing::warn!(%error, "cannot write server.url: commands on this machine need --server"));
     tracing::info!(address = %service.address, data = %arguments.data.display(), "ready");
     if let Some(receiver) = receiver.as_ref().filter(|_| !service.is_secured) {
         welcome(&service, &arguments.data, receiver)?;
     }
-    stop::tell_ready();
-    let patience = arguments.tuning.patience();
-    let stop = stop::is_due(runtime.clone(), signals, service.readiness(), patience);
+    stop::notify_ready();
+    let timeouts = arguments.tuning.stop_timeouts();
+    let stop = stop::is_due(runtime.clone(), signals, service.readiness(), timeouts);
     service.run_until(stop).await;
     tracing::info!("stopped");
     Ok(())
 }
 
 fn address(text: &str) -> anyhow::Result<SocketAddr> {
-    text.parse().context("it is an address of this machine and a port: 127.0.0.1:8080, [::1]:8080 or 0.0.0.0:8080")
+    text.parse().context("not an IP address and a port; examples are 127.0.0.1:8080, [::1]:8080 and 0.0.0.0:8080")
 }
 
-/// A receiver to try things out with; the service does without if there is no port for it.
+/// Starts the built-in receiver. If its port is taken, it listens on another one. Returns `None` if it cannot start.
 async fn try_receiver(runtime: &Runtime, listen: SocketAddr) -> Option<Receiver> {
     let options = receiver::Options::default();
     match Receiver::start(runtime, listen, options, Arc::new(Printer::default())).await {
@@ -117,7 +117,7 @@ async fn try_receiver(runtime: &Runtime, listen: SocketAddr) -> Option<Receiver>
         Err(error) => {
             let anywhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
             let receiver = Receiver::start(runtime, anywhere, options, Arc::new(Printer::default())).await.ok()?;
-            tracing::info!("{error:#}; it listens on {} instead", receiver.address);
+            tracing::info!("{error:#}; the receiver listens on {} instead", receiver.address);
             Some(receiver)
         }
     }
@@ -126,17 +126,17 @@ async fn try_receiver(runtime: &Runtime, listen: SocketAddr) -> Option<Receiver>
 fn welcome(service: &Service, data: &Path, receiver: &Receiver) -> anyhow::Result<()> {
     let key = identity::admin_key_path(data);
     if !key.exists() {
-        // A member of a cluster: the key lies where its schema was made.
+        // This is a member of a cluster. The key is in the folder from which `store migrate` created the schema.
         return Ok(());
     }
     let key = key.display();
     let (address, receiver) = (service.address, receiver.address);
     let text = format!(
         r#"the key of the tenant `default` is in {key}
-ask for a callback in three seconds (it is printed here):
+to schedule a callback in three seconds, which is printed here, run:
 
 curl -sS http://{address}/v1/schedules -H "Authorization: Bearer $(cat '{key}')" -H 'Content-Type: application/json' -d '{{"at":"'$(date -u -d '+3 seconds' +%FT%TZ)'","target":{{"http":{{"url":"http://{receiver}/"}}}},"payload":{{"hello":"world"}}}}'
 "#
     );
-    console::line(&text).context("cannot print how to begin")
+    console::line(&text).context("cannot print the first steps")
 }

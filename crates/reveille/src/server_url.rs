@@ -1,17 +1,17 @@
-//! Where a server on this machine is found: `serve` leaves its address in its data folder while it runs, for the commands
-//! that are clients of it.
+//! The file with the address of a server on this machine. `serve` keeps it in its data folder while it runs, for the
+//! commands that are clients of the server.
 
 use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-/// The file is no secret; what lies beside it is.
+/// Returns the path of the file. The file is not secret, unlike the keys in the same folder.
 pub(crate) fn path(data: &Path) -> PathBuf {
     data.join("server.url")
 }
 
-/// The address as a client on this machine needs it.
+/// Returns the URL at which a client on this machine reaches a server that listens on `listens`.
 pub(crate) fn url_of(listens: SocketAddr, is_secured: bool) -> String {
     let ip = match listens.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
@@ -22,26 +22,27 @@ pub(crate) fn url_of(listens: SocketAddr, is_secured: bool) -> String {
     format!("{scheme}://{}", SocketAddr::new(ip, listens.port()))
 }
 
-/// The file, for as long as the server runs. One that a kill left is replaced by the next start.
-pub(crate) struct Left(PathBuf);
+/// Guard of the file: the file is removed when the guard drops. After a kill the file remains until the next start
+/// replaces it.
+pub(crate) struct UrlFile(PathBuf);
 
-impl Left {
-    /// Replaces the file in one step, so that nobody reads a part of it.
+impl UrlFile {
+    /// Replaces the file in one step, so that no reader sees a part of it.
     ///
     /// # Errors
     /// If the folder cannot be written.
-    pub(crate) fn leave(data: &Path, listens: SocketAddr, is_secured: bool) -> io::Result<Self> {
+    pub(crate) fn write(data: &Path, listens: SocketAddr, is_secured: bool) -> io::Result<Self> {
         let path = path(data);
         let draft = path.with_extension("url.draft");
         fs::write(&draft, format!("{}\n", url_of(listens, is_secured)))?;
         fs::rename(&draft, &path)?;
-        Ok(Left(path))
+        Ok(UrlFile(path))
     }
 }
 
-impl Drop for Left {
+impl Drop for UrlFile {
     fn drop(&mut self) {
-        // Whoever removed it before did what was wanted.
+        // If the file is already removed, nothing is left to do.
         let _removed = fs::remove_file(&self.0);
     }
 }
@@ -51,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_that_listens_everywhere_is_found_on_this_machine() {
+    fn unspecified_listen_address_becomes_loopback_url() {
         let url = |listens: &str| url_of(listens.parse().unwrap(), false);
         assert_eq!(url("0.0.0.0:8080"), "http://127.0.0.1:8080");
         assert_eq!(url("[::]:8080"), "http://[::1]:8080");

@@ -1,7 +1,7 @@
-//! The service put together: store, callbacks, scheduler, HTTP. What `serve` and `demo` start.
+//! The complete service of `serve` and `demo`: store, callbacks, scheduler and HTTP server.
 //!
-//! Always true here: it stops from the front to the back (no new requests, no new attempts, what is in flight is
-//! booked, what is written is flushed), and each part outlives what calls it.
+//! Invariants: the service stops in this order: no new requests, no new attempts, outcomes of attempts in flight are
+//! written, written data is flushed. Each part stops only after the parts that call it.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -30,7 +30,7 @@ use crate::store_key::{StoreKeyArguments, Unlocked};
 use crate::tls::Certificate;
 use crate::{control, identity, inbox, store_key};
 
-/// What an operator may set.
+/// Options that an operator may set.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Options {
     pub(crate) data: PathBuf,
@@ -41,44 +41,44 @@ pub(crate) struct Options {
     pub(crate) callback: callback::Options,
     pub(crate) store: store_embedded::Options,
     pub(crate) store_key: StoreKeyArguments,
-    /// Of the listener; without one it speaks in plain.
+    /// Certificate of the listener; `None` means plain HTTP.
     pub(crate) certificate: Option<Certificate>,
 }
 
 pub(crate) struct Service {
     pub(crate) address: SocketAddr,
-    /// Requests come under TLS.
+    /// `true` if the listener uses TLS.
     pub(crate) is_secured: bool,
     stop_certificate: CancellationToken,
     server: Server,
     scheduler: Scheduler,
-    store: Standing,
+    store: OpenStore,
     tasks: TaskSet,
 }
 
-/// What the service stands on.
-enum Standing {
+/// Open store, with the handles that its stop needs.
+enum OpenStore {
     Embedded {
         store: Arc<EmbeddedStore>,
-        /// Dropped, it ends the taking of orders.
-        orders: watch::Sender<()>,
+        /// Drop of the sender stops the control socket.
+        control: watch::Sender<()>,
     },
     Postgres {
         store: Arc<PostgresStore>,
         stop_peers: CancellationToken,
-        /// Held for as long as the member is there.
+        /// Lock of the data folder, until the member has stopped.
         _lock: File,
     },
 }
 
 impl Service {
-    /// Opens everything and begins to fire. Requests are answered from [`Service::run_until`] on.
+    /// Opens all parts and starts to fire. The server answers requests after the call of [`Service::run_until`].
     ///
     /// # Errors
-    /// With the next step for the operator.
+    /// Errors name the next step for the operator.
     pub(crate) async fn start(runtime: &Runtime, options: Options) -> anyhow::Result<Self> {
         let data = &options.data;
-        make_private(data).with_context(|| format!("cannot make the data folder {}", data.display()))?;
+        create_private(data).with_context(|| format!("cannot create the data folder {}", data.display()))?;
         match &options.engine {
             Engine::Embedded => Service::start_embedded(runtime, &options).await,
             Engine::Postgres(engine) => Service::start_member(runtime, engine, &options).await,
@@ -89,8 +89,8 @@ impl Service {
         let data = &options.data;
         if let Some(cluster) = identity::known_cluster(data)? {
             anyhow::bail!(
-                "{} belongs to the cluster {cluster}, as a member's folder or because it was exported there: say with --store \
-                 where that is, or choose another folder with --data",
+                "{} belongs to the cluster {cluster}: it is the folder of a member, or its data was exported there. \
+                 Name the cluster's database with --store, or choose another folder with --data",
                 data.display()
             );
         }
@@ -100,23 +100,23 @@ impl Service {
         let front = async {
             let egress = first_egress(options.server.listen.ip());
             let unlocked = store_key::unlock(runtime, store.clone(), &options.store_key.path(data), true).await?;
-            identity::make_first(runtime, &unlocked, data, options.scheduler.pollers, &egress).await?;
+            identity::create_first(runtime, &unlocked, data, options.scheduler.pollers, &egress).await?;
             let mut registry = build_registry();
             store.register(&mut registry);
             let deliver = Arc::new(deliver(runtime, options, &unlocked, &mut registry)?);
             let started = Scheduler::start(runtime, unlocked.store, deliver, options.scheduler.clone(), registry).await;
-            let scheduler = started.context("cannot take over the schedules")?;
+            let scheduler = started.context("cannot start the scheduler")?;
             Ok((bind(runtime, &scheduler, options).await?, scheduler))
         };
         match front.await {
             Ok((server, scheduler)) => {
-                let (orders, stopped) = watch::channel(());
+                let (control, stopped) = watch::channel(());
                 control::listen(runtime, &tasks, data, store.clone(), stopped);
-                let store = Standing::Embedded { store, orders };
+                let store = OpenStore::Embedded { store, control };
                 Ok(Service::new(runtime, options, server, scheduler, store, tasks))
             }
             Err(error) => {
-                // The store's threads must not be there when the clock that they wait by is gone.
+                // The threads of the store wait on the runtime's clock, so they must end before the runtime does.
                 store.close().await;
                 tasks.join().await;
                 Err(error)
@@ -130,20 +130,20 @@ impl Service {
         let store = cluster::open(runtime, &tasks, engine, &options.data).await?;
         let mut registry = build_registry();
         let unlocked = store_key::unlock(runtime, store.clone(), &options.store_key.path(&options.data), false).await?;
-        unlocked.know(runtime).await?;
+        unlocked.register_key(runtime).await?;
         let deliver = Arc::new(deliver(runtime, options, &unlocked, &mut registry)?);
-        let stores = Stores { postgres: &store, sealed: unlocked.store };
+        let stores = Stores { postgres: &store, encrypted: unlocked.store };
         let joined =
             cluster::join(runtime, engine, &options.member, stores, deliver, options.scheduler.clone(), registry);
         let cluster::Member { scheduler, listener } = joined.await?;
         let stop_peers = CancellationToken::new();
         let secret = cluster::secret(&store)?;
-        tasks.spawn("peers", answer_peers(listener, secret, scheduler.clone(), stop_peers.clone()));
+        tasks.spawn("peers", serve_peers(listener, secret, scheduler.clone(), stop_peers.clone()));
         let server = bind(runtime, &scheduler, options).await?;
         let limits = options.server.limits.clone();
         let inbox = inbox::keep_empty(runtime.clone(), store.clone(), scheduler.clone(), limits, stop_peers.clone());
         tasks.spawn("inbox", inbox);
-        let store = Standing::Postgres { store, stop_peers, _lock: lock };
+        let store = OpenStore::Postgres { store, stop_peers, _lock: lock };
         Ok(Service::new(runtime, options, server, scheduler, store, tasks))
     }
 
@@ -152,7 +152,7 @@ impl Service {
         options: &Options,
         server: Server,
         scheduler: Scheduler,
-        store: Standing,
+        store: OpenStore,
         tasks: TaskSet,
     ) -> Self {
         let (address, stop_certificate) = (server.local_addr(), CancellationToken::new());
@@ -166,12 +166,12 @@ impl Service {
         Service { address, is_secured, stop_certificate, server, scheduler, store, tasks }
     }
 
-    /// Of a cluster.
+    /// Returns `true` if the service is a member of a cluster.
     pub(crate) fn is_member(&self) -> bool {
-        matches!(self.store, Standing::Postgres { .. })
+        matches!(self.store, OpenStore::Postgres { .. })
     }
 
-    /// What `/readyz` says of it.
+    /// Returns the readiness that `/readyz` reports.
     pub(crate) fn readiness(&self) -> Readiness {
         self.server.readiness()
     }
@@ -179,15 +179,15 @@ impl Service {
     /// Serves until `stop` resolves, then stops in order.
     pub(crate) async fn run_until(self, stop: impl Future<Output = ()> + Send + 'static) {
         self.server.serve_until(stop).await;
-        tracing::info!("stopping: no new callbacks are started, those under way are waited for");
+        tracing::info!("stopping: no new callbacks start, callbacks in flight may complete");
         self.scheduler.stop().await;
         self.stop_certificate.cancel();
         match self.store {
-            Standing::Embedded { store, orders } => {
-                drop(orders);
+            OpenStore::Embedded { store, control } => {
+                drop(control);
                 store.close().await;
             }
-            Standing::Postgres { store, stop_peers, _lock } => {
+            OpenStore::Postgres { store, stop_peers, _lock } => {
                 stop_peers.cancel();
                 store.close();
             }
@@ -196,16 +196,16 @@ impl Service {
     }
 }
 
-/// What the first tenant of a server may call that listens on `address`: who can reach a server on loopback is on the
-/// machine already, and tries things out there.
+/// Returns the egress settings of the first tenant of a server that listens on `address`. If the server listens on
+/// loopback, all its users are on this machine already, so callbacks to loopback give them no further access.
 fn first_egress(address: IpAddr) -> Egress {
     let allow = if address.is_loopback() { BTreeSet::from([Class::Loopback]) } else { BTreeSet::new() };
     Egress { allow, ..Egress::default() }
 }
 
-async fn answer_peers(listener: Listener, secret: ClusterSecret, scheduler: Scheduler, stop: CancellationToken) {
-    let asked = scheduler.clone();
-    let is_me: peers::IsMe = Arc::new(move |id| asked.is_member(id));
+async fn serve_peers(listener: Listener, secret: ClusterSecret, scheduler: Scheduler, stop: CancellationToken) {
+    let identity = scheduler.clone();
+    let is_me: peers::IsCurrentSession = Arc::new(move |id| identity.is_member(id));
     let handler: peers::Handler = Arc::new(move |operation, request| {
         let scheduler = scheduler.clone();
         Box::pin(async move { scheduler.handle(&operation, &request).await })
@@ -213,11 +213,11 @@ async fn answer_peers(listener: Listener, secret: ClusterSecret, scheduler: Sche
     listener.serve_until(secret, is_me, handler, async move { stop.cancelled().await }).await;
 }
 
-/// With what is true of the process from its start.
+/// Creates a registry of metrics that contains the version of the build.
 fn build_registry() -> Registry {
     let mut registry = Registry::default();
     let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
-    registry.register("reveille_build", "What runs here", build);
+    registry.register("reveille_build", "Version of the build", build);
     registry
 }
 
@@ -227,13 +227,13 @@ fn deliver(
     unlocked: &Unlocked,
     registry: &mut Registry,
 ) -> anyhow::Result<HttpDeliver> {
-    let callback = callback::Options { seal: unlocked.seal.clone(), ..options.callback.clone() };
-    let deliver = HttpDeliver::new(runtime, callback).context("cannot start the side that calls back")?;
+    let callback = callback::Options { keyring: unlocked.keyring.clone(), ..options.callback.clone() };
+    let deliver = HttpDeliver::new(runtime, callback).context("cannot start the HTTP client for callbacks")?;
     deliver.register(registry);
     Ok(deliver)
 }
 
-/// If it fails, the scheduler has stopped.
+/// Binds the server's listener. If that fails, it stops the scheduler.
 async fn bind(runtime: &Runtime, scheduler: &Scheduler, options: &Options) -> anyhow::Result<Server> {
     let tls = options.certificate.as_ref().map(|certificate| certificate.tls.clone());
     let server = server::Options { answers_users: options.member.has(Role::Api), tls, ..options.server.clone() };
@@ -246,8 +246,8 @@ async fn bind(runtime: &Runtime, scheduler: &Scheduler, options: &Options) -> an
     }
 }
 
-/// Schedules hold other people's payloads: the folder is for its owner only.
-pub(crate) fn make_private(data: &Path) -> std::io::Result<()> {
+/// Creates a folder that only its owner can access, because schedules contain payloads of users.
+pub(crate) fn create_private(data: &Path) -> std::io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(data)
 }

@@ -1,6 +1,9 @@
-//! The word to stop, and who hears of it: whatever balances load, by `/readyz`, and the service manager.
+//! Signals to stop, and notifications about the stop: `/readyz` notifies a load balancer, and systemd's protocol
+//! notifies the service manager.
 //!
-//! Always true here: where there is no service manager nothing is told, and nothing fails.
+//! Invariant: without a service manager no notification is sent, and nothing fails.
+//!
+//! docs/decisions/0086-notify-systemd-of-start-and-stop.md gives the reasons for the design.
 
 use std::time::Duration;
 
@@ -10,22 +13,24 @@ use sd_notify::NotifyState;
 use server::Readiness;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// SIGTERM and SIGINT, from now on.
+/// Listener for SIGTERM and SIGINT.
 pub(crate) struct Signals {
     terminate: Signal,
     interrupt: Signal,
 }
 
 impl Signals {
+    /// Starts to listen. From then on neither signal ends the process.
+    ///
     /// # Errors
-    /// If the process cannot listen for them.
+    /// If the process cannot listen for the signals.
     pub(crate) fn listen() -> anyhow::Result<Self> {
         let terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
         let interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
         Ok(Signals { terminate, interrupt })
     }
 
-    /// Resolves at the next of either.
+    /// Resolves at the next signal of either kind.
     pub(crate) async fn next(&mut self) {
         let terminated = std::pin::pin!(self.terminate.recv());
         let interrupted = std::pin::pin!(self.interrupt.recv());
@@ -33,36 +38,36 @@ impl Signals {
     }
 }
 
-/// How long a stop takes.
+/// Durations of the two phases of a stop.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Patience {
-    /// From the word to stop to the stop itself.
+pub(crate) struct StopTimeouts {
+    /// Time from the signal to the start of the stop.
     pub(crate) notice: Duration,
-    /// Of the stop, if nothing goes wrong with the disk.
+    /// Longest duration of the stop itself, without the final flush to the disk.
     pub(crate) drain: Duration,
 }
 
-/// Resolves when it is time to stop: a notice after the first signal, or at the second.
-pub(crate) async fn is_due(runtime: Runtime, mut signals: Signals, readiness: Readiness, patience: Patience) {
-    /// What is in memory is flushed at the end.
+/// Resolves when the stop must begin: after the notice time that follows the first signal, or at the second signal.
+pub(crate) async fn is_due(runtime: Runtime, mut signals: Signals, readiness: Readiness, timeouts: StopTimeouts) {
+    /// Time for the final flush of the data in memory.
     const FLUSH: Duration = Duration::from_secs(15);
     signals.next().await;
     readiness.withdraw();
-    let all = u32::try_from((patience.notice + patience.drain + FLUSH).as_micros()).unwrap_or(u32::MAX);
-    tell(&[NotifyState::Stopping, NotifyState::ExtendTimeoutUsec(all)]);
-    if !patience.notice.is_zero() {
-        tracing::info!(notice = ?patience.notice, "told to stop: /readyz says so, and requests are still answered");
-        let _second = runtime.timeout(patience.notice, signals.next()).await;
+    let all = u32::try_from((timeouts.notice + timeouts.drain + FLUSH).as_micros()).unwrap_or(u32::MAX);
+    notify(&[NotifyState::Stopping, NotifyState::ExtendTimeoutUsec(all)]);
+    if !timeouts.notice.is_zero() {
+        tracing::info!(notice = ?timeouts.notice, "signal to stop received: /readyz returns 503 from now on");
+        let _second = runtime.timeout(timeouts.notice, signals.next()).await;
     }
 }
 
-/// The service manager hears that requests are taken.
-pub(crate) fn tell_ready() {
-    tell(&[NotifyState::Ready]);
+/// Notifies the service manager that the server answers requests.
+pub(crate) fn notify_ready() {
+    notify(&[NotifyState::Ready]);
 }
 
-fn tell(states: &[NotifyState<'_>]) {
+fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
-        tracing::warn!(%error, "the service manager cannot be told how this service does, and may end it");
+        tracing::warn!(%error, "cannot notify the service manager, which may kill this process");
     }
 }

@@ -1,11 +1,12 @@
-//! The key file: what seals this store's secrets, and opens them.
+//! The key file, with the keys that encrypt and decrypt the secrets of a store.
 //!
-//! A line of it is a key, `rvsk_…`; the first seals, and all open, so that one can take over from another. Lines that
-//! begin with # are for people.
+//! Each line is a key, `rvsk_…`. The first key encrypts, and all keys decrypt, so that keys can be rotated. Lines that
+//! begin with # are comments.
 //!
-//! Always true here: a key file is never written over, is used only if nobody but its owner and its group can read it, and
-//! none is made for a store whose secrets are sealed already. The store knows the ids of its keys, with the operators, and
-//! a process that has not all of them does not start: it would fail to make callbacks, one by one, later.
+//! Invariants: a key file is never overwritten. A key file is rejected if users other than its owner and its group can
+//! read it. No key file is created for a store that has encrypted secrets already. The store keeps the ids of its keys
+//! in the tenant of the operators. A process that lacks one of these keys does not start, because its callbacks would
+//! fail later, one by one.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -17,23 +18,23 @@ use anyhow::{Context, bail, ensure};
 use clap::Args;
 use domain::{Audit, KeyId, Tenant};
 use runtime::Runtime;
-use store::seal::has_plain_secret;
-use store::{Seal, SealKey, SealedStore, Store};
+use store::encryption::has_plain_secret;
+use store::{EncryptedStore, Keyring, Store, StoreKey};
 
-/// What a file's owner and group may do with it beside reading, and what others may.
+/// Mode bits that a key file must not have: write and execute for the group, and everything for others.
 const TOO_OPEN: u32 = 0o037;
 
-/// How often a change is tried that others are ahead of.
-const TRIES: usize = 10;
+/// Maximum attempts to write the operators when other processes change them at the same time.
+const ATTEMPTS: usize = 10;
 
 const FIRST_LINES: &str = "\
-# What seals the secrets of this store: headers of targets, and what signs callbacks. Without it nobody can open them.
-# Keep a copy, but not beside the backups; each member of a cluster needs the same.
+# Key that encrypts the secrets of this store: headers of targets, and signing secrets. Without it they are lost.
+# Keep a copy, but not beside the backups. Every member of a cluster needs the same key.
 ";
 
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct StoreKeyArguments {
-    /// The file with the key that seals secrets in the store [default: store.key in the data folder]
+    /// File with the key that encrypts the secrets in the store [default: store.key in the data folder]
     #[arg(long, env = "REVEILLE_STORE_KEY")]
     store_key: Option<PathBuf>,
 }
@@ -44,116 +45,119 @@ impl StoreKeyArguments {
     }
 }
 
-/// A store under its key.
+/// Store that encrypts its secrets with the keys of the key file.
 pub(crate) struct Unlocked {
-    pub(crate) store: Arc<SealedStore>,
-    pub(crate) seal: Arc<Seal>,
+    pub(crate) store: Arc<EncryptedStore>,
+    pub(crate) keyring: Arc<Keyring>,
     path: PathBuf,
 }
 
-/// `store` under its key, which is made if neither it nor anything under it is there, and `may_make`.
+/// Reads the key file and returns `store` with the encryption of secrets. Creates the key file if it does not exist,
+/// the store has no encrypted secrets, and `may_create` is set.
 ///
 /// # Errors
-/// If the file is not this store's, cannot be used, or is missing: with the next step for the operator.
+/// If the file belongs to another store, cannot be used, or is missing. The error names the next step for the operator.
 pub(crate) async fn unlock(
     runtime: &Runtime,
     store: Arc<dyn Store>,
     path: &Path,
-    may_make: bool,
+    may_create: bool,
 ) -> anyhow::Result<Unlocked> {
-    let known = known(&store.tenants().await.context("cannot read the tenants")?);
-    let seal = match read(path)? {
-        Some(seal) => seal,
-        None if known.is_empty() && may_make => make(runtime, path)?,
+    let registered = registered_keys(&store.tenants().await.context("cannot read the tenants")?);
+    let keyring = match read(path)? {
+        Some(keyring) => keyring,
+        None if registered.is_empty() && may_create => create(runtime, path)?,
         None => bail!(
-            "{} is not there, and it has the key that seals the secrets in this store: bring a copy of it, or say with \
-             --store-key where it is; each member of a cluster has the same, and one restored from a backup the one of \
-             before",
+            "missing key file {}, which encrypts the secrets in this store: copy it there, or name it with \
+             --store-key; all members of a cluster have the same key file, and a restored store needs the key file of \
+             the original",
             path.display()
         ),
     };
-    check(&known, &seal, path)?;
-    let seal = Arc::new(seal);
-    let store = Arc::new(SealedStore::new(runtime, store, seal.clone()));
-    Ok(Unlocked { store, seal, path: path.to_owned() })
+    check(&registered, &keyring, path)?;
+    let keyring = Arc::new(keyring);
+    let store = Arc::new(EncryptedStore::new(runtime, store, keyring.clone()));
+    Ok(Unlocked { store, keyring, path: path.to_owned() })
 }
 
 impl Unlocked {
-    /// The store knows by which key secrets are sealed from now on, and those of its tenants that were stored before
-    /// there was one are sealed, too.
+    /// Registers the key that encrypts new secrets in the store. Also encrypts the secrets of tenants that an earlier
+    /// build stored in plain text.
     ///
     /// # Errors
-    /// If the store fails, has no operator yet, or somebody else's key is ahead of this one.
-    pub(crate) async fn know(&self, runtime: &Runtime) -> anyhow::Result<()> {
-        let Unlocked { store, seal, path } = self;
-        let id = seal.key_ids().next().context("a key file has a key")?;
-        for _ in 0..TRIES {
+    /// If the store fails, has no operator yet, or another process has registered a key that this process lacks.
+    pub(crate) async fn register_key(&self, runtime: &Runtime) -> anyhow::Result<()> {
+        let Unlocked { store, keyring, path } = self;
+        let id = keyring.key_ids().next().context("the key file has no key")?;
+        for _ in 0..ATTEMPTS {
             let tenants = store.tenants().await.context("cannot read the tenants")?;
-            let known = known(&tenants);
-            check(&known, seal, path)?;
-            if known.contains(&id) {
-                return seal_tenants(runtime, store, tenants).await;
+            let registered = registered_keys(&tenants);
+            check(&registered, keyring, path)?;
+            if registered.contains(&id) {
+                return encrypt_tenants(runtime, store, tenants).await;
             }
             let Some(operators) = tenants.into_iter().find(|tenant| tenant.id == Tenant::OPERATOR) else {
-                bail!("the store has no operator yet: make one with `reveille store migrate --store …`");
+                bail!("the store has no operator: create one with `reveille store migrate --store …`");
             };
             let changed =
-                Tenant { store_keys: [known, vec![id]].concat(), version: operators.version + 1, ..operators };
+                Tenant { store_keys: [registered, vec![id]].concat(), version: operators.version + 1, ..operators };
             let entry = Audit::of(&changed, runtime.now(), "reveille", "store_key.add", &id.to_string());
-            // If another was faster, it is looked at again.
-            let _outdated = store.put_tenant(changed, entry).await.context("cannot write which key seals")?;
+            // If another process has changed the operators first, the next attempt reads them again.
+            let _outdated = store.put_tenant(changed, entry).await.context("cannot register the key in the store")?;
         }
-        bail!("others keep changing the operators: start again")
+        bail!("cannot register the key, because other processes keep changing the operators: start again")
     }
 }
 
-/// The keys of a store that is copied; `None` if it has no key file, and needs none unless something is in plain.
+/// Returns the keys of a store that is the source of a copy. Returns `None` if the key file does not exist; the copy
+/// needs it only if a secret is stored in plain text.
 ///
 /// # Errors
-/// If the file is not this store's, or cannot be used.
-pub(crate) fn of_source(tenants: &[Tenant], path: &Path) -> anyhow::Result<Option<Seal>> {
-    let seal = read(path)?;
-    if let Some(seal) = &seal {
-        check(&known(tenants), seal, path)?;
+/// If the file belongs to another store, or cannot be used.
+pub(crate) fn of_source(tenants: &[Tenant], path: &Path) -> anyhow::Result<Option<Keyring>> {
+    let keyring = read(path)?;
+    if let Some(keyring) = &keyring {
+        check(&registered_keys(tenants), keyring, path)?;
     }
-    Ok(seal)
+    Ok(keyring)
 }
 
-/// Whoever writes a tenant seals its secrets.
-async fn seal_tenants(runtime: &Runtime, store: &SealedStore, tenants: Vec<Tenant>) -> anyhow::Result<()> {
+/// Writes the tenants that have secrets in plain text. The store encrypts the secrets of every tenant that it writes.
+async fn encrypt_tenants(runtime: &Runtime, store: &EncryptedStore, tenants: Vec<Tenant>) -> anyhow::Result<()> {
     for tenant in tenants.into_iter().filter(has_plain_secret) {
-        let sealed = Tenant { version: tenant.version + 1, ..tenant };
-        let entry = Audit::of(&sealed, runtime.now(), "reveille", "signing_secret.seal", "");
-        // If somebody changes it now, this has done it as well.
-        let _outdated = store.put_tenant(sealed, entry).await.context("cannot seal a tenant's secrets")?;
+        let changed = Tenant { version: tenant.version + 1, ..tenant };
+        let entry = Audit::of(&changed, runtime.now(), "reveille", "signing_secret.seal", "");
+        // If another process has written the tenant first, that write has encrypted its secrets.
+        let _outdated = store.put_tenant(changed, entry).await.context("cannot encrypt a tenant's secrets")?;
     }
     Ok(())
 }
 
-fn known(tenants: &[Tenant]) -> Vec<KeyId> {
+fn registered_keys(tenants: &[Tenant]) -> Vec<KeyId> {
     let operators = tenants.iter().find(|tenant| tenant.id == Tenant::OPERATOR);
     operators.map_or_else(Vec::new, |operators| operators.store_keys.clone())
 }
 
-fn check(known: &[KeyId], seal: &Seal, path: &Path) -> anyhow::Result<()> {
-    let Some(missing) = known.iter().find(|known| seal.key_ids().all(|id| id != **known)) else { return Ok(()) };
+fn check(registered: &[KeyId], keyring: &Keyring, path: &Path) -> anyhow::Result<()> {
+    let missing = registered.iter().find(|registered| keyring.key_ids().all(|id| id != **registered));
+    let Some(missing) = missing else { return Ok(()) };
     bail!(
-        "secrets in this store are sealed under the key {missing}, which is not in {}: use the store.key that the store was \
-         made with (each member of a cluster has the same), say with --store-key where it is, or add its line to this file",
+        "secrets in this store are encrypted with the key {missing}, which is not in {}: use the store.key of this \
+         store (all members of a cluster have the same), name it with --store-key, or add its line to this file",
         path.display()
     )
 }
 
-/// `None` if there is no file.
-fn read(path: &Path) -> anyhow::Result<Option<Seal>> {
+/// Reads a key file. Returns `None` if it does not exist.
+fn read(path: &Path) -> anyhow::Result<Option<Keyring>> {
     let file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         opened => opened.with_context(|| format!("cannot read {}", path.display()))?,
     };
-    let mode = file.metadata().with_context(|| format!("cannot look at {}", path.display()))?.mode();
+    let mode = file.metadata().with_context(|| format!("cannot read the mode of {}", path.display()))?.mode();
     ensure!(
         mode & TOO_OPEN == 0,
-        "{0} has the mode {1:o}, so others can read or change it: `chmod 600 {0}`",
+        "{0} has the mode {1:o}, so other users can read or change it: run `chmod 600 {0}`",
         path.display(),
         mode & 0o777
     );
@@ -161,26 +165,26 @@ fn read(path: &Path) -> anyhow::Result<Option<Seal>> {
     let mut keys = Vec::new();
     for (number, line) in (1..).zip(text.lines().map(str::trim)) {
         if !line.is_empty() && !line.starts_with('#') {
-            keys.push(SealKey::parse(line).with_context(|| format!("{}, line {number}", path.display()))?);
+            keys.push(StoreKey::parse(line).with_context(|| format!("{}, line {number}", path.display()))?);
         }
     }
-    ensure!(!keys.is_empty(), "{} has no key; bring a copy of the file back", path.display());
-    Ok(Some(Seal::new(keys)))
+    ensure!(!keys.is_empty(), "{} has no key: restore a copy of the file", path.display());
+    Ok(Some(Keyring::new(keys)))
 }
 
-fn make(runtime: &Runtime, path: &Path) -> anyhow::Result<Seal> {
-    let (_, text) = SealKey::generate(runtime);
+fn create(runtime: &Runtime, path: &Path) -> anyhow::Result<Keyring> {
+    let (_, text) = StoreKey::generate(runtime);
     write_new(path, &format!("{FIRST_LINES}{text}\n")).with_context(|| format!("cannot write {}", path.display()))?;
-    tracing::info!(path = %path.display(), "made the key that seals the store's secrets: keep a copy of it");
-    // What counts is what is there: another start may have been faster.
+    tracing::info!(path = %path.display(), "created the key that encrypts the store's secrets; keep a copy of it");
+    // Read the file again, because another process may have created it first.
     read(path)?.with_context(|| format!("{} was removed", path.display()))
 }
 
-/// Leaves a file that is there as it is.
+/// Writes a file unless it exists. An existing file does not change.
 fn write_new(path: &Path, text: &str) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let draft = path.with_extension(format!("draft-{}", std::process::id()));
-    // One that a start left behind, or somebody else's: it is not written into.
+    // Remove a draft of an earlier start or of another user, rather than write into it.
     match fs::remove_file(&draft) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         Ok(()) | Err(_) => {}
@@ -213,75 +217,75 @@ mod tests {
         Arc::new(MemoryStore::new(runtime.clone(), MemoryOptions::default()))
     }
 
-    async fn begin(runtime: &Runtime, store: &Arc<dyn Store>, data: &Path) -> anyhow::Result<Arc<SealedStore>> {
+    async fn start(runtime: &Runtime, store: &Arc<dyn Store>, data: &Path) -> anyhow::Result<Arc<EncryptedStore>> {
         let path = data.join("store.key");
         let unlocked = unlock(runtime, store.clone(), &path, true).await?;
-        crate::identity::make_first(runtime, &unlocked, data, 8, &domain::Egress::default()).await?;
+        crate::identity::create_first(runtime, &unlocked, data, 8, &domain::Egress::default()).await?;
         Ok(unlocked.store)
     }
 
-    fn refusal<T>(result: anyhow::Result<T>) -> String {
-        format!("{:#}", result.err().expect("it is refused"))
+    fn error_text<T>(result: anyhow::Result<T>) -> String {
+        format!("{:#}", result.err().expect("the result is an error"))
     }
 
     #[test]
-    fn a_first_start_makes_a_key_that_later_ones_use_and_none_writes_over() {
+    fn first_start_creates_a_key_that_later_starts_keep() {
         block_on(async {
             let (runtime, data) = (Runtime::real(), tempfile::tempdir().unwrap());
             let store = empty(&runtime);
-            begin(&runtime, &store, data.path()).await.unwrap();
+            start(&runtime, &store, data.path()).await.unwrap();
             let path = data.path().join("store.key");
             assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
             let text = fs::read_to_string(&path).unwrap();
-            begin(&runtime, &store, data.path()).await.unwrap();
+            start(&runtime, &store, data.path()).await.unwrap();
             assert_eq!(fs::read_to_string(&path).unwrap(), text);
             let secrets = store.tenants().await.unwrap().remove(1).signing_secrets;
-            assert!(secrets.iter().all(|secret| secret.secret.is_sealed()));
+            assert!(secrets.iter().all(|secret| secret.secret.is_encrypted()));
         });
     }
 
     #[test]
-    fn a_store_whose_key_is_gone_or_another_is_refused_with_the_next_step() {
+    fn missing_or_foreign_key_is_rejected_with_the_next_step() {
         block_on(async {
             let (runtime, data) = (Runtime::real(), tempfile::tempdir().unwrap());
             let store = empty(&runtime);
-            begin(&runtime, &store, data.path()).await.unwrap();
+            start(&runtime, &store, data.path()).await.unwrap();
             let path = data.path().join("store.key");
-            let (text, (_, other)) = (fs::read_to_string(&path).unwrap(), SealKey::generate(&runtime));
+            let (text, (_, other)) = (fs::read_to_string(&path).unwrap(), StoreKey::generate(&runtime));
             fs::remove_file(&path).unwrap();
-            let said = refusal(begin(&runtime, &store, data.path()).await);
-            assert!(said.contains("bring a copy") && !path.exists(), "{said}");
+            let error = error_text(start(&runtime, &store, data.path()).await);
+            assert!(error.contains("missing key file") && !path.exists(), "{error}");
             write_new(&path, &other).unwrap();
-            let said = refusal(begin(&runtime, &store, data.path()).await);
-            assert!(said.contains("is not in") && said.contains("--store-key"), "{said}");
-            // The other takes over, and the old one still opens.
+            let error = error_text(start(&runtime, &store, data.path()).await);
+            assert!(error.contains("is not in") && error.contains("--store-key"), "{error}");
+            // Rotation: the other key encrypts, and the old one still decrypts.
             fs::write(&path, format!("{other}\n{text}")).unwrap();
-            begin(&runtime, &store, data.path()).await.unwrap();
-            assert_eq!(known(&store.tenants().await.unwrap()).len(), 2);
+            start(&runtime, &store, data.path()).await.unwrap();
+            assert_eq!(registered_keys(&store.tenants().await.unwrap()).len(), 2);
             fs::write(&path, &other).unwrap();
-            assert!(refusal(begin(&runtime, &store, data.path()).await).contains("is not in"));
+            assert!(error_text(start(&runtime, &store, data.path()).await).contains("is not in"));
         });
     }
 
     #[test]
-    fn a_file_that_others_can_read_or_that_has_no_key_is_refused() {
+    fn key_file_without_a_key_or_with_an_open_mode_is_rejected() {
         block_on(async {
             let (runtime, data) = (Runtime::real(), tempfile::tempdir().unwrap());
             let store = empty(&runtime);
             let path = data.path().join("store.key");
             write_new(&path, FIRST_LINES).unwrap();
-            assert!(refusal(begin(&runtime, &store, data.path()).await).contains("has no key"));
+            assert!(error_text(start(&runtime, &store, data.path()).await).contains("has no key"));
             fs::write(&path, "# a comment\n\nrvsk_short\n").unwrap();
-            assert!(refusal(begin(&runtime, &store, data.path()).await).contains("line 3"));
+            assert!(error_text(start(&runtime, &store, data.path()).await).contains("line 3"));
             for mode in [0o604, 0o660, 0o644] {
                 fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
-                assert!(refusal(begin(&runtime, &store, data.path()).await).contains("chmod 600"), "{mode:o}");
+                assert!(error_text(start(&runtime, &store, data.path()).await).contains("chmod 600"), "{mode:o}");
             }
         });
     }
 
     #[test]
-    fn what_was_stored_before_there_was_a_key_is_sealed_by_the_next_start() {
+    fn next_start_encrypts_secrets_that_are_in_plain_text() {
         block_on(async {
             let (runtime, data) = (Runtime::real(), tempfile::tempdir().unwrap());
             let store = empty(&runtime);
@@ -294,9 +298,9 @@ mod tests {
                 let entry = Audit::of(&tenant, runtime.now(), "test", "tenant.create", name);
                 store.put_tenant(tenant, entry).await.unwrap().unwrap();
             }
-            begin(&runtime, &store, data.path()).await.unwrap();
+            start(&runtime, &store, data.path()).await.unwrap();
             let tenants = store.tenants().await.unwrap();
-            assert!(tenants[1].signing_secrets[0].secret.is_sealed());
+            assert!(tenants[1].signing_secrets[0].secret.is_encrypted());
             assert_eq!(tenants[0].store_keys.len(), 1);
         });
     }

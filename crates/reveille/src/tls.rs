@@ -1,7 +1,7 @@
-//! TLS for the listener: which files, and that they are read again when they change.
+//! TLS of the listener: reads the certificate files, and reads them again when they change.
 //!
-//! Always true here: nothing but loopback is listened on without TLS, unless the operator says that this is meant; and a
-//! renewal that cannot be used is told, and leaves the certificate that was there.
+//! Invariants: without TLS the server listens only on loopback, unless the operator sets --insecure. If a renewed
+//! certificate is invalid, the server logs a warning and keeps the previous one.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -12,44 +12,45 @@ use clap::Args;
 use runtime::Runtime;
 use server::Tls;
 
-/// How often the files are looked at; they are read whole, as a date says little of files that are links.
+/// Period of checks for changed files. Each check reads the whole files, because the modification time of a link does
+/// not change with its target.
 const PERIOD: Duration = Duration::from_secs(2);
 
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct TlsArguments {
-    /// Answer requests under TLS, with the certificate in this file, in PEM with those that lead to its authority; it is
-    /// read again when it changes
+    /// PEM file with the certificate chain for TLS; the server reads it again when it changes
     #[arg(long, env = "REVEILLE_TLS_CERTIFICATE")]
     tls_certificate: Option<PathBuf>,
-    /// The file with the certificate's private key, in PEM
+    /// PEM file with the private key of the certificate
     #[arg(long, env = "REVEILLE_TLS_KEY")]
     tls_key: Option<PathBuf>,
-    /// Listen on other than loopback without TLS: keys and payloads then cross the network for all to read
+    /// Allow --listen on other addresses than loopback without TLS; keys and payloads are then readable on the network
     #[arg(long, env = "REVEILLE_INSECURE")]
     insecure: bool,
 }
 
 impl TlsArguments {
-    /// `None` without TLS.
+    /// Returns the certificate, or `None` without TLS.
     ///
     /// # Errors
-    /// If that would be heard by others, or a file cannot be used; with the next step for the operator.
+    /// If unencrypted traffic would cross the network, or a file cannot be used. The error names the next step for the
+    /// operator.
     pub(crate) fn open(&self, listen: SocketAddr) -> anyhow::Result<Option<Certificate>> {
         match (&self.tls_certificate, &self.tls_key) {
             (Some(certificate), Some(key)) => Certificate::open(certificate.clone(), key.clone()).map(Some),
-            (Some(_), None) => bail!("--tls-certificate goes with --tls-key FILE"),
-            (None, Some(_)) => bail!("--tls-key goes with --tls-certificate FILE"),
+            (Some(_), None) => bail!("--tls-certificate requires --tls-key FILE"),
+            (None, Some(_)) => bail!("--tls-key requires --tls-certificate FILE"),
             (None, None) if listen.ip().is_loopback() || self.insecure => Ok(None),
             (None, None) => bail!(
-                "{listen} is reached by other machines, and keys and payloads would cross the network for all to read: give \
-                 --tls-certificate FILE and --tls-key FILE, or say --insecure if something else encrypts, as a proxy on \
-                 this machine or a private network"
+                "other machines can reach {listen}, and keys and payloads would be readable on the network: give \
+                 --tls-certificate FILE and --tls-key FILE, or --insecure if a proxy on this machine or a private \
+                 network encrypts the traffic"
             ),
         }
     }
 }
 
-/// The files, what was last read of them, and who shows it.
+/// Certificate files, their last content, and the TLS configuration that uses it.
 #[derive(Clone, Debug)]
 pub(crate) struct Certificate {
     certificate: PathBuf,
@@ -78,34 +79,34 @@ impl Certificate {
         Ok(Certificate { certificate, key, read, tls })
     }
 
-    /// Never ends. It reads files, so it has a thread of its own.
+    /// Checks the files forever. The caller runs it on a separate thread, because it reads files.
     pub(crate) async fn follow(mut self, runtime: Runtime) {
         loop {
             runtime.sleep(PERIOD).await;
-            self.look();
+            self.check();
         }
     }
 
-    fn look(&mut self) {
+    fn check(&mut self) {
         let Certificate { certificate, key, .. } = &*self;
-        // A file that is away for a moment is one that is being replaced.
+        // A file may be missing for a moment while another process replaces it.
         let Ok(found) = read(certificate, key) else { return };
         if found == self.read {
             return;
         }
         match self.tls.replace(&found.certificate, &found.key) {
             Ok(()) => {
-                tracing::info!(certificate = %certificate.display(), "the certificate has changed; new connections are shown it")
+                tracing::info!(certificate = %certificate.display(), "certificate replaced for new connections");
             }
             Err(error) => {
                 let error = anyhow::Error::new(error);
                 tracing::warn!(
                     certificate = %certificate.display(),
-                    "what the certificate's files hold now cannot be used, so the one before is shown on: {error:#}"
+                    "the changed certificate cannot be used; the server keeps the previous one: {error:#}"
                 );
             }
         }
-        // Told once, whatever came of it.
+        // Remember the content even if it is invalid, so that the warning is logged only once.
         self.read = found;
     }
 }
@@ -120,26 +121,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_others_hear_is_encrypted_or_meant_to_be_heard() {
+    fn listening_beyond_loopback_requires_tls_or_insecure() {
         let open =
             |insecure, listen: &str| TlsArguments { insecure, ..TlsArguments::default() }.open(listen.parse().unwrap());
         for loopback in ["127.0.0.1:80", "127.9.9.9:80", "[::1]:80"] {
             assert!(open(false, loopback).unwrap().is_none(), "{loopback}");
         }
-        for heard in ["0.0.0.0:80", "10.0.0.1:80", "[::]:80", "192.0.2.1:80"] {
-            let said = open(false, heard).unwrap_err().to_string();
-            assert!(said.contains("--tls-certificate") && said.contains("--insecure"), "{said}");
-            assert!(open(true, heard).unwrap().is_none(), "{heard}");
+        for public in ["0.0.0.0:80", "10.0.0.1:80", "[::]:80", "192.0.2.1:80"] {
+            let error = open(false, public).unwrap_err().to_string();
+            assert!(error.contains("--tls-certificate") && error.contains("--insecure"), "{error}");
+            assert!(open(true, public).unwrap().is_none(), "{public}");
         }
     }
 
     #[test]
-    fn half_of_a_certificate_is_none() {
+    fn certificate_and_key_must_be_given_together() {
         let path = Some(PathBuf::from("a.pem"));
         let certificate = TlsArguments { tls_certificate: path.clone(), ..TlsArguments::default() };
         let key = TlsArguments { tls_key: path, insecure: true, ..TlsArguments::default() };
         for half in [certificate, key] {
-            assert!(half.open("127.0.0.1:80".parse().unwrap()).unwrap_err().to_string().contains("goes with"));
+            assert!(half.open("127.0.0.1:80".parse().unwrap()).unwrap_err().to_string().contains("requires"));
         }
     }
 }

@@ -1,9 +1,13 @@
-//! `reveille export` and `reveille import`: from the embedded store to a database, and back.
+//! `reveille export` and `reveille import`: copy the embedded store to a database, and a database to the embedded
+//! store.
 //!
-//! What goes along: tenants with their keys and secrets, every schedule with something due (its id, incarnation and
-//! revision, so that run ids stay), retries that are due, dead letters, and these schedules' runs. What does not: schedules
-//! that have ended and left no dead letter, and tenants' audit logs, which begin anew. Nothing is running on either side meanwhile, the source stays as it is (but
-//! for a mark that it was exported), and the target was empty: what fails half-way is begun again on another empty one.
+//! A copy contains tenants with their keys and secrets, every schedule with a due row (with its id, incarnation and
+//! revision, so that run ids do not change), due retries, dead letters, and the runs of these schedules. It does not
+//! contain schedules that have ended without a dead letter. The audit logs of the tenants are not copied; they start
+//! empty.
+//!
+//! No server may run on either side during a copy. The source does not change, except that an exported folder records
+//! the cluster it was exported to. The target must be empty. After a failed copy, copy again to another empty target.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -19,8 +23,8 @@ use domain::{
     Timestamp, decide,
 };
 use runtime::{Runtime, TaskSet};
-use store::seal::{has_plain_header, has_plain_secret};
-use store::{Change, DueBound, DueRead, Insert, OwnerWrite, Seal, Store};
+use store::encryption::{has_plain_header, has_plain_secret};
+use store::{Change, DueBound, DueRead, Insert, Keyring, OwnerWrite, Store};
 use store_embedded::EmbeddedStore;
 use store_postgres::PostgresStore;
 
@@ -29,21 +33,21 @@ use crate::data_folder::{explain_open, store_path};
 use crate::engine::{EngineArguments, PostgresEngine};
 use crate::identity;
 use crate::progress::Progress;
-use crate::service::make_private;
+use crate::service::create_private;
 use crate::store_key::{self, StoreKeyArguments};
 
 #[derive(Args, Debug)]
 pub(crate) struct TransferArguments {
     #[command(flatten)]
     engine: EngineArguments,
-    /// The data folder of the embedded store
+    /// Data folder of the embedded store
     #[arg(long, default_value = "./data", env = "REVEILLE_DATA")]
     data: PathBuf,
     #[command(flatten)]
     store_key: StoreKeyArguments,
 }
 
-/// Rows and records that are read, and written, at a time.
+/// Maximum rows or records of one read or write.
 const PAGE: usize = 1_000;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -54,28 +58,28 @@ struct Copied {
     runs: usize,
 }
 
-/// From the data folder to the database.
+/// Copies the data folder to the database.
 pub(crate) async fn export(runtime: &Runtime, arguments: &TransferArguments) -> anyhow::Result<()> {
     let engine = arguments.engine.postgres()?;
     let data = &arguments.data;
     ensure!(store_path(data).exists(), "{} holds no schedules: name the folder with --data", data.display());
-    admin::make_schema(runtime, &engine).await?;
+    admin::migrate_schema(runtime, &engine).await?;
     let key = arguments.store_key.path(data);
     let copied = on_both(runtime, &engine, arguments, async |embedded, postgres| {
         let copied = copy(runtime, embedded, postgres, "the database", &key).await?;
-        // Whoever starts it again by mistake does not make the same callbacks.
-        identity::know_cluster(data, &postgres.cluster().id)?;
+        // A later `serve` on the folder fails, because it would send the same callbacks a second time.
+        identity::record_cluster(data, &postgres.cluster().id)?;
         Ok(copied)
     })
     .await?;
-    tell(
+    report(
         copied,
-        "start members with `reveille serve --store … --store-key FILE`, with a copy of the folder's store.key; the folder's \
-         keys work there, and others that were made there do not",
+        "start members with `reveille serve --store … --store-key FILE`, with a copy of the folder's store.key; the \
+         keys of the folder are valid there, and keys that were created there before are not",
     )
 }
 
-/// From the database to the data folder.
+/// Copies the database to the data folder.
 pub(crate) async fn import(runtime: &Runtime, arguments: &TransferArguments) -> anyhow::Result<()> {
     let engine = arguments.engine.postgres()?;
     let key = arguments.store_key.path(&arguments.data);
@@ -83,20 +87,23 @@ pub(crate) async fn import(runtime: &Runtime, arguments: &TransferArguments) -> 
         copy(runtime, postgres, embedded, "the data folder", &key).await
     })
     .await?;
-    tell(
+    report(
         copied,
-        "copy the cluster's store.key to the folder, then start the server with `reveille serve --data …`; the keys that worked \
-         still do",
+        "copy the cluster's store.key to the folder, then start the server with `reveille serve --data …`; the keys \
+         of the cluster remain valid",
     )
 }
 
-fn tell(copied: Copied, next: &str) -> anyhow::Result<()> {
+fn report(copied: Copied, next: &str) -> anyhow::Result<()> {
     let Copied { tenants, schedules, due, runs } = copied;
     let text = format!("copied {tenants} tenants, {schedules} schedules, {due} due rows and {runs} runs; {next}");
     console::line(&text).context("cannot write the result")
 }
 
-/// Opens both, which nobody else must have open.
+/// Opens both stores for `work`.
+///
+/// # Errors
+/// If another process uses one of the stores, a store cannot be opened, or `work` fails.
 async fn on_both(
     runtime: &Runtime,
     engine: &PostgresEngine,
@@ -104,7 +111,7 @@ async fn on_both(
     work: impl AsyncFnOnce(&EmbeddedStore, &PostgresStore) -> anyhow::Result<Copied>,
 ) -> anyhow::Result<Copied> {
     let data = &arguments.data;
-    make_private(data).with_context(|| format!("cannot make the data folder {}", data.display()))?;
+    create_private(data).with_context(|| format!("cannot create the data folder {}", data.display()))?;
     let tasks = TaskSet::new(runtime);
     let opened = EmbeddedStore::open(runtime, &tasks, &store_path(data), store_embedded::Options::default()).await;
     let embedded = opened.map_err(|error| explain_open(error, data))?;
@@ -131,48 +138,53 @@ fn pollers_of(tenants: &[Tenant]) -> Vec<PollerId> {
     tenants.iter().flat_map(of).collect()
 }
 
-/// `key`: the file with what seals the source's secrets, without which none of them may be in plain.
+/// Copies a store. `key` is the path of the source's key file. If the file does not exist, the source must not contain
+/// secrets in plain text.
 async fn copy(runtime: &Runtime, from: &dyn Store, to: &dyn Store, target: &str, key: &Path) -> anyhow::Result<Copied> {
     let tenants = from.tenants().await.context("cannot read the tenants")?;
-    ensure!(!tenants.is_empty(), "there is nothing to copy: the source has no tenant");
-    let seal = Sealing { runtime, seal: store_key::of_source(&tenants, key)?, path: key };
+    ensure!(!tenants.is_empty(), "nothing to copy: the source has no tenant");
+    let encryption = Encryption { runtime, keyring: store_key::of_source(&tenants, key)?, path: key };
     ensure_empty(to, target).await?;
     let terms = to.take((0..SHARDS).map(ShardId).collect()).await.context("cannot take the target's shards")?;
     let replaced = to.tenants().await.context("cannot read the target's tenants")?;
     let is_of_source = |tenant: &&Tenant| tenants.iter().any(|known| known.id == tenant.id);
     if let Some(other) = replaced.iter().find(|tenant| !is_of_source(tenant)) {
-        bail!("{target} has a tenant of its own, {}: copy to an empty one", other.name);
+        bail!("{target} has the tenant {}, which the source does not have: copy to an empty store", other.name);
     }
     for tenant in &tenants {
         let mut tenant = tenant.clone();
-        seal.tenant(&mut tenant)?;
+        encryption.tenant(&mut tenant)?;
         if let Some(replaced) = replaced.iter().find(|replaced| replaced.id == tenant.id) {
             tenant.version = replaced.version + 1;
         }
         let entry = Audit::of(&tenant, runtime.now(), "reveille", "tenant.import", "");
         let put = to.put_tenant(tenant, entry).await.context("cannot write a tenant")?;
-        put.map_err(|_| anyhow::anyhow!("somebody else makes tenants in {target}; import into a store of its own"))?;
+        put.map_err(|_| {
+            anyhow::anyhow!(
+                "another process is creating tenants in {target}: copy to a store that no other process is using"
+            )
+        })?;
     }
     let mut dead = BTreeSet::new();
     for tenant in &tenants {
         dead_letters_of(from, tenant.id, &mut dead).await?;
     }
     let (known, copied, progress) = (BTreeSet::new(), Copied::default(), Progress::new(runtime));
-    let mut copier = Copier { from, to, seal, terms, dead, known, copied, progress };
+    let mut copier = Copier { from, to, encryption, terms, dead, known, copied, progress };
     copier.copied.tenants = tenants.iter().filter(|tenant| tenant.id != Tenant::OPERATOR).count();
     for poller in pollers_of(&tenants) {
-        copier.due_of(poller).await?;
+        copier.copy_due_rows(poller).await?;
     }
-    copier.the_dead().await?;
+    copier.copy_dead_letters().await?;
     Ok(copier.copied)
 }
 
 async fn ensure_empty(to: &dyn Store, target: &str) -> anyhow::Result<()> {
     let pollers = pollers_of(&to.tenants().await.context("cannot read the target's tenants")?);
     let read = |poller| DueRead { poller, after: DueBound::Instant(Timestamp::MIN), until: Timestamp::MAX, limit: 1 };
-    let pages = to.due(pollers.into_iter().map(read).collect()).await.context("cannot look at the target")?;
+    let pages = to.due(pollers.into_iter().map(read).collect()).await.context("cannot read the target")?;
     let is_empty = pages.iter().all(|page| page.keys.is_empty());
-    ensure!(is_empty, "{target} has schedules: copy to an empty one");
+    ensure!(is_empty, "{target} has schedules: copy to an empty store");
     Ok(())
 }
 
@@ -186,33 +198,33 @@ async fn dead_letters_of(from: &dyn Store, tenant: TenantId, dead: &mut BTreeSet
     }
 }
 
-/// What builds that did not seal have left in plain is sealed on its way.
-struct Sealing<'a> {
+/// Encryption of secrets that an earlier build, without encryption, has stored in plain text.
+struct Encryption<'a> {
     runtime: &'a Runtime,
-    seal: Option<Seal>,
+    keyring: Option<Keyring>,
     path: &'a Path,
 }
 
-impl Sealing<'_> {
+impl Encryption<'_> {
     fn tenant(&self, tenant: &mut Tenant) -> anyhow::Result<()> {
         if has_plain_secret(tenant) {
-            self.seal()?.seal_tenant(self.runtime, tenant);
+            self.keyring()?.encrypt_tenant(self.runtime, tenant);
         }
         Ok(())
     }
 
     fn schedule(&self, schedule: &mut Arc<Schedule>) -> anyhow::Result<()> {
         if has_plain_header(schedule) {
-            self.seal()?.seal_schedule(self.runtime, schedule);
+            self.keyring()?.encrypt_schedule(self.runtime, schedule);
         }
         Ok(())
     }
 
-    fn seal(&self) -> anyhow::Result<&Seal> {
-        self.seal.as_ref().with_context(|| {
+    fn keyring(&self) -> anyhow::Result<&Keyring> {
+        self.keyring.as_ref().with_context(|| {
             format!(
-                "the source has secrets that are not sealed, and {} is not there to seal them: start the source once with \
-                 this build, which makes its key, or say with --store-key where it is",
+                "the source has secrets in plain text, and the key file {} to encrypt them does not exist: start the \
+                 source once with this build, which creates the file, or name the file with --store-key",
                 self.path.display()
             )
         })
@@ -222,21 +234,21 @@ impl Sealing<'_> {
 struct Copier<'a> {
     from: &'a dyn Store,
     to: &'a dyn Store,
-    seal: Sealing<'a>,
-    /// Of the target, by shard.
+    encryption: Encryption<'a>,
+    /// Terms of the target by shard.
     terms: Vec<Term>,
-    /// Dead letters that were not redriven.
+    /// Dead letters that are not redriven.
     dead: BTreeSet<Occurrence>,
-    /// The schedules that are copied.
+    /// Schedules that are copied already.
     known: BTreeSet<Incarnation>,
     copied: Copied,
     progress: Progress,
 }
 
 impl Copier<'_> {
-    /// The rows of one poller that are not done, with their schedules.
-    async fn due_of(&mut self, poller: PollerId) -> anyhow::Result<()> {
-        let positions = self.from.positions(vec![poller]).await.context("cannot read positions")?;
+    /// Copies the rows of one poller that are after its watermark, and their schedules.
+    async fn copy_due_rows(&mut self, poller: PollerId) -> anyhow::Result<()> {
+        let positions = self.from.positions(vec![poller]).await.context("cannot read the positions of a poller")?;
         let mut after = DueBound::Instant(positions.first().map_or(Timestamp::MIN, |positions| positions.done));
         loop {
             let read = DueRead { poller, after, until: Timestamp::MAX, limit: PAGE };
@@ -255,18 +267,18 @@ impl Copier<'_> {
             self.copied.due += rows.len();
             self.to.place(rows).await.context("cannot write due rows")?;
             let Copied { schedules, runs, .. } = self.copied;
-            self.progress.tell(|| format!("{schedules} schedules and {runs} runs copied"));
+            self.progress.update(|| format!("{schedules} schedules and {runs} runs copied"));
         }
     }
 
-    /// Those that are not cancelled, each once.
+    /// Reads the schedules with these incarnations, except cancelled ones.
     async fn schedules(&self, incarnations: BTreeSet<Incarnation>) -> anyhow::Result<Vec<Arc<Schedule>>> {
         let loaded = self.from.load(incarnations.into_iter().collect()).await.context("cannot read schedules")?;
         Ok(loaded.into_iter().flatten().filter(|schedule| schedule.status != Status::Cancelled).collect())
     }
 
-    /// Schedules that have nothing due any more, and a dead letter.
-    async fn the_dead(&mut self) -> anyhow::Result<()> {
+    /// Copies the schedules that have a dead letter and no due row.
+    async fn copy_dead_letters(&mut self) -> anyhow::Result<()> {
         let incarnations: BTreeSet<Incarnation> = self.dead.iter().map(|occurrence| occurrence.incarnation).collect();
         let left: Vec<Incarnation> = incarnations.difference(&self.known).copied().collect();
         for some in left.chunks(PAGE) {
@@ -281,7 +293,7 @@ impl Copier<'_> {
             schedules.iter().filter(|schedule| self.known.insert(schedule.incarnation)).collect();
         let mut inserts: Vec<Insert> = new.iter().map(|schedule| as_new(schedule)).collect();
         for insert in &mut inserts {
-            self.seal.schedule(&mut insert.schedule)?;
+            self.encryption.schedule(&mut insert.schedule)?;
         }
         self.copied.schedules += inserts.len();
         self.to.insert(inserts).await.context("cannot write schedules")?;
@@ -304,9 +316,9 @@ impl Copier<'_> {
                 let Schedule { incarnation, revision, .. } = **schedule;
                 writes.push(of_schedule(Change::End { incarnation, revision }));
             }
-            let answers = self.to.write(writes).await.context("cannot write runs")?;
-            let refused = answers.into_iter().find_map(Result::err);
-            ensure!(refused.is_none(), "the target refused a run of {}: {refused:?}", schedule.id);
+            let results = self.to.write(writes).await.context("cannot write runs")?;
+            let rejected = results.into_iter().find_map(Result::err);
+            ensure!(rejected.is_none(), "the target rejected a run of {}: {rejected:?}", schedule.id);
         }
         Ok(())
     }
@@ -329,8 +341,8 @@ impl Copier<'_> {
     }
 }
 
-/// A schedule as if it were made now; one that has ended is ended after that. The row that comes with it is one that is
-/// there anyway, or, of one that has ended, comes to nothing.
+/// Returns the insert of a schedule in the state that it had at its creation. The caller ends an ended schedule
+/// afterwards. The due row of the insert equals a row of the source, or has no effect if the schedule has ended.
 fn as_new(schedule: &Arc<Schedule>) -> Insert {
     let mut schedule = schedule.clone();
     let nominal = schedule.next.unwrap_or(schedule.updated_at);
@@ -347,13 +359,13 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use domain::SigningSecret;
-    use store::SealKey;
+    use store::StoreKey;
     use store::memory::{MemoryOptions, MemoryStore};
 
     use super::*;
 
     #[test]
-    fn what_builds_that_did_not_seal_have_left_is_sealed_on_its_way_or_stays() {
+    fn copy_encrypts_plain_secrets_or_fails_without_a_key() {
         let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         tokio.block_on(async {
             let (runtime, folder) = (Runtime::real(), tempfile::tempdir().unwrap());
@@ -364,20 +376,20 @@ mod tests {
             from.put_tenant(tenant, entry).await.unwrap().unwrap();
 
             let key = folder.path().join("store.key");
-            let refused = copy(&runtime, &from, &to, "the target", &key).await.unwrap_err().to_string();
-            assert!(refused.contains("--store-key"), "{refused}");
-            assert!(to.tenants().await.unwrap().is_empty(), "nothing of it is there");
+            let error = copy(&runtime, &from, &to, "the target", &key).await.unwrap_err().to_string();
+            assert!(error.contains("--store-key"), "{error}");
+            assert!(to.tenants().await.unwrap().is_empty(), "the failed copy writes no tenant");
 
-            std::fs::write(&key, SealKey::generate(&runtime).1).unwrap();
+            std::fs::write(&key, StoreKey::generate(&runtime).1).unwrap();
             std::fs::set_permissions(&key, PermissionsExt::from_mode(0o600)).unwrap();
             copy(&runtime, &from, &to, "the target", &key).await.unwrap();
-            assert!(to.tenants().await.unwrap()[0].signing_secrets[0].secret.is_sealed());
+            assert!(to.tenants().await.unwrap()[0].signing_secrets[0].secret.is_encrypted());
 
             let other = Tenant::new(TenantId(2), "other", 1, SigningSecret::first(vec![7; 32], Timestamp::MIN));
             let entry = Audit::of(&other, Timestamp::MIN, "test", "tenant.create", "");
             to.put_tenant(other, entry).await.unwrap().unwrap();
-            let refused = copy(&runtime, &from, &to, "the target", &key).await.unwrap_err().to_string();
-            assert!(refused.contains("a tenant of its own, other"), "{refused}");
+            let error = copy(&runtime, &from, &to, "the target", &key).await.unwrap_err().to_string();
+            assert!(error.contains("has the tenant other"), "{error}");
         });
     }
 }

@@ -1,11 +1,12 @@
-//! The only door outside: clock, randomness, owned tasks and disk.
+//! Access to the outside world: clocks, randomness, owned tasks and the disk.
 //!
-//! Everything that is not pure takes a [`Runtime`] and asks it. [`Runtime::real`] answers from the machine; the
-//! `simulator` crate answers from a seed, which is why nothing else in the workspace may read a clock, spawn a task or
-//! open a file (HTTP servers and clients, and the index library, are edges that the simulator does without).
+//! All code that is not pure takes a [`Runtime`]. [`Runtime::real`] uses the machine, and the crate `simulator`
+//! provides a runtime from a seed. Therefore no other crate may read a clock, spawn a task or open a file, except at
+//! edges that the simulator does not use: HTTP servers and clients, and the index library.
 //!
-//! Always true here: a task has a [`TaskSet`] that owns it; a panic in a task is caught, logged and told to its owner;
-//! [`Disk`] calls may block their thread, so they are made from [`TaskSet::spawn_thread`] tasks or before serving.
+//! Invariants: a [`TaskSet`] owns each task. The runtime catches and logs a panic in a task, and reports it to the
+//! task's owner. [`Disk`] calls may block their thread, so only [`TaskSet::spawn_thread`] tasks and startup code make
+//! them.
 
 mod disk;
 mod link;
@@ -24,32 +25,32 @@ pub use instants::Monotonic;
 pub use link::MemoryLink;
 pub use task::{TaskEnd, TaskHandle, TaskSet};
 
-/// Where a task runs.
+/// Thread on which a task runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
-    /// Among all others; it must not block.
+    /// A worker thread shared with other tasks. The task must not block.
     Shared,
-    /// On a thread of its own; it may block, in disk calls above all.
+    /// A dedicated thread. The task may block, for example in disk calls.
     Thread,
 }
 
-/// What a world must offer. Use it through [`Runtime`]; implement it to make another world.
+/// Environment behind a [`Runtime`]: the real machine, a simulation or a test double.
 pub trait World: Send + Sync + 'static {
-    /// The wall clock. It may jump, either way.
+    /// Returns the time of the wall clock, which may jump in both directions.
     fn now(&self) -> Timestamp;
     fn monotonic(&self) -> Monotonic;
-    /// Resolves at `at` or a little later, never before.
+    /// Resolves at `at` or a little later, never earlier.
     fn sleep_until(&self, at: Monotonic) -> BoxFuture<'static, ()>;
-    /// 64 unpredictable bits (from the seed, in a simulation).
+    /// Returns 64 unpredictable bits, or in a simulation bits from the seed.
     fn random(&self) -> u64;
     fn spawn(&self, name: &'static str, place: Place, future: BoxFuture<'static, ()>) -> TaskHandle;
     fn disk(&self) -> Arc<dyn Disk>;
-    /// Ends this process (this member, in a simulation) at once, because going on could break a promise. It may
-    /// return, in a simulation: the caller then waits for ever.
+    /// Ends this process (in a simulation: this member) at once, because continuing could break a guarantee. In a
+    /// simulation the call may return; the caller then waits forever.
     fn halt(&self, reason: &str);
 }
 
-/// A cheap handle to the world.
+/// Cheap handle to a [`World`].
 #[derive(Clone)]
 pub struct Runtime(Arc<dyn World>);
 
@@ -58,16 +59,16 @@ impl Runtime {
         Runtime(world)
     }
 
-    /// This machine, with tasks on the tokio runtime that the caller is in.
+    /// Creates a runtime of the real machine, with tasks on the caller's tokio runtime.
     ///
     /// # Panics
-    /// Outside a tokio runtime.
+    /// If the caller is outside a tokio runtime.
     #[must_use]
     pub fn real() -> Self {
         Runtime(Arc::new(real::RealWorld::new()))
     }
 
-    /// The world behind it, for one that is put in front of it.
+    /// Returns the world of this runtime, for a world that wraps another.
     #[must_use]
     pub fn world(&self) -> &Arc<dyn World> {
         &self.0
@@ -91,7 +92,7 @@ impl Runtime {
         self.0.sleep_until(at).await;
     }
 
-    /// `future`'s output, or `None` if `limit` passed first; `future` is then dropped.
+    /// Returns the output of `future`, or `None` if `limit` passes first. In that case `future` is dropped.
     pub async fn timeout<T>(&self, limit: Duration, future: impl Future<Output = T>) -> Option<T> {
         let sleep = self.0.sleep_until(self.0.monotonic() + limit);
         match futures_util::future::select(std::pin::pin!(future), sleep).await {
@@ -105,7 +106,7 @@ impl Runtime {
         self.0.random()
     }
 
-    /// 128 random bits.
+    /// Returns 128 random bits.
     #[must_use]
     pub fn random_u128(&self) -> u128 {
         u128::from(self.0.random()) << 64 | u128::from(self.0.random())
@@ -116,7 +117,7 @@ impl Runtime {
         self.0.disk()
     }
 
-    /// Ends this process because going on could break a promise. Never returns.
+    /// Ends this process, because continuing could break a guarantee. Never returns.
     pub async fn halt(&self, reason: &str) -> ! {
         self.0.halt(reason);
         std::future::pending().await

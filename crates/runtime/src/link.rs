@@ -1,5 +1,5 @@
-//! A caller's way to an engine in memory, which is as slow and as faulty as a network. The ports' engines in memory are
-//! models of engines that are reached over one.
+//! Simulated link between a caller and an in-memory engine, with the latency and the faults of a network. The in-memory
+//! engines of the ports model engines that callers reach over a network.
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,25 +9,26 @@ use tokio::sync::Notify;
 
 use crate::Runtime;
 
-/// The way to an engine and back.
+/// Link to an in-memory engine.
 pub struct MemoryLink {
     runtime: Runtime,
     latency: Option<RangeInclusive<Duration>>,
     fail_one_in: Option<u32>,
     is_cut: AtomicBool,
-    /// What the engine answers is lost.
-    is_deaf: AtomicBool,
-    /// Woken when it is not any more. (Not a `watch`, which wakes its receivers in an order that no seed gives.)
-    mended: Notify,
+    /// True while the engine's responses are lost.
+    loses_responses: AtomicBool,
+    /// Signalled when the link works again. (The seed does not determine the order in which a `watch` wakes its
+    /// receivers.)
+    restored: Notify,
 }
 
 impl MemoryLink {
-    /// `latency` is the time that a call takes before its effect, and again after it; one call in `fail_one_in` fails,
-    /// before its effect or after it.
+    /// Creates a working link. A call takes a time in `latency` before its effect, and again after it. One call in
+    /// `fail_one_in` fails, before or after its effect.
     #[must_use]
     pub fn new(runtime: Runtime, latency: Option<RangeInclusive<Duration>>, fail_one_in: Option<u32>) -> Self {
-        let (is_cut, is_deaf) = (AtomicBool::new(false), AtomicBool::new(false));
-        MemoryLink { runtime, latency, fail_one_in, is_cut, is_deaf, mended: Notify::new() }
+        let (is_cut, loses_responses) = (AtomicBool::new(false), AtomicBool::new(false));
+        MemoryLink { runtime, latency, fail_one_in, is_cut, loses_responses, restored: Notify::new() }
     }
 
     #[must_use]
@@ -35,22 +36,24 @@ impl MemoryLink {
         &self.runtime
     }
 
-    /// While it is cut, no call is answered, and a call under way may or may not take effect.
+    /// Cuts or restores the link. While the link is cut, no call returns, and a call in progress may or may not take
+    /// effect.
     pub fn cut(&self, is_cut: bool) {
         self.is_cut.store(is_cut, Ordering::Relaxed);
         if !is_cut {
-            self.is_deaf.store(false, Ordering::Relaxed);
-            self.mended.notify_waiters();
+            self.loses_responses.store(false, Ordering::Relaxed);
+            self.restored.notify_waiters();
         }
     }
 
-    /// From now on calls take effect and are not answered, until [`MemoryLink::cut`] mends the link.
+    /// Loses the responses of all calls from now on, until [`MemoryLink::cut`] restores the link. The calls take
+    /// effect.
     pub fn cut_answers(&self) {
-        self.is_deaf.store(true, Ordering::Relaxed);
+        self.loses_responses.store(true, Ordering::Relaxed);
     }
 
     fn is_silent(&self) -> bool {
-        self.is_cut() || self.is_deaf.load(Ordering::Relaxed)
+        self.is_cut() || self.loses_responses.load(Ordering::Relaxed)
     }
 
     #[must_use]
@@ -58,38 +61,38 @@ impl MemoryLink {
         self.is_cut.load(Ordering::Relaxed)
     }
 
-    /// Carries a call to the engine, where `effect` happens in one step, and its answer back.
+    /// Sends a call to the engine, where `effect` happens in one step, and returns the response.
     ///
     /// # Errors
-    /// The reason why there is no answer: the call failed, or the connection was lost. It is not known whether it took
-    /// effect.
+    /// A reason if no response arrived, because the call failed or the connection was lost. The call may or may not
+    /// have taken effect.
     pub async fn call<T>(&self, effect: impl FnOnce() -> T) -> Result<T, String> {
         let fails = |one_in: u32| self.runtime.random().is_multiple_of(u64::from(one_in));
         let failure = self.fail_one_in.filter(|one_in| fails(*one_in)).map(|_| self.runtime.random() % 2);
         self.travel(MemoryLink::is_cut).await?;
         if failure == Some(0) {
-            return Err("in memory, it failed before its effect".to_owned());
+            return Err("the in-memory call failed before its effect".to_owned());
         }
-        let answer = effect();
+        let response = effect();
         self.travel(MemoryLink::is_silent).await?;
         match failure {
-            None => Ok(answer),
-            Some(_) => Err("in memory, it failed after its effect".to_owned()),
+            None => Ok(response),
+            Some(_) => Err("the in-memory call failed after its effect".to_owned()),
         }
     }
 
-    /// Waits until the engine's messages arrive.
+    /// Waits until the caller can receive the engine's messages.
     pub async fn open(&self) {
         while self.is_silent() {
-            let mut mended = std::pin::pin!(self.mended.notified());
-            mended.as_mut().enable();
+            let mut restored = std::pin::pin!(self.restored.notified());
+            restored.as_mut().enable();
             if self.is_silent() {
-                mended.await;
+                restored.await;
             }
         }
     }
 
-    /// A message that does not arrive is lost; its sender learns that when the link is mended.
+    /// Delays a message, or loses it if the link is blocked. The sender gets the error once the link is restored.
     async fn travel(&self, is_blocked: impl Fn(&MemoryLink) -> bool) -> Result<(), String> {
         if let Some(latency) = &self.latency {
             let (least, most) = (latency.start().as_nanos(), latency.end().as_nanos());
@@ -100,6 +103,6 @@ impl MemoryLink {
             return Ok(());
         }
         self.open().await;
-        Err("in memory, the connection was lost".to_owned())
+        Err("the in-memory connection was lost".to_owned())
     }
 }

@@ -1,4 +1,6 @@
-//! This machine.
+//! Runtime of the real machine.
+//!
+//! docs/decisions/0150-wake-tokios-workers-regularly.md gives the reasons for the design.
 
 use std::cell::RefCell;
 use std::fs::{self, File, OpenOptions};
@@ -16,39 +18,43 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::{Disk, DiskFile, Monotonic, OpenMode, Place, TaskEnd, TaskHandle, World};
 
-/// Between two wakings of a worker, see [`keep_driven`]: what a task that blocks its thread may cost the others.
-const DRIVE_PERIOD: Duration = Duration::from_millis(100);
+/// Period of the wakeups in [`wake_workers`], and therefore the longest delay that a blocking task causes in other
+/// tasks.
+const WAKE_PERIOD: Duration = Duration::from_millis(100);
 
 pub(crate) struct RealWorld {
     tokio: tokio::runtime::Handle,
     disk: Arc<RealDisk>,
-    /// Dropped with this, it ends the thread.
-    _driven: mpsc::Sender<()>,
+    /// Ends the thread that wakes the workers when it is dropped.
+    _waker: mpsc::Sender<()>,
 }
 
 impl RealWorld {
     pub(crate) fn new() -> Self {
         let tokio = tokio::runtime::Handle::current();
-        RealWorld { _driven: keep_driven(&tokio), tokio, disk: Arc::new(RealDisk) }
+        RealWorld { _waker: wake_workers(&tokio), tokio, disk: Arc::new(RealDisk) }
     }
 }
 
-/// Timers and sockets are looked after by whichever worker has nothing else to do. One that was woken by them and goes on to a task which
-/// blocks has told no other (tokio 1.54, `transition_from_parked`): all that waits for an instant or an answer, a session's heartbeats
-/// among it, then stands still until that task is done, however many workers sleep. Something to do, from outside, wakes one of these.
-fn keep_driven(tokio: &tokio::runtime::Handle) -> mpsc::Sender<()> {
-    let (driven, over) = mpsc::channel();
-    // One worker alone cannot be helped.
+/// Wakes a worker regularly, so that a blocking task cannot stop timers and sockets.
+///
+/// An idle tokio worker polls timers and sockets. If an event wakes this worker and its next task blocks, tokio does
+/// not wake another worker (tokio 1.54, `transition_from_parked`). All timers and sockets, and so the heartbeats of
+/// sessions, would then wait for the blocking task, even with other workers idle. A task that is spawned from outside
+/// wakes another worker.
+fn wake_workers(tokio: &tokio::runtime::Handle) -> mpsc::Sender<()> {
+    let (waker, dropped) = mpsc::channel();
+    // A runtime with one worker has no other worker to wake.
     if tokio.metrics().num_workers() > 1 {
         let tokio = tokio.clone();
-        let drive = move || {
-            while over.recv_timeout(DRIVE_PERIOD) == Err(mpsc::RecvTimeoutError::Timeout) {
+        let wake = move || {
+            while dropped.recv_timeout(WAKE_PERIOD) == Err(mpsc::RecvTimeoutError::Timeout) {
                 drop(tokio.spawn(async {}));
             }
         };
-        std::thread::Builder::new().name("driver".to_owned()).spawn(drive).expect("the machine has a thread left");
+        std::thread::Builder::new().name("waker".to_owned()).spawn(wake).expect("the system can start a thread");
     }
-    driven
+    waker
 }
 
 fn boot_clock() -> Duration {
@@ -57,7 +63,7 @@ fn boot_clock() -> Duration {
 }
 
 impl World for RealWorld {
-    #[expect(clippy::disallowed_methods, reason = "this is the door")]
+    #[expect(clippy::disallowed_methods, reason = "only the runtime reads clocks")]
     fn now(&self) -> Timestamp {
         let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Timestamp::from_millis(i64::try_from(since_epoch.as_millis()).unwrap_or(i64::MAX))
@@ -67,10 +73,10 @@ impl World for RealWorld {
         Monotonic::from_start(boot_clock())
     }
 
-    #[expect(clippy::disallowed_methods, reason = "this is the door")]
+    #[expect(clippy::disallowed_methods, reason = "only the runtime uses timers")]
     fn sleep_until(&self, at: Monotonic) -> BoxFuture<'static, ()> {
         Box::pin(async move {
-            // Tokio's timer has a grain of a millisecond and stands still in a suspend: look again before returning.
+            // Tokio's timer has a resolution of one millisecond and does not count a suspend, so the loop checks again.
             loop {
                 let left = at.since_start().saturating_sub(boot_clock());
                 if left.is_zero() {
@@ -97,8 +103,8 @@ impl World for RealWorld {
     }
 
     fn halt(&self, reason: &str) {
-        tracing::error!(reason, "reveille stops, because going on could break a promise");
-        // No destructor may run: one that flushed or answered would act on a state that is no longer known.
+        tracing::error!(reason, "stopping the process, because continuing could break a guarantee");
+        // No destructor may run: it could flush data or send a response based on a state that is no longer known.
         std::process::abort();
     }
 }
@@ -110,7 +116,7 @@ fn spawn_shared(tokio: &tokio::runtime::Handle, name: &'static str, future: BoxF
         match task.await {
             Ok(()) => TaskEnd::Finished,
             Err(error) if error.is_panic() => {
-                tracing::error!(task = name, "a task panicked");
+                tracing::error!(task = name, "task panicked");
                 TaskEnd::Panicked
             }
             Err(_) => TaskEnd::Aborted,
@@ -127,17 +133,17 @@ fn spawn_thread(tokio: &tokio::runtime::Handle, name: &'static str, future: BoxF
         let outcome = match tokio.block_on(future) {
             Ok(()) => TaskEnd::Finished,
             Err(_) => {
-                tracing::error!(task = name, "a task panicked");
+                tracing::error!(task = name, "task panicked");
                 TaskEnd::Panicked
             }
         };
-        let _unheard = ended.send(outcome);
+        let _no_receiver = ended.send(outcome);
     };
-    std::thread::Builder::new().name(name.to_owned()).spawn(body).expect("the machine has a thread left");
+    std::thread::Builder::new().name(name.to_owned()).spawn(body).expect("the system can start a thread");
     TaskHandle { end: Box::pin(end.map(|end| end.unwrap_or(TaskEnd::Aborted))), abort: Box::new(|| {}) }
 }
 
-/// The kernel's randomness, some of it ahead: one system call for many numbers.
+/// Buffer of random numbers from the kernel. One system call fills it with many numbers.
 struct Buffered {
     numbers: [u64; 64],
     left: usize,
@@ -147,14 +153,14 @@ impl Buffered {
     fn next(&mut self) -> u64 {
         if self.left == 0 {
             let mut bytes = [0; 512];
-            getrandom::fill(&mut bytes).expect("the kernel's random source is always there once Linux has booted");
+            getrandom::fill(&mut bytes).expect("the kernel's random source always works once Linux has booted");
             for (number, bytes) in self.numbers.iter_mut().zip(bytes.as_chunks::<8>().0) {
                 *number = u64::from_ne_bytes(*bytes);
             }
             self.left = self.numbers.len();
         }
         self.left -= 1;
-        // Handed out once, and not left in memory.
+        // `take` removes the number from memory, so that it is used only once.
         std::mem::take(&mut self.numbers[self.left])
     }
 }
@@ -251,8 +257,8 @@ impl DiskFile for RealFile {
     }
 }
 
-/// Zeros are written, not only reserved: a write into a reserved but unwritten extent makes the next `fdatasync`
-/// commit the file system's own journal, too, which is what preallocation is to avoid.
+/// Extends the file with written zeros. A write into a reserved but unwritten extent would make the next `fdatasync`
+/// commit the file system's journal too, and preallocation exists to avoid that.
 fn allocate(file: &File, len: u64) -> io::Result<()> {
     const CHUNK: usize = 1 << 20;
     let present = file.metadata()?.len();
@@ -268,7 +274,7 @@ fn allocate(file: &File, len: u64) -> io::Result<()> {
     while at < len {
         let chunk = usize::try_from(len - at).map_or(CHUNK, |left| left.min(CHUNK));
         file.write_all_at(&zeros[..chunk], at)?;
-        // Each for itself: another file's sync would stand behind all that goes to the disk at once.
+        // Sync each chunk: one large sync at the end would delay the syncs of other files.
         file.sync_data()?;
         at += chunk as u64;
     }

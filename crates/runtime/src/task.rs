@@ -1,4 +1,6 @@
-//! Tasks with owners.
+//! Tasks and their owners.
+//!
+//! docs/decisions/0144-run-waiting-requests-in-tasks.md gives the reasons for the design.
 
 use std::sync::Mutex;
 
@@ -7,7 +9,7 @@ use tokio::sync::oneshot;
 
 use crate::{Place, Runtime};
 
-/// How a task ended.
+/// End of a task.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TaskEnd {
     Finished,
@@ -15,14 +17,14 @@ pub enum TaskEnd {
     Aborted,
 }
 
-/// A spawned task. Dropping the handle leaves it running.
+/// Spawned task. The task continues to run if its handle is dropped.
 pub struct TaskHandle {
     pub end: BoxFuture<'static, TaskEnd>,
-    /// Drops the task's future at its next await; without effect on a [`Place::Thread`] task, which ends by itself.
+    /// Drops the task's future at its next await. Has no effect on a [`Place::Thread`] task.
     pub abort: Box<dyn Fn() + Send + Sync>,
 }
 
-/// Owns tasks and waits for them. Dropped without [`TaskSet::join`], it aborts them.
+/// Owner of tasks that waits for them. Dropping the set without [`TaskSet::join`] aborts its tasks.
 pub struct TaskSet {
     runtime: Runtime,
     tasks: Mutex<Vec<(&'static str, TaskHandle)>>,
@@ -34,22 +36,22 @@ impl TaskSet {
         TaskSet { runtime: runtime.clone(), tasks: Mutex::new(Vec::new()) }
     }
 
-    /// For tasks that live as long as their owner; a task per request belongs in its own collection.
+    /// Spawns a task that lives as long as its owner. Keep a task per request in a separate collection.
     pub fn spawn(&self, name: &'static str, future: impl Future<Output = ()> + Send + 'static) {
-        self.keep(name, Place::Shared, Box::pin(future));
+        self.add(name, Place::Shared, Box::pin(future));
     }
 
-    /// A task that may block its thread, in [`crate::Disk`] calls above all.
+    /// Spawns a task that may block its thread, for example in [`crate::Disk`] calls.
     pub fn spawn_thread(&self, name: &'static str, future: impl Future<Output = ()> + Send + 'static) {
-        self.keep(name, Place::Thread, Box::pin(future));
+        self.add(name, Place::Thread, Box::pin(future));
     }
 
-    fn keep(&self, name: &'static str, place: Place, future: BoxFuture<'static, ()>) {
+    fn add(&self, name: &'static str, place: Place, future: BoxFuture<'static, ()>) {
         let handle = self.runtime.0.spawn(name, place, future);
         self.tasks.lock().expect("no holder of this lock panics").push((name, handle));
     }
 
-    /// Waits until every task has ended by itself, and says how.
+    /// Waits until every task has ended by itself, and returns the ends.
     pub async fn join(self) -> Vec<(&'static str, TaskEnd)> {
         let tasks = std::mem::take(&mut *self.tasks.lock().expect("no holder of this lock panics"));
         let mut ends = Vec::with_capacity(tasks.len());
@@ -69,20 +71,21 @@ impl Drop for TaskSet {
 }
 
 impl Runtime {
-    /// A task whose owner keeps the handle itself: for many short ones. Prefer [`TaskSet::spawn`].
+    /// Spawns a task whose owner keeps the handle, for many short tasks. Prefer [`TaskSet::spawn`].
     pub fn spawn(&self, name: &'static str, future: impl Future<Output = ()> + Send + 'static) -> TaskHandle {
         self.0.spawn(name, Place::Shared, Box::pin(future))
     }
-    /// What `future` answers, from a task of its own: it goes on while nobody polls for the answer, so no lock that it holds meanwhile keeps
-    /// others waiting for a caller that does something else. If the answer is dropped, it goes on to its end. `None` if the task ended
-    /// without one.
+
+    /// Runs `future` in its own task and returns its output. The task runs even while the caller does not poll, so a
+    /// lock that the task holds is not held for as long as the caller does something else. If the caller drops the
+    /// returned future, the task still runs to its end. The output is `None` if the task ended without one.
     pub fn detached<T, F>(&self, name: &'static str, future: F) -> impl Future<Output = Option<T>> + Send + use<T, F>
     where
         T: Send + 'static,
         F: Future<Output = T> + Send + 'static,
     {
-        let (answer, answered) = oneshot::channel();
-        drop(self.spawn(name, async move { drop(answer.send(future.await)) }));
-        answered.map(Result::ok)
+        let (sender, receiver) = oneshot::channel();
+        drop(self.spawn(name, async move { drop(sender.send(future.await)) }));
+        receiver.map(Result::ok)
     }
 }

@@ -1,61 +1,64 @@
-//! Making and changing schedules: inserting, which any member may do, and what only the owner of a shard may.
+//! Creates, replaces, cancels and redrives schedules. Any member may create a schedule with a generated id. Every other
+//! change is made by the owner of the shard.
 //!
-//! Two requests for one chosen id meet here, as both come to the owner of the id's home shard, which does not hand the
-//! shard over while one of them is under way.
+//! Two requests for one chosen id meet at the owner of the id's home shard. The owner does not hand the shard over
+//! while such a request is in progress.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use domain::{
-    DueKey, Edition, Incarnation, Occurrence, PollerId, Revision, RunState, Schedule, ScheduleId, Seen, ShardId,
-    Status, TenantId, Timestamp, decide,
+    DueKey, Incarnation, Occurrence, PollerId, Precondition, Revision, RunState, Schedule, ScheduleId, ScheduleVersion,
+    ShardId, Status, TenantId, Timestamp, decide,
 };
-use store::{Arrival, Change, Health, Insert, Inserted, OwnerWrite, Placed, StoreError, WriteRefusal, Written};
+use store::{
+    Change, Health, Insert, InsertLogEntry, Inserted, OwnerWrite, Placed, StoreError, WriteRejection, Written,
+};
 use tokio::sync::{MutexGuard, RwLockReadGuard};
 
 use crate::cluster::shards::NotOwned;
 use crate::creator::{confirm_placement, unconfirmed};
 use crate::firing::messages::ToOwner;
-use crate::requests::{CancelAnswer, Create, CreateRefusal, PutAnswer, RedriveAnswer, Timing, Undone};
+use crate::requests::{CancelResponse, Create, CreateRejection, OwnerError, PutResponse, RedriveResponse, Timing};
 use crate::shared::Shared;
 
-/// Two requests for one chosen id meet at one of these locks.
-const NAME_LOCKS: usize = 1_024;
+/// Number of locks for chosen ids. Two requests for one id use the same lock.
+const ID_LOCKS: usize = 1_024;
 
 pub(crate) struct Changes {
     shared: Arc<Shared>,
-    names: Vec<tokio::sync::Mutex<()>>,
+    id_locks: Vec<tokio::sync::Mutex<()>>,
 }
 
 impl Changes {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        Changes { shared, names: (0..NAME_LOCKS).map(|_| tokio::sync::Mutex::new(())).collect() }
+        Changes { shared, id_locks: (0..ID_LOCKS).map(|_| tokio::sync::Mutex::new(())).collect() }
     }
 
-    /// One answer per request, in order; several requests of one call share its commits. Chosen ids are of shards that
-    /// are owned here.
+    /// Creates schedules and returns one result per request, in order. The requests of one call share its commits. This
+    /// member owns the home shards of all chosen ids.
     pub(crate) async fn create(
         &self,
         requests: Vec<Create>,
-    ) -> Result<Vec<Result<Arc<Schedule>, CreateRefusal>>, Undone> {
+    ) -> Result<Vec<Result<Arc<Schedule>, CreateRejection>>, OwnerError> {
         if requests.is_empty() {
             return Ok(Vec::new());
         }
         let now = self.shared.runtime.now();
-        let _names = self.lock_names(&requests).await;
-        let named = requests.iter().filter_map(|request| Some(home(request, request.id.as_ref()?)));
+        let _ids = self.lock_ids(&requests).await;
+        let named = requests.iter().filter_map(|request| Some(home_poller(request, request.id.as_ref()?)));
         let _shards = self.enter(named.map(PollerId::shard).collect()).await?;
-        let mut answers = Vec::with_capacity(requests.len());
+        let mut responses = Vec::with_capacity(requests.len());
         let mut inserts = Vec::with_capacity(requests.len());
         for request in requests {
-            answers.push(match self.plan(request, now) {
+            responses.push(match self.plan(request, now) {
                 Some(insert) => {
                     let schedule = insert.schedule.clone();
                     inserts.push(insert);
                     Ok(schedule)
                 }
-                None => Err(CreateRefusal::NeverFires),
+                None => Err(CreateRejection::NeverFires),
             });
         }
         let rows: Vec<(PollerId, DueKey)> = inserts.iter().map(|insert| (insert.schedule.poller, insert.due)).collect();
@@ -64,19 +67,19 @@ impl Changes {
         let mut placed_rows = Vec::with_capacity(rows.len());
         let mut existing = Vec::new();
         let mut rows = rows.into_iter();
-        for answer in &mut answers {
-            if answer.is_err() {
+        for response in &mut responses {
+            if response.is_err() {
                 continue;
             }
-            let row = rows.next().expect("a row for each insert");
-            match inserted.next().expect("the store answers every insert") {
+            let row = rows.next().expect("each insert has a row");
+            match inserted.next().expect("the store returns one result per insert") {
                 Inserted::Placed(place) => {
                     placed.push(place);
                     placed_rows.push(row);
                 }
                 Inserted::Exists(incarnation) => {
                     existing.push(incarnation);
-                    *answer = Err(CreateRefusal::Exists);
+                    *response = Err(CreateRejection::Exists);
                 }
             }
         }
@@ -84,10 +87,10 @@ impl Changes {
         self.nudge(&placed_rows, &placed, now);
         confirm_placement(&*self.shared.store, unconfirmed(placed_rows, &placed)).await?;
         self.repair(existing).await?;
-        Ok(answers)
+        Ok(responses)
     }
 
-    /// Tells the owners of rows that are due soon to look at their arrivals now rather than at their next period.
+    /// Notifies the owners of rows that are due soon, so that they read their insert logs before their next period.
     fn nudge(&self, rows: &[(PollerId, DueKey)], placed: &[Placed], now: Timestamp) {
         let near = rows.iter().zip(placed).filter(|(_, placed)| self.is_near(placed.position, now));
         let shards: BTreeSet<ShardId> = near.map(|((poller, _), _)| poller.shard()).collect();
@@ -96,135 +99,140 @@ impl Changes {
         }
     }
 
-    /// Makes the schedule, or replaces the one of its id.
-    pub(crate) async fn put(&self, request: Create) -> Result<Result<PutAnswer, CreateRefusal>, Undone> {
+    /// Creates the schedule, or replaces the schedule with the same id.
+    pub(crate) async fn put(&self, request: Create) -> Result<Result<PutResponse, CreateRejection>, OwnerError> {
         let now = self.shared.runtime.now();
-        let id = request.id.clone().expect("a schedule is put under a name");
+        let id = request.id.clone().expect("a put names an id");
         let tenant = request.tenant.id;
-        let _names = self.lock_names(std::slice::from_ref(&request)).await;
-        let Some(mut insert) = self.plan(request, now) else { return Ok(Err(CreateRefusal::NeverFires)) };
+        let _ids = self.lock_ids(std::slice::from_ref(&request)).await;
+        let Some(mut insert) = self.plan(request, now) else { return Ok(Err(CreateRejection::NeverFires)) };
         let existing = self.shared.store.get(vec![(tenant, id)]).await?.pop().flatten();
         if let Some(existing) = existing.filter(|existing| existing.status != Status::Cancelled) {
             Arc::make_mut(&mut insert.schedule).poller = existing.poller;
         }
-        let answer = self.write_put(insert, now, Change::Put).await?;
-        Ok(answer.expect("a put without a precondition finds what it requires"))
+        let response = self.write_put(insert, now, Change::Put).await?;
+        Ok(response.expect("a put without a precondition is not rejected for one"))
     }
 
-    /// As [`Changes::put`], if what has the id is as it was `seen`; `None` if it is not.
+    /// Puts a schedule as [`Changes::put`] does if the existing schedule still matches `seen`. Returns `None` if not.
     pub(crate) async fn put_if(
         &self,
         request: Create,
-        seen: Option<Seen>,
+        seen: Option<Precondition>,
         timing: Timing,
-    ) -> Result<Option<Result<PutAnswer, CreateRefusal>>, Undone> {
+    ) -> Result<Option<Result<PutResponse, CreateRejection>>, OwnerError> {
         let now = self.shared.runtime.now();
-        let name = (request.tenant.id, request.id.clone().expect("a schedule is put under a name"));
-        let _names = self.lock_names(std::slice::from_ref(&request)).await;
+        let name = (request.tenant.id, request.id.clone().expect("a put names an id"));
+        let _ids = self.lock_ids(std::slice::from_ref(&request)).await;
         let existing = self.shared.store.get(vec![name]).await?.pop().flatten();
-        // The store compares again, in the step that changes it: this one only saves it the trouble.
+        // The store compares again in the same step as the change. This check only avoids a write that must fail.
         if existing.as_deref().map(Schedule::seen) != seen {
             return Ok(None);
         }
         match self.plan_over(request, existing.as_deref(), timing, now) {
             Some(insert) => self.write_put(insert, now, |insert| Change::PutIf { insert, seen }).await,
-            None => Ok(Some(Err(CreateRefusal::NeverFires))),
+            None => Ok(Some(Err(CreateRejection::NeverFires))),
         }
     }
 
-    /// `None` if the precondition of `change` is not met.
+    /// Writes the put. Returns `None` if the precondition of `change` is not met.
     async fn write_put(
         &self,
         mut insert: Insert,
         now: Timestamp,
         change: impl FnOnce(Insert) -> Change,
-    ) -> Result<Option<Result<PutAnswer, CreateRefusal>>, Undone> {
+    ) -> Result<Option<Result<PutResponse, CreateRejection>>, OwnerError> {
         let poller = insert.schedule.poller;
         let _shard = self.enter(BTreeSet::from([poller.shard()])).await?;
         insert.due.position = self.open_position(poller, insert.due.position).await?;
         let target = insert.due.target;
         match self.write(poller, change(insert)).await? {
             Ok(Written::Put { schedule, position, before }) => {
-                let nominal = schedule.next.expect("a schedule that was put has an occurrence");
+                let nominal = schedule.next.expect("a put schedule has a next occurrence");
                 let occurrence =
                     Occurrence { incarnation: schedule.incarnation, nominal, revision: schedule.revision, replay: 0 };
                 let key = DueKey { position, occurrence, attempt: 1, target };
-                self.placed(schedule.poller, key, now).await?;
+                self.publish_due_row(schedule.poller, key, now).await?;
                 self.shared.metrics.created.inc();
                 let created = before.is_none_or(|before| before == Status::Cancelled);
                 let too_late = !created && self.shared.in_flight.contains(schedule.incarnation);
-                Ok(Some(Ok(PutAnswer { schedule, created, too_late })))
+                Ok(Some(Ok(PutResponse { schedule, created, too_late })))
             }
-            Ok(Written::Done) => panic!("a put is answered with what it made"),
-            Err(WriteRefusal::Changed) => Ok(None),
-            Err(refusal) => Err(refused(refusal)),
+            Ok(Written::Done) => panic!("the store returns the schedule for a put"),
+            Err(WriteRejection::Changed) => Ok(None),
+            Err(refusal) => Err(undone_from(refusal)),
         }
     }
 
-    /// The mark is durable; `applied` as the store said.
+    /// Cancels a schedule whose cancellation record is durable. `applied` is true if the store has cancelled the
+    /// schedule in the same step.
     pub(crate) async fn cancel(
         &self,
         poller: PollerId,
         incarnation: Incarnation,
         applied: bool,
-    ) -> Result<CancelAnswer, Undone> {
+    ) -> Result<CancelResponse, OwnerError> {
         let _shard = self.enter(BTreeSet::from([poller.shard()])).await?;
         if !applied {
             match self.write(poller, Change::Cancel(incarnation)).await? {
-                Ok(_) | Err(WriteRefusal::NotFound) => {}
-                Err(refusal) => return Err(refused(refusal)),
+                Ok(_) | Err(WriteRejection::NotFound) => {}
+                Err(refusal) => return Err(undone_from(refusal)),
             }
         }
-        Ok(self.cancelled(incarnation))
+        Ok(self.cancel_answer(incarnation))
     }
 
-    /// If the schedule is still of this edition; `None` if it is not.
-    pub(crate) async fn cancel_if(&self, poller: PollerId, edition: Edition) -> Result<Option<CancelAnswer>, Undone> {
+    /// Cancels the schedule if it still has this incarnation and revision. Returns `None` if not.
+    pub(crate) async fn cancel_if(
+        &self,
+        poller: PollerId,
+        edition: ScheduleVersion,
+    ) -> Result<Option<CancelResponse>, OwnerError> {
         let _shard = self.enter(BTreeSet::from([poller.shard()])).await?;
         match self.write(poller, Change::CancelIf(edition)).await? {
-            Ok(_) => Ok(Some(self.cancelled(edition.incarnation))),
-            Err(WriteRefusal::Changed) => Ok(None),
-            Err(refusal) => Err(refused(refusal)),
+            Ok(_) => Ok(Some(self.cancel_answer(edition.incarnation))),
+            Err(WriteRejection::Changed) => Ok(None),
+            Err(refusal) => Err(undone_from(refusal)),
         }
     }
 
-    /// The cancellation is durable: what is not in flight now will find it.
-    fn cancelled(&self, incarnation: Incarnation) -> CancelAnswer {
+    /// Returns the result of a cancellation that is durable: an attempt that starts later reads the cancelled schedule.
+    fn cancel_answer(&self, incarnation: Incarnation) -> CancelResponse {
         self.shared.metrics.cancelled.inc();
         match self.shared.in_flight.contains(incarnation) {
-            true => CancelAnswer::TooLate,
-            false => CancelAnswer::Cancelled,
+            true => CancelResponse::TooLate,
+            false => CancelResponse::Cancelled,
         }
     }
 
-    /// Runs a dead letter again, at once, as a new occurrence.
-    pub(crate) async fn redrive(&self, tenant: TenantId, of: Occurrence) -> Result<RedriveAnswer, Undone> {
+    /// Starts another run of a dead letter at once, as a new occurrence.
+    pub(crate) async fn redrive(&self, tenant: TenantId, of: Occurrence) -> Result<RedriveResponse, OwnerError> {
         let now = self.shared.runtime.now();
         let schedule = self.shared.store.load(vec![of.incarnation]).await?.pop().flatten();
         let Some(schedule) = schedule.filter(|schedule| schedule.tenant == tenant) else {
-            return Ok(RedriveAnswer::NotFound);
+            return Ok(RedriveResponse::NotFound);
         };
         let _shard = self.enter(BTreeSet::from([schedule.poller.shard()])).await?;
         match self.shared.store.find_runs(vec![of]).await?.pop().flatten() {
-            None => return Ok(RedriveAnswer::NotFound),
-            Some(run) if run.state != RunState::Failed => return Ok(RedriveAnswer::NotDead),
+            None => return Ok(RedriveResponse::NotFound),
+            Some(run) if run.state != RunState::Failed => return Ok(RedriveResponse::NotDead),
             Some(_) => {}
         }
         let Some(mut due) = decide::redrive(of, schedule.spec.target.key(), now) else {
-            return Ok(RedriveAnswer::NotDead);
+            return Ok(RedriveResponse::NotDead);
         };
         due.position = self.open_position(schedule.poller, due.position).await?;
         match self.write(schedule.poller, Change::Redrive { of, due }).await? {
             Ok(_) => {
-                self.placed(schedule.poller, due, now).await?;
-                Ok(RedriveAnswer::Redriven(due.occurrence))
+                self.publish_due_row(schedule.poller, due, now).await?;
+                Ok(RedriveResponse::Redriven(due.occurrence))
             }
-            Err(WriteRefusal::NotFound) => Ok(RedriveAnswer::NotDead),
-            Err(refusal) => Err(refused(refusal)),
+            Err(WriteRejection::NotFound) => Ok(RedriveResponse::NotDead),
+            Err(refusal) => Err(undone_from(refusal)),
         }
     }
 
-    /// A schedule and its first row, or `None` if it has no occurrence.
+    /// Returns the schedule and its first due row, or `None` if the schedule has no occurrence.
     fn plan(&self, request: Create, now: Timestamp) -> Option<Insert> {
         let drawn = || Incarnation::new(now, self.shared.runtime.random_u128());
         let incarnation = request.incarnation.unwrap_or_else(drawn);
@@ -232,7 +240,7 @@ impl Changes {
         let mut schedule = Schedule {
             tenant: request.tenant.id,
             incarnation,
-            poller: home(&request, &id),
+            poller: home_poller(&request, &id),
             id,
             revision: Revision::default(),
             status: Status::Active,
@@ -246,7 +254,8 @@ impl Changes {
         Some(Insert { schedule: Arc::new(schedule), due })
     }
 
-    /// As [`Changes::plan`], for the place of `existing`: what is there when that is put.
+    /// Plans a put over `existing`, as [`Changes::plan`] plans a create. `existing` is the stored schedule at the time
+    /// of the put.
     fn plan_over(
         &self,
         request: Create,
@@ -267,7 +276,7 @@ impl Changes {
         insert
     }
 
-    /// As [`crate::Scheduler::would_put`].
+    /// Implements [`crate::Scheduler::would_put`].
     pub(crate) fn would_put(&self, request: Create, existing: Option<&Schedule>, timing: Timing) -> Option<Schedule> {
         let insert = self.plan_over(request, existing, timing, self.shared.runtime.now())?;
         let mut schedule = Arc::unwrap_or_clone(insert.schedule);
@@ -279,28 +288,28 @@ impl Changes {
         Some(schedule)
     }
 
-    async fn write(&self, poller: PollerId, change: Change) -> Result<Result<Written, WriteRefusal>, Undone> {
+    async fn write(&self, poller: PollerId, change: Change) -> Result<Result<Written, WriteRejection>, OwnerError> {
         let shard = poller.shard();
         let term = self.shared.shards.term(shard)?;
-        let answer = self.shared.store.write(vec![OwnerWrite { term, poller, change }]).await?.pop();
-        let answer = answer.expect("the store answers every write");
-        if answer == Err(WriteRefusal::Superseded) {
+        let response = self.shared.store.write(vec![OwnerWrite { term, poller, change }]).await?.pop();
+        let response = response.expect("the store returns one result per write");
+        if response == Err(WriteRejection::Superseded) {
             self.shared.superseded(shard, term);
         }
-        Ok(answer)
+        Ok(response)
     }
 
-    /// `position`, or the first instant that the poller has not closed: an owner writes no row where it is done, and the
-    /// clock may have gone back since.
+    /// Returns `position`, or the first instant after the poller's closed timestamp if that is later. An owner writes
+    /// no row at or before `closed`, and the clock may have gone back since.
     async fn open_position(&self, poller: PollerId, position: Timestamp) -> Result<Timestamp, StoreError> {
         let closed = self.shared.store.closed(vec![poller]).await?;
         Ok(closed.into_iter().fold(position, |position, closed| position.max(closed + Duration::from_millis(1))))
     }
 
-    /// Tells the owner of a row that a user's change wrote, and sees that it lies where it will be read.
-    async fn placed(&self, poller: PollerId, key: DueKey, now: Timestamp) -> Result<(), StoreError> {
-        // An owner that has just ended is followed by one that reads the row itself.
-        self.shared.send(ToOwner::Arrived(Arrival { poller, key })).await;
+    /// Sends a due row that a user's change wrote to the owner, and confirms its placement.
+    async fn publish_due_row(&self, poller: PollerId, key: DueKey, now: Timestamp) -> Result<(), StoreError> {
+        // If the owner has just ended, the next owner reads the row from the store.
+        self.shared.send(ToOwner::DueRow(InsertLogEntry { poller, key })).await;
         confirm_placement(&*self.shared.store, vec![(poller, key)]).await?;
         if self.is_near(key.position, now) {
             self.shared.nudge.notify_one();
@@ -308,7 +317,7 @@ impl Changes {
         Ok(())
     }
 
-    /// As [`crate::Scheduler::confirm`].
+    /// Implements [`crate::Scheduler::confirm`].
     pub(crate) async fn confirm(&self, found: Incarnation) -> Result<(), StoreError> {
         match self.shared.store.health() {
             Health::Full => Ok(()),
@@ -316,7 +325,8 @@ impl Changes {
         }
     }
 
-    /// Before it is said that these schedules exist: a creator that died half-way may have left a row unread.
+    /// Writes the due rows of these schedules again before a response reports that the schedules exist. A creator that
+    /// stopped early may have left a row where no owner reads it.
     async fn repair(&self, incarnations: Vec<Incarnation>) -> Result<(), StoreError> {
         if incarnations.is_empty() {
             return Ok(());
@@ -340,8 +350,9 @@ impl Changes {
         position <= now + self.shared.options.window_ahead + 2 * self.shared.options.period
     }
 
-    /// These shards are owned here, and stay so until the guards are gone or the lease is over. Names are locked before
-    /// this, never after: a shard that is being left lets nobody in, and waits for those who are.
+    /// Checks that this member owns these shards and returns a guard for each. The shards stay owned until the guards
+    /// are dropped or the lease ends. Callers lock ids before they call this, never after: a shard that is being
+    /// released admits no new guard and waits for the existing guards.
     async fn enter(&self, shards: BTreeSet<ShardId>) -> Result<Vec<RwLockReadGuard<'_, ()>>, NotOwned> {
         let mut guards = Vec::with_capacity(shards.len());
         for shard in shards {
@@ -350,37 +361,37 @@ impl Changes {
         Ok(guards)
     }
 
-    /// Holds the chosen ids of `requests` against others, in an order that cannot deadlock.
-    async fn lock_names(&self, requests: &[Create]) -> Vec<MutexGuard<'_, ()>> {
+    /// Locks the chosen ids of `requests`, in an order that cannot deadlock.
+    async fn lock_ids(&self, requests: &[Create]) -> Vec<MutexGuard<'_, ()>> {
         let lock_of = |request: &Create| {
             let id = request.id.as_ref()?;
             let hash = domain::id::fnv1a(id.as_str().as_bytes()) ^ request.tenant.id.0;
-            Some(hash as usize % NAME_LOCKS)
+            Some(hash as usize % ID_LOCKS)
         };
         let mut locks: Vec<usize> = requests.iter().filter_map(lock_of).collect();
         locks.sort_unstable();
         locks.dedup();
         let mut guards = Vec::with_capacity(locks.len());
         for lock in locks {
-            guards.push(self.names[lock].lock().await);
+            guards.push(self.id_locks[lock].lock().await);
         }
         guards
     }
 }
 
-/// The poller of a schedule that is made now under this id.
-pub(crate) fn home(request: &Create, id: &ScheduleId) -> PollerId {
+/// Returns the poller of a schedule that is created now under this id.
+pub(crate) fn home_poller(request: &Create, id: &ScheduleId) -> PollerId {
     let tenant = &request.tenant;
     let generation = u16::try_from(tenant.generations.len() - 1).expect("a tenant has few generations");
     let pollers = *tenant.generations.last().expect("a tenant has a generation of pollers");
     PollerId::of(tenant.id, generation, pollers, id)
 }
 
-fn refused(refusal: WriteRefusal) -> Undone {
+fn undone_from(refusal: WriteRejection) -> OwnerError {
     match refusal {
-        WriteRefusal::Superseded => Undone::NotOwned,
-        WriteRefusal::Changed | WriteRefusal::NotFound | WriteRefusal::Resolved => {
-            Undone::Failed(StoreError::Unavailable(refusal.to_string()))
+        WriteRejection::Superseded => OwnerError::NotOwned,
+        WriteRejection::Changed | WriteRejection::NotFound | WriteRejection::Resolved => {
+            OwnerError::Failed(StoreError::Unavailable(refusal.to_string()))
         }
     }
 }

@@ -1,4 +1,4 @@
-//! This member among the others: which shards it owns, and how requests reach the owner of a shard.
+//! Membership of this process in a cluster: ownership of shards, and forwarding of requests to the owner of a shard.
 
 pub(crate) mod assignment;
 pub(crate) mod client;

@@ -1,18 +1,18 @@
-//! The creator's half of the bargain with the owner: no due row is left where nobody will read it.
+//! Placement check of creators: no due row stays where no owner reads it.
 
 use std::time::Duration;
 
 use domain::{DueKey, PollerId};
 use store::{Placed, Store, StoreError};
 
-/// Sees to it that each row, which is durable, lies after its poller's `closed`, and returns once that is so.
+/// Confirms the placement of durable rows: returns once each row lies after its poller's `closed`.
 ///
-/// The owner writes `closed` and then reads the stretch before it; a creator writes its row and then reads `closed`.
-/// Whichever comes second sees the other: so the reading must begin after the row is durable, which is why `rows` are
-/// rows that the store has answered for.
+/// The owner writes `closed` and then reads the range before it. A creator writes its row and then reads `closed`. The
+/// side that writes second reads the other side's write. The read of `closed` must therefore begin after the row is
+/// durable, so `rows` are rows that the store has acknowledged.
 ///
 /// # Errors
-/// If the store fails; the rows may then lie where they are not read before the next owner.
+/// If the store fails; the rows may then lie where only the next owner reads them.
 pub(crate) async fn confirm_placement(store: &dyn Store, rows: Vec<(PollerId, DueKey)>) -> Result<(), StoreError> {
     let mut rows = rows;
     while !rows.is_empty() {
@@ -32,9 +32,9 @@ pub(crate) async fn confirm_placement(store: &dyn Store, rows: Vec<(PollerId, Du
     Ok(())
 }
 
-/// Those rows that the engine has not compared with `closed` itself, where they are now.
+/// Returns the rows that the engine has not compared with `closed` itself, at their stored positions.
 pub(crate) fn unconfirmed(rows: Vec<(PollerId, DueKey)>, placed: &[Placed]) -> Vec<(PollerId, DueKey)> {
-    let with_place = rows.into_iter().zip(placed);
-    let left = with_place.filter(|(_, placed)| !placed.settled);
-    left.map(|((poller, key), placed)| (poller, DueKey { position: placed.position, ..key })).collect()
+    let with_position = rows.into_iter().zip(placed);
+    let rest = with_position.filter(|(_, placed)| !placed.settled);
+    rest.map(|((poller, key), placed)| (poller, DueKey { position: placed.position, ..key })).collect()
 }

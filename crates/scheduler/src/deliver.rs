@@ -1,4 +1,4 @@
-//! The other side of an attempt: how a callback leaves the house.
+//! Port for callbacks: the transport that makes one attempt.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,31 +7,33 @@ use domain::{AttemptResult, Occurrence, Schedule, Tenant, Term, Timestamp};
 use futures_util::future::BoxFuture;
 use runtime::Monotonic;
 
-/// One attempt, with everything that it needs.
+/// One attempt, with all data that the transport needs.
 #[derive(Clone, Debug)]
 pub struct Delivery {
-    /// The signing secret is here.
+    /// Tenant that owns the schedule, with its signing secret.
     pub tenant: Arc<Tenant>,
     pub schedule: Arc<Schedule>,
     pub occurrence: Occurrence,
-    /// From 1.
+    /// Number of the attempt, from 1.
     pub attempt: u16,
     pub term: Term,
-    /// When the attempt starts, by the wall clock.
+    /// Start of the attempt, by the wall clock.
     pub started_at: Timestamp,
-    /// When the right to send it ends, by the monotonic clock: not a byte of it goes out from then on.
+    /// End of the right to send, by the monotonic clock, exclusive. The transport sends no byte from this instant on.
     pub deadline: Monotonic,
 }
 
+/// Result of an attempt that was sent.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Delivered {
     pub result: AttemptResult,
-    /// The target's `Retry-After`, counted from the answer.
+    /// The target's `Retry-After`, relative to the response.
     pub retry_after: Option<Duration>,
 }
 
-/// Makes attempts. Each ends within the target's timeout, and never panics or fails otherwise than by its result.
+/// Transport that makes attempts. Each attempt ends within the target's timeout. It never panics, and it reports every
+/// failure in its result.
 pub trait Deliver: Send + Sync + 'static {
-    /// `None`: nothing was sent, because [`Delivery::deadline`] had passed.
+    /// Makes one attempt. Returns `None` if it sent nothing because [`Delivery::deadline`] had passed.
     fn deliver(&self, delivery: Delivery) -> BoxFuture<'static, Option<Delivered>>;
 }

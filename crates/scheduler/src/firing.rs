@@ -1,4 +1,4 @@
-//! Firing the due rows of the owned shards, each in time.
+//! Firing of the due rows of the owned shards, each at its instant.
 
 pub(crate) mod context;
 pub(crate) mod dispatch;

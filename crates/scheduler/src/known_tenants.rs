@@ -1,4 +1,4 @@
-//! The tenants of the store, as this member last read them.
+//! Tenants of the store, as this member last read them.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, RwLock};
@@ -21,7 +21,7 @@ impl Known {
 }
 
 impl KnownTenants {
-    /// Whether they are others than before.
+    /// Replaces the tenants. Returns false if nothing changed.
     pub(crate) fn replace(&self, tenants: Vec<Tenant>) -> bool {
         let known = self.known();
         if known.by_id.len() == tenants.len() && known.by_id.values().zip(&tenants).all(|(known, new)| **known == *new)
@@ -47,23 +47,23 @@ impl KnownTenants {
         self.known().by_id.values().find(|tenant| tenant.name == name).cloned()
     }
 
-    /// The tenant and key that `key_id` names.
+    /// Returns the API key with this id, and its tenant.
     pub(crate) fn key(&self, key_id: &str) -> Option<(Arc<Tenant>, Arc<ApiKey>)> {
         self.known().by_key.get(key_id).cloned()
     }
 
-    /// Of all generations of all tenants.
+    /// Returns the pollers of all generations of all tenants.
     pub(crate) fn pollers(&self) -> Vec<PollerId> {
         self.known().by_id.values().flat_map(|tenant| pollers_of(tenant)).collect()
     }
 
-    /// Another value whenever they are others than before.
+    /// Returns the present set of tenants. The pointer changes whenever the tenants change.
     pub(crate) fn known(&self) -> Arc<Known> {
         self.0.read().expect("no holder of this lock panics").clone()
     }
 }
 
-/// Of all its generations.
+/// Returns the pollers of all generations of the tenant.
 pub(crate) fn pollers_of(tenant: &Tenant) -> impl Iterator<Item = PollerId> + '_ {
     let id = tenant.id;
     (0..).zip(&tenant.generations).flat_map(move |(generation, pollers)| {

@@ -1,11 +1,12 @@
 //! The scheduler: from a request for a schedule to a callback and its durable outcome.
 //!
-//! [`Scheduler`] serves HTTP and every other front; [`Tenants`] is the service for tenants beside it. `changes` creates and
-//! changes schedules. `cluster` gives shards to members and forwards owner-only requests. `firing` calls back: an owner
-//! reads due rows a short way ahead, and the outcome writer writes the outcomes.
+//! [`Scheduler`] serves HTTP and all other front ends. [`Tenants`] manages the tenants. `changes` creates and changes
+//! schedules. `cluster` assigns shards to members and forwards owner-only requests. `firing` makes callbacks: an owner
+//! reads due rows a short time ahead, and the outcome writer writes the outcomes.
 //!
-//! This crate does no HTTP (`server` in front, `callback` behind), stores nothing itself (`store`) and decides nothing about
-//! one schedule (`domain::decide`). Window, wheel and dispatch are pure. Invariant: a caller receives only durable facts.
+//! This crate contains no HTTP (see `server` and `callback`), no storage (see `store`) and no decisions about one
+//! schedule (see `domain::decide`). Window, wheel and dispatch are pure. Invariant: a caller receives only durable
+//! facts.
 
 mod changes;
 mod cluster;
@@ -26,6 +27,8 @@ pub use cluster::peers::{InvalidRequest, PeerError, Peers, REQUEST_BYTES_MAX, RE
 pub use deliver::{Deliver, Delivered, Delivery};
 pub use options::Options;
 pub use prometheus_client::registry::Registry;
-pub use requests::{AttemptOutcome, CancelAnswer, Create, CreateRefusal, PutAnswer, RedriveAnswer, Timing, Undone};
+pub use requests::{
+    AttemptOutcome, CancelResponse, Create, CreateRejection, OwnerError, PutResponse, RedriveResponse, Timing,
+};
 pub use service::Scheduler;
 pub use tenants::Tenants;

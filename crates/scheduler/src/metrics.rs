@@ -1,13 +1,14 @@
-//! What the scheduler counts. Units are in the names, and docs/operating.md lists them all.
+//! Metrics of the scheduler. Names carry units; docs/operating.md lists all metrics.
 //!
-//! Every value of a label that is known beforehand is there from the start, at 0: a rate sees its first event.
+//! Every label value that is known in advance exists from the start with the value 0, so that a rate includes the first
+//! event.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use domain::{AttemptResult, EGRESS_REFUSED, NOT_OPENED};
+use domain::{AttemptResult, EGRESS_REJECTED, NOT_DECRYPTED};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -17,21 +18,21 @@ use prometheus_client::registry::Registry;
 use runtime::{Monotonic, Runtime};
 use store::StoreError;
 
-/// Of failures of one kind, one is logged in so long: a store that is away fails thousands of calls.
-const TOLD_PERIOD: Duration = Duration::from_secs(5);
+/// Shortest time between two log lines for one kind of failure. An unreachable store fails thousands of calls.
+const LOG_PERIOD: Duration = Duration::from_secs(5);
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
 pub(crate) struct OutcomeLabels {
     pub(crate) outcome: &'static str,
 }
 
-/// Of the store.
+/// Calls of the store.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
 pub(crate) struct Call {
     pub(crate) call: &'static str,
 }
 
-/// Of a shard's owner.
+/// Changes of a shard's owner.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
 pub(crate) struct Change {
     pub(crate) change: &'static str,
@@ -49,7 +50,7 @@ pub(crate) struct AttemptLabels {
 }
 
 impl AttemptLabels {
-    /// A status is told by its hundred: a target could make as many series as there are numbers.
+    /// Labels a status by its hundreds. Otherwise a target could create one time series per status.
     pub(crate) fn of(result: &AttemptResult) -> Self {
         let result = match result {
             AttemptResult::Answered(200..=299) => "success",
@@ -57,8 +58,8 @@ impl AttemptLabels {
             AttemptResult::Answered(400..=499) => "status_4xx",
             AttemptResult::Answered(500..=599) => "status_5xx",
             AttemptResult::Answered(_) => "status_other",
-            AttemptResult::Unreachable(reason) if reason.starts_with(EGRESS_REFUSED) => EGRESS_REFUSED,
-            AttemptResult::Unreachable(reason) if reason.starts_with(NOT_OPENED) => NOT_OPENED,
+            AttemptResult::Unreachable(reason) if reason.starts_with(EGRESS_REJECTED) => EGRESS_REJECTED,
+            AttemptResult::Unreachable(reason) if reason.starts_with(NOT_DECRYPTED) => NOT_DECRYPTED,
             AttemptResult::Unreachable(_) => "unreachable",
             AttemptResult::TimedOut => "timeout",
             AttemptResult::Panicked => "panic",
@@ -72,33 +73,34 @@ impl AttemptLabels {
 
     fn all() -> impl Iterator<Item = AttemptLabels> {
         let answered = ["success", "status_3xx", "status_4xx", "status_5xx"];
-        let results = answered.into_iter().chain([EGRESS_REFUSED, NOT_OPENED, "unreachable", "timeout", "panic"]);
+        let results = answered.into_iter().chain([EGRESS_REJECTED, NOT_DECRYPTED, "unreachable", "timeout", "panic"]);
         results.map(|result| AttemptLabels { protocol: "http", result })
     }
 }
 
-/// What was logged of each kind of failure, and when.
+/// Limits the log lines for each kind of failure.
 #[derive(Debug)]
-pub(crate) struct Told {
+pub(crate) struct LogLimiter {
     runtime: Runtime,
-    /// When one was logged, and how many were not since.
+    /// Time of the last log line, and the number of failures since that were not logged.
     last: Mutex<BTreeMap<&'static str, (Monotonic, u64)>>,
 }
 
-impl Told {
-    /// Whether this one is to be logged, and how many were not since the last that was.
-    pub(crate) fn tell(&self, kind: &'static str) -> Option<u64> {
+impl LogLimiter {
+    /// Returns the number of failures that were not logged since the last log line, or `None` if this one must not be
+    /// logged.
+    pub(crate) fn check(&self, kind: &'static str) -> Option<u64> {
         let now = self.runtime.monotonic();
         let mut last = self.last.lock().expect("no holder of this lock panics");
         match last.get_mut(kind) {
-            Some((at, untold)) if now.since(*at) < TOLD_PERIOD => {
-                *untold += 1;
+            Some((at, suppressed)) if now.since(*at) < LOG_PERIOD => {
+                *suppressed += 1;
                 None
             }
             known => {
-                let untold = known.map_or(0, |(_, untold)| *untold);
+                let suppressed = known.map_or(0, |(_, suppressed)| *suppressed);
                 last.insert(kind, (now, 0));
-                Some(untold)
+                Some(suppressed)
             }
         }
     }
@@ -106,7 +108,7 @@ impl Told {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Metrics {
-    /// From the nominal instant to the start of the first attempt.
+    /// Time from the nominal instant to the start of the first attempt.
     pub(crate) start_lateness_seconds: Histogram,
     pub(crate) callback_duration_seconds: Histogram,
     pub(crate) callback_attempts: Family<AttemptLabels, Counter>,
@@ -118,10 +120,10 @@ pub(crate) struct Metrics {
     /// Attempts that were late because of their tenant's rate.
     pub(crate) throttled: Counter,
     pub(crate) open_circuits: Gauge,
-    /// Due rows that came to nothing: cancelled, changed, or done before.
+    /// Due rows that needed no attempt: cancelled, changed or done before.
     pub(crate) dropped: Counter,
     pub(crate) store_errors: Family<Call, Counter>,
-    pub(crate) store_errors_told: Arc<Told>,
+    pub(crate) store_errors_logged: Arc<LogLimiter>,
     pub(crate) panics: Counter,
     pub(crate) window_keys: Gauge,
     pub(crate) due_backlog: Gauge,
@@ -130,9 +132,9 @@ pub(crate) struct Metrics {
     pub(crate) created: Counter,
     pub(crate) cancelled: Counter,
     pub(crate) shards_owned: Gauge,
-    /// Shards that were gained, let go of with what was in flight, or lost.
+    /// Shards that were gained, handed over or lost.
     pub(crate) shard_owner_changes: Family<Change, Counter>,
-    /// Of a member of a cluster only. Positive: the database's clock is ahead of this machine's.
+    /// Lead of the database's clock over this machine's clock. Registered for members of a cluster only.
     pub(crate) clock_skew_seconds: Gauge<f64, AtomicU64>,
 }
 
@@ -154,7 +156,7 @@ impl Metrics {
             open_circuits: Gauge::default(),
             dropped: Counter::default(),
             store_errors: Family::default(),
-            store_errors_told: Arc::new(Told { runtime, last: Mutex::default() }),
+            store_errors_logged: Arc::new(LogLimiter { runtime, last: Mutex::default() }),
             panics: Counter::default(),
             window_keys: Gauge::default(),
             due_backlog: Gauge::default(),
@@ -187,11 +189,11 @@ impl Metrics {
         drop(self.missed.get_or_create(&Reason { reason: "overdue" }));
     }
 
-    /// What only a member of a cluster has.
+    /// Registers the metrics that only a member of a cluster has.
     pub(crate) fn register_of_cluster(&self, registry: &mut Registry) {
         registry.register(
             "reveille_clock_skew_seconds",
-            "How far the clock of the members' database is ahead of this machine's",
+            "Lead of the members' database clock over this machine's clock",
             self.clock_skew_seconds.clone(),
         );
     }
@@ -199,63 +201,59 @@ impl Metrics {
     fn register(&self, registry: &mut Registry) {
         registry.register(
             "reveille_start_lateness_seconds",
-            "From an occurrence's nominal instant to its first attempt",
+            "Time from an occurrence's nominal instant to its first attempt",
             self.start_lateness_seconds.clone(),
         );
         registry.register(
             "reveille_callback_duration_seconds",
-            "From an attempt's start to its end",
+            "Duration of an attempt",
             self.callback_duration_seconds.clone(),
         );
         registry.register(
             "reveille_callback_attempts",
-            "Attempts to call back, by protocol and result",
+            "Callback attempts by protocol and result",
             self.callback_attempts.clone(),
         );
         registry.register("reveille_occurrences", "Occurrences by outcome", self.occurrences.clone());
-        registry.register("reveille_retries", "Attempts that were followed by another", self.retries.clone());
+        registry.register("reveille_retries", "Attempts that are followed by another attempt", self.retries.clone());
         registry.register(
             "reveille_dead_letters",
-            "Occurrences whose attempts are used up without success",
+            "Runs that used up their attempts without success",
             self.dead_letters.clone(),
         );
-        registry.register("reveille_missed", "Occurrences that were not fired, by reason", self.missed.clone());
+        registry.register("reveille_missed", "Occurrences that did not fire, by reason", self.missed.clone());
         registry.register(
             "reveille_deferred",
-            "Due rows written again at a later position, because their target was full",
+            "Due rows written again at a later position because their target was full",
             self.deferred.clone(),
         );
         registry.register(
             "reveille_callbacks_throttled",
-            "Attempts made late, because their tenant was above its callbacks per minute",
+            "Attempts that were late because their tenant exceeded its callbacks per minute",
             self.throttled.clone(),
         );
         registry.register(
             "reveille_open_circuits",
-            "Targets that are left alone for a while, because they failed again and again",
+            "Targets with an open circuit, which get no callbacks for a while after repeated failures",
             self.open_circuits.clone(),
         );
-        registry.register("reveille_due_rows_dropped", "Due rows that came to nothing", self.dropped.clone());
-        registry.register("reveille_store_errors", "Failed calls of the store", self.store_errors.clone());
-        registry.register("reveille_panics", "Panics that were caught and survived", self.panics.clone());
+        registry.register("reveille_due_rows_dropped", "Due rows that needed no attempt", self.dropped.clone());
+        registry.register("reveille_store_errors", "Store calls that failed", self.store_errors.clone());
+        registry.register("reveille_panics", "Panics that were caught", self.panics.clone());
         registry.register("reveille_window_keys", "Due rows in memory", self.window_keys.clone());
-        registry.register(
-            "reveille_due_backlog",
-            "Due rows in memory that wait for their turn",
-            self.due_backlog.clone(),
-        );
+        registry.register("reveille_due_backlog", "Due rows in memory that wait for a slot", self.due_backlog.clone());
         registry.register("reveille_in_flight", "Attempts whose outcome is not yet durable", self.in_flight.clone());
         registry.register(
             "reveille_oldest_due_seconds",
             "Age of the oldest due row without an outcome",
             self.oldest_due_seconds.clone(),
         );
-        registry.register("reveille_schedules_created", "Schedules made or replaced", self.created.clone());
+        registry.register("reveille_schedules_created", "Schedules created or replaced", self.created.clone());
         registry.register("reveille_schedules_cancelled", "Schedules cancelled", self.cancelled.clone());
         registry.register("reveille_shards_owned", "Shards that this member owns", self.shards_owned.clone());
         registry.register(
             "reveille_shard_owner_changes",
-            "Shards that this member gained, let go of, or lost",
+            "Shards that this member gained, handed over or lost",
             self.shard_owner_changes.clone(),
         );
     }
@@ -263,8 +261,8 @@ impl Metrics {
 
 pub(crate) fn count_store_error(metrics: &Metrics, call: &'static str, error: &StoreError) {
     metrics.store_errors.get_or_create(&Call { call }).inc();
-    match metrics.store_errors_told.tell(call) {
-        Some(untold) => tracing::warn!(call, %error, untold, "the store failed; the call will be made again"),
-        None => tracing::debug!(call, %error, "the store failed; the call will be made again"),
+    match metrics.store_errors_logged.check(call) {
+        Some(suppressed) => tracing::warn!(call, %error, suppressed, "store call failed; retrying"),
+        None => tracing::debug!(call, %error, "store call failed; retrying"),
     }
 }

@@ -1,40 +1,44 @@
-//! The scheduler's settings, each with its default and what too small and too large cost.
+//! Settings of the scheduler, each with its default and the cost of a value that is too small or too large.
 
 use std::time::Duration;
 
+/// Settings of the scheduler.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How far ahead of now due rows are read into the window. Default 2 s. Smaller: a slow read makes rows late;
-    /// larger: more keys in memory.
+    /// Time ahead of now for which due rows are read into the window. Default 2 s. Smaller: a slow read makes rows
+    /// late. Larger: more keys in memory.
     pub window_ahead: Duration,
-    /// Keys that the window holds at most, of one tenant at most as many as are left over. Default 2,097,152, about 100 bytes
-    /// each. Smaller: a burst is read in more pieces; larger: more memory.
+    /// Largest number of keys in the window. One tenant has at most as many as are left over. Default 2,097,152, about
+    /// 100 bytes each. Smaller: a burst is read in more pages. Larger: more memory.
     pub window_keys_max: usize,
-    /// The rhythm of reading ahead, of arrivals from elsewhere and of closing. Default 200 ms. Smaller: more reads of
-    /// the store; larger: more to look at after a restart.
+    /// Period of reading ahead, of reading insert logs and of closing. Default 200 ms. Smaller: more reads of the
+    /// store. Larger: more rows to check after a restart.
     pub period: Duration,
-    /// Attempts in flight to one target of one tenant. Default 256. Smaller: a target with long answers is slowed;
-    /// larger: it may be overrun.
+    /// Largest number of attempts in flight to one target of one tenant. Default 256. Smaller: a slow target gets fewer
+    /// callbacks per second. Larger: a target may be overloaded.
     pub in_flight_per_target: usize,
-    /// Attempts in flight in all, until their outcome is durable: the bound of what a kill can double. Default 4,096.
+    /// Largest number of attempts in flight, until their outcome is durable. Default 4,096. Smaller: less throughput
+    /// with slow targets. Larger: more possible duplicates after a kill.
     pub in_flight_max: usize,
-    /// Keys that wait for one target at most, and never more than the window has left for others; further ones are
-    /// written again at a later position. Default 1,048,576. Smaller: a burst for one target is put off although the
-    /// target keeps up; larger: slow targets leave less of the window to the rest.
+    /// Largest number of keys that wait for one target, and never more than the window has left for others. Further
+    /// keys are written again at a later position. Default 1,048,576. Smaller: a burst for one target is deferred
+    /// although the target keeps up. Larger: slow targets leave less of the window to others.
     pub parked_per_target: usize,
-    /// How long a key waits for its target in memory before it, too, is written again. Default 10 s. It bounds how
-    /// far `done` lags behind, and so what a restart reads.
+    /// Longest wait of a key for its target in memory. After that the key is written again at a later position.
+    /// Default 10 s. Smaller: more writes while a target is slow. Larger: `done` lags further behind, and a restart
+    /// reads more rows.
     pub parked_for: Duration,
-    /// How much later a row is put by such a deferral at most. Default 60 s. Smaller: more rewriting while the target
-    /// is slow; larger: rows come later once it has recovered.
+    /// Longest delay that such a deferral adds. Default 60 s. Smaller: more writes while the target is slow. Larger:
+    /// rows fire later after the target has recovered.
     pub defer_max: Duration,
-    /// Pollers of a tenant made at first start. Default 64.
+    /// Pollers of a tenant that is created at the first start. Default 64.
     pub pollers: u16,
-    /// How long a stop waits for attempts in flight. Default 10 s.
+    /// Longest wait for attempts in flight at a stop. Default 10 s. Smaller: more duplicates after a stop. Larger: a
+    /// slower stop.
     pub drain: Duration,
-    /// How long runs, and schedules that are over, are kept at least. Default 30 days. Shorter: a put that is tried again
-    /// later than that makes its schedule anew, and a dead letter of before cannot be redriven; longer: more to store. The
-    /// embedded engine has an option of its own.
+    /// Shortest time for which runs and ended or cancelled schedules are retained. Default 30 days. Shorter: a put that
+    /// is retried later creates its schedule again, and older dead letters cannot be redriven. Longer: more storage.
+    /// The embedded engine has its own option.
     pub history: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! Requests for changes of schedules, their answers, and the owner-only part of both.
+//! Requests for changes of schedules, and their results.
 
 use std::sync::Arc;
 
@@ -6,70 +6,74 @@ use domain::occurrence::Run;
 use domain::{DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, Spec, Tenant, Timestamp};
 use store::StoreError;
 
-/// A request for a new schedule; its spec has been checked.
+/// A request for a new schedule. The caller has validated its spec.
 #[derive(Clone, Debug)]
 pub struct Create {
     pub tenant: Arc<Tenant>,
-    /// `None`: an id is made.
+    /// Id of the schedule; `None` generates one.
     pub id: Option<ScheduleId>,
-    /// `None`: one is drawn. A request that is made again with its own is known: it makes no second schedule.
+    /// Incarnation of the schedule; `None` generates one. A repeated request with the same incarnation creates no
+    /// second schedule.
     pub incarnation: Option<Incarnation>,
     pub spec: Spec,
 }
 
+/// Reason why a schedule was not created.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum CreateRefusal {
-    #[error("a schedule of this id exists")]
+pub enum CreateRejection {
+    #[error("a schedule with this id exists")]
     Exists,
-    /// It is not known whether it was made.
-    #[error("the owner of this id cannot be reached now")]
+    /// The schedule may or may not have been created.
+    #[error("cannot reach the owner of this id; retry the request")]
     Unreachable,
-    #[error("the schedule has no occurrence after the present instant")]
+    #[error("the schedule has no occurrence after now")]
     NeverFires,
 }
 
-/// What becomes of a live schedule's timing when its contents are changed.
+/// Effect of a change of a live schedule's contents on its timing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Timing {
-    /// It is set anew: `every` counts from now.
-    Anew,
-    /// It stays as it is, the next occurrence included; the request's spec says it, too.
+    /// The timing starts again: `every` counts from now.
+    Restarted,
+    /// The timing stays as it is, including the next occurrence. The request's spec contains the same timing.
     Kept,
 }
 
+/// Result of a put.
 #[derive(Clone, PartialEq, Debug)]
-pub struct PutAnswer {
+pub struct PutResponse {
     pub schedule: Arc<Schedule>,
-    /// There was no live schedule of this id.
+    /// True if no live schedule had this id.
     pub created: bool,
-    /// An attempt of what was replaced is in flight; no other of it will start.
+    /// True if an attempt of the replaced schedule is in flight. No other attempt of it will start.
     pub too_late: bool,
 }
 
+/// Result of a cancellation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum CancelAnswer {
+pub enum CancelResponse {
     NotFound,
-    /// It will never fire (again).
+    /// No attempt of the schedule will start.
     Cancelled,
     /// An attempt is in flight; no other will start.
     TooLate,
-    /// It is durably asked for, and its owner cannot be reached: by this instant, at the latest, it has fired for the
-    /// last time.
+    /// The cancellation record is durable, and the owner cannot be reached. No attempt starts after `decided_by`.
     Pending {
         decided_by: Timestamp,
     },
 }
 
+/// Result of a redrive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum RedriveAnswer {
-    /// No such run of this tenant.
+pub enum RedriveResponse {
+    /// The tenant has no such run.
     NotFound,
-    /// It is not a dead letter, or it was redriven before.
+    /// The run is not a dead letter, or it was redriven before.
     NotDead,
     Redriven(Occurrence),
 }
 
-/// The outcome of an attempt that an earlier owner had in flight, for the present owner; as [`store::Change::Run`].
+/// Outcome of an attempt that an earlier owner had in flight, for the present owner, as [`store::Change::Run`].
 #[derive(Clone, PartialEq, Debug)]
 pub struct AttemptOutcome {
     pub poller: PollerId,
@@ -78,26 +82,26 @@ pub struct AttemptOutcome {
     pub ends: bool,
 }
 
-/// Why the owner of a shard has no answer to an owner-only request.
+/// Reason why an owner-only request has no result.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Undone {
-    /// The shard is not, or not yet, owned here; nothing was done.
+pub enum OwnerError {
+    /// This member does not own the shard, or not yet. The request has had no effect.
     NotOwned,
-    /// The request may have been done.
+    /// The request may have taken effect.
     Failed(StoreError),
 }
 
-impl From<StoreError> for Undone {
+impl From<StoreError> for OwnerError {
     fn from(error: StoreError) -> Self {
-        Undone::Failed(error)
+        OwnerError::Failed(error)
     }
 }
 
-impl From<Undone> for StoreError {
-    fn from(undone: Undone) -> Self {
+impl From<OwnerError> for StoreError {
+    fn from(undone: OwnerError) -> Self {
         match undone {
-            Undone::NotOwned => StoreError::Unavailable("no member owns the shard now".to_owned()),
-            Undone::Failed(error) => error,
+            OwnerError::NotOwned => StoreError::Unavailable("no member owns the shard now".to_owned()),
+            OwnerError::Failed(error) => error,
         }
     }
 }

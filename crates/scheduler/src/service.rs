@@ -1,11 +1,11 @@
-//! What the HTTP layer, and any other front, asks of the scheduler; and what its peers do.
+//! Service of the scheduler for the HTTP layer and other front ends, and for requests of other members.
 
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use domain::id::SHARDS;
 use domain::occurrence::Run;
-use domain::{Incarnation, Occurrence, Schedule, ScheduleId, Seen, ShardId, TenantId};
+use domain::{Incarnation, Occurrence, Precondition, Schedule, ScheduleId, ShardId, TenantId};
 use membership::MemberId;
 use prometheus_client::registry::Registry;
 use runtime::{Runtime, TaskSet};
@@ -26,23 +26,23 @@ use crate::deliver::Deliver;
 use crate::firing::messages::Gained;
 use crate::firing::supervisor::supervise;
 use crate::options::Options;
-use crate::requests::{CancelAnswer, Create, CreateRefusal, PutAnswer, RedriveAnswer, Timing};
+use crate::requests::{CancelResponse, Create, CreateRejection, PutResponse, RedriveResponse, Timing};
 use crate::shared::Shared;
 use crate::tenants::Tenants;
 
-/// The service, as a cheap handle. Every answer says only what is durable.
+/// Cheap handle to the scheduler. Every result describes durable state only.
 #[derive(Clone)]
 pub struct Scheduler {
     shared: Arc<Shared>,
     changes: Arc<Changes>,
     forwarding: Arc<Forwarding>,
-    /// `None` for a process that shares its store with no other.
+    /// `None` for a process that uses its store alone.
     cluster: Option<Arc<Cluster>>,
     registry: Arc<Registry>,
     running: Arc<Running>,
 }
 
-/// What is stopped, in this order.
+/// Parts of the scheduler, in the order in which they stop.
 struct Running {
     assignment: Stoppable,
     owner: Stoppable,
@@ -72,8 +72,8 @@ impl Stoppable {
 }
 
 impl Scheduler {
-    /// Takes all shards and begins to fire: for a process that shares its store with no other. What is counted is told
-    /// with what is in `registry` already.
+    /// Takes all shards and starts to fire, for a process that uses its store alone. The scheduler adds its metrics to
+    /// `registry`.
     ///
     /// # Errors
     /// If the store fails.
@@ -87,11 +87,11 @@ impl Scheduler {
         let (shared, registry) = Shared::new(runtime, store, deliver, options, Lease::forever(), registry).await?;
         let all: Vec<ShardId> = (0..SHARDS).map(ShardId).collect();
         let taken = take(&shared, &all).await?;
-        shared.moved("gained", all.len());
+        shared.count_shard_changes("gained", all.len());
         Ok(Scheduler::run(shared, registry, taken, None))
     }
 
-    /// Joins the members of a cluster, and fires what is due in its share of the shards.
+    /// Joins a cluster, and fires the due rows of its share of the shards.
     ///
     /// # Errors
     /// If the store fails.
@@ -118,7 +118,7 @@ impl Scheduler {
         let assignment = Stoppable::new(&runtime, |tasks, stop| {
             cluster = peering.map(|(peers, peering)| Arc::new(Cluster::join(&shared, tasks, peers, peering)));
             if let Some(cluster) = cluster.clone() {
-                tasks.spawn("assignment", async move { cluster.keep(stop).await });
+                tasks.spawn("assignment", async move { cluster.run(stop).await });
             }
         });
         let changes = Arc::new(Changes::new(shared.clone()));
@@ -130,7 +130,8 @@ impl Scheduler {
         Scheduler { shared, changes, forwarding, cluster, registry: Arc::new(registry), running }
     }
 
-    /// Hands the shards over, stops starting attempts, waits for those in flight up to [`Options::drain`], and ends.
+    /// Hands the shards over, stops starting attempts, waits for the attempts in flight up to [`Options::drain`], and
+    /// ends.
     pub async fn stop(&self) {
         let Running { assignment, owner, events } = &*self.running;
         assignment.stop().await;
@@ -138,32 +139,32 @@ impl Scheduler {
         events.stop().await;
     }
 
-    /// Whether this member does what one does for all; two may think so for some seconds, so it is to be harmless if
-    /// two do.
+    /// Returns true if this member leads the cluster. Two members may both return true for some seconds, so a leader's
+    /// work must be harmless if two members do it.
     #[must_use]
     pub fn leads(&self) -> bool {
-        self.cluster.as_ref().is_none_or(|cluster| cluster.leads())
+        self.cluster.as_ref().is_none_or(|cluster| cluster.is_leader())
     }
 
     /// Handles a request of another member, as [`Peers::request`](crate::Peers::request) carries it, and returns the
     /// response.
     ///
     /// # Errors
-    /// If this build does not know the operation or cannot read the request; then nothing was done.
+    /// If this build does not know the operation or cannot read the request; the request has had no effect then.
     pub async fn handle(&self, operation: &str, request: &[u8]) -> Result<Bytes, InvalidRequest> {
         let Some(cluster) = &self.cluster else { return Err(InvalidRequest::UnknownOperation) };
         let (shared, changes) = (self.shared.clone(), self.changes.clone());
         Serving { shared, changes, cluster: cluster.clone() }.handle(operation, request).await
     }
 
-    /// Whether this member's present session has this id.
+    /// Returns true if `id` is the id of this member's present session.
     #[must_use]
     pub fn is_member(&self, id: MemberId) -> bool {
         let lease = self.cluster.as_ref().and_then(|cluster| cluster.membership.lease());
         lease.is_some_and(|lease| lease.member() == id)
     }
 
-    /// The tenants of this service, with their keys, audit logs and counts.
+    /// Returns the service for tenants, their keys, audit logs and counts.
     #[must_use]
     pub fn tenants(&self) -> Tenants {
         Tenants::new(self.shared.clone())
@@ -174,7 +175,7 @@ impl Scheduler {
         self.shared.store.health()
     }
 
-    /// The shards that are owned here now; none once the lease on them is over.
+    /// Returns the shards that this member owns now, or none after its lease has ended.
     #[must_use]
     pub fn owned(&self) -> Vec<ShardId> {
         match self.shared.lease.is_valid(self.shared.runtime.monotonic()) {
@@ -183,60 +184,65 @@ impl Scheduler {
         }
     }
 
-    /// Prometheus text exposition.
+    /// Returns the metrics in the OpenMetrics text format.
     #[must_use]
     pub fn metrics_text(&self) -> String {
         let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &self.registry).expect("a string takes everything");
+        prometheus_client::encoding::text::encode(&mut text, &self.registry).expect("writing to a string cannot fail");
         text
     }
 
-    /// One answer per request, in order; several requests of one call share its commits.
+    /// Creates schedules and returns one result per request, in order. The requests of one call share its commits.
     ///
     /// # Errors
-    /// If the store fails; then it is not known which of them exist.
-    pub async fn create(&self, requests: Vec<Create>) -> Result<Vec<Result<Arc<Schedule>, CreateRefusal>>, StoreError> {
+    /// If the store fails; each schedule may or may not exist then.
+    pub async fn create(
+        &self,
+        requests: Vec<Create>,
+    ) -> Result<Vec<Result<Arc<Schedule>, CreateRejection>>, StoreError> {
         self.forwarding.create(requests).await
     }
 
-    /// Makes the schedule, or replaces the one of its id.
+    /// Creates the schedule, or replaces the schedule with the same id.
     ///
     /// # Errors
-    /// If the store fails, or the owner cannot be reached; then it is not known whether it took effect.
+    /// If the store fails, or the owner cannot be reached; the put may or may not have taken effect.
     ///
     /// # Panics
     /// If the request names no id.
-    pub async fn put(&self, request: Create) -> Result<Result<PutAnswer, CreateRefusal>, StoreError> {
+    pub async fn put(&self, request: Create) -> Result<Result<PutResponse, CreateRejection>, StoreError> {
         self.forwarding.put(request).await
     }
 
-    /// As [`Scheduler::put`], but only if what has the id is, in the step that changes it, as it was `seen`; for `None`,
-    /// only if no schedule has the id, not even a cancelled one. `None`, without effect, if it is not.
+    /// Puts a schedule, as [`Scheduler::put`] does, if the existing schedule still matches `seen` in the step that
+    /// changes it. With `None`, the put requires that no schedule has the id, not even a cancelled one. Returns `None`,
+    /// without effect, if the precondition is not met.
     ///
     /// # Errors
-    /// If the store fails, or the owner cannot be reached; then it is not known whether it took effect.
+    /// If the store fails, or the owner cannot be reached; the put may or may not have taken effect.
     ///
     /// # Panics
     /// If the request names no id.
     pub async fn put_if(
         &self,
         request: Create,
-        seen: Option<Seen>,
+        seen: Option<Precondition>,
         timing: Timing,
-    ) -> Result<Option<Result<PutAnswer, CreateRefusal>>, StoreError> {
+    ) -> Result<Option<Result<PutResponse, CreateRejection>>, StoreError> {
         self.forwarding.put_if(request, seen, timing).await
     }
 
-    /// What [`Scheduler::put_if`] would make, with `existing` under the id; `None` if it would have no occurrence.
+    /// Returns the schedule that [`Scheduler::put_if`] would create over `existing`, or `None` if it would have no
+    /// occurrence.
     #[must_use]
     pub fn would_put(&self, request: Create, existing: Option<&Schedule>, timing: Timing) -> Option<Schedule> {
         self.changes.would_put(request, existing, timing)
     }
 
-    /// Confirms the placement of a schedule that exists, so that it fires: its creator may have died before it did so.
+    /// Confirms the placement of an existing schedule, so that it fires. Its creator may have stopped before it did so.
     ///
-    /// A full store accepts no write, so the schedule is then taken as it is. The embedded store creates a schedule in one
-    /// step. With another engine, this does not repair a creator's death while the disk is full.
+    /// A full store accepts no write, so the check is skipped then. The embedded store creates a schedule in one step.
+    /// With another engine, a schedule whose creator stopped early is not repaired while the disk is full.
     ///
     /// # Errors
     /// If the store fails.
@@ -244,13 +250,15 @@ impl Scheduler {
         self.changes.confirm(found).await
     }
 
+    /// Returns the schedule with this id.
+    ///
     /// # Errors
     /// If the store fails.
     pub async fn get(&self, tenant: TenantId, id: ScheduleId) -> Result<Option<Arc<Schedule>>, StoreError> {
         Ok(self.shared.store.get(vec![(tenant, id)]).await?.pop().flatten())
     }
 
-    /// A page of a tenant's schedules, as [`listing::page`].
+    /// Returns a page of a tenant's schedules, as [`listing::page`] does.
     ///
     /// # Errors
     /// If the store fails.
@@ -258,22 +266,26 @@ impl Scheduler {
         listing::page(&*self.shared.store, listing).await
     }
 
+    /// Cancels the schedule with this id.
+    ///
     /// # Errors
-    /// If the store fails; the schedule may then be cancelled or not, and if its mark is durable, will be.
-    pub async fn cancel(&self, tenant: TenantId, id: ScheduleId) -> Result<CancelAnswer, StoreError> {
+    /// If the store fails; the schedule may be cancelled or not. It will be cancelled if its cancellation record is
+    /// durable.
+    pub async fn cancel(&self, tenant: TenantId, id: ScheduleId) -> Result<CancelResponse, StoreError> {
         self.forwarding.cancel(tenant, id).await
     }
 
-    /// As [`Scheduler::cancel`], but only if it is still of the edition that was `found`; `None`, without effect, if not. Its
-    /// owner decides that, so this one is never [`CancelAnswer::Pending`].
+    /// Cancels a schedule, as [`Scheduler::cancel`] does, if it still has the incarnation and revision of `found`.
+    /// Returns `None`, without effect, if not. The owner decides this, so the result is never
+    /// [`CancelResponse::Pending`].
     ///
     /// # Errors
-    /// If the store fails, or the owner cannot be reached; then it is not known whether it took effect.
-    pub async fn cancel_if(&self, found: &Schedule) -> Result<Option<CancelAnswer>, StoreError> {
+    /// If the store fails, or the owner cannot be reached; the cancellation may or may not have taken effect.
+    pub async fn cancel_if(&self, found: &Schedule) -> Result<Option<CancelResponse>, StoreError> {
         self.forwarding.cancel_if(found).await
     }
 
-    /// A schedule's runs in order, from the first after `after`; `None` if there is no such schedule.
+    /// Returns a schedule's runs in order, from the first after `after`, or `None` if there is no such schedule.
     ///
     /// # Errors
     /// If the store fails.
@@ -290,6 +302,8 @@ impl Scheduler {
         }
     }
 
+    /// Returns the tenant's dead letters in order, from the first after `after`.
+    ///
     /// # Errors
     /// If the store fails.
     pub async fn dead_letters(
@@ -301,7 +315,7 @@ impl Scheduler {
         self.shared.store.dead_letters(tenant, after, limit).await
     }
 
-    /// The ids of the schedules that these incarnations are of; `None` for one that is not there.
+    /// Returns the ids of the schedules with these incarnations; `None` for a schedule that does not exist.
     ///
     /// # Errors
     /// If the store fails.
@@ -310,11 +324,11 @@ impl Scheduler {
         Ok(schedules.into_iter().map(|schedule| schedule.map(|schedule| schedule.id.clone())).collect())
     }
 
-    /// Runs a dead letter again, at once, as a new occurrence.
+    /// Starts another run of a dead letter at once, as a new occurrence.
     ///
     /// # Errors
-    /// If the store fails, or the owner cannot be reached; then it is not known whether it took effect.
-    pub async fn redrive(&self, tenant: TenantId, of: Occurrence) -> Result<RedriveAnswer, StoreError> {
+    /// If the store fails, or the owner cannot be reached; the redrive may or may not have taken effect.
+    pub async fn redrive(&self, tenant: TenantId, of: Occurrence) -> Result<RedriveResponse, StoreError> {
         self.forwarding.redrive(tenant, of).await
     }
 }

@@ -1,4 +1,4 @@
-//! What the parts of a member share, and what outlives an owner.
+//! State that the parts of a member share, and that outlives an owner.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -30,11 +30,11 @@ pub(crate) struct Shared {
     pub(crate) nudge: Arc<Notify>,
     pub(crate) lease: Arc<Lease>,
     pub(crate) shards: Shards,
-    /// Held while shards come or go, and while one owner follows another.
+    /// Lock for changes of the owned shards and for the start of another owner.
     pub(crate) moving: tokio::sync::Mutex<()>,
-    /// How far the cancellation records of the owned shards have been applied.
+    /// Cursor up to which the cancellation records of the owned shards are applied.
     pub(crate) cancellations: tokio::sync::Mutex<Cursor>,
-    /// The ways to the present owner and its outcome writer.
+    /// Channels to the present owner and its outcome writer.
     pub(crate) owner: Mutex<Option<OwnerHandle>>,
     pub(crate) events: Arc<Events>,
 }
@@ -46,7 +46,7 @@ pub(crate) struct OwnerHandle {
 }
 
 impl Shared {
-    /// Reads the tenants, and counts into `registry`. Nothing is owned yet.
+    /// Reads the tenants and registers the metrics in `registry`. The member owns no shard yet.
     ///
     /// # Errors
     /// If the store fails.
@@ -81,26 +81,26 @@ impl Shared {
         Ok((Arc::new(shared), registry))
     }
 
-    /// Whether the shard is this member's now, by its own clock.
+    /// Returns true if this member owns the shard now, by its own clock.
     pub(crate) fn owns(&self, shard: ShardId) -> bool {
         self.shards.shard_term(shard).is_some() && self.lease.is_valid(self.runtime.monotonic())
     }
 
-    /// For what only the owner may do: the shard is not handed over before the guard is gone.
+    /// Guards an owner-only operation: the shard cannot be handed over until the guard is dropped.
     pub(crate) async fn enter(&self, shard: ShardId) -> Result<RwLockReadGuard<'_, ()>, NotOwned> {
         let guard = self.shards.enter(shard).await?;
         if self.owns(shard) { Ok(guard) } else { Err(NotOwned(shard)) }
     }
 
-    /// Counts shards that came or went.
-    pub(crate) fn moved(&self, how: &'static str, count: usize) {
+    /// Counts gained, handed-over or lost shards.
+    pub(crate) fn count_shard_changes(&self, change: &'static str, count: usize) {
         let count = u64::try_from(count).unwrap_or(u64::MAX);
-        self.metrics.shard_owner_changes.get_or_create(&Change { change: how }).inc_by(count);
+        self.metrics.shard_owner_changes.get_or_create(&Change { change }).inc_by(count);
         let owned = i64::try_from(self.shards.owned().len()).unwrap_or(i64::MAX);
         self.metrics.shards_owned.set(owned);
     }
 
-    /// Rows that are due soon have come to these shards.
+    /// Notifies the owners of these shards of new rows that are due soon.
     pub(crate) fn nudge(&self, shards: BTreeSet<ShardId>) {
         self.nudge.notify_one();
         let others: BTreeSet<ShardId> =
@@ -110,19 +110,20 @@ impl Shared {
         }
     }
 
-    /// A write under `term` was refused, because another has taken the shard since. It is let go of, and so can be taken
-    /// again if it is to be this member's.
+    /// Reports that another member has taken the shard, because a write under `term` was rejected. The shard is
+    /// released, and can be taken again if the plan assigns it to this member.
     pub(crate) fn superseded(&self, shard: ShardId, term: Term) {
         self.events.report_superseded(shard, term);
     }
 
-    /// To the present owner; `false` if there is none: the next one reads what it needs from the store.
+    /// Sends a message to the present owner. Returns `false` if there is none; the next owner reads the state from the
+    /// store.
     pub(crate) async fn send(&self, message: ToOwner) -> bool {
         let Some(owner) = self.owner() else { return false };
         owner.to_owner.send(message).await.is_ok()
     }
 
-    /// The ways to the present owner.
+    /// Returns the channels to the present owner.
     pub(crate) fn owner(&self) -> Option<OwnerHandle> {
         self.owner.lock().expect("no holder of this lock panics").clone()
     }

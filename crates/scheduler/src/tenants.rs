@@ -1,17 +1,17 @@
-//! The service for tenants: their keys, settings, audit logs and counts, beside [`crate::Scheduler`].
+//! Service for tenants: their keys, settings, audit logs and counts.
 
 use std::sync::Arc;
 
 use domain::{ApiKey, Audit, PollerId, Tenant, TenantId};
 use store::{Outdated, StoreError};
 
-use crate::cluster::ownership::{give, new_pollers};
+use crate::cluster::ownership::{new_pollers, send_gained};
 use crate::firing::messages::Gained;
 use crate::known_tenants::pollers_of;
 use crate::metrics::count_store_error;
 use crate::shared::Shared;
 
-/// The tenants of a scheduler's store, as a cheap handle.
+/// Cheap handle to the tenants of a scheduler's store.
 #[derive(Clone)]
 pub struct Tenants {
     shared: Arc<Shared>,
@@ -22,19 +22,19 @@ impl Tenants {
         Tenants { shared }
     }
 
-    /// Returns the key with this id and its tenant, as this member knows them.
+    /// Returns the key with this id and its tenant, as this member last read them.
     #[must_use]
     pub fn key(&self, key_id: &str) -> Option<(Arc<Tenant>, Arc<ApiKey>)> {
         self.shared.tenants.key(key_id)
     }
 
-    /// Returns the tenant of this name, as this member knows it.
+    /// Returns the tenant with this name, as this member last read it.
     #[must_use]
     pub fn named(&self, name: &str) -> Option<Arc<Tenant>> {
         self.shared.tenants.named(name)
     }
 
-    /// Returns all tenants, as the store has them now.
+    /// Reads all tenants from the store.
     ///
     /// # Errors
     /// If the store fails.
@@ -42,23 +42,23 @@ impl Tenants {
         self.shared.store.tenants().await
     }
 
-    /// Creates or changes a tenant, as [`store::Store::put_tenant`]. This member knows the change at once, the other
-    /// members some seconds later.
+    /// Creates or changes a tenant, as [`store::Store::put_tenant`] does. This member uses the change at once, the
+    /// other members some seconds later.
     ///
     /// # Errors
-    /// If the store fails; then it is not known whether the change took effect.
+    /// If the store fails; the change may or may not have taken effect.
     pub async fn put(&self, tenant: Tenant, entry: Audit) -> Result<Result<(), Outdated>, StoreError> {
         let put = self.shared.store.put_tenant(tenant, entry).await?;
         if put.is_ok()
             && let Err(error) = self.refresh().await
         {
-            // The owner's supervisor reads the tenants again in a moment.
+            // The owner's supervisor reads the tenants again soon.
             count_store_error(&self.shared.metrics, "tenants", &error);
         }
         Ok(put)
     }
 
-    /// Returns a tenant's audit log, as [`store::Store::audit`].
+    /// Returns a tenant's audit log, as [`store::Store::audit`] does.
     ///
     /// # Errors
     /// If the store fails.
@@ -66,22 +66,22 @@ impl Tenants {
         self.shared.store.audit(tenant, after, limit).await
     }
 
-    /// Returns how many of the tenant's schedules are active now.
+    /// Returns the number of the tenant's active schedules.
     ///
     /// # Errors
     /// If the store fails.
     pub async fn count_active(&self, tenant: TenantId) -> Result<u64, StoreError> {
         let active = self.shared.store.active(vec![tenant]).await?;
-        Ok(active.into_iter().next().expect("the store answers for each tenant of the request"))
+        Ok(active.into_iter().next().expect("the store returns one count per tenant"))
     }
 
-    /// Returns the pollers of all generations of the tenant: its due rows are in them.
+    /// Returns the pollers of all generations of the tenant, which contain its due rows.
     #[must_use]
     pub fn pollers(tenant: &Tenant) -> Vec<PollerId> {
         pollers_of(tenant).collect()
     }
 
-    /// Reads the tenants, and gives new pollers of the owned shards to the owner.
+    /// Reads the tenants, and sends new pollers of the owned shards to the owner.
     ///
     /// # Errors
     /// If the store fails.
@@ -90,10 +90,10 @@ impl Tenants {
         let _moving = shared.moving.lock().await;
         let tenants = shared.store.tenants().await?;
         let before = shared.tenants.pollers().into_iter().collect();
-        // Before the tenants are replaced: if this read fails, the pollers are new the next time, too.
+        // Read before the tenants are replaced: if this read fails, the next refresh finds the same new pollers.
         let pollers = new_pollers(shared, tenants.iter().flat_map(pollers_of), &before).await?;
         if shared.tenants.replace(tenants) {
-            give(shared, Gained { pollers, ..Gained::default() }).await;
+            send_gained(shared, Gained { pollers, ..Gained::default() }).await;
         }
         Ok(())
     }

@@ -1,5 +1,5 @@
-//! What this crate's share of a create costs: requests per second of a bare handler that parses the same JSON, and of
-//! `POST /v1/schedules` over the engine in memory, by turns in one process.
+//! Benchmark of this crate's overhead per create. It measures requests per second of a bare handler that parses the
+//! same JSON, and of `POST /v1/schedules` on the in-memory engine, alternately in one process.
 //!
 //! `cargo run --profile dist -p server --example overhead`
 
@@ -26,7 +26,7 @@ const TURN: Duration = Duration::from_secs(2);
 const TURNS: usize = 5;
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
-#[expect(clippy::print_stdout, reason = "it is what this program is for")]
+#[expect(clippy::print_stdout, reason = "the program prints its results")]
 async fn main() {
     let runtime = Runtime::real();
     let bare = serve_bare(&runtime).await;
@@ -34,23 +34,23 @@ async fn main() {
     for turn in 1..=TURNS {
         let bare_rate = rate(&runtime, bare).await;
         let full_rate = rate(&runtime, full).await;
-        println!("turn {turn}: bare {bare_rate:.0}/s, full {full_rate:.0}/s, {:.2} of it", full_rate / bare_rate);
+        println!("turn {turn}: bare {bare_rate:.0}/s, full {full_rate:.0}/s, ratio {:.2}", full_rate / bare_rate);
     }
 }
 
 async fn serve_bare(runtime: &Runtime) -> SocketAddr {
     let handler = |body: Bytes| async move {
-        let request: api::ScheduleRequest = serde_json::from_slice(&body).expect("the load is valid");
+        let request: api::ScheduleRequest = serde_json::from_slice(&body).expect("the benchmark sends valid bodies");
         (StatusCode::CREATED, [("content-type", "application/json")], format!("{{\"at\":{:?}}}", request.at))
     };
     let router = axum::Router::new().route("/v1/schedules", axum::routing::post(handler));
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-    let address = listener.local_addr().expect("it is bound");
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+    let address = listener.local_addr().expect("the listener is bound");
     let builder = hyper_util::server::conn::auto::Builder::new(hyper_util::rt::TokioExecutor::new());
     let spawner = runtime.clone();
     drop(runtime.spawn("bare server", async move {
         while let Ok((stream, _)) = listener.accept().await {
-            stream.set_nodelay(true).expect("it is open");
+            stream.set_nodelay(true).expect("the stream is open");
             let (builder, service) = (builder.clone(), hyper_util::service::TowerToHyperService::new(router.clone()));
             drop(spawner.spawn("bare connection", async move {
                 drop(builder.serve_connection(hyper_util::rt::TokioIo::new(stream), service).await);
@@ -66,7 +66,7 @@ async fn serve_full(runtime: &Runtime) -> SocketAddr {
     let mut tenant = Tenant::new(TenantId(1), "default", 64, SigningSecret::first(vec![7; 32], runtime.now()));
     tenant.keys.push(key);
     let entry = Audit::of(&tenant, runtime.now(), "example", "tenant.create", "");
-    store.put_tenant(tenant, entry).await.expect("memory takes it").expect("it is new");
+    store.put_tenant(tenant, entry).await.expect("the in-memory store works").expect("the tenant is new");
     let scheduler = Scheduler::start(
         runtime,
         store,
@@ -74,9 +74,9 @@ async fn serve_full(runtime: &Runtime) -> SocketAddr {
         scheduler::Options::default(),
         scheduler::Registry::default(),
     );
-    let scheduler = scheduler.await.expect("memory does not fail");
+    let scheduler = scheduler.await.expect("the in-memory store works");
     let options = Options { listen: SocketAddr::from(([127, 0, 0, 1], 0)), ..Options::default() };
-    let server = Server::bind(runtime.clone(), scheduler, options).await.expect("a free port");
+    let server = Server::bind(runtime.clone(), scheduler, options).await.expect("a port is free");
     let address = server.local_addr();
     drop(runtime.spawn("server", server.serve_until(std::future::pending())));
     address
@@ -91,20 +91,20 @@ impl Deliver for Nowhere {
 }
 
 async fn rate(runtime: &Runtime, address: SocketAddr) -> f64 {
-    let (is_over, answers) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-    let load = join_all((0..CONNECTIONS).map(|_| ask(address, is_over.clone(), answers.clone())));
+    let (is_over, responses) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let load = join_all((0..CONNECTIONS).map(|_| send_requests(address, is_over.clone(), responses.clone())));
     let load = runtime.spawn("load", load.map(drop));
     let start = runtime.monotonic();
     runtime.sleep(TURN).await;
     is_over.store(true, Ordering::Relaxed);
     let took = runtime.monotonic().since(start);
     load.end.await;
-    #[expect(clippy::cast_precision_loss, reason = "a rate is read by a person")]
-    let answers = answers.load(Ordering::Relaxed) as f64;
-    answers / took.as_secs_f64()
+    #[expect(clippy::cast_precision_loss, reason = "the rate is only printed")]
+    let responses = responses.load(Ordering::Relaxed) as f64;
+    responses / took.as_secs_f64()
 }
 
-async fn ask(address: SocketAddr, is_over: Arc<AtomicBool>, answers: Arc<AtomicU64>) {
+async fn send_requests(address: SocketAddr, is_over: Arc<AtomicBool>, responses: Arc<AtomicU64>) {
     let body = format!(
         r#"{{"at":"2035-01-02T03:04:05Z","target":{{"http":{{"url":"http://127.0.0.1:9/hook"}}}},"payload":"{}"}}"#,
         "x".repeat(1_000)
@@ -114,13 +114,13 @@ async fn ask(address: SocketAddr, is_over: Arc<AtomicBool>, answers: Arc<AtomicU
          content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     );
-    let mut stream = TcpStream::connect(address).await.expect("the server listens");
-    stream.set_nodelay(true).expect("it is open");
-    let mut answer = vec![0; 4_096];
+    let mut stream = TcpStream::connect(address).await.expect("the server is listening");
+    stream.set_nodelay(true).expect("the stream is open");
+    let mut response = vec![0; 4_096];
     while !is_over.load(Ordering::Relaxed) {
-        stream.write_all(request.as_bytes()).await.expect("the server reads");
-        let length = stream.read(&mut answer).await.expect("the server answers");
-        assert!(answer[..length].starts_with(b"HTTP/1.1 201"), "{}", String::from_utf8_lossy(&answer[..length]));
-        answers.fetch_add(1, Ordering::Relaxed);
+        stream.write_all(request.as_bytes()).await.expect("the server reads requests");
+        let length = stream.read(&mut response).await.expect("the server responds");
+        assert!(response[..length].starts_with(b"HTTP/1.1 201"), "{}", String::from_utf8_lossy(&response[..length]));
+        responses.fetch_add(1, Ordering::Relaxed);
     }
 }

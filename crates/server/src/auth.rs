@@ -1,4 +1,6 @@
-//! Who sends a request: `Authorization: Bearer KEY_ID.SECRET`.
+//! Authentication of requests: `Authorization: Bearer KEY_ID.SECRET`.
+//!
+//! docs/decisions/0063-check-keys-with-one-sha-256.md gives the reasons for the design.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -12,11 +14,11 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use crate::extract::path_parameter;
-use crate::refusal::{Code, Refused, refuse};
+use crate::rejection::{Code, Rejected, reject};
 use crate::route::Needs;
 use crate::state::AppState;
 
-/// The key that a request carries, and the tenant that the request is about.
+/// Key of a request, and the tenant that the request is about.
 #[derive(Clone)]
 pub(crate) struct Caller {
     pub(crate) tenant: Arc<Tenant>,
@@ -27,29 +29,29 @@ impl<S: Sync> FromRequestParts<S> for Caller {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
-        Ok(parts.extensions.remove().expect("the route's operation needs a key, which was checked"))
+        Ok(parts.extensions.remove().expect("the route needs a key, which was checked before"))
     }
 }
 
-/// The tenant that an operator names in the path.
+/// Tenant in the path, for operators.
 pub(crate) struct NamedTenant(pub(crate) Arc<Tenant>);
 
 impl FromRequestParts<Arc<AppState>> for NamedTenant {
-    type Rejection = Refused;
+    type Rejection = Rejected;
 
-    async fn from_request_parts(parts: &mut Parts, app: &Arc<AppState>) -> Result<Self, Refused> {
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<AppState>) -> Result<Self, Rejected> {
         let name = path_parameter(parts, "tenant").await;
         app.tenants.named(&name).map(NamedTenant).ok_or_else(tenant_not_found)
     }
 }
 
-pub(crate) fn tenant_not_found() -> Refused {
-    refuse(Code::TenantNotFound, "there is no tenant of this name that the key may see")
+pub(crate) fn tenant_not_found() -> Rejected {
+    reject(Code::TenantNotFound, "no tenant with this name is visible to this key")
 }
 
-/// The caller, if its key may send such a request. `named` is the tenant in the path; a key of another tenant that is no
-/// operator's learns nothing of it.
-pub(crate) fn authorize(app: &AppState, headers: &HeaderMap, needs: Needs, named: &str) -> Result<Caller, Refused> {
+/// Returns the caller, if its key may send the request. `named` is the tenant in the path. A key of another tenant,
+/// unless it is an operator's, gets the same rejection whether or not the named tenant exists.
+pub(crate) fn authorize(app: &AppState, headers: &HeaderMap, needs: Needs, named: &str) -> Result<Caller, Rejected> {
     let caller = caller(app, headers)?;
     let is_operator = caller.key.role == Role::Operator;
     let (role, caller) = match needs {
@@ -62,7 +64,7 @@ pub(crate) fn authorize(app: &AppState, headers: &HeaderMap, needs: Needs, named
         Needs::AdminOf if caller.tenant.name != named => return Err(tenant_not_found()),
         Needs::AdminOf => (Role::Admin, caller),
         Needs::Reader | Needs::Writer | Needs::Admin if is_operator => {
-            return Err(refuse(Code::RoleForbidden, "an operator has no schedules; use a key of the tenant that has"));
+            return Err(reject(Code::RoleForbidden, "operators have no schedules; use a key of the schedule's tenant"));
         }
         Needs::Reader => (Role::Reader, caller),
         Needs::Writer => (Role::Writer, caller),
@@ -72,12 +74,12 @@ pub(crate) fn authorize(app: &AppState, headers: &HeaderMap, needs: Needs, named
     Ok(caller)
 }
 
-fn check_role(key: &ApiKey, needs: Role) -> Result<(), Refused> {
+fn check_role(key: &ApiKey, needs: Role) -> Result<(), Rejected> {
     if key.role >= needs {
         return Ok(());
     }
     let (has, needs) = (role_name(key.role), role_name(needs));
-    Err(refuse(Code::RoleForbidden, format!("this is a {has}'s key; the request needs a {needs}'s")))
+    Err(reject(Code::RoleForbidden, format!("the key's role is {has}; the request needs the role {needs}")))
 }
 
 fn role_name(role: Role) -> &'static str {
@@ -89,50 +91,49 @@ fn role_name(role: Role) -> &'static str {
     }
 }
 
-/// The owner of the key in the headers.
-fn caller(app: &AppState, headers: &HeaderMap) -> Result<Caller, Refused> {
+/// Returns the owner of the key in the headers.
+fn caller(app: &AppState, headers: &HeaderMap) -> Result<Caller, Rejected> {
     let mut values = headers.get_all(AUTHORIZATION).iter();
     let (Some(value), None) = (values.next(), values.next()) else {
-        return Err(missing());
+        return Err(missing_key());
     };
-    let key = value.to_str().ok().and_then(bearer).ok_or_else(missing)?;
+    let key = value.to_str().ok().and_then(bearer).ok_or_else(missing_key)?;
     let Some((key_id, secret)) = key.split_once('.') else {
-        return Err(refuse(Code::InvalidCredentials, "what was sent is no key: one has the form KEY_ID.SECRET"));
+        return Err(reject(Code::InvalidCredentials, "not an API key; a key has the form KEY_ID.SECRET"));
     };
-    // The digests have one length and are compared in constant time; a key's id is no secret.
+    // The digests have the same length, and the comparison takes constant time. A key's id is not secret.
     let digest: [u8; 32] = Sha256::digest(secret.as_bytes()).into();
     match app.tenants.key(key_id) {
         Some((tenant, key)) if bool::from(digest.ct_eq(&key.secret_sha256)) => unexpired(app, Caller { tenant, key }),
-        _ => Err(wrong()),
+        _ => Err(invalid_key()),
     }
 }
 
-/// Whose key it is by now, for a request that goes on for long: a key may be revoked or expire under it, and what its tenant
-/// may do changes.
-pub(crate) fn again(app: &AppState, key: &ApiKey) -> Result<Caller, Refused> {
-    let (tenant, key) = app.tenants.key(&key.id).ok_or_else(wrong)?;
+/// Looks a key up again during a long request, because the key may be revoked or expire, and its tenant may be changed.
+pub(crate) fn recheck(app: &AppState, key: &ApiKey) -> Result<Caller, Rejected> {
+    let (tenant, key) = app.tenants.key(&key.id).ok_or_else(invalid_key)?;
     unexpired(app, Caller { tenant, key })
 }
 
-fn unexpired(app: &AppState, caller: Caller) -> Result<Caller, Refused> {
+fn unexpired(app: &AppState, caller: Caller) -> Result<Caller, Rejected> {
     if caller.key.expires_at.is_some_and(|end| end <= app.runtime.now()) {
-        let detail = "the key has expired; have the tenant's admin make another";
-        return Err(refuse(Code::InvalidCredentials, detail));
+        let detail = "the key has expired; have the tenant's admin create another";
+        return Err(reject(Code::InvalidCredentials, detail));
     }
     Ok(caller)
 }
 
-fn wrong() -> Refused {
-    refuse(Code::InvalidCredentials, "the key is wrong, or was revoked")
+fn invalid_key() -> Rejected {
+    reject(Code::InvalidCredentials, "the key is wrong or revoked")
 }
 
-/// The key in a header of the form `Bearer KEY`.
+/// Extracts the key from a header of the form `Bearer KEY`.
 fn bearer(value: &str) -> Option<&str> {
     let (scheme, key) = value.split_once(' ')?;
     let key = key.trim();
     (scheme.eq_ignore_ascii_case("bearer") && !key.is_empty()).then_some(key)
 }
 
-fn missing() -> Refused {
-    refuse(Code::MissingCredentials, "send one header of the form `Authorization: Bearer KEY_ID.SECRET`")
+fn missing_key() -> Rejected {
+    reject(Code::MissingCredentials, "send one header of the form `Authorization: Bearer KEY_ID.SECRET`")
 }

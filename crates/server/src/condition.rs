@@ -1,10 +1,13 @@
-//! `If-Match`, `If-None-Match` and `ETag` (RFC 9110, sections 8.8.3 and 13).
+//! Preconditions: `If-Match`, `If-None-Match` and `ETag` (RFC 9110, sections 8.8.3 and 13).
 //!
-//! A schedule's tag names its edition: it is another after each replacement and after the cancellation, and the same while a
-//! recurring schedule goes on. A cancelled schedule can be read and has a tag, but to `*` nothing is there: its id is free.
+//! A schedule's tag identifies its version. The tag changes with each replacement and with the cancellation. It stays
+//! the same when a recurring schedule advances. A cancelled schedule can be read and has a tag, but `*` does not match
+//! it, because its id is free.
 //!
-//! Always true here: a header that cannot be read is refused, never passed over, as the request would be made without its
-//! condition; a tag that this API never gave is one that does not match.
+//! Invariants: an unreadable header is rejected, because the request would otherwise run without its precondition. A
+//! tag that this API never issued matches nothing.
+//!
+//! docs/decisions/0065-make-changes-conditional-on-the-version-read.md gives the reasons for the design.
 
 #[cfg(test)]
 mod tests;
@@ -16,30 +19,30 @@ use axum::extract::FromRequestParts;
 use axum::http::header::{ETAG, HeaderName, IF_MATCH, IF_NONE_MATCH};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue};
-use domain::{Edition, Schedule, Status};
+use domain::{Schedule, ScheduleVersion, Status};
 
-use crate::refusal::{Code, Refused, refuse, refuse_fields};
+use crate::rejection::{Code, Rejected, reject, reject_fields};
 
-/// What is read: `*`, or a list, whose members may be missing (RFC 9110, section 5.6.1.2).
+/// Accepted syntax: `*`, or a list whose members may be empty (RFC 9110, section 5.6.1.2).
 pub(crate) const PATTERN: &str =
     concat!(r#"^(\*|[ \t,]*"#, r#"((W/)?"[!#-~\x80-\xff]*"([ \t]*,[ \t,]*(W/)?"[!#-~\x80-\xff]*")*[ \t,]*)?)$"#);
 
-/// What a request wants to find.
+/// Precondition of a request.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Condition {
-    /// One of these is there.
+    /// Tags of which one must match.
     matching: Option<Tags>,
-    /// None of these is there.
+    /// Tags of which none may match.
     none_matching: Option<Tags>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Tags {
     Any,
-    These(Vec<Edition>),
+    These(Vec<ScheduleVersion>),
 }
 
-/// The header whose condition does not hold.
+/// Header whose condition does not hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Unmet {
     Match,
@@ -47,15 +50,15 @@ pub(crate) enum Unmet {
 }
 
 impl<S: Sync> FromRequestParts<S> for Condition {
-    type Rejection = Refused;
+    type Rejection = Rejected;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Refused> {
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Rejected> {
         Condition::read(&parts.headers)
     }
 }
 
 impl Condition {
-    fn read(headers: &HeaderMap) -> Result<Self, Refused> {
+    fn read(headers: &HeaderMap) -> Result<Self, Rejected> {
         let matching = read_tags(headers, &IF_MATCH, |tag| !tag.is_weak)?;
         let none_matching = read_tags(headers, &IF_NONE_MATCH, |_| true)?;
         Ok(Condition { matching, none_matching })
@@ -65,12 +68,12 @@ impl Condition {
         self.matching.is_none() && self.none_matching.is_none()
     }
 
-    /// `found`: what has the id now.
+    /// Checks the condition against `found`, the schedule that has the id now.
     pub(crate) fn check(&self, found: Option<&Schedule>) -> Result<(), Unmet> {
-        if self.matching.as_ref().is_some_and(|tags| !tags.have(found)) {
+        if self.matching.as_ref().is_some_and(|tags| !tags.matches(found)) {
             return Err(Unmet::Match);
         }
-        if self.none_matching.as_ref().is_some_and(|tags| tags.have(found)) {
+        if self.none_matching.as_ref().is_some_and(|tags| tags.matches(found)) {
             return Err(Unmet::NoneMatch);
         }
         Ok(())
@@ -78,17 +81,17 @@ impl Condition {
 }
 
 impl Unmet {
-    pub(crate) fn refuse(self) -> Refused {
+    pub(crate) fn reject(self) -> Rejected {
         let detail = match self {
-            Unmet::Match => "the schedule is not, or no longer, what If-Match names: read it again and decide anew",
-            Unmet::NoneMatch => "what If-None-Match names is there",
+            Unmet::Match => "the schedule does not match If-Match; read it again and decide again",
+            Unmet::NoneMatch => "a schedule that matches If-None-Match exists",
         };
-        refuse(Code::PreconditionFailed, detail)
+        reject(Code::PreconditionFailed, detail)
     }
 }
 
 impl Tags {
-    fn have(&self, found: Option<&Schedule>) -> bool {
+    fn matches(&self, found: Option<&Schedule>) -> bool {
         match self {
             Tags::Any => found.is_some_and(|found| found.status != Status::Cancelled),
             Tags::These(editions) => found.is_some_and(|found| editions.contains(&found.edition())),
@@ -96,11 +99,11 @@ impl Tags {
     }
 }
 
-pub(crate) fn etag(edition: Edition) -> HeaderValue {
-    HeaderValue::try_from(format!("\"{}\"", edition.name())).expect("digits and `-` may be in a header")
+pub(crate) fn etag(edition: ScheduleVersion) -> HeaderValue {
+    HeaderValue::try_from(format!("\"{}\"", edition.name())).expect("digits and `-` are valid in a header")
 }
 
-pub(crate) fn with_etag<B>(mut response: axum::http::Response<B>, edition: Edition) -> axum::http::Response<B> {
+pub(crate) fn with_etag<B>(mut response: axum::http::Response<B>, edition: ScheduleVersion) -> axum::http::Response<B> {
     response.headers_mut().insert(ETAG, etag(edition));
     response
 }
@@ -110,12 +113,12 @@ struct Tag<'a> {
     opaque: &'a [u8],
 }
 
-/// Several headers of one name are one list.
+/// Reads the tags of all headers with this name, which together form one list.
 fn read_tags(
     headers: &HeaderMap,
     name: &HeaderName,
     may_match: impl Fn(&Tag<'_>) -> bool,
-) -> Result<Option<Tags>, Refused> {
+) -> Result<Option<Tags>, Rejected> {
     let values: Vec<&[u8]> = headers.get_all(name).iter().map(HeaderValue::as_bytes).collect();
     if values.is_empty() {
         return Ok(None);
@@ -127,12 +130,12 @@ fn read_tags(
     for value in values {
         let tags = split(value).ok_or_else(|| malformed(name))?;
         let matching = tags.iter().filter(|tag| may_match(tag));
-        editions.extend(matching.filter_map(|tag| Edition::parse(std::str::from_utf8(tag.opaque).ok()?)));
+        editions.extend(matching.filter_map(|tag| ScheduleVersion::parse(std::str::from_utf8(tag.opaque).ok()?)));
     }
     Ok(Some(Tags::These(editions)))
 }
 
-/// The tags of a list, whose members may be missing; `None` if it is not one.
+/// Splits a list of tags, whose members may be empty. Returns `None` for an invalid list.
 fn split(mut rest: &[u8]) -> Option<Vec<Tag<'_>>> {
     let mut tags = Vec::new();
     loop {
@@ -161,14 +164,14 @@ fn split(mut rest: &[u8]) -> Option<Vec<Tag<'_>>> {
     }
 }
 
-fn malformed(name: &HeaderName) -> Refused {
+fn malformed(name: &HeaderName) -> Rejected {
     let parameter = if *name == IF_MATCH { "If-Match" } else { "If-None-Match" };
     let error = FieldError {
         parameter: Some(Cow::Borrowed(parameter)),
         code: "invalid_etag".into(),
-        detail: "it is neither `*` nor a list of tags in quotes".to_owned(),
-        hint: Some("send the ETag of an earlier answer as it was, quotes included".to_owned()),
+        detail: "neither `*` nor a list of quoted tags".to_owned(),
+        hint: Some("send the ETag of an earlier response unchanged, including its quotes".to_owned()),
         ..FieldError::default()
     };
-    refuse_fields(Code::InvalidParameter, "the request's condition cannot be read; see errors", vec![error])
+    reject_fields(Code::InvalidParameter, "the precondition is invalid; see errors", vec![error])
 }

@@ -1,4 +1,4 @@
-//! One connection: the limits of its protocols, and responses that are streamed.
+//! One connection: its protocol limits and its streamed responses.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -20,7 +20,8 @@ use tower::Service;
 use crate::metrics::Open;
 use crate::state::AppState;
 
-/// Serves until the client goes, nothing goes on for too long, or `drain` is cancelled and the requests under way have ended.
+/// Serves a connection until the client closes it, it is idle for too long, or `drain` is cancelled and the current
+/// requests have ended.
 pub(crate) async fn serve(
     app: Arc<AppState>,
     router: Router,
@@ -42,7 +43,7 @@ pub(crate) async fn serve(
         Ok(End::Idle) => {
             app.metrics.connections_idle_closed.inc();
         }
-        Err(error) => tracing::debug!(%error, "a connection ended"),
+        Err(error) => tracing::debug!(%error, "connection failed"),
     }
 }
 
@@ -60,7 +61,8 @@ fn builder(app: &AppState) -> Builder {
     builder
 }
 
-/// Notes each step of a streamed response as activity. One of known length is at most the kernel's to send.
+/// Records each step of a streamed response as activity. A response of known length is not watched, because the server
+/// passes it to the kernel at once.
 fn watched(response: Response<Body>, activity: Arc<Activity>) -> Response<Body> {
     if response.body().size_hint().exact().is_some() {
         return response;

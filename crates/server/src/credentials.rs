@@ -1,4 +1,4 @@
-//! What is secret, when it is made. Nothing here is kept but what goes into the store.
+//! Creation of API keys and signing secrets.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
@@ -6,7 +6,7 @@ use domain::{ApiKey, Role, Secret, SigningSecret, Timestamp};
 use runtime::Runtime;
 use sha2::{Digest, Sha256};
 
-/// A key, and what goes after `Bearer`.
+/// Creates a key, and returns it with the text that clients send after `Bearer`.
 pub fn new_key(runtime: &Runtime, role: Role, name: &str, expires_at: Option<Timestamp>) -> (ApiKey, String) {
     let id = new_id(runtime, "k");
     let secret = URL_SAFE_NO_PAD.encode(random::<32>(runtime));
@@ -16,7 +16,7 @@ pub fn new_key(runtime: &Runtime, role: Role, name: &str, expires_at: Option<Tim
     (ApiKey { id, name, secret_sha256, role, created_at, expires_at }, bearer)
 }
 
-/// A secret that signs callbacks, and the text that receivers are given (Standard Webhooks 1.0.0).
+/// Creates a secret that signs callbacks, and returns it with the text for receivers (Standard Webhooks 1.0.0).
 pub fn new_signing_secret(runtime: &Runtime) -> (SigningSecret, String) {
     let secret = random::<32>(runtime);
     let text = format!("whsec_{}", STANDARD.encode(secret));
@@ -24,7 +24,7 @@ pub fn new_signing_secret(runtime: &Runtime) -> (SigningSecret, String) {
     (SigningSecret { id: new_id(runtime, "s"), secret, created_at: runtime.now() }, text)
 }
 
-/// 72 random bits behind a letter, all of them letters and digits.
+/// Returns a letter followed by 72 random bits, encoded as letters and digits.
 fn new_id(runtime: &Runtime, letter: &str) -> String {
     format!("{letter}{}", URL_SAFE_NO_PAD.encode(random::<9>(runtime)).replace(['-', '_'], "0"))
 }

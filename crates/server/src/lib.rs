@@ -1,13 +1,12 @@
-//! The HTTP side of Reveille: routes, keys, limits at the edge, and errors as problem details.
+//! HTTP API of Reveille: routes, authentication, limits, and errors as problem details.
 //!
-//! It turns requests into calls of the scheduler and the scheduler's answers into responses. It keeps no schedule, knows
-//! no store, and decides nothing about time but whether a request may ask for it.
+//! The crate translates requests into calls of the scheduler, and the scheduler's results into responses. It stores no
+//! schedules and depends on no store engine. Its only decision about time is whether a request's times are allowed.
 //!
-//! Always true here: nothing of a body is looked at before its key was; a schedule reaches the scheduler only after all
-//! of it was checked; every refusal is a problem document with a stable code; every connection, head, body, line and
-//! page has a limit in [`Options`] or beside its code.
+//! Invariants: the server reads a body only after it has checked the key. A schedule reaches the scheduler only after
+//! all of it was checked. Every rejection is a problem document with a stable code. Every connection, head, body, line
+//! and page has a limit, in [`Options`] or as a constant beside its code.
 
-mod answer;
 mod auth;
 mod body;
 mod condition;
@@ -22,12 +21,13 @@ mod options;
 mod query;
 mod quota;
 mod readiness;
-mod refusal;
+mod rejection;
 mod route;
 mod routes;
 mod spans;
 mod state;
 mod tls;
+mod wire;
 
 pub use self::listener::Server;
 pub use ::listener::BindError;

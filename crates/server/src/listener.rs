@@ -1,4 +1,4 @@
-//! The server's life from its socket to its last connection.
+//! HTTP server: its socket, its connections and its shutdown.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use crate::state::AppState;
 use crate::tls::Tls;
 use crate::{Options, Readiness, connection, routes};
 
-/// Connections that the kernel keeps while none can be taken.
+/// Connections that the kernel queues until they are accepted.
 const BACKLOG: u32 = 4_096;
 
-/// A bound server that does not serve yet: clients can connect, and wait.
+/// Bound server that does not serve yet. Clients can connect, but must wait.
 pub struct Server {
     app: Arc<AppState>,
     listener: TcpListener,
@@ -27,28 +27,30 @@ pub struct Server {
 }
 
 impl Server {
+    /// Binds the server's socket.
+    ///
     /// # Errors
-    /// If the address of `options` cannot be listened on.
+    /// If the server cannot listen on the address of `options`.
     pub async fn bind(runtime: Runtime, scheduler: Scheduler, options: Options) -> Result<Self, BindError> {
         let (listener, local_addr) = listener::bind(options.listen, BACKLOG, "listen").await?;
         let app = Arc::new(AppState::new(runtime, scheduler, options));
         Ok(Server { app, listener, local_addr })
     }
 
-    /// The address, with the port that the kernel chose if 0 was asked for.
+    /// Returns the address, with the port that the kernel chose if the requested port was 0.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
     }
 
-    /// What `/readyz` goes by, beside the store.
+    /// Returns the readiness that `/readyz` reports in addition to the store's health.
     #[must_use]
     pub fn readiness(&self) -> Readiness {
         self.app.readiness.clone()
     }
 
-    /// Serves until `stop` resolves, then takes no more connections, lets the requests under way end within
-    /// `drain_timeout`, and closes what is left. When it returns, no connection is open.
+    /// Serves until `stop` resolves. Then it accepts no more connections, lets current requests end within
+    /// `drain_timeout`, and closes the remaining connections. When it returns, no connection is open.
     pub async fn serve_until(self, stop: impl Future<Output = ()>) {
         let Server { app, listener, .. } = self;
         let shutdown = Shutdown::default();
@@ -56,8 +58,8 @@ impl Server {
             connections_max: app.options.connections_max,
             drain_timeout: app.options.drain_timeout,
             task: "connection",
-            accept_failed: "no connection can be taken; raise the limit of open files if this goes on",
-            drain_timed_out: "requests are under way after the drain's time; their connections are closed",
+            accept_failed: "accept failed; raise the limit of open files if this repeats",
+            drain_timed_out: "drain timed out; closing the connections of unfinished requests",
         };
         let handshakes = Arc::new(Semaphore::new(app.options.handshakes_max));
         let router = routes::router(app.clone());
@@ -80,7 +82,7 @@ impl Server {
     }
 }
 
-/// `None` if the client breaks it off, does it wrong, or takes too long; the time of waiting for a turn counts.
+/// Performs a TLS handshake. Returns `None` if it fails or takes too long. The wait for a permit counts.
 async fn handshake(
     app: &AppState,
     tls: &Tls,
@@ -88,13 +90,13 @@ async fn handshake(
     stream: TcpStream,
 ) -> Option<TlsStream<TcpStream>> {
     let secured = app.runtime.timeout(app.options.handshake_timeout, async {
-        let _turn = handshakes.acquire().await.expect("nobody closes the semaphore");
+        let _permit = handshakes.acquire().await.expect("no code closes the semaphore");
         tls.acceptor().accept(stream).await
     });
     match secured.await {
         Some(Ok(stream)) => return Some(stream),
-        Some(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
-        None => tracing::debug!("a TLS handshake took too long"),
+        Some(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
+        None => tracing::debug!("TLS handshake timed out"),
     }
     app.metrics.handshakes_failed.inc();
     None

@@ -1,4 +1,4 @@
-//! What the HTTP side counts.
+//! Metrics of the HTTP server.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use prometheus_client::registry::Registry;
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
 struct RequestLabels {
-    /// Method and path as the table of routes has them, never the path that was sent: there are as many of those as schedules.
+    /// Method and path from the routing table. The path of the request would give one label per schedule.
     route: &'static str,
     status: u16,
 }
@@ -33,7 +33,7 @@ impl HttpMetrics {
         let mut registry = Registry::default();
         registry.register(
             "reveille_http_request_duration_seconds",
-            "From a request's head to the head of its answer",
+            "Time from a request's head to the head of its response",
             durations.clone(),
         );
         let connections = Gauge::default();
@@ -41,15 +41,15 @@ impl HttpMetrics {
         let connections_idle_closed = Counter::default();
         registry.register(
             "reveille_http_connections_idle_closed",
-            "Connections closed because nothing went on",
+            "Connections closed because they were idle",
             connections_idle_closed.clone(),
         );
         let batch_lines = Counter::default();
-        registry.register("reveille_http_batch_lines", "Lines of batches that were answered", batch_lines.clone());
+        registry.register("reveille_http_batch_lines", "Batch lines with a result", batch_lines.clone());
         let handshakes_failed = Counter::default();
         registry.register(
             "reveille_http_handshakes_failed",
-            "TLS handshakes that failed or took too long",
+            "TLS handshakes that failed or timed out",
             handshakes_failed.clone(),
         );
         HttpMetrics { registry, durations, connections, connections_idle_closed, batch_lines, handshakes_failed }
@@ -60,7 +60,7 @@ impl HttpMetrics {
         self.durations.get_or_create(&labels).observe(took.as_secs_f64());
     }
 
-    /// The scheduler's exposition with the HTTP side's families after it.
+    /// Appends the metrics of the HTTP server to the scheduler's metrics.
     pub(crate) fn text(&self, scheduler: String) -> String {
         let mut text = scheduler;
         let end = text.trim_end().strip_suffix("# EOF").map_or(text.len(), str::len);
@@ -68,12 +68,12 @@ impl HttpMetrics {
         if !text.is_empty() && !text.ends_with('\n') {
             text.push('\n');
         }
-        encode(&mut text, &self.registry).expect("a String takes every write");
+        encode(&mut text, &self.registry).expect("a String accepts every write");
         text
     }
 }
 
-/// Counts an open connection in the metrics.
+/// Open connection, counted in the metrics.
 pub(crate) struct Open(Gauge);
 
 impl Open {

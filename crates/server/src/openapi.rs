@@ -1,8 +1,10 @@
-//! What the API is, as an OpenAPI document: made from the routes, the wire types and the limits of this very server.
+//! OpenAPI document of the API, generated from the routes, the wire types and the limits of this server.
 //!
-//! It holds no list of its own of what there is: each [`Route`] of the table says what it is, schemas come from the types of
-//! `api`, and the numbers in them from [`Options`].
-//! Answers may get more fields within `/v1`, so their schemas are open; those of requests are closed, as the server is.
+//! The module contains no list of routes. Each [`Route`] of the routing table describes itself, the schemas come from
+//! the types of `api`, and the numbers come from [`Options`]. Responses may get more fields within `/v1`, so their
+//! schemas are open. The schemas of requests are closed, because the server rejects unknown fields.
+//!
+//! docs/decisions/0068-generate-the-openapi-document.md gives the reasons for the design.
 
 mod schemas;
 
@@ -13,17 +15,17 @@ use serde_json::{Map, Value, json};
 
 use self::schemas::Schemas;
 use crate::Options;
-use crate::refusal::Code;
-use crate::route::{Answer, Content, Needs, Route, of};
+use crate::rejection::Code;
+use crate::route::{Content, Needs, ResponseSpec, Route, schema_of};
 
-/// The whole document, as JSON text.
+/// Generates the whole document as JSON.
 pub(crate) fn document(routes: &[Arc<Route>], options: &Options) -> Vec<u8> {
     let mut schemas = Schemas::new(options);
     let mut paths: BTreeMap<&str, Map<String, Value>> = BTreeMap::new();
     let mut codes: Vec<&'static str> = Vec::new();
     for route in routes {
         let (method, path) = route.method_and_path();
-        codes.extend(route.refusals().iter().map(|code| code.code()));
+        codes.extend(route.rejections().iter().map(|code| code.code()));
         let described = describe(route, path, &mut schemas);
         paths.entry(path).or_default().insert(method.to_ascii_lowercase(), described);
     }
@@ -36,8 +38,8 @@ pub(crate) fn document(routes: &[Arc<Route>], options: &Options) -> Vec<u8> {
             "title": "Reveille",
             "version": "1",
             "summary": "A scheduler that calls services back on time",
-            "description": "Every route under /v1 takes a key, and works on what is that key's tenant's only. \
-                An answer that says that something was done comes after it is on disk.",
+            "description": "Every route under /v1 requires a key, and works only on the data of the key's tenant. \
+                The server confirms a change only after it is durable.",
             "license": { "name": "Apache-2.0", "identifier": "Apache-2.0" },
         },
         "servers": [{ "url": "/" }],
@@ -51,13 +53,13 @@ pub(crate) fn document(routes: &[Arc<Route>], options: &Options) -> Vec<u8> {
                     "type": "http",
                     "scheme": "bearer",
                     "bearerFormat": "KEY_ID.SECRET",
-                    "description": "A key of a tenant, or of an operator. Each role may do what those before it may: \
-                        reader, writer, admin, operator.",
+                    "description": "Key of a tenant or of an operator. Each role includes the permissions of the roles \
+                        before it: reader, writer, admin, operator.",
                 },
             },
         },
     });
-    serde_json::to_vec(&document).expect("the document has text keys")
+    serde_json::to_vec(&document).expect("all keys of the document are text")
 }
 
 fn describe(route: &Route, path: &str, schemas: &mut Schemas) -> Value {
@@ -66,9 +68,10 @@ fn describe(route: &Route, path: &str, schemas: &mut Schemas) -> Value {
         "summary": route.summary,
         "tags": [route.tag],
     });
-    let whole = described.as_object_mut().expect("it is written as one above");
+    let whole = described.as_object_mut().expect("the value above is an object");
     if let Some(role) = route.needs.role() {
-        whole.insert("description".to_owned(), json!(format!("For keys of the role `{role}`, and those above it.")));
+        whole
+            .insert("description".to_owned(), json!(format!("Requires a key with the role `{role}` or a higher one.")));
     } else {
         whole.insert("security".to_owned(), json!([]));
     }
@@ -87,20 +90,20 @@ fn describe(route: &Route, path: &str, schemas: &mut Schemas) -> Value {
         whole.insert("requestBody".to_owned(), json!({ "required": body.is_required, "content": content }));
     }
     let mut responses = Map::new();
-    for answer in &route.answers {
-        responses.insert(answer.status.to_string(), describe_answer(answer, schemas));
+    for response in &route.responses {
+        responses.insert(response.status.to_string(), describe_response(response, schemas));
     }
-    for (status, kinds) in by_status(route.refusals()) {
-        responses.insert(status.to_string(), describe_refusals(&kinds, schemas));
+    for (status, kinds) in by_status(route.rejections()) {
+        responses.insert(status.to_string(), describe_rejections(&kinds, schemas));
     }
     whole.insert("responses".to_owned(), Value::Object(responses));
     described
 }
 
-fn describe_answer(answer: &Answer, schemas: &mut Schemas) -> Value {
-    let mut described = json!({ "description": answer.what });
-    let content = match answer.content {
-        Content::Json(schema) => json!({ "application/json": { "schema": schema(&mut schemas.answers) } }),
+fn describe_response(response: &ResponseSpec, schemas: &mut Schemas) -> Value {
+    let mut described = json!({ "description": response.description });
+    let content = match response.content {
+        Content::Json(schema) => json!({ "application/json": { "schema": schema(&mut schemas.responses) } }),
         Content::Lines => json!({ api::NDJSON_CONTENT_TYPE: { "schema": { "type": "string" } } }),
         Content::Text(media) => json!({ media: { "schema": { "type": "string" } } }),
         Content::Nothing => Value::Null,
@@ -108,7 +111,7 @@ fn describe_answer(answer: &Answer, schemas: &mut Schemas) -> Value {
     if !content.is_null() {
         described["content"] = content;
     }
-    for header in answer.headers {
+    for header in response.headers {
         described["headers"][header] = json!({ "required": true, "schema": { "type": "string" } });
     }
     described
@@ -122,11 +125,11 @@ fn by_status(kinds: Vec<Code>) -> BTreeMap<u16, Vec<Code>> {
     by_status
 }
 
-fn describe_refusals(kinds: &[Code], schemas: &mut Schemas) -> Value {
-    let told: Vec<String> = kinds.iter().map(|kind| format!("`{}`: {}", kind.code(), kind.title())).collect();
+fn describe_rejections(kinds: &[Code], schemas: &mut Schemas) -> Value {
+    let texts: Vec<String> = kinds.iter().map(|kind| format!("`{}`: {}", kind.code(), kind.title())).collect();
     let mut described = json!({
-        "description": told.join("; "),
-        "content": { api::PROBLEM_CONTENT_TYPE: { "schema": of::<api::Problem>(&mut schemas.answers) } },
+        "description": texts.join("; "),
+        "content": { api::PROBLEM_CONTENT_TYPE: { "schema": schema_of::<api::Problem>(&mut schemas.responses) } },
     });
     let text = || json!({ "required": true, "schema": { "type": "string" } });
     if kinds.iter().all(|kind| kind.retry_after_secs().is_some()) {
@@ -138,44 +141,52 @@ fn describe_refusals(kinds: &[Code], schemas: &mut Schemas) -> Value {
     described
 }
 
-/// What this service sends: not to the API's users' clients, but to their targets.
+/// Describes the requests that this service sends to the targets of schedules.
 fn callback() -> Value {
-    let header = |name: &str, what: &str| json!({ "name": name, "in": "header", "required": true, "description": what, "schema": { "type": "string" } });
+    let header = |name: &str, description: &str| {
+        json!({
+            "name": name,
+            "in": "header",
+            "required": true,
+            "description": description,
+            "schema": { "type": "string" },
+        })
+    };
     json!({
         "operationId": "callback",
         "summary": "An attempt of a run",
-        "description": "Sent to the schedule's target by its method, with its headers, at least once for each occurrence. \
-            Receivers drop doubles by `webhook-id`, and check one of the signatures.",
+        "description": "Sent to the schedule's target with its method and headers, at least once for each occurrence. \
+            Receivers drop duplicates by `webhook-id`, and verify one of the signatures.",
         "security": [],
         "parameters": [
-            header("webhook-id", "The run's id: the same on every attempt of an occurrence"),
-            header("webhook-timestamp", "When the attempt began, in seconds since 1970"),
-            header("webhook-signature", "`v1,` and the base64 of the HMAC-SHA256 of id, timestamp and body, as Standard \
-                Webhooks has it; one for each signing secret that is live, with spaces between them"),
-            header("reveille-schedule-id", "The schedule's id"),
-            header("reveille-run-id", "As `webhook-id`"),
-            header("reveille-attempt", "1 for the first"),
-            header("reveille-scheduled-at", "The instant that the schedule named"),
-            header("reveille-lateness-ms", "How long after that the attempt began"),
-            header("reveille-term", "Rises with each owner of the schedule; only ever compared"),
-            header("traceparent", "W3C Trace Context; the trace is the run's"),
+            header("webhook-id", "Id of the run, the same on every attempt of an occurrence"),
+            header("webhook-timestamp", "Start of the attempt, in seconds since 1970"),
+            header("webhook-signature", "`v1,` and the base64 of the HMAC-SHA256 of id, timestamp and body, as in \
+                Standard Webhooks. There is one signature for each live signing secret, separated by spaces"),
+            header("reveille-schedule-id", "Id of the schedule"),
+            header("reveille-run-id", "The same as `webhook-id`"),
+            header("reveille-attempt", "Number of the attempt, from 1"),
+            header("reveille-scheduled-at", "Nominal instant of the occurrence"),
+            header("reveille-lateness-ms", "Time from the nominal instant to the start of the attempt"),
+            header("reveille-term", "Fencing number, which rises with each owner of the schedule; only compared"),
+            header("traceparent", "W3C Trace Context; the trace id belongs to the run"),
         ],
         "requestBody": {
-            "description": "The schedule's `payload`, byte for byte; none if it has none",
+            "description": "The schedule's `payload`, byte for byte; empty if the schedule has no payload",
             "content": { "application/json": { "schema": {} } },
         },
         "responses": {
-            "2XX": { "description": "The run has succeeded" },
+            "2XX": { "description": "The run has succeeded." },
             "default": {
-                "description": "The attempt has failed, and is made again after a wait while there are attempts left; \
-                    so it is if the answer takes longer than the target's `timeout`",
+                "description": "The attempt has failed, and is retried after a wait while attempts are left. \
+                    A response that takes longer than the target's `timeout` counts as a failure too.",
             },
         },
     })
 }
 
 impl Needs {
-    /// The least that a key has to be allowed.
+    /// Returns the lowest role that the route accepts.
     fn role(self) -> Option<&'static str> {
         match self {
             Needs::Nothing => None,

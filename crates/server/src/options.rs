@@ -1,4 +1,4 @@
-//! What an operator can set of the HTTP side.
+//! Options of the HTTP server.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -8,55 +8,57 @@ use domain::{Quota, Quotas};
 
 use crate::tls::Tls;
 
-/// Every limit at the edge, with its default.
+/// Options and limits of the HTTP server, with their defaults.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Default 127.0.0.1:8080: nobody else's machine reaches a server that was not told to be reached.
+    /// Address of the server. Default 127.0.0.1:8080: other machines cannot reach a server unless its operator allows
+    /// it.
     pub listen: SocketAddr,
-    /// Under which certificate. Default none: requests come in plain.
+    /// Certificate of the server. Default none: requests are not encrypted.
     pub tls: Option<Tls>,
-    /// How long a TLS handshake may take. Default 5 s. Too short loses clients far away, too long lets who stalls hold a
-    /// place.
+    /// Longest TLS handshake. Default 5 s. A short timeout rejects distant clients. A long one lets a stalled client
+    /// hold a permit.
     pub handshake_timeout: Duration,
-    /// TLS handshakes under way at once; more wait for their turn, within that time. Default 1,024. Too few let some who
-    /// stall keep others waiting, too many take memory, and time from requests.
+    /// Concurrent TLS handshakes; further ones wait, and the wait counts toward `handshake_timeout`. Default 1,024. With
+    /// too few, some stalled clients delay others. Too many use memory, and CPU time that requests need.
     pub handshakes_max: usize,
-    /// Users' requests are answered. Default true; false leaves /healthz, /readyz and /metrics.
+    /// Serves users' requests. Default true; false serves only /healthz, /readyz and /metrics.
     pub answers_users: bool,
-    /// The pollers of a tenant that is made; see [`scheduler::Options::pollers`].
+    /// Number of pollers of a new tenant without a quota; see [`scheduler::Options::pollers`].
     pub tenant_pollers: u16,
-    /// What a tenant that is made may use, if who makes it does not say. Default: 50,000 callbacks a minute, 1,000
-    /// schedules made a second, 1,000,000 pending, 1,024 callbacks in flight, 256 to one target and 1,000 a second there;
-    /// payloads and days ahead as [`Options::limits`] has them. Too little makes new users' callbacks late, too much lets one
-    /// crowd the others' targets and the disk.
+    /// Quotas of a new tenant, unless its creator sets others. Default: 50,000 callbacks per minute, 1,000 schedules
+    /// created per second, 1,000,000 pending, 1,024 callbacks in flight, 256 of them to one target, and 1,000 callbacks
+    /// per second to one target. [`Options::limits`] limits payloads and horizon. A quota that is too low delays the
+    /// callbacks of new users. A quota that is too high lets one tenant overload the targets and the disk.
     pub tenant_quotas: Quotas,
-    /// How high its admins may set them. Default: ten times as much; four times in flight.
+    /// Ceilings of a new tenant's quotas. Default: ten times the quotas, but four times the numbers in flight.
     pub tenant_ceilings: Quotas,
-    /// What a schedule may ask for.
+    /// Limits of the values in a schedule.
     pub limits: Limits,
-    /// The bytes of one request's body, and of one line of a batch. Default 256 KiB; it must hold a payload of the
-    /// largest size with everything around it. Each request under way can take so much memory: over HTTP/1 one for each
-    /// connection, over HTTP/2 up to [`Options::streams_max`].
+    /// Bytes of a request body, and of one line of a batch. Default 256 KiB. It must be large enough for the largest
+    /// payload and the fields around it. Each current request can use this much memory. An HTTP/1 connection has one
+    /// current request, an HTTP/2 connection up to [`Options::streams_max`].
     pub body_bytes_max: usize,
-    /// The bytes of one request's head. Default 16 KiB; at least 8 KiB.
+    /// Bytes of a request's head. Default 16 KiB; at least 8 KiB.
     pub head_bytes_max: usize,
-    /// How long a connection may go without beginning a request, or going on with a batch. Default 30 s. A head that
-    /// trickles in counts as not beginning. Too short costs clients new connections, too long lets idle ones hold places.
+    /// Longest time without a new request or further batch data on a connection. Default 30 s. A head that arrives
+    /// slowly does not count as a new request. A short timeout makes clients reconnect. With a long one, idle
+    /// connections count toward `connections_max`.
     pub idle_timeout: Duration,
-    /// How long a body may take to arrive, and each further piece of a batch's body. Default 10 s.
+    /// Longest time for a body to arrive, and for each further piece of a batch's body. Default 10 s.
     pub body_timeout: Duration,
-    /// Further connections wait in the kernel's queue. Default 4,096.
+    /// Open connections; further ones wait in the kernel's queue. Default 4,096.
     pub connections_max: usize,
-    /// Requests under way on one HTTP/2 connection. Default 256.
+    /// Concurrent requests on one HTTP/2 connection. Default 256.
     pub streams_max: u32,
-    /// Lines of one batch. Default 1,000,000.
+    /// Lines in one batch. Default 1,000,000.
     pub batch_lines_max: u64,
-    /// Lines that go to the scheduler in one call. Default 500; few cost commits, many cost memory and the wait of the
-    /// first.
+    /// Lines per call of the scheduler. Default 500. A low number costs more commits. A high number costs memory and
+    /// delays the first results.
     pub batch_group_lines: usize,
-    /// Calls of one batch under way at once. Default 4; one leaves the disk idle while lines are read.
+    /// Concurrent scheduler calls of one batch. Default 4. With one call, the disk is idle while lines are read.
     pub batch_groups_max: usize,
-    /// How long requests under way may go on after the stop. Default 20 s; then their connections are closed.
+    /// Longest time for current requests to end after the stop. Default 20 s. Then their connections are closed.
     pub drain_timeout: Duration,
 }
 

@@ -1,7 +1,7 @@
-//! What a request asks of its tenant's quotas. Those of callbacks are the scheduler's.
+//! Quotas of requests. The scheduler enforces the quotas of callbacks.
 //!
-//! Always true here: a quota counts only what was fit to be kept, and what is refused by one has no effect. The room that a
-//! schedule takes is given back if none was made.
+//! Invariants: a quota counts only valid schedules, and a rejected request has no effect. The reservation of a schedule
+//! that was not created is released.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
@@ -13,119 +13,120 @@ use domain::{Quota, ScheduleId, Spec, Status, Tenant, TenantId, Timestamp, When}
 use runtime::Monotonic;
 use scheduler::Scheduler;
 
-use crate::refusal::{Code, Refused, refuse_quota};
+use crate::rejection::{Code, Rejected, reject_quota};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// How many schedules each tenant made lately. Each member counts what it is asked itself.
+/// Rate of schedule creation for each tenant. Each member counts only its own requests.
 #[derive(Default)]
 pub(crate) struct Creates(Mutex<BTreeMap<TenantId, TokenBucket>>);
 
 impl Creates {
-    /// One more for this tenant, if its rate allows it.
-    pub(crate) fn admit(&self, tenant: &Tenant, now: Monotonic) -> Result<(), Refused> {
+    /// Counts one creation, if the tenant's rate allows it.
+    pub(crate) fn admit(&self, tenant: &Tenant, now: Monotonic) -> Result<(), Rejected> {
         let Some(per_second) = tenant.quotas.get(Quota::CreatesPerSecond) else { return Ok(()) };
         let rate = Rate::new(per_second, Duration::from_secs(1));
         let mut buckets = self.0.lock().expect("no holder of this lock panics");
         if buckets.entry(tenant.id).or_default().take(rate, now.since_start()) {
             return Ok(());
         }
-        let what_to_do = "send it again in a second, or have an admin raise it with PATCH /v1/quotas";
-        Err(refuse_quota(Code::RateExceeded, Quota::CreatesPerSecond, per_second, what_to_do, Vec::new()))
+        let remedy = "send the request again in one second, or have an admin raise the quota with PATCH /v1/quotas";
+        Err(reject_quota(Code::RateExceeded, Quota::CreatesPerSecond, per_second, remedy, Vec::new()))
     }
 }
 
-/// How many schedules each tenant has, as far as a creation has to know.
+/// Number of active schedules for each tenant, as far as creations need it.
 #[derive(Default)]
-pub(crate) struct Pending(Mutex<BTreeMap<TenantId, Known>>);
+pub(crate) struct Pending(Mutex<BTreeMap<TenantId, ActiveCount>>);
 
-/// Room for one schedule, of which tenant, and since when the store was not asked; `None` where none is taken. Dropped, it is
-/// as good as used, until the store is asked anew.
+/// Reservation of one schedule: the tenant, and the read time of the count that includes the reservation. `None` if
+/// none is needed. A dropped reservation counts as used until the store is read again.
 #[derive(Default)]
 #[must_use]
-pub(crate) struct Room(Option<(TenantId, Monotonic)>);
+pub(crate) struct Reservation(Option<(TenantId, Monotonic)>);
 
 #[derive(Clone, Copy)]
-struct Known {
+struct ActiveCount {
     active: u64,
-    /// Since the store was asked, by this member.
-    made: u64,
-    asked_at: Monotonic,
+    /// Schedules created by this member since `read_at`.
+    created: u64,
+    read_at: Monotonic,
 }
 
-/// The store is asked anew after so long, as other members make schedules, too.
-const KNOWN_FOR: Duration = Duration::from_secs(1);
-/// Likewise by those who are refused: what fires or is cancelled makes room.
-const FULL_FOR: Duration = Duration::from_millis(100);
+/// Age at which a count is read from the store again, because other members create schedules too.
+const COUNT_AGE_MAX: Duration = Duration::from_secs(1);
+/// The same for a count at its quota, because fired and cancelled schedules free capacity.
+const FULL_COUNT_AGE_MAX: Duration = Duration::from_millis(100);
 
 impl Pending {
-    /// Whether the tenant may have one more, and the room that it takes until [`Pending::settle`] tells what came of it. Not
-    /// counted is what other members make within a second, and what was under way when the store was asked.
+    /// Reserves one schedule, if the tenant's quota allows it. The count does not include schedules that other members
+    /// created within the last second, nor those that were being created when the store was read.
     pub(crate) async fn admit(
         &self,
         scheduler: &Scheduler,
         tenant: &Tenant,
         named: Option<&ScheduleId>,
         now: Monotonic,
-    ) -> Result<Room, Refused> {
-        let Some(pending_max) = tenant.quotas.get(Quota::PendingMax) else { return Ok(Room(None)) };
-        let mut has_room = self.take(tenant.id, pending_max, now);
-        if has_room.is_none() {
+    ) -> Result<Reservation, Rejected> {
+        let Some(pending_max) = tenant.quotas.get(Quota::PendingMax) else { return Ok(Reservation(None)) };
+        let mut reserved = self.take(tenant.id, pending_max, now);
+        if reserved.is_none() {
             let active = scheduler.tenants().count_active(tenant.id).await?;
-            // Another may have asked meanwhile, and those who took room since are not to be forgotten.
-            has_room = self.take(tenant.id, pending_max, now).or_else(|| {
-                self.known().insert(tenant.id, Known { active, made: 0, asked_at: now });
+            // Another request may have read the store in the meantime. Its reservations must remain counted.
+            reserved = self.take(tenant.id, pending_max, now).or_else(|| {
+                self.counts().insert(tenant.id, ActiveCount { active, created: 0, read_at: now });
                 self.take(tenant.id, pending_max, now)
             });
         }
-        if let Some(Some(room)) = has_room {
-            return Ok(room);
+        if let Some(Some(reservation)) = reserved {
+            return Ok(reservation);
         }
-        // What replaces one that is pending adds none.
+        // Replacing an active schedule does not increase the count.
         if let Some(id) = named
             && let Some(schedule) = scheduler.get(tenant.id, id.clone()).await?
             && schedule.status == Status::Active
         {
-            return Ok(Room(None));
+            return Ok(Reservation(None));
         }
-        let what_to_do = "wait until some have fired, cancel some, or have an admin raise it with PATCH /v1/quotas";
-        Err(refuse_quota(Code::QuotaExceeded, Quota::PendingMax, pending_max, what_to_do, Vec::new()))
+        let remedy = "wait until some have fired, cancel some, or have an admin raise the quota with PATCH /v1/quotas";
+        Err(reject_quota(Code::QuotaExceeded, Quota::PendingMax, pending_max, remedy, Vec::new()))
     }
 
-    /// Gives the room back if it is certain that it was not needed.
-    pub(crate) fn settle(&self, room: &Room, is_made: bool) {
-        let Room(Some((tenant, asked_at))) = room else { return };
-        // Once the store was asked anew, the room is not counted any more.
-        if !is_made && let Some(known) = self.known().get_mut(tenant).filter(|known| known.asked_at == *asked_at) {
-            known.made = known.made.saturating_sub(1);
+    /// Ends a reservation, and releases it if the schedule certainly does not exist.
+    pub(crate) fn finish(&self, reservation: &Reservation, may_exist: bool) {
+        let Reservation(Some((tenant, read_at))) = reservation else { return };
+        // A newer count from the store does not include this reservation.
+        if !may_exist && let Some(count) = self.counts().get_mut(tenant).filter(|count| count.read_at == *read_at) {
+            count.created = count.created.saturating_sub(1);
         }
     }
 
-    /// Takes room for one, if there is; `None` if that is not known.
-    fn take(&self, tenant: TenantId, pending_max: u32, now: Monotonic) -> Option<Option<Room>> {
-        let mut all = self.known();
-        let known = all.get_mut(&tenant)?;
-        let has_room = known.active + known.made < u64::from(pending_max);
-        let known_for = if has_room { KNOWN_FOR } else { FULL_FOR };
-        if now.since(known.asked_at) >= known_for {
+    /// Takes a reservation from a known count. The outer `None` means that the count is unknown or too old. The inner
+    /// `None` means that the quota is used up.
+    fn take(&self, tenant: TenantId, pending_max: u32, now: Monotonic) -> Option<Option<Reservation>> {
+        let mut counts = self.counts();
+        let count = counts.get_mut(&tenant)?;
+        let is_available = count.active + count.created < u64::from(pending_max);
+        let age_max = if is_available { COUNT_AGE_MAX } else { FULL_COUNT_AGE_MAX };
+        if now.since(count.read_at) >= age_max {
             return None;
         }
-        known.made += u64::from(has_room);
-        Some(has_room.then_some(Room(Some((tenant, known.asked_at)))))
+        count.created += u64::from(is_available);
+        Some(is_available.then_some(Reservation(Some((tenant, count.read_at)))))
     }
 
-    fn known(&self) -> MutexGuard<'_, BTreeMap<TenantId, Known>> {
+    fn counts(&self) -> MutexGuard<'_, BTreeMap<TenantId, ActiveCount>> {
         self.0.lock().expect("no holder of this lock panics")
     }
 }
 
-/// Whether the tenant may have such a schedule.
-pub(crate) fn check_spec(tenant: &Tenant, spec: &Spec, now: Timestamp) -> Result<(), Refused> {
+/// Checks the quotas that limit a single schedule.
+pub(crate) fn check_spec(tenant: &Tenant, spec: &Spec, now: Timestamp) -> Result<(), Rejected> {
     let exceeded = |quota, number, pointer: &str, detail: String| {
         let pointer = Some(pointer.to_owned());
         let error = FieldError { pointer, code: "quota_exceeded".into(), detail, ..FieldError::default() };
-        let what_to_do = "stay within it, or have an admin raise it with PATCH /v1/quotas";
-        Err(refuse_quota(Code::QuotaExceeded, quota, number, what_to_do, vec![error]))
+        let remedy = "stay within the quota, or have an admin raise it with PATCH /v1/quotas";
+        Err(reject_quota(Code::QuotaExceeded, quota, number, remedy, vec![error]))
     };
     if let Some(bytes_max) = tenant.quotas.get(Quota::PayloadBytesMax)
         && spec.payload.len() as u64 > u64::from(bytes_max)

@@ -1,14 +1,15 @@
-//! Whether this server wants to be sent requests, apart from whether it can take them.
+//! Readiness: whether this server should receive requests. The server can still serve requests while it is not ready.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A handle to it; all clones are of the same server.
+/// Handle to the readiness of one server. All clones share the state.
 #[derive(Clone, Debug, Default)]
 pub struct Readiness(Arc<AtomicBool>);
 
 impl Readiness {
-    /// From now on `/readyz` answers 503, so that whatever balances load looks elsewhere; requests are still answered.
+    /// Makes `/readyz` respond with 503, so that load balancers choose another server. The server continues to serve
+    /// requests.
     pub fn withdraw(&self) {
         self.0.store(true, Ordering::Relaxed);
     }

@@ -1,26 +1,27 @@
-//! Description of a route: what it takes, answers and rejects. The router registers each handler with its description, so that one
-//! entry decides which keys may send the request, what it is called in metrics and spans, and what the OpenAPI document says.
+//! Description of a route: its parameters, body, responses and problem codes. The router registers each handler with
+//! its description. This one entry determines which keys may send the request, its label in metrics and spans, and its
+//! part of the OpenAPI document.
 
 use schemars::JsonSchema;
 use schemars::generate::SchemaGenerator;
 use serde_json::{Value, json};
 
-use crate::refusal::Code;
+use crate::rejection::Code;
 
-/// Who may send it.
+/// Role that a request needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Needs {
     Nothing,
     Reader,
     Writer,
-    /// Of the key's own tenant.
+    /// Admin of the key's own tenant.
     Admin,
-    /// Of the tenant in the path, or an operator.
+    /// Admin of the tenant in the path, or an operator.
     AdminOf,
     Operator,
 }
 
-/// Makes the schema of a body, and leaves the definitions that it refers to with the generator.
+/// Function that generates the schema of a body, and registers the definitions that the schema uses.
 pub(crate) type Schema = fn(&mut SchemaGenerator) -> Value;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,14 +50,14 @@ pub(crate) enum Content {
     Json(Schema),
     Lines,
     Nothing,
-    /// With its media type.
+    /// Text with this media type.
     Text(&'static str),
 }
 
 #[derive(Clone, Copy)]
-pub(crate) struct Answer {
+pub(crate) struct ResponseSpec {
     pub(crate) status: u16,
-    pub(crate) what: &'static str,
+    pub(crate) description: &'static str,
     pub(crate) content: Content,
     pub(crate) headers: &'static [&'static str],
 }
@@ -68,64 +69,64 @@ pub(crate) struct Body {
     pub(crate) is_required: bool,
 }
 
-/// One entry of the table of routes.
+/// Entry of the routing table.
 pub(crate) struct Route {
-    /// Method and path: the label in metrics and spans.
+    /// Method and path. They are the label in metrics and spans.
     pub(crate) name: &'static str,
-    /// The `operationId` in the document.
+    /// `operationId` in the OpenAPI document.
     pub(crate) id: &'static str,
     pub(crate) tag: &'static str,
     pub(crate) summary: &'static str,
     pub(crate) needs: Needs,
     pub(crate) parameters: &'static [Parameter],
     pub(crate) body: Option<Body>,
-    /// Empty: the route is not in the document.
-    pub(crate) answers: Vec<Answer>,
-    /// Beside what follows from the rest.
-    refuses: &'static [Code],
+    /// Successful responses. If there are none, the OpenAPI document does not contain the route.
+    pub(crate) responses: Vec<ResponseSpec>,
+    /// Problem codes in addition to those that follow from the other fields.
+    rejects: &'static [Code],
 }
 
 const SCHEDULES: &str = "schedules";
 const JSON: &[&str] = &["application/json"];
 const MERGE_PATCH: &[&str] = &["application/merge-patch+json", "application/json"];
 
-pub(crate) fn ok(what: &'static str, schema: Schema) -> Answer {
-    Answer { status: 200, what, content: Content::Json(schema), headers: &[] }
+pub(crate) fn ok(description: &'static str, schema: Schema) -> ResponseSpec {
+    ResponseSpec { status: 200, description, content: Content::Json(schema), headers: &[] }
 }
 
-pub(crate) fn made(what: &'static str, schema: Schema) -> Answer {
-    Answer { status: 201, ..ok(what, schema) }
+pub(crate) fn created_response(description: &'static str, schema: Schema) -> ResponseSpec {
+    ResponseSpec { status: 201, ..ok(description, schema) }
 }
 
-/// A route about schedules.
+/// Creates a route about schedules.
 pub(crate) fn schedules(
     name: &'static str,
     id: &'static str,
     needs: Needs,
     summary: &'static str,
-    answer: Answer,
+    response: ResponseSpec,
 ) -> Route {
-    Route { tag: SCHEDULES, summary, needs, answers: vec![answer], ..Route::undocumented(name, id) }
+    Route { tag: SCHEDULES, summary, needs, responses: vec![response], ..Route::undocumented(name, id) }
 }
 
-/// A route about tenants.
+/// Creates a route about tenants.
 pub(crate) fn tenants(
     name: &'static str,
     id: &'static str,
     needs: Needs,
     summary: &'static str,
-    answer: Answer,
+    response: ResponseSpec,
 ) -> Route {
-    Route { tag: "tenants", ..schedules(name, id, needs, summary, answer) }
+    Route { tag: "tenants", ..schedules(name, id, needs, summary, response) }
 }
 
-/// A route for those that operate the service. It needs no key.
-pub(crate) fn operation(name: &'static str, id: &'static str, summary: &'static str, answer: Answer) -> Route {
-    Route { tag: "operation", ..schedules(name, id, Needs::Nothing, summary, answer) }
+/// Creates a route for operators of the service. It needs no key.
+pub(crate) fn operation(name: &'static str, id: &'static str, summary: &'static str, response: ResponseSpec) -> Route {
+    Route { tag: "operation", ..schedules(name, id, Needs::Nothing, summary, response) }
 }
 
 impl Route {
-    /// Requests that no entry of the table matches.
+    /// Label for requests that match no entry of the table.
     pub(crate) const UNKNOWN: Route = Route::undocumented("unknown", "Unknown");
 
     pub(crate) const fn undocumented(name: &'static str, id: &'static str) -> Self {
@@ -137,26 +138,26 @@ impl Route {
             needs: Needs::Nothing,
             parameters: &[],
             body: None,
-            answers: Vec::new(),
-            refuses: &[],
+            responses: Vec::new(),
+            rejects: &[],
         }
     }
 
     pub(crate) fn method_and_path(&self) -> (&'static str, &'static str) {
-        self.name.split_once(' ').expect("a route is a method and a path")
+        self.name.split_once(' ').expect("a route's name is a method and a path")
     }
 
-    pub(crate) fn taking(self, schema: Schema) -> Self {
+    pub(crate) fn with_body(self, schema: Schema) -> Self {
         Route { body: Some(Body { media: JSON, schema, is_required: true }), ..self }
     }
 
-    /// A batch without a line is one, too.
-    pub(crate) fn taking_lines(self) -> Self {
+    /// Declares a body of lines. An empty body is valid too.
+    pub(crate) fn with_lines(self) -> Self {
         let media = &[api::NDJSON_CONTENT_TYPE];
         Route { body: Some(Body { media, schema: batch_lines, is_required: false }), ..self }
     }
 
-    pub(crate) fn merging(self, schema: Schema) -> Self {
+    pub(crate) fn with_patch(self, schema: Schema) -> Self {
         Route { body: Some(Body { media: MERGE_PATCH, schema, is_required: true }), ..self }
     }
 
@@ -164,54 +165,54 @@ impl Route {
         Route { parameters, ..self }
     }
 
-    pub(crate) fn or(mut self, answer: Answer) -> Self {
-        self.answers.push(answer);
+    pub(crate) fn or(mut self, response: ResponseSpec) -> Self {
+        self.responses.push(response);
         self
     }
 
-    pub(crate) fn refusing(self, refuses: &'static [Code]) -> Self {
-        Route { refuses, ..self }
+    pub(crate) fn rejecting(self, rejects: &'static [Code]) -> Self {
+        Route { rejects, ..self }
     }
 
-    /// Whether a query can have parameters.
-    pub(crate) fn takes_query(&self) -> bool {
+    /// Returns true if the route has query parameters.
+    pub(crate) fn has_query(&self) -> bool {
         self.parameters.iter().any(|parameter| !parameter.is_header())
     }
 
-    /// Whether the body is one schedule, or the changes of one.
+    /// Returns true if the body is one schedule or a change of one schedule.
     pub(crate) fn changes_schedule(&self) -> bool {
         self.tag == SCHEDULES && self.body.is_some_and(|body| body.is_required)
     }
 
-    /// All that it may be refused with.
-    pub(crate) fn refusals(&self) -> Vec<Code> {
-        let mut refusals = self.refuses.to_vec();
+    /// Returns all problem codes of the route.
+    pub(crate) fn rejections(&self) -> Vec<Code> {
+        let mut rejections = self.rejects.to_vec();
         if self.needs != Needs::Nothing {
-            refusals.extend([Code::MissingCredentials, Code::InvalidCredentials]);
-            refusals.extend([Code::StoreDamaged, Code::StoreUnavailable, Code::Internal]);
+            rejections.extend([Code::MissingCredentials, Code::InvalidCredentials]);
+            rejections.extend([Code::StoreDamaged, Code::StoreUnavailable, Code::Internal]);
         }
         match self.needs {
             Needs::Nothing => {}
-            // Operators' keys are no tenant's.
-            Needs::Reader | Needs::Writer | Needs::Admin | Needs::Operator => refusals.push(Code::RoleForbidden),
-            Needs::AdminOf => refusals.extend([Code::RoleForbidden, Code::TenantNotFound]),
+            // Operator keys do not belong to a tenant with schedules.
+            Needs::Reader | Needs::Writer | Needs::Admin | Needs::Operator => rejections.push(Code::RoleForbidden),
+            Needs::AdminOf => rejections.extend([Code::RoleForbidden, Code::TenantNotFound]),
         }
-        // Even one that takes no parameter refuses those that it does not know.
+        // A route without parameters also rejects unknown parameters.
         if self.needs != Needs::Nothing {
-            refusals.push(Code::InvalidParameter);
+            rejections.push(Code::InvalidParameter);
         }
         if self.parameters.contains(&Parameter::IfMatch) {
-            refusals.push(Code::PreconditionFailed);
+            rejections.push(Code::PreconditionFailed);
         }
         if self.body.is_some() {
-            refusals.extend([Code::BodyBroken, Code::BodyTimeout, Code::BodyTooLarge, Code::UnsupportedMediaType]);
-            refusals.push(Code::MalformedJson);
+            rejections.extend([Code::BodyBroken, Code::BodyTimeout, Code::BodyTooLarge, Code::UnsupportedMediaType]);
+            rejections.push(Code::MalformedJson);
         }
-        refusals
+        rejections
     }
 }
 
-pub(crate) fn of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Value {
+pub(crate) fn schema_of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Value {
     generator.subschema_for::<T>().to_value()
 }
 
@@ -227,18 +228,18 @@ pub(crate) fn schedule_patch(_: &mut SchemaGenerator) -> Value {
     reference("SchedulePatch")
 }
 
-/// Lines are read one by one: the media type has no schema of its own in OpenAPI 3.1.
+/// Generates the schema of a batch. OpenAPI 3.1 has no schema for single lines, so the body is text.
 pub(crate) fn batch_lines(generator: &mut SchemaGenerator) -> Value {
-    of::<api::ScheduleRequest>(generator);
+    schema_of::<api::ScheduleRequest>(generator);
     json!({ "type": "string", "description": "Lines, each a `ScheduleRequest` as JSON" })
 }
 
 pub(crate) fn summary(generator: &mut SchemaGenerator) -> Value {
-    of::<api::ScheduleSummary<'_>>(generator)
+    schema_of::<api::ScheduleSummary<'_>>(generator)
 }
 
 pub(crate) fn summary_or_dry_run(generator: &mut SchemaGenerator) -> Value {
-    json!({ "anyOf": [summary(generator), of::<api::DryRun>(generator)] })
+    json!({ "anyOf": [summary(generator), schema_of::<api::DryRun>(generator)] })
 }
 
 pub(crate) fn status(_: &mut SchemaGenerator) -> Value {

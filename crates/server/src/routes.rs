@@ -1,7 +1,10 @@
 //! The table of routes: each entry has the method and path, the handler and the description of one route.
 //!
-//! The entry decides the label in metrics and spans, the keys that may send the request and the entry in the OpenAPI document.
+//! The entry determines the label in metrics and spans, the keys that may send the request, and the entry in the OpenAPI
+//! document.
 //! Invariant: a handler of a route that needs a key runs only after the key was checked.
+//!
+//! docs/decisions/0175-describe-routes-in-one-table.md gives the reasons for the design.
 
 mod batch;
 mod changes;
@@ -32,10 +35,11 @@ use crate::auth;
 use crate::extract::path_parameter;
 use crate::openapi;
 use crate::query;
-use crate::refusal::{Code, Refused, refuse};
+use crate::rejection::{Code, Rejected, reject};
 use crate::route::{
-    Answer, Content, Needs, Parameter, Route, batch_lines, made, of, ok, operation, quota_numbers, schedule_patch,
-    schedules as schedules_route, status, summary, summary_or_dry_run, tenants as tenants_route,
+    Content, Needs, Parameter, ResponseSpec, Route, batch_lines, created_response, ok, operation, quota_numbers,
+    schedule_patch, schedules as schedules_route, schema_of, status, summary, summary_or_dry_run,
+    tenants as tenants_route,
 };
 use crate::spans;
 use crate::state::{App, AppState};
@@ -43,14 +47,14 @@ use Needs::{Admin, AdminOf, Operator, Reader, Writer};
 use Parameter::{DeadLetter, DryRun, DueFrom, DueUntil, IdempotencyKey, IfMatch, IfNoneMatch, Label, Limit, PageToken};
 
 const PAGE: &[Parameter] = &[Limit, PageToken];
-/// Whatever can be done if the schedule is as it was read.
+/// Parameters of the routes that support preconditions.
 const CONDITIONS: &[Parameter] = &[IfMatch, IfNoneMatch];
-const CHANGING: &[Parameter] = &[IfMatch, IfNoneMatch, DryRun];
+const CHANGE_PARAMETERS: &[Parameter] = &[IfMatch, IfNoneMatch, DryRun];
 const TAG: &[&str] = &["ETag"];
-const PLACE: &[&str] = &["ETag", "Location"];
+const TAG_AND_LOCATION: &[&str] = &["ETag", "Location"];
 
-/// Of a schedule that is made or replaced.
-const MAKING: &[Code] = &[
+/// Problem codes of the routes that create or replace a schedule.
+const CREATE_CODES: &[Code] = &[
     Code::IdempotencyKeyReused,
     Code::InvalidSchedule,
     Code::NotUtf8,
@@ -59,28 +63,28 @@ const MAKING: &[Code] = &[
     Code::ScheduleExists,
     Code::StorageFull,
 ];
-/// Of a tenant's settings.
-const SETTING: &[Code] = &[Code::InvalidRequest, Code::QuotaCeiling, Code::StorageFull];
+/// Problem codes of the routes that change a tenant's settings.
+const SETTINGS_CODES: &[Code] = &[Code::InvalidRequest, Code::QuotaCeiling, Code::StorageFull];
 
 pub(crate) fn router(app: Arc<AppState>) -> Router {
     let routes = Routes { app: app.clone(), router: Router::new(), documented: Vec::new() };
-    let routes = of_operation(routes);
+    let routes = operation_routes(routes);
     let router = match app.options.answers_users {
-        true => with_pages(of_tenants(of_schedules(routes))).router,
+        true => with_pages(tenant_routes(schedule_routes(routes))).router,
         false => routes.router.route("/v1/{*rest}", any(not_for_users)),
     };
     router.fallback(unknown_route).method_not_allowed_fallback(unknown_method).with_state(app)
 }
 
-fn of_schedules(routes: Routes) -> Routes {
+fn schedule_routes(routes: Routes) -> Routes {
     routes
         .add(
             schedules_route(
                 "GET /v1/schedules",
                 "List",
                 Reader,
-                "List schedules: all, or those of one state, of one label, or due within 24 hours",
-                ok("A page, which may be short and yet not the last", of::<api::SchedulePage>),
+                "List schedules: all, or those with one state, with one label, or due within a range of 24 hours",
+                ok("A page. It may be short although more pages follow", schema_of::<api::SchedulePage>),
             )
             .with(&[Parameter::State, Label, DueFrom, DueUntil, Limit, PageToken]),
             listing::list,
@@ -90,13 +94,13 @@ fn of_schedules(routes: Routes) -> Routes {
                 "POST /v1/schedules",
                 "Create",
                 Writer,
-                "Make a schedule",
-                Answer { headers: PLACE, ..made("It is made", summary) },
+                "Create a schedule",
+                ResponseSpec { headers: TAG_AND_LOCATION, ..created_response("The schedule was created", summary) },
             )
-            .or(ok("What a dry run would make", of::<api::DryRun>))
+            .or(ok("The result of a dry run", schema_of::<api::DryRun>))
             .with(&[DryRun, IdempotencyKey])
-            .taking(of::<api::ScheduleRequest>)
-            .refusing(MAKING),
+            .with_body(schema_of::<api::ScheduleRequest>)
+            .rejecting(CREATE_CODES),
             schedules::create,
         )
         .add(
@@ -104,11 +108,11 @@ fn of_schedules(routes: Routes) -> Routes {
                 "POST /v1/schedules:batch",
                 "Batch",
                 Writer,
-                "Make many schedules: one a line in, one result (`BatchLine`) a line out, in order",
-                Answer { content: Content::Lines, ..ok("A result for each line", batch_lines) },
+                "Create many schedules: one request per line, and one result (`BatchLine`) per line, in order",
+                ResponseSpec { content: Content::Lines, ..ok("One result for each line", batch_lines) },
             )
-            .taking_lines()
-            .refusing(&[Code::BatchTooLong]),
+            .with_lines()
+            .rejecting(&[Code::BatchTooLong]),
             batch::batch,
         )
         .add(
@@ -117,11 +121,16 @@ fn of_schedules(routes: Routes) -> Routes {
                 "Get",
                 Reader,
                 "Read a schedule",
-                Answer { headers: TAG, ..ok("The schedule", of::<api::Schedule>) },
+                ResponseSpec { headers: TAG, ..ok("The schedule", schema_of::<api::Schedule>) },
             )
-            .or(Answer { status: 304, what: "It is as it was read", content: Content::Nothing, headers: TAG })
+            .or(ResponseSpec {
+                status: 304,
+                description: "The schedule is unchanged",
+                content: Content::Nothing,
+                headers: TAG,
+            })
             .with(CONDITIONS)
-            .refusing(&[Code::ScheduleNotFound]),
+            .rejecting(&[Code::ScheduleNotFound]),
             schedules::get,
         )
         .add(
@@ -129,13 +138,13 @@ fn of_schedules(routes: Routes) -> Routes {
                 "PUT /v1/schedules/{id}",
                 "Put",
                 Writer,
-                "Make the schedule of this id, or replace it",
-                ok("It is replaced; or what a dry run would make", summary_or_dry_run),
+                "Create or replace the schedule with this id",
+                ok("The schedule was replaced, or the result of a dry run", summary_or_dry_run),
             )
-            .or(Answer { headers: PLACE, ..made("It is made", summary) })
-            .with(CHANGING)
-            .taking(of::<api::ScheduleRequest>)
-            .refusing(MAKING),
+            .or(ResponseSpec { headers: TAG_AND_LOCATION, ..created_response("The schedule was created", summary) })
+            .with(CHANGE_PARAMETERS)
+            .with_body(schema_of::<api::ScheduleRequest>)
+            .rejecting(CREATE_CODES),
             changes::put,
         )
         .add(
@@ -143,12 +152,12 @@ fn of_schedules(routes: Routes) -> Routes {
                 "PATCH /v1/schedules/{id}",
                 "Patch",
                 Writer,
-                "Change what the body names of a schedule (RFC 7396)",
-                ok("It is changed; or what a dry run would make of it", summary_or_dry_run),
+                "Change the fields of a schedule that the body names (RFC 7396)",
+                ok("The schedule was changed, or the result of a dry run", summary_or_dry_run),
             )
-            .with(CHANGING)
-            .merging(schedule_patch)
-            .refusing(&[
+            .with(CHANGE_PARAMETERS)
+            .with_patch(schedule_patch)
+            .rejecting(&[
                 Code::InvalidSchedule,
                 Code::NotUtf8,
                 Code::QuotaExceeded,
@@ -165,11 +174,14 @@ fn of_schedules(routes: Routes) -> Routes {
                 "Cancel",
                 Writer,
                 "Cancel a schedule",
-                ok("`cancelled`, or `too_late` for an attempt that is in flight", of::<api::Cancelled>),
+                ok("`cancelled`, or `too_late` if an attempt is in flight", schema_of::<api::Cancelled>),
             )
-            .or(Answer { status: 202, ..ok("`pending`: it is cancelled by `decided_by`", of::<api::Cancelled>) })
+            .or(ResponseSpec {
+                status: 202,
+                ..ok("`pending`: the cancellation is decided by `decided_by`", schema_of::<api::Cancelled>)
+            })
             .with(CONDITIONS)
-            .refusing(&[Code::ScheduleNotFound, Code::StorageFull]),
+            .rejecting(&[Code::ScheduleNotFound, Code::StorageFull]),
             changes::cancel,
         )
         .add(
@@ -178,15 +190,21 @@ fn of_schedules(routes: Routes) -> Routes {
                 "ScheduleRuns",
                 Reader,
                 "List a schedule's runs",
-                ok("A page", of::<api::RunPage>),
+                ok("A page", schema_of::<api::RunPage>),
             )
             .with(PAGE)
-            .refusing(&[Code::ScheduleNotFound]),
-            runs::of_schedule,
+            .rejecting(&[Code::ScheduleNotFound]),
+            runs::schedule_runs,
         )
         .add(
-            schedules_route("GET /v1/runs", "Runs", Reader, "List dead letters", ok("A page", of::<api::RunPage>))
-                .with(&[DeadLetter, Limit, PageToken]),
+            schedules_route(
+                "GET /v1/runs",
+                "Runs",
+                Reader,
+                "List dead letters",
+                ok("A page", schema_of::<api::RunPage>),
+            )
+            .with(&[DeadLetter, Limit, PageToken]),
             runs::dead_letters,
         )
         .add(
@@ -194,23 +212,23 @@ fn of_schedules(routes: Routes) -> Routes {
                 "POST /v1/runs/{id}/redrive",
                 "Redrive",
                 Writer,
-                "Run a dead letter again, at once",
-                ok("It is run again", of::<api::Redriven>),
+                "Redrive a dead letter at once",
+                ok("The run was redriven", schema_of::<api::Redriven>),
             )
-            .refusing(&[Code::RunNotFound, Code::NotDeadLetter, Code::StorageFull]),
+            .rejecting(&[Code::RunNotFound, Code::NotDeadLetter, Code::StorageFull]),
             runs::redrive,
         )
 }
 
-fn of_tenants(routes: Routes) -> Routes {
+fn tenant_routes(routes: Routes) -> Routes {
     routes
         .add(
             tenants_route(
                 "GET /v1/quotas",
                 "Quotas",
                 Reader,
-                "What the tenant may use",
-                ok("As it is", of::<api::QuotaSheet>),
+                "Read the tenant's quotas",
+                ok("The quotas and their ceilings", schema_of::<api::QuotaSheet>),
             ),
             quotas::get,
         )
@@ -220,14 +238,20 @@ fn of_tenants(routes: Routes) -> Routes {
                 "PatchQuotas",
                 Admin,
                 "Set quotas, up to their ceilings",
-                ok("As it is now", of::<api::QuotaSheet>),
+                ok("The new quotas and their ceilings", schema_of::<api::QuotaSheet>),
             )
-            .taking(quota_numbers)
-            .refusing(SETTING),
+            .with_body(quota_numbers)
+            .rejecting(SETTINGS_CODES),
             quotas::patch,
         )
         .add(
-            tenants_route("GET /v1/tenants", "Tenants", Operator, "List tenants", ok("All", of::<api::TenantList>)),
+            tenants_route(
+                "GET /v1/tenants",
+                "Tenants",
+                Operator,
+                "List tenants",
+                ok("All tenants", schema_of::<api::TenantList>),
+            ),
             tenants::list,
         )
         .add(
@@ -235,11 +259,14 @@ fn of_tenants(routes: Routes) -> Routes {
                 "POST /v1/tenants",
                 "CreateTenant",
                 Operator,
-                "Make a tenant",
-                made("With its first key and signing secret, which are told once", of::<api::TenantMade>),
+                "Create a tenant",
+                created_response(
+                    "The tenant, its first key and its first signing secret, shown only once",
+                    schema_of::<api::TenantCreated>,
+                ),
             )
-            .taking(of::<api::TenantRequest>)
-            .refusing(&[Code::InvalidRequest, Code::QuotaCeiling, Code::StorageFull, Code::TenantExists]),
+            .with_body(schema_of::<api::TenantRequest>)
+            .rejecting(&[Code::InvalidRequest, Code::QuotaCeiling, Code::StorageFull, Code::TenantExists]),
             tenants::create,
         )
         .add(
@@ -248,7 +275,7 @@ fn of_tenants(routes: Routes) -> Routes {
                 "Tenant",
                 AdminOf,
                 "Read a tenant",
-                ok("The tenant", of::<api::Tenant>),
+                ok("The tenant", schema_of::<api::Tenant>),
             ),
             tenants::get,
         )
@@ -258,14 +285,25 @@ fn of_tenants(routes: Routes) -> Routes {
                 "PatchTenant",
                 Operator,
                 "Change a tenant's quotas, ceilings and egress (RFC 7396)",
-                ok("As it is now", of::<api::Tenant>),
+                ok("The changed tenant", schema_of::<api::Tenant>),
             )
-            .merging(of::<api::TenantPatch>)
-            .refusing(&[Code::InvalidRequest, Code::QuotaCeiling, Code::StorageFull, Code::TenantNotFound]),
+            .with_patch(schema_of::<api::TenantPatch>)
+            .rejecting(&[
+                Code::InvalidRequest,
+                Code::QuotaCeiling,
+                Code::StorageFull,
+                Code::TenantNotFound,
+            ]),
             tenants::patch,
         )
         .add(
-            tenants_route("GET /v1/tenants/{tenant}/keys", "Keys", AdminOf, "List keys", ok("All", of::<api::KeyList>)),
+            tenants_route(
+                "GET /v1/tenants/{tenant}/keys",
+                "Keys",
+                AdminOf,
+                "List keys",
+                ok("All keys", schema_of::<api::KeyList>),
+            ),
             tenants::keys,
         )
         .add(
@@ -273,11 +311,11 @@ fn of_tenants(routes: Routes) -> Routes {
                 "POST /v1/tenants/{tenant}/keys",
                 "CreateKey",
                 AdminOf,
-                "Make a key",
-                made("With its secret, which is told once", of::<api::KeyMade>),
+                "Create a key",
+                created_response("The key with its secret, shown only once", schema_of::<api::KeyCreated>),
             )
-            .taking(of::<api::KeyRequest>)
-            .refusing(&[Code::InvalidRequest, Code::StorageFull, Code::TooMany]),
+            .with_body(schema_of::<api::KeyRequest>)
+            .rejecting(&[Code::InvalidRequest, Code::StorageFull, Code::TooMany]),
             tenants::create_key,
         )
         .add(
@@ -286,9 +324,9 @@ fn of_tenants(routes: Routes) -> Routes {
                 "RevokeKey",
                 AdminOf,
                 "Revoke a key",
-                ok("What it was", of::<api::Key>),
+                ok("The revoked key", schema_of::<api::Key>),
             )
-            .refusing(&[Code::KeyNotFound, Code::LastOne, Code::StorageFull]),
+            .rejecting(&[Code::KeyNotFound, Code::LastOne, Code::StorageFull]),
             tenants::revoke_key,
         )
         .add(
@@ -297,7 +335,7 @@ fn of_tenants(routes: Routes) -> Routes {
                 "Secrets",
                 AdminOf,
                 "List signing secrets",
-                ok("All", of::<api::SigningSecretList>),
+                ok("All signing secrets", schema_of::<api::SigningSecretList>),
             ),
             tenants::secrets,
         )
@@ -306,10 +344,10 @@ fn of_tenants(routes: Routes) -> Routes {
                 "POST /v1/tenants/{tenant}/signing-secrets",
                 "CreateSecret",
                 AdminOf,
-                "Make a signing secret",
-                made("With the secret, which is told once", of::<api::SigningSecretMade>),
+                "Create a signing secret",
+                created_response("The signing secret, shown only once", schema_of::<api::SigningSecretCreated>),
             )
-            .refusing(&[Code::InvalidRequest, Code::StorageFull, Code::TooMany]),
+            .rejecting(&[Code::InvalidRequest, Code::StorageFull, Code::TooMany]),
             tenants::create_secret,
         )
         .add(
@@ -318,9 +356,9 @@ fn of_tenants(routes: Routes) -> Routes {
                 "DeleteSecret",
                 AdminOf,
                 "Delete a signing secret",
-                ok("What it was", of::<api::SigningSecret>),
+                ok("The deleted signing secret", schema_of::<api::SigningSecret>),
             )
-            .refusing(&[Code::KeyNotFound, Code::LastOne, Code::StorageFull]),
+            .rejecting(&[Code::KeyNotFound, Code::LastOne, Code::StorageFull]),
             tenants::delete_secret,
         )
         .add(
@@ -328,49 +366,57 @@ fn of_tenants(routes: Routes) -> Routes {
                 "GET /v1/tenants/{tenant}/audit",
                 "Audit",
                 AdminOf,
-                "What was changed about a tenant",
-                ok("A page", of::<api::AuditPage>),
+                "List the changes of a tenant",
+                ok("A page", schema_of::<api::AuditPage>),
             )
             .with(PAGE),
             tenants::audit,
         )
 }
 
-fn of_operation(routes: Routes) -> Routes {
+fn operation_routes(routes: Routes) -> Routes {
     routes
-        .add(operation("GET /healthz", "Health", "The process answers", ok("It does", status)), operations::health)
         .add(
-            operation("GET /readyz", "Ready", "Requests are taken", ok("They are", status))
-                .refusing(&[Code::StoreUnavailable, Code::Stopping]),
+            operation("GET /healthz", "Health", "Check that the process responds", ok("The process responds", status)),
+            operations::health,
+        )
+        .add(
+            operation(
+                "GET /readyz",
+                "Ready",
+                "Check that the server accepts requests",
+                ok("The server accepts requests", status),
+            )
+            .rejecting(&[Code::StoreUnavailable, Code::Stopping]),
             operations::ready,
         )
         .add(
             operation(
                 "GET /metrics",
                 "Metrics",
-                "What is counted, as OpenMetrics text",
-                Answer { content: Content::Text("application/openmetrics-text"), ..ok("All of it", status) },
+                "Read the metrics as OpenMetrics text",
+                ResponseSpec { content: Content::Text("application/openmetrics-text"), ..ok("All metrics", status) },
             ),
             operations::metrics,
         )
 }
 
-/// The OpenAPI document of the routes so far, made when it is first asked for, and the page that shows it.
+/// Adds the OpenAPI document of the routes so far, which is created at the first request, and the page that shows it.
 fn with_pages(routes: Routes) -> Routes {
     let document = Arc::new((routes.documented.clone(), OnceLock::new()));
     let document = move |State(app): App| {
-        let (routes, made) = &*document;
-        ready(page::document(made.get_or_init(|| Bytes::from(openapi::document(routes, &app.options))).clone()))
+        let (routes, cell) = &*document;
+        ready(page::document(cell.get_or_init(|| Bytes::from(openapi::document(routes, &app.options))).clone()))
     };
-    let of_page = || Route::undocumented("GET /docs", "Page");
-    routes.add(Route::undocumented("GET /openapi.json", "Document"), document).add(of_page(), page::page).add_at(
+    let page_route = || Route::undocumented("GET /docs", "Page");
+    routes.add(Route::undocumented("GET /openapi.json", "Document"), document).add(page_route(), page::page).add_at(
         "/docs/{part}",
-        of_page(),
+        page_route(),
         page::asset,
     )
 }
 
-/// The routes that were registered so far.
+/// Routes registered so far.
 struct Routes {
     app: Arc<AppState>,
     router: Router<Arc<AppState>>,
@@ -382,13 +428,13 @@ impl Routes {
         self.add_at(route.method_and_path().1, route, handler)
     }
 
-    /// At another path than the one that the route is named by.
+    /// Adds a route under another path than the one in its name.
     fn add_at<T: 'static>(mut self, path: &str, route: Route, handler: impl Handler<T, Arc<AppState>>) -> Self {
         let method = Method::from_bytes(route.method_and_path().0.as_bytes()).ok();
-        let filter = method.and_then(|method| method.try_into().ok()).expect("a route begins with a method");
+        let filter = method.and_then(|method| method.try_into().ok()).expect("a route's name starts with a method");
         let handler: MethodRouter<Arc<AppState>> = on(filter, handler);
         let route = Arc::new(route);
-        if !route.answers.is_empty() {
+        if !route.responses.is_empty() {
             self.documented.push(route.clone());
         }
         let layer = from_fn_with_state((self.app.clone(), route), serve);
@@ -403,14 +449,14 @@ async fn serve(State((app, route)): State<Entry>, request: Request, next: Next) 
     app.respond(&route, work).await
 }
 
-/// Checks the query and the key, and leaves for the handler who the caller is and which body the route takes.
-async fn admit(app: &AppState, route: &Route, request: Request) -> Result<Request, Refused> {
+/// Checks the query and the key, and passes the caller and the route's body description to the handler.
+async fn admit(app: &AppState, route: &Route, request: Request) -> Result<Request, Rejected> {
     let (mut head, body) = request.into_parts();
     if route.changes_schedule() {
-        spans::caller(&head.headers);
+        spans::record_caller(&head.headers);
     }
     if route.needs != Needs::Nothing {
-        if !route.takes_query() {
+        if !route.has_query() {
             query::check_empty(head.uri.query())?;
         }
         let tenant = path_parameter(&mut head, "tenant").await;
@@ -424,22 +470,25 @@ async fn admit(app: &AppState, route: &Route, request: Request) -> Result<Reques
 }
 
 async fn not_for_users(State(app): App) -> Response<Body> {
-    unknown(&app, refuse(Code::RouteNotFound, "this member answers no users; send requests to one with the role `api`"))
-        .await
+    unknown(
+        &app,
+        reject(Code::RouteNotFound, "this member does not serve users; send requests to a member with the role `api`"),
+    )
+    .await
 }
 
 async fn unknown_route(State(app): App, request: Request) -> Response<Body> {
     let path: String = request.uri().path().chars().take(128).collect();
-    let detail = format!("{path:?} is no path of this API; /docs and /openapi.json list them");
-    unknown(&app, refuse(Code::RouteNotFound, detail)).await
+    let detail = format!("{path:?} is not a path of this API; /docs and /openapi.json list all paths");
+    unknown(&app, reject(Code::RouteNotFound, detail)).await
 }
 
 async fn unknown_method(State(app): App, request: Request) -> Response<Body> {
     let method: String = request.method().as_str().chars().take(32).collect();
-    let detail = format!("{method} is not taken here; the Allow header says what is");
-    unknown(&app, refuse(Code::MethodNotAllowed, detail)).await
+    let detail = format!("the path does not support {method}; the Allow header lists the supported methods");
+    unknown(&app, reject(Code::MethodNotAllowed, detail)).await
 }
 
-async fn unknown(app: &AppState, refused: Refused) -> Response<Body> {
-    app.respond(&Route::UNKNOWN, ready(Err(refused))).await
+async fn unknown(app: &AppState, rejected: Rejected) -> Response<Body> {
+    app.respond(&Route::UNKNOWN, ready(Err(rejected))).await
 }

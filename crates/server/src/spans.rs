@@ -1,14 +1,14 @@
-//! A span for each request, at debug level and of a target of its own; what is not looked at costs a look at a number.
+//! Spans of requests, at debug level and with their own target. A disabled span costs one integer comparison.
 //!
-//! The names of the fields are known to who exports spans (`reveille::otlp`): a schedule's incarnation and revision say
-//! which span its runs link to.
+//! The span exporter (`reveille::otlp`) relies on the field names. A schedule's incarnation and revision identify the
+//! span that the schedule's runs link to.
 
 use axum::http::{HeaderMap, StatusCode};
 use domain::Schedule;
 use tracing::Span;
 use tracing::field::{Empty, display};
 
-/// The route of a batch, whose lines have a span each.
+/// Route of a batch. Each line of a batch has its own span.
 const BATCH: &str = "POST /v1/schedules:batch";
 
 macro_rules! request_span {
@@ -29,22 +29,22 @@ pub(crate) fn request(route: &'static str) -> Span {
     )
 }
 
-pub(crate) fn answered(span: &Span, status: StatusCode) {
+pub(crate) fn record_status(span: &Span, status: StatusCode) {
     span.record("status", status.as_u16());
     if status.is_server_error() {
         span.record("error", status.as_str());
     }
 }
 
-/// Notes the trace that the client is in, if it says so.
-pub(crate) fn caller(headers: &HeaderMap) {
+/// Records the client's trace from the header `traceparent`.
+pub(crate) fn record_caller(headers: &HeaderMap) {
     if let Some(caller) = headers.get("traceparent").and_then(|value| value.to_str().ok()) {
         Span::current().record("caller", caller);
     }
 }
 
-/// Notes that the request that is under way made this schedule, or this revision of it.
-pub(crate) fn made(schedule: &Schedule) {
+/// Records that the current request created this schedule or this revision.
+pub(crate) fn record_schedule(schedule: &Schedule) {
     let span = Span::current();
     if !span.is_disabled() {
         span.record("schedule", schedule.id.as_str());
@@ -53,8 +53,8 @@ pub(crate) fn made(schedule: &Schedule) {
     }
 }
 
-/// A line of a batch is as a request of its own.
-pub(crate) fn made_in_batch(schedule: &Schedule) {
+/// Emits the span of one batch line, which counts as a request.
+pub(crate) fn record_batch_line(schedule: &Schedule) {
     drop(request_span!(
         route = BATCH,
         status = StatusCode::CREATED.as_u16(),

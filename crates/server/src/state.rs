@@ -1,4 +1,4 @@
-//! What every request needs.
+//! Shared state of all requests.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -16,13 +16,13 @@ use tracing::Instrument;
 
 use crate::Options;
 use crate::metrics::HttpMetrics;
-use crate::quota::{self, Creates, Pending, Room};
+use crate::quota::{self, Creates, Pending, Reservation};
 use crate::readiness::Readiness;
-use crate::refusal::{Answered, Code, Refused, refuse};
+use crate::rejection::{Code, HandlerResult, Rejected, reject};
 use crate::route::Route;
 use crate::spans;
 
-/// The state as handlers take it.
+/// State argument of the handlers.
 pub(crate) type App = State<Arc<AppState>>;
 
 pub(crate) struct AppState {
@@ -34,7 +34,7 @@ pub(crate) struct AppState {
     pub(crate) creates: Creates,
     pub(crate) pending: Pending,
     pub(crate) readiness: Readiness,
-    /// Request ids are this random beginning and a count: unique without asking for randomness each time.
+    /// Random prefix of request ids. A counter follows it, so that ids are unique without a random number per request.
     request_id_start: u32,
     requests: AtomicU64,
 }
@@ -59,37 +59,38 @@ impl AppState {
         }
     }
 
-    /// Measures a request and traces it. A refusal and a panic become problem documents with the request's id.
-    pub(crate) async fn respond(&self, route: &Route, work: impl Future<Output = Answered>) -> Response<Body> {
+    /// Runs a request with a metric and a span. A rejection or a panic becomes a problem document with the request's
+    /// id.
+    pub(crate) async fn respond(&self, route: &Route, work: impl Future<Output = HandlerResult>) -> Response<Body> {
         let started = self.runtime.monotonic();
         let span = spans::request(route.name);
         let outcome = AssertUnwindSafe(work).catch_unwind().instrument(span.clone()).await;
-        let outcome = outcome.unwrap_or_else(|_| Err(refuse(Code::Internal, "this is a fault of the server")));
+        let outcome = outcome.unwrap_or_else(|_| Err(reject(Code::Internal, "internal error; see the server's log")));
         let mut response = outcome.unwrap_or_else(IntoResponse::into_response);
-        if let Some(refused) = response.extensions_mut().remove::<Refused>() {
-            let (request_id, status, route) = (self.request_id(), refused.status(), route.id);
-            // Full and unreachable stores have lines of their own; one for each request would bury them.
+        if let Some(rejected) = response.extensions_mut().remove::<Rejected>() {
+            let (request_id, status, route) = (self.request_id(), rejected.status(), route.id);
+            // Full and unreachable stores have their own log lines. One more line for each request would hide them.
             if status == StatusCode::INTERNAL_SERVER_ERROR {
-                tracing::error!(request_id, %route, "a request failed");
+                tracing::error!(request_id, %route, "request failed");
             } else {
-                tracing::debug!(request_id, %route, %status, "a request was refused");
+                tracing::debug!(request_id, %route, %status, "request rejected");
             }
-            response = refused.into_problem_response(request_id);
+            response = rejected.into_problem_response(request_id);
         }
-        spans::answered(&span, response.status());
+        spans::record_status(&span, response.status());
         self.metrics.observe(route.name, response.status(), self.runtime.monotonic().since(started));
         response
     }
 
-    /// Whether the tenant's quotas allow one more such schedule; `replaced` is the id that it takes if there is one of it.
-    /// [`Pending::settle`] takes the room.
+    /// Checks that the tenant's quotas allow another schedule with this spec, and reserves it. `replaced` is the id of
+    /// the schedule that the new one replaces, if it exists. [`Pending::finish`] ends the reservation.
     pub(crate) async fn admit(
         &self,
         tenant: &Tenant,
         replaced: Option<&ScheduleId>,
         spec: &Spec,
         now: Timestamp,
-    ) -> Result<Room, Refused> {
+    ) -> Result<Reservation, Rejected> {
         quota::check_spec(tenant, spec, now)?;
         self.creates.admit(tenant, self.runtime.monotonic())?;
         self.pending.admit(&self.scheduler, tenant, replaced, self.runtime.monotonic()).await

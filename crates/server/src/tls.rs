@@ -1,11 +1,12 @@
-//! The certificate under which requests are answered; it can be replaced while the server runs.
+//! TLS certificate of the server, which can be replaced while the server runs.
 //!
-//! HTTP/2 and HTTP/1.1 are offered by ALPN, TLS 1.3 and 1.2 spoken. This reads no files: who owns them tells what is in
-//! them, and when that is something else.
+//! The server offers HTTP/2 and HTTP/1.1 through ALPN, and supports TLS 1.3 and 1.2. This module reads no files: the
+//! caller passes their contents, and passes them again when they change.
 //!
-//! Always true here: a certificate that cannot be used changes nothing; each handshake ends within
-//! `Options::handshake_timeout`, its wait for a turn among
-//! `Options::handshakes_max` included.
+//! Invariants: an invalid certificate changes nothing. Each handshake ends within `Options::handshake_timeout`,
+//! including its wait for one of the `Options::handshakes_max` permits.
+//!
+//! docs/decisions/0066-use-rustls-for-the-listener.md gives the reasons for the design.
 
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -15,7 +16,7 @@ use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::TlsAcceptor;
 
-/// A handle to what new connections are shown.
+/// Handle to the certificate that new connections use.
 #[derive(Clone)]
 pub struct Tls(Arc<RwLock<Arc<ServerConfig>>>);
 
@@ -25,32 +26,33 @@ impl fmt::Debug for Tls {
     }
 }
 
-/// Why a certificate and its key cannot be used. Nothing of the key is in it.
+/// Fault of a certificate or its key. It contains no part of the key.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    #[error("the certificate's file has no certificate in PEM, which begins with -----BEGIN CERTIFICATE-----")]
+    #[error("the certificate file contains no PEM certificate, which starts with -----BEGIN CERTIFICATE-----")]
     NoCertificate,
-    #[error("the certificate's file is not in PEM")]
+    #[error("the certificate file is not PEM")]
     Certificate(#[source] pem::Error),
-    #[error("the key's file has no private key in PEM, which begins with -----BEGIN PRIVATE KEY-----")]
+    #[error("the key file contains no PEM private key, which starts with -----BEGIN PRIVATE KEY-----")]
     Key,
-    #[error("the certificate and the key cannot be used together")]
+    #[error("the certificate and the key do not belong together or are not supported")]
     Pair(#[source] rustls::Error),
 }
 
 impl Tls {
-    /// `certificates` in PEM, the server's own first and then those that lead to its authority; `key`, too.
+    /// Parses `certificates` and `key`, both in PEM. The server's own certificate comes first, followed by those of its
+    /// issuers.
     ///
     /// # Errors
-    /// [`TlsError`], if they cannot be used.
+    /// [`TlsError`] if the certificates or the key are invalid.
     pub fn new(certificates: &[u8], key: &[u8]) -> Result<Self, TlsError> {
         Ok(Tls(Arc::new(RwLock::new(config(certificates, key)?))))
     }
 
-    /// Connections that begin from now on are shown these; those that are there keep what they were shown.
+    /// Replaces the certificate for new connections. Open connections keep the old one.
     ///
     /// # Errors
-    /// As [`Tls::new`]; then all stays as it was.
+    /// The errors of [`Tls::new`]. In that case the old certificate stays in use.
     pub fn replace(&self, certificates: &[u8], key: &[u8]) -> Result<(), TlsError> {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = config(certificates, key)?;
         Ok(())
@@ -70,7 +72,7 @@ fn config(certificates: &[u8], key: &[u8]) -> Result<Arc<ServerConfig>, TlsError
     let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| TlsError::Key)?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    let builder = builder.expect("ring speaks TLS 1.2 and 1.3").with_no_client_auth();
+    let builder = builder.expect("ring supports TLS 1.2 and 1.3").with_no_client_auth();
     let mut config = builder.with_single_cert(chain, key).map_err(TlsError::Pair)?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(Arc::new(config))

@@ -1,7 +1,7 @@
-//! The simulated disk: [`runtime::Disk`] over a [`Volume`], in simulated time.
+//! Simulated disk: [`runtime::Disk`] over a [`Volume`], in simulated time.
 //!
-//! An operation has its effect when it is first polled and answers after its time; a sync has its effect when it
-//! answers. Of a member that went down, no operation answers any more.
+//! An operation takes effect when it is first polled and returns after its duration. A sync takes effect when it
+//! returns. The operations of a member that went down never return.
 
 pub(crate) mod contents;
 pub(crate) mod volume;
@@ -15,11 +15,11 @@ use futures_util::future::BoxFuture;
 use runtime::{Disk, DiskFile, OpenMode};
 
 use crate::disk::volume::{InodeId, Volume};
-use crate::executor::{Blow, Core, MemberIndex, Shared, Sleep};
+use crate::executor::{Core, DownReason, MemberIndex, Shared, Sleep};
 use crate::faults::Incident;
 use crate::trace::{Event, digest};
 
-/// One start's door to its member's disk.
+/// Access of one start of a member to its disk.
 #[derive(Clone)]
 pub(crate) struct SimulatedDisk {
     shared: Arc<Shared>,
@@ -27,7 +27,7 @@ pub(crate) struct SimulatedDisk {
     boot: u64,
 }
 
-/// What an operation does to the volume, for the trace.
+/// Description of an operation for the trace.
 struct Operation<'a> {
     name: &'static str,
     path: &'a Path,
@@ -47,13 +47,13 @@ impl SimulatedDisk {
         SimulatedDisk { shared, member, boot }
     }
 
-    /// Runs `effect`, and answers a drawn time later.
+    /// Runs `effect`, and returns its result after a random time.
     async fn operate<T>(
         &self,
         operation: Operation<'_>,
         effect: impl FnOnce(&mut Core, MemberIndex) -> io::Result<T>,
     ) -> io::Result<T> {
-        let begun = self.begin(operation, |core, member| {
+        let started = self.begin(operation, |core, member| {
             let result = effect(core, member);
             if result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::StorageFull) {
                 core.incident(member, Incident::DiskFull, "");
@@ -61,14 +61,14 @@ impl SimulatedDisk {
             let time = core.faults.operation_time.clone();
             (result, core.random.duration(&time))
         });
-        let Some((result, time)) = begun else { return std::future::pending().await };
+        let Some((result, time)) = started else { return std::future::pending().await };
         self.pass(time).await;
         result
     }
 
-    /// `None` if this start of the member is over, be it by this very operation.
+    /// Starts an operation. Returns `None` if this start of the member has ended, possibly by this operation.
     fn begin<T>(&self, operation: Operation<'_>, effect: impl FnOnce(&mut Core, MemberIndex) -> T) -> Option<T> {
-        let (result, power_goes) = {
+        let (result, loses_power) = {
             let mut guard = self.shared.lock();
             let core = &mut *guard;
             if !core.is_current(self.member, self.boot) {
@@ -76,15 +76,15 @@ impl SimulatedDisk {
             }
             let Operation { name, path, offset, len, digest } = operation;
             let member = &mut core.members[self.member];
-            let path = path.to_str().unwrap_or("a path that is not UTF-8");
+            let path = path.to_str().unwrap_or("(a path that is not UTF-8)");
             let event = Event::Disk { member: &member.name, operation: name, path, offset, len, digest };
             core.trace.record(core.now, &event);
             member.volume.operations += 1;
-            let power_goes = member.volume.crash_at.is_some_and(|at| member.volume.operations >= at);
-            (effect(core, self.member), power_goes)
+            let loses_power = member.volume.crash_at.is_some_and(|at| member.volume.operations >= at);
+            (effect(core, self.member), loses_power)
         };
-        if power_goes {
-            self.shared.strike(self.member, Blow::Crash);
+        if loses_power {
+            self.shared.take_down(self.member, DownReason::Crash);
             return None;
         }
         Some(result)
@@ -104,7 +104,7 @@ impl SimulatedDisk {
             OpenMode::Read | OpenMode::ReadWrite => volume.find(path)?,
             OpenMode::CreateNew => volume.create(path)?,
         };
-        volume.hold(inode);
+        volume.add_handle(inode);
         let writable = mode != OpenMode::Read;
         Ok(Arc::new(SimulatedFile { disk: self.clone(), path: path.to_owned(), inode, writable }))
     }
@@ -120,7 +120,7 @@ impl SimulatedDisk {
         Ok(Box::new(LockGuard { disk: self.clone(), path: path.to_owned() }))
     }
 
-    /// The volume, unless this start of the member is over.
+    /// Runs `effect` on the volume, unless this start of the member has ended.
     fn with_volume(&self, effect: impl FnOnce(&mut Volume)) {
         let mut core = self.shared.lock();
         if core.is_current(self.member, self.boot) {
@@ -133,8 +133,8 @@ fn volume(core: &mut Core, member: MemberIndex) -> &mut Volume {
     &mut core.members[member].volume
 }
 
-fn broken(what: &str) -> io::Error {
-    io::Error::other(format!("simulated input/output error: {what}"))
+fn io_error(operation: &str) -> io::Error {
+    io::Error::other(format!("simulated input/output error: {operation}"))
 }
 
 impl Disk for SimulatedDisk {
@@ -195,7 +195,7 @@ struct SimulatedFile {
 
 impl Drop for SimulatedFile {
     fn drop(&mut self) {
-        self.disk.with_volume(|volume| volume.release(self.inode));
+        self.disk.with_volume(|volume| volume.remove_handle(self.inode));
     }
 }
 
@@ -214,7 +214,7 @@ impl SimulatedFile {
         if core.random.chance(probability) {
             core.incident(member, Incident::FailedWrite, &self.path.to_string_lossy());
             volume(core, member).write_some(self.inode, offset, bytes)?;
-            return Err(broken("write"));
+            return Err(io_error("write"));
         }
         volume(core, member).write(self.inode, offset, bytes)
     }
@@ -224,7 +224,7 @@ impl SimulatedFile {
         let probability = core.faults.write_fail;
         if core.random.chance(probability) {
             core.incident(member, Incident::FailedWrite, &self.path.to_string_lossy());
-            return Err(broken("allocate"));
+            return Err(io_error("allocate"));
         }
         volume(core, member).allocate(self.inode, len)
     }
@@ -233,13 +233,13 @@ impl SimulatedFile {
         let probability = core.faults.read_fail;
         if core.random.chance(probability) {
             core.incident(member, Incident::FailedRead, &self.path.to_string_lossy());
-            return Err(broken("read"));
+            return Err(io_error("read"));
         }
         volume(core, member).read(self.inode, offset, into)
     }
 
     async fn sync(&self) -> io::Result<()> {
-        let begun = self.disk.begin(self.operation("sync_data", 0, 0), |core, member| {
+        let started = self.disk.begin(self.operation("sync_data", 0, 0), |core, member| {
             let slow = core.faults.sync_slow;
             let slow = core.random.chance(slow);
             if slow {
@@ -248,7 +248,7 @@ impl SimulatedFile {
             let time = if slow { core.faults.sync_slow_time.clone() } else { core.faults.sync_time.clone() };
             (volume(core, member).last_write(self.inode), core.random.duration(&time))
         });
-        let Some((covered, time)) = begun else { return std::future::pending().await };
+        let Some((covered, time)) = started else { return std::future::pending().await };
         self.disk.pass(time).await;
         let ended = self.disk.begin(self.operation("synced", 0, 0), |core, member| {
             let probability = core.faults.sync_fail;
@@ -260,7 +260,7 @@ impl SimulatedFile {
             for (incident, detail) in volume(core, member).fail_sync(self.inode, covered) {
                 core.incident(member, incident, &detail);
             }
-            Err(broken("sync"))
+            Err(io_error("sync"))
         });
         match ended {
             Some(result) => result,

@@ -1,7 +1,7 @@
-//! The loop that polls tasks in an order drawn from the seed, and lets time go on when none is runnable.
+//! Executor: polls tasks in an order drawn from the seed, and advances time when no task is runnable.
 //!
-//! Always true here: no future is polled or dropped, and no waker called, while the lock is held, because all three
-//! run code that comes back for it. A future of a member that is down is never polled again.
+//! Invariants: no future is polled or dropped, and no waker is called, while the lock is taken, because all three run
+//! code that takes the lock. A future of a member that is down is never polled again.
 
 mod sleep;
 mod state;
@@ -21,10 +21,10 @@ use crate::trace::Event;
 
 pub(crate) use sleep::Sleep;
 use state::MemberState;
-pub(crate) use state::{Blow, Core, MemberIndex, OUTSIDE};
+pub(crate) use state::{Core, DownReason, MemberIndex, OUTSIDE};
 use task::{Future, ROOT, Ready, Task, TaskId, TaskWaker};
 
-/// More polls than this without a step of time is a loop that feeds itself.
+/// Largest number of polls at one instant. More indicate that tasks wake each other endlessly.
 const POLLS_PER_INSTANT_MAX: u64 = 1_000_000;
 
 pub(crate) struct Shared {
@@ -38,12 +38,13 @@ impl Shared {
         Arc::new(Shared { core: Mutex::new(core), ready: Arc::new(Ready(Mutex::new(Vec::new()))) })
     }
 
-    /// The state stays whole when an assertion of a scenario unwinds through here: it is looked at afterwards.
+    /// Locks the state. The lock ignores poisoning: the state stays consistent if a scenario's assertion unwinds
+    /// through it, and the caller reads it afterwards.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `None`, with the future dropped, if that start of the member is over.
+    /// Spawns a task. Returns `None` and drops the future if this start of the member has ended.
     pub(crate) fn spawn(
         &self,
         member: MemberIndex,
@@ -77,7 +78,7 @@ impl Shared {
             core.trace.record(core.now, &Event::Spawn { member: owner, task: name, serial: id.serial });
             core.tasks.get_mut(id).map(|task| task.waker.clone())
         };
-        let waker = waker.expect("a task that was just made is there");
+        let waker = waker.expect("a task that was just inserted exists");
         let id = waker.id;
         waker.wake();
         Some((id, ended))
@@ -96,21 +97,21 @@ impl Shared {
         }
     }
 
-    /// Takes a member down. If one of its own tasks is being polled, that future is dropped when the poll returns, and
-    /// what it does until then has no effect.
-    pub(crate) fn strike(&self, index: MemberIndex, blow: Blow) {
-        let fallen = {
+    /// Takes a member down. If one of the member's own tasks is being polled, its future is dropped when the poll
+    /// returns. Until then its operations have no effect.
+    pub(crate) fn take_down(&self, index: MemberIndex, reason: DownReason) {
+        let downed = {
             let mut core = self.lock();
-            assert!(index != OUTSIDE, "the outside never goes down");
+            assert!(index != OUTSIDE, "the outside member never goes down");
             if !core.members[index].is_up() {
                 return;
             }
-            core.fell(index, blow)
+            core.take_down(index, reason)
         };
-        fallen.bury();
+        downed.drop_and_notify();
     }
 
-    /// Polls tasks, and lets time go on when none is runnable, until `root` is ready.
+    /// Polls tasks, and advances time when no task is runnable, until `root` is ready.
     pub(crate) fn run<F: std::future::Future>(&self, root: F) -> F::Output {
         let waker = Arc::new(TaskWaker { id: ROOT, queued: AtomicBool::new(true), ready: self.ready.clone() });
         {
@@ -157,7 +158,7 @@ impl Shared {
         let end = {
             let mut core = self.lock();
             match &outcome {
-                // Without a task for it, its member went down in this poll.
+                // If the task no longer exists, its member went down in this poll.
                 Ok(false) => {
                     if let Some(task) = core.tasks.get_mut(id) {
                         task.future = Some(future);
@@ -176,7 +177,7 @@ impl Shared {
         if let Some((future, end)) = end {
             drop_quietly(future);
             if let Some((sender, end)) = end {
-                let _unheard = sender.send(end);
+                let _receiver_is_gone = sender.send(end);
             }
         }
         self.after_poll();
@@ -187,7 +188,7 @@ impl Shared {
         }
     }
 
-    /// The future to poll, taken from its task; `None` if there is nothing to poll after all.
+    /// Takes the future to poll from its task. Returns `None` if there is nothing to poll.
     fn begin_poll(&self, id: TaskId) -> Option<(Future, Arc<TaskWaker>)> {
         let aborted = {
             let mut guard = self.lock();
@@ -203,16 +204,16 @@ impl Shared {
                 task.polls += 1;
                 let event = Event::Poll { member: &member.name, task: task.name, serial: id.serial };
                 core.trace.record(core.now, &event);
-                let future = task.future.take().expect("a task is polled by one loop");
+                let future = task.future.take().expect("only one loop polls a task");
                 return Some((future, task.waker.clone()));
             }
             core.tasks.remove(id)
         };
-        aborted.into_iter().for_each(|task| task.bury(TaskEnd::Aborted));
+        aborted.into_iter().for_each(|task| task.drop_and_notify(TaskEnd::Aborted));
         None
     }
 
-    /// Guards against a loop, and lets the time pass that a poll takes.
+    /// Checks for endless loops, and advances time by the duration of a poll.
     fn after_poll(&self) {
         let due = {
             let mut core = self.lock();
@@ -221,12 +222,12 @@ impl Shared {
             if core.polls_now > POLLS_PER_INSTANT_MAX {
                 let busiest = core.busiest_tasks();
                 drop(core);
-                panic!("tasks wake each other without end, and time stands still; the busiest: {busiest}");
+                panic!("tasks wake each other endlessly and time does not advance; the busiest tasks: {busiest}");
             }
             if core.polls > core.poll_limit {
                 let (limit, busiest) = (core.poll_limit, core.busiest_tasks());
                 drop(core);
-                panic!("the simulation took {limit} polls (see `set_poll_limit`); the busiest tasks: {busiest}");
+                panic!("the simulation exceeded {limit} polls (see `set_poll_limit`); the busiest tasks: {busiest}");
             }
             let most = core.faults.poll_time_max;
             if most.is_zero() {
@@ -234,38 +235,38 @@ impl Shared {
             }
             let took = core.random.duration(&(Duration::ZERO..=most));
             let until = core.now + took;
-            core.go_on(until)
+            core.advance_to(until)
         };
         due.into_iter().for_each(Waker::wake);
     }
 
-    /// Nothing is runnable: time goes on to the next timer.
+    /// Advances time to the next timer, because no task is runnable.
     fn advance(&self) {
         let due = {
             let mut core = self.lock();
             let Some(at) = core.timers.first_key_value().map(|((at, _), _)| *at) else {
                 let waiting = core.waiting_tasks();
                 drop(core);
-                panic!("deadlock: nothing is runnable and no timer is set; waiting for ever: the scenario, {waiting}");
+                panic!("deadlock: no task is runnable and no timer is set; waiting: the scenario, {waiting}");
             };
             if at > core.time_limit {
                 let (limit, waiting) = (core.time_limit, core.waiting_tasks());
                 drop(core);
-                panic!("the simulation went on for {limit:?} (see `set_time_limit`); waiting: the scenario, {waiting}");
+                panic!("the simulation exceeded {limit:?} (see `set_time_limit`); waiting: the scenario, {waiting}");
             }
-            core.go_on(at)
+            core.advance_to(at)
         };
         due.into_iter().for_each(Waker::wake);
     }
 
-    /// Drops every task and timer. What a destructor spawns is dropped, too.
+    /// Drops every task and timer, and every task that a destructor spawns.
     pub(crate) fn close(&self) {
         let (tasks, timers) = {
             let mut core = self.lock();
             core.closed = true;
             (core.tasks.remove_all(|_| true), std::mem::take(&mut core.timers))
         };
-        tasks.into_iter().for_each(|task| task.bury(TaskEnd::Aborted));
+        tasks.into_iter().for_each(|task| task.drop_and_notify(TaskEnd::Aborted));
         drop(timers);
     }
 }
@@ -275,17 +276,18 @@ struct Running<'a>(&'a Shared);
 impl Drop for Running<'_> {
     fn drop(&mut self) {
         self.0.lock().running = false;
-        // The root is gone from the ready list with its future.
+        // The scenario's future no longer exists, so remove it from the ready list.
         self.0.ready.lock().retain(|id| *id != ROOT);
     }
 }
 
-/// A process that is killed runs no destructors; here they must run, and one that panics must not end the simulation.
+/// Drops a future and catches a panic of its destructor. A killed process runs no destructors. Here they must run, and
+/// a panic in one must not end the simulation.
 fn drop_quietly(future: Future) {
     let _panicked = catch_unwind(AssertUnwindSafe(|| drop(future)));
 }
 
-/// The message of a panic that was caught.
+/// Returns the message of a caught panic.
 pub fn panic_message(payload: &(dyn Any + Send)) -> String {
     let text = payload.downcast_ref::<&'static str>().map(|text| (*text).to_owned());
     text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic without a message".to_owned())

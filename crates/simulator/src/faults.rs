@@ -1,32 +1,33 @@
-//! What may go wrong by itself, and the count of what did.
+//! Faults that occur at random, and counts of the incidents.
 
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// How the world misbehaves without being told to. Probabilities run from 0 to 1, and all are 0 by default.
+/// Random faults of the simulated world. Probabilities are from 0 to 1, with default 0.
 ///
-/// Crashes, pauses, clock jumps, full disks and flipped bits come from the scenario instead, which knows when they
-/// are interesting: see [`crate::Handle`] and [`crate::VolumeHandle`].
+/// The scenario itself causes crashes, pauses, clock jumps, full disks and flipped bits, because it knows when they are
+/// useful: see [`crate::Handle`] and [`crate::VolumeHandle`].
 #[derive(Clone, Debug)]
 pub struct Faults {
-    /// How long a read, write or name operation takes. Default 0 to 20 microseconds.
+    /// Duration of a read, a write or an operation on names. Default 0 to 20 microseconds.
     pub operation_time: RangeInclusive<Duration>,
-    /// How long a sync takes. Default 50 microseconds to 1 millisecond.
+    /// Duration of a sync. Default 50 microseconds to 1 millisecond.
     pub sync_time: RangeInclusive<Duration>,
-    /// That a sync is slow, and how slow then. Defaults 0, and 1 to 5 seconds.
+    /// Probability of a slow sync.
     pub sync_slow: f64,
+    /// Duration of a slow sync. Default 1 to 5 seconds.
     pub sync_slow_time: RangeInclusive<Duration>,
-    /// That `sync_data` fails. What became of each byte since the last good one is then anyone's guess, now and after
-    /// a crash, and a further sync does not bring it back (as on Linux).
+    /// Probability that `sync_data` fails. Each byte written since the last successful sync then survives or not, now
+    /// and after a crash, and a further sync does not restore it (as on Linux).
     pub sync_fail: f64,
-    /// That `write_at` or `allocate` fails, having written some of it.
+    /// Probability that `write_at` or `allocate` fails after a partial write.
     pub write_fail: f64,
-    /// That `read_at` fails.
+    /// Probability that `read_at` fails.
     pub read_fail: f64,
-    /// The most that a timer is late. Default zero.
+    /// Largest delay of a timer. Default zero.
     pub timer_late_max: Duration,
-    /// The most that one poll of a task takes. Default zero: only waiting takes time.
+    /// Largest duration of one poll of a task. Default zero: only waiting takes time.
     pub poll_time_max: Duration,
 }
 
@@ -46,12 +47,12 @@ impl Default for Faults {
     }
 }
 
-/// Something that went wrong in a run.
+/// A fault that happened in a run.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Incident {
     /// A member lost power.
     Crash,
-    /// A member's process was killed; what it had written stayed.
+    /// A member's process was killed; its written data stayed.
     Kill,
     /// A member ended itself.
     Halt,
@@ -59,9 +60,9 @@ pub enum Incident {
     ClockJump,
     /// A crash left some sectors of an unsynced write and not others.
     TornWrite,
-    /// A crash left nothing of an unsynced write.
+    /// A crash discarded an unsynced write.
     LostWrite,
-    /// A crash undid the making, renaming or removing of a name.
+    /// A crash undid the creation, renaming or removal of a name.
     LostName,
     FailedSync,
     SlowSync,
@@ -92,7 +93,7 @@ impl Incident {
     ];
 }
 
-/// How often each [`Incident`] happened in one run.
+/// Number of times that each [`Incident`] happened in one run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Incidents([u64; Incident::ALL.len()]);
 
@@ -107,7 +108,7 @@ impl Incidents {
     }
 }
 
-/// Over many runs: in how many each [`Incident`] happened. What never happened was not tested.
+/// Number of runs in which each [`Incident`] happened. An incident that never happened was not tested.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Coverage {
     pub seeds: u64,
@@ -120,11 +121,13 @@ impl Coverage {
         self.seeds_with[incident as usize]
     }
 
+    /// Asserts that each of these incidents happened in some run.
+    ///
     /// # Panics
-    /// If one of these never happened in any run.
+    /// If one of them never happened.
     pub fn assert_happened(&self, incidents: &[Incident]) {
         for incident in incidents {
-            assert!(self.seeds_with(*incident) > 0, "no run had a {incident:?}, so nothing was tested of it: {self}");
+            assert!(self.seeds_with(*incident) > 0, "no run had the incident {incident:?}; it was not tested: {self}");
         }
     }
 
@@ -138,7 +141,7 @@ impl Coverage {
 
 impl fmt::Display for Coverage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} seeds, of which with", self.seeds)?;
+        write!(f, "{} seeds; seeds with", self.seeds)?;
         for incident in Incident::ALL {
             write!(f, " {incident:?} {}", self.seeds_with(incident))?;
         }

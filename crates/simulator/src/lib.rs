@@ -1,7 +1,7 @@
-//! A world that follows from a seed: [`runtime::World`] for any number of members, with their clocks and disks, in
-//! which crashes, pauses, clock jumps and disk faults happen as a scenario says, and every run can be had again.
+//! Simulated world that is determined by a seed: [`runtime::World`] for any number of members, with clocks and disks.
+//! Scenarios inject crashes, pauses, clock jumps and disk faults, and every run can be replayed.
 //!
-//! What it does not do: stop a task in the middle of a poll, or know real time or threads.
+//! Out of scope: stopping a task in the middle of a poll, real time and threads.
 //!
 //! ```
 //! use std::path::Path;
@@ -31,13 +31,15 @@
 //! # std::io::Result::Ok(())
 //! ```
 //!
-//! Always true here: two runs of one scenario with one seed have the same [`Handle::trace_hash`], unless the code
-//! under test looks at something outside of its [`runtime::Runtime`] (a clock, a map with random order, a thread).
+//! Invariant: two runs of one scenario with one seed have the same [`Handle::trace_hash`], unless the code under test
+//! uses a source outside of its [`runtime::Runtime`] (a clock, a map with random order, a thread).
+//!
+//! docs/decisions/0020-use-a-custom-simulator.md gives the reasons for the design.
 
 mod disk;
 mod executor;
 mod faults;
-mod ledger;
+mod history;
 mod member;
 mod random;
 mod runner;
@@ -47,20 +49,20 @@ mod trace;
 #[cfg(feature = "scenarios")]
 pub mod cluster;
 #[cfg(feature = "scenarios")]
-pub mod spine;
+pub mod single_node;
 #[cfg(feature = "scenarios")]
 mod user;
 
-/// The scenarios that hold, for a command that runs many seeds.
+/// Returns the scenarios that must hold, for a command that runs many seeds.
 #[cfg(feature = "scenarios")]
 #[must_use]
 pub fn suite() -> Suite {
-    cluster::add_to(spine::suite())
+    cluster::add_to(single_node::suite())
 }
 
 pub use executor::panic_message;
 pub use faults::{Coverage, Faults, Incident, Incidents};
-pub use ledger::{CallbackId, Expected, Ledger, Verdict, Violation};
+pub use history::{CallbackId, Expected, History, Verdict, Violation};
 pub use member::EPOCH;
 pub use random::Random;
 pub use runner::{

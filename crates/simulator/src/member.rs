@@ -1,4 +1,4 @@
-//! A member's view of the world: what [`runtime::Runtime`] asks.
+//! World of one member: the implementation of [`runtime::World`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,12 +8,12 @@ use futures_util::future::{BoxFuture, FutureExt, ready};
 use runtime::{Disk, Monotonic, Place, TaskEnd, TaskHandle, World};
 
 use crate::disk::SimulatedDisk;
-use crate::executor::{Blow, MemberIndex, Shared, Sleep};
+use crate::executor::{DownReason, MemberIndex, Shared, Sleep};
 
-/// 2026-01-01T00:00:00Z: what an unshifted wall clock shows when a simulation begins.
+/// Reading of a correct wall clock at the start of a simulation: 2026-01-01T00:00:00Z.
 pub const EPOCH: Timestamp = Timestamp::from_millis(1_767_225_600_000);
 
-/// One start of one member. After that start is over, clocks can still be read, and nothing else ever happens.
+/// One start of one member. After the start has ended, only its clocks still work.
 pub(crate) struct MemberWorld {
     pub(crate) shared: Arc<Shared>,
     pub(crate) member: MemberIndex,
@@ -71,6 +71,6 @@ impl World for MemberWorld {
             }
             core.members[self.member].halts.push(reason.to_owned());
         }
-        self.shared.strike(self.member, Blow::Halt);
+        self.shared.take_down(self.member, DownReason::Halt);
     }
 }

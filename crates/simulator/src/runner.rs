@@ -1,4 +1,4 @@
-//! Runs a scenario with many seeds, and says how to see a failure again.
+//! Runner: runs a scenario with many seeds, and prints the command that replays a failure.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,22 +8,22 @@ use crate::faults::{Coverage, Incidents};
 use crate::simulation::Simulation;
 use crate::trace::Text;
 
-/// How many lines of the trace a failure shows.
+/// Largest number of trace lines in a failure.
 const TAIL_SHOWN: usize = 40;
 
-/// What one seed made of a scenario.
+/// Result of one seed of a scenario.
 #[derive(Clone, Debug)]
 pub struct SeedReport {
     pub seed: u64,
-    /// The message of the panic that ended it.
+    /// `Err` contains the message of the panic that ended the run.
     pub result: Result<(), String>,
     pub incidents: Incidents,
     pub trace_hash: u64,
-    /// With [`Text::Tail`].
+    /// Last lines of the trace, with [`Text::Tail`].
     pub trace_tail: Vec<String>,
 }
 
-/// Runs `scenario` once; it fails by panicking.
+/// Runs `scenario` once. The scenario fails if it panics.
 pub fn run_seed(seed: u64, text: Text, scenario: impl Fn(&Simulation)) -> SeedReport {
     let sim = Simulation::new(seed);
     sim.set_trace_text(text);
@@ -31,14 +31,14 @@ pub fn run_seed(seed: u64, text: Text, scenario: impl Fn(&Simulation)) -> SeedRe
     SeedReport { seed, result, incidents: sim.incidents(), trace_hash: sim.trace_hash(), trace_tail: sim.trace_tail() }
 }
 
-/// A scenario that did not hold.
+/// Failure of a scenario.
 #[derive(Clone, Debug)]
 pub struct Failure {
     pub name: String,
     pub seed: u64,
     pub message: String,
     pub trace_tail: Vec<String>,
-    /// Run again, it went another way: something looks outside of its [`runtime::Runtime`].
+    /// False if the second run differed: the code uses a source outside of its [`runtime::Runtime`].
     pub repeatable: bool,
 }
 
@@ -49,7 +49,7 @@ impl fmt::Display for Failure {
         let shown = trace_tail.len().saturating_sub(TAIL_SHOWN);
         trace_tail[shown..].iter().try_for_each(|line| writeln!(f, "  {line}"))?;
         if !repeatable {
-            writeln!(f, "the seed's second run went another way: a clock, a thread or a map's order is not simulated")?;
+            writeln!(f, "the second run of the seed differs: a clock, a thread or a map's order is not simulated")?;
         }
         write!(f, "replay: cargo xtask simulate --scenario {name} --seed {seed} --trace")
     }
@@ -57,10 +57,10 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// Runs `scenario` with each seed, the first one twice, and says what went wrong in how many of the runs.
+/// Runs `scenario` with each seed, the first one twice, and counts the runs with each incident.
 ///
 /// # Errors
-/// With the first seed that fails, or whose second run is not the first one again.
+/// The first seed that fails, or whose second run differs from its first.
 pub fn try_seeds(
     name: &str,
     seeds: impl IntoIterator<Item = u64>,
@@ -83,7 +83,7 @@ pub fn try_seeds(
     Ok(coverage)
 }
 
-/// As [`try_seeds`], but each seed once, and with every event printed.
+/// Runs `scenario` as [`try_seeds`] does, but each seed once, and prints every event.
 fn print_seeds(
     name: &str,
     seeds: impl IntoIterator<Item = u64>,
@@ -100,10 +100,10 @@ fn print_seeds(
     Ok(coverage)
 }
 
-/// As [`try_seeds`], for tests.
+/// Runs [`try_seeds`] in a test.
 ///
 /// # Panics
-/// With the [`Failure`], the command that replays it included.
+/// If a seed fails, with the [`Failure`] and the command that replays it.
 pub fn run_seeds(name: &str, seeds: impl IntoIterator<Item = u64>, scenario: impl Fn(&Simulation)) -> Coverage {
     match try_seeds(name, seeds, scenario) {
         Ok(coverage) => coverage,
@@ -111,19 +111,19 @@ pub fn run_seeds(name: &str, seeds: impl IntoIterator<Item = u64>, scenario: imp
     }
 }
 
-/// How a deliberate bug was found.
+/// Detection of a deliberate bug.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Caught {
     pub seed: u64,
-    /// How many runs it took.
+    /// Number of runs until the detection.
     pub runs: u64,
     pub message: String,
 }
 
-/// Asserts that `scenario`, which has the deliberate bug `mutant` switched on, fails with one of the seeds, and with
-/// a message that has `symptom` in it: a scenario that fails for another reason has not caught the bug.
+/// Asserts that `scenario`, in which the deliberate bug `mutant` is enabled, fails with one of the seeds and with a
+/// message that contains `symptom`. A scenario that fails for another reason has not caught the bug.
 ///
-/// The same scenario without the bug must hold with the same seeds; [`run_seeds`] says whether it does.
+/// The same scenario without the bug must hold with the same seeds; [`run_seeds`] checks that.
 ///
 /// # Panics
 /// If the bug is not caught.
@@ -137,24 +137,24 @@ pub fn assert_caught(
     for seed in seeds {
         runs += 1;
         if let Err(message) = run_seed(seed, Text::Off, &scenario).result {
-            assert!(message.contains(symptom), "seed {seed} fails with {mutant:?}, but not by {symptom:?}: {message}");
+            assert!(message.contains(symptom), "seed {seed} fails with {mutant:?}, but without {symptom:?}: {message}");
             return Caught { seed, runs, message };
         }
     }
-    panic!("the deliberate bug {mutant:?} goes unnoticed in {runs} runs: the scenario tests too little")
+    panic!("{runs} runs did not catch the deliberate bug {mutant:?}; extend the scenario or add seeds")
 }
 
-/// What to run of a [`Suite`].
+/// Selection of scenarios and seeds of a [`Suite`].
 #[derive(Clone, Debug, Default)]
 pub struct Order {
-    /// One scenario; all without it.
+    /// Name of the only scenario to run; `None` runs all.
     pub scenario: Option<String>,
-    /// One seed, instead of `seeds`.
+    /// Number of the only seed to run, instead of `seeds`.
     pub seed: Option<u64>,
-    /// How many seeds, from `first_seed` on, each scenario gets.
+    /// Number of seeds for each scenario, starting with `first_seed`.
     pub seeds: u64,
     pub first_seed: u64,
-    /// Print every event to standard error.
+    /// Prints every event to standard error.
     pub trace: bool,
 }
 
@@ -166,9 +166,10 @@ pub struct Suite {
     scenarios: Vec<(&'static str, Run)>,
 }
 
+/// Failure of a run of a [`Suite`].
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum SuiteError {
-    #[error("there is no scenario {0}; there are: {1}")]
+    #[error("unknown scenario {0}; use one of: {1}")]
     Unknown(String, String),
     #[error(transparent)]
     Failed(#[from] Box<Failure>),
@@ -186,12 +187,12 @@ impl Suite {
         self
     }
 
-    /// Runs what is ordered, and tells each scenario's coverage as it ends.
+    /// Runs the selected scenarios and seeds, and reports each scenario's coverage when it ends.
     ///
     /// # Errors
-    /// If there is no such scenario, or with the first that fails.
-    pub fn run(&self, order: &Order, mut told: impl FnMut(&str, &Coverage)) -> Result<(), SuiteError> {
-        let chosen = |name: &str| order.scenario.as_deref().is_none_or(|only| only == name);
+    /// If the scenario does not exist, or a seed fails.
+    pub fn run(&self, order: &Order, mut reported: impl FnMut(&str, &Coverage)) -> Result<(), SuiteError> {
+        let is_selected = |name: &str| order.scenario.as_deref().is_none_or(|only| only == name);
         if let Some(only) = order.scenario.as_ref().filter(|only| self.scenarios.iter().all(|(name, _)| name != only)) {
             let names: Vec<_> = self.scenarios.iter().map(|(name, _)| *name).collect();
             return Err(SuiteError::Unknown(only.clone(), names.join(", ")));
@@ -200,13 +201,13 @@ impl Suite {
             Some(seed) => seed..seed.saturating_add(1),
             None => order.first_seed..order.first_seed.saturating_add(order.seeds),
         };
-        for (name, scenario) in self.scenarios.iter().filter(|(name, _)| chosen(name)) {
+        for (name, scenario) in self.scenarios.iter().filter(|(name, _)| is_selected(name)) {
             let coverage = match order.trace {
                 true => print_seeds(name, seeds.clone(), scenario),
                 false => try_seeds(name, seeds.clone(), scenario),
             };
             let coverage = coverage.map_err(Box::new)?;
-            told(name, &coverage);
+            reported(name, &coverage);
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! The scenario's hands: members up and down, clocks, disks, and time.
+//! Simulation and its handle: control of members, clocks, disks and time by the scenario.
 
 use std::collections::BTreeSet;
 use std::future::poll_fn;
@@ -12,20 +12,21 @@ use domain::Timestamp;
 use runtime::{Place, Runtime};
 use tokio::sync::oneshot;
 
-use crate::executor::{Blow, Core, MemberIndex, OUTSIDE, Shared, Sleep};
+use crate::executor::{Core, DownReason, MemberIndex, OUTSIDE, Shared, Sleep};
 use crate::faults::{Faults, Incidents};
 use crate::member::{MemberWorld, wall_clock};
 use crate::random::Random;
 use crate::trace::{Event, Text};
 
-/// One run of a world that follows from a seed. Dropped, it drops every task in it.
+/// One run of a world that a seed determines. Dropping it drops all of its tasks.
 ///
-/// Everything that a scenario does goes through [`Handle`], which this dereferences to.
+/// A scenario controls it through [`Handle`], which is its `Deref` target.
 pub struct Simulation {
     handle: Handle,
 }
 
 impl Simulation {
+    /// Creates a world without members.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         let shared = Shared::new(seed);
@@ -33,16 +34,17 @@ impl Simulation {
         Simulation { handle: Handle { shared, seed, random: Arc::new(Mutex::new(random)) } }
     }
 
-    /// Lets the world run until `scenario` is ready.
+    /// Runs the world until `scenario` is ready.
     ///
     /// # Panics
-    /// If a task panics (unless [`Handle::tolerate_panics`] was called); if nothing can ever happen again, naming what
-    /// waits; if tasks wake each other without end while time stands still; at the limits of time and polls.
+    /// If a task panics (unless [`Handle::tolerate_panics`] was called); if no task can ever become runnable, with the
+    /// names of the waiting tasks; if tasks wake each other endlessly at one instant; if a limit of time or polls is
+    /// exceeded.
     pub fn run_until<F: Future>(&self, scenario: F) -> F::Output {
         self.shared.run(scenario)
     }
 
-    /// Lets the world run for this long.
+    /// Runs the world for this duration.
     ///
     /// # Panics
     /// As [`Simulation::run_until`].
@@ -65,10 +67,10 @@ impl Drop for Simulation {
     }
 }
 
-/// Controls a simulation; cheap to copy, also into tasks.
+/// Handle that controls a simulation. It is cheap to clone, also into tasks.
 ///
-/// Members are named by the scenario and made by the first [`Handle::member`]. What is asked of a member that there
-/// never was panics.
+/// The scenario names the members, and the first [`Handle::member`] with a name creates the member. A request for an
+/// unknown member panics.
 #[derive(Clone)]
 pub struct Handle {
     shared: Arc<Shared>,
@@ -78,10 +80,10 @@ pub struct Handle {
 
 /// Members.
 impl Handle {
-    /// The world of a member that is up; the first call makes it and boots it.
+    /// Returns the world of a member that is up. The first call creates and starts the member.
     ///
     /// # Panics
-    /// If it is down: [`Handle::restart`] it.
+    /// If the member is down; use [`Handle::restart`].
     #[must_use]
     pub fn member(&self, name: &str) -> Runtime {
         let index = {
@@ -96,16 +98,17 @@ impl Handle {
         self.runtime(index)
     }
 
-    /// The world of clients, receivers and other bystanders: its clock shows true time, and it never goes down.
+    /// Returns the world of clients, receivers and other processes outside the cluster. Its clock shows true time, and
+    /// it never goes down.
     #[must_use]
     pub fn outside(&self) -> Runtime {
         self.runtime(OUTSIDE)
     }
 
-    /// Starts a member again that went down, on the disk that it left.
+    /// Starts a member that went down, on its old disk.
     ///
     /// # Panics
-    /// If it is up.
+    /// If the member is up.
     #[must_use]
     pub fn restart(&self, name: &str) -> Runtime {
         let index = self.with(name, |core, index| {
@@ -115,20 +118,20 @@ impl Handle {
         self.runtime(index)
     }
 
-    /// Cuts the member's power: its tasks are dropped, and of what it had not synced any part may be lost. Without
-    /// effect if it is down. In one of its own tasks, it takes effect at that task's next await.
+    /// Cuts the member's power: its tasks are dropped, and any part of its unsynced data may be lost. Has no effect if
+    /// the member is down. If one of the member's own tasks calls this, it takes effect at the task's next await.
     pub fn crash(&self, name: &str) {
         let index = self.with(name, |_, index| index);
-        self.shared.strike(index, Blow::Crash);
+        self.shared.take_down(index, DownReason::Crash);
     }
 
-    /// Kills the member's process (`kill -9`): as a crash, but what it wrote stays, though still not durable.
+    /// Kills the member's process (`kill -9`). Its written data stays, but is still not durable.
     pub fn kill(&self, name: &str) {
         let index = self.with(name, |_, index| index);
-        self.shared.strike(index, Blow::Kill);
+        self.shared.take_down(index, DownReason::Kill);
     }
 
-    /// For this long, none of the member's tasks runs. Its disk and clocks go on.
+    /// Pauses all tasks of the member for this duration. Its disk and clocks continue.
     pub fn pause(&self, name: &str, duration: Duration) {
         self.with(name, |core, index| core.pause(index, duration));
     }
@@ -138,7 +141,7 @@ impl Handle {
         self.with(name, |core, index| core.members[index].is_up())
     }
 
-    /// Ready when the member is down: crashed, killed or halted.
+    /// Waits until the member is down: crashed, killed or halted.
     pub async fn down(&self, name: &str) {
         poll_fn(|context| {
             self.with(name, |core, index| {
@@ -152,32 +155,33 @@ impl Handle {
         .await;
     }
 
-    /// Why the member ended itself, each time that it did ([`Runtime::halt`]).
+    /// Returns the reason of each halt of the member ([`Runtime::halt`]).
     #[must_use]
     pub fn halts(&self, name: &str) -> Vec<String> {
         self.with(name, |core, index| core.members[index].halts.clone())
     }
 
-    /// When the member was paused or down, in true time; until [`Duration::MAX`] if it is down now.
+    /// Returns the times during which the member was paused or down, in true time. The last one ends at
+    /// [`Duration::MAX`] if the member is down now.
     #[must_use]
     pub fn interruptions(&self, name: &str) -> Vec<RangeInclusive<Duration>> {
         self.with(name, |core, index| core.members[index].interruptions.clone())
     }
 
-    /// Runs `request` as a task of the member, as if a client had sent it there; `None` if the member went down, or
-    /// was down, before it was answered: then it is not known what became of it.
+    /// Runs `request` as a task of the member, as if a client had sent it. Returns `None` if the member is down or goes
+    /// down before the response; the request may have taken effect then.
     pub async fn call<T: Send + 'static>(
         &self,
         name: &str,
         request: impl Future<Output = T> + Send + 'static,
     ) -> Option<T> {
         let (index, boot) = self.with(name, |core, index| (index, core.members[index].boot));
-        let (answer, answered) = oneshot::channel();
+        let (sender, response) = oneshot::channel();
         let task = async move {
-            let _unheard = answer.send(request.await);
+            let _receiver_is_gone = sender.send(request.await);
         };
         let _running = self.shared.spawn(index, boot, "request", Place::Shared, Box::pin(task))?;
-        answered.await.ok()
+        response.await.ok()
     }
 
     /// Sets the member's wall clock forward, or back if `millis` is negative.
@@ -189,7 +193,7 @@ impl Handle {
         });
     }
 
-    /// What the member's wall clock shows.
+    /// Returns the reading of the member's wall clock.
     #[must_use]
     pub fn clock(&self, name: &str) -> Timestamp {
         self.with(name, |core, index| wall_clock(core.now, core.members[index].clock_ahead))
@@ -207,19 +211,19 @@ impl Handle {
 
     fn with<T>(&self, name: &str, act: impl FnOnce(&mut Core, MemberIndex) -> T) -> T {
         let mut core = self.shared.lock();
-        let Some(index) = core.member_index(name) else { panic!("there is no member {name}") };
+        let Some(index) = core.member_index(name) else { panic!("unknown member {name}") };
         act(&mut core, index)
     }
 }
 
-/// Time and chance.
+/// Time and randomness.
 impl Handle {
     #[must_use]
     pub fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// True time since the beginning, which no member sees.
+    /// Returns the true time since the start, which no member can read.
     #[must_use]
     pub fn elapsed(&self) -> Duration {
         self.shared.lock().now
@@ -231,68 +235,68 @@ impl Handle {
         Sleep::new(self.shared.clone(), OUTSIDE, 1, at).await;
     }
 
-    /// Waits until `condition` holds, looking every millisecond at first and then ever more seldom.
+    /// Waits until `condition` holds, and checks it every millisecond at first, then less and less often.
     ///
     /// # Panics
-    /// If it does not hold within `limit`; the message says `what`.
-    pub async fn wait_until(&self, what: &str, limit: Duration, mut condition: impl FnMut() -> bool) {
-        let begun = self.elapsed();
+    /// If the condition does not hold within `limit`; the message contains `description`.
+    pub async fn wait_until(&self, description: &str, limit: Duration, mut condition: impl FnMut() -> bool) {
+        let started = self.elapsed();
         let mut period = Duration::from_millis(1);
         while !condition() {
-            let waited = self.elapsed() - begun;
-            assert!(waited < limit, "waited {waited:?} in vain for {what}");
+            let waited = self.elapsed() - started;
+            assert!(waited < limit, "timed out after {waited:?} waiting for {description}");
             self.sleep(period.min(limit - waited)).await;
             period = (period * 3 / 2).min(Duration::from_secs(1));
         }
     }
 
-    /// A draw of the scenario's own, which does not shift those of the world.
+    /// Draws from the scenario's own generator, which does not affect the draws of the world.
     pub fn draw<T>(&self, draw: impl FnOnce(&mut Random) -> T) -> T {
         draw(&mut self.random.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// From now on, for every member.
+    /// Sets the faults for every member, from now on.
     pub fn set_faults(&self, faults: Faults) {
         self.shared.lock().faults = faults;
     }
 
-    /// How much true time the whole simulation may take; 24 hours unless this is called.
+    /// Sets the limit of true time for the whole simulation. Default 24 hours.
     pub fn set_time_limit(&self, limit: Duration) {
         self.shared.lock().time_limit = limit;
     }
 
-    /// How many polls the whole simulation may take; 20,000,000 unless this is called: a debug build takes about a minute for them.
-    /// It ends loops that time alone does not: retries without a pause, for example.
+    /// Sets the limit of polls for the whole simulation. Default 20,000,000, which take a debug build about a minute.
+    /// The limit ends loops that the time limit does not, for example retries without a wait.
     pub fn set_poll_limit(&self, polls: u64) {
         self.shared.lock().poll_limit = polls;
     }
 
-    /// A task's panic is told to its owner, as in the real world, and no longer ends the simulation.
+    /// Reports a task's panic to the task's owner only, as in the real world. It no longer ends the simulation.
     pub fn tolerate_panics(&self) {
         self.shared.lock().panics_tolerated = true;
     }
 }
 
-/// What happened.
+/// Trace, incidents and panics.
 impl Handle {
     #[must_use]
     pub fn incidents(&self) -> Incidents {
         self.shared.lock().incidents
     }
 
-    /// The panics of tasks so far, with the member and task that had them.
+    /// Returns the panics of tasks so far, each with its member and task.
     #[must_use]
     pub fn panics(&self) -> Vec<String> {
         self.shared.lock().panics.clone()
     }
 
-    /// How many polls of tasks and scenario there were.
+    /// Returns the number of polls of tasks and of the scenario.
     #[must_use]
     pub fn polls(&self) -> u64 {
         self.shared.lock().polls()
     }
 
-    /// A hash of everything that happened so far: equal for equal seeds and code.
+    /// Returns a hash of all events so far, equal for equal seeds and code.
     #[must_use]
     pub fn trace_hash(&self) -> u64 {
         self.shared.lock().trace.hash()
@@ -302,19 +306,19 @@ impl Handle {
         self.shared.lock().trace.set_text(text);
     }
 
-    /// The last lines of the trace, with [`Text::Tail`].
+    /// Returns the last lines of the trace, with [`Text::Tail`].
     #[must_use]
     pub fn trace_tail(&self) -> Vec<String> {
         self.shared.lock().trace.tail()
     }
 
-    /// Writes a line of the scenario's own into the trace.
+    /// Adds a line of the scenario to the trace.
     pub fn note(&self, text: &str) {
         self.shared.lock().record(&Event::Note(text));
     }
 }
 
-/// A member's disk, as no process sees it. Works while the member is down, too, and takes no time.
+/// Handle to a member's disk from outside. Operations work while the member is down, and take no time.
 #[derive(Clone)]
 pub struct VolumeHandle {
     shared: Arc<Shared>,
@@ -322,7 +326,7 @@ pub struct VolumeHandle {
 }
 
 impl VolumeHandle {
-    /// Turns over one bit of what is stored and of what a read sees.
+    /// Flips one bit of the durable contents and of the cached contents.
     ///
     /// # Panics
     /// If there is no such byte.
@@ -331,11 +335,11 @@ impl VolumeHandle {
         let mut core = self.shared.lock();
         let volume = &mut core.members[self.member].volume;
         let flipped = volume.find(path).is_ok_and(|inode| volume.flip_bit(inode, offset, bit));
-        assert!(flipped, "there is no byte {offset} in {}", path.display());
+        assert!(flipped, "byte {offset} does not exist in {}", path.display());
         core.incident(self.member, crate::Incident::BitFlip, &format!("{} at {offset}", path.display()));
     }
 
-    /// Bytes that all files may take up together; unlimited at first. May be set below what they do.
+    /// Sets the total size of all files in bytes. Default unlimited. The limit may be below the present size.
     pub fn set_capacity(&self, bytes: u64) {
         self.shared.lock().members[self.member].volume.capacity = bytes;
     }
@@ -345,8 +349,8 @@ impl VolumeHandle {
         self.shared.lock().members[self.member].volume.used_bytes()
     }
 
-    /// The power goes in the `number`th disk operation from now, counted from 1: it has its effect, is not answered,
-    /// and leaves what a crash leaves. A sync counts twice, as it begins and as it ends.
+    /// Cuts the power during the `number`th disk operation from now, counted from 1: the operation takes effect, does
+    /// not return, and leaves the disk as a crash does. A sync counts as two operations, its start and its end.
     ///
     /// # Panics
     /// If `number` is zero.
@@ -357,20 +361,20 @@ impl VolumeHandle {
         volume.crash_at = Some(volume.operations + number);
     }
 
-    /// Disk operations so far.
+    /// Returns the number of disk operations so far.
     #[must_use]
     pub fn operations(&self) -> u64 {
         self.shared.lock().members[self.member].volume.operations
     }
 
-    /// The files in a folder.
+    /// Returns the names of the files in a folder.
     #[must_use]
     pub fn files(&self, folder: impl AsRef<Path>) -> BTreeSet<String> {
         let core = self.shared.lock();
         core.members[self.member].volume.list(folder.as_ref()).unwrap_or_default().into_iter().collect()
     }
 
-    /// What a read of the whole file would see; `None` if there is none.
+    /// Returns the contents that a read of the whole file returns, or `None` if the file does not exist.
     #[must_use]
     pub fn read(&self, path: impl AsRef<Path>) -> Option<Vec<u8>> {
         let core = self.shared.lock();

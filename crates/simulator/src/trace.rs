@@ -1,7 +1,7 @@
-//! What happened, in order: always as a running hash, and as text where someone reads it.
+//! Trace of all events in order: always as a running hash, and optionally as text.
 //!
-//! The hash covers every poll, every step of time, every disk operation with its bytes, and every incident, so two
-//! runs with one hash did the same things in the same order.
+//! The hash covers every poll, every advance of time, every disk operation with its bytes, and every incident. Two runs
+//! with equal hashes executed the same events in the same order.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -10,18 +10,18 @@ use std::time::Duration;
 
 use crate::faults::Incident;
 
-/// How much of a run is written down as text.
+/// Amount of text that a trace produces.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Text {
     #[default]
     Off,
-    /// The last [`TAIL_LINES`] lines, polls left out, kept for [`crate::Handle::trace_tail`].
+    /// The last [`TAIL_LINES`] lines without polls, for [`crate::Handle::trace_tail`].
     Tail,
-    /// Every event, to standard error, as it happens.
+    /// Every event, printed to standard error when it happens.
     Print,
 }
 
-/// How many lines [`Text::Tail`] keeps.
+/// Number of lines that [`Text::Tail`] retains.
 pub const TAIL_LINES: usize = 200;
 
 #[derive(Hash)]
@@ -32,7 +32,7 @@ pub(crate) enum Event<'a> {
     End { task: &'static str, serial: u64 },
     Boot { member: &'a str },
     Resume { member: &'a str },
-    Incident { member: &'a str, what: Incident, detail: &'a str },
+    Incident { member: &'a str, incident: Incident, detail: &'a str },
     Disk { member: &'a str, operation: &'static str, path: &'a str, offset: u64, len: u64, digest: u64 },
     Note(&'a str),
 }
@@ -41,12 +41,12 @@ impl fmt::Display for Event<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Event::Poll { member, task, serial } => write!(f, "{member}: polls {task}#{serial}"),
-            Event::Advance => write!(f, "time goes on"),
+            Event::Advance => write!(f, "time advances"),
             Event::Spawn { member, task, serial } => write!(f, "{member}: spawns {task}#{serial}"),
             Event::End { task, serial } => write!(f, "{task}#{serial} ends"),
             Event::Boot { member } => write!(f, "{member}: boots"),
-            Event::Resume { member } => write!(f, "{member}: goes on after a pause"),
-            Event::Incident { member, what, detail } => write!(f, "{member}: {what:?} {detail}"),
+            Event::Resume { member } => write!(f, "{member}: resumes after a pause"),
+            Event::Incident { member, incident, detail } => write!(f, "{member}: {incident:?} {detail}"),
             Event::Disk { member, operation, path, offset, len, .. } => {
                 write!(f, "{member}: {operation} {path} at {offset}, {len} bytes")
             }
@@ -72,7 +72,7 @@ impl Trace {
         event.hash(&mut self.hash);
         match self.text {
             Text::Off => {}
-            Text::Tail => self.keep(now, event),
+            Text::Tail => self.append_to_tail(now, event),
             Text::Print => eprintln!("{} {event}", stamp(now)),
         }
     }
@@ -85,7 +85,7 @@ impl Trace {
         self.tail.iter().cloned().collect()
     }
 
-    fn keep(&mut self, now: Duration, event: &Event<'_>) {
+    fn append_to_tail(&mut self, now: Duration, event: &Event<'_>) {
         if matches!(event, Event::Poll { .. } | Event::Advance) {
             return;
         }
@@ -100,14 +100,14 @@ fn stamp(now: Duration) -> String {
     format!("{:>14.6}", now.as_secs_f64())
 }
 
-/// The hash of some bytes, for [`Event::Disk`].
+/// Returns the hash of some bytes, for [`Event::Disk`].
 pub(crate) fn digest(bytes: &[u8]) -> u64 {
     let mut digest = Digest::default();
     digest.write(bytes);
     digest.finish()
 }
 
-/// A hash that is the same on every machine: the standard library does not promise that of its own.
+/// Hash that is the same on every machine. The standard library does not guarantee that for its own hashes.
 #[derive(Clone, Copy)]
 struct Digest(u64);
 

@@ -1,4 +1,4 @@
-//! What the users of every scenario ask for, and what follows from it.
+//! Requests of the users of all scenarios, and the instants that the history expects for them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
@@ -14,12 +14,12 @@ use store::{Store, StoreError};
 
 use crate::{Expected, Random};
 
-/// Every incarnation that was ever told of.
+/// Every incarnation that a response contained.
 #[derive(Default)]
-pub(crate) struct Names(Mutex<BTreeSet<Incarnation>>);
+pub(crate) struct Incarnations(Mutex<BTreeSet<Incarnation>>);
 
-impl Names {
-    pub(crate) fn incarnations(&self) -> BTreeSet<Incarnation> {
+impl Incarnations {
+    pub(crate) fn all(&self) -> BTreeSet<Incarnation> {
         self.0.lock().expect("no holder of this lock panics").clone()
     }
 
@@ -28,19 +28,21 @@ impl Names {
     }
 }
 
-/// With so many pollers.
+/// Returns the scenarios' tenant, with this number of pollers.
 pub(crate) fn tenant(pollers: u16) -> Tenant {
     Tenant::new(TenantId(1), "simulated", pollers, SigningSecret::first(vec![7; 32], Timestamp::MIN))
 }
 
+/// Creates the tenant.
+///
 /// # Errors
 /// If the store fails.
 pub(crate) async fn put_tenant(store: &dyn Store, tenant: Tenant) -> Result<(), StoreError> {
     let entry = Audit::of(&tenant, Timestamp::MIN, "simulator", "tenant.create", "");
-    store.put_tenant(tenant, entry).await.map(|put| put.expect("nobody else makes it"))
+    store.put_tenant(tenant, entry).await.map(|put| put.expect("no other process creates the tenant"))
 }
 
-/// Something that is due soon, again and again, or already.
+/// Returns a random spec: due soon, recurring or overdue.
 pub(crate) fn spec(random: &mut Random, now: Timestamp) -> Spec {
     let target = random.below(3);
     Spec {
@@ -70,29 +72,29 @@ fn when(random: &mut Random, now: Timestamp) -> When {
     }
 }
 
-/// When `schedule` is to be called, beats up to `beats_until`.
-pub(crate) fn expected(schedule: &Schedule, beats_until: Timestamp) -> Expected {
+/// Returns the instants at which `schedule` must fire, up to `series_end` for a recurring schedule.
+pub(crate) fn expected(schedule: &Schedule, series_end: Timestamp) -> Expected {
     match schedule.spec.when {
         When::At(at) => Expected::once(at),
         When::Every(interval) => {
-            let beats = std::iter::successors(Some(schedule.updated_at + interval), |beat| Some(*beat + interval));
-            Expected::series(beats.take_while(|beat| *beat <= beats_until), beats_until)
+            let instants = std::iter::successors(Some(schedule.updated_at + interval), |at| Some(*at + interval));
+            Expected::series(instants.take_while(|at| *at <= series_end), series_end)
         }
-        When::Cron(_) => unreachable!("no user here asks for a cron"),
+        When::Cron(_) => unreachable!("the users create no cron schedules"),
     }
 }
 
-/// How long a receiver takes.
-pub(crate) fn answer_time(random: &mut Random) -> Duration {
+/// Returns a random response time of a receiver.
+pub(crate) fn response_time(random: &mut Random) -> Duration {
     Duration::from_millis(match random.below(20) {
         0 => 500 + random.below(2_500),
         _ => random.below(60),
     })
 }
 
-/// What it answers, `chance` out of 20: all above 2 is a success.
-pub(crate) fn answer(chance: u64) -> AttemptResult {
-    match chance {
+/// Returns the result of an attempt for `draw`, a number below 20. A number above 2 is a success.
+pub(crate) fn result_of(draw: u64) -> AttemptResult {
+    match draw {
         0 | 1 => AttemptResult::TimedOut,
         2 => AttemptResult::Answered(503),
         _ => AttemptResult::Answered(200),

@@ -1,45 +1,46 @@
-//! What an owner writes, one change at a time.
+//! Cases of an owner's writes, one change at a time.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use domain::occurrence::Run;
 use domain::{
-    Attempt, AttemptResult, DueKey, Edition, Occurrence, Revision, RunState, Schedule, Seen, Status, Timestamp,
+    Attempt, AttemptResult, DueKey, Occurrence, Precondition, Revision, RunState, Schedule, ScheduleVersion, Status,
+    Timestamp,
 };
 use futures_util::future::join;
 
 use crate::Subject;
-use crate::scene::{Owner, Scene, TENANT, due_of, insert_in, minute, poller, run_of, spec, yield_times};
-use store::{Change, Insert, Inserted, OwnerWrite, Positions, WriteRefusal, Written};
+use crate::fixture::{Fixture, Owner, TENANT, due_of, insert_in, minute, poller, run_of, spec, yield_times};
+use store::{Change, Insert, Inserted, OwnerWrite, Positions, WriteRejection, Written};
 
-pub(super) async fn a_put_makes_what_is_not_there(subject: &dyn Subject) {
-    let scene = Scene::open(subject).await;
-    for insert in [scene.named("invoice-7", minute(1)), scene.unnamed(minute(1))] {
-        let owner = scene.owner(insert.schedule.poller).await;
-        let answer = owner.put(&insert).await;
-        assert_eq!(answer, (insert.schedule.clone(), minute(1), None));
-        assert_eq!(scene.get(TENANT, &insert.schedule.id).await, Some(insert.schedule.clone()));
-        assert_eq!(scene.now(&insert.schedule).await, insert.schedule);
-        assert!(scene.all_due(owner.poller).await.contains(&insert.due));
+pub(super) async fn put_creates_a_missing_schedule(subject: &dyn Subject) {
+    let fixture = Fixture::open(subject).await;
+    for insert in [fixture.named("invoice-7", minute(1)), fixture.unnamed(minute(1))] {
+        let owner = fixture.owner(insert.schedule.poller).await;
+        let response = owner.put(&insert).await;
+        assert_eq!(response, (insert.schedule.clone(), minute(1), None));
+        assert_eq!(fixture.get(TENANT, &insert.schedule.id).await, Some(insert.schedule.clone()));
+        assert_eq!(fixture.now(&insert.schedule).await, insert.schedule);
+        assert!(fixture.all_due(owner.poller).await.contains(&insert.due));
     }
 }
 
-/// What a put with a spec of its own asks for.
-fn replacing(scene: &Scene, schedule: &Schedule, at: Timestamp) -> Insert {
-    let mut insert = insert_in(schedule.poller, scene.numbers.incarnation(), schedule.id.clone(), at);
-    let asked = Arc::make_mut(&mut insert.schedule);
-    asked.created_at = minute(-1);
-    asked.updated_at = minute(-1);
-    asked.spec.payload = bytes::Bytes::from_static(b"[2]");
+/// Returns a put of `schedule`'s id with another spec.
+fn replacing(fixture: &Fixture, schedule: &Schedule, at: Timestamp) -> Insert {
+    let mut insert = insert_in(schedule.poller, fixture.numbers.incarnation(), schedule.id.clone(), at);
+    let requested = Arc::make_mut(&mut insert.schedule);
+    requested.created_at = minute(-1);
+    requested.updated_at = minute(-1);
+    requested.spec.payload = bytes::Bytes::from_static(b"[2]");
     insert
 }
 
-/// Puts over `schedule`, which is not cancelled, and checks what comes of it.
+/// Puts over `schedule`, which is not cancelled, and checks the result.
 async fn put_over(owner: Owner<'_>, schedule: &Schedule, at: Timestamp) -> Arc<Schedule> {
-    let scene = owner.scene;
-    let mut insert = replacing(scene, schedule, at);
-    // Whoever asks may know only the pollers that the tenant's quota gives new schedules now.
+    let fixture = owner.fixture;
+    let mut insert = replacing(fixture, schedule, at);
+    // The caller may only know the pollers of the tenant's current generation.
     Arc::make_mut(&mut insert.schedule).poller.generation += 1;
     let expected = Arc::new(Schedule {
         incarnation: schedule.incarnation,
@@ -49,168 +50,177 @@ async fn put_over(owner: Owner<'_>, schedule: &Schedule, at: Timestamp) -> Arc<S
         ..Schedule::clone(&insert.schedule)
     });
     assert_eq!(owner.put(&insert).await, (expected.clone(), at, Some(schedule.status)));
-    assert_eq!(scene.now(schedule).await, expected);
-    assert_eq!(scene.get(schedule.tenant, &schedule.id).await, Some(expected.clone()));
-    assert_eq!(scene.load(insert.schedule.incarnation).await, None, "the asked incarnation was not needed");
+    assert_eq!(fixture.now(schedule).await, expected);
+    assert_eq!(fixture.get(schedule.tenant, &schedule.id).await, Some(expected.clone()));
+    assert_eq!(fixture.load(insert.schedule.incarnation).await, None, "the put did not need the new incarnation");
     let row = DueKey { position: at, ..due_of(&expected, at) };
-    assert!(scene.all_due(owner.poller).await.contains(&row), "its row has the revision that came of it");
+    assert!(fixture.all_due(owner.poller).await.contains(&row), "the row has the resulting revision");
     expected
 }
 
-pub(super) async fn a_put_replaces_what_is_live(subject: &dyn Subject) {
-    let scene = Scene::open(subject).await;
-    let first = scene.create(scene.named("invoice-7", minute(1))).await;
-    let owner = scene.owner(first.poller).await;
+pub(super) async fn put_replaces_an_active_schedule(subject: &dyn Subject) {
+    let fixture = Fixture::open(subject).await;
+    let first = fixture.create(fixture.named("invoice-7", minute(1))).await;
+    let owner = fixture.owner(first.poller).await;
     let second = put_over(owner, &first, minute(2)).await;
     put_over(owner, &second, minute(1)).await;
 }
 
-pub(super) async fn a_put_revives_what_has_ended(subject: &dyn Subject) {
-    let scene = Scene::open(subject).await;
-    let schedule = scene.create(scene.named("invoice-7", minute(1))).await;
-    let owner = scene.owner(schedule.poller).await;
+pub(super) async fn put_reactivates_an_ended_schedule(subject: &dyn Subject) {
+    let fixture = Fixture::open(subject).await;
+    let schedule = fixture.create(fixture.named("invoice-7", minute(1))).await;
+    let owner = fixture.owner(schedule.poller).await;
     owner.finish(&schedule, RunState::Succeeded).await;
-    let ended = scene.now(&schedule).await;
+    let ended = fixture.now(&schedule).await;
     assert_eq!(ended.status, Status::Ended);
     let revived = put_over(owner, &ended, minute(2)).await;
     assert_eq!(revived.status, Status::Active);
 }
 
-pub(super) async fn a_put_over_a_cancelled_id_makes_a_new_incarnation(subject: &dyn Subject) {
-    let scene = Scene::open(subject).await;
-    let insert = scene.named("invoice-7", minute(1));
-    let first = scene.create(insert.clone()).await;
-    let owner = scene.owner(first.poller).await;
+pub(super) async fn put_over_a_cancelled_id_creates_an_incarnation(subject: &dyn Subject) {
+    let fixture = Fixture::open(subject).await;
+    let insert = fixture.named("invoice-7", minute(1));
+    let first = fixture.create(insert.clone()).await;
+    let owner = fixture.owner(first.poller).await;
     owner.write(Change::Cancel(first.incarnation)).await;
-    let cancelled = scene.now(&first).await;
+    let cancelled = fixture.now(&first).await;
 
     let same = owner.try_write(Change::Put(insert.clone())).await;
-    assert_eq!(same, Err(WriteRefusal::NotFound), "a put that is tried again does not undo the cancel");
-    assert_eq!(scene.now(&first).await, cancelled);
+    assert_eq!(same, Err(WriteRejection::NotFound), "a repeated put does not revert the cancellation");
+    assert_eq!(fixture.now(&first).await, cancelled);
 
-    let second = replacing(&scene, &first, minute(2));
+    let second = replacing(&fixture, &first, minute(2));
     assert_eq!(owner.put(&second).await, (second.schedule.clone(), minute(2), Some(Status::Cancelled)));
-    assert_eq!(scene.get(TENANT, &first.id).await, Some(second.schedule.clone()));
-    assert_eq!(scene.now(&first).await, cancelled);
-    assert!(scene.all_due(owner.poller).await.contains(&second.due));
+    assert_eq!(fixture.get(TENANT, &first.id).await, Some(second.schedule.clone()));
+    assert_eq!(fixture.now(&first).await, cancelled);
+    assert!(fixture.all_due(owner.poller).await.contains(&second.due));
 
     owner.write(Change::Cancel(second.schedule.incarnation)).await;
     let oldest = owner.try_write(Change::Put(insert)).await;
-    assert_eq!(oldest, Err(WriteRefusal::NotFound), "nor after another had the id");
-    assert_eq!(scene.now(&first).await, cancelled);
+    assert_eq!(oldest, Err(WriteRejection::NotFound), "a repeated put has no effect after another schedule had the id");
+    assert_eq!(fixture.now(&first).await, cancelled);
 
-    let third = replacing(&scene, &first, minute(3));
+    let third = replacing(&fixture, &first, minute(3));
     owner.put(&third).await;
-    let over_live = replacing(&scene, &first, minute(4));
+    let over_live = replacing(&fixture, &first, minute(4));
     let (live, ..) = owner.put(&over_live).await;
     assert_eq!(live.incarnation, third.schedule.incarnation);
     owner.write(Change::Cancel(live.incarnation)).await;
-    let cancelled = scene.now(&live).await;
+    let cancelled = fixture.now(&live).await;
     let again = owner.try_write(Change::Put(over_live.clone())).await;
-    assert_eq!(again, Err(WriteRefusal::NotFound), "nor if it had no need of its incarnation");
-    assert_eq!(scene.insert(&over_live).await, Inserted::Exists(live.incarnation));
-    assert_eq!(scene.now(&live).await, cancelled);
+    assert_eq!(again, Err(WriteRejection::NotFound), "a repeated put has no effect if it did not need its incarnation");
+    assert_eq!(fixture.insert(&over_live).await, Inserted::Exists(live.incarnation));
+    assert_eq!(fixture.now(&live).await, cancelled);
 }
 
-pub(super) async fn a_put_behind_closed_says_where_its_row_is(subject: &dyn Subject) {
-    let scene = Scene::open(subject).await;
-    let insert = scene.named("invoice-7", minute(3));
-    let owner = scene.owner(insert.schedule.poller).await;
+pub(super) async fn put_behind_closed_returns_its_row_position(subject: &dyn Subject) {
+    let fixture = Fixture::open(subject).await;
+    let insert = fixture.named("invoice-7", minute(3));
+    let owner = fixture.owner(insert.schedule.poller).await;
     owner.close(minute(5), minute(1)).await;
     let (schedule, position, _) = owner.put(&insert).await;
     let just_after = minute(5) + Duration::from_millis(1);
     assert!([minute(3), just_after].contains(&position), "{position}");
-    assert_eq!(scene.all_due(owner.poller).await, [DueKey { position, ..due_of(&schedule, minute(3)) }]);
+    assert_eq!(fixture.all_due(owner.poller).await, [DueKey { position, ..due_of(&schedule, minute(3)) }]);
 }
 
-pub(super) async fn a_put_if_nothing_is_there_makes_an_id_only_once(subject: &dyn Subject) {
-    let scene = Scene::open(subject).await;
-    let insert = scene.named("invoice-7", minute(1));
-    let owner = scene.owner(insert.schedule.poller).await;
-    let made = owner.put_if(&insert, None).await;
-    assert_eq!(made, Ok((insert.schedule.clone(), minute(1), None)));
-    assert_eq!(scene.get(TENANT, &insert.schedule.id).await, Some(insert.schedule.clone()));
-    assert!(scene.all_due(owner.poller).await.contains(&insert.due));
+pub(super) async fn put_if_absent_creates_an_id_only_once(subject: &dyn Subject) {
+    let fixture = Fixture::open(subject).await;
+    let insert = fixture.named("invoice-7", minute(1));
+    let owner = fixture.owner(insert.schedule.poller).await;
+    let created = owner.put_if(&insert, None).await;
+    assert_eq!(created, Ok((insert.schedule.clone(), minute(1), None)));
+    assert_eq!(fixture.get(TENANT, &insert.schedule.id).await, Some(insert.schedule.clone()));
+    assert!(fixture.all_due(owner.poller).await.contains(&insert.due));
 
-    let second = replacing(&scene, &insert.schedule, minute(2));
-    assert_eq!(owner.put_if(&second, None).await, Err(WriteRefusal::Changed), "another has the id");
+    let second = replacing(&fixture, &insert.schedule, minute(2));
+    assert_eq!(owner.put_if(&second, None).await, Err(WriteRejection::Changed), "another schedule has the id");
     owner.finish(&insert.schedule, RunState::Succeeded).await;
-    assert_eq!(owner.put_if(&second, None).await, Err(WriteRefusal::Changed), "even once it has ended");
+    assert_eq!(owner.put_if(&second, None).await, Err(WriteRejection::Changed), "an ended schedule keeps the id");
     owner.write(Change::Cancel(insert.schedule.incarnation)).await;
-    let cancelled = scene.now(&insert.schedule).await;
-    assert_eq!(owner.put_if(&second, None).await, Err(WriteRefusal::Changed), "even once it is cancelled");
-    assert_eq!(scene.get(TENANT, &insert.schedule.id).await, Some(cancelled));
-    assert_eq!(scene.load(second.schedule.incarnation).await, None);
+    let cancelled = fixture.now(&insert.schedule).await;
+    assert_eq!(owner.put_if(&second, None).await, Err(WriteRejection::Changed), "a cancelled schedule keeps the id");
+    assert_eq!(fixture.get(TENANT, &insert.schedule.id).await, Some(cancelled));
+    assert_eq!(fixture.load(second.schedule.incarnation).await, None);
 }
 
-pub(super) async fn a_put_if_nothing_has_changed_replaces_what_was_seen(subject: &dyn Subject) {
-    let scene = Scene::open(subject).await;
-    let first = scene.create(scene.named("invoice-7", minute(1))).await;
-    let owner = scene.owner(first.poller).await;
+pub(super) async fn put_if_unchanged_replaces_the_expected_version(subject: &dyn Subject) {
+    let fixture = Fixture::open(subject).await;
+    let first = fixture.create(fixture.named("invoice-7", minute(1))).await;
+    let owner = fixture.owner(first.poller).await;
     let seen = first.seen();
     let unlike = [
-        Seen { next: Some(minute(2)), ..seen },
-        Seen { next: None, ..seen },
-        Seen { edition: Edition { revision: Revision(1), ..seen.edition }, ..seen },
-        Seen { edition: Edition { incarnation: scene.numbers.incarnation(), ..seen.edition }, ..seen },
+        Precondition { next: Some(minute(2)), ..seen },
+        Precondition { next: None, ..seen },
+        Precondition { edition: ScheduleVersion { revision: Revision(1), ..seen.edition }, ..seen },
+        Precondition {
+            edition: ScheduleVersion { incarnation: fixture.numbers.incarnation(), ..seen.edition },
+            ..seen
+        },
     ];
-    let insert = replacing(&scene, &first, minute(5));
+    let insert = replacing(&fixture, &first, minute(5));
     for seen in unlike {
-        assert_eq!(owner.put_if(&insert, Some(seen)).await, Err(WriteRefusal::Changed), "{seen:?}");
+        assert_eq!(owner.put_if(&insert, Some(seen)).await, Err(WriteRejection::Changed), "{seen:?}");
     }
-    assert_eq!(scene.now(&first).await, first);
+    assert_eq!(fixture.now(&first).await, first);
 
-    // A recurring schedule that went on is of the same edition, and yet not as it was seen.
+    // A recurring schedule that advanced has the same version but another `next`.
     let (incarnation, revision) = (first.incarnation, first.revision);
     owner.write(Change::Advance { incarnation, revision, due: due_of(&first, minute(3)) }).await;
-    assert_eq!(owner.put_if(&insert, Some(seen)).await, Err(WriteRefusal::Changed));
-    let gone_on = scene.now(&first).await;
-    let (second, position, before) = owner.put_if(&insert, Some(gone_on.seen())).await.expect("it is as it was seen");
+    assert_eq!(owner.put_if(&insert, Some(seen)).await, Err(WriteRejection::Changed));
+    let advanced = fixture.now(&first).await;
+    let (second, position, before) =
+        owner.put_if(&insert, Some(advanced.seen())).await.expect("the precondition holds");
     assert_eq!((second.incarnation, second.revision), (incarnation, Revision(1)));
     assert_eq!((second.next, position, before), (Some(minute(5)), minute(5), Some(Status::Active)));
-    assert_eq!(scene.now(&first).await, second);
-    assert!(scene.all_due(owner.poller).await.contains(&due_of(&second, minute(5))));
+    assert_eq!(fixture.now(&first).await, second);
+    assert!(fixture.all_due(owner.poller).await.contains(&due_of(&second, minute(5))));
 
     owner.write(Change::Cancel(incarnation)).await;
-    let third = replacing(&scene, &first, minute(6));
-    assert_eq!(owner.put_if(&third, Some(second.seen())).await, Err(WriteRefusal::Changed), "no cancel is undone");
-    let cancelled = scene.now(&first).await.seen();
-    let made = owner.put_if(&third, Some(cancelled)).await.expect("whoever saw that it is cancelled may");
-    assert_eq!(made, (third.schedule.clone(), minute(6), Some(Status::Cancelled)));
-    assert_eq!(owner.put_if(&third, Some(cancelled)).await, Err(WriteRefusal::Changed));
-    assert_eq!(scene.get(TENANT, &first.id).await, Some(third.schedule));
+    let third = replacing(&fixture, &first, minute(6));
+    assert_eq!(
+        owner.put_if(&third, Some(second.seen())).await,
+        Err(WriteRejection::Changed),
+        "a put does not revert a cancellation"
+    );
+    let cancelled = fixture.now(&first).await.seen();
+    let created = owner.put_if(&third, Some(cancelled)).await.expect("the precondition names the cancelled schedule");
+    assert_eq!(created, (third.schedule.clone(), minute(6), Some(Status::Cancelled)));
+    assert_eq!(owner.put_if(&third, Some(cancelled)).await, Err(WriteRejection::Changed));
+    assert_eq!(fixture.get(TENANT, &first.id).await, Some(third.schedule));
 }
 
-pub(super) async fn of_puts_at_once_that_saw_the_same_one_takes_effect(subject: &dyn Subject) {
-    let scene = Scene::open(subject).await;
+pub(super) async fn one_of_two_concurrent_conditional_puts_succeeds(subject: &dyn Subject) {
+    let fixture = Fixture::open(subject).await;
     for round in 0..20 {
-        let mut schedule = scene.named(&format!("invoice-{round}"), minute(1)).schedule;
-        let owner = scene.owner(schedule.poller).await;
-        // Over nothing first, then over what came of that.
+        let mut schedule = fixture.named(&format!("invoice-{round}"), minute(1)).schedule;
+        let owner = fixture.owner(schedule.poller).await;
+        // The first puts find no schedule, the second ones the result of the first.
         for seen in [false, true] {
             let seen = seen.then(|| schedule.seen());
-            let puts = [2, 3].map(|at| replacing(&scene, &schedule, minute(at)));
+            let puts = [2, 3].map(|at| replacing(&fixture, &schedule, minute(at)));
             let put = async |at: usize| {
                 yield_times((round + 3 * at) % 8).await;
                 owner.put_if(&puts[at], seen).await
             };
-            let answers = join(put(0), put(1)).await;
-            schedule = match answers {
-                (Ok((made, ..)), Err(WriteRefusal::Changed)) | (Err(WriteRefusal::Changed), Ok((made, ..))) => made,
-                both => panic!("one of them takes effect, and the other is told: {both:?}"),
+            let responses = join(put(0), put(1)).await;
+            schedule = match responses {
+                (Ok((created, ..)), Err(WriteRejection::Changed))
+                | (Err(WriteRejection::Changed), Ok((created, ..))) => created,
+                both => panic!("not exactly one of two puts took effect: {both:?}"),
             };
-            assert_eq!(scene.get(TENANT, &schedule.id).await, Some(schedule.clone()));
+            assert_eq!(fixture.get(TENANT, &schedule.id).await, Some(schedule.clone()));
         }
         assert_eq!(schedule.revision, Revision(1));
     }
 }
 
-pub(super) async fn a_put_and_a_cancel_at_once_agree_on_what_was_there(subject: &dyn Subject) {
-    let scene = Scene::open(subject).await;
+pub(super) async fn concurrent_put_and_cancel_agree_on_the_result(subject: &dyn Subject) {
+    let fixture = Fixture::open(subject).await;
     for round in 0..40 {
-        let schedule = scene.create(scene.named(&format!("invoice-{round}"), minute(1))).await;
-        let owner = scene.owner(schedule.poller).await;
-        let put = replacing(&scene, &schedule, minute(2));
+        let schedule = fixture.create(fixture.named(&format!("invoice-{round}"), minute(1))).await;
+        let owner = fixture.owner(schedule.poller).await;
+        let put = replacing(&fixture, &schedule, minute(2));
         let putting = async {
             yield_times(round % 5).await;
             owner.put_if(&put, Some(schedule.seen())).await
@@ -223,50 +233,50 @@ pub(super) async fn a_put_and_a_cancel_at_once_agree_on_what_was_there(subject: 
             }
         };
         let (put, cancelled) = join(putting, cancelling).await;
-        let now = scene.get(TENANT, &schedule.id).await.expect("it was made");
-        assert_eq!(now.incarnation, schedule.incarnation, "what was live is not made anew");
+        let now = fixture.get(TENANT, &schedule.id).await.expect("the schedule was created");
+        assert_eq!(now.incarnation, schedule.incarnation, "an active schedule keeps its incarnation");
         match (&put, cancelled) {
-            (Ok((made, ..)), Err(WriteRefusal::Changed)) if round % 2 == 0 => assert_eq!(now, *made),
+            (Ok((created, ..)), Err(WriteRejection::Changed)) if round % 2 == 0 => assert_eq!(now, *created),
             (Ok(_), Ok(_)) if round % 2 == 1 => {
                 assert_eq!((now.status, now.revision), (Status::Cancelled, Revision(2)))
             }
-            (Err(WriteRefusal::Changed), Ok(_)) => {
+            (Err(WriteRejection::Changed), Ok(_)) => {
                 assert_eq!((now.status, now.revision), (Status::Cancelled, Revision(1)));
             }
-            both => panic!("they do not agree: {both:?}"),
+            both => panic!("the results of put and cancel contradict each other: {both:?}"),
         }
     }
 }
 
-pub(super) async fn a_cancel_of_an_edition_spares_every_other(subject: &dyn Subject) {
-    let scene = Scene::open(subject).await;
-    let first = scene.create(scene.named("invoice-7", minute(1))).await;
-    let owner = scene.owner(first.poller).await;
-    let nobodys = Edition { incarnation: scene.numbers.incarnation(), ..first.edition() };
-    let later = Edition { revision: Revision(1), ..first.edition() };
-    for edition in [nobodys, later] {
-        assert_eq!(owner.try_write(Change::CancelIf(edition)).await, Err(WriteRefusal::Changed));
+pub(super) async fn conditional_cancel_spares_other_versions(subject: &dyn Subject) {
+    let fixture = Fixture::open(subject).await;
+    let first = fixture.create(fixture.named("invoice-7", minute(1))).await;
+    let owner = fixture.owner(first.poller).await;
+    let unknown = ScheduleVersion { incarnation: fixture.numbers.incarnation(), ..first.edition() };
+    let later = ScheduleVersion { revision: Revision(1), ..first.edition() };
+    for edition in [unknown, later] {
+        assert_eq!(owner.try_write(Change::CancelIf(edition)).await, Err(WriteRejection::Changed));
     }
     let second = put_over(owner, &first, minute(2)).await;
-    assert_eq!(owner.try_write(Change::CancelIf(first.edition())).await, Err(WriteRefusal::Changed));
-    assert_eq!(scene.now(&first).await, second);
+    assert_eq!(owner.try_write(Change::CancelIf(first.edition())).await, Err(WriteRejection::Changed));
+    assert_eq!(fixture.now(&first).await, second);
 
-    // That it went on does not make it another edition.
+    // An advance does not change the version.
     let (incarnation, revision) = (second.incarnation, second.revision);
     owner.write(Change::Advance { incarnation, revision, due: due_of(&second, minute(3)) }).await;
     owner.write(Change::CancelIf(second.edition())).await;
-    let cancelled = scene.now(&first).await;
+    let cancelled = fixture.now(&first).await;
     assert_eq!((cancelled.status, cancelled.revision, cancelled.next), (Status::Cancelled, Revision(2), None));
     for edition in [second.edition(), cancelled.edition()] {
-        assert_eq!(owner.try_write(Change::CancelIf(edition)).await, Err(WriteRefusal::Changed));
+        assert_eq!(owner.try_write(Change::CancelIf(edition)).await, Err(WriteRejection::Changed));
     }
-    assert_eq!(scene.now(&first).await, cancelled);
+    assert_eq!(fixture.now(&first).await, cancelled);
 }
 
-pub(super) async fn a_cancel_takes_effect_once(subject: &dyn Subject) {
-    let scene = Scene::open(subject).await;
-    let schedule = scene.create(scene.named("invoice-7", minute(1))).await;
-    let owner = scene.owner(schedule.poller).await;
+pub(super) async fn cancel_takes_effect_once(subject: &dyn Subject) {
+    let fixture = Fixture::open(subject).await;
+    let schedule = fixture.create(fixture.named("invoice-7", minute(1))).await;
+    let owner = fixture.owner(schedule.poller).await;
     owner.write(Change::Cancel(schedule.incarnation)).await;
     let expected = Schedule {
         status: Status::Cancelled,
@@ -274,38 +284,38 @@ pub(super) async fn a_cancel_takes_effect_once(subject: &dyn Subject) {
         next: None,
         ..Schedule::clone(&schedule)
     };
-    assert_eq!(*scene.now(&schedule).await, expected);
-    for incarnation in [schedule.incarnation, scene.numbers.incarnation()] {
-        assert_eq!(owner.try_write(Change::Cancel(incarnation)).await, Err(WriteRefusal::NotFound));
+    assert_eq!(*fixture.now(&schedule).await, expected);
+    for incarnation in [schedule.incarnation, fixture.numbers.incarnation()] {
+        assert_eq!(owner.try_write(Change::Cancel(incarnation)).await, Err(WriteRejection::NotFound));
     }
-    assert_eq!(*scene.now(&schedule).await, expected);
+    assert_eq!(*fixture.now(&schedule).await, expected);
 
-    let ended = scene.create(scene.unnamed_in(owner.poller, minute(1))).await;
+    let ended = fixture.create(fixture.unnamed_in(owner.poller, minute(1))).await;
     owner.finish(&ended, RunState::Succeeded).await;
     owner.write(Change::Cancel(ended.incarnation)).await;
-    assert_eq!(scene.now(&ended).await.status, Status::Cancelled);
+    assert_eq!(fixture.now(&ended).await.status, Status::Cancelled);
 }
 
-pub(super) async fn a_retry_is_due_when_its_run_is_booked(subject: &dyn Subject) {
-    let scene = Scene::open(subject).await;
-    let schedule = scene.create(scene.unnamed(minute(1))).await;
-    let owner = scene.owner(schedule.poller).await;
+pub(super) async fn retry_row_is_due_when_its_run_is_written(subject: &dyn Subject) {
+    let fixture = Fixture::open(subject).await;
+    let schedule = fixture.create(fixture.unnamed(minute(1))).await;
+    let owner = fixture.owner(schedule.poller).await;
     let first = due_of(&schedule, minute(1));
-    assert_eq!(scene.run(first.occurrence).await, None);
+    assert_eq!(fixture.run(first.occurrence).await, None);
     let run = run_of(TENANT, first.occurrence, RunState::Retrying);
     let retry = DueKey { position: minute(2), attempt: 2, ..first };
     owner.write(Change::Run { run: run.clone(), then: Some(retry), ends: false }).await;
-    assert_eq!(scene.run(first.occurrence).await, Some(run));
-    assert_eq!(scene.all_due(owner.poller).await, [first, retry]);
-    assert_eq!(scene.now(&schedule).await, schedule);
+    assert_eq!(fixture.run(first.occurrence).await, Some(run));
+    assert_eq!(fixture.all_due(owner.poller).await, [first, retry]);
+    assert_eq!(fixture.now(&schedule).await, schedule);
 }
 
-pub(super) async fn an_occurrence_has_one_final_outcome(subject: &dyn Subject) {
-    let scene = Scene::open(subject).await;
+pub(super) async fn occurrence_has_one_final_outcome(subject: &dyn Subject) {
+    let fixture = Fixture::open(subject).await;
     let missed = RunState::Missed { last: minute(9), count: 12_345 };
     for state in [RunState::Succeeded, RunState::Failed, RunState::Cancelled, missed] {
-        let schedule = scene.create(scene.unnamed(minute(1))).await;
-        let owner = scene.owner(schedule.poller).await;
+        let schedule = fixture.create(fixture.unnamed(minute(1))).await;
+        let owner = fixture.owner(schedule.poller).await;
         let first = due_of(&schedule, minute(1));
         let run = run_of(TENANT, first.occurrence, RunState::Retrying);
         let retry = DueKey { position: minute(2), attempt: 2, ..first };
@@ -319,18 +329,18 @@ pub(super) async fn an_occurrence_has_one_final_outcome(subject: &dyn Subject) {
             Change::Run { run: Run { state: RunState::Succeeded, ..last.clone() }, then: None, ends: true },
         ];
         for change in late {
-            assert_eq!(owner.try_write(change).await, Err(WriteRefusal::Resolved));
+            assert_eq!(owner.try_write(change).await, Err(WriteRejection::Resolved));
         }
-        assert_eq!(scene.run(first.occurrence).await, Some(last), "the first outcome stays");
-        assert!(!scene.all_due(owner.poller).await.contains(&later), "and the refused one made no row");
-        assert_eq!(scene.now(&schedule).await, schedule, "nor an end");
+        assert_eq!(fixture.run(first.occurrence).await, Some(last), "the first outcome stays");
+        assert!(!fixture.all_due(owner.poller).await.contains(&later), "a rejected outcome writes no row");
+        assert_eq!(fixture.now(&schedule).await, schedule, "a rejected outcome does not end the schedule");
     }
 }
 
-pub(super) async fn a_run_is_kept_exactly(subject: &dyn Subject) {
-    let scene = Scene::open(subject).await;
-    let schedule = scene.create(scene.unnamed(minute(1))).await;
-    let owner = scene.owner(schedule.poller).await;
+pub(super) async fn run_is_stored_exactly(subject: &dyn Subject) {
+    let fixture = Fixture::open(subject).await;
+    let schedule = fixture.create(fixture.unnamed(minute(1))).await;
+    let owner = fixture.owner(schedule.poller).await;
     let results = [
         AttemptResult::Answered(100),
         AttemptResult::Answered(u16::MAX),
@@ -362,35 +372,35 @@ pub(super) async fn a_run_is_kept_exactly(subject: &dyn Subject) {
     owner.write(Change::Run { run: missed.clone(), then: None, ends: false }).await;
 
     let unknown = due_of(&schedule, minute(2)).occurrence;
-    let asked = vec![missed.occurrence, unknown, run.occurrence, missed.occurrence];
-    let found = scene.store.find_runs(asked).await.expect("the store is read");
+    let requested = vec![missed.occurrence, unknown, run.occurrence, missed.occurrence];
+    let found = fixture.store.find_runs(requested).await.expect("the store accepts reads");
     assert_eq!(found, [Some(missed.clone()), None, Some(run.clone()), Some(missed.clone())]);
-    assert_eq!(scene.store.runs(schedule.incarnation, None, 10).await, Ok(vec![run, missed]));
+    assert_eq!(fixture.store.runs(schedule.incarnation, None, 10).await, Ok(vec![run, missed]));
 }
 
-pub(super) async fn a_run_ends_its_own_revision_only(subject: &dyn Subject) {
-    let scene = Scene::open(subject).await;
-    let first = scene.create(scene.named("invoice-7", minute(1))).await;
-    let owner = scene.owner(first.poller).await;
+pub(super) async fn run_ends_only_its_own_revision(subject: &dyn Subject) {
+    let fixture = Fixture::open(subject).await;
+    let first = fixture.create(fixture.named("invoice-7", minute(1))).await;
+    let owner = fixture.owner(first.poller).await;
     let second = put_over(owner, &first, minute(2)).await;
     let old = owner.finish(&first, RunState::Succeeded).await;
-    assert_eq!(scene.run(old.occurrence).await, Some(old), "the outcome counts");
-    assert_eq!(scene.now(&second).await, second, "but the schedule has gone on");
+    assert_eq!(fixture.run(old.occurrence).await, Some(old), "the outcome of an older revision is stored");
+    assert_eq!(fixture.now(&second).await, second, "the schedule has a newer revision");
 
     owner.finish(&second, RunState::Succeeded).await;
     let expected = Schedule { status: Status::Ended, next: None, ..Schedule::clone(&second) };
-    assert_eq!(*scene.now(&second).await, expected);
+    assert_eq!(*fixture.now(&second).await, expected);
 
-    let cancelled = scene.create(scene.unnamed_in(owner.poller, minute(1))).await;
+    let cancelled = fixture.create(fixture.unnamed_in(owner.poller, minute(1))).await;
     owner.write(Change::Cancel(cancelled.incarnation)).await;
     owner.finish(&cancelled, RunState::Succeeded).await;
-    assert_eq!(scene.now(&cancelled).await.status, Status::Cancelled);
+    assert_eq!(fixture.now(&cancelled).await.status, Status::Cancelled);
 }
 
-pub(super) async fn an_advance_moves_a_live_schedule_only(subject: &dyn Subject) {
-    let scene = Scene::open(subject).await;
-    let schedule = scene.create(scene.named("invoice-7", minute(1))).await;
-    let owner = scene.owner(schedule.poller).await;
+pub(super) async fn advance_moves_only_an_active_schedule(subject: &dyn Subject) {
+    let fixture = Fixture::open(subject).await;
+    let schedule = fixture.create(fixture.named("invoice-7", minute(1))).await;
+    let owner = fixture.owner(schedule.poller).await;
     let first = due_of(&schedule, minute(1));
     let advance = |schedule: &Schedule, due: DueKey| Change::Advance {
         incarnation: schedule.incarnation,
@@ -399,66 +409,66 @@ pub(super) async fn an_advance_moves_a_live_schedule_only(subject: &dyn Subject)
     };
     let second = due_of(&schedule, minute(2));
     for _ in 0..2 {
-        owner.write(advance(&schedule, second)).await; // Twice is harmless.
+        owner.write(advance(&schedule, second)).await; // A repetition is harmless.
         let moved = Schedule { next: Some(minute(2)), ..Schedule::clone(&schedule) };
-        assert_eq!(*scene.now(&schedule).await, moved);
-        assert_eq!(scene.all_due(owner.poller).await, [first, second]);
+        assert_eq!(*fixture.now(&schedule).await, moved);
+        assert_eq!(fixture.all_due(owner.poller).await, [first, second]);
     }
 
-    owner.write(advance(&schedule, first)).await; // By an owner that comes late.
-    assert_eq!(scene.now(&schedule).await.next, Some(minute(2)), "it never goes back");
+    owner.write(advance(&schedule, first)).await; // A late owner repeats an earlier advance.
+    assert_eq!(fixture.now(&schedule).await.next, Some(minute(2)), "`next` never decreases");
 
-    let replaced = put_over(owner, &scene.now(&schedule).await.clone(), minute(3)).await;
+    let replaced = put_over(owner, &fixture.now(&schedule).await.clone(), minute(3)).await;
     let third = due_of(&replaced, minute(3));
     owner.write(advance(&schedule, due_of(&schedule, minute(4)))).await;
-    assert_eq!(scene.now(&schedule).await, replaced, "another revision");
-    assert_eq!(scene.all_due(owner.poller).await, [first, second, third]);
+    assert_eq!(fixture.now(&schedule).await, replaced, "the revision differs");
+    assert_eq!(fixture.all_due(owner.poller).await, [first, second, third]);
 
     owner.write(Change::End { incarnation: replaced.incarnation, revision: replaced.revision }).await;
-    let ended = scene.now(&schedule).await;
+    let ended = fixture.now(&schedule).await;
     owner.write(advance(&replaced, due_of(&replaced, minute(5)))).await;
-    assert_eq!(scene.now(&schedule).await, ended, "no longer active");
-    assert_eq!(scene.all_due(owner.poller).await, [first, second, third]);
+    assert_eq!(fixture.now(&schedule).await, ended, "the schedule is no longer active");
+    assert_eq!(fixture.all_due(owner.poller).await, [first, second, third]);
 
-    let unknown = Schedule { incarnation: scene.numbers.incarnation(), ..Schedule::clone(&schedule) };
-    let answer = owner.try_write(advance(&unknown, due_of(&unknown, minute(6)))).await;
-    assert_eq!(answer, Err(WriteRefusal::NotFound));
+    let unknown = Schedule { incarnation: fixture.numbers.incarnation(), ..Schedule::clone(&schedule) };
+    let response = owner.try_write(advance(&unknown, due_of(&unknown, minute(6)))).await;
+    assert_eq!(response, Err(WriteRejection::NotFound));
 }
 
-pub(super) async fn an_end_keeps_the_revision(subject: &dyn Subject) {
-    let scene = Scene::open(subject).await;
-    let schedule = scene.create(scene.named("invoice-7", minute(1))).await;
-    let owner = scene.owner(schedule.poller).await;
+pub(super) async fn end_keeps_the_revision(subject: &dyn Subject) {
+    let fixture = Fixture::open(subject).await;
+    let schedule = fixture.create(fixture.named("invoice-7", minute(1))).await;
+    let owner = fixture.owner(schedule.poller).await;
     let (incarnation, revision) = (schedule.incarnation, schedule.revision);
     owner.write(Change::End { incarnation, revision: Revision(revision.0 + 1) }).await;
-    assert_eq!(scene.now(&schedule).await, schedule, "another revision");
+    assert_eq!(fixture.now(&schedule).await, schedule, "the revision differs");
     for _ in 0..2 {
         owner.write(Change::End { incarnation, revision }).await;
         let expected = Schedule { status: Status::Ended, next: None, ..Schedule::clone(&schedule) };
-        assert_eq!(*scene.now(&schedule).await, expected);
+        assert_eq!(*fixture.now(&schedule).await, expected);
     }
-    let unknown = scene.numbers.incarnation();
-    let answer = owner.try_write(Change::End { incarnation: unknown, revision }).await;
-    assert_eq!(answer, Err(WriteRefusal::NotFound));
+    let unknown = fixture.numbers.incarnation();
+    let response = owner.try_write(Change::End { incarnation: unknown, revision }).await;
+    assert_eq!(response, Err(WriteRejection::NotFound));
 }
 
-pub(super) async fn a_deferred_row_is_due_again_later(subject: &dyn Subject) {
-    let scene = Scene::open(subject).await;
-    let insert = scene.unnamed(minute(1));
-    let schedule = scene.create(insert.clone()).await;
-    let owner = scene.owner(schedule.poller).await;
+pub(super) async fn deferred_row_is_due_at_its_later_position(subject: &dyn Subject) {
+    let fixture = Fixture::open(subject).await;
+    let insert = fixture.unnamed(minute(1));
+    let schedule = fixture.create(insert.clone()).await;
+    let owner = fixture.owner(schedule.poller).await;
     let later = DueKey { position: minute(7), ..insert.due };
     owner.write(Change::Defer(later)).await;
     owner.write(Change::Defer(later)).await;
-    assert_eq!(scene.all_due(owner.poller).await, [insert.due, later]);
+    assert_eq!(fixture.all_due(owner.poller).await, [insert.due, later]);
     owner.close(minute(6), minute(6)).await;
-    assert_eq!(scene.all_due(owner.poller).await, [later], "its nominal instant is long done, the row is not");
+    assert_eq!(fixture.all_due(owner.poller).await, [later], "the row is after `done`, its nominal instant is not");
 }
 
-pub(super) async fn a_dead_letter_is_redriven_once(subject: &dyn Subject) {
-    let scene = Scene::open(subject).await;
-    let schedule = scene.create(scene.unnamed(minute(1))).await;
-    let owner = scene.owner(schedule.poller).await;
+pub(super) async fn dead_letter_is_redriven_once(subject: &dyn Subject) {
+    let fixture = Fixture::open(subject).await;
+    let schedule = fixture.create(fixture.unnamed(minute(1))).await;
+    let owner = fixture.owner(schedule.poller).await;
     let mut dead = owner.finish(&schedule, RunState::Failed).await;
     let row = due_of(&schedule, minute(1));
     let redrive = |of: Occurrence, position| Change::Redrive {
@@ -467,55 +477,58 @@ pub(super) async fn a_dead_letter_is_redriven_once(subject: &dyn Subject) {
     };
     let mut rows = vec![row];
     for replay in 0..2 {
-        assert_eq!(scene.dead_letters(TENANT).await, [dead.clone()]);
+        assert_eq!(fixture.dead_letters(TENANT).await, [dead.clone()]);
         let position = minute(2 + i64::from(replay));
         owner.write(redrive(dead.occurrence, position)).await;
         let occurrence = Occurrence { replay: replay + 1, ..row.occurrence };
         rows.push(DueKey { position, occurrence, ..row });
-        assert_eq!(scene.all_due(owner.poller).await, rows);
-        assert_eq!(scene.dead_letters(TENANT).await, [], "a redriven run is no dead letter");
-        assert_eq!(scene.run(dead.occurrence).await, Some(dead.clone()), "but its record stays");
+        assert_eq!(fixture.all_due(owner.poller).await, rows);
+        assert_eq!(fixture.dead_letters(TENANT).await, [], "a redriven run is not a dead letter");
+        assert_eq!(fixture.run(dead.occurrence).await, Some(dead.clone()), "the record of a redriven run stays");
         let again = owner.try_write(redrive(dead.occurrence, minute(50))).await;
-        assert_eq!(again, Err(WriteRefusal::NotFound));
+        assert_eq!(again, Err(WriteRejection::NotFound));
 
         dead = Run { occurrence, ..dead };
         owner.write(Change::Run { run: dead.clone(), then: None, ends: false }).await;
     }
-    let live = scene.create(scene.unnamed_in(owner.poller, minute(1))).await;
+    let live = fixture.create(fixture.unnamed_in(owner.poller, minute(1))).await;
     let succeeded = owner.finish(&live, RunState::Succeeded).await.occurrence;
     let unknown = due_of(&schedule, minute(9)).occurrence;
     for of in [succeeded, unknown] {
-        assert_eq!(owner.try_write(redrive(of, minute(60))).await, Err(WriteRefusal::NotFound));
+        assert_eq!(owner.try_write(redrive(of, minute(60))).await, Err(WriteRejection::NotFound));
     }
-    assert!(scene.all_due(owner.poller).await.iter().all(|row| row.position < minute(50)), "the refused left no row");
+    assert!(
+        fixture.all_due(owner.poller).await.iter().all(|row| row.position < minute(50)),
+        "a rejected redrive writes no row"
+    );
 }
 
-pub(super) async fn positions_never_go_back(subject: &dyn Subject) {
-    let scene = Scene::open(subject).await;
+pub(super) async fn positions_never_decrease(subject: &dyn Subject) {
+    let fixture = Fixture::open(subject).await;
     let (poller, other) = (poller(TENANT, 0), poller(TENANT, 1));
-    assert_eq!(scene.positions(poller).await, Positions { closed: Timestamp::MIN, done: Timestamp::MIN });
-    let owner = scene.owner(poller).await;
+    assert_eq!(fixture.positions(poller).await, Positions { closed: Timestamp::MIN, done: Timestamp::MIN });
+    let owner = fixture.owner(poller).await;
     let moves = [((5, 2), (5, 2)), ((3, 3), (5, 3)), ((8, 1), (8, 3)), ((8, 8), (8, 8)), ((7, 7), (8, 8))];
     for ((closed, done), (expected_closed, expected_done)) in moves {
         owner.close(minute(closed), minute(done)).await;
         let expected = Positions { closed: minute(expected_closed), done: minute(expected_done) };
-        assert_eq!(scene.positions(poller).await, expected);
+        assert_eq!(fixture.positions(poller).await, expected);
     }
-    assert_eq!(scene.positions(other).await, Positions::default(), "another poller's are its own");
-    let both = scene.store.closed(vec![other, poller, other]).await;
-    assert_eq!(both, Ok(vec![Timestamp::MIN, minute(8), Timestamp::MIN]), "in the order asked");
+    assert_eq!(fixture.positions(other).await, Positions::default(), "each poller has its own positions");
+    let both = fixture.store.closed(vec![other, poller, other]).await;
+    assert_eq!(both, Ok(vec![Timestamp::MIN, minute(8), Timestamp::MIN]), "the results have the order of the request");
 }
 
 pub(super) async fn items_of_a_batch_take_effect_in_order(subject: &dyn Subject) {
-    let scene = Scene::open(subject).await;
-    let insert = scene.named("invoice-7", minute(1));
-    let owner = scene.owner(insert.schedule.poller).await;
+    let fixture = Fixture::open(subject).await;
+    let insert = fixture.named("invoice-7", minute(1));
+    let owner = fixture.owner(insert.schedule.poller).await;
     let schedule = insert.schedule.clone();
     let (incarnation, revision) = (schedule.incarnation, schedule.revision);
     let first = due_of(&schedule, minute(1));
     let run = |state| run_of(TENANT, first.occurrence, state);
     let retry = DueKey { position: minute(2), attempt: 2, ..first };
-    let replacing = replacing(&scene, &schedule, minute(5));
+    let replacing = replacing(&fixture, &schedule, minute(5));
     let changes = vec![
         Change::Put(insert),
         Change::Run { run: run(RunState::Retrying), then: Some(retry), ends: false },
@@ -529,45 +542,45 @@ pub(super) async fn items_of_a_batch_take_effect_in_order(subject: &dyn Subject)
         Change::Cancel(incarnation),
         Change::Cancel(incarnation),
     ];
-    let batch = changes.into_iter().map(|change| owner.asks(change)).collect();
-    let answers = scene.store.write(batch).await.expect("the store takes an owner's writes");
+    let batch = changes.into_iter().map(|change| owner.request(change)).collect();
+    let responses = fixture.store.write(batch).await.expect("the store accepts an owner's writes");
     let [
         Ok(Written::Put { before: None, .. }),
-        booked,
+        run_written,
         Ok(Written::Put { before: Some(Status::Active), schedule: second, .. }),
         rest,
-    ] = [&answers[0], &answers[1], &answers[5], &answers[6]]
+    ] = [&responses[0], &responses[1], &responses[5], &responses[6]]
     else {
-        panic!("{answers:?}");
+        panic!("{responses:?}");
     };
-    assert_eq!((booked, rest), (&Ok(Written::Done), &Ok(Written::Done)));
+    assert_eq!((run_written, rest), (&Ok(Written::Done), &Ok(Written::Done)));
     assert_eq!(second.revision, Revision(1));
     let done = Ok(Written::Done);
-    assert_eq!(answers[2..5], [done.clone(), Err(WriteRefusal::Resolved), done.clone()]);
-    assert_eq!(answers[7..], [done.clone(), done.clone(), done, Err(WriteRefusal::NotFound)]);
+    assert_eq!(responses[2..5], [done.clone(), Err(WriteRejection::Resolved), done.clone()]);
+    assert_eq!(responses[7..], [done.clone(), done.clone(), done, Err(WriteRejection::NotFound)]);
 
-    let last = scene.now(&schedule).await;
+    let last = fixture.now(&schedule).await;
     assert_eq!((last.status, last.revision, last.next), (Status::Cancelled, Revision(2), None));
-    assert_eq!(scene.run(first.occurrence).await, Some(run(RunState::Succeeded)));
-    assert_eq!(scene.positions(owner.poller).await, Positions { closed: minute(4), done: minute(2) });
-    assert_eq!(scene.all_due(owner.poller).await, [due_of(&schedule, minute(3)), due_of(second, minute(5))]);
+    assert_eq!(fixture.run(first.occurrence).await, Some(run(RunState::Succeeded)));
+    assert_eq!(fixture.positions(owner.poller).await, Positions { closed: minute(4), done: minute(2) });
+    assert_eq!(fixture.all_due(owner.poller).await, [due_of(&schedule, minute(3)), due_of(second, minute(5))]);
 }
 
-pub(super) async fn a_batch_of_ten_thousand_outcomes_is_booked(subject: &dyn Subject) {
+pub(super) async fn batch_of_10000_outcomes_is_written(subject: &dyn Subject) {
     const ROWS: i64 = 10_000;
-    let scene = Scene::open(subject).await;
-    let mut insert = scene.unnamed(minute(1));
+    let fixture = Fixture::open(subject).await;
+    let mut insert = fixture.unnamed(minute(1));
     Arc::make_mut(&mut insert.schedule).spec = spec(minute(1));
-    let schedule = scene.create(insert).await;
-    let owner = scene.owner(schedule.poller).await;
+    let schedule = fixture.create(insert).await;
+    let owner = fixture.owner(schedule.poller).await;
     let occurrence = |number| due_of(&schedule, minute(number)).occurrence;
     let state = |number| if number % 3 == 0 { RunState::Failed } else { RunState::Succeeded };
     let runs: Vec<Run> = (1..=ROWS).map(|number| run_of(TENANT, occurrence(number), state(number))).collect();
-    let booking = |run: &Run| owner.asks(Change::Run { run: run.clone(), then: None, ends: false });
-    let batch: Vec<OwnerWrite> = runs.iter().rev().map(booking).collect();
-    let answers = scene.store.write(batch).await.expect("the store takes a large batch");
-    assert!(answers.len() == runs.len() && answers.iter().all(|answer| *answer == Ok(Written::Done)));
-    assert!(scene.store.runs(schedule.incarnation, None, usize::MAX).await.expect("the store is read") == runs);
-    let dead = scene.dead_letters(TENANT).await;
+    let outcome_write = |run: &Run| owner.request(Change::Run { run: run.clone(), then: None, ends: false });
+    let batch: Vec<OwnerWrite> = runs.iter().rev().map(outcome_write).collect();
+    let responses = fixture.store.write(batch).await.expect("the store accepts a large batch");
+    assert!(responses.len() == runs.len() && responses.iter().all(|response| *response == Ok(Written::Done)));
+    assert!(fixture.store.runs(schedule.incarnation, None, usize::MAX).await.expect("the store accepts reads") == runs);
+    let dead = fixture.dead_letters(TENANT).await;
     assert!(dead.iter().eq(runs.iter().filter(|run| run.state == RunState::Failed)));
 }

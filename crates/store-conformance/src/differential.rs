@@ -1,9 +1,9 @@
-//! An engine against the model in memory: the same calls, drawn at random, must have the same answers and leave the
+//! Comparison of an engine with the in-memory model: the same random calls must give the same results and leave the
 //! same rows.
 //!
-//! An engine's test draws [`operations`] with proptest, and gives them to [`compare`] with a subject of its own and a
-//! [`store::memory::MemoryStore`] that is atomic if the engine is. Calls are made one after another and keep the
-//! port's rules; what calls at once may see is for the cases and the simulator.
+//! An engine's test draws [`operations`] with proptest and passes them to [`compare`], with its own subject and a
+//! [`store::memory::MemoryStore`] that is atomic if the engine is. The calls run one after another and keep the port's
+//! rules. The cases and the simulator cover concurrent calls.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -12,25 +12,27 @@ use std::time::Duration;
 
 use domain::occurrence::Run;
 use domain::{
-    DueKey, Edition, Incarnation, Occurrence, PollerId, Revision, RunState, Schedule, ScheduleId, Seen, ShardId,
-    Status, TenantId, Term, Timestamp,
+    DueKey, Incarnation, Occurrence, PollerId, Precondition, Revision, RunState, Schedule, ScheduleId, ScheduleVersion,
+    ShardId, Status, TenantId, Term, Timestamp,
 };
 use proptest::prelude::*;
 
 use crate::Subject;
-use crate::scene::{Numbers, OTHER_TENANT, TENANT, id, insert_of, minute, only, run_of};
+use crate::fixture::{Numbers, OTHER_TENANT, TENANT, id, insert_of, minute, only, run_of};
 use store::listing::{self, By, Listing};
-use store::{Change, Cursor, DueBound, DueRead, Insert, Inserted, Mark, OwnerWrite, Placed, Positions, Store, Written};
+use store::{
+    Cancellation, Change, Cursor, DueBound, DueRead, Insert, Inserted, OwnerWrite, Placed, Positions, Store, Written,
+};
 
 const LABELS: [&str; 2] = ["team", "a label"];
 const CHOSEN_IDS: [&str; 4] = ["a", "b", "c", "s00000000000000000000000001"];
 
-/// One call. Numbers are choices, taken modulo what there is to choose from.
+/// One call. Its numbers are choices, modulo the number of alternatives.
 #[derive(Clone, Debug)]
 pub enum Operation {
     Insert(Vec<New>),
     Place(Vec<(u8, At)>),
-    Mark(Vec<Name>),
+    Cancellation(Vec<Name>),
     Take(u8),
     Write(Vec<OwnerOperation>),
     Reopen,
@@ -42,28 +44,28 @@ pub struct New {
     name: Name,
     at: At,
     payload_len: u16,
-    /// Whether it has each of two labels.
+    /// True for each of two labels that the schedule has.
     labels: (bool, bool),
-    /// Made again as it was made for this name before, if it was.
+    /// True to repeat the last insert of this name, if there is one.
     again: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub enum Name {
-    /// Of which tenant, and which of a few.
+    /// Chosen id: the tenant, and the number of the id.
     Chosen(u8, u8),
-    /// An id that is made from a new incarnation; where a name of what exists is needed, one of those.
+    /// Server-made id of a new incarnation. Where an existing name is needed, one of the existing names.
     Made(u8),
 }
 
-/// A nominal instant and how much later the position is, in minutes.
+/// Nominal instant and the delay of the position, in minutes.
 type At = (u8, u8);
 
 #[derive(Clone, Debug)]
 pub struct OwnerOperation {
-    /// Under the term before the last.
+    /// True to write under the term before the last.
     stale: bool,
-    /// The schedule that it is about.
+    /// Choice of the schedule to change.
     schedule: u8,
     at: At,
     kind: Kind,
@@ -83,7 +85,7 @@ enum Kind {
     Positions { closed: u8, done: u8 },
 }
 
-/// What a [`Change::PutIf`] knows of what has its id.
+/// Precondition of a [`Change::PutIf`], relative to the schedule that has its id.
 #[derive(Clone, Copy, Debug)]
 enum Knows {
     Everything,
@@ -92,12 +94,12 @@ enum Knows {
     Nothing,
 }
 
-/// Sequences of up to `count_max` calls.
+/// Returns a strategy for sequences of up to `count_max` calls.
 pub fn operations(count_max: usize) -> impl Strategy<Value = Vec<Operation>> {
     let operation = prop_oneof![
         4 => prop::collection::vec(new(), 1..6).prop_map(Operation::Insert),
         1 => prop::collection::vec((any::<u8>(), at()), 1..4).prop_map(Operation::Place),
-        1 => prop::collection::vec(name(), 1..3).prop_map(Operation::Mark),
+        1 => prop::collection::vec(name(), 1..3).prop_map(Operation::Cancellation),
         1 => any::<u8>().prop_map(Operation::Take),
         8 => prop::collection::vec(owner_operation(), 1..8).prop_map(Operation::Write),
         1 => Just(Operation::Reopen),
@@ -153,10 +155,10 @@ fn owner_operation() -> impl Strategy<Value = OwnerOperation> {
     })
 }
 
-/// Makes the calls on both, and compares every answer and, after each call, every row.
+/// Makes the calls on both stores, and compares every result and, after each call, every row.
 ///
 /// # Panics
-/// If an answer or a row differs.
+/// If a result or a row differs.
 pub async fn compare(subject: &dyn Subject, model: &dyn Store, operations: &[Operation]) {
     let mut engine = subject.open().await;
     let mut drive = Drive::default();
@@ -165,51 +167,51 @@ pub async fn compare(subject: &dyn Subject, model: &dyn Store, operations: &[Ope
         match operation {
             Operation::Insert(news) => drive.insert(&*engine, model, news, &context).await,
             Operation::Place(rows) => drive.place(&*engine, model, rows, &context).await,
-            Operation::Mark(names) => drive.mark(&*engine, model, names, &context).await,
+            Operation::Cancellation(names) => drive.append_cancellations(&*engine, model, names, &context).await,
             Operation::Take(choice) => drive.take_of(&*engine, model, *choice).await,
             Operation::Write(writes) => drive.write(&*engine, model, writes, &context).await,
             Operation::Reopen => {
-                drive.compare_arrivals(&*engine).await;
+                drive.compare_insert_log(&*engine).await;
                 subject.close(engine).await;
                 engine = subject.open().await;
             }
         }
         drive.compare_rows(&*engine, model, &context).await;
     }
-    drive.compare_arrivals(&*engine).await;
+    drive.compare_insert_log(&*engine).await;
     subject.close(engine).await;
 }
 
-/// What both sides have been asked for.
+/// State of the comparison: the requests that both stores have received.
 #[derive(Default)]
 struct Drive {
     numbers: Numbers,
-    /// In the order of their making: each incarnation that was asked for, its name and poller.
+    /// Requested incarnations in the order of creation, with their names and pollers.
     known: Vec<(Incarnation, TenantId, ScheduleId, PollerId)>,
-    /// The last insert for each name.
+    /// Last insert of each name.
     last: BTreeMap<(TenantId, ScheduleId), Insert>,
-    /// Engine's and model's terms, the last two.
+    /// Last two terms of the engine and of the model.
     terms: BTreeMap<ShardId, [Option<(Term, Term)>; 2]>,
     positions: BTreeMap<PollerId, Positions>,
-    /// Rows that the engine must tell as arrivals.
-    arrivals: BTreeSet<(PollerId, DueKey)>,
+    /// Rows that the insert log of the engine must contain.
+    insert_log: BTreeSet<(PollerId, DueKey)>,
 }
 
 impl Drive {
     async fn insert(&mut self, engine: &dyn Store, model: &dyn Store, news: &[New], context: &str) {
         let inserts: Vec<Insert> = news.iter().map(|new| self.resolve_new(new)).collect();
-        let mut ours = engine.insert(inserts.clone()).await.expect("the engine takes inserts");
+        let mut ours = engine.insert(inserts.clone()).await.expect("the engine accepts inserts");
         let models = model.insert(inserts.clone()).await.expect("the model does not fail");
         for ((insert, ours), models) in inserts.iter().zip(&mut ours).zip(&models) {
             if let (Inserted::Placed(ours), Inserted::Placed(models)) = (ours, models) {
-                self.allow_settled(insert.schedule.poller, ours, models);
+                self.allow_confirmed(insert.schedule.poller, ours, models);
             }
         }
         same(&ours, &models, context);
-        for (insert, answer) in inserts.iter().zip(models) {
-            if let Inserted::Placed(placed) = answer {
+        for (insert, response) in inserts.iter().zip(models) {
+            if let Inserted::Placed(placed) = response {
                 let row = DueKey { position: placed.position, ..insert.due };
-                self.arrivals.insert((insert.schedule.poller, row));
+                self.insert_log.insert((insert.schedule.poller, row));
             }
         }
     }
@@ -220,37 +222,38 @@ impl Drive {
             let Some(schedule) = self.schedule(model, *choice).await else { continue };
             placed.push((schedule.poller, row_of(&schedule, schedule.revision, *at)));
         }
-        let mut ours = engine.place(placed.clone()).await.expect("the engine takes rows");
+        let mut ours = engine.place(placed.clone()).await.expect("the engine accepts rows");
         let models = model.place(placed.clone()).await.expect("the model does not fail");
         for (((poller, _), ours), models) in placed.iter().zip(&mut ours).zip(&models) {
-            self.allow_settled(*poller, ours, models);
+            self.allow_confirmed(*poller, ours, models);
         }
         same(&ours, &models, context);
         for ((poller, key), placed) in placed.into_iter().zip(models) {
-            self.arrivals.insert((poller, DueKey { position: placed.position, ..key }));
+            self.insert_log.insert((poller, DueKey { position: placed.position, ..key }));
         }
     }
 
-    /// An engine may settle what its model leaves to the creator: a row that is ahead, and stays where it is.
-    fn allow_settled(&self, poller: PollerId, ours: &mut Placed, models: &Placed) {
+    /// Accepts that an engine confirms a placement that its model leaves to the creator, if the row is after `closed`
+    /// and was not moved.
+    fn allow_confirmed(&self, poller: PollerId, ours: &mut Placed, models: &Placed) {
         let closed = self.positions.get(&poller).copied().unwrap_or_default().closed;
         if ours.settled && ours.position == models.position && ours.position > closed {
             ours.settled = models.settled;
         }
     }
 
-    async fn mark(&mut self, engine: &dyn Store, model: &dyn Store, names: &[Name], context: &str) {
-        let marks: Vec<Mark> = names
+    async fn append_cancellations(&mut self, engine: &dyn Store, model: &dyn Store, names: &[Name], context: &str) {
+        let marks: Vec<Cancellation> = names
             .iter()
             .map(|name| {
                 let (tenant, id) = self.resolve_existing(*name);
-                Mark { tenant, id }
+                Cancellation { tenant, id }
             })
             .collect();
-        let engine = engine.mark(marks.clone()).await.expect("the engine takes marks");
-        let model = model.mark(marks).await.expect("the model does not fail");
-        let of = |answers: Vec<store::Marked>| -> Vec<_> {
-            answers.into_iter().map(|marked| (marked.before, marked.applied)).collect()
+        let engine = engine.append_cancellations(marks.clone()).await.expect("the engine accepts cancellation records");
+        let model = model.append_cancellations(marks).await.expect("the model does not fail");
+        let of = |responses: Vec<store::CancellationResult>| -> Vec<_> {
+            responses.into_iter().map(|marked| (marked.before, marked.applied)).collect()
         };
         same(&of(engine), &of(model), context);
     }
@@ -287,8 +290,8 @@ impl Drive {
             ours.push(OwnerWrite { term, poller, change: change.clone() });
             models.push(OwnerWrite { term: models_term, poller, change });
         }
-        let answers: (Result<Vec<Result<Written, _>>, _>, _) = (engine.write(ours).await, model.write(models).await);
-        same(&answers.0, &answers.1, context);
+        let responses: (Result<Vec<Result<Written, _>>, _>, _) = (engine.write(ours).await, model.write(models).await);
+        same(&responses.0, &responses.1, context);
     }
 
     async fn resolve_change(&mut self, model: &dyn Store, operation: &OwnerOperation) -> Option<(PollerId, Change)> {
@@ -311,10 +314,10 @@ impl Drive {
             DueKey { position: self.owned(poller, row.position), ..row }
         };
         let change = match operation.kind {
-            Kind::Put(_) | Kind::PutIf(..) => unreachable!("answered above"),
+            Kind::Put(_) | Kind::PutIf(..) => unreachable!("handled above"),
             Kind::Cancel => Change::Cancel(incarnation),
             Kind::CancelIf { old_revision } => {
-                Change::CancelIf(Edition { incarnation, revision: revision(old_revision) })
+                Change::CancelIf(ScheduleVersion { incarnation, revision: revision(old_revision) })
             }
             Kind::Run { state, attempt, old_revision, ends } => {
                 let row = row(old_revision);
@@ -340,8 +343,8 @@ impl Drive {
         Some((poller, change))
     }
 
-    async fn seen(&self, model: &dyn Store, asked: &Schedule, knows: Knows) -> Option<Seen> {
-        let found = model.get(vec![(asked.tenant, asked.id.clone())]).await.expect("the model does not fail");
+    async fn seen(&self, model: &dyn Store, requested: &Schedule, knows: Knows) -> Option<Precondition> {
+        let found = model.get(vec![(requested.tenant, requested.id.clone())]).await.expect("the model does not fail");
         let mut seen = only(found)?.seen();
         match knows {
             Knows::Everything => {}
@@ -352,7 +355,7 @@ impl Drive {
         Some(seen)
     }
 
-    /// `position`, or the first instant at which an owner of `poller` may still write a row.
+    /// Returns `position`, or the first instant at which the owner of `poller` may write a row if that is later.
     fn owned(&self, poller: PollerId, position: Timestamp) -> Timestamp {
         let done = self.positions.get(&poller).copied().unwrap_or_default().done;
         position.max(done + Duration::from_millis(1))
@@ -441,43 +444,46 @@ impl Drive {
                 }
             }
             let shard: Arc<[ShardId]> = Arc::new([poller.shard()]);
-            let marks =
-                (engine.marks(shard.clone(), Cursor::default()).await, model.marks(shard, Cursor::default()).await);
-            let told = |marks: Result<(Vec<_>, Cursor), _>| marks.map(|(marks, _)| marks);
-            same(&told(marks.0), &told(marks.1), context);
+            let marks = (
+                engine.cancellations(shard.clone(), Cursor::default()).await,
+                model.cancellations(shard, Cursor::default()).await,
+            );
+            let records = |marks: Result<(Vec<_>, Cursor), _>| marks.map(|(marks, _)| marks);
+            same(&records(marks.0), &records(marks.1), context);
         }
     }
 
-    /// The engine may tell more than it must, and forgets what it has told.
-    async fn compare_arrivals(&mut self, engine: &dyn Store) {
+    /// Reads the insert log to its end. The engine may return more entries than required, and deletes the entries that
+    /// were read.
+    async fn compare_insert_log(&mut self, engine: &dyn Store) {
         let shards: BTreeSet<ShardId> = self.known.iter().map(|(.., poller)| poller.shard()).collect();
         let shards: Arc<[ShardId]> = shards.into_iter().collect();
         let mut cursor = Cursor::default();
         loop {
-            let read = engine.arrivals(shards.clone(), cursor, 5).await;
-            let (told, next) = read.expect("the engine is read");
-            for arrival in told {
-                self.arrivals.remove(&(arrival.poller, arrival.key));
+            let read = engine.insert_log(shards.clone(), cursor, 5).await;
+            let (entries, next) = read.expect("the engine accepts reads");
+            for arrival in entries {
+                self.insert_log.remove(&(arrival.poller, arrival.key));
             }
             if next == cursor {
                 break;
             }
             cursor = next;
         }
-        assert!(self.arrivals.is_empty(), "arrivals that are not told: {:?}", self.arrivals);
+        assert!(self.insert_log.is_empty(), "entries are missing from the insert log: {:?}", self.insert_log);
     }
 }
 
-/// All pages.
+/// Returns the schedules of all pages.
 async fn listed(store: &dyn Store, tenant: TenantId, by: &By<'_>, limit: usize) -> Vec<Arc<Schedule>> {
-    let (mut told, mut after) = (Vec::new(), None);
+    let (mut entries, mut after) = (Vec::new(), None);
     loop {
         let listing = Listing { tenant, by: by.clone(), after, limit };
-        let page = listing::page(store, &listing).await.expect("the store is read");
-        told.extend(page.schedules);
+        let page = listing::page(store, &listing).await.expect("the store accepts reads");
+        entries.extend(page.schedules);
         after = page.next;
         if after.is_none() {
-            return told;
+            return entries;
         }
     }
 }
@@ -507,7 +513,7 @@ fn run_and_retry(tenant: TenantId, row: DueKey, state: u8, attempt: u8) -> (Run,
 }
 
 fn pick<T>(from: &[T], choice: u8) -> Option<&T> {
-    // The newest first, so that a small choice (to which proptest shrinks) stays near.
+    // Counts from the newest, so that the small choices of a shrunk test stay near the end.
     from.iter().rev().nth(usize::from(choice) % from.len().max(1))
 }
 

@@ -1,9 +1,11 @@
-//! How fast the store alone is on this machine: `cargo run --profile dist -p store-embedded --example rates -- DIR [ROWS]`.
+//! Benchmark of the embedded store on this machine: `cargo run --profile dist -p store-embedded --example rates -- DIR
+//! [ROWS]`.
 //!
-//! Batches of 1 KB schedules, single inserts, outcomes, loads, a restart. `DIR` is made, filled, and left there.
+//! It measures batches of 1 KB schedules, single inserts, outcomes, loads and a restart. It creates and fills `DIR`,
+//! and does not delete it.
 
-#![expect(clippy::print_stdout, reason = "its output is what it is for")]
-#![expect(clippy::unwrap_used, reason = "a measurement ends where it cannot go on")]
+#![expect(clippy::print_stdout, reason = "the example prints its results")]
+#![expect(clippy::unwrap_used, reason = "a failed step ends the measurement")]
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -25,13 +27,13 @@ use store_embedded::{EmbeddedStore, Options};
 
 const TENANT: TenantId = TenantId(1);
 const BATCH: usize = 1000;
-/// Calls under way at once.
+/// Number of concurrent calls.
 const BATCHES_AT_ONCE: usize = 4;
 const SINGLES_AT_ONCE: usize = 256;
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
-    let dir = arguments.next().expect("the first argument is a folder");
+    let dir = arguments.next().expect("the first argument must be a folder");
     let rows: usize = arguments.next().map_or(200_000, |rows| rows.parse().unwrap());
     let tokio = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build().unwrap();
     tokio.block_on(measure(Path::new(&dir), rows));
@@ -54,7 +56,7 @@ async fn measure(dir: &Path, rows: usize) {
     let loads: Vec<_> = names.chunks(BATCH).take(50).collect();
     let count = loads.len() * BATCH;
     let calls = loads.iter().map(|keys| store.load(keys.iter().map(|key| key.occurrence.incarnation).collect()));
-    timed(&runtime, "load, 1,000 made in sequence", count, 1, calls).await;
+    timed(&runtime, "load, 1,000 created in sequence", count, 1, calls).await;
     let random: Vec<_> = (0..20_000).map(|_| names[pick(&runtime, names.len())].occurrence.incarnation).collect();
     let calls = random.chunks(100).map(|chunk| store.load(chunk.to_vec()));
     timed(&runtime, "load, 100 at random", 20_000, 1, calls).await;
@@ -145,7 +147,7 @@ fn poller(number: u16) -> PollerId {
     PollerId { tenant: TENANT, generation: 0, number }
 }
 
-/// Due within a day, at one of eight pollers, with about 1 KB.
+/// Returns a one-shot that is due within a day, in one of eight pollers, with about 1 KB.
 fn schedule(runtime: &Runtime) -> Insert {
     let now = runtime.now();
     let incarnation = Incarnation::new(now, runtime.random_u128());
@@ -194,7 +196,7 @@ fn outcome(key: &DueKey, terms: &BTreeMap<domain::ShardId, domain::Term>) -> Own
         result: AttemptResult::Answered(200),
     };
     let run = Run { tenant: TENANT, occurrence: key.occurrence, state: RunState::Succeeded, attempts: vec![attempt] };
-    // Whose it is does not matter to the rate.
+    // The poller does not affect the rate.
     let poller = poller(0);
     OwnerWrite { term: terms[&poller.shard()], poller, change: Change::Run { run, then: None, ends: true } }
 }

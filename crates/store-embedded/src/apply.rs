@@ -1,11 +1,11 @@
-//! The state machine: one journal entry in, changed rows and an answer out.
+//! The state machine: it applies one journal entry, changes rows and returns a response.
 //!
-//! Deterministic: what an entry does depends on the rows as they were before it, and on nothing else, so that a replay
-//! does what the first run did. Where the port lets several writes be seen half-done, they are written in the order
-//! that it names, and readers look at the newest.
+//! Applying is deterministic: the effect of an entry depends only on the rows before it, so a replay repeats the first
+//! run. Where the port allows a reader to observe several writes separately, they are written in the order that the
+//! port names, and readers read the newest version.
 //!
-//! A caller that breaks a rule of the port is refused here, not stopped by a panic: the entry is in the journal, and
-//! would stop the next start, too.
+//! If a caller breaks a rule of the port, the entry is rejected here instead of causing a panic: the entry is in the
+//! journal, and a panic would also stop the next start.
 
 mod change;
 mod forget;
@@ -15,7 +15,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use domain::{DueKey, Incarnation, PollerId, Schedule, ScheduleId, Status, TenantId, Term, Timestamp};
-use store::{Arrival, Inserted, Mark, Marked, Outdated, Placed, Positions, StoreError, WriteRefusal, Written};
+use store::{
+    Cancellation, CancellationResult, InsertLogEntry, Inserted, Outdated, Placed, Positions, StoreError,
+    WriteRejection, Written,
+};
 use stored::schedule::{self, Head};
 use stored::{Malformed, Put, Take};
 
@@ -27,28 +30,28 @@ use crate::index::{Family, Index, IndexError, Sequence};
 use crate::memory::Memory;
 use crate::read::{Rows, damaged};
 
-/// What an entry answers to the one who appended it.
+/// Response to the caller that appended an entry.
 #[derive(Debug)]
-pub(crate) enum Answer {
+pub(crate) enum Response {
     Inserted(Vec<Inserted>),
     Placed(Vec<Placed>),
-    Marked(Vec<Marked>),
+    CancellationResult(Vec<CancellationResult>),
     Done,
     Terms(Vec<Term>),
-    Written(Vec<Result<Written, WriteRefusal>>),
-    HandedOver(Vec<Result<(), WriteRefusal>>),
+    Written(Vec<Result<Written, WriteRejection>>),
+    HandedOver(Vec<Result<(), WriteRejection>>),
     Changed(Vec<Result<(), Outdated>>),
-    /// What of it went.
+    /// True for each item that deleted rows.
     Forgotten(Vec<bool>),
 }
 
-/// Schedules that one entry removes, by the listing that has them.
-pub(crate) type Gone = BTreeMap<Bucket, BTreeSet<Incarnation>>;
+/// Schedules that one entry deletes, by the bucket that lists them.
+pub(crate) type Deleted = BTreeMap<Bucket, BTreeSet<Incarnation>>;
 
 pub(crate) struct Machine {
     pub(crate) rows: Rows,
     memory: Arc<Mutex<Memory>>,
-    /// Every term minted here is above this.
+    /// Lower bound of every term minted by this machine, exclusive.
     term_floor: Term,
 }
 
@@ -57,21 +60,23 @@ impl Machine {
         Machine { rows, memory, term_floor }
     }
 
+    /// Applies an entry.
+    ///
     /// # Errors
-    /// [`StoreError::Damaged`] if a row that it needs is damaged, or the entry is not one; some of its items may have
+    /// [`StoreError::Damaged`] if a required row is damaged or the entry is malformed. Some of its items may have
     /// taken effect.
-    pub(crate) fn apply(&self, entry_index: u64, entry: &[u8]) -> Result<Answer, StoreError> {
+    pub(crate) fn apply(&self, entry_index: u64, entry: &[u8]) -> Result<Response, StoreError> {
         let malformed = |error: Malformed| StoreError::Damaged(format!("journal entry {entry_index}: {error}"));
         let mut reader = Reader::new(entry).map_err(malformed)?;
         let count = reader.count as usize;
         let sequences = (0..reader.count).map(|item| Sequence::new(entry_index, item));
-        let answer = match reader.kind {
+        let response = match reader.kind {
             Kind::Insert => {
                 let mut inserted = Vec::with_capacity(count);
                 for at in sequences {
                     inserted.push(self.insert(at, &reader.insert().map_err(malformed)?)?);
                 }
-                Answer::Inserted(inserted)
+                Response::Inserted(inserted)
             }
             Kind::Place => {
                 let mut placed = Vec::with_capacity(count);
@@ -79,14 +84,14 @@ impl Machine {
                     let (poller, due) = reader.place().map_err(malformed)?;
                     placed.push(self.place(at, poller, due));
                 }
-                Answer::Placed(placed)
+                Response::Placed(placed)
             }
-            Kind::Mark => {
+            Kind::Cancellation => {
                 let mut marked = Vec::with_capacity(count);
                 for at in sequences {
-                    marked.push(self.mark(at, &reader.mark().map_err(malformed)?)?);
+                    marked.push(self.apply_cancellation(at, &reader.cancellation().map_err(malformed)?)?);
                 }
-                Answer::Marked(marked)
+                Response::CancellationResult(marked)
             }
             Kind::PutTenant => {
                 for at in sequences {
@@ -94,53 +99,54 @@ impl Machine {
                     self.index().put(Family::Points, &key::tenant(tenant.id), value, at);
                     self.memory().tenants.insert(tenant.id, tenant);
                 }
-                Answer::Done
+                Response::Done
             }
             Kind::ChangeTenant => {
                 let mut changed = Vec::with_capacity(count);
                 for at in sequences {
                     changed.push(self.change_tenant(at, &reader.change_tenant().map_err(malformed)?));
                 }
-                Answer::Changed(changed)
+                Response::Changed(changed)
             }
             Kind::Forget => {
-                let (mut forgotten, mut gone) = (Vec::with_capacity(count), Gone::new());
+                let (mut deletions, mut deleted) = (Vec::with_capacity(count), Deleted::new());
                 for at in sequences {
-                    forgotten.push(self.forget(at, &reader.forget().map_err(malformed)?, &mut gone)?);
+                    deletions.push(self.forget(at, &reader.forget().map_err(malformed)?, &mut deleted)?);
                 }
-                self.unlist(Sequence::end_of(entry_index), &gone)?;
-                Answer::Forgotten(forgotten)
+                self.unlist(Sequence::end_of(entry_index), &deleted)?;
+                Response::Forgotten(deletions)
             }
             Kind::Take => {
                 let mut terms = Vec::with_capacity(count);
                 for at in sequences {
                     terms.push(self.take(at, reader.take().map_err(malformed)?));
                 }
-                Answer::Terms(terms)
+                Response::Terms(terms)
             }
             Kind::Write => {
                 let mut written = Vec::with_capacity(count);
                 for at in sequences {
                     written.push(self.write(at, &reader.write().map_err(malformed)?)?);
                 }
-                Answer::Written(written)
+                Response::Written(written)
             }
             Kind::HandOver => {
-                let mut answers = Vec::with_capacity(count);
+                let mut responses = Vec::with_capacity(count);
                 for at in sequences {
-                    answers.push(self.hand_over(at, reader.hand_over().map_err(malformed)?));
+                    responses.push(self.hand_over(at, reader.hand_over().map_err(malformed)?));
                 }
-                Answer::HandedOver(answers)
+                Response::HandedOver(responses)
             }
         };
         reader.end().map_err(malformed)?;
         if self.rows.fresh.is_full() {
             self.write_fresh(entry_index);
         }
-        Ok(answer)
+        Ok(response)
     }
 
-    /// To be called before everything up to `last_entry` is made durable in the index.
+    /// Writes the state in memory to the index. The caller calls it before everything up to `last_entry` becomes
+    /// durable in the index.
     pub(crate) fn write_memory(&self, last_entry: u64) {
         self.memory().active.write(self.index(), last_entry);
         self.write_fresh(last_entry);
@@ -156,30 +162,30 @@ impl Machine {
 
     fn insert(&self, at: Sequence, insert: &InsertItem<'_>) -> Result<Inserted, StoreError> {
         let head = &insert.head;
-        if let Some(known) = self.in_the_way(at, head, insert.id)? {
+        if let Some(known) = self.conflicting(at, head, insert.id)? {
             return Ok(Inserted::Exists(known));
         }
         let mut due = insert.due;
-        due.position = self.settle(head.poller, due.position);
+        due.position = self.open_position(head.poller, due.position);
         self.write_new(at, insert)?;
         self.write_due(at, head.poller, &due);
-        self.memory().arrivals.append(Arrival { poller: head.poller, key: due });
+        self.memory().insert_log.append(InsertLogEntry { poller: head.poller, key: due });
         Ok(Inserted::Placed(Placed { position: due.position, settled: true }))
     }
 
-    /// The incarnation because of which a schedule cannot be inserted.
-    fn in_the_way(&self, at: Sequence, head: &Head, id: &str) -> Result<Option<Incarnation>, StoreError> {
-        let again = self.rows.is_number_used(head.incarnation, at)?;
-        if !again && is_server_made(id, head.incarnation) {
-            // Nothing else can have the id of an incarnation that there was not yet.
+    /// Returns the incarnation that prevents the insert of a schedule.
+    fn conflicting(&self, at: Sequence, head: &Head, id: &str) -> Result<Option<Incarnation>, StoreError> {
+        let is_repeated = self.rows.is_number_used(head.incarnation, at)?;
+        if !is_repeated && is_server_made(id, head.incarnation) {
+            // No other schedule can have the id of a new incarnation.
             return Ok(None);
         }
         let Some(known) = self.rows.find(head.tenant, id, at)? else { return Ok(None) };
-        let taken = again || known.changed.state.status != Status::Cancelled;
-        Ok(taken.then_some(known.incarnation))
+        let is_taken = is_repeated || known.changed.state.status != Status::Cancelled;
+        Ok(is_taken.then_some(known.incarnation))
     }
 
-    /// The first row of a schedule, its id, and what it is listed by.
+    /// Writes the first row of a schedule, its id and its listings.
     fn write_new(&self, at: Sequence, insert: &InsertItem<'_>) -> Result<(), StoreError> {
         let Head { incarnation, tenant, state, .. } = insert.head;
         let labels = schedule::labels(insert.row).map_err(|error| self.rows.malformed(incarnation, error))?;
@@ -204,7 +210,7 @@ impl Machine {
         self.rows.states.change(incarnation, *changed);
     }
 
-    /// Nobody reads a row where its poller is done, so none is written there.
+    /// Writes a due row. No owner reads a row at or before its poller's `done`, so such a row is not written.
     fn write_due(&self, at: Sequence, poller: PollerId, due: &DueKey) {
         if due.position > self.memory().positions(poller).done {
             self.index().put(Family::Due, &key::due(poller, due), &[], at);
@@ -215,27 +221,27 @@ impl Machine {
         self.index().retire(key::poller(poller), &key::due_after(poller, done));
     }
 
-    /// `position`, or the first instant that `poller` has not closed.
-    fn settle(&self, poller: PollerId, position: Timestamp) -> Timestamp {
+    /// Returns `position`, or the first instant that `poller` has not closed if that is later.
+    fn open_position(&self, poller: PollerId, position: Timestamp) -> Timestamp {
         position.max(self.memory().positions(poller).closed + Duration::from_millis(1))
     }
 
     fn place(&self, at: Sequence, poller: PollerId, mut due: DueKey) -> Placed {
-        due.position = self.settle(poller, due.position);
+        due.position = self.open_position(poller, due.position);
         self.write_due(at, poller, &due);
-        self.memory().arrivals.append(Arrival { poller, key: due });
+        self.memory().insert_log.append(InsertLogEntry { poller, key: due });
         Placed { position: due.position, settled: true }
     }
 
-    fn mark(&self, at: Sequence, mark: &Mark) -> Result<Marked, StoreError> {
+    fn apply_cancellation(&self, at: Sequence, mark: &Cancellation) -> Result<CancellationResult, StoreError> {
         let Some(known) = self.rows.find(mark.tenant, mark.id.as_str(), at)? else {
-            return Ok(Marked { before: None, applied: true });
+            return Ok(CancellationResult { before: None, applied: true });
         };
         let before: Schedule = self.rows.decode(&known)?;
         if before.status != Status::Cancelled {
             self.cancel(at, mark.tenant, known.incarnation, known.changed);
         }
-        Ok(Marked { before: Some(Arc::new(before)), applied: true })
+        Ok(CancellationResult { before: Some(Arc::new(before)), applied: true })
     }
 
     fn cancel(&self, at: Sequence, tenant: TenantId, incarnation: Incarnation, mut changed: Changed) {
@@ -251,7 +257,7 @@ impl Machine {
         let term = memory.terms.get(&shard).copied().unwrap_or(Term(0)).max(self.term_floor);
         let term = Term(term.0 + 1);
         memory.terms.insert(shard, term);
-        memory.arrivals.take(shard);
+        memory.insert_log.take(shard);
         drop(memory);
         let mut value = vec![1];
         value.u64(term.0);
@@ -272,10 +278,10 @@ impl Machine {
         Ok(())
     }
 
-    fn hand_over(&self, at: Sequence, list: HandOverItem<'_>) -> Result<(), WriteRefusal> {
+    fn hand_over(&self, at: Sequence, list: HandOverItem<'_>) -> Result<(), WriteRejection> {
         let mut memory = self.memory();
         if memory.terms.get(&list.shard) != Some(&list.term) {
-            return Err(WriteRefusal::Superseded);
+            return Err(WriteRejection::Superseded);
         }
         memory.handed_over.insert(list.shard, list.attempts);
         drop(memory);
@@ -284,12 +290,12 @@ impl Machine {
     }
 }
 
-/// Whether a schedule's id is the one that its server made from its incarnation: such an id needs no row.
+/// Returns whether the server derived the schedule's id from its incarnation. Such an id needs no row.
 pub(crate) fn is_server_made(id: &str, incarnation: Incarnation) -> bool {
     ScheduleId::new(id).ok().and_then(|id| id.to_incarnation()) == Some(incarnation)
 }
 
-/// Reads what is kept in memory whole, as it was before `before`, and tells the index what its due rows are worth.
+/// Reads the state that is kept in memory, as it was before `before`, and tells the index which due rows it may drop.
 pub(crate) fn load(rows: &Rows, before: Sequence, memory: &mut Memory) -> Result<(), StoreError> {
     let index = &*rows.index;
     let mut first_error = None;

@@ -1,10 +1,13 @@
-//! A copy of a store while it runs, and a store from a copy.
+//! Backup of a running store, and restore of a store from a backup.
 //!
-//! A backup is a data folder without a journal: `CHECKPOINT` and `index/`, as they are right after everything applied
-//! was flushed. It holds what was answered before the backup was asked for, and perhaps some of what came during it,
-//! but nothing half. On the same file system the index's tables are not copied, only named again.
+//! A backup is a data folder without a journal: `CHECKPOINT` and `index/`, as they are directly after a flush of
+//! everything applied. It contains every write that was acknowledged before the backup began, and possibly some writes
+//! that came during it, but no partial write. On the same file system the backup links the index's tables instead of
+//! copying them.
 //!
-//! A restored store goes on with a new journal, and with terms above every one that the first store can have minted.
+//! A restored store continues with a new journal, and with terms above every term that the first store can have minted.
+//!
+//! docs/decisions/0042-back-up-without-a-journal.md gives the reasons for the design.
 
 use std::io;
 use std::path::Path;
@@ -20,12 +23,13 @@ use crate::open::INDEX_DIR;
 use crate::{BackupError, EmbeddedStore, IndexKind};
 
 impl EmbeddedStore {
-    /// Copies the store to `dir`, which must be empty or missing. Writes go on meanwhile; flushes and merges wait.
+    /// Copies the store to `dir`, which must be empty or missing. Writes continue during the copy; flushes and merges
+    /// wait.
     ///
-    /// Blocks its thread while it copies.
+    /// The call blocks its thread while it copies.
     ///
     /// # Errors
-    /// See [`BackupError`]. A folder without `CHECKPOINT` is no backup: remove it.
+    /// See [`BackupError`]. A folder without `CHECKPOINT` is not a backup; remove it.
     pub async fn backup(&self, dir: &Path) -> Result<(), BackupError> {
         let io = |source: io::Error| BackupError::Io { dir: dir.to_owned(), source };
         let disk = self.shared.runtime.disk();
@@ -37,19 +41,19 @@ impl EmbeddedStore {
         };
         self.shared.index.copy_to(&dir.join(INDEX_DIR)).await.map_err(failed)?;
         disk.sync_dir(dir).await.map_err(io)?;
-        // Last: with it, the folder is a backup.
+        // The checkpoint comes last, because it makes the folder a backup.
         let checkpoint = *self.shared.checkpoint.borrow();
         checkpoint.write(&self.shared.runtime, dir).await.map_err(io)
     }
 
-    /// Flushes everything applied so far, and keeps the index as it is then: exactly what the checkpoint says.
+    /// Flushes everything applied so far, and returns a guard that keeps the index exactly at the checkpoint.
     async fn flushed(&self) -> Result<tokio::sync::RwLockWriteGuard<'_, ()>, BackupError> {
         loop {
             self.flush_all().await?;
             let alone = self.shared.maintenance.write().await;
             let synced = self.shared.checkpoint.borrow().synced;
-            // One family may have been flushed further before this had the index alone. With a journal that is nothing;
-            // without one, its rows would be half of what came later.
+            // Another flush may have written later rows of one family before this task got the lock. A journal makes
+            // this harmless. A backup has no journal, so it would contain a part of a later entry.
             let is_whole = |at: Sequence| at < Sequence::new(synced + 1, 0);
             if self.shared.index.flushed_to().is_none_or(is_whole) {
                 return Ok(alone);
@@ -58,8 +62,8 @@ impl EmbeddedStore {
     }
 
     async fn flush_all(&self) -> Result<(), BackupError> {
-        let (answer, sealed) = oneshot::channel();
-        self.seal_requests.send(answer).await.map_err(|_| BackupError::Closed)?;
+        let (response, sealed) = oneshot::channel();
+        self.seal_requests.send(response).await.map_err(|_| BackupError::Closed)?;
         let entry = sealed.await.map_err(|_| BackupError::Closed)?;
         let mut checkpoint = self.shared.checkpoint.subscribe();
         tokio::select! {
@@ -72,18 +76,18 @@ impl EmbeddedStore {
     }
 }
 
-/// Makes a data folder `to` from the backup `from`, which stays as it is.
+/// Creates a data folder `to` from the backup `from`, which stays unchanged.
 ///
 /// # Errors
 /// See [`BackupError`].
 pub async fn restore(runtime: &Runtime, from: &Path, to: &Path) -> Result<(), BackupError> {
-    let no_backup = |what: String| BackupError::NoBackup { dir: from.to_owned(), what };
+    let not_a_backup = |what: String| BackupError::NoBackup { dir: from.to_owned(), what };
     let io = |source: io::Error| BackupError::Io { dir: to.to_owned(), source };
     let mut checkpoint = match Checkpoint::read(runtime, from).await {
         Ok(Some(checkpoint)) => checkpoint,
-        Ok(None) => return Err(no_backup(format!("{FILE} is missing"))),
+        Ok(None) => return Err(not_a_backup(format!("{FILE} is missing"))),
         Err(CheckpointError::Io(error)) => return Err(io(error)),
-        Err(error) => return Err(no_backup(error.to_string())),
+        Err(error) => return Err(not_a_backup(error.to_string())),
     };
     make_empty(runtime, to).await?;
     let (from_index, to_index) = (from.join(INDEX_DIR), to.join(INDEX_DIR));
@@ -92,7 +96,7 @@ pub async fn restore(runtime: &Runtime, from: &Path, to: &Path) -> Result<(), Ba
         IndexKind::Map => map::copy_files(runtime, &from_index, &to_index).await.map_err(io)?,
     }
     runtime.disk().sync_dir(to).await.map_err(io)?;
-    // Also above those of an earlier restore from the same backup, which was some other second.
+    // The epoch is also above that of an earlier restore of the same backup, which happened in another second.
     let now = u64::try_from(runtime.now().as_millis() / 1000).unwrap_or(0);
     checkpoint.epoch = now.max(checkpoint.epoch + 1);
     checkpoint.journal_id = None;

@@ -1,4 +1,4 @@
-//! The one file that says how far the index is durable, and which journal goes on from there.
+//! The checkpoint file: the last entry that is durable in the index, and the journal that continues from there.
 
 use std::io;
 use std::path::Path;
@@ -11,22 +11,24 @@ use crate::options::IndexKind;
 
 pub(crate) const FILE: &str = "CHECKPOINT";
 const VERSION: u8 = 2;
-/// Of builds that listed no schedules.
+/// Version of builds without listings.
 const VERSION_UNLISTED: u8 = 1;
 
-/// Replaced in one step after each flush. The index holds everything up to `synced`, and may hold more.
+/// Checkpoint of a store, replaced in one atomic step after each flush. The index contains everything up to `synced`,
+/// and may contain more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Checkpoint {
     pub index: IndexKind,
-    /// Raised by every restore; the high bits of every term.
+    /// Epoch of the store, which is the high bits of every term. Every restore raises it.
     pub epoch: u64,
-    /// [`journal::Journal::id`]; `None` if the journal is yet to be made.
+    /// Id of the journal ([`journal::Journal::id`]); `None` if the journal does not exist yet.
     pub journal_id: Option<u128>,
-    /// The number of the store's entry before the journal's first: a restored store goes on with a new journal.
+    /// Number of the store's entry before the journal's first. A restored store continues with a new journal.
     pub base: u64,
-    /// The last entry, counted through all journals, that is in the index with all before it.
+    /// Last entry, counted through all journals, that is in the index with all entries before it.
     pub synced: u64,
-    /// Every schedule in the index is listed there, too. False for what an earlier build left, until it is opened.
+    /// True if the listings contain every schedule of the index. False for an index of an earlier build, until this
+    /// build has opened it.
     pub is_listed: bool,
 }
 

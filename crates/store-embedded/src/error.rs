@@ -1,4 +1,4 @@
-//! Why a store does not open, or is not copied.
+//! Errors of opening, backup and restore.
 
 use std::io;
 use std::path::PathBuf;
@@ -10,9 +10,9 @@ pub enum OpenError {
     Journal(#[from] journal::OpenError),
     #[error("{what} in {}; nothing was changed: copy the data folder aside, then restore it from a backup", .dir.display())]
     Damaged { dir: PathBuf, what: String },
-    #[error("{} holds a store whose index is of another kind; open it with that kind", .dir.display())]
+    #[error("the index in {} has another kind than the options; open the store with its kind", .dir.display())]
     OtherIndex { dir: PathBuf },
-    #[error("store options: {0}")]
+    #[error("invalid store options: {0}")]
     Options(&'static str),
     #[error("cannot open the store in {}", .dir.display())]
     Io { dir: PathBuf, source: io::Error },
@@ -20,13 +20,13 @@ pub enum OpenError {
 
 #[derive(Debug, thiserror::Error)]
 pub enum BackupError {
-    #[error("{} is not empty; choose a folder that is not there yet", .dir.display())]
+    #[error("{} is not empty; choose a folder that does not exist", .dir.display())]
     NotEmpty { dir: PathBuf },
-    #[error("{} holds no backup: {what}", .dir.display())]
+    #[error("{} is not a backup: {what}", .dir.display())]
     NoBackup { dir: PathBuf, what: String },
     #[error("the store is closed")]
     Closed,
-    #[error("what is to be copied is damaged: {0}")]
+    #[error("the store's data is damaged: {0}")]
     Damaged(String),
     #[error("cannot copy to {}", .dir.display())]
     Io { dir: PathBuf, source: io::Error },

@@ -1,4 +1,4 @@
-//! Small files that are written whole: with a checksum around them, and replaced in one step.
+//! Small files that are replaced as a whole in one atomic step, with a checksum.
 
 use std::io;
 use std::path::Path;
@@ -8,7 +8,7 @@ use runtime::{OpenMode, Runtime};
 const MAGIC: [u8; 8] = *b"REVEILLE";
 const HEADER_LEN: usize = 8 + 8 + 4;
 
-/// `body` behind a header of magic, length and CRC32C.
+/// Returns `body` behind a header of magic, length and CRC32C.
 pub(crate) fn envelope(body: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(HEADER_LEN + body.len());
     out.extend_from_slice(&MAGIC);
@@ -20,15 +20,15 @@ pub(crate) fn envelope(body: &[u8]) -> Vec<u8> {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(crate) enum EnvelopeError {
-    #[error("its header is not one of Reveille's")]
+    #[error("the header is not a Reveille header")]
     Header,
-    #[error("it has another length than its header says")]
+    #[error("the length differs from the length in the header")]
     Length,
-    #[error("its bytes do not match their checksum")]
+    #[error("the checksum does not match")]
     Checksum,
 }
 
-/// The body that [`envelope`] wrapped, checked.
+/// Checks the header and returns the body that [`envelope`] wrapped.
 pub(crate) fn open_envelope(bytes: &[u8]) -> Result<&[u8], EnvelopeError> {
     let (header, body) = bytes.split_first_chunk::<HEADER_LEN>().ok_or(EnvelopeError::Header)?;
     let (magic, rest) = header.split_at(8);
@@ -45,7 +45,7 @@ pub(crate) fn open_envelope(bytes: &[u8]) -> Result<&[u8], EnvelopeError> {
     Ok(body)
 }
 
-/// Makes `path` hold `bytes`: after a crash it holds either these or what it held before.
+/// Replaces the content of `path` by `bytes`. After a crash, the file holds either the new or the old content.
 pub(crate) async fn replace(runtime: &Runtime, path: &Path, bytes: &[u8]) -> io::Result<()> {
     let disk = runtime.disk();
     let new = path.with_extension("new");
@@ -64,7 +64,7 @@ pub(crate) async fn replace(runtime: &Runtime, path: &Path, bytes: &[u8]) -> io:
     }
 }
 
-/// The bytes of a file; `None` if there is none.
+/// Returns the bytes of a file, or `None` if there is none.
 pub(crate) async fn read_whole(runtime: &Runtime, path: &Path) -> io::Result<Option<Vec<u8>>> {
     let file = match runtime.disk().open(path, OpenMode::Read).await {
         Ok(file) => file,

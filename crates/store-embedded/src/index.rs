@@ -1,11 +1,11 @@
-//! What stands behind the journal: ordered rows on disk that may lose what was not flushed.
+//! The index behind the journal: ordered rows on disk, which may lose rows that were not flushed.
 //!
-//! An index keeps every version of a row that a replay may need: a row is written at a [`Sequence`], and read as it
-//! was before one. So a replay that starts anywhere at or before what was flushed sees what the first run saw, and
-//! writes the same rows at the same sequences, although the families were flushed at different moments.
+//! An index keeps every version of a row that a replay may need. A row is written at a [`Sequence`] and read as it was
+//! before one. A replay that starts at or before the last flushed entry therefore reads the same rows as the first run
+//! and writes the same rows at the same sequences, although the families were flushed at different times.
 //!
-//! Always true here: rows are written by one thread, in rising sequences; a read meets all rows of one family that were
-//! written before it; what comes back was checked against a checksum or the read fails.
+//! Invariants: one thread writes rows, in rising sequences. A read returns all rows of one family that were written
+//! before it. A read verifies a checksum, or fails.
 
 pub(crate) mod lsm;
 pub(crate) mod map;
@@ -16,15 +16,17 @@ use std::path::Path;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 
-/// Rows that differ in size and order of arrival, and are kept apart so that moving one kind does not rewrite another.
+/// Family of rows. Families differ in the size of their rows and in the order of writes. They are stored separately, so
+/// that moving the rows of one family does not rewrite the others.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Family {
-    /// Schedules as they were asked for, by the time-ordered number of the row. Never changed; removed once nobody asks for
-    /// them.
+    /// Schedules as they were requested, by the time-ordered number of the row. A row never changes. It is removed when
+    /// no read needs it.
     Rows,
-    /// Due rows, by poller and position. Never changed; dropped in stretches once their poller is done with them.
+    /// Due rows, by poller and position. A row never changes. Ranges of rows are dropped when their poller is done with
+    /// them.
     Due,
-    /// Small rows that are looked up: ids, states, runs, dead letters, positions, terms, tenants.
+    /// Small rows for look-ups: ids, states, runs, dead letters, positions, terms, tenants.
     Points,
 }
 
@@ -40,26 +42,26 @@ impl Family {
     }
 }
 
-/// When a row is written: the number of the journal entry, then the number of the item in it.
+/// Sequence of a write: the number of the journal entry, then the number of the item in the entry.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Sequence(u64);
 
-/// Entry numbers have 47 bits: 44 years at 100,000 entries a second.
+/// Number of bits for the item. Entry numbers have the other 47 bits: 44 years at 100,000 entries per second.
 const ITEM_BITS: u32 = 16;
 
 impl Sequence {
-    /// A read before this sees everything.
+    /// Bound of a read that sees every version.
     pub(crate) const LATEST: Sequence = Sequence((1 << 63) - 1);
 
     /// # Panics
     /// If `item` does not fit into 16 bits, or `entry` into 47.
     pub(crate) const fn new(entry: u64, item: u32) -> Self {
-        assert!(item < 1 << ITEM_BITS, "an entry holds few items");
-        assert!(entry < (1 << (63 - ITEM_BITS)) - 1, "entry numbers last for the life of a store");
+        assert!(item < 1 << ITEM_BITS, "an entry has at most 2^16 items");
+        assert!(entry < (1 << (63 - ITEM_BITS)) - 1, "entry numbers fit into 47 bits");
         Sequence((entry + 1) << ITEM_BITS | item as u64)
     }
 
-    /// Not before any item of `entry`, before the next entry.
+    /// Returns the sequence at the end of `entry`: not before any of its items, and before the next entry.
     pub(crate) const fn end_of(entry: u64) -> Self {
         Sequence::new(entry, (1 << ITEM_BITS) - 1)
     }
@@ -72,52 +74,52 @@ impl Sequence {
         Sequence(value)
     }
 
-    /// A read before it sees what was written at this.
+    /// Returns the next sequence. A read before it sees the writes at this sequence.
     pub(crate) const fn next(self) -> Self {
         Sequence(self.0 + 1)
     }
 }
 
-/// Why an index says no.
+/// Error of an index.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum IndexError {
-    /// Stored bytes are not what was written.
+    /// Stored bytes differ from the bytes that were written.
     #[error("{family} {range}: {reason}")]
     Damaged { family: &'static str, range: String, reason: String },
     #[error("{0}")]
     Io(#[from] std::io::Error),
 }
 
-/// How far the index's own work is behind its writer.
+/// Backlog of the index's own work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Pressure {
-    /// Sealed parts that wait to be flushed, of the family that has most.
+    /// Number of sealed parts that wait for a flush, in the family that has most.
     pub sealed: usize,
-    /// Flushed parts that wait to be merged, likewise.
+    /// Number of flushed parts that wait for a merge, in the family that has most.
     pub unmerged: usize,
 }
 
-/// What a walk over everything found.
+/// Result of a verification.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Verified {
-    /// Files whose bytes were all compared with a checksum.
+    /// Number of files whose bytes were compared with a checksum.
     pub files: usize,
     pub bytes: u64,
-    /// Live rows, by kind: schedules, due rows, small rows.
+    /// Number of live rows, by family: schedules, due rows, small rows.
     pub rows: [u64; 3],
-    /// Each damage found, in words.
+    /// Descriptions of the damage that was found.
     pub damages: Vec<String>,
 }
 
 type Visit<'a> = &'a mut dyn FnMut(&[u8], &Bytes) -> ControlFlow<()>;
 
-/// See the module's documentation. Reads and writes may block their thread.
+/// An index. Its calls may block their thread.
 pub(crate) trait Index: Send + Sync + 'static {
-    /// The row of `key` as it was before `before`.
+    /// Returns the row of `key` as it was before `before`.
     fn get(&self, family: Family, key: &[u8], before: Sequence) -> Result<Option<Bytes>, IndexError>;
 
-    /// The rows from `from` (included) to `to` (excluded) as they were before `before`, in the order of their keys,
-    /// until `visit` breaks off.
+    /// Visits the rows from `from` (inclusive) to `to` (exclusive) as they were before `before`, in key order, until
+    /// `visit` breaks.
     fn scan(
         &self,
         family: Family,
@@ -127,38 +129,42 @@ pub(crate) trait Index: Send + Sync + 'static {
         visit: Visit<'_>,
     ) -> Result<(), IndexError>;
 
+    /// Writes a row.
     fn put(&self, family: Family, key: &[u8], value: &[u8], at: Sequence);
 
-    /// When the row of [`Family::Points`] was written that a read before `before` sees.
+    /// Returns the sequence of the row in [`Family::Points`] that a read before `before` sees.
     fn written(&self, key: &[u8], before: Sequence) -> Result<Option<Sequence>, IndexError>;
 
-    /// Removes a row, of any family but [`Family::Due`], whose rows are never removed one by one.
+    /// Removes a row of [`Family::Rows`] or [`Family::Points`]. Due rows are never removed one by one.
     fn remove(&self, family: Family, key: &[u8], at: Sequence);
 
-    /// Due rows whose keys begin with `poller` and are below `to` are not read any more, and may go.
+    /// Allows the index to drop the due rows whose keys begin with `poller` and are below `to`. They are not read any
+    /// more.
     fn retire(&self, poller: [u8; 8], to: &[u8]);
 
-    /// Everything written to `family` so far belongs to the next flush. Called by the writer, between two entries.
+    /// Seals `family`: the next flush writes every row so far. The writer calls it between two entries.
     fn seal(&self, family: Family);
 
-    /// Bytes written to `family` since it was sealed.
+    /// Returns the number of bytes written to `family` since it was sealed.
     fn unsealed_bytes(&self, family: Family) -> u64;
 
-    /// Everything sealed before this call is durable, and read back, when this returns. No version that a read at or
-    /// after `keep_from` needs is forgotten.
+    /// Flushes every part sealed before this call. When the call returns, the rows are durable and were read back. It
+    /// keeps every version that a read at or after `keep_from` needs.
     fn flush(&self, keep_from: Sequence) -> BoxFuture<'_, Result<(), IndexError>>;
 
-    /// No row that is flushed is later than this; `None` if nothing is.
+    /// Returns the latest sequence of any flushed row, or `None` if there is none.
     fn flushed_to(&self) -> Option<Sequence>;
 
-    /// Merges what was flushed, one step; false if there was nothing to do. Blocks its thread.
+    /// Makes one step of merging flushed parts. Returns false if there was nothing to do. Blocks its thread.
     fn merge_step(&self, keep_from: Sequence) -> Result<bool, IndexError>;
 
+    /// Returns the backlog of flushes and merges.
     fn pressure(&self) -> Pressure;
 
-    /// Compares everything stored with its checksums, and counts rows.
+    /// Compares all stored bytes with their checksums, and counts rows.
     fn verify(&self) -> BoxFuture<'_, Result<Verified, IndexError>>;
 
-    /// Copies everything flushed to a folder, from which it can be opened. No flush or merge may run meanwhile.
+    /// Copies everything flushed to a folder, from which the index can be opened. No flush or merge may run during the
+    /// copy.
     fn copy_to<'a>(&'a self, dir: &'a Path) -> BoxFuture<'a, Result<(), IndexError>>;
 }

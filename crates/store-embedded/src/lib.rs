@@ -1,22 +1,27 @@
-//! The embedded store: a journal, a state machine over it, and an index behind that.
+//! The embedded store: a journal, a state machine over it, and an index behind the state machine.
 //!
-//! A write is encoded as a journal entry, made durable together with all others that came meanwhile, applied by one
-//! task in the order of the journal, and answered. The index behind it is flushed and merged on other threads and may
-//! lose whatever was not flushed: a start replays the journal from the last [checkpoint](checkpoint::Checkpoint).
-//! Journal segments are given back only when all that is in them is in flushed tables that were read back and checked.
+//! The store encodes a write as a journal entry and makes it durable together with all other entries that are waiting.
+//! One task applies the entries in journal order, and then the store responds. Other threads flush and merge the index,
+//! which may lose rows that were not flushed. A start replays the journal from the last
+//! [checkpoint](checkpoint::Checkpoint). The store releases a journal segment only when all of its entries are in
+//! flushed tables that were read back and verified.
 //!
-//! What this engine does in one step where the port allows several: [`Store::insert`], [`Store::place`] and
-//! [`store::Change::Put`] settle `closed`; [`Store::mark`] cancels. Nothing here knows HTTP, quotas or callbacks.
+//! This engine combines steps that the port allows to be separate: [`Store::insert`], [`Store::place`] and
+//! [`store::Change::Put`] confirm placement, and [`Store::mark`] cancels. The crate contains nothing about HTTP, quotas
+//! or callbacks.
 //!
-//! In a data folder: `CHECKPOINT` (how far the index is durable), `journal/`, `index/`.
+//! A data folder contains `CHECKPOINT` (the last entry that is durable in the index), `journal/` and `index/`.
 //!
-//! Always true here:
-//! - what was answered is durable, and every later read sees it;
-//! - applying is deterministic: the same entries make the same rows and answers;
-//! - damage is told with the rows that it hits, by [`StoreError::Damaged`] or at the start; rows are never fewer
-//!   silently.
+//! Invariants:
+//! - A write that was acknowledged is durable, and every later read observes it.
+//! - Applying is deterministic: the same entries produce the same rows and results.
+//! - Damage is reported with the affected rows, by [`StoreError::Damaged`] or when the store opens. Rows never
+//!   disappear silently.
+//!
+//! docs/decisions/0005-let-the-firing-task-look-up-rows.md gives the reasons for the design.
 
 mod apply;
+mod background;
 mod backup;
 mod checkpoint;
 mod codec;
@@ -24,7 +29,6 @@ mod error;
 mod file;
 mod history;
 mod index;
-mod keep;
 mod listing;
 mod memory;
 mod open;
@@ -42,14 +46,15 @@ use journal::Journal;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 use store::{
-    Arrival, Change, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted, ListPage, ListRead,
-    Mark, Marked, Outdated, OwnerWrite, Placed, Positions, Store, StoreError, WriteRefusal, Written,
+    Cancellation, CancellationResult, Change, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert,
+    InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions, Store, StoreError,
+    WriteRejection, Written,
 };
 use tokio::sync::{mpsc, oneshot};
 
-use crate::apply::Answer;
+use crate::apply::Response;
+use crate::background::{Readers, SealRequest, Shared, Ticket};
 use crate::codec::entry::{Builder, Kind};
-use crate::keep::{Readers, SealRequest, Shared, Ticket};
 use crate::memory::Memory;
 use crate::read::Rows;
 
@@ -59,20 +64,20 @@ pub use index::Verified;
 pub use journal;
 pub use options::{IndexKind, Options};
 
-/// Look-ups that a caller makes itself at most; more go to the readers' threads.
+/// Maximum number of look-ups that a caller makes on its own thread. Larger batches go to the reader threads.
 const PEEK_MAX: usize = 64;
 
-/// See the crate's documentation. Made by [`EmbeddedStore::open`].
+/// A store on the local disk, opened by [`EmbeddedStore::open`].
 pub struct EmbeddedStore {
     shared: Arc<Shared>,
     journal: Journal<Ticket>,
     memory: Arc<Mutex<Memory>>,
     rows: Rows,
     readers: Readers,
-    /// One thread for what users have listed, which walks over many rows: what is due does not wait for it.
+    /// Thread for listings, which scan many rows. Reads of due rows do not wait for it.
     scanner: Readers,
     seal_requests: mpsc::Sender<SealRequest>,
-    /// Ends when the last task has.
+    /// Channel that closes when the last task ends.
     tasks_alive: tokio::sync::Mutex<mpsc::Receiver<()>>,
 }
 
@@ -82,19 +87,20 @@ impl Drop for EmbeddedStore {
     }
 }
 
-/// For metrics. Changes while it is looked at.
+/// Numbers for metrics. They may change while the caller reads them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stats {
     pub journal: journal::Stats,
-    /// The last entry of all that is known to be in the index durably.
+    /// Last entry that is known to be durable in the index, with every entry before it.
     pub synced: u64,
-    /// Parts of the index in memory that wait to be flushed, and parts on disk that wait to be merged.
+    /// Number of index parts in memory that wait for a flush.
     pub sealed: usize,
+    /// Number of index parts on disk that wait for a merge.
     pub unmerged: usize,
 }
 
 impl EmbeddedStore {
-    /// Refuses further calls, lets those under way finish, flushes, and returns when the store's tasks have ended.
+    /// Rejects further calls, waits for the calls under way, flushes, and returns when the store's tasks have ended.
     pub async fn close(&self) {
         self.shared.closed.cancel();
         self.journal.close().await;
@@ -102,13 +108,13 @@ impl EmbeddedStore {
         while tasks_alive.recv().await.is_some() {}
     }
 
-    /// Adds what is counted here to `registry`.
+    /// Registers the store's metrics.
     pub fn register(&self, registry: &mut Registry) {
         self.journal.register(registry);
-        let free = "Free bytes on the disk that the data is on";
+        let free = "Free bytes on the disk that holds the data";
         registry.register("reveille_store_free_bytes", free, self.shared.free_bytes.clone());
         let floor = ConstGauge::new(i64::try_from(self.shared.options.free_bytes_floor).unwrap_or(i64::MAX));
-        let help = "Free bytes below which new schedules are refused";
+        let help = "Free bytes below which new schedules are rejected";
         registry.register("reveille_store_free_floor_bytes", help, floor);
     }
 
@@ -126,10 +132,10 @@ impl EmbeddedStore {
     /// Makes everything applied so far durable in the index, so that a restart has nothing to replay.
     ///
     /// # Errors
-    /// [`StoreError::Unavailable`] if the store is closed meanwhile.
+    /// [`StoreError::Unavailable`] if the store closes before the checkpoint is durable.
     pub async fn checkpoint(&self) -> Result<(), StoreError> {
-        let (answer, sealed) = oneshot::channel();
-        self.seal_requests.send(answer).await.map_err(|_| closed())?;
+        let (response, sealed) = oneshot::channel();
+        self.seal_requests.send(response).await.map_err(|_| closed())?;
         let entry = sealed.await.map_err(|_| closed())?;
         let mut checkpoint = self.shared.checkpoint.subscribe();
         tokio::select! {
@@ -141,12 +147,12 @@ impl EmbeddedStore {
         }
     }
 
-    /// Compares everything in the index with its checksums, and counts its rows, while the store goes on.
+    /// Compares everything in the index with its checksums and counts its rows. The store stays in use.
     ///
-    /// Blocks its thread, and reads it all: minutes for a large one.
+    /// The call blocks its thread and reads the whole index, which takes minutes for a large store.
     ///
     /// # Errors
-    /// [`StoreError::Unavailable`] if the files cannot be read. Damage is told in the answer.
+    /// [`StoreError::Unavailable`] if the files cannot be read. The result contains the damage that was found.
     pub async fn verify(&self) -> Result<Verified, StoreError> {
         self.shared.index.verify().await.map_err(read::damaged)
     }
@@ -159,35 +165,37 @@ impl EmbeddedStore {
         if self.shared.closed.is_cancelled() { Err(closed()) } else { Ok(()) }
     }
 
-    /// Users' writes are refused where owners' are not.
+    /// Checks whether a user write is accepted. Owner writes skip this check.
     async fn check_user(&self) -> Result<(), StoreError> {
         match self.shared.health() {
             Health::Ready => {}
             Health::Full => return Err(self.shared.full_error()),
             Health::Closed | Health::Unreachable => return Err(closed()),
         }
-        if self.memory().arrivals.is_full() {
-            return Err(StoreError::Unavailable("the owner has not read its arrivals for too long".to_owned()));
+        if self.memory().insert_log.is_full() {
+            return Err(StoreError::Unavailable(
+                "the insert log is full because an owner has not read it; retry later".to_owned(),
+            ));
         }
-        self.shared.wait_for_room().await;
+        self.shared.wait_for_capacity().await;
         Ok(())
     }
 
-    /// Appends entries and waits for their answers, in order.
-    async fn submit(&self, entries: Builder) -> Result<Vec<Answer>, StoreError> {
+    /// Appends entries and waits for their responses, in order.
+    async fn submit(&self, entries: Builder) -> Result<Vec<Response>, StoreError> {
         self.check_open()?;
         let entries = entries.finish();
-        let mut answered = Vec::with_capacity(entries.len());
+        let mut receivers = Vec::with_capacity(entries.len());
         for entry in entries {
-            let (ticket, answer) = oneshot::channel();
-            self.journal.append(Bytes::from(entry), ticket).await.map_err(|error| self.shared.refused(&error))?;
-            answered.push(answer);
+            let (ticket, receiver) = oneshot::channel();
+            self.journal.append(Bytes::from(entry), ticket).await.map_err(|error| self.shared.append_error(&error))?;
+            receivers.push(receiver);
         }
-        let mut answers = Vec::with_capacity(answered.len());
-        for answer in answered {
-            answers.push(answer.await.map_err(|_| closed())??);
+        let mut responses = Vec::with_capacity(receivers.len());
+        for receiver in receivers {
+            responses.push(receiver.await.map_err(|_| closed())??);
         }
-        Ok(answers)
+        Ok(responses)
     }
 
     fn builder(&self, kind: Kind) -> Builder {
@@ -212,8 +220,8 @@ impl EmbeddedStore {
         self.scanner.read(move || scan(&rows)).await
     }
 
-    /// A few point look-ups are made by the caller itself: some microseconds each from memory, less than it would take to
-    /// wake another thread.
+    /// Looks up rows. The caller's own thread makes a few point look-ups, because each takes some microseconds from
+    /// memory, which is less than waking another thread.
     fn look_up<T: Send + 'static>(
         &self,
         count: usize,
@@ -222,13 +230,13 @@ impl EmbeddedStore {
         if count > PEEK_MAX {
             return Box::pin(self.read(look_up));
         }
-        let answer = self.check_open().and_then(|()| look_up(&self.rows));
-        Box::pin(std::future::ready(answer))
+        let found = self.check_open().and_then(|()| look_up(&self.rows));
+        Box::pin(std::future::ready(found))
     }
 
-    fn recall<'a, T: Send + 'a>(&self, recall: impl FnOnce(&mut Memory) -> T) -> store::Answer<'a, T> {
-        let answer = self.check_open().map(|()| recall(&mut self.memory()));
-        Box::pin(std::future::ready(answer))
+    fn read_memory<'a, T: Send + 'a>(&self, read: impl FnOnce(&mut Memory) -> T) -> store::Answer<'a, T> {
+        let found = self.check_open().map(|()| read(&mut self.memory()));
+        Box::pin(std::future::ready(found))
     }
 }
 
@@ -236,14 +244,14 @@ fn closed() -> StoreError {
     StoreError::Unavailable("the store is closed".to_owned())
 }
 
-/// Joins the answers of a call's entries.
+/// Joins the responses of a call's entries.
 macro_rules! join {
-    ($answers:expr, $kind:ident) => {{
+    ($responses:expr, $kind:ident) => {{
         let mut joined = Vec::new();
-        for answer in $answers {
-            match answer {
-                Answer::$kind(part) => joined.extend(part),
-                other => unreachable!("an entry is answered in its kind, not with {other:?}"),
+        for response in $responses {
+            match response {
+                Response::$kind(part) => joined.extend(part),
+                other => unreachable!("the response is of another kind than its entry: {other:?}"),
             }
         }
         joined
@@ -261,7 +269,7 @@ impl Store for EmbeddedStore {
     }
 
     fn closed(&self, pollers: Vec<PollerId>) -> store::Answer<'_, Vec<Timestamp>> {
-        self.recall(|memory| pollers.iter().map(|poller| memory.positions(*poller).closed).collect())
+        self.read_memory(|memory| pollers.iter().map(|poller| memory.positions(*poller).closed).collect())
     }
 
     fn place(&self, rows: Vec<(PollerId, DueKey)>) -> store::Answer<'_, Vec<Placed>> {
@@ -273,12 +281,12 @@ impl Store for EmbeddedStore {
         })
     }
 
-    fn mark(&self, marks: Vec<Mark>) -> store::Answer<'_, Vec<Marked>> {
+    fn append_cancellations(&self, marks: Vec<Cancellation>) -> store::Answer<'_, Vec<CancellationResult>> {
         Box::pin(async move {
             self.check_user().await?;
-            let mut entries = self.builder(Kind::Mark);
-            marks.iter().for_each(|mark| entries.mark(mark));
-            Ok(join!(self.submit(entries).await?, Marked))
+            let mut entries = self.builder(Kind::Cancellation);
+            marks.iter().for_each(|mark| entries.cancellation(mark));
+            Ok(join!(self.submit(entries).await?, CancellationResult))
         })
     }
 
@@ -313,11 +321,11 @@ impl Store for EmbeddedStore {
     }
 
     fn active(&self, tenants: Vec<TenantId>) -> store::Answer<'_, Vec<u64>> {
-        self.recall(move |memory| tenants.iter().map(|tenant| memory.active.of(*tenant)).collect())
+        self.read_memory(move |memory| tenants.iter().map(|tenant| memory.active.of(*tenant)).collect())
     }
 
     fn tenants(&self) -> store::Answer<'_, Vec<Tenant>> {
-        self.recall(|memory| memory.tenants.values().cloned().collect())
+        self.read_memory(|memory| memory.tenants.values().cloned().collect())
     }
 
     fn put_tenant(&self, tenant: Tenant, entry: Audit) -> store::Answer<'_, Result<(), Outdated>> {
@@ -347,25 +355,25 @@ impl Store for EmbeddedStore {
     }
 
     fn positions(&self, pollers: Vec<PollerId>) -> store::Answer<'_, Vec<Positions>> {
-        self.recall(|memory| pollers.iter().map(|poller| memory.positions(*poller)).collect())
+        self.read_memory(|memory| pollers.iter().map(|poller| memory.positions(*poller)).collect())
     }
 
-    fn arrivals(
+    fn insert_log(
         &self,
         shards: Arc<[ShardId]>,
         cursor: Cursor,
         limit: usize,
-    ) -> store::Answer<'_, (Vec<Arrival>, Cursor)> {
-        self.recall(|memory| memory.arrivals.read(&shards, cursor, limit))
+    ) -> store::Answer<'_, (Vec<InsertLogEntry>, Cursor)> {
+        self.read_memory(|memory| memory.insert_log.read(&shards, cursor, limit))
     }
 
-    fn marks(
+    fn cancellations(
         &self,
         _shards: Arc<[ShardId]>,
         cursor: Cursor,
     ) -> store::Answer<'_, (Vec<(ShardId, Incarnation)>, Cursor)> {
-        // Every mark was applied when it was made.
-        self.recall(|_| (Vec::new(), cursor))
+        // The engine applied every cancellation record when it appended it.
+        self.read_memory(|_| (Vec::new(), cursor))
     }
 
     fn due(&self, reads: Vec<DueRead>) -> store::Answer<'_, Vec<DuePage>> {
@@ -378,9 +386,9 @@ impl Store for EmbeddedStore {
         })
     }
 
-    fn write(&self, writes: Vec<OwnerWrite>) -> store::Answer<'_, Vec<Result<Written, WriteRefusal>>> {
+    fn write(&self, writes: Vec<OwnerWrite>) -> store::Answer<'_, Vec<Result<Written, WriteRejection>>> {
         Box::pin(async move {
-            // A put carries a user's payload, whoever writes it.
+            // A put carries a user's payload, so the limits for user writes apply.
             if writes.iter().any(|write| matches!(write.change, Change::Put(_) | Change::PutIf { .. })) {
                 self.check_user().await?;
             }
@@ -390,7 +398,7 @@ impl Store for EmbeddedStore {
         })
     }
 
-    fn hand_over(&self, lists: Vec<HandOver>) -> store::Answer<'_, Vec<Result<(), WriteRefusal>>> {
+    fn hand_over(&self, lists: Vec<HandOver>) -> store::Answer<'_, Vec<Result<(), WriteRejection>>> {
         Box::pin(async move {
             let mut entries = self.builder(Kind::HandOver);
             lists.iter().for_each(|list| entries.hand_over(list));
@@ -400,7 +408,7 @@ impl Store for EmbeddedStore {
 
     fn handed_over(&self, shards: Vec<ShardId>) -> store::Answer<'_, Vec<Vec<HandedOver>>> {
         let of = |memory: &Memory, shard| memory.handed_over.get(shard).cloned().unwrap_or_default();
-        self.recall(|memory| shards.iter().map(|shard| of(memory, shard)).collect())
+        self.read_memory(|memory| shards.iter().map(|shard| of(memory, shard)).collect())
     }
 }
 

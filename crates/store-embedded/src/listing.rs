@@ -1,9 +1,12 @@
-//! What schedules are listed by: rows in the index that each tell many of a tenant's, in the order of their making, and a row for each
-//! label of a schedule.
+//! Listings of schedules: index rows that each list many of a tenant's schedules in the order of creation, and one row
+//! for each label of a schedule.
 //!
-//! Always true here: a schedule is [fresh](Fresh) or in a row from when it is made until it is forgotten, so that a scan tells all
-//! of a tenant's; a checkpoint is made when nothing is fresh, so that a replay from it finds what was fresh after it anew, and
-//! writes rows that tell some twice; a label's row is written with the spec that has the label, and removed with it.
+//! Invariants:
+//! - From its creation until its deletion, a schedule is [fresh](Fresh) or in a row, so a scan returns all schedules of
+//!   a tenant.
+//! - A checkpoint is made when nothing is fresh. A replay from it therefore finds the later fresh schedules again, and
+//!   may write rows that list a schedule twice.
+//! - A label's row is written with the spec that has the label, and removed with it.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -14,7 +17,7 @@ use domain::{Incarnation, LabelKey, Status, TenantId};
 use store::{ListBy, ListPage, ListRead, StoreError};
 use stored::schedule;
 
-use crate::apply::{Gone, Machine};
+use crate::apply::{Deleted, Machine};
 use crate::codec::changed::Changed;
 use crate::codec::key;
 use crate::codec::listed::Bucket;
@@ -22,21 +25,21 @@ use crate::index::{Family, Index, Sequence};
 use crate::memory::Fresh;
 use crate::read::{Rows, damaged, just_after};
 
-/// Schedules that one read looks at. More make fewer empty pages where few of many have the state or label that is asked for;
-/// fewer let the reader's thread go sooner.
-const LOOKED_AT_MAX: usize = 10_000;
+/// Maximum number of schedules that one read examines. A larger limit causes fewer empty pages if few schedules match;
+/// a smaller one occupies the reader's thread for less time.
+const EXAMINED_MAX: usize = 10_000;
 
-/// Schedules that are listed between two looks at how much was written.
+/// Number of schedules that are listed between two checks of the memtable's size.
 const BUILT_AT_ONCE: usize = 1_000;
 
 impl Machine {
-    /// Writes rows for what is fresh, after all else of an entry.
+    /// Writes rows for the fresh schedules, after all other writes of an entry.
     pub(crate) fn write_fresh(&self, entry_index: u64) {
         let at = Sequence::end_of(entry_index);
         put_fresh(self.index(), at, &self.rows.fresh, at.as_u64());
     }
 
-    /// `labels` are all that the schedule has now, `before` those that it had.
+    /// Writes the label rows of a schedule. `labels` are its current labels, `before` its previous ones.
     pub(crate) fn write_labels(
         &self,
         at: Sequence,
@@ -45,16 +48,16 @@ impl Machine {
         labels: &[LabelKey],
         before: &[LabelKey],
     ) {
-        for gone in before.iter().filter(|label| !labels.contains(label)) {
-            self.index().remove(Family::Points, &key::labelled(tenant, *gone, incarnation), at);
+        for deleted in before.iter().filter(|label| !labels.contains(label)) {
+            self.index().remove(Family::Points, &key::labelled(tenant, *deleted, incarnation), at);
         }
         put_labels(self.index(), at, tenant, incarnation, labels);
     }
 
-    /// They are not listed any more.
-    pub(crate) fn unlist(&self, at: Sequence, gone: &Gone) -> Result<(), StoreError> {
-        for (bucket, gone) in gone {
-            self.rows.fresh.forget(*bucket, gone);
+    /// Removes the schedules in `deleted` from the listings.
+    pub(crate) fn unlist(&self, at: Sequence, deleted: &Deleted) -> Result<(), StoreError> {
+        for (bucket, deleted) in deleted {
+            self.rows.fresh.forget(*bucket, deleted);
             let (from, to) = bucket.bounds(*bucket);
             let mut rows = Vec::new();
             let take = &mut |key: &[u8], value: &Bytes| {
@@ -65,7 +68,7 @@ impl Machine {
             for (key, value) in rows {
                 let mut listed = bucket.decode(&value).map_err(|error| self.rows.malformed_point(&key, error))?;
                 let before = listed.len();
-                listed.retain(|incarnation| !gone.contains(incarnation));
+                listed.retain(|incarnation| !deleted.contains(incarnation));
                 if listed.is_empty() {
                     self.index().remove(Family::Points, &key, at);
                 } else if listed.len() < before {
@@ -77,7 +80,7 @@ impl Machine {
     }
 }
 
-/// `part` tells rows of one bucket apart.
+/// Writes rows for the fresh schedules. `part` distinguishes the rows of one bucket.
 fn put_fresh(index: &dyn Index, at: Sequence, fresh: &Fresh, part: u64) {
     fresh.empty(|bucket, listed| index.put(Family::Points, &bucket.key(part), &Bucket::encode(listed), at));
 }
@@ -92,8 +95,8 @@ impl Rows {
     pub(crate) fn list(&self, read: &ListRead) -> Result<ListPage, StoreError> {
         let ListRead { tenant, by, after, limit } = *read;
         let (candidates, enough) = match by {
-            ListBy::All => (self.made(tenant, after, limit)?, limit),
-            ListBy::Status(_) => (self.made(tenant, after, LOOKED_AT_MAX)?, LOOKED_AT_MAX),
+            ListBy::All => (self.created(tenant, after, limit)?, limit),
+            ListBy::Status(_) => (self.created(tenant, after, EXAMINED_MAX)?, EXAMINED_MAX),
             ListBy::Label(label) => (self.labelled(tenant, label, after, limit)?, limit),
         };
         let mut page = ListPage::default();
@@ -103,25 +106,26 @@ impl Rows {
                 is_over = false;
                 break;
             }
-            let is_asked_for = match by {
+            let matches_filter = match by {
                 ListBy::All | ListBy::Label(_) => true,
                 ListBy::Status(status) => self.has_status(incarnation, status)?,
             };
-            page.incarnations.extend(is_asked_for.then_some(incarnation));
+            page.incarnations.extend(matches_filter.then_some(incarnation));
             page.next = Some(incarnation);
         }
         page.next = page.next.filter(|_| !is_over);
         Ok(page)
     }
 
-    /// A tenant's schedules after `after`: all, or more than `enough`, of which the first `enough` leave none out.
-    fn made(
+    /// Returns a tenant's schedules after `after`: either all, or more than `enough`. In the second case the first
+    /// `enough` are complete.
+    fn created(
         &self,
         tenant: TenantId,
         after: Option<Incarnation>,
         enough: usize,
     ) -> Result<BTreeSet<Incarnation>, StoreError> {
-        // Before the rows are read: what is written meanwhile is told by both.
+        // The fresh schedules are read before the rows. Schedules that are written in between appear in both.
         let mut found = self.fresh.of(tenant, after, enough);
         let from = after.map_or(Bucket::first(tenant), |after| Bucket::of(tenant, after));
         let (from, to) = from.bounds(Bucket::last(tenant));
@@ -139,7 +143,7 @@ impl Rows {
         Ok(found)
     }
 
-    /// As [`Rows::made`], of those with a label.
+    /// Returns a tenant's schedules with a label, as [`Rows::created`] does.
     fn labelled(
         &self,
         tenant: TenantId,
@@ -163,7 +167,7 @@ impl Rows {
     fn has_status(&self, incarnation: Incarnation, status: Status) -> Result<bool, StoreError> {
         let state_key = key::state(incarnation);
         let Some(value) = self.index.get(Family::Points, &state_key, Sequence::LATEST).map_err(damaged)? else {
-            // It is as it was made.
+            // A schedule without a state row has not changed since its creation.
             return Ok(status == Status::Active);
         };
         let changed = Changed::decode(&value).map_err(|error| self.malformed_point(&state_key, error))?;
@@ -171,11 +175,11 @@ impl Rows {
     }
 }
 
-/// Lists what an earlier build left unlisted, as it was after the entry `synced`, from which a replay goes on. Done again if
-/// it breaks off.
+/// Lists the schedules of an earlier build, as they were after the entry `synced`, from which a replay continues. The
+/// next start repeats it if it is interrupted.
 pub(crate) async fn build(index: &Arc<dyn Index>, synced: u64, memtable_bytes: u64) -> Result<(), StoreError> {
     let rows = Rows::new(index.clone());
-    // Before all that a replay writes, and after all that it reads.
+    // The sequence is before all writes of a replay, and after all rows that it reads.
     let (before, at) = (Sequence::new(synced + 1, 0), Sequence::end_of(synced));
     let (mut from, mut count) = (Vec::new(), 0);
     loop {
@@ -183,7 +187,7 @@ pub(crate) async fn build(index: &Arc<dyn Index>, synced: u64, memtable_bytes: u
         let Some(last) = numbers.last() else { break };
         from = just_after(&key::row(*last));
         for number in numbers {
-            // Others are later specs of an incarnation.
+            // A number without a schedule belongs to a later spec of an incarnation.
             let Some(known) = rows.known(number, before)? else { continue };
             let labels = schedule::labels(&known.row).map_err(|error| rows.malformed(known.changed.row, error))?;
             let head = schedule::head(&known.row).map_err(|error| rows.malformed(known.changed.row, error))?;
@@ -194,12 +198,12 @@ pub(crate) async fn build(index: &Arc<dyn Index>, synced: u64, memtable_bytes: u
         put_fresh(&**index, at, &rows.fresh, count);
         if index.unsealed_bytes(Family::Points) >= memtable_bytes {
             flush(&**index, before).await?;
-            // Or users' writes would wait for that once it is open.
+            // Merging now keeps user writes from waiting for it when the store is open.
             while index.merge_step(before).map_err(damaged)? {}
         }
     }
     flush(&**index, before).await?;
-    tracing::info!(schedules = count, "schedules of an earlier version are listed now");
+    tracing::info!(schedules = count, "schedules of an earlier build listed");
     Ok(())
 }
 

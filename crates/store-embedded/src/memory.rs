@@ -1,9 +1,9 @@
-//! What is small enough to be kept in memory whole: positions, terms, tenants, and the arrivals since the start. And the
-//! states of a few schedules.
+//! State that fits in memory: positions, terms, tenants, hand-overs, counts of active schedules, the insert logs since
+//! the start, and the states of a few schedules.
 
 mod active;
-mod arrivals;
 mod fresh;
+mod insert_log;
 mod states;
 
 use std::collections::BTreeMap;
@@ -12,11 +12,11 @@ use domain::{PollerId, ShardId, Tenant, TenantId, Term};
 use store::{HandedOver, Positions};
 
 pub(crate) use active::Active;
-pub(crate) use arrivals::Arrivals;
 pub(crate) use fresh::Fresh;
+pub(crate) use insert_log::InsertLog;
 pub(crate) use states::States;
 
-/// Changed by the thread that applies, read by all.
+/// State that the applying thread changes and every thread reads.
 #[derive(Debug)]
 pub(crate) struct Memory {
     pub positions: BTreeMap<PollerId, Positions>,
@@ -24,18 +24,18 @@ pub(crate) struct Memory {
     pub handed_over: BTreeMap<ShardId, Vec<HandedOver>>,
     pub tenants: BTreeMap<TenantId, Tenant>,
     pub active: Active,
-    pub arrivals: Arrivals,
+    pub insert_log: InsertLog,
 }
 
 impl Memory {
-    pub(crate) fn new(arrivals_max: usize) -> Self {
+    pub(crate) fn new(insert_log_max: usize) -> Self {
         Memory {
             positions: BTreeMap::new(),
             terms: BTreeMap::new(),
             handed_over: BTreeMap::new(),
             tenants: BTreeMap::new(),
             active: Active::default(),
-            arrivals: Arrivals::new(arrivals_max),
+            insert_log: InsertLog::new(insert_log_max),
         }
     }
 

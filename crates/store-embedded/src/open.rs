@@ -1,4 +1,4 @@
-//! A start: find the checkpoint, open the index, replay the journal from there, start the tasks.
+//! Opening of a store: reads the checkpoint, opens the index, replays the journal from there and starts the tasks.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,19 +11,19 @@ use store::StoreError;
 use tokio::sync::{mpsc, watch};
 
 use crate::apply::{self, Machine};
+use crate::background::{self, Applier, Encrypted, Readers, Shared, Ticket};
 use crate::checkpoint::{Checkpoint, CheckpointError, FILE};
 use crate::history;
 use crate::index::lsm::LsmIndex;
 use crate::index::map::MapIndex;
 use crate::index::{Family, Index, IndexError, Sequence};
-use crate::keep::{self, Applier, Readers, Sealed, Shared, Ticket};
 use crate::listing;
 use crate::memory::Memory;
 use crate::read::Rows;
 use crate::{EmbeddedStore, IndexKind, OpenError, Options};
 
-/// Terms of one epoch: a shard is taken less often than this between two restores. With an epoch in seconds, terms stay
-/// below 2^53 until the year 2242, so that every JSON reader can hold them.
+/// Number of bits for the terms of one epoch. A shard is taken less often than this between two restores. With an epoch
+/// in seconds, terms stay below 2^53 until the year 2242, so every JSON reader can represent them.
 const TERM_BITS: u32 = 20;
 
 pub(crate) const JOURNAL_DIR: &str = "journal";
@@ -36,11 +36,11 @@ struct Opening<'a> {
 }
 
 impl EmbeddedStore {
-    /// Opens the store in `dir`, making it if there is none. Blocks its thread while it replays the journal; its tasks
-    /// belong to `tasks` and end after [`EmbeddedStore::close`], or when the store is dropped.
+    /// Opens the store in `dir`, and creates it if there is none. Blocks its thread while it replays the journal. The
+    /// store's tasks belong to `tasks`; they end after [`EmbeddedStore::close`] or when the store is dropped.
     ///
     /// # Errors
-    /// See [`OpenError`]. After a damage nothing on disk was changed.
+    /// See [`OpenError`]. If the error reports damage, nothing on disk was changed.
     pub async fn open(
         runtime: &Runtime,
         tasks: &TaskSet,
@@ -54,7 +54,7 @@ impl EmbeddedStore {
         match opening.recover(&opened).await {
             Ok(Recovered { checkpoint, index, memory, machine, replayed }) => {
                 let shared = Arc::new(Shared::new(runtime, dir.to_owned(), options, index, checkpoint));
-                shared.look_at_free_space().await;
+                shared.check_free_space().await;
                 Ok(start(tasks, shared, opened, memory, machine, replayed))
             }
             Err(error) => {
@@ -67,7 +67,7 @@ impl EmbeddedStore {
     }
 }
 
-/// Everything but the tasks.
+/// Opened parts of a store, before its tasks start.
 struct Recovered {
     checkpoint: Checkpoint,
     index: Arc<dyn Index>,
@@ -76,7 +76,7 @@ struct Recovered {
     replayed: Replayed,
 }
 
-/// What a replay leaves to the applying task.
+/// Result of a replay, which the applying task continues from.
 struct Replayed {
     applied: u64,
     bytes: u64,
@@ -100,7 +100,7 @@ fn start(
         });
     };
 
-    let (sealed, sealed_receiver) = watch::channel(Sealed::default());
+    let (sealed, sealed_receiver) = watch::channel(Encrypted::default());
     let (flushed, flushed_receiver) = watch::channel(0);
     let (seal_requests, requests) = mpsc::channel(1);
     let base = shared.checkpoint.borrow().base;
@@ -113,16 +113,16 @@ fn start(
         applied: replayed.applied,
         bytes_since_checkpoint: replayed.bytes,
     };
-    // However it ends: what is not applied is not answered, and the store says that it is closed.
+    // Whatever ends the task, entries that were not applied get no response, and the store reports that it is closed.
     let close_at_end = shared.closed.clone().drop_guard();
     let apply = async move {
         applier.run(commits, requests).await;
         drop(close_at_end);
     };
     task("store apply", Box::pin(apply));
-    task("store flush", Box::pin(keep::flush(shared.clone(), journal.clone(), sealed_receiver, flushed)));
-    task("store merge", Box::pin(keep::merge(shared.clone(), flushed_receiver)));
-    task("store space", Box::pin(keep::watch_free_space(shared.clone())));
+    task("store flush", Box::pin(background::flush(shared.clone(), journal.clone(), sealed_receiver, flushed)));
+    task("store merge", Box::pin(background::merge(shared.clone(), flushed_receiver)));
+    task("store space", Box::pin(background::watch_free_space(shared.clone())));
     task("store history", Box::pin(history::forget(shared.clone(), memory.clone(), rows.clone(), journal.clone())));
     let (readers, jobs) = Readers::new(shared.options.readers);
     let (scanner, scans) = Readers::new(1);
@@ -177,7 +177,7 @@ impl Opening<'_> {
         Ok(Recovered { checkpoint, index, memory, machine, replayed })
     }
 
-    /// The checkpoint, checked against the journal; a new one if both are new.
+    /// Reads the checkpoint and checks it against the journal. Creates one if both are new.
     async fn checkpoint(&self, opened: &Opened<Ticket>) -> Result<Checkpoint, OpenError> {
         let journal_id = opened.journal.id();
         let known = Checkpoint::read(self.runtime, self.dir).await.map_err(|error| match error {
@@ -206,21 +206,21 @@ impl Opening<'_> {
         }
         match checkpoint.journal_id {
             Some(expected) if expected == journal_id => {}
-            Some(_) => return Err(self.damaged("the journal is not the one that the index was made from")),
+            Some(_) => return Err(self.damaged("the journal does not belong to the index")),
             None if is_new_journal => {
                 checkpoint.journal_id = Some(journal_id);
                 checkpoint.write(self.runtime, self.dir).await.map_err(|source| self.io(source))?;
             }
-            None => return Err(self.damaged("there is a journal where none can be")),
+            None => return Err(self.damaged("the checkpoint allows no journal, but there is one")),
         }
         let from = checkpoint.synced + 1 - checkpoint.base;
         if opened.next < from {
             let lost = from - opened.next;
-            return Err(self.damaged(format!("the journal ends {lost} entries before the index does")));
+            return Err(self.damaged(format!("the journal ends {lost} entries before the index")));
         }
         if opened.first > from {
             let lost = opened.first - from;
-            return Err(self.damaged(format!("{lost} journal entries after the index's last are missing")));
+            return Err(self.damaged(format!("{lost} journal entries after the end of the index are missing")));
         }
         Ok(checkpoint)
     }
@@ -251,7 +251,7 @@ impl Opening<'_> {
         })
     }
 
-    /// Applies the entries that the index may not have.
+    /// Applies the entries that may be missing from the index.
     async fn replay(
         &self,
         opened: &Opened<Ticket>,
@@ -269,8 +269,8 @@ impl Opening<'_> {
                 Err(ReadError::Io { source, .. }) => return Err(self.io(source)),
             };
             let entry_index = checkpoint.base + entry_index;
-            // Its answer went to whoever asked, or to nobody.
-            let _answer = machine.apply(entry_index, &entry).map_err(|error| self.damaged(error))?;
+            // The first run sent the response to its caller, or the caller was gone.
+            let _response = machine.apply(entry_index, &entry).map_err(|error| self.damaged(error))?;
             replayed.applied = entry_index;
             replayed.bytes += entry.len() as u64;
             if Family::ALL.iter().any(|family| index.unsealed_bytes(*family) >= self.options.memtable_bytes) {
@@ -281,7 +281,7 @@ impl Opening<'_> {
         }
         if replayed.applied > checkpoint.synced {
             let entries = replayed.applied - checkpoint.synced;
-            tracing::info!(entries, bytes = replayed.bytes, "the journal was replayed");
+            tracing::info!(entries, bytes = replayed.bytes, "journal replayed");
         }
         Ok(replayed)
     }
@@ -289,12 +289,12 @@ impl Opening<'_> {
 
 impl Options {
     fn check(&self) -> Result<(), OpenError> {
-        // An item is at most about a payload of 64 KiB and its headers; an entry is cut after the item that fills it.
+        // An item is at most about 64 KiB of payload and its headers. An entry ends after the item that fills it.
         if self.entry_bytes > self.journal.entry_bytes_max / 2 {
             return Err(OpenError::Options("entry_bytes must be at most half of the journal's entry_bytes_max"));
         }
         if self.readers == 0 {
-            return Err(OpenError::Options("there must be a reader"));
+            return Err(OpenError::Options("readers must not be zero"));
         }
         if self.history.is_zero() || self.history_period.is_zero() {
             return Err(OpenError::Options("history and history_period must not be zero"));

@@ -1,4 +1,4 @@
-//! Looking rows up, for the state machine and for the store's readers.
+//! Look-ups of rows, for the state machine and for the store's readers.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -6,8 +6,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use domain::occurrence::Run;
 use domain::{
-    Audit, DueKey, Edition, Incarnation, Occurrence, PollerId, RunState, Schedule, ScheduleId, Seen, TenantId,
-    Timestamp,
+    Audit, DueKey, Incarnation, Occurrence, PollerId, Precondition, RunState, Schedule, ScheduleId, ScheduleVersion,
+    TenantId, Timestamp,
 };
 use store::{DueBound, DuePage, DueRead, StoreError};
 use stored::schedule;
@@ -25,26 +25,29 @@ pub(crate) struct Rows {
     pub fresh: Arc<Fresh>,
 }
 
-/// A schedule that was found, its spec still encoded.
+/// A schedule that was found. Its spec is still encoded.
 #[derive(Clone, Debug)]
 pub(crate) struct Known {
     pub incarnation: Incarnation,
-    /// What it is now, whether or not it has changed since its first row.
+    /// Current state of the schedule, whether or not it has changed since its first row.
     pub changed: Changed,
     pub row: Bytes,
 }
 
 impl Known {
-    pub(crate) fn seen(&self) -> Seen {
+    pub(crate) fn seen(&self) -> Precondition {
         let state = self.changed.state;
-        Seen { edition: Edition { incarnation: self.incarnation, revision: state.revision }, next: state.next }
+        Precondition {
+            edition: ScheduleVersion { incarnation: self.incarnation, revision: state.revision },
+            next: state.next,
+        }
     }
 }
 
 pub(crate) fn damaged(error: IndexError) -> StoreError {
     match error {
         IndexError::Damaged { .. } => {
-            tracing::error!(%error, "stored data is damaged; restore it from a backup, or from another copy");
+            tracing::error!(%error, "stored data is damaged; restore a backup");
             StoreError::Damaged(error.to_string())
         }
         IndexError::Io(error) => StoreError::Unavailable(format!("the index cannot be read: {error}")),
@@ -60,7 +63,7 @@ impl Rows {
         self.index.get(family, key, before).map_err(damaged)
     }
 
-    /// Whether there is a row of this number: an incarnation's first, or a later spec of another.
+    /// Returns whether a row has this number: the first row of an incarnation, or a later spec of another incarnation.
     pub(crate) fn is_number_used(&self, number: Incarnation, before: Sequence) -> Result<bool, StoreError> {
         Ok(self.get(Family::Rows, &key::row(number), before)?.is_some())
     }
@@ -72,15 +75,15 @@ impl Rows {
             if let Some(row) = self.get(Family::Rows, &key::row(changed.row), before)? {
                 return Ok(Some(Known { incarnation, changed, row }));
             }
-            // It is being replaced, or forgotten: then the row is still there as it was when that state was written, or
-            // there is another state, or none, by now.
+            // A write may be replacing or deleting the schedule. Then the row still exists as of the time when that
+            // state was written, or there is now another state or none.
             let written = self.index.written(&state_key, before).map_err(damaged)?;
             let then = written.map_or(before, Sequence::next);
             if let Some(row) = self.get(Family::Rows, &key::row(changed.row), then)? {
                 return Ok(Some(Known { incarnation, changed, row }));
             }
             if self.get(Family::Points, &state_key, before)? == Some(value) {
-                return Err(self.malformed_reason(changed.row, "a schedule's row is missing"));
+                return Err(self.malformed_reason(changed.row, "the schedule's row is missing"));
             }
         }
         let Some(row) = self.get(Family::Rows, &key::row(incarnation), before)? else { return Ok(None) };
@@ -91,7 +94,7 @@ impl Rows {
         Ok(Some(Known { incarnation, changed: Changed { state: head.state, row: incarnation }, row }))
     }
 
-    /// What a schedule is now, before `before`, which no change has come after.
+    /// Returns the current state of a schedule. No change has a sequence at or after `before`.
     pub(crate) fn changed(&self, incarnation: Incarnation, before: Sequence) -> Result<Option<Changed>, StoreError> {
         match self.states.get(incarnation) {
             Some(changed) => Ok(Some(changed)),
@@ -99,7 +102,7 @@ impl Rows {
         }
     }
 
-    /// The schedule that has an id now.
+    /// Returns the schedule that has an id now.
     pub(crate) fn find(&self, tenant: TenantId, id: &str, before: Sequence) -> Result<Option<Known>, StoreError> {
         let name_key = key::id(tenant, id);
         while let Some(value) = self.get(Family::Points, &name_key, before)? {
@@ -107,9 +110,9 @@ impl Rows {
             if let Some(known) = self.known(incarnation, before)? {
                 return Ok(Some(known));
             }
-            // It may have been forgotten meanwhile, its id first.
+            // A concurrent deletion may have removed the schedule. It removes the id first.
             if self.get(Family::Points, &name_key, before)? == Some(value) {
-                return Err(self.malformed_reason(incarnation, "an id's row is missing"));
+                return Err(self.malformed_reason(incarnation, "the row of the id is missing"));
             }
         }
         let server_made = ScheduleId::new(id).ok().and_then(|id| id.to_incarnation());
@@ -203,7 +206,7 @@ impl Rows {
         })?;
         let mut runs = Vec::with_capacity(of.len());
         for occurrence in of {
-            // A redrive may have come in between; the run stays.
+            // A redrive may have removed the dead letter since. The run stays.
             runs.extend(self.run(&occurrence)?);
         }
         Ok(runs)
@@ -220,7 +223,8 @@ impl Rows {
         Ok(entries)
     }
 
-    /// `done` is the poller's: rows up to it may or may not be there any more, so none is told.
+    /// Returns a page of due rows. `done` is the poller's watermark. Rows up to it may or may not exist, so the page
+    /// omits them.
     pub(crate) fn due(&self, read: &DueRead, done: Timestamp) -> Result<DuePage, StoreError> {
         let from = match read.after {
             DueBound::Instant(instant) => key::due_after(read.poller, instant.max(done)),
@@ -241,25 +245,25 @@ impl Rows {
         Ok(page)
     }
 
-    /// The numbers of up to `limit` rows as they were before `before`, from the key `from` on.
+    /// Returns the numbers of up to `limit` rows as they were before `before`, from the key `from` on.
     pub(crate) fn numbers(&self, from: &[u8], before: Sequence, limit: usize) -> Result<Vec<Incarnation>, StoreError> {
         let mut numbers = Vec::with_capacity(limit);
-        let mut strange: Option<Malformed> = None;
-        // Above every number.
+        let mut first_error: Option<Malformed> = None;
+        // A key above every number.
         let to = [0xff; 17];
         let scan = self.index.scan(Family::Rows, from, &to, before, &mut |key, _| {
             match key::parse_row(key) {
                 Ok(number) => numbers.push(number),
-                Err(error) => strange = Some(error),
+                Err(error) => first_error = Some(error),
             }
-            let is_enough = numbers.len() == limit || strange.is_some();
+            let is_enough = numbers.len() == limit || first_error.is_some();
             if is_enough { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
         scan.map_err(damaged)?;
-        strange.map_or(Ok(numbers), |error| Err(self.malformed(Incarnation(0), error)))
+        first_error.map_or(Ok(numbers), |error| Err(self.malformed(Incarnation(0), error)))
     }
 
-    /// Up to `limit` rows from `from` (included) to `to` (excluded).
+    /// Passes up to `limit` rows from `from` (inclusive) to `to` (exclusive) to `take`.
     pub(crate) fn collect(
         &self,
         family: Family,
@@ -279,7 +283,7 @@ impl Rows {
         })
     }
 
-    /// The rows from `from` (included) to `to` (excluded), until `take` breaks off.
+    /// Passes the rows from `from` (inclusive) to `to` (exclusive) to `take`, until `take` breaks.
     pub(crate) fn walk(
         &self,
         family: Family,
@@ -329,7 +333,7 @@ pub(crate) fn take_name(value: &[u8]) -> Result<Incarnation, Malformed> {
     Ok(incarnation)
 }
 
-/// The least key above `key`.
+/// Returns the least key above `key`.
 pub(crate) fn just_after(key: &[u8]) -> Vec<u8> {
     let mut after = Vec::with_capacity(key.len() + 1);
     after.extend_from_slice(key);
@@ -340,7 +344,7 @@ pub(crate) fn just_after(key: &[u8]) -> Vec<u8> {
 pub(crate) fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write;
     bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        write!(text, "{byte:02x}").expect("a string takes everything");
+        write!(text, "{byte:02x}").expect("writing to a string never fails");
         text
     })
 }
@@ -363,16 +367,16 @@ mod tests {
         DueKey { position: nominal, occurrence, attempt: 1, target: TargetKey(0) }
     }
 
-    /// A poller's rows may be millions, and it is read again and again.
+    /// A poller may have millions of rows, and the owner reads them again and again.
     #[test]
-    fn what_is_due_is_read_no_further_than_to_the_first_that_is_not() {
+    fn due_read_stops_after_the_first_later_row() {
         let simulation = simulator::Simulation::new(1);
         simulation.run_until(async {
             let index = MapIndex::open(&simulation.outside(), Path::new("/index")).await.unwrap();
             for second in 1..=4 {
                 index.put(Family::Due, &key::due(POLLER, &due(second)), &[], Sequence::new(1, 0));
             }
-            // Whoever comes to this one is told of damage.
+            // A read that reaches this row reports damage.
             index.put(Family::Due, &key::due_after(POLLER, due(4).position), &[], Sequence::new(1, 0));
             let rows = Rows::new(Arc::new(index));
             let read = |until: i64, limit| {

@@ -1,4 +1,5 @@
-//! What a kill leaves on a real disk, at a moment that the tests choose: a start replays it to what was answered.
+//! Tests of kills on a real disk, at moments that the tests choose: a restart replays the journal to the acknowledged
+//! state.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ use proptest::prelude::*;
 use runtime::{Runtime, TaskSet};
 use store::listing::{self, By, Listing};
 use store::memory::{MemoryOptions, MemoryStore};
-use store::{Insert, Mark, Store};
+use store::{Cancellation, Insert, Store};
 use store_conformance::{CASES, Subject, differential};
 
 use crate::checkpoint::Checkpoint;
@@ -21,7 +22,7 @@ use crate::memory::Active;
 use crate::open::INDEX_DIR;
 use crate::{EmbeddedStore, IndexKind, Options};
 
-/// A store that is never closed in peace: each opening works on what the one before had on disk when it was stopped.
+/// A store that is killed instead of closed. Each opening starts from the files on disk at the previous kill.
 struct Killed {
     runtime: Runtime,
     dir: PathBuf,
@@ -52,7 +53,7 @@ impl Killed {
         };
         let Some((store, tasks)) = open else { return };
         {
-            // No file comes or goes meanwhile, as in the moment of a kill: but for the journal's, which it may still be giving back.
+            // As at a kill, no file changes during the copy, except that the journal may still release segments.
             let _alone = store.shared.maintenance.write().await;
             let (from, to) = (self.data(number - 1), self.data(number));
             loop {
@@ -85,7 +86,7 @@ impl Subject for Killed {
             let number = self.life.lock().unwrap().number;
             let tasks = TaskSet::new(&self.runtime);
             let store = EmbeddedStore::open(&self.runtime, &tasks, &self.data(number), self.options.clone()).await;
-            let store = Arc::new(store.expect("a kill damages nothing"));
+            let store = Arc::new(store.expect("a kill damages no file"));
             self.life.lock().unwrap().open = Some((store.clone(), tasks));
             store as Arc<dyn Store>
         })
@@ -97,8 +98,8 @@ impl Subject for Killed {
     }
 }
 
-/// Rows are flushed often, the other families seldom or never, checkpoints as given: so families are flushed at
-/// different moments, and a replay meets rows of its own future.
+/// Options that flush `Family::Rows` often and the other families rarely or never. The families are therefore flushed
+/// at different times, and a replay meets rows of later entries.
 fn options(checkpoint_bytes: u64) -> Options {
     let mut options = Options { index: IndexKind::Lsm, free_bytes_floor: 0, ..Options::default() };
     options.journal.segment_bytes = 1 << 20;
@@ -114,9 +115,9 @@ fn on_real<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {
 }
 
 #[test]
-fn what_was_answered_outlives_a_kill() {
+fn acknowledged_writes_survive_a_kill() {
     for checkpoint_bytes in [1_000, 1 << 30] {
-        for name in ["everything_is_there_after_a_reopen", "a_reopened_store_goes_on_where_it_was"] {
+        for name in ["data_survives_a_reopen", "reopened_store_continues_from_its_state"] {
             let case = CASES.iter().find(|case| case.name == name).expect("the suite has this case");
             let dir = tempfile::tempdir().unwrap();
             on_real(async |runtime| {
@@ -132,23 +133,24 @@ fn an_insert(number: u128) -> Insert {
     let incarnation = Incarnation::new(Timestamp::from_millis(1_700_000_000_000), number);
     let id = ScheduleId::from_incarnation(incarnation);
     let schedule = Schedule { id, incarnation, revision: Revision(0), ..a_schedule() };
-    let nominal = schedule.next.expect("it is active");
+    let nominal = schedule.next.expect("the schedule is active");
     let occurrence = Occurrence { incarnation, nominal, revision: schedule.revision, replay: 0 };
     let due = DueKey { position: nominal, occurrence, attempt: 1, target: schedule.spec.target.key() };
     Insert { schedule: Arc::new(schedule), due }
 }
 
 #[test]
-fn a_store_from_before_there_were_counts_has_its_schedules_counted() {
+fn store_without_counts_counts_active_schedules() {
     let dir = tempfile::tempdir().unwrap();
     on_real(async |runtime| {
         let subject = Killed::new(runtime, dir.path(), options(1 << 30));
         let store = subject.open().await;
         let inserts: Vec<Insert> = (0..2_500).map(an_insert).collect();
-        let mark = |at: usize| Mark { tenant: inserts[at].schedule.tenant, id: inserts[at].schedule.id.clone() };
+        let mark =
+            |at: usize| Cancellation { tenant: inserts[at].schedule.tenant, id: inserts[at].schedule.id.clone() };
         let marks = vec![mark(3), mark(1_700)];
         store.insert(inserts.clone()).await.unwrap();
-        store.mark(marks).await.unwrap();
+        store.append_cancellations(marks).await.unwrap();
         let tenant = inserts[0].schedule.tenant;
         assert_eq!(store.active(vec![tenant]).await, Ok(vec![2_498]));
         let rows = subject.life.lock().unwrap().open.as_ref().unwrap().0.rows.clone();
@@ -163,7 +165,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_model_agrees_over_kills(
+    fn engine_matches_model_across_kills(
         operations in differential::operations(40),
         checkpoint_bytes in prop_oneof![Just(1_000), Just(10_000), Just(1 << 30)],
     ) {
@@ -177,7 +179,7 @@ proptest! {
     }
 }
 
-/// What an earlier build left: an index without listings, and a checkpoint that says so.
+/// Turns the store into one of an earlier build: an index without listings, and a checkpoint that records it.
 async fn make_unlisted(runtime: &Runtime, dir: &Path, options: &Options) {
     let mut checkpoint = Checkpoint::read(runtime, dir).await.unwrap().unwrap();
     let index = LsmIndex::open(&dir.join(INDEX_DIR), options).unwrap();
@@ -188,7 +190,7 @@ async fn make_unlisted(runtime: &Runtime, dir: &Path, options: &Options) {
             std::ops::ControlFlow::Continue(())
         };
         index.scan(Family::Points, &[kind], &[kind + 1], Sequence::LATEST, take).unwrap();
-        assert!(keys.len() > 10, "there is something to take away: {}", keys.len());
+        assert!(keys.len() > 10, "there are too few rows to remove: {}", keys.len());
         let at = Sequence::new(checkpoint.synced, 60_000);
         keys.iter().for_each(|key| index.remove(Family::Points, key, at));
     }
@@ -199,10 +201,10 @@ async fn make_unlisted(runtime: &Runtime, dir: &Path, options: &Options) {
 }
 
 #[test]
-fn what_an_earlier_build_made_is_listed_once_it_was_opened() {
+fn schedules_of_an_earlier_build_are_listed_after_opening() {
     let dir = tempfile::tempdir().unwrap();
     on_real(async |runtime| {
-        // The last entries are in the journal only.
+        // The last entries are only in the journal.
         let options = options(4_000);
         let open = async || {
             let tasks = TaskSet::new(&runtime);
@@ -222,7 +224,7 @@ fn what_an_earlier_build_made_is_listed_once_it_was_opened() {
             all.push(incarnation);
             blue.extend(number.is_multiple_of(2).then_some(incarnation));
             if number.is_multiple_of(5) {
-                store.mark(vec![Mark { tenant, id }]).await.unwrap();
+                store.append_cancellations(vec![Cancellation { tenant, id }]).await.unwrap();
                 cancelled.push(incarnation);
             }
         }
@@ -244,6 +246,6 @@ fn what_an_earlier_build_made_is_listed_once_it_was_opened() {
             tasks.join().await;
         }
         let checkpoint = Checkpoint::read(&runtime, dir.path()).await.unwrap().unwrap();
-        assert!(checkpoint.is_listed, "it is done once");
+        assert!(checkpoint.is_listed, "the schedules are listed only once");
     });
 }

@@ -1,12 +1,12 @@
-//! How fast the store on PostgreSQL is on this machine, beside what the same server does with a plain table:
-//! `cargo run --profile dist -p store-postgres --example rates [-- ROWS]`.
+//! Benchmark of the store on PostgreSQL on this machine, with a plain table of the same server for comparison: `cargo
+//! run --profile dist -p store-postgres --example rates [-- ROWS]`.
 //!
-//! It starts a server of its own, in the temporary folder, with all of its durability. Batches of 1 KB schedules, single
-//! inserts, reads, outcomes. The bare limit is the same number of bytes, in batches of the same size, over as many
-//! connections, into one table with nothing but a primary key.
+//! The example starts its own server in the temporary folder, with full durability. It measures batches of 1 KB
+//! schedules, single inserts, reads and outcomes. The comparison writes the same number of bytes, in batches of the
+//! same size, over the same number of connections, into one table with only a primary key.
 
-#![expect(clippy::print_stdout, reason = "its output is what it is for")]
-#![expect(clippy::unwrap_used, reason = "a measurement ends where it cannot go on")]
+#![expect(clippy::print_stdout, reason = "the example prints its results")]
+#![expect(clippy::unwrap_used, reason = "a failed step ends the measurement")]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 
 const TENANT: TenantId = TenantId(1);
 const BATCH: usize = 1_000;
-/// Calls under way at once.
+/// Number of concurrent calls.
 const BATCHES_AT_ONCE: usize = 6;
 const SINGLES_AT_ONCE: usize = 256;
 
@@ -52,7 +52,7 @@ fn main() {
     });
 }
 
-/// What the server does with the same bytes in one plain table.
+/// Measures the server with the same bytes in one plain table.
 async fn bare(runtime: &Runtime, tasks: &TaskSet, url: &str, rows: usize) {
     let server = Arc::new(Server::new(url, postgres_client::Options::default()).unwrap());
     let stop = CancellationToken::new();
@@ -84,23 +84,23 @@ async fn measure(runtime: &Runtime, store: &PostgresStore, rows: usize) {
         (0..rows / BATCH).map(|_| (0..BATCH).map(|_| schedule(runtime)).collect()).collect();
     let names: Vec<(PollerId, DueKey)> =
         inserts.iter().flatten().map(|insert| (insert.schedule.poller, insert.due)).collect();
-    let calls = inserts.into_iter().map(|batch| answered(store.insert(batch)));
+    let calls = inserts.into_iter().map(|batch| completed(store.insert(batch)));
     timed(runtime, "insert, batches of 1,000", rows, BATCHES_AT_ONCE, calls).await;
 
     let singles: Vec<Insert> = (0..rows).map(|_| schedule(runtime)).collect();
-    let calls = singles.into_iter().map(|insert| answered(store.insert(vec![insert])));
+    let calls = singles.into_iter().map(|insert| completed(store.insert(vec![insert])));
     timed(runtime, "insert, single", rows, SINGLES_AT_ONCE, calls).await;
 
     let loads: Vec<_> = names.chunks(BATCH).take(50).collect();
     let count = loads.len() * BATCH;
     let load = |keys: &[(PollerId, DueKey)]| {
-        answered(store.load(keys.iter().map(|(_, key)| key.occurrence.incarnation).collect()))
+        completed(store.load(keys.iter().map(|(_, key)| key.occurrence.incarnation).collect()))
     };
-    timed(runtime, "load, 1,000 made in sequence", count, 1, loads.iter().map(|keys| load(keys))).await;
+    timed(runtime, "load, 1,000 created in sequence", count, 1, loads.iter().map(|keys| load(keys))).await;
     let random: Vec<_> = (0..20_000).map(|_| names[pick(runtime, names.len())]).collect();
     timed(runtime, "load, 100 at random", 20_000, 1, random.chunks(100).map(load)).await;
 
-    // From here on there are as many partitions as there ever are.
+    // From here on the maximum number of partitions exists.
     store.maintain(runtime.now(), Timestamp::MIN).await.unwrap();
     let ahead: Vec<Insert> =
         (0..520).map(|week| schedule_at(runtime, Duration::from_secs(week * 7 * 86_400))).collect();
@@ -109,7 +109,7 @@ async fn measure(runtime: &Runtime, store: &PostgresStore, rows: usize) {
     let shards: Arc<[ShardId]> = (0..8).map(|number| poller(number).shard()).collect();
     let terms: BTreeMap<_, _> = shards.iter().copied().zip(store.take(shards.to_vec()).await.unwrap()).collect();
     let outcomes = names.chunks(BATCH);
-    let calls = outcomes.map(|keys| answered(store.write(keys.iter().map(|key| outcome(key, &terms)).collect())));
+    let calls = outcomes.map(|keys| completed(store.write(keys.iter().map(|key| outcome(key, &terms)).collect())));
     timed(runtime, "outcomes, batches of 1,000", rows, BATCHES_AT_ONCE, calls).await;
 
     let read = |number, limit| DueRead {
@@ -118,24 +118,24 @@ async fn measure(runtime: &Runtime, store: &PostgresStore, rows: usize) {
         until: Timestamp::MAX,
         limit,
     };
-    let calls = (0..8).map(|number| answered(store.due(vec![read(number, 10_000)])));
+    let calls = (0..8).map(|number| completed(store.due(vec![read(number, 10_000)])));
     timed(runtime, "due, pages of 10,000", 80_000, 1, calls).await;
-    let calls = (0..200).map(|_| answered(store.due((0..8).map(|number| read(number, 10)).collect())));
+    let calls = (0..200).map(|_| completed(store.due((0..8).map(|number| read(number, 10)).collect())));
     timed(runtime, "due, 8 pollers, pages of 10", 200 * 80, 1, calls).await;
 
     let mut cursor = Cursor::default();
-    let mut told = 0;
+    let mut found = 0;
     let start = runtime.monotonic();
     loop {
-        let (arrivals, next) = store.arrivals(shards.clone(), cursor, 10_000).await.unwrap();
-        told += arrivals.len();
+        let (arrivals, next) = store.insert_log(shards.clone(), cursor, 10_000).await.unwrap();
+        found += arrivals.len();
         if std::mem::replace(&mut cursor, next) == next {
             break;
         }
     }
     let seconds = since(runtime, start).as_secs_f64();
-    println!("{:<32} {:>10.0} rows/s   {told} rows in all", "arrivals, pages of 10,000", told as f64 / seconds);
-    let calls = (0..500).map(|_| answered(store.arrivals(shards.clone(), cursor, 10_000)));
+    println!("{:<32} {:>10.0} rows/s   {found} rows in all", "arrivals, pages of 10,000", found as f64 / seconds);
+    let calls = (0..500).map(|_| completed(store.insert_log(shards.clone(), cursor, 10_000)));
     timed(runtime, "arrivals, nothing new", 500, 1, calls).await;
 
     let closing = |number: u16| {
@@ -143,12 +143,12 @@ async fn measure(runtime: &Runtime, store: &PostgresStore, rows: usize) {
         let poller = poller(number % 8);
         OwnerWrite { term: terms[&poller.shard()], poller, change: Change::Positions(positions) }
     };
-    let calls = (0..500).map(|number| answered(store.write(vec![closing(number)])));
+    let calls = (0..500).map(|number| completed(store.write(vec![closing(number)])));
     timed(runtime, "write, one position", 500, 1, calls).await;
 }
 
-fn answered<'a, T: Send + 'a>(answer: store::Answer<'a, T>) -> BoxFuture<'a, ()> {
-    Box::pin(async move { drop(answer.await.unwrap()) })
+fn completed<'a, T: Send + 'a>(response: store::Answer<'a, T>) -> BoxFuture<'a, ()> {
+    Box::pin(async move { drop(response.await.unwrap()) })
 }
 
 fn since(runtime: &Runtime, start: Monotonic) -> Duration {
@@ -200,7 +200,7 @@ fn poller(number: u16) -> PollerId {
     PollerId { tenant: TENANT, generation: 0, number }
 }
 
-/// Due within a day, at one of eight pollers, with about 1 KB.
+/// Returns a one-shot that is due within a day, in one of eight pollers, with about 1 KB.
 fn schedule(runtime: &Runtime) -> Insert {
     schedule_at(runtime, Duration::from_millis(60_000 + runtime.random() % 86_400_000))
 }
@@ -241,7 +241,7 @@ fn schedule_at(runtime: &Runtime, ahead: Duration) -> Insert {
     Insert { schedule: Arc::new(schedule), due }
 }
 
-/// A success at the first attempt, which ends the schedule.
+/// Returns a success at the first attempt, which ends the schedule.
 fn outcome((poller, key): &(PollerId, DueKey), terms: &BTreeMap<ShardId, Term>) -> OwnerWrite {
     let attempt = Attempt {
         number: 1,

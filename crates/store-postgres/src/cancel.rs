@@ -1,11 +1,11 @@
-//! Cancellations by any member: those that gather go in one statement, under the locks of their own schedules alone.
+//! Cancellations by any member. One statement makes all waiting cancellations, and locks only their schedules.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use domain::{Incarnation, Schedule, ScheduleId, Status, TenantId};
 use postgres_client::Failure;
-use store::{Mark, Marked, StoreError};
+use store::{Cancellation, CancellationResult, StoreError};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -14,12 +14,12 @@ use crate::engine::Inner;
 use crate::gather;
 use crate::rows::{status_number, uuid};
 
-/// The most of one statement.
+/// Maximum number of names in one statement.
 const NAMES_MAX: usize = 1_000;
-/// How often a statement is tried that meets another.
+/// Maximum number of attempts for a statement that conflicts with another.
 const TRIES: usize = 5;
 
-/// As [`store::Change::Cancel`] does.
+/// Cancels schedules as [`store::Change::Cancel`] does.
 const CANCEL: &str = "with held as (
         select incarnation, tenant, status from reveille.schedule where incarnation = any($1::uuid[]) and status <> $2
         order by incarnation for no key update
@@ -33,7 +33,7 @@ const CANCEL: &str = "with held as (
     update reveille.schedule s set status = $2, revision = s.revision + 1, next = null, ended_at = $3
     from held where s.incarnation = held.incarnation";
 
-impl gather::Work for Vec<Mark> {
+impl gather::Work for Vec<Cancellation> {
     fn rows(&self) -> usize {
         self.len()
     }
@@ -43,21 +43,24 @@ impl gather::Work for Vec<Mark> {
     }
 }
 
-/// Cancels, until the store closes.
+/// Runs the lane that cancels, until the store closes.
 pub(crate) async fn lane(
     inner: Arc<Inner>,
-    waiting: Arc<gather::Waiting<Vec<Mark>, Vec<Marked>>>,
+    waiting: Arc<gather::Waiting<Vec<Cancellation>, Vec<CancellationResult>>>,
     stop: CancellationToken,
 ) {
     waiting.serve(NAMES_MAX, usize::MAX, &stop, |calls| Box::pin(inner.cancel_calls(calls))).await;
 }
 
 impl Inner {
-    pub(crate) async fn mark(&self, marks: Vec<Mark>) -> Result<Vec<Marked>, StoreError> {
-        self.cancels.ask(&self.runtime, self.options.statement_timeout, marks).await
+    pub(crate) async fn append_cancellations(
+        &self,
+        marks: Vec<Cancellation>,
+    ) -> Result<Vec<CancellationResult>, StoreError> {
+        self.cancels.submit(&self.runtime, self.options.statement_timeout, marks).await
     }
 
-    async fn cancel_calls(&self, calls: Vec<gather::Job<Vec<Mark>, Vec<Marked>>>) {
+    async fn cancel_calls(&self, calls: Vec<gather::Job<Vec<Cancellation>, Vec<CancellationResult>>>) {
         let names: Vec<(TenantId, ScheduleId)> =
             calls.iter().flat_map(|call| &call.work).map(|mark| (mark.tenant, mark.id.clone())).collect();
         match self.cancel(&names).await {
@@ -65,27 +68,27 @@ impl Inner {
                 let mut marked = marked.into_iter();
                 for call in calls {
                     let count = call.work.len();
-                    call.answer(Ok(marked.by_ref().take(count).collect()));
+                    call.respond(Ok(marked.by_ref().take(count).collect()));
                 }
             }
-            // One that cannot be read must not keep the others from being cancelled.
+            // A schedule that cannot be read must not prevent the other cancellations.
             Err(error) if calls.len() > 1 && !error.is_retryable() => {
                 for call in calls {
                     Box::pin(self.cancel_calls(vec![call])).await;
                 }
             }
-            Err(error) => calls.into_iter().for_each(|call| call.answer(Err(error.clone()))),
+            Err(error) => calls.into_iter().for_each(|call| call.respond(Err(error.clone()))),
         }
     }
 
-    async fn cancel(&self, names: &[(TenantId, ScheduleId)]) -> Result<Vec<Marked>, StoreError> {
+    async fn cancel(&self, names: &[(TenantId, ScheduleId)]) -> Result<Vec<CancellationResult>, StoreError> {
         let found = self.get(names).await?;
         let open = found.iter().flatten().filter(|schedule| schedule.status != Status::Cancelled);
         let open: BTreeSet<Uuid> = open.map(|schedule| uuid(schedule.incarnation)).collect();
         if !open.is_empty() {
-            self.write_cancelled(open.into_iter().collect()).await.map_err(|failure| self.told(failure))?;
+            self.write_cancelled(open.into_iter().collect()).await.map_err(|failure| self.record_failure(failure))?;
         }
-        // Whoever comes second in a batch finds what the first has left.
+        // A second cancellation of a schedule in a batch sees the effect of the first.
         let mut cancelled: BTreeMap<Incarnation, Arc<Schedule>> = BTreeMap::new();
         let mut before = |schedule: Arc<Schedule>| {
             let left = || {
@@ -105,16 +108,19 @@ impl Inner {
                 }
             }
         };
-        Ok(found.into_iter().map(|found| Marked { before: found.map(&mut before), applied: true }).collect())
+        Ok(found
+            .into_iter()
+            .map(|found| CancellationResult { before: found.map(&mut before), applied: true })
+            .collect())
     }
 
     async fn write_cancelled(&self, incarnations: Vec<Uuid>) -> Result<(), Failure> {
         let mut tries_left = TRIES;
         loop {
-            let held = self.owners.hold().await?;
+            let guard = self.owners.acquire().await?;
             let (cancelled, active) = (status_number(Status::Cancelled), status_number(Status::Active));
             let now = self.runtime.now().as_millis();
-            let tried = query(held.session(), CANCEL, &[&incarnations, &cancelled, &now, &active]).await;
+            let tried = query(guard.session(), CANCEL, &[&incarnations, &cancelled, &now, &active]).await;
             tries_left -= 1;
             match tried {
                 Err(failure) if failure.is_conflict() && tries_left > 0 => {}

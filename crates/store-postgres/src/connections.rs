@@ -1,4 +1,4 @@
-//! Who uses which connection.
+//! Connections of the store: shared ones for reads, and exclusive ones for transactions.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,11 +11,11 @@ use runtime::{Runtime, TaskSet};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_util::sync::CancellationToken;
 
-/// Reads of one statement each, several of them under way on one connection.
+/// Connections for reads of one statement. Each connection pipelines several reads.
 pub(crate) struct Shared {
     links: Vec<Link>,
     next: AtomicUsize,
-    /// Statements that were begun.
+    /// Number of statements that were begun.
     pub(crate) begun: Counter,
 }
 
@@ -25,7 +25,7 @@ impl Shared {
         Shared { links, next: AtomicUsize::new(0), begun: Counter::default() }
     }
 
-    /// The rows of one statement.
+    /// Runs one statement and returns its rows.
     pub(crate) async fn query(
         &self,
         text: &'static str,
@@ -33,14 +33,14 @@ impl Shared {
     ) -> Result<Vec<Row>, Failure> {
         let turn = self.next.fetch_add(1, Ordering::Relaxed) % self.links.len();
         let (later, first) = self.links.split_at(turn);
-        // In turn, but for those that are down while another is up.
+        // Round robin, except that links that are down are skipped while another is up.
         let link = first.iter().chain(later).find(|link| link.is_up()).unwrap_or(&self.links[turn]);
         let session = link.session().await?;
         self.begun.inc();
         query(&session, text, parameters).await
     }
 
-    /// Waits until each has been connected, or one has failed to.
+    /// Waits until every link is connected, or one has failed to connect.
     pub(crate) async fn connected(&self) -> Result<(), Failure> {
         for link in &self.links {
             link.session().await?;
@@ -62,7 +62,7 @@ pub(crate) async fn query(
     session.within(session.client().query(&statement, parameters)).await
 }
 
-/// Transactions: one at a time on each connection.
+/// Connections for transactions, with one transaction at a time on each.
 pub(crate) struct Exclusive {
     runtime: Runtime,
     server: Arc<Server>,
@@ -77,21 +77,21 @@ impl Exclusive {
         Exclusive { runtime: runtime.clone(), server: server.clone(), free: Mutex::new(links), permits }
     }
 
-    /// A connection for the caller alone, waited for at most as long as a statement may take.
-    pub(crate) async fn hold(&self) -> Result<Held<'_>, Failure> {
+    /// Acquires a connection for the caller alone. Waits at most as long as a statement may take.
+    pub(crate) async fn acquire(&self) -> Result<ConnectionGuard<'_>, Failure> {
         let waited = self.server.statement_timeout();
         let permit = self.runtime.timeout(waited, Box::pin(self.permits.acquire())).await;
         let Some(Ok(permit)) = permit else {
             return Err(Failure::Silent { server: self.server.to_string(), waited });
         };
         let slot = Slot { pool: self, link: Some(self.take_free()), _permit: permit };
-        let session = slot.link.as_ref().expect("it is taken by the drop only").session().await?;
-        Ok(Held { session, in_transaction: false, _slot: slot })
+        let session = slot.link.as_ref().expect("only the drop takes the link").session().await?;
+        Ok(ConnectionGuard { session, in_transaction: false, _slot: slot })
     }
 }
 
 impl Exclusive {
-    /// One that is up, if any is. The caller has a permit, so there is one.
+    /// Takes a free link, preferably one that is up. The caller has a permit, so there is a free link.
     fn take_free(&self) -> Link {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         let at = free.iter().position(Link::is_up).unwrap_or(0);
@@ -99,7 +99,7 @@ impl Exclusive {
     }
 }
 
-/// Gives the link back, also if there is no session on it.
+/// Guard of a link. Its drop releases the link, also if the link has no session.
 struct Slot<'a> {
     pool: &'a Exclusive,
     link: Option<Link>,
@@ -108,24 +108,25 @@ struct Slot<'a> {
 
 impl Drop for Slot<'_> {
     fn drop(&mut self) {
-        // Before the permit goes.
+        // The link is released before the permit.
         self.pool.free.lock().unwrap_or_else(PoisonError::into_inner).extend(self.link.take());
     }
 }
 
-/// A connection of one caller. If it is dropped within a transaction, the connection ends, and with it the transaction.
-pub(crate) struct Held<'a> {
+/// Guard of a connection of one caller. If it is dropped within a transaction, the connection ends, and with it the
+/// transaction.
+pub(crate) struct ConnectionGuard<'a> {
     session: Arc<Session>,
     in_transaction: bool,
     _slot: Slot<'a>,
 }
 
-impl Held<'_> {
+impl ConnectionGuard<'_> {
     pub(crate) fn session(&self) -> &Session {
         &self.session
     }
 
-    /// From here to [`Held::ended`] there may be a transaction.
+    /// Records that a transaction may be open from here to [`ConnectionGuard::ended`].
     pub(crate) fn begins(&mut self) {
         self.in_transaction = true;
     }
@@ -141,7 +142,7 @@ impl Held<'_> {
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for ConnectionGuard<'_> {
     fn drop(&mut self) {
         if self.in_transaction {
             self.session.abandon();
@@ -149,7 +150,7 @@ impl Drop for Held<'_> {
     }
 }
 
-/// What starts links.
+/// Arguments for starting links.
 pub(crate) struct Starter<'a> {
     pub(crate) runtime: &'a Runtime,
     pub(crate) tasks: &'a TaskSet,

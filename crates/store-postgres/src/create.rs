@@ -1,8 +1,10 @@
-//! Creations and rows placed: many small calls in one transaction.
+//! Creates and placed rows: many small calls in one transaction.
 //!
-//! A few lanes, each with a connection of its own, take what has gathered. What is new goes in as a whole, by one
-//! statement; if something of it is there already, the lane takes the new rows one by one, and the caller decides about
-//! the rest under locks ([`Inner::insert_with_care`]).
+//! A few lanes, each with its own connection, take the calls that are waiting. A lane inserts a batch of new rows by
+//! one statement. If some rows exist already, the lane inserts the new rows one by one, and the caller decides about
+//! the others under locks ([`Inner::insert_under_locks`]).
+//!
+//! docs/decisions/0093-batch-creates-in-two-lanes.md gives the reasons for the design.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::panic::AssertUnwindSafe;
@@ -23,13 +25,13 @@ use crate::engine::Inner;
 use crate::error::{is_about_a_row, store_error};
 use crate::gather::Work as _;
 use crate::read::positions_on;
-use crate::rows::{Head, ScheduleColumns, is_made, uuid};
+use crate::rows::{Head, ScheduleColumns, has_server_made_id, uuid};
 use crate::{due, gather, write};
 
-/// How often a batch is tried that meets another, or finds that a partition is gone.
+/// Maximum number of attempts for a batch that conflicts with another, or whose partition was dropped.
 const TRIES: usize = 5;
 
-/// All of it is new.
+/// Inserts a batch in which every row is new.
 const CREATE: &str = "with
     near as (
         insert into reveille.due_near (poller, position, incarnation, nominal, version, try, shard, written_by)
@@ -57,7 +59,7 @@ const CREATE: &str = "with
             $7::bigint[], $8::bigint[], $9::bigint[], $10::bytea[], $11::text[])
         as i (incarnation, tenant, poller, id, revision, status, created_at, updated_at, next, spec, labels)";
 
-/// Those that are new, and which they are.
+/// Inserts the new schedules of a batch, and returns their incarnations.
 const CREATE_NEW: &str = "insert into reveille.schedule
         (is_current, incarnation, tenant, poller, id, revision, status, created_at, updated_at, next, spec, labels)
     select true, i.incarnation, tenant, poller, id, revision, status, created_at, updated_at, next, spec,
@@ -67,11 +69,11 @@ const CREATE_NEW: &str = "insert into reveille.schedule
         as i (incarnation, tenant, poller, id, revision, status, created_at, updated_at, next, spec, labels)
     on conflict do nothing returning incarnation";
 
-/// Where each row is; `None` for what was not written because something of it is there already.
-pub(crate) type Made = Vec<Option<Placed>>;
-type Job = gather::Job<Work, Made>;
+/// Placement of each row; `None` for a row that was not written because its schedule exists already.
+pub(crate) type CreateResults = Vec<Option<Placed>>;
+type Job = gather::Job<Work, CreateResults>;
 
-/// A call, or a part of one.
+/// A call or a part of a call.
 #[derive(Clone)]
 pub(crate) enum Work {
     Insert(Arc<[Insert]>),
@@ -105,19 +107,19 @@ impl Work {
 
 impl Inner {
     pub(crate) async fn insert(&self, inserts: Vec<Insert>) -> Result<Vec<Inserted>, StoreError> {
-        // Only those with chosen ids can be in each other's way.
-        let are_apart = inserts.iter().all(|insert| is_made(&insert.schedule));
+        // Only inserts with chosen ids can conflict with each other.
+        let are_independent = inserts.iter().all(|insert| has_server_made_id(&insert.schedule));
         let parts = self.parts_of(inserts);
-        let answers = if are_apart {
+        let responses = if are_independent {
             try_join_all(parts.into_iter().map(|part| self.insert_part(part))).await?
         } else {
-            let mut answers = Vec::with_capacity(parts.len());
+            let mut responses = Vec::with_capacity(parts.len());
             for part in parts {
-                answers.push(self.insert_part(part).await?);
+                responses.push(self.insert_part(part).await?);
             }
-            answers
+            responses
         };
-        Ok(answers.into_iter().flatten().collect())
+        Ok(responses.into_iter().flatten().collect())
     }
 
     fn parts_of(&self, inserts: Vec<Insert>) -> Vec<Arc<[Insert]>> {
@@ -137,37 +139,39 @@ impl Inner {
     }
 
     async fn insert_part(&self, part: Arc<[Insert]>) -> Result<Vec<Inserted>, StoreError> {
-        // An id that looks like a made one may belong to whom it was made for, whom no index of names knows.
-        let looks_made = |insert: &Insert| insert.schedule.id.to_incarnation().is_some() && !is_made(&insert.schedule);
-        if part.iter().any(looks_made) {
-            return self.insert_with_care(&part).await;
+        // A chosen id in the form of a server-made id may belong to the schedule that it was derived for. The index of
+        // names does not contain that schedule.
+        let resembles_server_made =
+            |insert: &Insert| insert.schedule.id.to_incarnation().is_some() && !has_server_made_id(&insert.schedule);
+        if part.iter().any(resembles_server_made) {
+            return self.insert_under_locks(&part).await;
         }
-        let placed = self.ask(Work::Insert(part.clone())).await?;
+        let placed = self.submit(Work::Insert(part.clone())).await?;
         let rest: Vec<Insert> =
             part.iter().zip(&placed).filter(|(_, placed)| placed.is_none()).map(|(insert, _)| insert.clone()).collect();
-        let mut rest = if rest.is_empty() { Vec::new() } else { self.insert_with_care(&rest).await? }.into_iter();
-        let mut with_care = || rest.next().expect("there is an answer for each that was asked again");
-        Ok(placed.into_iter().map(|placed| placed.map_or_else(&mut with_care, Inserted::Placed)).collect())
+        let mut rest = if rest.is_empty() { Vec::new() } else { self.insert_under_locks(&rest).await? }.into_iter();
+        let mut under_locks = || rest.next().expect("each insert that was repeated has a result");
+        Ok(placed.into_iter().map(|placed| placed.map_or_else(&mut under_locks, Inserted::Placed)).collect())
     }
 
     pub(crate) async fn place(&self, rows: Vec<(PollerId, DueKey)>) -> Result<Vec<Placed>, StoreError> {
-        let parts = rows.chunks(self.options.batch_rows).map(|part| self.ask(Work::Place(part.into())));
+        let parts = rows.chunks(self.options.batch_rows).map(|part| self.submit(Work::Place(part.into())));
         Ok(try_join_all(parts).await?.into_iter().flatten().flatten().collect())
     }
 
-    async fn ask(&self, work: Work) -> Result<Made, StoreError> {
-        self.creations.ask(&self.runtime, self.options.statement_timeout, work).await
+    async fn submit(&self, work: Work) -> Result<CreateResults, StoreError> {
+        self.creations.submit(&self.runtime, self.options.statement_timeout, work).await
     }
 }
 
-/// A lane whose connection is gone leaves the work to the others so long, if the server can be reached.
+/// Time for which a lane without a connection leaves the work to the other lanes, if the server is reachable.
 const ASIDE: Duration = Duration::from_secs(1);
 
-/// One lane's work, until the store closes.
+/// Runs one lane until the store closes.
 pub(crate) async fn lane(
     inner: Arc<Inner>,
     mut link: Link,
-    waiting: Arc<gather::Waiting<Work, Made>>,
+    waiting: Arc<gather::Waiting<Work, CreateResults>>,
     stop: CancellationToken,
 ) {
     loop {
@@ -180,9 +184,9 @@ pub(crate) async fn lane(
             batch = waiting.next(inner.options.batch_rows, inner.options.batch_bytes) => batch,
         };
         let Some(batch) = batch else { return };
-        // Whoever asks later finds the queue closed; a panic is passed on to the calls that it met.
+        // A panic is passed on to the calls of its batch. Later callers find the queue closed.
         if AssertUnwindSafe(inner.create(&link, batch)).catch_unwind().await.is_err() {
-            tracing::error!("a panic in a batch of creations, which is passed on to each of them");
+            tracing::error!("panic in a batch of creates; each call of the batch panics");
         }
     }
 }
@@ -191,29 +195,35 @@ impl Inner {
     async fn create(&self, link: &Link, batch: Vec<Job>) {
         let works: Vec<Work> = batch.iter().map(|job| job.work.clone()).collect();
         match self.try_create(link, &works).await {
-            Ok(made) => {
-                let placed = self.look_at_closed(link, &works, made).await;
-                batch.into_iter().zip(placed).for_each(|(job, placed)| job.answer(Ok(placed)));
+            Ok(created) => {
+                let placed = self.confirm_placements(link, &works, created).await;
+                batch.into_iter().zip(placed).for_each(|(job, placed)| job.respond(Ok(placed)));
             }
-            // One that the server does not take must not keep the others out.
+            // A row that the server rejects must not prevent the others.
             Err(failure) if batch.len() > 1 && is_about_a_row(&failure) => {
                 for job in batch {
                     Box::pin(self.create(link, vec![job])).await;
                 }
             }
             Err(failure) => {
-                let error = self.told(failure);
-                batch.into_iter().for_each(|job| job.answer(Err(error.clone())));
+                let error = self.record_failure(failure);
+                batch.into_iter().for_each(|job| job.respond(Err(error.clone())));
             }
         }
     }
 
-    /// Where the rows are, which are durable now; those that their pollers have not closed are settled.
-    async fn look_at_closed(&self, link: &Link, works: &[Work], made: Vec<Vec<bool>>) -> Vec<Vec<Option<Placed>>> {
+    /// Reads `closed` after the rows are durable, and returns the placement of each row. A row that is after `closed`
+    /// is confirmed.
+    async fn confirm_placements(
+        &self,
+        link: &Link,
+        works: &[Work],
+        created: Vec<Vec<bool>>,
+    ) -> Vec<Vec<Option<Placed>>> {
         let rows = works.iter().flat_map(|work| (0..work.rows()).map(|at| work.row(at).0));
         let pollers: Vec<PollerId> = rows.collect::<BTreeSet<_>>().into_iter().collect();
         let read = async { positions_on(&*link.session().await?, &pollers).await };
-        // If it cannot be known, the creator asks.
+        // If the read fails, the creator confirms the placement.
         let positions = read.await.unwrap_or_default();
         let closed: HashMap<PollerId, Timestamp> =
             pollers.iter().copied().zip(positions.iter().map(|it| it.closed)).collect();
@@ -221,10 +231,10 @@ impl Inner {
             let (poller, position) = work.row(at);
             Placed { position, settled: closed.get(&poller).is_some_and(|closed| position > *closed) }
         };
-        let of_work = |(work, made): (&Work, Vec<bool>)| {
-            made.into_iter().enumerate().map(|(at, made)| made.then(|| placed(work, at))).collect()
+        let of_work = |(work, created): (&Work, Vec<bool>)| {
+            created.into_iter().enumerate().map(|(at, created)| created.then(|| placed(work, at))).collect()
         };
-        works.iter().zip(made).map(of_work).collect()
+        works.iter().zip(created).map(of_work).collect()
     }
 
     async fn try_create(&self, link: &Link, works: &[Work]) -> Result<Vec<Vec<bool>>, Failure> {
@@ -272,8 +282,8 @@ impl Inner {
         if schedules.incarnations.is_empty() {
             self.write_due(session, &due).await?;
         } else {
-            let (made, near, far) = (schedule_parameters(&schedules), due.near.parameters(), due.far.parameters());
-            let parameters = [made.as_slice(), &near, &far].concat();
+            let (created, near, far) = (schedule_parameters(&schedules), due.near.parameters(), due.far.parameters());
+            let parameters = [created.as_slice(), &near, &far].concat();
             query(session, CREATE, &parameters).await?;
         }
         Ok(works.iter().map(|work| vec![true; work.rows()]).collect())
@@ -290,7 +300,7 @@ impl Inner {
         Ok(())
     }
 
-    /// On a lane's own connection, so that a transaction may take its time.
+    /// Creates the new rows of a batch, in a transaction on the lane's own connection. No other call waits for it.
     async fn create_new(&self, session: &Session, works: &[Work]) -> Result<Vec<Vec<bool>>, Failure> {
         let run = async |text: &str| session.within(session.client().batch_execute(text)).await;
         let begun = self.runtime.monotonic();
@@ -299,21 +309,21 @@ impl Inner {
             let (schedules, _) = self.columns_of(works).await?;
             let rows = query(session, CREATE_NEW, &schedule_parameters(&schedules)).await?;
             let new: std::collections::HashSet<Uuid> = rows.iter().map(|row| row.get(0)).collect();
-            let made = made_of(works, new);
-            let is_new = |(insert, made): (&Insert, &bool)| made.then_some((insert.schedule.poller, insert.due));
-            let rows = works.iter().zip(&made).flat_map(|(work, made)| match work {
-                Work::Insert(inserts) => inserts.iter().zip(made).filter_map(is_new).collect(),
+            let created = created_rows(works, new);
+            let is_new = |(insert, created): (&Insert, &bool)| created.then_some((insert.schedule.poller, insert.due));
+            let rows = works.iter().zip(&created).flat_map(|(work, created)| match work {
+                Work::Insert(inserts) => inserts.iter().zip(created).filter_map(is_new).collect(),
                 Work::Place(placed) => placed.to_vec(),
             });
             self.write_due(session, &due::Columns::of(rows, self.runtime.now())).await?;
-            let active = active_of(works, &made);
+            let active = active_of(works, &created);
             if !active.is_empty() {
                 let (tenants, more) = write::count_columns(&active);
                 query(session, write::COUNT, &[&tenants, &more]).await?;
             }
             run("commit").await?;
             self.commit_seconds.observe(self.runtime.monotonic().since(begun).as_secs_f64());
-            Ok(made)
+            Ok(created)
         };
         let created: Result<_, Failure> = creating.await;
         if created.is_err() && run("rollback").await.is_err() {
@@ -323,26 +333,26 @@ impl Inner {
     }
 }
 
-/// Which rows are new, the first of each incarnation only.
-fn made_of(works: &[Work], mut new: std::collections::HashSet<Uuid>) -> Vec<Vec<bool>> {
-    let mut made = Vec::with_capacity(works.len());
+/// Returns which rows were created: the first row of each new incarnation.
+fn created_rows(works: &[Work], mut new: std::collections::HashSet<Uuid>) -> Vec<Vec<bool>> {
+    let mut created = Vec::with_capacity(works.len());
     for work in works {
-        made.push(match work {
+        created.push(match work {
             Work::Insert(inserts) => {
                 inserts.iter().map(|insert| new.remove(&uuid(insert.schedule.incarnation))).collect()
             }
             Work::Place(rows) => vec![true; rows.len()],
         });
     }
-    made
+    created
 }
 
-/// How many of those that were made are active, by tenant.
-fn active_of(works: &[Work], made: &[Vec<bool>]) -> BTreeMap<TenantId, i64> {
+/// Returns the number of created active schedules by tenant.
+fn active_of(works: &[Work], created: &[Vec<bool>]) -> BTreeMap<TenantId, i64> {
     let mut active = BTreeMap::new();
-    for (work, made) in works.iter().zip(made) {
+    for (work, created) in works.iter().zip(created) {
         let Work::Insert(inserts) = work else { continue };
-        for (insert, _) in inserts.iter().zip(made).filter(|(_, made)| **made) {
+        for (insert, _) in inserts.iter().zip(created).filter(|(_, created)| **created) {
             *active.entry(insert.schedule.tenant).or_default() += 1;
         }
     }
@@ -366,8 +376,8 @@ fn schedule_parameters(columns: &ScheduleColumns) -> [&(dyn ToSql + Sync); 11] {
 }
 
 impl Inner {
-    /// Notes what the failure says about the server's health.
-    pub(crate) fn told(&self, failure: Failure) -> StoreError {
+    /// Returns the store error of a failure, and records if the server is full.
+    pub(crate) fn record_failure(&self, failure: Failure) -> StoreError {
         let error = store_error(failure);
         if matches!(error, StoreError::Full(_)) {
             self.full_until.store_from(self.runtime.monotonic());

@@ -1,4 +1,4 @@
-//! Due rows: in columns on their way in, in key order on their way out.
+//! Due rows: writes in columns, and reads in key order.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::error::store_error;
 use crate::partition::{Family, Partition};
 use crate::rows::{DueColumns, due_key_of, limit_number};
 
-/// Rows to write, each once, in the order of their keys, and where they belong.
+/// Rows to write, each once, in key order, and the partitions that they belong to.
 #[derive(Default)]
 pub(crate) struct Columns {
     pub(crate) near: DueColumns,
@@ -22,7 +22,7 @@ pub(crate) struct Columns {
 impl Columns {
     pub(crate) fn of(rows: impl Iterator<Item = (PollerId, DueKey)>, now: Timestamp) -> Self {
         let mut columns = Columns::default();
-        // In one order, so that two who write the same rows at once do not wait for each other.
+        // One order prevents a deadlock of two transactions that write the same rows.
         let rows: BTreeSet<(PollerId, DueKey)> = rows.collect();
         for (poller, key) in rows {
             let family = Family::of(key.position, now);
@@ -50,7 +50,7 @@ const OWNERS_NEAR: &str = "insert into reveille.due_near (poller, position, inca
 const OWNERS_FAR: &str = "insert into reveille.due_far (poller, position, incarnation, nominal, version, try, shard)
     select * from unnest($1::bigint[], $2::bigint[], $3::uuid[], $4::bigint[], $5::bigint[], $6::bigint[], $7::smallint[])
     on conflict do nothing";
-// A row that is there already is told as an arrival again.
+// A row that exists already gets a new entry in the insert log.
 const CREATORS_NEAR: &str =
     "insert into reveille.due_near (poller, position, incarnation, nominal, version, try, shard, written_by)
     select *, pg_current_xact_id()
@@ -62,13 +62,13 @@ const CREATORS_FAR: &str =
     from unnest($1::bigint[], $2::bigint[], $3::uuid[], $4::bigint[], $5::bigint[], $6::bigint[], $7::smallint[])
     on conflict (poller, position, incarnation, nominal, version, try) do update set written_by = excluded.written_by";
 
-/// Into the near partitions, and into the far ones.
+/// Returns the statements for the near and the far partitions.
 pub(crate) fn statements(is_of_creators: bool) -> [&'static str; 2] {
     if is_of_creators { [CREATORS_NEAR, CREATORS_FAR] } else { [OWNERS_NEAR, OWNERS_FAR] }
 }
 
-/// Per read: the page's rows, one more, and the first one after `until`, of each family. Bounds on `position` alone let
-/// PostgreSQL leave out partitions, which it does not do by the comparison of whole keys.
+/// Reads, for each request and from each family, the rows of the page, one more row, and the first row after `until`.
+/// Bounds on `position` alone let PostgreSQL skip partitions, which a comparison of whole keys does not.
 const READ: &str = "
     select r.at::int8, k.position, k.incarnation, k.nominal, k.version, k.try
     from unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::uuid[], $5::bigint[], $6::bigint[], $7::bigint[],
@@ -121,10 +121,10 @@ impl Inner {
             &rows,
         ];
         let rows = self.readers.query(READ, &parameters).await.map_err(store_error)?;
-        // A row that was written twice may be in both families.
+        // A row that was written twice may exist in both families.
         let mut found = vec![BTreeSet::new(); reads.len()];
         for row in rows {
-            let at = usize::try_from(row.get::<_, i64>(0)).expect("the number that was sent");
+            let at = usize::try_from(row.get::<_, i64>(0)).expect("the server returns the number that was sent");
             found[at].insert(due_key_of(&row, 1));
         }
         Ok(reads.iter().zip(found).map(|(read, found)| page_of(read, found)).collect())
@@ -141,7 +141,7 @@ fn page_of(read: &DueRead, found: BTreeSet<DueKey>) -> DuePage {
     DuePage { keys, next: found.peek().map(|key| key.position) }
 }
 
-/// No row between this and what the read begins with.
+/// Returns the last key before the first key of the read.
 fn last_key_of(after: DueBound) -> DueKey {
     match after {
         DueBound::Key(key) => key,

@@ -1,4 +1,4 @@
-//! The store: its connections, its tasks, and the port's calls, each told in a module of its own.
+//! The store: its connections, its tasks, and the calls of the port. Other modules implement the calls.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,25 +15,27 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use runtime::{Monotonic, Runtime, TaskSet};
 use store::{
-    Answer, Arrival, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted, ListPage, ListRead,
-    Mark, Marked, Outdated, OwnerWrite, Placed, Positions, Store, StoreError, WriteRefusal, Written,
+    Answer, Cancellation, CancellationResult, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert,
+    InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions, Store, StoreError,
+    WriteRejection, Written,
 };
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use crate::arrivals::{Cursors, Snapshot};
+use crate::cancellations::RecordCursors;
 use crate::connections::{Exclusive, Shared, Starter, query};
 use crate::error::{OpenError, store_error};
 use crate::history::Sweep;
-use crate::marks::Told;
+use crate::insert_log::{Cursors, Snapshot};
 use crate::options::Options;
 use crate::partition::Partitions;
 use crate::{cancel, create, gather, schema, write};
 
-/// After the server refused a write for want of space, how long users' writes are not taken: then one tries again.
+/// Time for which user writes are rejected after the server rejected a write for lack of space. Then one write tries
+/// again.
 const FULL_FOR: Duration = Duration::from_secs(5);
 
-/// The port on PostgreSQL; see the crate's documentation.
+/// A store on PostgreSQL.
 pub struct PostgresStore {
     inner: Arc<Inner>,
     stop: CancellationToken,
@@ -44,33 +46,33 @@ pub(crate) struct Inner {
     pub(crate) options: Options,
     server: Arc<Server>,
     cluster: schema::Cluster,
-    pub(crate) creations: gather::Queue<create::Work, create::Made>,
-    pub(crate) changes: gather::Queue<write::Writes, write::Answered>,
-    pub(crate) cancels: gather::Queue<Vec<Mark>, Vec<Marked>>,
-    /// Transactions of owners, and of creations that met what is there.
+    pub(crate) creations: gather::Queue<create::Work, create::CreateResults>,
+    pub(crate) changes: gather::Queue<write::Writes, write::WriteResults>,
+    pub(crate) cancels: gather::Queue<Vec<Cancellation>, Vec<CancellationResult>>,
+    /// Connections for transactions of owners, and of creates whose rows exist already.
     pub(crate) owners: Exclusive,
-    /// Statements that change terms; none waits behind a read.
+    /// Connection for statements that change terms, which must not wait behind a read.
     pub(crate) takers: Shared,
     pub(crate) readers: Shared,
-    /// Makes partitions, and drops due ones.
-    pub(crate) keeper: Link,
+    /// Connection that creates partitions, and drops those of due rows.
+    pub(crate) partition_link: Link,
     pub(crate) making_partitions: Mutex<()>,
-    /// Forgets history, which may take long.
-    pub(crate) historian: Link,
+    /// Connection that deletes history, which may take long.
+    pub(crate) history_link: Link,
     pub(crate) sweep: Sweep,
     pub(crate) partitions: Partitions,
-    pub(crate) arrivals: Cursors,
-    pub(crate) marks: Told,
+    pub(crate) insert_log: Cursors,
+    pub(crate) cancellations: RecordCursors,
     pub(crate) full_until: FullUntil,
-    /// Of creations, and of owners' and users' changes.
+    /// Durations of transactions that write.
     pub(crate) commit_seconds: Histogram,
     stop: CancellationToken,
 }
 
-/// From 500 µs, for a server next door, to what runs into the limit on statements.
+/// Buckets from 500 µs, for a near server, to the default limit of a statement.
 const COMMIT_SECONDS: [f64; 13] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
 
-/// On the monotonic clock, in milliseconds; 0 if it never was full.
+/// End of the time in which the store counts as full, on the monotonic clock, in milliseconds; 0 if it never was full.
 #[derive(Default)]
 pub(crate) struct FullUntil(AtomicU64);
 
@@ -89,17 +91,17 @@ fn millis_of(at: Monotonic) -> u64 {
 }
 
 impl PostgresStore {
-    /// Connects, and looks whether the schema there is this build's. Its tasks are `tasks`' own; they end with
-    /// [`PostgresStore::close`].
+    /// Connects, and checks that the schema is the one of this build. The store's tasks belong to `tasks`; they end
+    /// with [`PostgresStore::close`].
     ///
     /// # Errors
-    /// If the server cannot be reached or refuses, or the schema or the cluster is not what it must be.
+    /// If the server is unreachable or rejects the connection, or the schema or the cluster is not the expected one.
     pub async fn open(runtime: &Runtime, tasks: &TaskSet, url: &str, options: Options) -> Result<Self, OpenError> {
         let server = Arc::new(Server::new(url, options.client())?);
         let stop = CancellationToken::new();
         let starter = Starter { runtime, tasks, server: &server, stop: &stop };
-        let keeper = starter.link();
-        let opened = look(&keeper, &server, options.cluster.as_deref()).await;
+        let partition_link = starter.link();
+        let opened = read_cluster(&partition_link, &server, options.cluster.as_deref()).await;
         let (cluster, snapshot) = opened.inspect_err(|_| stop.cancel())?;
         let (creations, to_create) = gather::queue(options.queue_calls);
         let (changes, to_change) = gather::queue(options.queue_calls);
@@ -113,13 +115,13 @@ impl PostgresStore {
             owners: Exclusive::start(runtime, &server, options.owner_connections, || starter.link()),
             takers: Shared::start(1, || starter.link()),
             readers: Shared::start(options.reader_connections, || starter.link()),
-            keeper,
+            partition_link,
             making_partitions: Mutex::new(()),
-            historian: starter.link(),
+            history_link: starter.link(),
             sweep: Sweep::default(),
             partitions: Partitions::default(),
-            arrivals: Cursors::new(snapshot),
-            marks: Told::default(),
+            insert_log: Cursors::new(snapshot),
+            cancellations: RecordCursors::default(),
             full_until: FullUntil::default(),
             commit_seconds: Histogram::new(COMMIT_SECONDS),
             stop: stop.clone(),
@@ -143,28 +145,29 @@ impl PostgresStore {
         &self.inner
     }
 
-    /// The cluster that lives in the database.
+    /// Returns the cluster of the database.
     #[must_use]
     pub fn cluster(&self) -> &schema::Cluster {
         &self.inner.cluster
     }
 
-    /// The id of the place where the members of this cluster meet: `id`, if none has said so before.
+    /// Records `id` as the place where the members of this cluster coordinate, unless a place is recorded already.
+    /// Returns the recorded id.
     ///
     /// # Errors
-    /// If the server cannot be reached or refuses.
-    pub async fn meet_in(&self, id: &str) -> Result<String, StoreError> {
-        // Who waits for another's update reads what that one wrote.
-        let meet = "update reveille.meta set coordination = coalesce(coordination, $1) returning coordination";
-        let rows = self.inner.readers.query(meet, &[&id]).await.map_err(store_error)?;
+    /// If the server is unreachable or rejects the statement.
+    pub async fn record_coordination(&self, id: &str) -> Result<String, StoreError> {
+        // A concurrent update waits for the first one and then reads its value.
+        let record = "update reveille.meta set coordination = coalesce(coordination, $1) returning coordination";
+        let rows = self.inner.readers.query(record, &[&id]).await.map_err(store_error)?;
         let known = rows.first().map(|row| row.get(0));
         known.ok_or_else(|| StoreError::Damaged("reveille.meta has no row".to_owned()))
     }
 
-    /// The present term of each shard, whoever owns it.
+    /// Returns the current term of each shard.
     ///
     /// # Errors
-    /// If the server cannot be reached or refuses.
+    /// If the server is unreachable or rejects the statement.
     pub async fn terms(&self) -> Result<BTreeMap<ShardId, Term>, StoreError> {
         let read = self.inner.readers.query("select shard, term from reveille.shard", &[]).await;
         let term_of =
@@ -172,21 +175,21 @@ impl PostgresStore {
         Ok(read.map_err(store_error)?.iter().map(term_of).collect())
     }
 
-    /// Adds what is counted here to `registry`.
+    /// Registers the store's metrics.
     pub fn register(&self, registry: &mut Registry) {
-        let help = "Statements sent to the store's database, but for transactions of creators and owners";
+        let help = "Statements sent to the store's database, except transactions of creators and owners";
         registry.register("reveille_store_reads", help, self.inner.readers.begun.clone());
-        let help = "From the first statement of a transaction that writes to the answer of its commit";
+        let help = "Time from the first statement of a writing transaction to the response of its commit";
         registry.register("reveille_log_commit_duration_seconds", help, self.inner.commit_seconds.clone());
     }
 
-    /// The server's URL, without its password.
+    /// Returns the server's URL without its password.
     #[must_use]
     pub fn server(&self) -> String {
         self.inner.server.to_string()
     }
 
-    /// Ends the connections and the tasks; what is under way fails.
+    /// Ends the connections and the tasks. Calls under way fail.
     pub fn close(&self) {
         self.stop.cancel();
     }
@@ -200,25 +203,25 @@ impl Drop for PostgresStore {
 
 impl Inner {
     async fn maintain(&self, now: Timestamp, history_from: Timestamp) -> Result<u64, Failure> {
-        let session = self.keeper.session().await?;
-        let alone = self.making_partitions.lock().await;
+        let session = self.partition_link.session().await?;
+        let lock = self.making_partitions.lock().await;
         let dropped = self.partitions.maintain(&session, now).await?;
-        drop(alone);
+        drop(lock);
         Ok(dropped + self.forget(now, history_from).await?)
     }
 }
 
-/// The cluster, and what was over before any call.
-async fn look(
-    keeper: &Link,
+/// Reads the cluster and a snapshot from before the first call.
+async fn read_cluster(
+    partition_link: &Link,
     server: &Server,
     expected: Option<&str>,
 ) -> Result<(schema::Cluster, Snapshot), OpenError> {
-    let session = keeper.session().await?;
+    let session = partition_link.session().await?;
     let cluster = schema::check(&session, server, expected).await?;
     let rows = query(&session, "select pg_current_snapshot()::text", &[]).await?;
     let snapshot = rows.first().and_then(|row| Snapshot::parse(row.get(0)));
-    Ok((cluster, snapshot.expect("PostgreSQL writes a snapshot in its own form")))
+    Ok((cluster, snapshot.expect("PostgreSQL returns snapshots in its documented form")))
 }
 
 impl Store for PostgresStore {
@@ -234,8 +237,8 @@ impl Store for PostgresStore {
         Box::pin(self.inner.place(rows))
     }
 
-    fn mark(&self, marks: Vec<Mark>) -> Answer<'_, Vec<Marked>> {
-        Box::pin(self.inner.mark(marks))
+    fn append_cancellations(&self, marks: Vec<Cancellation>) -> Answer<'_, Vec<CancellationResult>> {
+        Box::pin(self.inner.append_cancellations(marks))
     }
 
     fn get(&self, names: Vec<(TenantId, ScheduleId)>) -> Answer<'_, Vec<Option<Arc<Schedule>>>> {
@@ -278,8 +281,8 @@ impl Store for PostgresStore {
         Box::pin(self.inner.audit(tenant, after, limit))
     }
 
-    /// Makes the partitions of the days to come, drops those that every poller is done with, and forgets history; how many
-    /// partitions and rows went. Several at once are harmless.
+    /// Creates the partitions of the coming days, drops those that every poller is done with, and deletes old history.
+    /// Returns the number of dropped partitions and deleted rows. Concurrent calls are harmless.
     fn maintain(&self, now: Timestamp, history_from: Timestamp) -> Answer<'_, u64> {
         Box::pin(async move { self.inner.maintain(now, history_from).await.map_err(store_error) })
     }
@@ -304,23 +307,32 @@ impl Store for PostgresStore {
         Box::pin(async move { self.inner.positions(&pollers).await })
     }
 
-    fn arrivals(&self, shards: Arc<[ShardId]>, cursor: Cursor, limit: usize) -> Answer<'_, (Vec<Arrival>, Cursor)> {
-        Box::pin(async move { self.inner.arrivals(&shards, cursor, limit).await })
+    fn insert_log(
+        &self,
+        shards: Arc<[ShardId]>,
+        cursor: Cursor,
+        limit: usize,
+    ) -> Answer<'_, (Vec<InsertLogEntry>, Cursor)> {
+        Box::pin(async move { self.inner.read_insert_log(&shards, cursor, limit).await })
     }
 
-    fn marks(&self, shards: Arc<[ShardId]>, cursor: Cursor) -> Answer<'_, (Vec<(ShardId, Incarnation)>, Cursor)> {
-        Box::pin(async move { self.inner.marks(&shards, cursor).await })
+    fn cancellations(
+        &self,
+        shards: Arc<[ShardId]>,
+        cursor: Cursor,
+    ) -> Answer<'_, (Vec<(ShardId, Incarnation)>, Cursor)> {
+        Box::pin(async move { self.inner.read_cancellations(&shards, cursor).await })
     }
 
     fn due(&self, reads: Vec<DueRead>) -> Answer<'_, Vec<DuePage>> {
         Box::pin(async move { self.inner.due(&reads).await })
     }
 
-    fn write(&self, writes: Vec<OwnerWrite>) -> Answer<'_, Vec<Result<Written, WriteRefusal>>> {
+    fn write(&self, writes: Vec<OwnerWrite>) -> Answer<'_, Vec<Result<Written, WriteRejection>>> {
         Box::pin(self.inner.write(writes))
     }
 
-    fn hand_over(&self, lists: Vec<HandOver>) -> Answer<'_, Vec<Result<(), WriteRefusal>>> {
+    fn hand_over(&self, lists: Vec<HandOver>) -> Answer<'_, Vec<Result<(), WriteRejection>>> {
         Box::pin(self.inner.hand_over(lists))
     }
 

@@ -1,5 +1,7 @@
-//! Calls that gather: while a transaction is under way, calls wait in a queue, and whoever makes the next one takes all that
-//! wait. So nothing lingers for company, and batches grow with the load.
+//! Batching of calls: while a transaction is under way, further calls wait in a queue, and the next transaction takes
+//! all waiting calls. No call waits for a batch to fill, and batches grow with the load.
+//!
+//! docs/decisions/0097-batch-changes-and-cancellations.md gives the reasons for the design.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -14,61 +16,65 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::closed;
 
-/// What a call asks for.
+/// Work of a call.
 pub(crate) trait Work {
     fn rows(&self) -> usize;
-    /// Of payload.
+    /// Returns the payload bytes.
     fn bytes(&self) -> usize;
 }
 
-/// A call that waits.
+/// A waiting call.
 pub(crate) struct Job<W, A> {
     pub(crate) work: W,
-    answer: oneshot::Sender<Result<A, StoreError>>,
+    response: oneshot::Sender<Result<A, StoreError>>,
 }
 
 impl<W, A> Job<W, A> {
-    pub(crate) fn answer(self, answer: Result<A, StoreError>) {
-        // Nobody may be waiting any more.
-        drop(self.answer.send(answer));
+    pub(crate) fn respond(self, response: Result<A, StoreError>) {
+        // The caller may be gone.
+        drop(self.response.send(response));
     }
 }
 
-/// Where calls are put.
+/// Sending end of the queue.
 pub(crate) struct Queue<W, A>(mpsc::Sender<Job<W, A>>);
 
-/// Where they are taken from, by several tasks in turn.
+/// Receiving end of the queue, shared by several tasks.
 pub(crate) struct Waiting<W, A>(Mutex<mpsc::Receiver<Job<W, A>>>);
 
-/// `calls`: how many wait before further ones wait at the door.
+/// Creates a queue for `calls` waiting calls. Further calls wait until the queue has a free slot.
 pub(crate) fn queue<W, A>(calls: usize) -> (Queue<W, A>, Arc<Waiting<W, A>>) {
     let (sender, receiver) = mpsc::channel(calls.max(1));
     (Queue(sender), Arc::new(Waiting(Mutex::new(receiver))))
 }
 
 impl<W, A> Queue<W, A> {
-    /// Waits at the door for at most `limit`.
+    /// Submits a call and waits for its response. Waits at most `limit` for a free slot in the queue.
     ///
     /// # Panics
-    /// If the batch that the call is in does.
-    pub(crate) async fn ask(&self, runtime: &Runtime, limit: Duration, work: W) -> Result<A, StoreError> {
-        let (answer, answered) = oneshot::channel();
-        match runtime.timeout(limit, Box::pin(self.0.send(Job { work, answer }))).await {
+    /// If the batch of the call panics.
+    pub(crate) async fn submit(&self, runtime: &Runtime, limit: Duration, work: W) -> Result<A, StoreError> {
+        let (response, receiver) = oneshot::channel();
+        match runtime.timeout(limit, Box::pin(self.0.send(Job { work, response }))).await {
             Some(Ok(())) => {}
             Some(Err(_)) => return Err(closed()),
-            None => return Err(StoreError::Unavailable(format!("too many calls are waiting since {limit:?}"))),
+            None => {
+                return Err(StoreError::Unavailable(format!(
+                    "no slot in the queue of calls was free within {limit:?}; retry later"
+                )));
+            }
         }
-        match answered.await {
-            Ok(answer) => answer,
+        match receiver.await {
+            Ok(response) => response,
             Err(_) if self.0.is_closed() => Err(closed()),
-            Err(_) => panic!("a bug met this call, or one that shared its transaction"),
+            Err(_) => panic!("a bug caused a panic in the transaction of this call"),
         }
     }
 }
 
 impl<W: Work, A> Waiting<W, A> {
-    /// What waits, once there is something, up to a call that goes beyond `rows` or `bytes`; `None` if nobody can ask any
-    /// more.
+    /// Waits for calls and returns the waiting ones, up to the call that exceeds `rows` or `bytes`. Returns `None` if
+    /// no caller can submit any more.
     pub(crate) async fn next(&self, rows: usize, bytes: usize) -> Option<Vec<Job<W, A>>> {
         let mut jobs = self.0.lock().await;
         let mut batch = vec![jobs.recv().await?];
@@ -82,8 +88,8 @@ impl<W: Work, A> Waiting<W, A> {
         Some(batch)
     }
 
-    /// Hands what waits to `work` until the store closes, up to a call that goes beyond `rows` or `bytes`. A panic is
-    /// passed on to the calls that it met.
+    /// Passes batches of waiting calls to `work` until the store closes. A batch ends with the call that exceeds `rows`
+    /// or `bytes`. A panic is passed on to the calls of its batch.
     pub(crate) async fn serve<'a>(
         &self,
         rows: usize,
@@ -93,7 +99,7 @@ impl<W: Work, A> Waiting<W, A> {
     ) {
         while let Some(Some(calls)) = stop.run_until_cancelled(self.next(rows, bytes)).await {
             if AssertUnwindSafe(work(calls)).catch_unwind().await.is_err() {
-                tracing::error!("a panic in a batch of calls, which is passed on to each of them");
+                tracing::error!("panic in a batch of calls; each call of the batch panics");
             }
         }
     }
@@ -116,39 +122,43 @@ mod tests {
     }
 
     fn on_real<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {
-        let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("threads can be made");
+        let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("the runtime starts");
         tokio.block_on(async { test(Runtime::real()).await })
     }
 
-    const PATIENCE: Duration = Duration::from_secs(10);
+    const TIMEOUT: Duration = Duration::from_secs(10);
 
     #[test]
-    fn what_waits_goes_in_one_batch_up_to_its_limit() {
+    fn waiting_calls_form_batches_up_to_the_limit() {
         on_real(async |runtime| {
             let (queue, waiting) = queue::<Vec<u32>, usize>(100);
-            let asks = (0..6).map(|_| queue.ask(&runtime, PATIENCE, vec![0; 3]));
+            let calls = (0..6).map(|_| queue.submit(&runtime, TIMEOUT, vec![0; 3]));
             let (stop, batches) = (CancellationToken::new(), SyncMutex::new(Vec::new()));
             let serving = waiting.serve(7, usize::MAX, &stop, |calls| {
-                batches.lock().expect("nobody panics").push(calls.len());
+                batches.lock().expect("no holder of this lock panics").push(calls.len());
                 calls.into_iter().for_each(|call| {
                     let rows = call.work.len();
-                    call.answer(Ok(rows));
+                    call.respond(Ok(rows));
                 });
                 Box::pin(std::future::ready(()))
             });
-            let asking = async {
-                let answers = futures_util::future::join_all(asks).await;
+            let calling = async {
+                let responses = futures_util::future::join_all(calls).await;
                 stop.cancel();
-                answers
+                responses
             };
-            let ((), answers) = futures_util::future::join(serving, asking).await;
-            assert_eq!(answers, vec![Ok(3); 6]);
-            assert_eq!(batches.into_inner().expect("nobody panics"), [3, 3], "each goes beyond seven rows");
+            let ((), responses) = futures_util::future::join(serving, calling).await;
+            assert_eq!(responses, vec![Ok(3); 6]);
+            assert_eq!(
+                batches.into_inner().expect("no holder of this lock panics"),
+                [3, 3],
+                "each batch ends with the call that exceeds seven rows"
+            );
         });
     }
 
     #[test]
-    fn a_panic_meets_the_callers_of_its_batch_and_no_other() {
+    fn panic_reaches_only_the_callers_of_its_batch() {
         on_real(async |runtime| {
             let (queue, waiting) = queue::<Vec<u32>, u32>(100);
             let stop = CancellationToken::new();
@@ -156,24 +166,24 @@ mod tests {
                 Box::pin(async {
                     for call in calls {
                         let number = call.work[0];
-                        assert!(number != 2, "a bug, on purpose");
-                        call.answer(Ok(number));
+                        assert!(number != 2, "a deliberate bug");
+                        call.respond(Ok(number));
                     }
                 })
             });
-            let asking = async {
-                let ask = |number| AssertUnwindSafe(queue.ask(&runtime, PATIENCE, vec![number])).catch_unwind();
-                let asks = (1..=3).map(ask);
-                let answers = futures_util::future::join_all(asks).await;
+            let calling = async {
+                let submit = |number| AssertUnwindSafe(queue.submit(&runtime, TIMEOUT, vec![number])).catch_unwind();
+                let calls = (1..=3).map(submit);
+                let responses = futures_util::future::join_all(calls).await;
                 stop.cancel();
-                answers
+                responses
             };
-            let ((), answers) = futures_util::future::join(serving, asking).await;
-            let [Ok(Ok(1)), Err(_), Ok(Ok(3))] = &answers[..] else {
-                panic!("the second call alone fails: {answers:?}")
+            let ((), responses) = futures_util::future::join(serving, calling).await;
+            let [Ok(Ok(1)), Err(_), Ok(Ok(3))] = &responses[..] else {
+                panic!("only the second call fails: {responses:?}")
             };
             drop(waiting);
-            assert_eq!(queue.ask(&runtime, PATIENCE, vec![1]).await, Err(closed()));
+            assert_eq!(queue.submit(&runtime, TIMEOUT, vec![1]).await, Err(closed()));
         });
     }
 }

@@ -1,9 +1,12 @@
-//! History that is over for long: the runs of past days, and then the schedules that are over and have no run left.
+//! Deletion of old history: the runs of past days, and then the schedules that are over and have no run left.
 //!
-//! A day of runs goes at once, with its partition. The rest goes by index, in short transactions that wait for nobody.
+//! The runs of a day are deleted at once, by dropping their partition. Other rows are deleted by index, in short
+//! transactions that wait for no lock.
 //!
-//! Nothing of history goes while a row that was due before `before` is not done: its owner asks the records whether it was
-//! fired, and must find them.
+//! No history is deleted while a row that was due before `before` is not done: its owner needs the run records to
+//! recognise whether the row has fired.
+//!
+//! docs/decisions/0096-delete-history-by-daily-partitions.md gives the reasons for the design.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -16,17 +19,18 @@ use uuid::Uuid;
 
 use crate::connections::query;
 use crate::engine::Inner;
-use crate::partition::{Edge, Family, drop_unless, existing, has_work, says};
+use crate::partition::{Edge, Family, drop_unless, existing, has_work, is_true};
 use crate::rows::{limit_number, uuid};
 
-/// How long rows are deleted in one turn; the next goes on.
+/// Longest time of deletions in one turn. The next turn continues.
 const TURN: Duration = Duration::from_secs(30);
-/// Rows that are looked at in one statement, and that go in one transaction.
+/// Number of rows that one statement reads, and that one transaction deletes.
 const PAGE: usize = 1_000;
 
-/// Schedules that were over before $1, from the one after ($2, $3) on, and whether anything of each is left: a run, or a row
-/// that is later than its instant (a retry, or what was put off) and not done. Neither is nominally later than the end, by
-/// clocks that agree to a day: runs are then looked for in few partitions, and late rows one by one, not by a hash of all.
+/// Selects schedules that were over before $1, starting after ($2, $3), and whether anything of each is left: a run, or
+/// a row that is later than its instant (a retry or a deferred row) and not done. Neither is nominally more than a day
+/// later than the end of the schedule, if clocks agree to a day. The query therefore searches few partitions for runs,
+/// and looks up late rows one by one instead of hashing all.
 const OVER: &str = "
     select s.ended_at, s.incarnation,
         exists (
@@ -42,7 +46,8 @@ const OVER: &str = "
     from reveille.schedule s
     where s.status <> 0 and s.ended_at < $1 and (s.ended_at, s.incarnation) > ($2, $3)
     order by s.ended_at, s.incarnation limit $4";
-/// Those of $1 that are over still. One that somebody holds stays for the next time.
+/// Deletes the schedules of $1 that are still over. A schedule that another transaction has locked stays until the next
+/// turn.
 const FORGET_SCHEDULES: &str = "
     delete from reveille.schedule where incarnation in (
         select incarnation from reveille.schedule
@@ -61,7 +66,7 @@ const FORGET_REST: &str = "
     where r.incarnation = o.incarnation and r.nominal = o.nominal and r.version = o.version
     returning r.incarnation";
 
-/// Up to where the schedules that are over have been looked at: what is before it stayed.
+/// Position of the sweep over ended schedules. Schedules before it were kept.
 pub(crate) struct Sweep(Mutex<(i64, Uuid)>);
 
 impl Default for Sweep {
@@ -83,23 +88,23 @@ impl Sweep {
 }
 
 impl Inner {
-    /// Forgets what was over before `before`, which was reckoned when the clock showed `now`. How many partitions and rows
-    /// went; if any did, there may be more.
+    /// Deletes history that was over before `before`, which was computed when the clock showed `now`. Returns the
+    /// number of dropped partitions and deleted rows; if it is not 0, there may be more to delete.
     pub(crate) async fn forget(&self, now: Timestamp, before: Timestamp) -> Result<u64, Failure> {
-        let session = self.historian.session().await?;
+        let session = self.history_link.session().await?;
         let rows = query(&session, "select (extract(epoch from clock_timestamp()) * 1000)::bigint", &[]).await?;
         let database = rows.first().map_or(0, |row| row.get(0));
         let before = before_by_both(now, before, Timestamp::from_millis(database));
         for family in Family::DUE {
             for partition in existing(&session, family, Edge::Start, before).await? {
-                if says(&session, &has_work(&partition, before)).await? {
-                    tracing::warn!(partition, "no history is forgotten while rows that were due long ago are not done");
+                if is_true(&session, &has_work(&partition, before)).await? {
+                    tracing::warn!(partition, "history is not deleted: rows that were due long ago are not done");
                     return Ok(0);
                 }
             }
         }
         let until = self.runtime.monotonic() + TURN;
-        // One that fails does not keep the others from their part.
+        // A part that fails does not prevent the other parts.
         let parts = [
             self.forget_runs(&session, before).await,
             self.forget_rest(&session, before, until).await,
@@ -113,7 +118,7 @@ impl Inner {
         let mut dropped = Vec::new();
         for partition in existing(session, Family::Runs, Edge::End, before).await? {
             let drop = async {
-                // What no vacuum has summarised, a look at `written_at` reads whole.
+                // Without a summary, the query on `written_at` would read every block that no vacuum has summarised.
                 let summarise = format!(
                     "select count(brin_summarize_new_values(i.indexrelid))
                      from pg_index i join pg_class c on c.oid = i.indexrelid join pg_am a on a.oid = c.relam
@@ -125,7 +130,7 @@ impl Inner {
                          or exists (select from reveille.{partition} where written_at >= {})",
                     before.as_millis()
                 );
-                let _alone = self.making_partitions.lock().await;
+                let _lock = self.making_partitions.lock().await;
                 drop_unless(session, Family::Runs, &partition, &is_needed).await
             };
             dropped.push(drop.await.map(u64::from));
@@ -135,19 +140,19 @@ impl Inner {
 
     async fn forget_rest(&self, session: &Session, before: Timestamp, until: Monotonic) -> Result<u64, Failure> {
         let before = before.as_millis();
-        let mut forgotten = 0;
+        let mut deleted = 0;
         while self.runtime.monotonic() < until {
             match query(session, FORGET_REST, &[&before, &limit_number(PAGE)]).await?.len() {
                 0 => break,
-                gone => forgotten += gone,
+                deleted_rows => deleted += deleted_rows,
             }
         }
-        Ok(count(forgotten))
+        Ok(count(deleted))
     }
 
     async fn forget_schedules(&self, session: &Session, before: Timestamp, until: Monotonic) -> Result<u64, Failure> {
         let before = before.as_millis();
-        let mut forgotten = 0;
+        let mut deleted = 0;
         while self.runtime.monotonic() < until {
             let (ended_at, incarnation) = self.sweep.get();
             let page = query(session, OVER, &[&before, &ended_at, &incarnation, &limit_number(PAGE)]).await?;
@@ -158,28 +163,29 @@ impl Inner {
             let is_over = |row: &&Row| !row.get::<_, bool>(2);
             let over: Vec<Uuid> = page.iter().filter(is_over).map(|row| row.get(1)).collect();
             if !over.is_empty() {
-                forgotten += query(session, FORGET_SCHEDULES, &[&over, &before]).await?.len();
+                deleted += query(session, FORGET_SCHEDULES, &[&over, &before]).await?.len();
             }
             self.sweep.set((last.get(0), last.get(1)));
         }
-        Ok(count(forgotten))
+        Ok(count(deleted))
     }
 
     async fn forget_asked(&self, session: &Session, before: Timestamp, until: Monotonic) -> Result<u64, Failure> {
         let before = uuid(Incarnation::new(before, 0));
         let mut last = Uuid::nil();
-        let mut forgotten = 0;
+        let mut deleted = 0;
         while self.runtime.monotonic() < until {
-            let gone = query(session, FORGET_ASKED, &[&last, &before, &limit_number(PAGE)]).await?;
-            let Some(highest) = gone.iter().map(|row| row.get(0)).max() else { break };
+            let deleted_rows = query(session, FORGET_ASKED, &[&last, &before, &limit_number(PAGE)]).await?;
+            let Some(highest) = deleted_rows.iter().map(|row| row.get(0)).max() else { break };
             last = highest;
-            forgotten += gone.len();
+            deleted += deleted_rows.len();
         }
-        Ok(count(forgotten))
+        Ok(count(deleted))
     }
 }
 
-/// A clock that has leapt ahead, which nobody may have noticed yet, forgets nothing that the database's would not.
+/// Returns the earlier limit of the member's and the database's clock. A clock that jumped ahead unnoticed therefore
+/// deletes nothing that the database's clock would keep.
 fn before_by_both(now: Timestamp, before: Timestamp, database: Timestamp) -> Timestamp {
     let ahead = now.as_millis().saturating_sub(database.as_millis());
     before - Duration::from_millis(u64::try_from(ahead).unwrap_or(0))
@@ -194,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clock_that_leapt_ahead_forgets_no_more_than_the_databases() {
+    fn clock_that_jumped_ahead_deletes_no_extra_history() {
         let (database, month) = (Timestamp::from_millis(1_800_000_000_000), Duration::from_secs(30 * 86_400));
         let year_ahead = database + Duration::from_secs(365 * 86_400);
         assert_eq!(before_by_both(year_ahead, year_ahead - month, database), database - month);

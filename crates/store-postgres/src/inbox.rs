@@ -1,9 +1,12 @@
-//! Schedules that applications ask for inside their own transactions, by `reveille.schedule` and `reveille.cancel`.
+//! Schedules that applications request inside their own transactions, by `reveille.schedule` and `reveille.cancel`.
 //!
-//! Reading takes nothing away: an entry stays until [`PostgresStore::inbox_done`], after what it asks for is durable. So
-//! an entry may be read twice, by a member that came after one that died; making its schedule again is harmless, because it
-//! has the entry's incarnation. Entries of one transaction come in the order of its calls; of two transactions that
-//! overlapped, in any. Whether a spec is valid is not looked at here.
+//! Reading deletes nothing. An entry stays until [`PostgresStore::inbox_done`], which the reader calls after the effect
+//! of the entry is durable. A member may therefore read an entry that an earlier member has already processed. Creating
+//! its schedule again is harmless, because the schedule has the entry's incarnation. Entries of one transaction come in
+//! the order of its calls. Entries of two overlapping transactions come in any order. The inbox does not validate
+//! specs.
+//!
+//! docs/decisions/0095-accept-schedules-through-an-inbox.md gives the reasons for the design.
 
 use domain::Incarnation;
 use postgres_client::tokio_postgres::Row;
@@ -14,16 +17,18 @@ use crate::engine::PostgresStore;
 use crate::error::store_error;
 use crate::rows::limit_number;
 
+/// A request of an application.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct InboxEntry {
-    /// For [`PostgresStore::inbox_done`].
+    /// Number of the entry, for [`PostgresStore::inbox_done`].
     pub number: i64,
-    /// A tenant's name, and an id: both have the form of [`domain::ScheduleId`], and need not exist.
+    /// Name of a tenant. It has the form of a [`domain::ScheduleId`], as `id` does. The tenant and the schedule need
+    /// not exist.
     pub tenant: String,
     pub id: String,
-    /// The one to make the schedule with.
+    /// Incarnation of the schedule to create.
     pub incarnation: Incarnation,
-    /// The JSON text of an object, at most 128 KiB; `None`: the schedule is to be cancelled.
+    /// JSON text of an object, at most 128 KiB; `None` cancels the schedule.
     pub spec: Option<String>,
 }
 
@@ -31,19 +36,19 @@ const READ: &str = "select number, tenant, id, incarnation, spec::text from reve
 const DONE: &str = "delete from reveille.inbox where number = any($1::bigint[])";
 
 impl PostgresStore {
-    /// The oldest entries whose transactions have committed.
+    /// Returns the oldest entries whose transactions have committed.
     ///
     /// # Errors
-    /// If the server cannot be reached or refuses.
+    /// If the server is unreachable or rejects the statement.
     pub async fn inbox(&self, limit: usize) -> Result<Vec<InboxEntry>, StoreError> {
         let rows = self.inner().readers.query(READ, &[&limit_number(limit)]).await.map_err(store_error)?;
         Ok(rows.iter().map(entry_of).collect())
     }
 
-    /// Forgets entries that have been obeyed, or refused for good.
+    /// Deletes entries that have been processed or finally rejected.
     ///
     /// # Errors
-    /// If the server cannot be reached or refuses.
+    /// If the server is unreachable or rejects the statement.
     pub async fn inbox_done(&self, numbers: Vec<i64>) -> Result<(), StoreError> {
         self.inner().readers.query(DONE, &[&numbers]).await.map(drop).map_err(store_error)
     }

@@ -1,20 +1,23 @@
-//! The store port on PostgreSQL, 14 or later, which is the only thing that several members of a cluster need to share.
+//! The store port on PostgreSQL 14 or later. The database is the only resource that the members of a cluster need to
+//! share.
 //!
-//! Several processes use one database at once. What any member writes (creations, marks) goes in without locks but those
-//! of its own rows; what an owner writes goes in under the row of its shard, locked FOR SHARE, and its term. So of a write
-//! and a take at once one waits for the other, and nothing of an older term takes effect once a newer one was answered.
+//! Several processes use one database concurrently. Writes of any member (creates, cancellation records) lock only
+//! their own rows. An owner's write locks the row of its shard FOR SHARE and compares terms in the same transaction. Of
+//! a concurrent write and take, one waits for the other, so no write under an older term takes effect after a newer
+//! term was returned.
 //!
-//! Row write and look at `closed` are two transactions on purpose: a row that is behind is left to its creator
-//! ([`store::Placed::settled`]). A mark cancels by itself. Due rows and runs are partitioned by time, and dropped by the partition ([`store::Store::maintain`]).
+//! The row write and the read of `closed` are two separate transactions. The creator moves a row that is at or before
+//! `closed` ([`store::Placed::settled`]). A cancellation record cancels in the same step. Due rows and runs are
+//! partitioned by time, and the store drops whole partitions ([`store::Store::maintain`]).
 //!
-//! What this does not do: it elects nobody (that is `coordination`), keeps no cache of rows, and never reads a clock for a
-//! decision but for where a row is kept, and what is history.
+//! Non-goals: the crate elects no owner (see `coordination`), caches no rows, and reads a clock only to choose a
+//! partition and to delete history.
 //!
-//! Always true here: what was answered is committed, synchronously; every wait has a limit; a call whose connection ended
-//! fails with [`store::StoreError::Unavailable`], and may have taken effect; connections come back by themselves.
+//! Invariants: an acknowledged write was committed synchronously. Every wait has a limit. A call whose connection ended
+//! fails with [`store::StoreError::Unavailable`], and may have taken effect. Connections reconnect by themselves.
 
-mod arrivals;
 mod cancel;
+mod cancellations;
 mod connections;
 mod create;
 mod due;
@@ -23,8 +26,8 @@ mod error;
 mod gather;
 mod history;
 mod inbox;
+mod insert_log;
 mod listing;
-mod marks;
 mod options;
 mod ownership;
 mod partition;

@@ -1,5 +1,5 @@
-//! What schedules are listed by: an index over all of a tenant's, and a row for each label, which the database keeps itself
-//! (migration 0005). Here is what reads them, and what gives labels to the schedules of before.
+//! Listings of schedules. The database maintains an index over all schedules of a tenant, and a row for each label
+//! (migration 0005). This module reads them, and adds the labels of schedules from earlier builds.
 
 use domain::{Incarnation, TenantId};
 use postgres_client::tokio_postgres::Row;
@@ -13,7 +13,7 @@ use crate::engine::Inner;
 use crate::error::{OpenError, store_error};
 use crate::rows::{label_number, labels_column, limit_number, status_number, uuid};
 
-/// By status, as the index has it: of each a page, of which the first make one.
+/// Reads a page for each status, in the order of the index, and merges the three pages.
 const ALL: &str = "
     select incarnation from (
         (select incarnation from reveille.schedule
@@ -34,14 +34,14 @@ const UNLABELLED: &str = "select incarnation, spec from reveille.schedule
     where incarnation > $1 order by incarnation limit $2";
 const LABEL: &str = "update reveille.schedule s set labels = i.labels::bigint[]
     from unnest($1::uuid[], $2::text[]) as i (incarnation, labels) where s.incarnation = i.incarnation";
-const LABELLED_AT_ONCE: usize = 2_000;
+const LABEL_BATCH: usize = 2_000;
 
 impl Inner {
     pub(crate) async fn list(&self, read: &ListRead) -> Result<ListPage, StoreError> {
         let ListRead { tenant: TenantId(tenant), by, after, limit } = *read;
         let tenant = i64::from(tenant);
         let after = uuid(after.unwrap_or(Incarnation(0)));
-        // One more tells whether there are more.
+        // One extra row shows whether there are more.
         let rows_max = limit_number(limit) + 1;
         let rows = match by {
             ListBy::All => self.readers.query(ALL, &[&tenant, &after, &rows_max]).await,
@@ -61,20 +61,21 @@ impl Inner {
     }
 }
 
-/// Gives every schedule the column that builds before version 5 did not write.
+/// Fills the column `labels` of every schedule, which builds before version 5 did not write.
 pub(crate) async fn label_all(session: &Session) -> Result<(), OpenError> {
     let mut last = Uuid::nil();
     loop {
-        let rows = query(session, UNLABELLED, &[&last, &limit_number(LABELLED_AT_ONCE)]).await?;
+        let rows = query(session, UNLABELLED, &[&last, &limit_number(LABEL_BATCH)]).await?;
         let Some(row) = rows.last() else { return Ok(()) };
         last = row.get(0);
         let (mut incarnations, mut labels): (Vec<Uuid>, Vec<String>) = (Vec::new(), Vec::new());
         for row in &rows {
             let incarnation: Uuid = row.get(0);
             let spec = schedule::decode_spec(&bytes::Bytes::copy_from_slice(row.get(1)));
-            // One that cannot be read is told by whoever asks for it; it must not keep the others from a new version.
-            let Ok(spec) = spec.inspect_err(|error| tracing::warn!(%incarnation, %error, "a schedule has no labels"))
-            else {
+            // A read of a damaged schedule reports the damage. It must not prevent the migration.
+            let Ok(spec) = spec.inspect_err(
+                |error| tracing::warn!(%incarnation, %error, "labels of a damaged schedule cannot be migrated"),
+            ) else {
                 continue;
             };
             if let Some(column) = labels_column(&spec) {

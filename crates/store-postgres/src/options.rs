@@ -1,31 +1,31 @@
-//! How a store uses its server.
+//! Options for the use of the server.
 
 use std::time::Duration;
 
 #[derive(Clone)]
 pub struct Options {
-    /// The id of the cluster that must be in the database; any if not given.
+    /// Id of the cluster that the database must contain. Default: any cluster.
     pub cluster: Option<String>,
-    /// Instead of one in the URL.
+    /// Password that replaces the one in the URL.
     pub password: Option<String>,
-    /// Default 5 s.
+    /// Longest time to establish a connection. Default 5 s.
     pub connect_timeout: Duration,
-    /// The longest statement. Default 10 s; too short fails large batches, too long lets a call hang on a server that is
-    /// gone.
+    /// Longest duration of a statement. Default 10 s. Too short: large batches fail. Too long: a call hangs when the
+    /// server is gone.
     pub statement_timeout: Duration,
-    /// Connections that write creations, each with one transaction under way. Default 2; more sync more often, fewer leave
-    /// the server idle while one transaction syncs.
+    /// Number of connections for creates, each with one transaction under way. Default 2. Too many: more syncs. Too
+    /// few: the server is idle while one transaction syncs.
     pub creator_connections: usize,
-    /// Connections for the transactions of owners, and for cancellations. Default 3.
+    /// Number of connections for the transactions of owners and for cancellations. Default 3.
     pub owner_connections: usize,
-    /// Connections that reads share. Default 2.
+    /// Number of connections that reads share. Default 2.
     pub reader_connections: usize,
-    /// The most rows of one transaction of creations. Default 1,000; it bounds a read of arrivals, too.
+    /// Maximum number of rows in one transaction of creates. Default 1,000. It also bounds one read of the insert logs.
     pub batch_rows: usize,
-    /// The most payload bytes of one. Default 4 MiB.
+    /// Maximum payload bytes of one transaction of creates. Default 4 MiB.
     pub batch_bytes: usize,
-    /// Creations that wait, in calls, before further calls wait at the door; as many owners' writes, and cancellations.
-    /// Default 10,000.
+    /// Maximum number of waiting calls in each queue (creates, owners' writes, cancellations). Further calls wait for a
+    /// free slot. Default 10,000.
     pub queue_calls: usize,
 }
 
@@ -55,12 +55,13 @@ impl Options {
             connect_timeout: self.connect_timeout,
             statement_timeout: self.statement_timeout,
             settings: vec![
-                // What is answered is durable, whatever the database's default is.
+                // Acknowledged writes are durable, whatever the database's default is.
                 setting("synchronous_commit", "on"),
                 setting("default_transaction_isolation", "read committed"),
-                // A member that is paused within a transaction does not keep its successor waiting.
+                // A member that is paused within a transaction does not block its successor.
                 ("idle_in_transaction_session_timeout", (self.statement_timeout.as_millis() / 4).to_string()),
-                // Each statement has one good plan, by index. Statistics lag behind tables that fill and empty so fast.
+                // Each statement has one good plan, by index. The statistics lag behind, because these tables fill and
+                // empty quickly.
                 setting("plan_cache_mode", "force_generic_plan"),
                 setting("enable_seqscan", "off"),
                 setting("enable_bitmapscan", "off"),

@@ -1,15 +1,15 @@
-//! Terms, and what one owner tells the next.
+//! Terms, and the attempts that one owner hands over to the next.
 
 use std::collections::BTreeMap;
 
 use domain::{ShardId, Term};
-use store::{HandOver, HandedOver, StoreError, WriteRefusal};
+use store::{HandOver, HandedOver, StoreError, WriteRejection};
 use stored::hand_over;
 
 use crate::engine::Inner;
 use crate::error::store_error;
 
-/// In the order in which owners' writes lock them.
+/// Locks the shards in the same order as owners' writes.
 const TAKE: &str = "with locked as (
         select s.shard, i.times from unnest($1::smallint[], $2::bigint[]) as i (shard, times)
         join reveille.shard s on s.shard = i.shard order by s.shard for update of s
@@ -34,7 +34,7 @@ impl Inner {
         let (numbers, counts): (Vec<i16>, Vec<i64>) =
             times.iter().map(|(shard, times)| (shard.0.cast_signed(), *times)).unzip();
         let rows = self.takers.query(TAKE, &[&numbers, &counts]).await.map_err(store_error)?;
-        // The first of the new terms of each shard.
+        // The first new term of each shard.
         let mut next: BTreeMap<ShardId, i64> = BTreeMap::new();
         for row in &rows {
             let shard = ShardId(row.get::<_, i16>(0).cast_unsigned());
@@ -49,15 +49,15 @@ impl Inner {
         shards.iter().map(term).collect::<Option<Vec<Term>>>().ok_or_else(missing)
     }
 
-    pub(crate) async fn hand_over(&self, lists: Vec<HandOver>) -> Result<Vec<Result<(), WriteRefusal>>, StoreError> {
+    pub(crate) async fn hand_over(&self, lists: Vec<HandOver>) -> Result<Vec<Result<(), WriteRejection>>, StoreError> {
         if lists.is_empty() {
             return Ok(Vec::new());
         }
-        // The last of a shard is the one that stays.
+        // If a shard has several lists, the last one stays.
         let mut last: BTreeMap<(ShardId, Term), Vec<u8>> = BTreeMap::new();
         for HandOver { shard, term, attempts } in &lists {
             let of_shard = attempts.iter().all(|attempt| attempt.poller.shard() == *shard);
-            assert!(of_shard, "an attempt is handed over with its own shard: {shard:?}");
+            assert!(of_shard, "an attempt is handed over with the shard of its poller: {shard:?}");
             last.insert((*shard, *term), hand_over::encode(attempts));
         }
         let mut columns = (Vec::new(), Vec::new(), Vec::new());
@@ -68,11 +68,11 @@ impl Inner {
         }
         let rows = self.takers.query(HAND_OVER, &[&columns.0, &columns.1, &columns.2]).await.map_err(store_error)?;
         let written: BTreeMap<i16, i64> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
-        let answer = |list: &HandOver| {
+        let response = |list: &HandOver| {
             let under = written.get(&list.shard.0.cast_signed());
-            if under == Some(&list.term.0.cast_signed()) { Ok(()) } else { Err(WriteRefusal::Superseded) }
+            if under == Some(&list.term.0.cast_signed()) { Ok(()) } else { Err(WriteRejection::Superseded) }
         };
-        Ok(lists.iter().map(answer).collect())
+        Ok(lists.iter().map(response).collect())
     }
 
     pub(crate) async fn handed_over(&self, shards: &[ShardId]) -> Result<Vec<Vec<HandedOver>>, StoreError> {

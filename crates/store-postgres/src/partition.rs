@@ -1,8 +1,11 @@
-//! Partitions of the due rows and of the runs: which row belongs where, making them in time, dropping those that nobody needs.
+//! Partitions of the due rows and of the runs: the partition of each row, and the creation and removal of partitions.
 //!
-//! A due row for one of the days to come goes to a partition of that day, a later one to a wide partition. Days that are done
-//! can then be dropped soon, and ten years ahead are few partitions. Which it is depends on when a row is written, so the
-//! two families of due partitions may hold the same stretch of time; whoever reads, reads both.
+//! A due row for one of the coming days goes to a partition of that day, a later row to a wide partition. The
+//! partitions of days that are done can then be dropped soon, and rows for ten years ahead need few partitions. The
+//! family depends on the time of the write, so both families of due partitions may cover the same time, and a reader
+//! reads both.
+//!
+//! docs/decisions/0092-partition-due-rows-by-day.md gives the reasons for the design.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::{Mutex, PoisonError};
@@ -13,30 +16,31 @@ use postgres_client::tokio_postgres::SimpleQueryMessage;
 use postgres_client::{Failure, Session};
 
 const DAY: i64 = 86_400_000;
-/// Of a wide partition.
+/// Width of a wide partition.
 const WEEKS: i64 = 16 * 7 * DAY;
-/// How far ahead of its writing a row is one of the days to come.
+/// Longest time ahead of its write for which a row goes to the partition of its day.
 const NEAR: Duration = Duration::from_secs(8 * 86_400);
-/// How long ago a run's instant is, at most, for its day to get a partition of its own: those of before are few, and their
-/// days may be any.
+/// Longest time since a run's instant for which its day gets its own partition. Older runs are few, and their days are
+/// arbitrary.
 const RUNS_BACK: Duration = Duration::from_secs(8 * 86_400);
-/// How long who makes or drops a partition waits for a lock, and everybody else for that one; there is another time.
+/// Longest wait for a lock when a partition is created or dropped. Other sessions wait behind this lock request. The
+/// operation is retried later.
 const LOCK_WAIT: &str = "100ms";
-/// Keeps two who make partitions apart, and those who drop them.
+/// Advisory lock of sessions that create or drop partitions.
 const LOCK: i64 = 0x5265_7665_696c_6c66;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) enum Family {
     Near,
     Far,
-    /// By their nominal instants.
+    /// Runs, by their nominal instants.
     Runs,
 }
 
 impl Family {
     pub(crate) const DUE: [Family; 2] = [Family::Near, Family::Far];
 
-    /// Of a due row that is written at `now`.
+    /// Returns the family of a due row that is written at `now`.
     pub(crate) fn of(position: Timestamp, now: Timestamp) -> Self {
         if position < now + NEAR { Family::Near } else { Family::Far }
     }
@@ -57,7 +61,7 @@ impl Family {
     }
 }
 
-/// Positions, or nominal instants, from `start`, included, to `end`, not included.
+/// Partition of the positions, or nominal instants, from `start` (inclusive) to `end` (exclusive).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct Partition {
     pub(crate) family: Family,
@@ -70,7 +74,7 @@ impl Partition {
         Partition { family, start: position.as_millis().div_euclid(width) * width }
     }
 
-    /// Of a run; `None` if it is with the rest.
+    /// Returns the partition of a run; `None` if it goes to the default partition.
     pub(crate) fn of_run(nominal: Timestamp, now: Timestamp) -> Option<Self> {
         let own = now - RUNS_BACK..now + Duration::from_secs(86_400);
         own.contains(&nominal).then(|| Partition::of(Family::Runs, nominal))
@@ -80,16 +84,16 @@ impl Partition {
         self.start.saturating_add(self.family.width())
     }
 
-    /// With the first day in it, for whoever looks at the database.
+    /// Returns the table name. It contains the first day of the partition, for people who read the database.
     fn name(self) -> String {
         let day = jiff::Timestamp::from_millisecond(self.start).map(|start| start.strftime("%Y_%m_%d").to_string());
         let day = day.unwrap_or_else(|_| format!("day_{}", self.start.div_euclid(DAY)).replace('-', "minus_"));
         format!("{}_{day}", self.family.table())
     }
 
-    /// Made beside its table, and then attached: that does not wait for those who read and write there. Nothing is made of
-    /// what is in another partition already.
-    fn make(self) -> String {
+    /// Returns statements that create the partition as a separate table and then attach it, which does not wait for
+    /// readers and writers. They create nothing if another partition already contains rows of this range.
+    fn create_statements(self) -> String {
         let (name, table, start, end) = (self.name(), self.family.table(), self.start, self.end());
         let rest = match self.family {
             Family::Near | Family::Far => "false".to_owned(),
@@ -114,7 +118,7 @@ impl Partition {
     }
 }
 
-/// What this process knows to be there.
+/// Partitions that this process knows to exist.
 #[derive(Default)]
 pub(crate) struct Partitions {
     known: Mutex<HashSet<Partition>>,
@@ -126,20 +130,20 @@ impl Partitions {
         wanted.iter().filter(|partition| !known.contains(partition)).copied().collect()
     }
 
-    /// After a statement met no partition: another member has dropped one.
+    /// Clears the known partitions, after a statement found no partition because another member dropped it.
     pub(crate) fn forget(&self) {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    /// Makes those that are not there, in a transaction of its own on `session`, which has none under way.
+    /// Creates missing partitions, each in its own transaction on `session`, which must have no transaction under way.
     pub(crate) async fn make(&self, session: &Session, wanted: &[Partition]) -> Result<(), Failure> {
         for partition in wanted {
             let make = format!(
                 "begin; select pg_advisory_xact_lock({LOCK}); set local lock_timeout = '{LOCK_WAIT}'; {} commit",
-                partition.make()
+                partition.create_statements()
             );
-            let made = session.within(session.client().batch_execute(&make)).await;
-            if let Err(failure) = made {
+            let created = session.within(session.client().batch_execute(&make)).await;
+            if let Err(failure) = created {
                 session.within(session.client().batch_execute("rollback")).await?;
                 return Err(failure);
             }
@@ -148,15 +152,15 @@ impl Partitions {
         Ok(())
     }
 
-    /// Makes the partitions of the days to come, and drops the due ones that end at or before `now` and hold no row after
-    /// its poller's `done`. How many were dropped.
+    /// Creates the partitions of the coming days. Drops the partitions of due rows that end at or before `now` and
+    /// contain no row after its poller's `done`. Returns the number of dropped partitions.
     pub(crate) async fn maintain(&self, session: &Session, now: Timestamp) -> Result<u64, Failure> {
         let days = 0..=NEAR.as_secs() / 86_400 + 1;
         let wanted = days.map(|day| Partition::of(Family::Near, now + Duration::from_secs(day * 86_400))).collect();
         self.make(session, &self.missing(&wanted)).await?;
         let wanted = [now, now + Duration::from_secs(86_400)].map(|day| Partition::of(Family::Runs, day)).into();
         if let Err(failure) = self.make(session, &self.missing(&wanted)).await {
-            tracing::warn!(%failure, "a day of runs has no partition of its own yet");
+            tracing::warn!(%failure, "partition for a day of runs could not be created; retrying later");
         }
         let mut dropped = 0;
         for family in Family::DUE {
@@ -169,7 +173,7 @@ impl Partitions {
     }
 }
 
-/// Of a partition, as PostgreSQL writes it: `FOR VALUES FROM ('1') TO ('2')`.
+/// Edge of a partition, in PostgreSQL's form `FOR VALUES FROM ('1') TO ('2')`.
 #[derive(Clone, Copy)]
 pub(crate) enum Edge {
     Start,
@@ -177,7 +181,7 @@ pub(crate) enum Edge {
 }
 
 impl Edge {
-    /// Of the partition `c` in `pg_class`; null if it has none.
+    /// Returns an expression for the bound of the partition `c` in `pg_class`; null if it has none.
     fn bound(self) -> String {
         let word = match self {
             Edge::Start => "FROM",
@@ -187,7 +191,7 @@ impl Edge {
     }
 }
 
-/// The partitions of `family` that start, or end, at or before `until`, by name, the oldest first.
+/// Returns the names of the partitions of `family` that start, or end, at or before `until`, the oldest first.
 pub(crate) async fn existing(
     session: &Session,
     family: Family,
@@ -205,18 +209,19 @@ pub(crate) async fn existing(
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
-/// Drops it, unless the query `is_needed` says yes; whether it is gone.
+/// Drops a partition, unless the query `is_needed` returns true. Returns whether the partition is gone.
 pub(crate) async fn drop_unless(
     session: &Session,
     family: Family,
     partition: &str,
     is_needed: &str,
 ) -> Result<bool, Failure> {
-    if says(session, is_needed).await? {
+    if is_true(session, is_needed).await? {
         return Ok(false);
     }
-    // Somebody may have written there since: once nobody else can, look again. Readers and writers lock the table first, as
-    // here, and hold it for moments; who has the partition alone (a vacuum, a dump) may hold it for long, and is not waited for.
+    // Another session may have written rows since, so the query runs again under an exclusive lock. Readers and writers
+    // lock the table first, as here, and hold it only briefly. A session that locks only the partition (a vacuum, a
+    // dump) may hold the lock for long, so this statement does not wait for it.
     let drop = format!(
         "begin; select pg_advisory_xact_lock({LOCK});
          set local lock_timeout = '{LOCK_WAIT}'; set local enable_bitmapscan = on;
@@ -227,21 +232,21 @@ pub(crate) async fn drop_unless(
         family.table()
     );
     match session.within(session.client().batch_execute(&drop)).await {
-        Ok(()) => says(session, &format!("select to_regclass('reveille.{partition}') is null")).await,
+        Ok(()) => is_true(session, &format!("select to_regclass('reveille.{partition}') is null")).await,
         Err(failure) => {
             session.within(session.client().batch_execute("rollback")).await?;
-            // The next round tries again.
+            // The next call tries again.
             if failure.is_conflict() { Ok(false) } else { Err(failure) }
         }
     }
 }
 
-/// The answer of a query that says yes or no.
-pub(crate) async fn says(session: &Session, query: &str) -> Result<bool, Failure> {
-    let asking = format!("begin; set local enable_bitmapscan = on; {query}; commit");
-    let answers = session.within(session.client().simple_query(&asking)).await;
-    match answers {
-        Ok(answers) => Ok(answers.iter().any(|answer| match answer {
+/// Returns the result of a query that returns true or false.
+pub(crate) async fn is_true(session: &Session, query: &str) -> Result<bool, Failure> {
+    let statements = format!("begin; set local enable_bitmapscan = on; {query}; commit");
+    let responses = session.within(session.client().simple_query(&statements)).await;
+    match responses {
+        Ok(responses) => Ok(responses.iter().any(|response| match response {
             SimpleQueryMessage::Row(row) => row.get(0) == Some("t"),
             _ => false,
         })),
@@ -252,8 +257,8 @@ pub(crate) async fn says(session: &Session, query: &str) -> Result<bool, Failure
     }
 }
 
-/// Asks whether a due partition has a row at or before `until` and after its poller's `done`. Looks at the last such row of
-/// each poller only, from one to the next by index.
+/// Returns a query for whether a due partition has a row at or before `until` and after its poller's `done`. It reads
+/// only the last such row of each poller, from poller to poller by index.
 pub(crate) fn has_work(partition: &str, until: Timestamp) -> String {
     format!(
         "with recursive poller (poller) as (
@@ -278,7 +283,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_belongs_to_the_partition_around_it() {
+    fn partition_contains_the_position_of_its_row() {
         let now = Timestamp::from_millis(1_800_000_000_123);
         let soon = now + Duration::from_secs(3_600);
         let late = now + Duration::from_secs(400 * 86_400);

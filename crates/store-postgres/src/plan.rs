@@ -1,7 +1,8 @@
-//! What an owner's batch, or creations that meet what is there, make of the rows that were read: pure, item by item.
+//! Decisions for an owner's batch, or for creates whose rows exist already. They are pure functions of the rows that
+//! were read, item by item.
 //!
-//! Each item sees what the items before it have changed. What comes of all of them is in [`Plan::changes`], each row once,
-//! as it is in the end.
+//! Each item sees the changes of the items before it. [`Plan::changes`] contains the result of all items, with each row
+//! once, in its final state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,21 +10,21 @@ use std::sync::Arc;
 use domain::limits::ATTEMPTS_KEPT;
 use domain::occurrence::Run;
 use domain::{
-    DueKey, Edition, Incarnation, Occurrence, PollerId, Revision, RunState, Schedule, ScheduleId, Seen, ShardId,
-    Status, TenantId, Term,
+    DueKey, Incarnation, Occurrence, PollerId, Precondition, Revision, RunState, Schedule, ScheduleId, ScheduleVersion,
+    ShardId, Status, TenantId, Term,
 };
-use store::{Change, Insert, Inserted, OwnerWrite, Placed, Positions, WriteRefusal, Written};
+use store::{Change, Insert, Inserted, OwnerWrite, Placed, Positions, WriteRejection, Written};
 
 use crate::rows::Head;
 
-/// What has to be read for a batch.
+/// Rows that must be read for a batch.
 #[derive(Default, Debug)]
 pub(crate) struct Needs {
     pub(crate) shards: BTreeSet<ShardId>,
     pub(crate) names: BTreeSet<(TenantId, ScheduleId)>,
-    /// Schedules, those included that are there only if a batch is tried again.
+    /// Schedules to read, including those that exist only if the batch repeats an earlier one.
     pub(crate) incarnations: BTreeSet<Incarnation>,
-    /// Those of [`Needs::incarnations`] that inserts and puts came with.
+    /// Incarnations of inserts and puts, which are also in [`Needs::incarnations`].
     pub(crate) asked: BTreeSet<Incarnation>,
     pub(crate) occurrences: BTreeSet<Occurrence>,
 }
@@ -60,7 +61,7 @@ impl Needs {
         self.names.insert((*tenant, id.clone()));
         self.incarnations.insert(*incarnation);
         self.asked.insert(*incarnation);
-        // Whoever has an id by having been made with it.
+        // The schedule whose server-made id this is.
         self.incarnations.extend(id.to_incarnation());
     }
 
@@ -73,35 +74,35 @@ impl Needs {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct KnownRun {
     pub(crate) is_final: bool,
-    /// Failed, and not redriven.
+    /// True for a failed run that was not redriven.
     pub(crate) is_dead: bool,
 }
 
-/// The rows as they were read, and then as the items change them.
+/// Rows as they were read, and then as the items change them.
 #[derive(Default, Debug)]
 pub(crate) struct Plan {
     pub(crate) terms: BTreeMap<ShardId, Term>,
     pub(crate) heads: BTreeMap<Incarnation, Head>,
-    /// Who has each chosen id.
+    /// Schedule of each chosen id.
     pub(crate) names: BTreeMap<(TenantId, ScheduleId), Incarnation>,
-    /// Incarnations that puts had no need of.
+    /// Incarnations that puts did not need.
     pub(crate) asked: BTreeSet<Incarnation>,
     pub(crate) runs: BTreeMap<Occurrence, KnownRun>,
     pub(crate) changes: Changes,
 }
 
-/// What is to be written. A schedule's head is as [`Plan::heads`] has it.
+/// Rows to write. [`Plan::heads`] contains the heads of the schedules.
 #[derive(Default, Debug)]
 pub(crate) struct Changes {
     pub(crate) schedules: BTreeMap<Incarnation, ScheduleChange>,
-    /// Schedules whose ids another has taken.
+    /// Schedules whose ids other schedules have taken.
     pub(crate) freed: BTreeSet<Incarnation>,
     pub(crate) asked: BTreeSet<Incarnation>,
     pub(crate) due: Vec<(PollerId, DueKey)>,
     pub(crate) runs: BTreeMap<Occurrence, Run>,
     pub(crate) redriven: BTreeSet<Occurrence>,
     pub(crate) positions: BTreeMap<PollerId, Positions>,
-    /// How many more, or fewer, of each tenant's schedules are active.
+    /// Change of the number of active schedules of each tenant.
     pub(crate) active: BTreeMap<TenantId, i64>,
 }
 
@@ -129,24 +130,24 @@ impl Plan {
         {
             return Inserted::Exists(holder.incarnation);
         }
-        self.make(schedule);
+        self.create(schedule);
         self.changes.due.push((schedule.poller, *due));
         Inserted::Placed(Placed { position: due.position, settled: false })
     }
 
     /// # Panics
     /// If the caller breaks a rule of the port.
-    pub(crate) fn write(&mut self, write: OwnerWrite) -> Result<Written, WriteRefusal> {
+    pub(crate) fn write(&mut self, write: OwnerWrite) -> Result<Written, WriteRejection> {
         let OwnerWrite { term, poller, change } = write;
         if self.terms.get(&poller.shard()) != Some(&term) {
-            return Err(WriteRefusal::Superseded);
+            return Err(WriteRejection::Superseded);
         }
         match change {
             Change::Put(insert) => return self.put(poller, insert),
             Change::PutIf { insert, seen } => return self.put_if(poller, insert, seen),
             Change::Cancel(incarnation) => self.cancel(poller, incarnation)?,
             Change::CancelIf(edition) => self.cancel_if(poller, edition)?,
-            Change::Run { run, then, ends } => self.book(poller, run, then, ends)?,
+            Change::Run { run, then, ends } => self.write_outcome(poller, run, then, ends)?,
             Change::Advance { incarnation, revision, due } => self.advance(poller, incarnation, revision, due)?,
             Change::End { incarnation, revision } => {
                 self.owned(poller, incarnation)?;
@@ -155,7 +156,7 @@ impl Plan {
             Change::Defer(key) => self.changes.due.push((poller, key)),
             Change::Redrive { of, due } => self.redrive(poller, of, due)?,
             Change::Positions(to) => {
-                assert!(to.done <= to.closed, "a poller is done only with what it closed: {to:?}");
+                assert!(to.done <= to.closed, "`done` does not exceed `closed`: {to:?}");
                 let positions = self.changes.positions.entry(poller).or_default();
                 positions.closed = positions.closed.max(to.closed);
                 positions.done = positions.done.max(to.done);
@@ -164,25 +165,25 @@ impl Plan {
         Ok(Written::Done)
     }
 
-    /// The schedule that has this one's id.
+    /// Returns the schedule that has the id of `schedule`.
     fn holder(&self, schedule: &Schedule) -> Option<&Head> {
         let chosen = self.names.get(&(schedule.tenant, schedule.id.clone()));
-        let made = || {
+        let server_made = || {
             let head = self.heads.get(&schedule.id.to_incarnation()?)?;
             (head.is_current && head.tenant == schedule.tenant && head.id == schedule.id).then_some(head)
         };
-        chosen.and_then(|incarnation| self.heads.get(incarnation)).or_else(made)
+        chosen.and_then(|incarnation| self.heads.get(incarnation)).or_else(server_made)
     }
 
-    /// Whether an insert or put came with this incarnation before.
+    /// Returns whether an earlier insert or put requested this incarnation.
     fn is_used(&self, incarnation: Incarnation) -> bool {
         self.heads.contains_key(&incarnation) || self.asked.contains(&incarnation)
     }
 
-    /// Gives `schedule` its id.
-    fn make(&mut self, schedule: &Arc<Schedule>) {
+    /// Adds a new schedule, which takes its id.
+    fn create(&mut self, schedule: &Arc<Schedule>) {
         let incarnation = schedule.incarnation;
-        assert!(!self.heads.contains_key(&incarnation), "an incarnation is of one schedule: {incarnation:?}");
+        assert!(!self.heads.contains_key(&incarnation), "an incarnation belongs to one schedule: {incarnation:?}");
         if let Some(before) = self.holder(schedule).map(|before| before.incarnation) {
             self.head(before).is_current = false;
             self.changes.freed.insert(before);
@@ -193,41 +194,46 @@ impl Plan {
         self.changes.status(schedule.tenant, None, schedule.status);
     }
 
-    fn put(&mut self, poller: PollerId, insert: Insert) -> Result<Written, WriteRefusal> {
-        let Insert { schedule: asked, mut due } = insert;
-        let seen = self.holder(&asked).cloned();
-        let before = seen.as_ref().map(|seen| seen.status);
-        let planned = match seen {
-            Some(live) if live.status != Status::Cancelled => self.replace(&asked, &live),
-            Some(_) if self.is_used(asked.incarnation) => return Err(WriteRefusal::NotFound),
+    fn put(&mut self, poller: PollerId, insert: Insert) -> Result<Written, WriteRejection> {
+        let Insert { schedule: requested, mut due } = insert;
+        let existing = self.holder(&requested).cloned();
+        let before = existing.as_ref().map(|existing| existing.status);
+        let planned = match existing {
+            Some(live) if live.status != Status::Cancelled => self.replace(&requested, &live),
+            Some(_) if self.is_used(requested.incarnation) => return Err(WriteRejection::NotFound),
             Some(_) | None => {
-                self.make(&asked);
-                asked
+                self.create(&requested);
+                requested
             }
         };
-        assert_eq!(planned.poller, poller, "the owner of a schedule's poller puts it");
+        assert_eq!(planned.poller, poller, "a schedule is put by the owner of its poller");
         due.occurrence.incarnation = planned.incarnation;
         due.occurrence.revision = planned.revision;
         self.changes.due.push((planned.poller, due));
         Ok(Written::Put { schedule: planned, position: due.position, before })
     }
 
-    fn put_if(&mut self, poller: PollerId, insert: Insert, seen: Option<Seen>) -> Result<Written, WriteRefusal> {
+    fn put_if(
+        &mut self,
+        poller: PollerId,
+        insert: Insert,
+        seen: Option<Precondition>,
+    ) -> Result<Written, WriteRejection> {
         match self.holder(&insert.schedule).map(Head::seen) == seen {
             true => self.put(poller, insert),
-            false => Err(WriteRefusal::Changed),
+            false => Err(WriteRejection::Changed),
         }
     }
 
-    fn replace(&mut self, asked: &Schedule, live: &Head) -> Arc<Schedule> {
-        let mut planned = asked.clone();
+    fn replace(&mut self, requested: &Schedule, live: &Head) -> Arc<Schedule> {
+        let mut planned = requested.clone();
         planned.incarnation = live.incarnation;
         planned.poller = live.poller;
         planned.revision = Revision(live.revision.0 + 1);
         planned.created_at = live.created_at;
         let planned = Arc::new(planned);
-        if asked.incarnation != live.incarnation && self.asked.insert(asked.incarnation) {
-            self.changes.asked.insert(asked.incarnation);
+        if requested.incarnation != live.incarnation && self.asked.insert(requested.incarnation) {
+            self.changes.asked.insert(requested.incarnation);
         }
         self.heads.insert(live.incarnation, Head::new(&planned));
         self.changes.status(live.tenant, Some(live.status), planned.status);
@@ -239,31 +245,37 @@ impl Plan {
         planned
     }
 
-    fn cancel(&mut self, poller: PollerId, incarnation: Incarnation) -> Result<(), WriteRefusal> {
+    fn cancel(&mut self, poller: PollerId, incarnation: Incarnation) -> Result<(), WriteRejection> {
         if self.owned(poller, incarnation)?.status == Status::Cancelled {
-            return Err(WriteRefusal::NotFound);
+            return Err(WriteRejection::NotFound);
         }
-        self.become_over(incarnation, Status::Cancelled).revision.0 += 1;
+        self.finish(incarnation, Status::Cancelled).revision.0 += 1;
         Ok(())
     }
 
-    fn cancel_if(&mut self, poller: PollerId, edition: Edition) -> Result<(), WriteRefusal> {
+    fn cancel_if(&mut self, poller: PollerId, edition: ScheduleVersion) -> Result<(), WriteRejection> {
         match self.heads.get(&edition.incarnation) {
             Some(head) if head.revision == edition.revision && head.status != Status::Cancelled => {
                 self.cancel(poller, edition.incarnation)
             }
-            Some(_) | None => Err(WriteRefusal::Changed),
+            Some(_) | None => Err(WriteRejection::Changed),
         }
     }
 
-    fn book(&mut self, poller: PollerId, run: Run, then: Option<DueKey>, ends: bool) -> Result<(), WriteRefusal> {
+    fn write_outcome(
+        &mut self,
+        poller: PollerId,
+        run: Run,
+        then: Option<DueKey>,
+        ends: bool,
+    ) -> Result<(), WriteRejection> {
         check_run(&run, then.as_ref());
         let occurrence = run.occurrence;
         let schedule = self.owned(poller, occurrence.incarnation)?;
-        assert_eq!(schedule.tenant, run.tenant, "a run is its schedule's tenant's");
-        assert!(occurrence.revision <= schedule.revision, "a run is of a revision that there was");
+        assert_eq!(schedule.tenant, run.tenant, "a run has the tenant of its schedule");
+        assert!(occurrence.revision <= schedule.revision, "a run does not have a later revision than its schedule");
         if self.runs.get(&occurrence).is_some_and(|known| known.is_final) {
-            return Err(WriteRefusal::Resolved);
+            return Err(WriteRejection::Resolved);
         }
         self.changes.due.extend(then.map(|due| (poller, due)));
         let known = KnownRun { is_final: run.state.is_final(), is_dead: run.state == RunState::Failed };
@@ -281,10 +293,10 @@ impl Plan {
         incarnation: Incarnation,
         revision: Revision,
         due: DueKey,
-    ) -> Result<(), WriteRefusal> {
+    ) -> Result<(), WriteRejection> {
         let Occurrence { incarnation: of, revision: under, nominal, replay } = due.occurrence;
-        assert_eq!((of, under), (incarnation, revision), "a schedule goes on with a row of its own");
-        assert_eq!((replay, due.attempt), (0, 1), "a schedule goes on with a first attempt");
+        assert_eq!((of, under), (incarnation, revision), "an advance writes a row of the same schedule");
+        assert_eq!((replay, due.attempt), (0, 1), "an advance writes the row of a first attempt");
         let schedule = self.owned(poller, incarnation)?;
         let is_behind = schedule.next.is_some_and(|next| nominal < next);
         if schedule.is_live_at(revision) && !is_behind {
@@ -296,10 +308,10 @@ impl Plan {
         Ok(())
     }
 
-    fn redrive(&mut self, poller: PollerId, of: Occurrence, due: DueKey) -> Result<(), WriteRefusal> {
+    fn redrive(&mut self, poller: PollerId, of: Occurrence, due: DueKey) -> Result<(), WriteRejection> {
         let again = Occurrence { replay: of.replay + 1, ..of };
-        assert_eq!((due.occurrence, due.attempt), (again, 1), "a redrive is the next replay's first attempt");
-        let dead = self.runs.get(&of).filter(|run| run.is_dead).copied().ok_or(WriteRefusal::NotFound)?;
+        assert_eq!((due.occurrence, due.attempt), (again, 1), "a redrive is the first attempt of the next replay");
+        let dead = self.runs.get(&of).filter(|run| run.is_dead).copied().ok_or(WriteRejection::NotFound)?;
         self.owned(poller, of.incarnation)?;
         self.runs.insert(of, KnownRun { is_dead: false, ..dead });
         self.changes.redriven.insert(of);
@@ -309,11 +321,11 @@ impl Plan {
 
     fn end(&mut self, incarnation: Incarnation, revision: Revision) {
         if self.heads.get(&incarnation).is_some_and(|head| head.is_live_at(revision)) {
-            self.become_over(incarnation, Status::Ended);
+            self.finish(incarnation, Status::Ended);
         }
     }
 
-    fn become_over(&mut self, incarnation: Incarnation, status: Status) -> &mut Head {
+    fn finish(&mut self, incarnation: Incarnation, status: Status) -> &mut Head {
         let head = self.head(incarnation);
         let (tenant, before) = (head.tenant, head.status);
         self.changes.status(tenant, Some(before), status);
@@ -323,10 +335,10 @@ impl Plan {
         head
     }
 
-    /// The schedule, which belongs to the writer's poller.
-    fn owned(&self, poller: PollerId, incarnation: Incarnation) -> Result<&Head, WriteRefusal> {
-        let head = self.heads.get(&incarnation).ok_or(WriteRefusal::NotFound)?;
-        assert_eq!(head.poller, poller, "the owner of a schedule's poller changes it");
+    /// Returns the schedule, and asserts that it belongs to `poller`.
+    fn owned(&self, poller: PollerId, incarnation: Incarnation) -> Result<&Head, WriteRejection> {
+        let head = self.heads.get(&incarnation).ok_or(WriteRejection::NotFound)?;
+        assert_eq!(head.poller, poller, "a schedule is changed by the owner of its poller");
         Ok(head)
     }
 
@@ -336,15 +348,15 @@ impl Plan {
     }
 
     fn head(&mut self, incarnation: Incarnation) -> &mut Head {
-        self.heads.get_mut(&incarnation).expect("the caller has just read it")
+        self.heads.get_mut(&incarnation).expect("the caller has just read the schedule")
     }
 }
 
-/// What a caller owes [`Change::Run`].
+/// Asserts the preconditions of [`Change::Run`].
 fn check_run(run: &Run, then: Option<&DueKey>) {
     let retrying = run.state == RunState::Retrying;
-    assert_eq!(then.is_some(), retrying, "a run that is to be retried, and no other, has a further row: {run:?}");
-    assert!(then.is_none_or(|due| due.occurrence == run.occurrence), "a retry is of the same occurrence");
-    assert!(run.attempts.len() <= ATTEMPTS_KEPT, "a run's record is bounded");
-    assert!(run.attempts.is_sorted_by_key(|attempt| attempt.number), "attempts are kept in order");
+    assert_eq!(then.is_some(), retrying, "a retrying run, and no other, has a retry row: {run:?}");
+    assert!(then.is_none_or(|due| due.occurrence == run.occurrence), "a retry is for the same occurrence");
+    assert!(run.attempts.len() <= ATTEMPTS_KEPT, "a run's record keeps a bounded number of attempts");
+    assert!(run.attempts.is_sorted_by_key(|attempt| attempt.number), "attempts are ordered by their number");
 }

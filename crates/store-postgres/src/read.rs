@@ -1,4 +1,4 @@
-//! Reads of single rows and of pages, each one statement.
+//! Reads of single rows and of pages. Each read is one statement.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ const GET: &str = "select s.incarnation, s.tenant, s.poller, s.id, s.is_current,
         s.next, s.updated_at, s.spec
     from unnest($1::bigint[], $2::text[]) as n (tenant, id)
     join reveille.schedule s on s.tenant = n.tenant and s.id = n.id and s.is_current and s.id is not null";
-const GET_MADE: &str = "select s.incarnation, s.tenant, s.poller, s.id, s.is_current, s.revision, s.status, s.created_at,
+const GET_SERVER_MADE: &str = "select s.incarnation, s.tenant, s.poller, s.id, s.is_current, s.revision, s.status, s.created_at,
         s.next, s.updated_at, s.spec
     from unnest($1::bigint[], $2::uuid[]) as n (tenant, incarnation)
     join reveille.schedule s on s.incarnation = n.incarnation and s.tenant = n.tenant and s.is_current and s.id is null";
@@ -52,10 +52,10 @@ const PUT_TENANT: &str = "with put as (
     on conflict (tenant, version) do update set value = excluded.value returning 1";
 const AUDIT: &str = "select value from reveille.audit where tenant = $1 and version > $2 order by version limit $3";
 
-/// Before every occurrence there is.
+/// Bound before every occurrence.
 const FIRST: (Uuid, i64, i64) = (Uuid::nil(), i64::MIN, i64::MIN);
 
-/// As [`Inner::positions`], on a connection of the caller's.
+/// Reads positions as [`Inner::positions`] does, on the caller's connection.
 pub(crate) async fn positions_on(session: &Session, pollers: &[PollerId]) -> Result<Vec<Positions>, Failure> {
     Ok(positions_of(pollers, &query(session, POSITIONS, &[&numbers_of(pollers)]).await?))
 }
@@ -94,13 +94,18 @@ impl Inner {
         }
         let (tenants, ids): (Vec<i64>, Vec<&str>) =
             names.iter().map(|(tenant, id)| (i64::from(tenant.0), id.as_str())).unzip();
-        let made = names.iter().filter_map(|(tenant, id)| Some((i64::from(tenant.0), uuid(id.to_incarnation()?))));
-        let (made_tenants, made): (Vec<i64>, Vec<Uuid>) = made.unzip();
+        let server_made =
+            names.iter().filter_map(|(tenant, id)| Some((i64::from(tenant.0), uuid(id.to_incarnation()?))));
+        let (server_made_tenants, server_made): (Vec<i64>, Vec<Uuid>) = server_made.unzip();
         let mut rows = Vec::new();
-        if !made.is_empty() {
-            rows = self.readers.query(GET_MADE, &[&made_tenants, &made]).await.map_err(store_error)?;
+        if !server_made.is_empty() {
+            rows = self
+                .readers
+                .query(GET_SERVER_MADE, &[&server_made_tenants, &server_made])
+                .await
+                .map_err(store_error)?;
         }
-        if made.len() < names.len() || rows.len() < made.len() {
+        if server_made.len() < names.len() || rows.len() < server_made.len() {
             rows.extend(self.readers.query(GET, &[&tenants, &ids]).await.map_err(store_error)?);
         }
         let mut found = BTreeMap::new();
@@ -172,7 +177,7 @@ impl Inner {
         let rows = self.readers.query(TENANTS, &[]).await.map_err(store_error)?;
         let read = |row: &Row| {
             let id = u32::try_from(row.get::<_, i64>(0));
-            let id = TenantId(id.map_err(|_| StoreError::Damaged("a tenant has no readable number".to_owned()))?);
+            let id = TenantId(id.map_err(|_| StoreError::Damaged("a tenant has a malformed number".to_owned()))?);
             tenant_of(id, row.get(1))
         };
         rows.iter().map(read).collect()
@@ -182,7 +187,8 @@ impl Inner {
         store::check_put_tenant(tenant, entry);
         let (id, version) = (i64::from(tenant.id.0), tenant.version.cast_signed());
         let parameters = &[&id as _, &version as _, &tenant::encode(tenant) as _, &tenant::encode_audit(entry) as _];
-        let written = self.readers.query(PUT_TENANT, parameters).await.map_err(|failure| self.told(failure))?;
+        let written =
+            self.readers.query(PUT_TENANT, parameters).await.map_err(|failure| self.record_failure(failure))?;
         Ok(if written.is_empty() { Err(Outdated) } else { Ok(()) })
     }
 

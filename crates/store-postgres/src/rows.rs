@@ -1,12 +1,12 @@
-//! What a value is in columns. Parameters are arrays, one per column, as `unnest` takes them.
+//! Conversion of values to and from columns. Parameters are arrays, one per column, for `unnest`.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use domain::occurrence::Run;
 use domain::{
-    DueKey, Edition, Incarnation, LabelKey, Occurrence, PollerId, Revision, Schedule, ScheduleId, Seen, Spec, Status,
-    TargetKey, TenantId, Timestamp,
+    DueKey, Incarnation, LabelKey, Occurrence, PollerId, Precondition, Revision, Schedule, ScheduleId, ScheduleVersion,
+    Spec, Status, TargetKey, TenantId, Timestamp,
 };
 use postgres_client::tokio_postgres::Row;
 use store::StoreError;
@@ -17,7 +17,7 @@ pub(crate) fn uuid(incarnation: Incarnation) -> Uuid {
     Uuid::from_u128(incarnation.0)
 }
 
-/// Only compared for equality, so the highest bit may be the sign.
+/// Returns the number as a signed column. It is only compared for equality, so the highest bit may be the sign.
 pub(crate) fn poller_number(poller: PollerId) -> i64 {
     let packed = u64::from(poller.tenant.0) << 32 | u64::from(poller.generation) << 16 | u64::from(poller.number);
     packed.cast_signed()
@@ -54,7 +54,7 @@ fn occurrence_of(incarnation: Uuid, nominal: i64, version: i64) -> Occurrence {
     }
 }
 
-/// A key from five columns, from `first` on: position, incarnation, nominal, version, try.
+/// Returns a key from five columns, starting at `first`: position, incarnation, nominal, version, try.
 pub(crate) fn due_key_of(row: &Row, first: usize) -> DueKey {
     let [_, _, a0, a1, t0, t1, t2, t3] = row.get::<_, i64>(first + 4).to_be_bytes();
     DueKey {
@@ -135,7 +135,7 @@ impl ScheduleColumns {
         self.incarnations.push(uuid(head.incarnation));
         self.tenants.push(i64::from(head.tenant.0));
         self.pollers.push(poller_number(head.poller));
-        self.ids.push((!is_made(schedule)).then(|| schedule.id.as_str().to_owned()));
+        self.ids.push((!has_server_made_id(schedule)).then(|| schedule.id.as_str().to_owned()));
         self.are_current.push(head.is_current);
         self.revisions.push(i64::from(head.revision.0));
         self.statuses.push(status_number(head.status));
@@ -147,8 +147,8 @@ impl ScheduleColumns {
     }
 }
 
-/// Whether the schedule's id is the one made from its incarnation.
-pub(crate) fn is_made(schedule: &Schedule) -> bool {
+/// Returns whether the server derived the schedule's id from its incarnation.
+pub(crate) fn has_server_made_id(schedule: &Schedule) -> bool {
     schedule.id.to_incarnation() == Some(schedule.incarnation)
 }
 
@@ -165,11 +165,11 @@ fn status_of(number: i16) -> Result<Status, StoreError> {
         0 => Ok(Status::Active),
         1 => Ok(Status::Ended),
         2 => Ok(Status::Cancelled),
-        other => Err(StoreError::Damaged(format!("a schedule has the status {other}"))),
+        other => Err(StoreError::Damaged(format!("a schedule has the unknown status {other}"))),
     }
 }
 
-/// What decisions look at in a schedule.
+/// Fields of a schedule that decisions depend on.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Head {
     pub(crate) incarnation: Incarnation,
@@ -187,7 +187,7 @@ pub(crate) struct Head {
 pub(crate) const HEAD_COLUMNS: &str = "incarnation, tenant, poller, id, is_current, revision, status, created_at, next";
 
 impl Head {
-    /// Of a schedule that is about to be written.
+    /// Returns the head of a schedule that will be written.
     pub(crate) fn new(schedule: &Schedule) -> Self {
         Head {
             incarnation: schedule.incarnation,
@@ -202,8 +202,11 @@ impl Head {
         }
     }
 
-    pub(crate) fn seen(&self) -> Seen {
-        Seen { edition: Edition { incarnation: self.incarnation, revision: self.revision }, next: self.next }
+    pub(crate) fn seen(&self) -> Precondition {
+        Precondition {
+            edition: ScheduleVersion { incarnation: self.incarnation, revision: self.revision },
+            next: self.next,
+        }
     }
 
     pub(crate) fn is_live_at(&self, revision: Revision) -> bool {
@@ -212,7 +215,7 @@ impl Head {
 }
 
 pub(crate) fn head_of(row: &Row) -> Result<Head, StoreError> {
-    let damaged = |what: &str| StoreError::Damaged(format!("a schedule has no readable {what}"));
+    let damaged = |what: &str| StoreError::Damaged(format!("a schedule has a malformed {what}"));
     let incarnation = Incarnation(row.get::<_, Uuid>(0).as_u128());
     let id = match row.get::<_, Option<&str>>(3) {
         None => ScheduleId::from_incarnation(incarnation),
@@ -231,7 +234,7 @@ pub(crate) fn head_of(row: &Row) -> Result<Head, StoreError> {
     })
 }
 
-/// From a head's columns, then `updated_at`, `spec`.
+/// Returns a schedule from the columns of a head, `updated_at` and `spec`.
 pub(crate) fn schedule_of(row: &Row) -> Result<Arc<Schedule>, StoreError> {
     let head = head_of(row)?;
     let spec = schedule::decode_spec(&Bytes::copy_from_slice(row.get(10)))?;
@@ -249,31 +252,31 @@ pub(crate) fn schedule_of(row: &Row) -> Result<Arc<Schedule>, StoreError> {
     }))
 }
 
-/// From the columns tenant, incarnation, nominal, version, state, value.
+/// Returns a run from the columns tenant, incarnation, nominal, version, state, value.
 pub(crate) fn run_of(row: &Row) -> Result<Run, StoreError> {
     let tenant = u32::try_from(row.get::<_, i64>(0));
-    let tenant = TenantId(tenant.map_err(|_| StoreError::Damaged("a run has no readable tenant".to_owned()))?);
-    // A number that is not a byte is as unknown as the highest.
+    let tenant = TenantId(tenant.map_err(|_| StoreError::Damaged("a run has a malformed tenant".to_owned()))?);
+    // A number that does not fit a byte is treated as the unknown number 255.
     let state = u8::try_from(row.get::<_, i16>(4)).unwrap_or(u8::MAX);
     Ok(run::decode_rest(tenant, run_key_of(row), state, row.get(5))?)
 }
 
-/// From the columns 1 to 3: incarnation, nominal, version.
+/// Returns an occurrence from the columns 1 to 3: incarnation, nominal, version.
 pub(crate) fn run_key_of(row: &Row) -> Occurrence {
     occurrence_of(row.get(1), row.get(2), row.get(3))
 }
 
-/// As many as a statement may be asked for.
+/// Returns the limit as a parameter. One more than it still fits an `i64`.
 pub(crate) fn limit_number(limit: usize) -> i64 {
     i64::try_from(limit).unwrap_or(i64::MAX).min(i64::MAX - 1)
 }
 
-/// Only compared for equality, so the highest bit may be the sign.
+/// Returns the number as a signed column. It is only compared for equality, so the highest bit may be the sign.
 pub(crate) fn label_number(label: LabelKey) -> i64 {
     label.0.cast_signed()
 }
 
-/// The column `labels` as text, as `unnest` takes no array of arrays.
+/// Returns the column `labels` as text, because `unnest` accepts no array of arrays.
 pub(crate) fn labels_column(spec: &Spec) -> Option<String> {
     let numbers: Vec<String> =
         spec.labels.iter().map(|(name, value)| label_number(LabelKey::of(name, value)).to_string()).collect();

@@ -1,4 +1,4 @@
-//! The schema: made and migrated by [`migrate`], looked at by every opening.
+//! The schema. [`migrate`] creates and migrates it, and every opening checks its version.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,34 +22,35 @@ const SCHEMA: Schema = Schema {
     lock: "x'52657665696c6c65'::bigint",
 };
 
-/// After every migration, as the role may come later than the schema.
+/// Statements that run after every migration, because the role may be created after the schema.
 const ROLES: &str = include_str!("../migrations/roles.sql");
 
-/// The version of the schema that this build reads and writes.
+/// Version of the schema that this build reads and writes.
 pub const SCHEMA_VERSION: i32 = SCHEMA.version();
 
-/// The first version whose schedules have the hashes of their labels beside their specs.
+/// First version whose schedules have a column with the hashes of their labels.
 const LABELLED_FROM: i32 = 5;
 
-/// A migration may build indexes over all that is there.
+/// Timeout of a migration, which may build indexes over all rows.
 const MIGRATION_TIMEOUT: Duration = Duration::from_secs(6 * 3_600);
 
-/// What [`migrate`] found and did.
+/// Result of [`migrate`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Migrated {
-    /// `None` if there was no schema.
+    /// Version before the migration; `None` if there was no schema.
     pub from: Option<i32>,
     pub to: i32,
-    /// The cluster that lives in this database: made with the schema, kept for ever.
+    /// Id of the cluster in this database. It is created with the schema and never changes.
     pub cluster: String,
-    /// There is the role for those who schedule inside their own transactions.
+    /// True if the role for applications that schedule inside their own transactions exists.
     pub has_client_role: bool,
 }
 
-/// Makes the schema, or brings an older one to this build's version, in one transaction; does nothing if it is there.
+/// Creates the schema, or migrates an older one to this build's version, in one transaction. Does nothing if the schema
+/// is current.
 ///
 /// # Errors
-/// If the server cannot be reached or refuses, or the schema is of a later build.
+/// If the server is unreachable or rejects a statement, or the schema has the version of a later build.
 pub async fn migrate(runtime: &Runtime, url: &str, options: &Options) -> Result<Migrated, OpenError> {
     let options = Options { statement_timeout: MIGRATION_TIMEOUT, ..options.clone() };
     let server = Arc::new(Server::new(url, options.client())?);
@@ -70,15 +71,15 @@ pub async fn migrate(runtime: &Runtime, url: &str, options: &Options) -> Result<
     .await
 }
 
-/// What the database says of the cluster that lives in it.
+/// Cluster of a database.
 #[derive(Clone)]
 pub struct Cluster {
-    /// Made with the schema, kept for ever.
+    /// Id of the cluster. It is created with the schema and never changes.
     pub id: String,
-    /// What members know each other by, 32 bytes.
+    /// Secret that members use to authenticate each other, 32 bytes.
     pub peer_secret: SecretBytes,
-    /// The id of the place where its members meet, if one has joined before this was opened.
-    pub meets_in: Option<String>,
+    /// Id of the place where the members coordinate, if a member joined before this store was opened.
+    pub coordination_id: Option<String>,
 }
 
 /// Bytes that must not appear in a log.
@@ -91,7 +92,7 @@ impl std::fmt::Debug for SecretBytes {
     }
 }
 
-/// The cluster, if the schema is this build's and the cluster the one that is expected.
+/// Checks that the schema has this build's version and the cluster is the expected one. Returns the cluster.
 pub(crate) async fn check(session: &Session, server: &Server, expected: Option<&str>) -> Result<Cluster, OpenError> {
     let server = server.to_string();
     match SCHEMA.found(session).await? {
@@ -114,16 +115,16 @@ pub(crate) async fn check(session: &Session, server: &Server, expected: Option<&
 async fn cluster(session: &Session) -> Result<Cluster, Failure> {
     let select = "select cluster::text, peer_secret, coordination from reveille.meta";
     let row = session.within(session.client().query_one(select, &[])).await?;
-    Ok(Cluster { id: row.get(0), peer_secret: SecretBytes(row.get(1)), meets_in: row.get(2) })
+    Ok(Cluster { id: row.get(0), peer_secret: SecretBytes(row.get(1)), coordination_id: row.get(2) })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// They stay as it was: what is to change goes into another.
+    /// A released migration stays unchanged. A change goes into a new migration.
     #[test]
-    fn a_migration_that_databases_were_made_by_never_changes() {
+    fn released_migration_never_changes() {
         let digests: Vec<u32> =
             SCHEMA.migrations.iter().map(|migration| domain::id::fnv1a(migration.as_bytes())).collect();
         assert_eq!(digests, [4_224_502_875, 4_031_461_419, 3_603_038_693, 1_248_121_497, 2_406_174_216]);

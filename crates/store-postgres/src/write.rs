@@ -1,7 +1,9 @@
-//! Transactions that read, decide and write: an owner's batch under its terms, and creations that meet what is there.
+//! Transactions that read, decide and write: an owner's batch under its terms, and creates whose rows exist already.
 //!
-//! Locks are taken in one order (shards, then schedules by incarnation), so that two transactions do not wait for each
-//! other. A batch is not a transaction to its caller: long ones are cut into several.
+//! A transaction takes its locks in one order (shards, then schedules by incarnation), so two transactions do not
+//! deadlock. To its caller a batch is not a transaction: long batches are split into several transactions.
+//!
+//! docs/decisions/0094-write-under-the-shard-rows-lock.md gives the reasons for the design.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,12 +14,12 @@ use futures_util::try_join;
 use postgres_client::tokio_postgres::types::ToSql;
 use postgres_client::tokio_postgres::{self, Row, Statement};
 use postgres_client::{Failure, Session};
-use store::{Change, Insert, Inserted, OwnerWrite, StoreError, WriteRefusal, Written};
+use store::{Change, Insert, Inserted, OwnerWrite, StoreError, WriteRejection, Written};
 use stored::run;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::connections::Held;
+use crate::connections::ConnectionGuard;
 use crate::engine::Inner;
 use crate::error::{is_about_a_row, store_error};
 use crate::partition::Partition;
@@ -27,9 +29,9 @@ use crate::rows::{
 };
 use crate::{due, gather};
 
-/// How often a transaction is tried that meets another, or finds that a partition is gone.
+/// Maximum number of attempts for a transaction that conflicts with another, or whose partition was dropped.
 const TRIES: usize = 5;
-/// The most items of one transaction.
+/// Maximum number of items in one transaction.
 const ITEMS_MAX: usize = 2_000;
 
 const LOCK_TERMS: &str =
@@ -37,7 +39,7 @@ const LOCK_TERMS: &str =
 const NAMES: &str = "select s.tenant, s.id, s.incarnation
     from unnest($1::bigint[], $2::text[]) as n (tenant, id)
     join reveille.schedule s on s.tenant = n.tenant and s.id = n.id and s.is_current and s.id is not null";
-// By `limit`, occurrence by occurrence, whatever PostgreSQL makes of a partition without statistics.
+// The `limit` makes PostgreSQL look up each occurrence by its key, even in a partition without statistics.
 const RUNS: &str = "select r.state = 2 and not r.is_redriven, r.incarnation, r.nominal, r.version, r.state <> 0
     from unnest($1::uuid[], $2::bigint[], $3::bigint[]) as o (incarnation, nominal, version)
     cross join lateral (
@@ -77,13 +79,13 @@ const WRITE_POSITIONS: &str = "insert into reveille.position as p (poller, close
     on conflict (poller) do update
     set closed = greatest(p.closed, excluded.closed), done = greatest(p.done, excluded.done)";
 
-/// By tenant in rising order, so that two that share a slot do not wait for each other.
+/// Updates the counts by tenant in rising order, so that two transactions that share a slot do not deadlock.
 pub(crate) const COUNT: &str = "insert into reveille.active as a (tenant, slot, schedules)
     select c.tenant, (pg_backend_pid() % 64)::smallint, c.more
     from unnest($1::bigint[], $2::bigint[]) as c (tenant, more)
     on conflict (tenant, slot) do update set schedules = a.schedules + excluded.schedules";
 
-/// The parameters of [`COUNT`].
+/// Returns the parameters of [`COUNT`].
 pub(crate) fn count_columns(active: &BTreeMap<TenantId, i64>) -> (Vec<i64>, Vec<i64>) {
     active.iter().filter(|(_, more)| **more != 0).map(|(tenant, more)| (i64::from(tenant.0), *more)).unzip()
 }
@@ -98,17 +100,17 @@ fn lock_schedules() -> &'static str {
     &TEXT
 }
 
-/// Why a try of a transaction came to nothing.
+/// Reason why an attempt of a transaction failed.
 enum Stop {
-    /// Another may succeed.
+    /// Another attempt may succeed.
     Again(Failure),
     Failed(Failed),
 }
 
-/// A transaction came to nothing.
+/// Failure of a transaction.
 struct Failed {
     error: StoreError,
-    /// A batch without the row that it is about may succeed.
+    /// True if the failure concerns one row. A batch without this row may succeed.
     is_about_a_row: bool,
 }
 
@@ -120,28 +122,28 @@ impl From<Failure> for Failed {
 
 impl From<Failure> for Stop {
     fn from(failure: Failure) -> Self {
-        // A name that was free when it was looked at; a partition that was dropped.
+        // 23505: another transaction took the name since the read. 23514: the partition was dropped.
         let is_stale = failure.code().is_some_and(|code| matches!(code.code(), "23505" | "23514"));
         if is_stale || failure.is_conflict() { Stop::Again(failure) } else { Stop::Failed(failure.into()) }
     }
 }
 
-/// A row cannot be read.
+/// A malformed row fails the transaction.
 impl From<StoreError> for Stop {
     fn from(error: StoreError) -> Self {
         Stop::Failed(Failed { error, is_about_a_row: true })
     }
 }
 
-/// A batch that is decided on over rows that are read and locked.
+/// A batch, which is decided on the basis of rows that are read and locked.
 enum Batch<'a> {
     Inserts(&'a [Insert]),
     Writes(&'a [OwnerWrite]),
 }
 
-enum Answers {
+enum Responses {
     Inserts(Vec<Inserted>),
-    Writes(Vec<Result<Written, WriteRefusal>>),
+    Writes(Vec<Result<Written, WriteRejection>>),
 }
 
 impl Batch<'_> {
@@ -152,15 +154,15 @@ impl Batch<'_> {
         }
     }
 
-    fn decide(&self, plan: &mut Plan) -> Answers {
+    fn decide(&self, plan: &mut Plan) -> Responses {
         match self {
-            Batch::Inserts(inserts) => Answers::Inserts(inserts.iter().map(|insert| plan.insert(insert)).collect()),
-            Batch::Writes(writes) => Answers::Writes(writes.iter().map(|write| plan.write(write.clone())).collect()),
+            Batch::Inserts(inserts) => Responses::Inserts(inserts.iter().map(|insert| plan.insert(insert)).collect()),
+            Batch::Writes(writes) => Responses::Writes(writes.iter().map(|write| plan.write(write.clone())).collect()),
         }
     }
 
-    /// The days of its runs, but for those of long ago.
-    fn days(&self, now: Timestamp) -> BTreeSet<Partition> {
+    /// Returns the partitions of the batch's runs, except old runs.
+    fn run_partitions(&self, now: Timestamp) -> BTreeSet<Partition> {
         let Batch::Writes(writes) = self else { return BTreeSet::new() };
         let nominal = |write: &OwnerWrite| match &write.change {
             Change::Run { run, .. } => Some(run.occurrence.nominal),
@@ -169,15 +171,16 @@ impl Batch<'_> {
         writes.iter().filter_map(nominal).filter_map(|nominal| Partition::of_run(nominal, now)).collect()
     }
 
-    /// Whose rows are told as arrivals.
+    /// Returns whether the batch comes from creators, whose rows go to the insert log.
     fn is_of_creators(&self) -> bool {
         matches!(self, Batch::Inserts(_))
     }
 }
 
-/// What an owner asks for, and what became of each.
+/// Writes of an owner.
 pub(crate) type Writes = Vec<OwnerWrite>;
-pub(crate) type Answered = Vec<Result<Written, WriteRefusal>>;
+/// Result of each write.
+pub(crate) type WriteResults = Vec<Result<Written, WriteRejection>>;
 
 impl gather::Work for Writes {
     fn rows(&self) -> usize {
@@ -196,35 +199,40 @@ fn payload_of(write: &OwnerWrite) -> usize {
     }
 }
 
-/// Makes the transactions of owners, until the store closes. One of several.
-pub(crate) async fn lane(inner: Arc<Inner>, waiting: Arc<gather::Waiting<Writes, Answered>>, stop: CancellationToken) {
+/// Runs one of several lanes that make the transactions of owners, until the store closes.
+pub(crate) async fn lane(
+    inner: Arc<Inner>,
+    waiting: Arc<gather::Waiting<Writes, WriteResults>>,
+    stop: CancellationToken,
+) {
     waiting.serve(ITEMS_MAX, inner.options.batch_bytes, &stop, |calls| Box::pin(inner.write_calls(calls))).await;
 }
 
 impl Inner {
-    pub(crate) async fn write(&self, writes: Writes) -> Result<Answered, StoreError> {
-        let mut answers = Vec::with_capacity(writes.len());
+    pub(crate) async fn write(&self, writes: Writes) -> Result<WriteResults, StoreError> {
+        let mut responses = Vec::with_capacity(writes.len());
         let mut rest = writes;
         while !rest.is_empty() {
             let later = rest.split_off(self.part_of(&rest));
-            answers.extend(self.changes.ask(&self.runtime, self.options.statement_timeout, rest).await?);
+            responses.extend(self.changes.submit(&self.runtime, self.options.statement_timeout, rest).await?);
             rest = later;
         }
-        Ok(answers)
+        Ok(responses)
     }
 
-    /// All in one transaction; if the server does not take it for a row's sake, each call in one of its own.
-    async fn write_calls(&self, mut calls: Vec<gather::Job<Writes, Answered>>) {
+    /// Makes all calls in one transaction. If the server rejects it because of one row, makes each call in its own
+    /// transaction.
+    async fn write_calls(&self, mut calls: Vec<gather::Job<Writes, WriteResults>>) {
         let counts: Vec<usize> = calls.iter().map(|call| call.work.len()).collect();
         let writes: Writes = calls.iter_mut().flat_map(|call| std::mem::take(&mut call.work)).collect();
         match self.transact(&Batch::Writes(&writes)).await {
-            Ok(Answers::Writes(answers)) => {
-                let mut answers = answers.into_iter();
+            Ok(Responses::Writes(responses)) => {
+                let mut responses = responses.into_iter();
                 for (call, count) in calls.into_iter().zip(counts) {
-                    call.answer(Ok(answers.by_ref().take(count).collect()));
+                    call.respond(Ok(responses.by_ref().take(count).collect()));
                 }
             }
-            Ok(Answers::Inserts(_)) => unreachable!("writes are answered as such"),
+            Ok(Responses::Inserts(_)) => unreachable!("a batch of writes has results of writes"),
             Err(Failed { is_about_a_row: true, .. }) if calls.len() > 1 => {
                 let mut writes = writes.into_iter();
                 for (mut call, count) in calls.into_iter().zip(counts) {
@@ -232,11 +240,11 @@ impl Inner {
                     Box::pin(self.write_calls(vec![call])).await;
                 }
             }
-            Err(Failed { error, .. }) => calls.into_iter().for_each(|call| call.answer(Err(error.clone()))),
+            Err(Failed { error, .. }) => calls.into_iter().for_each(|call| call.respond(Err(error.clone()))),
         }
     }
 
-    /// How many of `writes` go into one transaction.
+    /// Returns the number of `writes` that fit into one transaction.
     fn part_of(&self, writes: &[OwnerWrite]) -> usize {
         let mut bytes = 0;
         let fits = |write: &&OwnerWrite| {
@@ -246,41 +254,41 @@ impl Inner {
         writes.iter().take(ITEMS_MAX).take_while(fits).count().max(1)
     }
 
-    /// Creations that met what is there, decided one by one in their order.
-    pub(crate) async fn insert_with_care(&self, inserts: &[Insert]) -> Result<Vec<Inserted>, StoreError> {
+    /// Inserts rows of which some exist already. Decides on the inserts one by one, in their order.
+    pub(crate) async fn insert_under_locks(&self, inserts: &[Insert]) -> Result<Vec<Inserted>, StoreError> {
         match self.transact(&Batch::Inserts(inserts)).await {
-            Ok(Answers::Inserts(answers)) => Ok(answers),
-            Ok(Answers::Writes(_)) => unreachable!("inserts are answered as such"),
+            Ok(Responses::Inserts(responses)) => Ok(responses),
+            Ok(Responses::Writes(_)) => unreachable!("a batch of inserts has results of inserts"),
             Err(Failed { error, .. }) => Err(error),
         }
     }
 
-    async fn transact(&self, batch: &Batch<'_>) -> Result<Answers, Failed> {
-        self.make_days(batch).await;
+    async fn transact(&self, batch: &Batch<'_>) -> Result<Responses, Failed> {
+        self.create_run_partitions(batch).await;
         let mut tries_left = TRIES;
         loop {
-            let mut held = self.owners.hold().await?;
-            held.begins();
-            let tried = self.try_transact(&held, batch).await;
+            let mut guard = self.owners.acquire().await?;
+            guard.begins();
+            let tried = self.try_transact(&guard, batch).await;
             tries_left -= 1;
             match tried {
-                Ok(answers) => {
-                    held.ended();
-                    return Ok(answers);
+                Ok(responses) => {
+                    guard.ended();
+                    return Ok(responses);
                 }
                 Err(Stop::Again(failure)) if tries_left > 0 => {
-                    tracing::debug!(%failure, "a transaction is tried again");
-                    held.rollback().await?;
+                    tracing::debug!(%failure, "transaction retried");
+                    guard.rollback().await?;
                     self.partitions.forget();
                 }
                 Err(Stop::Again(failure)) => {
-                    held.rollback().await?;
-                    return Err(Failed { is_about_a_row: false, error: self.told(failure) });
+                    guard.rollback().await?;
+                    return Err(Failed { is_about_a_row: false, error: self.record_failure(failure) });
                 }
                 Err(Stop::Failed(failed)) => {
-                    // A connection that cannot roll back is given up by its holder's drop.
-                    if held.rollback().await.is_err() {
-                        tracing::debug!("a connection is given up with its transaction");
+                    // The guard's drop closes a connection that cannot roll back.
+                    if guard.rollback().await.is_err() {
+                        tracing::debug!("connection closed: the rollback failed");
                     }
                     return Err(failed);
                 }
@@ -288,41 +296,42 @@ impl Inner {
         }
     }
 
-    /// Before the transaction, which would be in the way of it. A run whose day has no partition is with the rest.
-    async fn make_days(&self, batch: &Batch<'_>) {
-        let missing = self.partitions.missing(&batch.days(self.runtime.now()));
+    /// Creates the missing partitions of the batch's runs, before the transaction, whose locks would block it. A run
+    /// without a partition of its day goes to the default partition.
+    async fn create_run_partitions(&self, batch: &Batch<'_>) {
+        let missing = self.partitions.missing(&batch.run_partitions(self.runtime.now()));
         if !missing.is_empty()
             && let Err(failure) = self.make_partitions(&missing).await
         {
-            tracing::warn!(%failure, "a day of runs has no partition of its own");
+            tracing::warn!(%failure, "partition for a day of runs could not be created");
         }
     }
 
-    async fn try_transact(&self, held: &Held<'_>, batch: &Batch<'_>) -> Result<Answers, Stop> {
-        let session = held.session();
+    async fn try_transact(&self, guard: &ConnectionGuard<'_>, batch: &Batch<'_>) -> Result<Responses, Stop> {
+        let session = guard.session();
         let begun = self.runtime.monotonic();
         let mut plan = read(session, batch.needs()).await?;
-        let answers = batch.decide(&mut plan);
+        let responses = batch.decide(&mut plan);
         let now = self.runtime.now();
         let due = due::Columns::of(plan.changes.due.drain(..), now);
         let missing = self.partitions.missing(&due.partitions);
         if !missing.is_empty() {
-            // On another connection, as this one is in a transaction.
+            // Another connection creates them, because this one is in a transaction.
             self.make_partitions(&missing).await?;
         }
         write(session, plan, &due, batch.is_of_creators(), now).await?;
         self.commit_seconds.observe(self.runtime.monotonic().since(begun).as_secs_f64());
-        Ok(answers)
+        Ok(responses)
     }
 
     pub(crate) async fn make_partitions(&self, missing: &[Partition]) -> Result<(), Failure> {
-        let session = self.keeper.session().await?;
-        let _alone = self.making_partitions.lock().await;
+        let session = self.partition_link.session().await?;
+        let _lock = self.making_partitions.lock().await;
         self.partitions.make(&session, missing).await
     }
 }
 
-/// Begins a transaction, locks what the batch is about, and reads it.
+/// Begins a transaction, locks the rows that the batch needs, and reads them.
 async fn read(session: &Session, needs: Needs) -> Result<Plan, Stop> {
     let [terms, names, schedules, runs, asked] =
         prepare(session, [LOCK_TERMS, NAMES, lock_schedules(), RUNS, ASKED]).await?;
@@ -331,8 +340,8 @@ async fn read(session: &Session, needs: Needs) -> Result<Plan, Stop> {
         needs.names.iter().map(|(tenant, id)| (i64::from(tenant.0), id.as_str())).unzip();
     let (_, term_rows, name_rows) = try_join!(
         session.within(session.client().batch_execute("begin")),
-        ask(session, &terms, vec![&shards]),
-        ask(session, &names, vec![&tenants, &ids]),
+        query(session, &terms, vec![&shards]),
+        query(session, &names, vec![&tenants, &ids]),
     )?;
 
     let mut incarnations: BTreeSet<Uuid> = needs.incarnations.iter().copied().map(uuid).collect();
@@ -342,32 +351,32 @@ async fn read(session: &Session, needs: Needs) -> Result<Plan, Stop> {
     let known_runs: Vec<&(dyn ToSql + Sync)> =
         vec![&occurrences.incarnations, &occurrences.nominals, &occurrences.versions];
     let asked_ids: Vec<Uuid> = needs.asked.iter().copied().map(uuid).collect();
-    // The names again, now that their holders are locked: nobody can take one of those any more.
+    // Read the names again, now that their schedules are locked: no other transaction can take them any more.
     let (schedule_rows, names_now, run_rows, asked_rows) = try_join!(
-        ask(session, &schedules, vec![&incarnations]),
-        ask(session, &names, vec![&tenants, &ids]),
+        query(session, &schedules, vec![&incarnations]),
+        query(session, &names, vec![&tenants, &ids]),
         async {
-            // It locks every partition there is.
+            // The query locks every partition.
             match occurrences.incarnations.is_empty() {
                 true => Ok(Vec::new()),
-                false => ask(session, &runs, known_runs).await,
+                false => query(session, &runs, known_runs).await,
             }
         },
-        ask(session, &asked, vec![&asked_ids]),
+        query(session, &asked, vec![&asked_ids]),
     )?;
     let holders = |rows: &[Row]| rows.iter().map(|row| row.get::<_, Uuid>(2)).collect::<BTreeSet<_>>();
     if holders(&names_now) != holders(&name_rows) {
         return Err(Stop::Again(Failure::Statement {
             server: "PostgreSQL".to_owned(),
             code: "40001".to_owned(),
-            reason: "an id was taken meanwhile".to_owned(),
+            reason: "another transaction took the id".to_owned(),
         }));
     }
     plan_of(&term_rows, &schedule_rows, &names_now, &run_rows, &asked_rows).map_err(Stop::from)
 }
 
-/// Sent when it is first polled.
-async fn ask(
+/// Runs a query. The query is sent when the future is first polled.
+async fn query(
     session: &Session,
     statement: &Statement,
     parameters: Vec<&(dyn ToSql + Sync)>,
@@ -396,7 +405,7 @@ fn plan_of(terms: &[Row], schedules: &[Row], names: &[Row], runs: &[Row], asked:
 }
 
 fn name_of(row: &Row) -> Result<(TenantId, ScheduleId), StoreError> {
-    let damaged = || StoreError::Damaged("a schedule has no readable name".to_owned());
+    let damaged = || StoreError::Damaged("a schedule has a malformed name".to_owned());
     let tenant = TenantId(u32::try_from(row.get::<_, i64>(0)).map_err(|_| damaged())?);
     Ok((tenant, ScheduleId::new(row.get(1)).map_err(|_| damaged())?))
 }
@@ -406,17 +415,17 @@ async fn prepare<const N: usize>(session: &Session, texts: [&'static str; N]) ->
     for text in texts {
         statements.push(session.prepare(text).await?);
     }
-    Ok(statements.try_into().unwrap_or_else(|_| unreachable!("one for each text")))
+    Ok(statements.try_into().unwrap_or_else(|_| unreachable!("there is one statement for each text")))
 }
 
-/// Statements of one transaction, sent one behind the other, without waiting for answers in between.
+/// Statements of one transaction, which are pipelined: each is sent without waiting for the previous response.
 struct Sending<'a> {
     session: &'a Session,
     sent: Vec<BoxFuture<'a, Result<(), Failure>>>,
 }
 
 impl<'a> Sending<'a> {
-    /// Must have been prepared, so that nothing has to be asked before it is sent.
+    /// Adds a statement if it is needed. It is prepared here, so that sending it needs no other request.
     async fn statement(
         &mut self,
         text: &'static str,
@@ -438,7 +447,7 @@ impl<'a> Sending<'a> {
     }
 }
 
-/// Writes all of it, and commits.
+/// Writes the changes of a plan, and commits.
 async fn write(
     session: &Session,
     plan: Plan,
@@ -514,7 +523,7 @@ async fn write(
 
     let mut sending = Sending { session, sent: Vec::new() };
     sending.statement(FREE_NAMES, !freed.is_empty(), &freed_parameters).await?;
-    // The due rows are there before, or with, their schedules.
+    // The due rows become visible before, or together with, their schedules.
     sending.statement(insert_near, !due.near.is_empty(), &near).await?;
     sending.statement(insert_far, !due.far.is_empty(), &far).await?;
     sending.statement(INSERT_SCHEDULES, !new.incarnations.is_empty(), &new_parameters).await?;
@@ -524,11 +533,11 @@ async fn write(
     sending.statement(WRITE_RUNS, !run_values.is_empty(), &run_parameters).await?;
     sending.statement(REDRIVE_RUNS, !redriven.incarnations.is_empty(), &redriven_parameters).await?;
     sending.statement(WRITE_POSITIONS, !pollers.is_empty(), &position_parameters).await?;
-    // Last, as it may wait for another who counts in the same slot.
+    // The counts come last, because this statement may wait for another transaction with the same slot.
     sending.statement(COUNT, !counts.is_empty(), &count_parameters).await?;
     let mut sent = sending.sent;
     sent.push(session.within(session.client().batch_execute("commit")).boxed());
-    // After a statement that fails the rest does nothing, and the commit rolls back: so all must have succeeded.
+    // After a failed statement the others have no effect and the commit rolls back, so every statement must succeed.
     futures_util::future::join_all(sent).await.into_iter().collect()
 }
 

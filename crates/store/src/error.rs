@@ -1,15 +1,15 @@
-//! Why a store says no.
+//! Errors of the store port.
 
-/// A call failed as a whole.
+/// Failure of a whole call.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The engine cannot be reached, or is closing; the same call may go through later.
+    /// The engine is unreachable or is closing. A retry may succeed later.
     #[error("the store is unavailable: {0}")]
     Unavailable(String),
-    /// Too little space is left for users' writes.
+    /// The disk has too little free space for user writes.
     #[error("the store's disk is nearly full: {0}")]
     Full(String),
-    /// Stored bytes are not what was written. Nothing of them was served.
+    /// Stored bytes differ from the bytes that were written. The engine returned none of them.
     #[error("stored data is damaged: {0}")]
     Damaged(String),
 }
@@ -24,20 +24,20 @@ impl StoreError {
     }
 }
 
-/// One item of an owner's write was refused. Nothing of it took effect, but for due rows that are void or already told:
-/// an engine that writes in steps may meet the reason after the first.
+/// Rejection of one item of an owner's write. The item had no effect, except that it may have written due rows that are
+/// void or duplicates: an engine that writes in steps may find the reason after the first step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum WriteRefusal {
-    /// The shard has been taken under a later term: stop owning it.
-    #[error("the shard has a later owner")]
+pub enum WriteRejection {
+    /// Another member took the shard under a later term. The caller must give up its ownership.
+    #[error("the shard was taken under a later term")]
     Superseded,
-    /// There is no such schedule or run, or it is not in a state that allows this.
-    #[error("there is nothing there to change")]
+    /// The schedule or run does not exist, or its state does not allow the change.
+    #[error("no schedule or run is in a state that allows this change")]
     NotFound,
-    /// The id is not, or no longer, as the change wants to find it.
-    #[error("the schedule has changed")]
+    /// The schedule of the id does not match the precondition.
+    #[error("the schedule does not match the precondition")]
     Changed,
-    /// The occurrence has its final outcome already.
-    #[error("the occurrence has its outcome")]
+    /// The occurrence already has its final outcome.
+    #[error("the occurrence already has a final outcome")]
     Resolved,
 }

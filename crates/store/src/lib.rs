@@ -1,32 +1,41 @@
-//! The store port: schedules, due rows, runs, ownership of shards. What every engine promises, and nothing of how.
+//! The store port: schedules, due rows, runs and ownership of shards. The documentation states the contract that every
+//! engine keeps. It does not describe how an engine works.
 //!
-//! The contract is that of the weakest engine: no atomic write over a schedule row and a due row, none across shards.
-//! An engine that can do several steps in one does them in one and says so where the caller saves work
-//! ([`Placed::settled`], [`Marked::applied`]). Every call is batch-shaped, and a batch is not a transaction: each item
-//! succeeds or is refused alone, in order.
+//! The contract assumes the weakest engine: it has no atomic write over a schedule row and a due row, and no
+//! transaction across shards. An engine that combines several steps reports it where this saves the caller work
+//! ([`Placed::settled`], [`CancellationResult::applied`]). Every call takes a batch. A batch is not a transaction: the engine
+//! accepts or rejects each item separately, in order.
 //!
-//! Two kinds of callers:
-//! - *Any member* inserts schedules, places due rows, appends marks and reads.
-//! - *The owner of a shard* makes every change to an existing schedule, through [`Store::write`], under the term that
-//!   [`Store::take`] minted for it. A write under an older term is refused.
+//! There are two kinds of callers:
+//! - *Any member* inserts schedules, places due rows, appends cancellation records and reads.
+//! - *The owner of a shard* makes every change to an existing schedule through [`Store::write`], under the term that
+//!   [`Store::take`] minted for it. The engine rejects a write under an older term.
 //!
-//! A poller has two durable positions, whole instants: `done` <= `closed`. Every occurrence at or before `done` has an
-//! outcome; no creator leaves a due row at or before `closed` unless the owner is sure to read it. Who does what, in
-//! which order, is told in `scheduler` (`creator`, `owner`); an engine keeps the two numbers and linearizable reads.
+//! A poller has two durable positions, which are whole instants, with `done` <= `closed`. Every occurrence at or before
+//! `done` has an outcome. No creator leaves a due row at or before `closed` unless the owner is certain to read it. The
+//! modules `creator` and `owner` of `scheduler` define the order of these steps. An engine stores the two positions and
+//! provides linearizable reads.
 //!
-//! What may be seen half-done: in [`Change::Advance`] the schedule's `next` comes before its row; in `insert` and in [`Change::Put`] or [`Change::PutIf`] the due row can be there before its schedule; in
-//! [`Change::Run`] come `then`, the run, the end of the schedule, in this order; in [`Change::Redrive`] the due row
-//! comes before the dead letter is gone. Each of these steps is whole. A call that fails or is dropped half-way leaves
-//! the steps made so far: so a due row may have no schedule, or name a revision that a later [`Change::Put`] gives to
-//! another spec, and the owner checks that the schedule has the row's revision *and* its instant. A final run may
-//! belong to a one-shot that is still active; the owner that comes across it writes [`Change::End`].
+//! A reader may observe an unfinished sequence of steps:
+//! - [`Change::Advance`] writes the schedule's `next` before the due row.
+//! - [`Store::insert`], [`Change::Put`] and [`Change::PutIf`] may write the due row before the schedule.
+//! - [`Change::Run`] writes `then`, the run, and the end of the schedule, in this order.
+//! - [`Change::Redrive`] writes the due row before it removes the dead letter.
 //!
-//! Always true here: what a call answered `Ok` is durable, and every later read sees it.
+//! Each of these steps is atomic. A call that fails or is dropped part-way leaves the steps made so far. A due row may
+//! therefore have no schedule, or may name a revision that a later [`Change::Put`] gives to another spec. For this
+//! reason the owner checks that the schedule has the row's revision *and* its instant. A final run may belong to a
+//! one-shot that is still active; the owner that finds such a run writes [`Change::End`].
+//!
+//! Invariant: a write that was acknowledged with `Ok` is durable, and every later read observes it.
+//!
+//! docs/decisions/0031-store-incarnations-in-cancellation-records.md gives the reasons for the design.
+//! docs/decisions/0032-assign-a-chosen-id-in-one-step.md gives the reasons for the design.
 
+mod encrypted_store;
+pub mod encryption;
 mod error;
 pub mod listing;
-pub mod seal;
-mod sealed;
 
 pub mod memory;
 
@@ -34,142 +43,161 @@ use std::sync::Arc;
 
 use domain::occurrence::Run;
 use domain::{
-    Audit, DueKey, Edition, Incarnation, LabelKey, Occurrence, PollerId, Revision, Schedule, ScheduleId, Seen, ShardId,
-    Status, Tenant, TenantId, Term, Timestamp,
+    Audit, DueKey, Incarnation, LabelKey, Occurrence, PollerId, Precondition, Revision, Schedule, ScheduleId,
+    ScheduleVersion, ShardId, Status, Tenant, TenantId, Term, Timestamp,
 };
 use futures_util::future::BoxFuture;
 
-pub use error::{StoreError, WriteRefusal};
-pub use seal::{Seal, SealKey};
-pub use sealed::SealedStore;
+pub use encrypted_store::EncryptedStore;
+pub use encryption::{Keyring, StoreKey};
+pub use error::{StoreError, WriteRejection};
 
 pub type Answer<'a, T> = BoxFuture<'a, Result<T, StoreError>>;
 
-/// See the crate's documentation for the contract.
+/// A store engine. The crate's documentation states the contract.
 ///
 /// # Errors
-/// Every method fails as a whole with [`StoreError`]; then it is not known which items took effect.
+/// Every method fails as a whole with [`StoreError`]. The caller then does not know which items took effect.
 pub trait Store: Send + Sync + 'static {
-    // Any member.
+    // Calls that any member makes.
 
-    /// Writes each schedule, its due row, and its arrival. The due row is durable before, or with, the schedule.
+    /// Writes each schedule, its due row and its entry in the insert log. The due row is durable before the schedule,
+    /// or together with it.
     ///
-    /// An id is given in one step, the schedule's own: of calls at once (and [`Change::Put`]), one takes it, whatever
-    /// members make them. Within a call the first takes it.
+    /// Assigning an id is one atomic step: of concurrent calls (including [`Change::Put`]), exactly one takes the id,
+    /// whichever members make them. Within a call, the first item takes the id.
     fn insert(&self, inserts: Vec<Insert>) -> Answer<'_, Vec<Inserted>>;
 
-    /// Each poller's `closed`, read after this call began.
+    /// Returns each poller's `closed`, read after this call began.
     fn closed(&self, pollers: Vec<PollerId>) -> Answer<'_, Vec<Timestamp>>;
 
-    /// Writes due rows (and their arrivals) of schedules that exist; writing one twice is harmless. Whether a row's
-    /// revision is its schedule's is not looked at.
+    /// Writes due rows of existing schedules, and their entries in the insert log. Writing a row twice is harmless. The
+    /// engine does not compare the row's revision with the schedule's.
     fn place(&self, rows: Vec<(PollerId, DueKey)>) -> Answer<'_, Vec<Placed>>;
 
-    /// Appends cancel marks to the home shards of the schedules they name.
-    fn mark(&self, marks: Vec<Mark>) -> Answer<'_, Vec<Marked>>;
+    /// Appends cancellation records to the home shards of the named schedules.
+    fn append_cancellations(&self, marks: Vec<Cancellation>) -> Answer<'_, Vec<CancellationResult>>;
 
-    /// The schedules that have these ids now; a cancelled one until its id is taken again. Order and length as asked.
+    /// Returns the schedules that have these ids now, in the order and number of `names`. A cancelled schedule keeps
+    /// its id until another schedule takes it.
     fn get(&self, names: Vec<(TenantId, ScheduleId)>) -> Answer<'_, Vec<Option<Arc<Schedule>>>>;
 
-    /// As [`Store::get`], by incarnation: what the owner fires from. Also those whose id another has taken since.
+    /// Returns the schedules of these incarnations, as [`Store::get`] does. The result includes schedules whose id
+    /// another schedule has taken since. The owner loads a schedule by incarnation before it fires it.
     fn load(&self, incarnations: Vec<Incarnation>) -> Answer<'_, Vec<Option<Arc<Schedule>>>>;
 
-    /// A page of what a tenant's schedules are listed by; [`listing`] makes schedules of it.
+    /// Returns a page of incarnations that match a filter; [`listing`] turns them into schedules.
     fn list(&self, read: ListRead) -> Answer<'_, ListPage>;
 
-    /// The runs' records; `None` for an occurrence that has none yet.
+    /// Returns the runs' records; `None` for an occurrence that has no record yet.
     fn find_runs(&self, occurrences: Vec<Occurrence>) -> Answer<'_, Vec<Option<Run>>>;
 
-    /// A schedule's runs that have a record, in the order of [`Occurrence`], from the first after `after`.
+    /// Returns a schedule's runs that have a record, in the order of [`Occurrence`], from the first after `after`.
     fn runs(&self, incarnation: Incarnation, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>>;
 
-    /// A tenant's dead letters (failed and not redriven), in the order of [`Occurrence`], from the first after `after`.
+    /// Returns a tenant's dead letters (failed and not redriven), in the order of [`Occurrence`], from the first after
+    /// `after`.
     fn dead_letters(&self, tenant: TenantId, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>>;
 
-    /// How many schedules of each of these tenants are active now.
+    /// Returns the number of active schedules of each of these tenants.
     fn active(&self, tenants: Vec<TenantId>) -> Answer<'_, Vec<u64>>;
 
+    /// Returns all tenants.
     fn tenants(&self) -> Answer<'_, Vec<Tenant>>;
 
-    /// Makes a tenant, or changes it: refused [`Outdated`] if there is one of this id, and its version is not the one before
-    /// `tenant.version`. `entry`, which has that version, goes to its audit log in the same step.
+    /// Creates or changes a tenant. Rejects the change with [`Outdated`] if the tenant exists and its version is not
+    /// `tenant.version - 1`. The same step appends `entry`, which has the new version, to the tenant's audit log.
     fn put_tenant(&self, tenant: Tenant, entry: Audit) -> Answer<'_, Result<(), Outdated>>;
 
-    /// A tenant's audit log: its changes after version `after`, the oldest first.
+    /// Returns the entries of a tenant's audit log after version `after`, the oldest first.
     fn audit(&self, tenant: TenantId, after: u64, limit: usize) -> Answer<'_, Vec<Audit>>;
 
-    /// Whether writes of users are taken now; a cheap look at memory.
+    /// Returns whether the store accepts user writes now. The call reads only memory and is cheap.
     fn health(&self) -> Health;
 
-    /// The engine's housekeeping, which one member does now and then: what nobody needs any more is dropped, and what was
-    /// over before `history_from` may be: runs, schedules that are over, incarnations of puts. That is then as if it had
-    /// never been. Nothing that is due waits for this. How much was dropped, in the engine's own units; if anything was,
-    /// there may be more.
+    /// Deletes rows that are no longer needed. One member calls it periodically. The engine may delete history that was
+    /// over before `history_from`: runs, schedules that are over, and the recorded incarnations of puts. Deleted rows
+    /// leave no trace. Firing never waits for this call. Returns the amount deleted, in the engine's own units; if it
+    /// is not 0, there may be more to delete.
     fn maintain(&self, _now: Timestamp, _history_from: Timestamp) -> Answer<'_, u64> {
         Box::pin(std::future::ready(Ok(0)))
     }
 
-    // The owner.
+    // Calls that only the owner of a shard makes.
 
-    /// A new term for each shard, above every earlier one; from then on older terms are refused.
+    /// Mints a new term for each shard, above every earlier one. From then on the engine rejects older terms.
     fn take(&self, shards: Vec<ShardId>) -> Answer<'_, Vec<Term>>;
 
-    /// Each poller's positions; both [`Timestamp::MIN`] for a poller that never had any.
+    /// Returns each poller's positions; both are [`Timestamp::MIN`] for a poller that has never had any.
     fn positions(&self, pollers: Vec<PollerId>) -> Answer<'_, Vec<Positions>>;
 
-    /// The due rows that [`Store::insert`] and [`Store::place`] wrote to these shards after `cursor`, at most about
-    /// `limit`, and the cursor to go on from; a row may be told twice, and one whose call is under way may be told.
-    /// Rows of [`Store::write`] need not be told: the owner knows them. Nor need those from before this store was opened:
-    /// whoever takes a shard reads its due rows from `done` on, after it called this once. The engine may forget, for
-    /// these shards, what is at or before a cursor that a caller has presented. So present a cursor only if its answer
-    /// came while these shards were surely owned: what came later is another owner's to hear of.
-    fn arrivals(&self, shards: Arc<[ShardId]>, cursor: Cursor, limit: usize) -> Answer<'_, (Vec<Arrival>, Cursor)>;
+    /// Reads the insert logs of these shards: the due rows that [`Store::insert`] and [`Store::place`] wrote after
+    /// `cursor`. Returns about `limit` entries at most, and the cursor for the next call. The result may repeat an
+    /// entry, and may contain an entry whose call has not returned yet. It need not contain rows of [`Store::write`],
+    /// which the owner already knows, nor rows from before this store was opened: a member that takes a shard calls
+    /// this method once and then reads the shard's due rows from `done` on.
+    ///
+    /// The engine may delete, for these shards, the entries at or before a cursor that a caller has presented. A caller
+    /// must therefore present a cursor only if it certainly owned these shards when it received the cursor; entries
+    /// that came later belong to another owner.
+    fn insert_log(
+        &self,
+        shards: Arc<[ShardId]>,
+        cursor: Cursor,
+        limit: usize,
+    ) -> Answer<'_, (Vec<InsertLogEntry>, Cursor)>;
 
-    /// What the cancel marks of these shards after `cursor` name, as [`Store::arrivals`]: by incarnation, so that a mark
-    /// told again does not hit a schedule that took the id later. Only marks that the engine did not apply itself.
-    /// Present a cursor only when everything before it has been obeyed durably: the engine may forget it.
-    fn marks(&self, shards: Arc<[ShardId]>, cursor: Cursor) -> Answer<'_, (Vec<(ShardId, Incarnation)>, Cursor)>;
+    /// Reads the cancellation records of these shards after `cursor`, as [`Store::arrivals`] reads the insert logs. A
+    /// record names an incarnation, so that a repeated record does not cancel a schedule that took the id later. The
+    /// result omits records that the engine applied itself. A caller presents a cursor only when it has durably
+    /// processed every record before it, because the engine may then delete them.
+    fn cancellations(
+        &self,
+        shards: Arc<[ShardId]>,
+        cursor: Cursor,
+    ) -> Answer<'_, (Vec<(ShardId, Incarnation)>, Cursor)>;
 
-    /// For each read, the poller's due rows in key order: each row whose writing was answered before this call began.
-    /// Rows at or before the poller's `done` may be missing.
+    /// Returns, for each read, the poller's due rows in key order. The result contains every row whose write was
+    /// acknowledged before this call began, but may omit rows at or before the poller's `done`.
     fn due(&self, reads: Vec<DueRead>) -> Answer<'_, Vec<DuePage>>;
 
-    /// Changes under terms, each with its own answer. Items of one schedule or poller take effect in their order; of
-    /// two calls at once, in any.
-    fn write(&self, writes: Vec<OwnerWrite>) -> Answer<'_, Vec<Result<Written, WriteRefusal>>>;
+    /// Makes changes under terms and returns a result for each. Changes of one schedule or one poller take effect in
+    /// their order. Concurrent calls take effect in any order.
+    fn write(&self, writes: Vec<OwnerWrite>) -> Answer<'_, Vec<Result<Written, WriteRejection>>>;
 
-    /// Replaces each shard's list of attempts in flight: what an owner that lets go tells its successor. Each under its
-    /// term, with its own answer.
-    fn hand_over(&self, lists: Vec<HandOver>) -> Answer<'_, Vec<Result<(), WriteRefusal>>>;
+    /// Replaces each shard's list of attempts in flight, which an owner that releases the shard leaves to its
+    /// successor. Each list is written under its term and has its own result.
+    fn hand_over(&self, lists: Vec<HandOver>) -> Answer<'_, Vec<Result<(), WriteRejection>>>;
 
-    /// What was last handed over with each shard, whoever took it since; empty if nothing ever was. Read after
-    /// [`Store::take`], it is all that an earlier owner had to tell.
+    /// Returns the last list that was handed over with each shard, whichever member took the shard since; an empty list
+    /// if there is none. A new owner reads it after [`Store::take`].
     fn handed_over(&self, shards: Vec<ShardId>) -> Answer<'_, Vec<Vec<HandedOver>>>;
 }
 
-/// Somebody else changed the tenant meanwhile: read it again, and decide anew.
+/// Rejection of a change whose tenant has another version now. The caller reads the tenant again and decides again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Outdated;
 
-/// What a caller owes [`Store::put_tenant`]; engines look.
+/// Asserts the preconditions of [`Store::put_tenant`]. Every engine calls it.
 ///
 /// # Panics
-/// If the caller broke that.
+/// If a precondition does not hold.
 pub fn check_put_tenant(tenant: &Tenant, entry: &Audit) {
     let is_operators = tenant.id == Tenant::OPERATOR;
-    assert_eq!(tenant.generations.is_empty(), is_operators, "a tenant has pollers, and the operators have none");
-    assert_eq!(tenant.version, entry.version, "a change is told with its version");
-    assert!(is_operators || tenant.store_keys.is_empty(), "the store's keys are the operators'");
-    assert_eq!(tenant.quotas.first_above(&tenant.ceilings), None, "no quota is above its ceiling");
+    assert_eq!(tenant.generations.is_empty(), is_operators, "a tenant has pollers, and the operator tenant has none");
+    assert_eq!(tenant.version, entry.version, "an audit entry has the version of its change");
+    assert!(is_operators || tenant.store_keys.is_empty(), "only the operator tenant has store keys");
+    assert_eq!(tenant.quotas.first_above(&tenant.ceilings), None, "a quota does not exceed its ceiling");
 }
 
-/// A place in a stream of an engine; only the engine knows what it means. [`Cursor::default`] is the beginning.
+/// A position in a log of the engine. Only the engine interprets the number. [`Cursor::default`] is the beginning.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Cursor(pub u64);
 
 #[derive(Clone, Debug)]
 pub struct Insert {
-    /// Active, as every schedule begins. `schedule.id` was either made from the incarnation ([`ScheduleId::from_incarnation`]) or chosen by the user.
+    /// New schedule; its status is active. Its id was either derived from the incarnation
+    /// ([`ScheduleId::from_incarnation`]) or chosen by the user.
     pub schedule: Arc<Schedule>,
     pub due: DueKey,
 }
@@ -177,33 +205,35 @@ pub struct Insert {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Inserted {
     Placed(Placed),
-    /// A schedule of this id exists and was not cancelled, or an insert or put of this very incarnation took effect
-    /// before (by a call that failed, say), whatever became of it since. Nothing was written; the incarnation is the one that has the id.
+    /// Another schedule that is not cancelled has this id, or an insert or put of this incarnation took effect before
+    /// (for example in a call that failed), whatever happened to the schedule since. Nothing was written. The field is
+    /// the incarnation that has the id.
     Exists(Incarnation),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Placed {
-    /// Where the row is: as asked, or the first instant after `closed` if the engine saw that its poller had closed that.
+    /// Position of the row: the requested one, or the first instant after `closed` if the engine found that the poller
+    /// had already closed the requested one.
     pub position: Timestamp,
-    /// The engine compared `position` with `closed`, in the same step as the write or once the row was durable, and it lies
-    /// after it. If not, the creator must: by
-    /// [`Store::closed`] after this, and [`Store::place`] again if it has passed.
+    /// True if the engine confirmed the placement: it compared `position` with `closed`, in the same step as the write
+    /// or after the row was durable, and `position` is later. If false, the creator confirms the placement: it calls
+    /// [`Store::closed`] after this call, and [`Store::place`] again if `closed` has passed the row.
     pub settled: bool,
 }
 
-/// A durable wish to cancel, which the owner of the home shard obeys.
+/// Cancellation record: a durable request to cancel, which the owner of the home shard processes.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Mark {
+pub struct Cancellation {
     pub tenant: TenantId,
     pub id: ScheduleId,
 }
 
 #[derive(Clone, Debug)]
-pub struct Marked {
-    /// The schedule as it was before the mark; `None` if there is none.
+pub struct CancellationResult {
+    /// Schedule as it was before the cancellation record; `None` if there is none.
     pub before: Option<Arc<Schedule>>,
-    /// Nothing is left for the owner to do: the engine has itself made the schedule, active or ended,
+    /// True if the owner has nothing left to do. Either the engine itself set the active or ended schedule to
     /// [`Status::Cancelled`] under the next revision (as [`Change::Cancel`] does), or there was nothing to cancel.
     pub applied: bool,
 }
@@ -215,12 +245,12 @@ pub struct Positions {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Arrival {
+pub struct InsertLogEntry {
     pub poller: PollerId,
     pub key: DueKey,
 }
 
-/// The rows of `poller` after `after`, with positions up to and including `until`.
+/// Read of the rows of `poller` after `after`, with positions up to and including `until`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DueRead {
     pub poller: PollerId,
@@ -231,20 +261,21 @@ pub struct DueRead {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DueBound {
-    /// Positions later than this.
+    /// Starts at the first position after this instant.
     Instant(Timestamp),
-    /// Keys after this one, within its instant too.
+    /// Starts at the first key after this one, which may have the same position.
     Key(DueKey),
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct DuePage {
     pub keys: Vec<DueKey>,
-    /// The position of the first row after these, be it before or after `until`; `None` if the poller has no more.
+    /// Position of the first row after `keys`, before or after `until`; `None` if the poller has no more rows.
     pub next: Option<Timestamp>,
 }
 
-/// The schedules of `tenant` after `after`, in the order of their incarnations: that of their making, by their makers' clocks.
+/// Read of the schedules of `tenant` after `after`, in the order of their incarnations. This is the order of creation,
+/// by the clocks of the creators.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ListRead {
     pub tenant: TenantId,
@@ -253,7 +284,8 @@ pub struct ListRead {
     pub limit: usize,
 }
 
-/// What every engine can list schedules by, from one place to the next, without reading those of others.
+/// Filter for listing. Accepts one criterion, because every engine must serve it from an index without reading other
+/// schedules.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ListBy {
     All,
@@ -261,18 +293,20 @@ pub enum ListBy {
     Label(LabelKey),
 }
 
-/// Every schedule that has its id, is as was asked for, and was so before the call is told, up to `next`; others may be
-/// among them: what was so before, what another has taken the id of, what a hash cannot tell apart. So whoever reads
-/// looks at the schedules themselves.
+/// Page of incarnations. Up to `next`, it contains every schedule that still has its id and that matched the filter
+/// both before and during the call. It may contain other schedules: those that no longer match, those whose id another
+/// schedule has taken, and those that a hash does not distinguish. The caller therefore checks the schedules
+/// themselves.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ListPage {
-    /// `limit` at most; an engine that has looked at many rows may stop before, even without any.
+    /// At most `limit` incarnations. An engine that has read many rows may return fewer, or none.
     pub incarnations: Vec<Incarnation>,
-    /// Where the next page begins: after this, which may be no schedule of the page. `None`: there are no more.
+    /// Start of the next page: it begins after this incarnation, which may not be in this page. `None` if there are no
+    /// more.
     pub next: Option<Incarnation>,
 }
 
-/// One change by the owner of `poller`'s shard.
+/// Change by the owner of `poller`'s shard.
 #[derive(Clone, Debug)]
 pub struct OwnerWrite {
     pub term: Term,
@@ -282,46 +316,49 @@ pub struct OwnerWrite {
 
 #[derive(Clone, Debug)]
 pub enum Change {
-    /// Makes the schedule, or replaces an existing one of its tenant and id: an active or ended one keeps its
-    /// incarnation and takes the next revision, a cancelled one gives way to the new incarnation. `due` is written
-    /// with the incarnation and revision that came of it. Its poller is the one of an existing schedule, and so is
-    /// `created_at`. An engine that settles `closed` in [`Store::insert`] does so here, and says where the row is.
-    /// Refused [`WriteRefusal::NotFound`] if the id's schedule is cancelled and a put or insert of this very incarnation
-    /// took effect before (for a put over a live schedule, too): one that is tried again does not undo a cancel.
+    /// Creates the schedule, or replaces the existing one of its tenant and id. An active or ended schedule keeps its
+    /// incarnation and takes the next revision. A cancelled schedule is superseded by the new incarnation. The engine
+    /// writes `due` with the resulting incarnation and revision. An existing schedule keeps its poller and its
+    /// `created_at`. An engine that confirms placement in [`Store::insert`] also confirms it here, and returns the
+    /// row's position.
+    ///
+    /// Rejected with [`WriteRejection::NotFound`] if the id's schedule is cancelled and a put or insert of this
+    /// incarnation took effect before (also a put over a live schedule). A repeated put therefore never reverts a
+    /// cancellation.
     Put(Insert),
-    /// As [`Change::Put`], but only if the schedule that has the id is, in the step that gives or changes it, as it was
-    /// `seen`; for `None`, only if no schedule has the id, not even a cancelled one. Else refused
-    /// [`WriteRefusal::Changed`].
-    PutIf { insert: Insert, seen: Option<Seen> },
-    /// Makes an active or ended schedule [`Status::Cancelled`], under the next revision and without `next`. Refused
-    /// [`WriteRefusal::NotFound`] if there is none of this incarnation, or it is cancelled.
+    /// Does the same as [`Change::Put`] if the schedule that has the id matches `seen` in the step that assigns or
+    /// changes it. With `None`, no schedule may have the id, not even a cancelled one. Otherwise rejected with
+    /// [`WriteRejection::Changed`].
+    PutIf { insert: Insert, seen: Option<Precondition> },
+    /// Sets an active or ended schedule to [`Status::Cancelled`], under the next revision and without `next`. Rejected
+    /// with [`WriteRejection::NotFound`] if there is no schedule of this incarnation, or it is cancelled.
     Cancel(Incarnation),
-    /// As [`Change::Cancel`], but only if the schedule is, in the same step, of this edition. Else, and if there is none,
-    /// or it is cancelled, refused [`WriteRefusal::Changed`].
-    CancelIf(Edition),
-    /// An outcome. `then` (a retry, the one due row that an outcome makes) is durable before `run` is.
-    /// If `ends` and the schedule still has the run's revision, it is ended as by [`Change::End`]. Refused
-    /// [`WriteRefusal::Resolved`], whole, if the occurrence has a final record.
+    /// Does the same as [`Change::Cancel`] if the schedule has this version in the same step. Rejected with
+    /// [`WriteRejection::Changed`] if it has another version, does not exist, or is cancelled.
+    CancelIf(ScheduleVersion),
+    /// Writes an outcome. `then`, the due row of a retry, is durable before `run`. If `ends` and the schedule still has
+    /// the run's revision, the schedule ends as by [`Change::End`]. Rejected as a whole with [`WriteRejection::Resolved`]
+    /// if the occurrence has a final record.
     Run { run: Run, then: Option<DueKey>, ends: bool },
-    /// A recurring schedule goes on: `due`'s instant becomes the schedule's `next`, then `due` is written: so no row is
-    /// ahead of its schedule, and whoever finds one behind `next` writes the row of `next` again. Answered
-    /// [`Written::Done`] without effect if the revision is another, the schedule is not active, or its `next` is later: it
-    /// never goes back, whoever comes late.
+    /// Moves a recurring schedule to its next occurrence: sets the schedule's `next` to the instant of `due`, then
+    /// writes `due`. No row is therefore ahead of its schedule. An owner that finds a row behind `next` writes the row
+    /// of `next` again. Returns [`Written::Done`] without effect if the revision differs, the schedule is not active,
+    /// or its `next` is later: `next` never decreases.
     Advance { incarnation: Incarnation, revision: Revision, due: DueKey },
-    /// A recurring schedule or one-shot has no further occurrence: an active schedule becomes [`Status::Ended`], its
-    /// revision kept, without `next`. Answered [`Written::Done`] without effect if the revision is another.
+    /// Ends a schedule that has no further occurrence: an active schedule becomes [`Status::Ended`], keeps its revision
+    /// and loses `next`. Returns [`Written::Done`] without effect if the revision differs.
     End { incarnation: Incarnation, revision: Revision },
-    /// The row again, at a later position.
+    /// Writes the row again at a later position.
     Defer(DueKey),
-    /// Runs a dead letter again: `due` is for the same occurrence, replay one higher. Refused
-    /// [`WriteRefusal::NotFound`] if `of` is no dead letter, or was redriven before.
+    /// Runs a dead letter again. `due` is for the same occurrence, with the next replay number. Rejected with
+    /// [`WriteRejection::NotFound`] if `of` is not a dead letter, or was redriven before.
     Redrive { of: Occurrence, due: DueKey },
-    /// Moves the poller's positions, each to the later of what it was and what it is here: neither ever goes back.
-    /// `done` <= `closed`. Rows at or before `done` may be dropped, so the owner writes none there.
+    /// Raises the poller's positions: each becomes the maximum of its old and new value, so a position never decreases.
+    /// Requires `done` <= `closed`. The engine may drop rows at or before `done`, so the owner writes no row there.
     Positions(Positions),
 }
 
-/// The attempts in flight of a shard, as its owner lets go of it.
+/// Attempts in flight of a shard whose owner releases it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HandOver {
     pub shard: ShardId,
@@ -329,18 +366,18 @@ pub struct HandOver {
     pub attempts: Vec<HandedOver>,
 }
 
-/// An attempt that an earlier owner had in flight: its successor waits for the outcome before it makes it again.
+/// Attempt that an earlier owner had in flight. The new owner waits for its outcome before it repeats the attempt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HandedOver {
     pub poller: PollerId,
     pub key: DueKey,
-    /// When it has ended in any case, by the earlier owner's clock.
+    /// Latest instant at which the attempt ends, by the earlier owner's clock.
     pub until: Timestamp,
 }
 
 #[derive(Clone, PartialEq, Debug)]
 pub enum Written {
-    /// What [`Change::Put`] made: the schedule as it is now, where its row is, and what was there before.
+    /// Result of [`Change::Put`]: the schedule as it is now, the position of its row, and the previous status.
     Put {
         schedule: Arc<Schedule>,
         position: Timestamp,
@@ -352,10 +389,11 @@ pub enum Written {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Health {
     Ready,
-    /// The disk is nearly full: users' writes are refused with [`StoreError::Full`], reads and owners' writes go on.
+    /// The disk is nearly full. The store rejects user writes with [`StoreError::Full`], and accepts reads and
+    /// owner writes.
     Full,
-    /// The engine's server cannot be reached; calls fail until it can.
+    /// The engine's server is unreachable. Calls fail until it is reachable again.
     Unreachable,
-    /// Nothing is taken: the engine is closing, or has failed.
+    /// The engine is closing or has failed. It accepts no calls.
     Closed,
 }

@@ -1,12 +1,16 @@
-//! A tenant's schedules, page by page: what the engines list, looked at.
+//! Listing of a tenant's schedules in pages. The module filters the incarnations that an engine lists.
 //!
-//! One thing to list by at a time, because that is what every engine can go along without reading what is not asked for:
-//! all schedules, those of one state or of one label (by [`Store::list`]), or those with an occurrence to come within a
-//! stretch of time (by [`Store::due`], over all pollers of the tenant at once).
+//! A listing accepts one criterion, because every engine must serve it from an index. It lists all schedules, the
+//! schedules of one state or of one label (by [`Store::list`]), or the schedules whose next occurrence lies within a
+//! range of time (by [`Store::due`], over all pollers of the tenant at once).
 //!
-//! Always true here: going from page to page until there is no next one tells every schedule that was there, and as was
-//! asked for, all the while, and none twice; a page is made by a bounded number of reads, so it may be short, or empty, and
-//! have a next one; what is told is the tenant's own, wherever the page is asked to begin.
+//! Invariants:
+//! - A caller that follows the pages to the end receives every schedule that existed and matched all the while, and
+//!   receives none twice.
+//! - A page takes a bounded number of reads. It may therefore be short or empty and still have a next page.
+//! - Every schedule in a page belongs to the tenant, whatever start the caller passes.
+//!
+//! docs/decisions/0034-list-schedules-by-one-criterion.md gives the reasons for the design.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,23 +19,23 @@ use domain::{DueKey, Incarnation, LabelKey, PollerId, Schedule, ScheduleId, Stat
 
 use crate::{DueBound, DueRead, ListBy, ListRead, Store, StoreError};
 
-/// Schedules that are read at once. With payloads of 64 KiB, 6 MiB.
+/// Number of schedules that one read loads: 6 MiB at payloads of 64 KiB.
 const LOADED_MAX: usize = 100;
-/// Reads for a page: more than it takes if all that an engine lists is as was asked for.
+/// Maximum number of reads for one page. A page needs fewer if every listed schedule matches.
 const READS_MAX: usize = 20;
-/// A page ends, as it is, after so many reads that found nothing: each may have walked over very many rows.
-const READS_IN_VAIN_MAX: usize = 2;
-/// A page ends with the schedule that fills it; smaller ones make more requests, larger ones more memory for each.
+/// Maximum number of reads of one page that find nothing. Each such read may have scanned very many rows.
+const EMPTY_READS_MAX: usize = 2;
+/// Size at which a page ends. A smaller limit causes more requests; a larger one needs more memory per request.
 const PAGE_BYTES_MAX: usize = 4 << 20;
 
-/// A page that is asked for.
+/// Request for a page.
 #[derive(Clone, Debug)]
 pub struct Listing<'a> {
     pub tenant: TenantId,
     pub by: By<'a>,
-    /// `None` is the beginning.
+    /// Start of the page; `None` is the beginning.
     pub after: Option<Place>,
-    /// At least 1.
+    /// Maximum number of schedules in the page; at least 1.
     pub limit: usize,
 }
 
@@ -43,42 +47,44 @@ pub enum By<'a> {
         name: &'a str,
         value: &'a str,
     },
-    /// Active ones whose next occurrence is due from `from`, included, to `until`, excluded, in that order. Of those that are
-    /// past already, and may have begun, some may be missing.
+    /// Active schedules whose next occurrence is due from `from` (inclusive) to `until` (exclusive), in that order. The
+    /// listing may miss schedules whose next occurrence has already passed.
     Due {
-        /// All that the tenant has.
+        /// All pollers of the tenant.
         pollers: &'a [PollerId],
         from: Timestamp,
         until: Timestamp,
     },
 }
 
-/// Where a page begins: after this.
+/// Start of a page, exclusive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
-    /// In the order of making.
+    /// Start in the order of creation.
     Made(Incarnation),
-    /// In the order of what is due.
+    /// Start in the order of due keys.
     Due(DueKey),
 }
 
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Page {
     pub schedules: Vec<Arc<Schedule>>,
-    /// `None`: there are no more.
+    /// Start of the next page; `None` if there are no more schedules.
     pub next: Option<Place>,
 }
 
+/// Returns one page.
+///
 /// # Errors
 /// If the store fails.
 pub async fn page(store: &dyn Store, listing: &Listing<'_>) -> Result<Page, StoreError> {
     match (&listing.by, listing.after) {
         (By::Due { pollers, from, until }, after) => due_page(store, listing, pollers, *from..*until, after).await,
-        (By::All | By::Status(_) | By::Label { .. }, after) => made_page(store, listing, after).await,
+        (By::All | By::Status(_) | By::Label { .. }, after) => created_page(store, listing, after).await,
     }
 }
 
-/// A page that is being filled.
+/// Page under construction.
 struct Filling {
     page: Page,
     limit: usize,
@@ -104,7 +110,7 @@ impl Filling {
     }
 }
 
-async fn made_page(store: &dyn Store, listing: &Listing<'_>, after: Option<Place>) -> Result<Page, StoreError> {
+async fn created_page(store: &dyn Store, listing: &Listing<'_>, after: Option<Place>) -> Result<Page, StoreError> {
     let by = match listing.by {
         By::Status(status) => ListBy::Status(status),
         By::Label { name, value } => ListBy::Label(LabelKey::of(name, value)),
@@ -115,13 +121,13 @@ async fn made_page(store: &dyn Store, listing: &Listing<'_>, after: Option<Place
         Some(Place::Due(_)) | None => None,
     };
     let mut filling = Filling::new(listing.limit);
-    let mut in_vain = 0;
+    let mut empty_reads = 0;
     for _ in 0..READS_MAX {
         let limit = filling.missing().min(LOADED_MAX);
         let listed = store.list(ListRead { tenant: listing.tenant, by, after, limit }).await?;
-        in_vain += usize::from(listed.incarnations.is_empty());
+        empty_reads += usize::from(listed.incarnations.is_empty());
         let last = listed.incarnations.last().copied();
-        for schedule in those_listed(store, listing, listed.incarnations).await? {
+        for schedule in matching_schedules(store, listing, listed.incarnations).await? {
             let place = schedule.incarnation;
             filling.push(schedule);
             if filling.missing() == 0 && last != Some(place) {
@@ -129,21 +135,21 @@ async fn made_page(store: &dyn Store, listing: &Listing<'_>, after: Option<Place
             }
         }
         after = listed.next;
-        if after.is_none() || filling.missing() == 0 || in_vain == READS_IN_VAIN_MAX {
+        if after.is_none() || filling.missing() == 0 || empty_reads == EMPTY_READS_MAX {
             break;
         }
     }
     Ok(filling.ending(after.map(Place::Made)))
 }
 
-/// Those that have their ids, and are as was asked for.
-async fn those_listed(
+/// Loads the incarnations, and returns those that still have their ids and match the filter.
+async fn matching_schedules(
     store: &dyn Store,
     listing: &Listing<'_>,
     incarnations: Vec<Incarnation>,
 ) -> Result<Vec<Arc<Schedule>>, StoreError> {
     let loaded = store.load(incarnations).await?;
-    let is_asked_for = |schedule: &Arc<Schedule>| {
+    let matches = |schedule: &Arc<Schedule>| {
         schedule.tenant == listing.tenant
             && match listing.by {
                 By::All | By::Due { .. } => true,
@@ -151,8 +157,8 @@ async fn those_listed(
                 By::Label { name, value } => schedule.spec.labels.get(name).is_some_and(|found| found == value),
             }
     };
-    let found: Vec<Arc<Schedule>> = loaded.into_iter().flatten().filter(is_asked_for).collect();
-    // Another can have taken the id of a cancelled one only.
+    let found: Vec<Arc<Schedule>> = loaded.into_iter().flatten().filter(matches).collect();
+    // Only the id of a cancelled schedule can have been taken by another.
     let is_cancelled = |schedule: &&Arc<Schedule>| schedule.status == Status::Cancelled;
     let cancelled: Vec<(TenantId, ScheduleId)> =
         found.iter().filter(is_cancelled).map(|schedule| (schedule.tenant, schedule.id.clone())).collect();
@@ -183,12 +189,12 @@ async fn due_page(
         Some(Place::Due(after)) if after.position >= range.start => DueBound::Key(after),
         Some(_) | None => DueBound::Instant(range.start - GRAIN),
     };
-    // Ids are spread evenly over pollers, but few of a page are of each: a page ends where the first of them has no more, and with some
-    // to spare most are full.
+    // Ids are spread evenly over pollers, but a page takes few rows from each. It ends where the first poller has no
+    // more rows, so each read gets some spare rows, and most pages are full.
     let share = 2 * listing.limit.div_ceil(pollers.len()) + 8;
     let reads = pollers.iter().map(|poller| DueRead { poller: *poller, after, until, limit: share }).collect();
     let pages = store.due(reads).await?;
-    // What is read is whole only as far as the poller that was read the least far.
+    // The rows are complete only up to the position of the poller that was read the least far.
     let unread = pages.iter().filter(|page| page.next.is_some_and(|next| next <= until));
     let end = unread.filter_map(|page| page.keys.last().copied()).min();
     let mut keys: Vec<DueKey> = pages.into_iter().flat_map(|page| page.keys).collect();
@@ -210,8 +216,8 @@ async fn due_page(
     Ok(filling.ending(end.map(Place::Due)))
 }
 
-/// The row of an occurrence as it was planned. Retries, and what was put off, are in rows of their own, later than their
-/// instant: so no occurrence is told twice.
+/// Returns whether the row is for the first try of an occurrence. A retry or a deferred row has its own row at a later
+/// position, so the listing contains no occurrence twice.
 fn is_first_try(key: &DueKey) -> bool {
     key.position == key.occurrence.nominal && key.attempt == 1 && key.occurrence.replay == 0
 }
@@ -222,7 +228,7 @@ fn is_next(schedule: &Schedule, key: &DueKey) -> bool {
         && schedule.next == Some(key.occurrence.nominal)
 }
 
-/// What its user wrote.
+/// Returns the size of the data that the user supplied.
 fn bytes_of(schedule: &Schedule) -> usize {
     let Target::Http(http) = &schedule.spec.target;
     let headers: usize = http.headers.iter().map(|(name, value)| name.len() + value.plain_len()).sum();

@@ -1,14 +1,15 @@
-//! The reference model of the port, and the double that tests use.
+//! The reference model of the port, which is also the test double.
 //!
-//! Two engines in one. The *atomic* one does each item in one step, settles `closed` itself and applies marks, as an
-//! embedded engine does. The *weak* one is the least that the port allows: the steps of an item are apart in time, a
-//! creator has to look at `closed` itself, marks wait for the owner. What works on the weak one works on every engine.
+//! The module contains two engines. The *atomic* engine makes each item in one step, confirms placement itself and
+//! applies cancellation records, as an embedded engine does. The *weak* engine does the least that the port allows: the
+//! steps of an item are separate in time, a creator confirms placement itself, and cancellation records wait for the
+//! owner. Code that works on the weak engine works on every engine.
 //!
-//! It keeps nothing on a disk: the data outlives a crash of the member because [`MemoryStore::reopen`] hands the same
-//! data to the next one. A call that is dropped half-way leaves the steps that it made.
+//! The engine stores nothing on disk. The data survives a crash of the member because [`MemoryStore::reopen`] passes
+//! the same data to the next store. A call that is dropped part-way leaves the steps that it made.
 //!
-//! Always true here: an engine's caller that breaks the port's rules meets a panic that says which one; with the same
-//! `runtime` and the same calls, the same happens.
+//! Invariants: a caller that breaks a rule of the port causes a panic that names the rule. The same `runtime` and the
+//! same calls give the same results.
 
 mod call;
 mod model;
@@ -28,20 +29,22 @@ use runtime::Runtime;
 use self::call::Access;
 use self::model::{Model, Writer};
 use crate::{
-    Answer, Arrival, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted, ListPage, ListRead,
-    Mark, Marked, Outdated, OwnerWrite, Placed, Positions, Store, StoreError, WriteRefusal, Written,
+    Answer, Cancellation, CancellationResult, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert,
+    InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions, Store, StoreError,
+    WriteRejection, Written,
 };
 
-/// How a [`MemoryStore`] behaves within what the port allows.
+/// Behaviour of a [`MemoryStore`], within the limits of the port.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MemoryOptions {
-    /// Each item in one step, `closed` settled by the engine. Default true.
+    /// Makes each item in one step and confirms placement. Default true.
     pub atomic: bool,
-    /// Marks cancel by themselves. Default true.
+    /// Applies cancellation records in the call that appends them. Default true.
     pub applies_marks: bool,
-    /// How long a call takes before its effect and again after it, and a weak engine's steps. Default none.
+    /// Latency of a call before its effect and again after it, and between the steps of the weak engine. Default none.
     pub latency: Option<RangeInclusive<Duration>>,
-    /// One call in so many fails: before its effect, after it, or (weak) between two of its steps. Default never.
+    /// Rate of failures: one call in this many fails, before its effect, after it, or (weak) between two of its steps.
+    /// Default never.
     pub fail_one_in: Option<u32>,
 }
 
@@ -52,14 +55,14 @@ impl Default for MemoryOptions {
 }
 
 impl MemoryOptions {
-    /// The weakest engine that the port allows.
+    /// Returns the options of the weakest engine that the port allows.
     #[must_use]
     pub fn weak() -> Self {
         MemoryOptions { atomic: false, applies_marks: false, ..MemoryOptions::default() }
     }
 }
 
-/// See the module's documentation.
+/// An in-memory engine. The module's documentation describes its two forms.
 pub struct MemoryStore {
     runtime: Runtime,
     options: MemoryOptions,
@@ -67,73 +70,73 @@ pub struct MemoryStore {
 }
 
 struct Data {
-    /// Held by an atomic call from its first step to its last, so that no other thread sees the middle.
+    /// Lock that an atomic call holds from its first step to its last, so that no other thread observes an intermediate
+    /// state.
     whole: futures_util::lock::Mutex<()>,
     model: Mutex<Model>,
 }
 
 impl MemoryStore {
-    /// An empty store.
+    /// Returns an empty store.
     #[must_use]
     pub fn new(runtime: Runtime, options: MemoryOptions) -> Self {
         let data = Data { whole: futures_util::lock::Mutex::new(()), model: Mutex::new(Model::default()) };
         MemoryStore { runtime, options, data: Arc::new(data) }
     }
 
-    /// The same data, for another member or for the same one after its crash.
+    /// Returns a store on the same data, for another member or for the same member after its crash.
     #[must_use]
     pub fn reopen(&self, runtime: Runtime) -> Self {
         MemoryStore { runtime, options: self.options.clone(), data: self.data.clone() }
     }
 
-    /// The same data, behaving otherwise.
+    /// Returns a store on the same data with other options.
     #[must_use]
     pub fn with_options(self, options: MemoryOptions) -> Self {
         MemoryStore { options, ..self }
     }
 
-    /// From now on calls fail as on a disk that is full, or on an engine that is closed.
+    /// Makes later calls fail as on a full disk, an unreachable server or a closed engine.
     pub fn set_health(&self, health: Health) {
         self.model().health = health;
     }
 
-    /// # Panics
-    /// If a caller broke a rule of the port earlier: what it left is not to be built on.
+    /// If a caller broke a rule of the port earlier: the remaining state is not trustworthy.
     fn model(&self) -> MutexGuard<'_, Model> {
-        self.data.model.lock().expect("no caller broke a rule of the port before")
+        self.data.model.lock().expect("an earlier caller broke a rule of the port")
     }
 
     async fn insert_one(&self, call: &mut call::Call<'_>, insert: Insert) -> Result<Inserted, StoreError> {
         let Insert { schedule, mut due } = insert;
         Model::check_new(&schedule, &due);
         call.step().await?;
-        if let Some(known) = self.model().incarnation_in_the_way(&schedule) {
+        if let Some(known) = self.model().conflicting_incarnation(&schedule) {
             return Ok(Inserted::Exists(known));
         }
         if self.options.atomic {
-            due.position = self.model().settle(schedule.poller, due.position);
+            due.position = self.model().open_position(schedule.poller, due.position);
         }
         self.model().write_due(schedule.poller, due, Writer::Creator);
 
-        // The arrival may be told before its schedule is there, or long after.
-        let arrival_first = !self.options.atomic && self.runtime.random().is_multiple_of(2);
-        if arrival_first {
+        // The entry in the insert log may become visible before its schedule or long after it.
+        let log_first = !self.options.atomic && self.runtime.random().is_multiple_of(2);
+        if log_first {
             call.step().await?;
-            self.model().append_arrival(schedule.poller, due);
+            self.model().append_to_insert_log(schedule.poller, due);
         }
         call.step().await?;
         let Schedule { poller, incarnation, .. } = *schedule;
         {
             let mut model = self.model();
-            // Another call may have taken the id since, and this one's row is left without a schedule.
-            if let Some(known) = model.incarnation_in_the_way(&schedule) {
+            // Another call may have taken the id since. Then this call's row stays without a schedule.
+            if let Some(known) = model.conflicting_incarnation(&schedule) {
                 return Ok(Inserted::Exists(known));
             }
             model.write_schedule(incarnation, schedule);
         }
-        if !arrival_first {
+        if !log_first {
             call.step().await?;
-            self.model().append_arrival(poller, due);
+            self.model().append_to_insert_log(poller, due);
         }
         Ok(Inserted::Placed(Placed { position: due.position, settled: self.options.atomic }))
     }
@@ -149,31 +152,35 @@ impl MemoryStore {
             let mut model = self.model();
             model.check_placed(poller, &key);
             if self.options.atomic {
-                key.position = model.settle(poller, key.position);
+                key.position = model.open_position(poller, key.position);
             }
             model.write_due(poller, key, Writer::Creator);
         }
         call.step().await?;
-        self.model().append_arrival(poller, key);
+        self.model().append_to_insert_log(poller, key);
         Ok(Placed { position: key.position, settled: self.options.atomic })
     }
 
-    async fn mark_one(&self, call: &mut call::Call<'_>, mark: Mark) -> Result<Marked, StoreError> {
+    async fn append_cancellation(
+        &self,
+        call: &mut call::Call<'_>,
+        mark: Cancellation,
+    ) -> Result<CancellationResult, StoreError> {
         call.step().await?;
         let before = self.model().find(mark.tenant, &mark.id);
         let Some(schedule) = before.as_ref().filter(|schedule| schedule.status != Status::Cancelled) else {
-            return Ok(Marked { before, applied: true });
+            return Ok(CancellationResult { before, applied: true });
         };
         if self.options.applies_marks {
             self.model().cancel(schedule.incarnation);
         } else {
             call.step().await?;
-            self.model().append_mark(schedule.poller.shard(), schedule.incarnation);
+            self.model().append_cancellation(schedule.poller.shard(), schedule.incarnation);
         }
-        Ok(Marked { before, applied: self.options.applies_marks })
+        Ok(CancellationResult { before, applied: self.options.applies_marks })
     }
 
-    /// Looks each of `names` up, each at a moment of its own on the weak engine.
+    /// Looks up each of `names`. On the weak engine the look-ups happen at different times.
     async fn read<N, T>(&self, names: Vec<N>, look: impl Fn(&Model, N) -> T) -> Result<Vec<T>, StoreError> {
         let mut call = self.begin(Access::Read, names.len()).await?;
         let mut found = Vec::with_capacity(names.len());
@@ -184,11 +191,11 @@ impl MemoryStore {
         call.end(found).await
     }
 
-    /// One effect, in one step.
+    /// Makes one effect in one step.
     async fn change<T>(&self, access: Access, change: impl FnOnce(&mut Model) -> T) -> Result<T, StoreError> {
         let call = self.begin(access, 1).await?;
-        let answer = change(&mut self.model());
-        call.end(answer).await
+        let response = change(&mut self.model());
+        call.end(response).await
     }
 }
 
@@ -196,11 +203,11 @@ impl Store for MemoryStore {
     fn insert(&self, inserts: Vec<Insert>) -> Answer<'_, Vec<Inserted>> {
         Box::pin(async move {
             let mut call = self.begin(Access::User, inserts.len() * 3).await?;
-            let mut answers = Vec::with_capacity(inserts.len());
+            let mut responses = Vec::with_capacity(inserts.len());
             for insert in inserts {
-                answers.push(self.insert_one(&mut call, insert).await?);
+                responses.push(self.insert_one(&mut call, insert).await?);
             }
-            call.end(answers).await
+            call.end(responses).await
         })
     }
 
@@ -211,22 +218,22 @@ impl Store for MemoryStore {
     fn place(&self, rows: Vec<(PollerId, DueKey)>) -> Answer<'_, Vec<Placed>> {
         Box::pin(async move {
             let mut call = self.begin(Access::User, rows.len() * 2).await?;
-            let mut answers = Vec::with_capacity(rows.len());
+            let mut responses = Vec::with_capacity(rows.len());
             for (poller, key) in rows {
-                answers.push(self.place_one(&mut call, poller, key).await?);
+                responses.push(self.place_one(&mut call, poller, key).await?);
             }
-            call.end(answers).await
+            call.end(responses).await
         })
     }
 
-    fn mark(&self, marks: Vec<Mark>) -> Answer<'_, Vec<Marked>> {
+    fn append_cancellations(&self, marks: Vec<Cancellation>) -> Answer<'_, Vec<CancellationResult>> {
         Box::pin(async move {
             let mut call = self.begin(Access::User, marks.len() * 2).await?;
-            let mut answers = Vec::with_capacity(marks.len());
+            let mut responses = Vec::with_capacity(marks.len());
             for mark in marks {
-                answers.push(self.mark_one(&mut call, mark).await?);
+                responses.push(self.append_cancellation(&mut call, mark).await?);
             }
-            call.end(answers).await
+            call.end(responses).await
         })
     }
 
@@ -290,41 +297,50 @@ impl Store for MemoryStore {
         Box::pin(self.read(pollers, Model::positions))
     }
 
-    fn arrivals(&self, shards: Arc<[ShardId]>, cursor: Cursor, limit: usize) -> Answer<'_, (Vec<Arrival>, Cursor)> {
+    fn insert_log(
+        &self,
+        shards: Arc<[ShardId]>,
+        cursor: Cursor,
+        limit: usize,
+    ) -> Answer<'_, (Vec<InsertLogEntry>, Cursor)> {
         Box::pin(self.change(Access::Read, move |model| {
-            let (told, cursor) = model.arrivals.read(&shards, cursor, limit);
-            (told.into_iter().map(|(_, arrival)| arrival).collect(), cursor)
+            let (entries, cursor) = model.insert_log.read(&shards, cursor, limit);
+            (entries.into_iter().map(|(_, arrival)| arrival).collect(), cursor)
         }))
     }
 
-    fn marks(&self, shards: Arc<[ShardId]>, cursor: Cursor) -> Answer<'_, (Vec<(ShardId, Incarnation)>, Cursor)> {
-        Box::pin(self.change(Access::Read, move |model| model.marks.read(&shards, cursor, usize::MAX)))
+    fn cancellations(
+        &self,
+        shards: Arc<[ShardId]>,
+        cursor: Cursor,
+    ) -> Answer<'_, (Vec<(ShardId, Incarnation)>, Cursor)> {
+        Box::pin(self.change(Access::Read, move |model| model.cancellations.read(&shards, cursor, usize::MAX)))
     }
 
     fn due(&self, reads: Vec<DueRead>) -> Answer<'_, Vec<DuePage>> {
         Box::pin(self.read(reads, |model, read| model.due(&read)))
     }
 
-    fn write(&self, writes: Vec<OwnerWrite>) -> Answer<'_, Vec<Result<Written, WriteRefusal>>> {
+    fn write(&self, writes: Vec<OwnerWrite>) -> Answer<'_, Vec<Result<Written, WriteRejection>>> {
         Box::pin(async move {
             let mut call = self.begin(Access::Owner, writes.len() * 3).await?;
-            let mut answers = Vec::with_capacity(writes.len());
+            let mut responses = Vec::with_capacity(writes.len());
             for write in writes {
-                answers.push(self.write_one(&mut call, write).await?);
+                responses.push(self.write_one(&mut call, write).await?);
             }
-            call.end(answers).await
+            call.end(responses).await
         })
     }
 
-    fn hand_over(&self, lists: Vec<HandOver>) -> Answer<'_, Vec<Result<(), WriteRefusal>>> {
+    fn hand_over(&self, lists: Vec<HandOver>) -> Answer<'_, Vec<Result<(), WriteRejection>>> {
         Box::pin(async move {
             let mut call = self.begin(Access::Owner, lists.len()).await?;
-            let mut answers = Vec::with_capacity(lists.len());
+            let mut responses = Vec::with_capacity(lists.len());
             for list in lists {
                 call.step().await?;
-                answers.push(self.model().hand_over(list));
+                responses.push(self.model().hand_over(list));
             }
-            call.end(answers).await
+            call.end(responses).await
         })
     }
 

@@ -7,7 +7,7 @@ use store::StoreError;
 
 /// The error for bytes that are not of the expected form.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{what} cannot be read at byte {at}")]
+#[error("{what} is malformed at byte {at}")]
 pub struct Malformed {
     pub what: &'static str,
     pub at: usize,
@@ -47,7 +47,7 @@ pub trait Put {
         self.bytes(&value.to_le_bytes());
     }
 
-    /// A length that fits 32 bits: the limits of the API keep every collection far below.
+    /// Appends a length. It fits 32 bits, because the limits of the API keep every collection far smaller.
     fn count(&mut self, count: usize) {
         self.u32(u32::try_from(count).expect("a request's size limit keeps counts below 2^32"));
     }

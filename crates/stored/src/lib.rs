@@ -1,7 +1,8 @@
-//! The bytes of a schedule, a run, a tenant and a hand-over. Both store engines and the messages between members use them.
+//! The bytes of a schedule, a run, a tenant and a hand-over. Both store engines and the messages between members use
+//! them.
 //!
-//! The crate does not know where an engine puts the bytes, and it does no I/O. Each engine keeps its own keys, columns and
-//! journal entries. The bytes are written by hand, so that they never depend on a library's idea of a format; only
+//! The crate does not know where an engine puts the bytes, and it does no I/O. Each engine keeps its own keys, columns
+//! and journal entries. The bytes are written by hand, so that they never depend on a library's idea of a format; only
 //! tenants are JSON. Each value starts with the version of its form.
 //!
 //! Invariants:

@@ -1,4 +1,4 @@
-//! Runs. An engine that has columns for the tenant, the occurrence and the state keeps the rest alone.
+//! Runs. An engine that has columns for the tenant, the occurrence and the state stores only the rest.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! Schedules: a head of fixed length, the id, and the spec. An engine that has columns for the others keeps the spec alone.
+//! Schedules: a head of fixed length, the id, and the spec. An engine that has columns for the others stores only the
+//! spec.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +17,7 @@ const VERSION: u8 = 1;
 const WHAT: &str = "a schedule";
 /// Marks an HTTP target without encrypted headers: the form of builds that did not encrypt.
 const PLAIN_HTTP: u8 = 0;
-/// Marks an HTTP target with encrypted headers. Each value says whether it is encrypted.
+/// Marks an HTTP target with encrypted headers. A flag before each value marks an encrypted one.
 const HTTP: u8 = 1;
 
 /// The length of the head. Its fields have fixed places, so [`patch`] changes it without decoding the row.
@@ -161,7 +162,7 @@ pub fn labels(row: &[u8]) -> Result<Vec<LabelKey>, Malformed> {
     for _ in 0..take.count(8)? {
         take.skip_blobs(1)?;
         if !is_plain {
-            take.u8()?; // Whether it is sealed.
+            take.u8()?; // The flag of an encrypted value.
         }
         take.skip_blobs(1)?;
     }
@@ -195,7 +196,7 @@ fn put_when(out: &mut Vec<u8>, when: &When) {
 
 fn put_target(out: &mut Vec<u8>, target: &Target) {
     let Target::Http(http) = target;
-    let is_plain = http.headers.iter().all(|(_, value)| !value.is_sealed());
+    let is_plain = http.headers.iter().all(|(_, value)| !value.is_encrypted());
     out.u8(if is_plain { PLAIN_HTTP } else { HTTP });
     out.text(&http.url);
     out.text(&http.method);
@@ -208,7 +209,7 @@ fn put_target(out: &mut Vec<u8>, target: &Target) {
                 out.u8(0);
                 out.blob(bytes);
             }
-            Secret::Sealed(bytes) => {
+            Secret::Encrypted(bytes) => {
                 out.u8(1);
                 out.blob(bytes);
             }
@@ -302,13 +303,13 @@ fn take_target(take: &mut Take<'_>) -> Result<Target, Malformed> {
     let mut headers = Vec::with_capacity(count);
     for _ in 0..count {
         let name = take.text()?.to_owned();
-        let is_sealed = match if is_plain { 0 } else { take.u8()? } {
+        let is_encrypted = match if is_plain { 0 } else { take.u8()? } {
             0 => false,
             1 => true,
             _ => return Err(take.malformed()),
         };
         let value = Bytes::copy_from_slice(take.blob()?);
-        headers.push((name, if is_sealed { Secret::Sealed(value) } else { Secret::Plain(value) }));
+        headers.push((name, if is_encrypted { Secret::Encrypted(value) } else { Secret::Plain(value) }));
     }
     Ok(Target::Http(HttpTarget { url, method, headers, timeout: take.duration()? }))
 }

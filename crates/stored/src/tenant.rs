@@ -19,12 +19,12 @@ struct Stored {
     generations: Vec<u16>,
     signing_secrets: Vec<StoredSecret>,
     keys: Vec<StoredKey>,
-    /// By name; what has no number is not there.
+    /// Quotas by name. A quota that is not set has no entry.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     quotas: BTreeMap<String, u32>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     ceilings: BTreeMap<String, u32>,
-    /// Not there in rows of builds that knew no policies: such a tenant calls public addresses only.
+    /// Egress policy. Rows of builds without policies have none: such a tenant calls public addresses only.
     #[serde(default, skip_serializing_if = "StoredEgress::is_default")]
     egress: StoredEgress,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -52,7 +52,8 @@ impl StoredEgress {
         self.allow.is_empty() && self.allow_networks.is_empty() && !self.forbid_http
     }
 
-    /// `None` if it names what this build does not know: what was meant must not be guessed.
+    /// Returns the policy, or `None` if the row names a class or network that this build does not know. A guess could
+    /// allow too much.
     fn take(&self) -> Option<Egress> {
         Some(Egress {
             allow: self.allow.iter().map(|class| class.parse().ok()).collect::<Option<_>>()?,
@@ -73,25 +74,25 @@ struct StoredSecret {
 
 #[derive(Serialize, Deserialize)]
 enum StoredValue {
-    /// Of builds that did not seal.
+    /// Plaintext secret of a build that did not encrypt.
     #[serde(rename = "secret", with = "base64_bytes")]
     Plain(Vec<u8>),
     #[serde(rename = "sealed", with = "base64_bytes")]
-    Sealed(Vec<u8>),
+    Encrypted(Vec<u8>),
 }
 
 impl StoredValue {
     fn of(secret: &Secret) -> Self {
         match secret {
             Secret::Plain(bytes) => StoredValue::Plain(bytes.to_vec()),
-            Secret::Sealed(bytes) => StoredValue::Sealed(bytes.to_vec()),
+            Secret::Encrypted(bytes) => StoredValue::Encrypted(bytes.to_vec()),
         }
     }
 
     fn take(self) -> Secret {
         match self {
             StoredValue::Plain(bytes) => Secret::Plain(bytes.into()),
-            StoredValue::Sealed(bytes) => Secret::Sealed(bytes.into()),
+            StoredValue::Encrypted(bytes) => Secret::Encrypted(bytes.into()),
         }
     }
 }
@@ -182,11 +183,12 @@ pub fn encode(tenant: &Tenant) -> Vec<u8> {
 /// # Errors
 /// If `stored` is not a tenant. The text names the fault and contains nothing of a secret.
 pub fn decode(id: TenantId, stored: &[u8]) -> Result<Tenant, String> {
-    // The parser's own text may quote what it found.
-    let malformed = |error: serde_json::Error| format!("tenant {}: at byte {} of its row", id.0, error.column());
+    // The parser's own text may quote the secret, so the error contains only the position.
+    let malformed =
+        |error: serde_json::Error| format!("tenant {}: malformed at byte {} of its row", id.0, error.column());
     let stored: Stored = serde_json::from_slice(stored).map_err(malformed)?;
     let key = |it: StoredKey| {
-        let secret_sha256 = it.secret_sha256.try_into().map_err(|_| format!("tenant {}: a key's hash", id.0))?;
+        let secret_sha256 = it.secret_sha256.try_into().map_err(|_| format!("tenant {}: malformed key hash", id.0))?;
         let StoredKey { id, name, role, created_at, .. } = it;
         let expires_at = it.expires_at.map(Timestamp::from_millis);
         Ok(ApiKey { id, name, secret_sha256, role: role.take(), created_at, expires_at })
@@ -202,8 +204,8 @@ pub fn decode(id: TenantId, stored: &[u8]) -> Result<Tenant, String> {
         keys: stored.keys.into_iter().map(key).collect::<Result<_, String>>()?,
         quotas: quotas(&stored.quotas),
         ceilings: quotas(&stored.ceilings),
-        egress: stored.egress.take().ok_or_else(|| format!("tenant {}: its egress", id.0))?,
-        store_keys: store_keys.ok_or_else(|| format!("tenant {}: its store keys", id.0))?,
+        egress: stored.egress.take().ok_or_else(|| format!("tenant {}: unknown egress policy", id.0))?,
+        store_keys: store_keys.ok_or_else(|| format!("tenant {}: malformed store key", id.0))?,
     })
 }
 
@@ -224,7 +226,7 @@ pub fn take_first(id: TenantId, mut take: Take<'_>) -> Result<Tenant, Malformed>
     for _ in 0..count {
         let id = take.text()?.to_owned();
         let secret_sha256 = take.array()?;
-        take.version(0)?; // The role of an admin, the only one.
+        take.version(0)?; // The role. Those builds knew only admins.
         keys.push(ApiKey::admin(&id, secret_sha256, Timestamp::MIN));
     }
     take.end()?;
@@ -255,7 +257,7 @@ pub fn encode_audit(entry: &Audit) -> Vec<u8> {
 /// # Errors
 /// If `stored` is not such an entry. The text names the fault.
 pub fn decode_audit(stored: &[u8]) -> Result<Audit, String> {
-    let stored = serde_json::from_slice(stored).map_err(|error| format!("an audit entry: {error}"))?;
+    let stored = serde_json::from_slice(stored).map_err(|error| format!("malformed audit entry: {error}"))?;
     let StoredAudit { version, at, actor, action, subject } = stored;
     Ok(Audit { version, at, actor, action, subject })
 }

@@ -59,7 +59,7 @@ fn when() -> impl Strategy<Value = When> {
 }
 
 fn secret() -> impl Strategy<Value = Secret> {
-    prop_oneof![".{0,9}".prop_map(Secret::from), vec(any::<u8>(), 0..80).prop_map(|it| Secret::Sealed(it.into()))]
+    prop_oneof![".{0,9}".prop_map(Secret::from), vec(any::<u8>(), 0..80).prop_map(|it| Secret::Encrypted(it.into()))]
 }
 
 fn target() -> impl Strategy<Value = Target> {
@@ -267,12 +267,12 @@ fn a_tenant() -> Tenant {
     tenant
 }
 
-/// The forms of whole values, one a line. The file never changes: a new form gets a new version and a new file.
+/// The forms of whole values, one per line. The file never changes: a new form gets a new version and a new file.
 #[test]
 fn values_are_encoded_as_version_1() {
     let mut encrypted = a_schedule();
     let Target::Http(http) = &mut encrypted.spec.target;
-    http.headers.push(("authorization".to_owned(), Secret::Sealed(Bytes::from_static(&[0x5a; 50]))));
+    http.headers.push(("authorization".to_owned(), Secret::Encrypted(Bytes::from_static(&[0x5a; 50]))));
     encrypted.spec.when = When::Cron(Cron::from_stored("0 7 * * * *", "Europe/Berlin"));
     let encrypted = Schedule { status: Status::Ended, next: None, ..encrypted };
     let mut cancelled = Schedule { status: Status::Cancelled, ..a_schedule() };

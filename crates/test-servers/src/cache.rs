@@ -1,4 +1,4 @@
-//! What is made once for a checkout, and kept in its cache until what it is made of changes.
+//! Cache of folders that are created once per checkout and again when their sources change.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -6,15 +6,16 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail};
 
-/// The folder that `make` fills, by whoever asks first; others wait for it. Made of other `sources`, it is another folder.
+/// Returns the folder that `create` fills. The first caller creates it; the others wait. Each version of the `sources`
+/// has its own folder.
 pub(crate) fn provide(
     name: &str,
     sources: &[&Path],
-    make: impl FnOnce(&Path) -> anyhow::Result<()>,
+    create: impl FnOnce(&Path) -> anyhow::Result<()>,
 ) -> anyhow::Result<PathBuf> {
     let cache = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/test-servers");
-    fs::create_dir_all(&cache).context("cannot make the cache folder")?;
-    let cache = cache.canonicalize().context("cannot find the cache folder")?;
+    fs::create_dir_all(&cache).context("cannot create the cache folder")?;
+    let cache = cache.canonicalize().context("cannot resolve the path of the cache folder")?;
     let mut sum = FNV_BASIS;
     for source in sources {
         let text = fs::read(source).with_context(|| format!("cannot read {}", source.display()))?;
@@ -22,32 +23,32 @@ pub(crate) fn provide(
     }
     let folder = cache.join(format!("{name}-{sum:08x}"));
     let lock = File::create(cache.join(format!("{name}.lock")))?;
-    lock.lock().context("cannot wait for another that makes it")?;
+    lock.lock().context("cannot lock the cache entry")?;
     let done = cache.join(format!("{name}-{sum:08x}.done"));
     if done.exists() {
         return Ok(folder);
     }
     if folder.exists() {
-        // One that was broken off.
+        // Remove the remains of an interrupted attempt.
         fs::remove_dir_all(&folder)?;
     }
     fs::create_dir(&folder)?;
-    make(&folder)?;
+    create(&folder)?;
     File::create(done)?;
     Ok(folder)
 }
 
-/// FNV-1a: tells one text from another, and nothing more.
+/// Constants of FNV-1a, which only has to distinguish versions of the sources.
 const FNV_BASIS: u32 = 0x811c_9dc5;
 const FNV_PRIME: u32 = 0x0100_0193;
 
-/// Runs it to its end; what it said is part of the error.
+/// Runs a command to its end. The error contains its output.
 pub(crate) fn run(mut command: Command, next_step: &str) -> anyhow::Result<()> {
-    let output = command.stdin(Stdio::null()).output();
-    let output = output.with_context(|| format!("cannot start {:?}: {next_step}", command.get_program()))?;
-    if !output.status.success() {
-        let (said, failed) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        bail!("{command:?} failed:\n{said}{failed}");
+    let outcome = command.stdin(Stdio::null()).output();
+    let outcome = outcome.with_context(|| format!("cannot start {:?}; {next_step}", command.get_program()))?;
+    if !outcome.status.success() {
+        let (output, errors) = (String::from_utf8_lossy(&outcome.stdout), String::from_utf8_lossy(&outcome.stderr));
+        bail!("{command:?} failed:\n{output}{errors}");
     }
     Ok(())
 }

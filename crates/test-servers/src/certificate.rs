@@ -1,4 +1,4 @@
-//! Certificates for a server's TLS: an authority of its own, and one of localhost signed by it.
+//! Certificates for a server's TLS: an authority, and a certificate for localhost that it has signed.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, 
 /// Writes `server.crt`, `server.key` and `root.crt` into `folder`.
 pub(crate) fn write(folder: &Path) -> anyhow::Result<()> {
     let mut authority = CertificateParams::default();
-    authority.distinguished_name.push(DnType::CommonName, "an authority of tests");
+    authority.distinguished_name.push(DnType::CommonName, "test authority");
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate()?)?;
     let key = KeyPair::generate()?;

@@ -1,12 +1,13 @@
-//! Who ends servers and deletes their folder when the process that started them ends, however that came.
+//! Guard that stops servers and deletes their folder when the process that started them ends, for any reason.
 
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 
 use anyhow::Context;
 
-/// A shell that waits for this process's end: the pipe to it is then closed. It runs `script` with the folder as `$1`, and deletes the
-/// folder. (A parent-death signal would come when the *thread* that started a server ends, as those of tests do.)
+/// Shell that waits for the end of this process, which closes the pipe between them. It then runs `script` with the
+/// folder as `$1`, and deletes the folder. (A parent-death signal would be sent at the end of the *thread* that started
+/// a server, and the threads of tests end early.)
 #[derive(Debug)]
 pub(crate) struct Guard {
     shell: Child,
@@ -20,14 +21,14 @@ impl Guard {
         let script = format!("read -r _\n{script}\nrm -rf \"$1\" || {{ sleep 1; rm -rf \"$1\"; }}");
         let mut command = Command::new("sh");
         command.args(["-c", &script, "guard"]).arg(folder).current_dir("/");
-        // A group of its own: what ends the tests from a terminal must not end it.
+        // Use a separate process group: a signal from the terminal that stops the tests must not stop the shell.
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
         let mut shell = command.spawn().context("cannot start sh")?;
         let pipe = shell.stdin.take();
         Ok(Guard { shell, pipe })
     }
 
-    pub(crate) fn end(&mut self) {
+    pub(crate) fn stop(&mut self) {
         drop(self.pipe.take());
         drop(self.shell.wait());
     }

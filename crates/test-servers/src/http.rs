@@ -1,7 +1,7 @@
-//! HTTP/1.1 for tests: whole messages, over a blocking stream or over tokio's. It has nothing of the product in it, sends exactly
-//! the bytes that it is given, and answers for servers as well as for clients.
+//! HTTP/1.1 for tests: whole messages, over a blocking stream or a tokio stream. It shares no code with the product,
+//! sends exactly the given bytes, and works for clients and servers.
 //!
-//! A message's body has a length, or chunks. One without either is empty.
+//! A message's body has a length or chunks. A message with neither has an empty body.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -10,27 +10,27 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// A test that reads more has lost its way.
+/// Limit of a message; a test that reads more has a defect.
 const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
 /// A request or a response.
 #[derive(Clone, Debug)]
 pub struct Message {
     pub first_line: String,
-    /// In order, with names in lower case.
+    /// Headers in order, with names in lower case.
     pub headers: Vec<(String, String)>,
-    /// Without the framing of chunks.
+    /// Body without the framing of chunks.
     pub body: Vec<u8>,
 }
 
 impl Message {
-    /// The first header of this name.
+    /// Returns the first header with this name.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 
-    /// The status of a response.
+    /// Returns the status of a response.
     #[must_use]
     pub fn status(&self) -> Option<u16> {
         self.first_line.split(' ').nth(1)?.parse().ok()
@@ -41,7 +41,7 @@ impl Message {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    /// The body; `null` if it is not JSON.
+    /// Returns the body as JSON; `null` if it is not JSON.
     #[must_use]
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or(Value::Null)
@@ -51,13 +51,13 @@ impl Message {
         self.header("transfer-encoding") == Some("chunked")
     }
 
-    /// A head, which ends with an empty line.
+    /// Parses a head, which ends with an empty line.
     fn of_head(head: &[u8]) -> io::Result<Self> {
-        let head = std::str::from_utf8(head).map_err(|_| broken("a head that is not UTF-8"))?;
+        let head = std::str::from_utf8(head).map_err(|_| invalid("the head is not UTF-8"))?;
         let mut lines = head.trim_end().split("\r\n");
         let first_line = lines.next().unwrap_or_default().to_owned();
         let header = |line: &str| {
-            let (name, value) = line.split_once(':').ok_or_else(|| broken("a header without a colon"))?;
+            let (name, value) = line.split_once(':').ok_or_else(|| invalid("a header has no colon"))?;
             Ok((name.to_ascii_lowercase(), value.trim().to_owned()))
         };
         let headers = lines.map(header).collect::<io::Result<_>>()?;
@@ -65,7 +65,7 @@ impl Message {
     }
 }
 
-/// The bytes of a request. `headers` are whole lines; `Host` and `Content-Length` are added.
+/// Returns the bytes of a request. `headers` are whole lines; `Host` and `Content-Length` are added.
 #[must_use]
 pub fn request(method: &str, path: &str, headers: &str, body: &[u8]) -> Vec<u8> {
     let length = body.len();
@@ -73,7 +73,7 @@ pub fn request(method: &str, path: &str, headers: &str, body: &[u8]) -> Vec<u8> 
     [head.as_bytes(), body].concat()
 }
 
-/// Bytes that were read and belong to no message yet.
+/// Bytes that were read and do not belong to a returned message.
 #[derive(Default)]
 struct Unread(Vec<u8>);
 
@@ -91,11 +91,11 @@ impl Unread {
         self.take(end).map(|head| Message::of_head(&head))
     }
 
-    /// The next chunk, or nothing at the last.
+    /// Returns the next chunk; the last one is empty.
     fn chunk(&mut self) -> Option<io::Result<Vec<u8>>> {
         let line_end = self.line_end(b"\r\n")?;
         let line = String::from_utf8_lossy(&self.0[..line_end]).trim().to_owned();
-        let Ok(length) = usize::from_str_radix(&line, 16) else { return Some(Err(broken("a chunk without a length"))) };
+        let Ok(length) = usize::from_str_radix(&line, 16) else { return Some(Err(invalid("a chunk has no length"))) };
         let whole = self.take(line_end + length + 2)?;
         Some(Ok(whole[line_end..line_end + length].to_vec()))
     }
@@ -119,13 +119,15 @@ impl Unread {
         Some(message)
     }
 
-    /// The bytes of the next message, if all are there.
+    /// Returns the length of the next message in bytes, if the whole message has been read.
     fn length(&self) -> Option<io::Result<usize>> {
         let head_end = self.line_end(b"\r\n\r\n")?;
         let length = Message::of_head(&self.0[..head_end]).and_then(|head| {
             if !head.is_chunked() {
                 let length = head.header("content-length").map_or(Ok(0), str::parse::<usize>);
-                return length.map(|length| Some(head_end + length)).map_err(|_| broken("a length that is no number"));
+                return length
+                    .map(|length| Some(head_end + length))
+                    .map_err(|_| invalid("the content length is not a number"));
             }
             let mut rest = Unread(self.0[head_end..].to_vec());
             loop {
@@ -147,15 +149,15 @@ impl Unread {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         self.0.extend_from_slice(piece);
-        if self.0.len() > MESSAGE_BYTES_MAX { Err(broken("a message that is too long")) } else { Ok(()) }
+        if self.0.len() > MESSAGE_BYTES_MAX { Err(invalid("the message is too long")) } else { Ok(()) }
     }
 }
 
-fn broken(what: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
+fn invalid(reason: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, reason.to_owned())
 }
 
-/// One end of a connection; its calls block.
+/// End of a connection; its calls block.
 pub struct Connection {
     stream: TcpStream,
     unread: Unread,
@@ -163,16 +165,16 @@ pub struct Connection {
 
 impl Connection {
     /// # Errors
-    /// If the connection has ended.
+    /// If the connection is closed.
     pub fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         Ok(Connection { stream, unread: Unread::default() })
     }
 
-    /// Limits each read and write from now on.
+    /// Sets a timeout for each later read and write.
     ///
     /// # Errors
-    /// If the connection has ended.
+    /// If the connection is closed.
     pub fn with_timeout(self, timeout: Duration) -> io::Result<Self> {
         self.stream.set_read_timeout(Some(timeout))?;
         self.stream.set_write_timeout(Some(timeout))?;
@@ -180,15 +182,15 @@ impl Connection {
     }
 
     /// # Errors
-    /// If the connection ends.
+    /// If the connection is closed.
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.stream.write_all(bytes)
     }
 
-    /// The next message.
+    /// Reads the next message.
     ///
     /// # Errors
-    /// If the connection ends before its end or times out, or its bytes are not HTTP.
+    /// If the connection ends within the message or times out, or if the bytes are not HTTP.
     pub fn read(&mut self) -> io::Result<Message> {
         let mut piece = [0; 16 * 1024];
         loop {
@@ -203,14 +205,14 @@ impl Connection {
     /// Sends a request and reads its response.
     ///
     /// # Errors
-    /// As [`Connection::read`]: the request may have had its effect, or not.
+    /// Same errors as [`Connection::read`]. After an error, the request may or may not have had its effect.
     pub fn exchange(&mut self, request: &[u8]) -> io::Result<Message> {
         self.write(request)?;
         self.read()
     }
 }
 
-/// One end of a connection on tokio.
+/// End of a connection on tokio.
 pub struct AsyncConnection<S> {
     pub stream: S,
     unread: Unread,
@@ -222,36 +224,36 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncConnection<S> {
     }
 
     /// # Errors
-    /// If the connection ends.
+    /// If the connection is closed.
     pub async fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.stream.write_all(bytes).await
     }
 
-    /// The next message.
+    /// Reads the next message.
     ///
     /// # Errors
-    /// As [`Connection::read`].
+    /// Same errors as [`Connection::read`].
     pub async fn read(&mut self) -> io::Result<Message> {
         self.next(Unread::message).await?
     }
 
-    /// The head of the next message, whose body comes by [`AsyncConnection::read_chunk`].
+    /// Reads the head of the next message. [`AsyncConnection::read_chunk`] reads its body.
     ///
     /// # Errors
-    /// As [`Connection::read`].
+    /// Same errors as [`Connection::read`].
     pub async fn read_head(&mut self) -> io::Result<Message> {
         self.next(Unread::head).await?
     }
 
-    /// The next chunk of a body, or nothing at its end.
+    /// Reads the next chunk of a body; it is empty at the end.
     ///
     /// # Errors
-    /// As [`Connection::read`].
+    /// Same errors as [`Connection::read`].
     pub async fn read_chunk(&mut self) -> io::Result<Vec<u8>> {
         self.next(Unread::chunk).await?
     }
 
-    /// The bytes of the next message; fewer if the connection ends before.
+    /// Reads the bytes of the next message; fewer if the connection ends before.
     pub async fn read_bytes(&mut self) -> Vec<u8> {
         match self.next(|unread| unread.length()).await {
             Ok(Ok(length)) => self.unread.take(length).unwrap_or_default(),
@@ -259,10 +261,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncConnection<S> {
         }
     }
 
-    /// The bytes that were read and belong to no message, and all that come until the connection ends.
+    /// Returns the bytes that were read and belong to no message, and all bytes until the connection ends.
     ///
     /// # Errors
-    /// If the connection breaks.
+    /// If the connection fails.
     pub async fn read_to_end(&mut self) -> io::Result<Vec<u8>> {
         let mut bytes = std::mem::take(&mut self.unread.0);
         self.stream.read_to_end(&mut bytes).await?;

@@ -1,14 +1,15 @@
-//! Programs in Java: their jars, fetched once by Maven into the checkout's cache, and what is compiled with them.
+//! Java programs: their jars, which Maven fetches once into the checkout's cache, and their compiled classes.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::cache;
 
-/// The folder with all jars that a `pom.xml` asks for. Fetched by whoever asks first; others wait for it. `name` is that of the cache.
+/// Returns the folder with all jars that a `pom.xml` requires. The first caller fetches them; the others wait. `name`
+/// is the name of the cache entry.
 ///
 /// # Errors
-/// If Maven is not installed, or cannot fetch them.
+/// If Maven is not installed, or cannot fetch the jars.
 pub fn jars(name: &str, pom: &Path) -> anyhow::Result<PathBuf> {
     cache::provide(name, &[pom], |folder| {
         let mut maven = Command::new("mvn");
@@ -18,10 +19,10 @@ pub fn jars(name: &str, pom: &Path) -> anyhow::Result<PathBuf> {
     })
 }
 
-/// The folder with a program's classes, compiled by whoever asks first.
+/// Returns the folder with a program's classes. The first caller compiles them; the others wait.
 ///
 /// # Errors
-/// If there is no `javac`, or it refuses the program.
+/// If `javac` is not installed, or cannot compile the program.
 pub(crate) fn classes(name: &str, jars: &Path, source: &Path) -> anyhow::Result<PathBuf> {
     cache::provide(name, &[source], |folder| {
         let mut javac = Command::new("javac");
@@ -30,7 +31,7 @@ pub(crate) fn classes(name: &str, jars: &Path, source: &Path) -> anyhow::Result<
     })
 }
 
-/// A java that starts quickly and takes little memory.
+/// Returns a `java` command that starts quickly and uses little memory.
 pub(crate) fn command(folders: &[&Path]) -> Command {
     let mut command = Command::new("java");
     command.args(["-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-cp"]);

@@ -1,13 +1,15 @@
-//! Real servers for tests and benches: started on this machine, in a temporary folder, on a free port of 127.0.0.1; and [`http`],
-//! the HTTP client of tests.
+//! Real servers for tests and benches, and [`http`], the HTTP client of tests. The servers run on this machine, in a
+//! temporary folder, on a free port of 127.0.0.1.
 //!
-//! Only tests, benches and chores use this. Its calls block: a test calls them before, or between, what it measures.
+//! Only tests, benches and chores use this crate. Its calls block, so a test makes them before or between its
+//! measurements.
 //!
-//! Always true here: a server and its folder are gone soon after the process that started it, however that ended
-//! (SIGKILL included); nothing is shared between two processes; what a server calls durable is synced, as in production.
+//! Invariants: a server and its folder are removed soon after the process that started it has ended, even by SIGKILL.
+//! Two processes never share a server. Data that a server acknowledges as durable is synced, as in production.
 
-// A test's own thread may wait, read a clock and start programs: `runtime` is the door of what is tested.
-#![expect(clippy::disallowed_methods, reason = "no part of the product; see above")]
+// A test's own thread may wait, read a clock and start programs. The crate `runtime` replaces these functions only for
+// the tested code.
+#![expect(clippy::disallowed_methods, reason = "this crate is not part of the product; see above")]
 
 mod cache;
 mod certificate;

@@ -1,5 +1,5 @@
-//! Processes in other languages that share groups with ours over one ZooKeeper: `tools/mixed-java`, with Curator, and `tools/mixed-python`,
-//! with kazoo. Their READMEs tell what is said.
+//! Processes in other languages that share groups with Reveille over one ZooKeeper: `tools/mixed-java`, with Curator,
+//! and `tools/mixed-python`, with kazoo. Their READMEs describe the protocol.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -14,44 +14,45 @@ use rustix::process::{Pid, Signal};
 
 use crate::{java, python};
 
-/// A command is answered within this, what it waits for included.
-const LIMIT: Duration = Duration::from_secs(40);
+/// Longest wait for the response to a command, including the waits of the command itself.
+const TIMEOUT: Duration = Duration::from_secs(40);
 
-/// One process. Dropped, it is killed; it ends by itself, too, soon after this process.
+/// Running process. It is killed when this value is dropped, and exits soon after this process ends.
 #[derive(Debug)]
 pub struct Mixed {
     process: Child,
     stdin: Mutex<(ChildStdin, u64)>,
-    said: Arc<Said>,
+    output: Arc<Output>,
 }
 
 #[derive(Debug, Default)]
-struct Said {
-    heard: Mutex<Heard>,
+struct Output {
+    received: Mutex<Received>,
     more: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Heard {
+struct Received {
     answers: BTreeMap<u64, String>,
-    /// That nobody took yet, in their order.
+    /// Events that have not been taken yet, in order.
     events: Vec<String>,
     is_over: bool,
 }
 
-/// A command that was given, and may have been answered.
+/// Command that was sent and may have been answered.
 #[derive(Debug)]
-#[must_use = "its answer says whether it was done"]
+#[must_use = "the response reports whether the command succeeded"]
 pub struct Asked {
     id: u64,
     command: String,
-    said: Arc<Said>,
+    output: Arc<Output>,
 }
 
-/// With Curator, at ZooKeeper's `addresses`; `digest` is `USER:PASSWORD` of whom alone its nodes belong to.
+/// Starts the process with Curator, connected to ZooKeeper's `addresses`. `digest` is `USER:PASSWORD` of the only user
+/// that may access its nodes.
 ///
 /// # Errors
-/// If it cannot be built or started; what is missing is then named.
+/// If the process cannot be built or started. The error names the missing program.
 pub fn curator(addresses: &str, timeout: Duration, digest: Option<&str>) -> anyhow::Result<Mixed> {
     let [classes, jars] = curator_folders()?;
     let mut command = java::command(&[&classes, &jars]);
@@ -59,27 +60,28 @@ pub fn curator(addresses: &str, timeout: Duration, digest: Option<&str>) -> anyh
     Mixed::start(command)
 }
 
-/// What starts the same, without its arguments and as Java is by itself: for benches.
+/// Returns the command that starts the same process, without its arguments and with Java's default settings, for
+/// benches.
 ///
 /// # Errors
-/// As [`curator`].
+/// Same errors as [`curator`].
 pub fn curator_command() -> anyhow::Result<Vec<String>> {
     let [classes, jars] = curator_folders()?;
     let path = format!("{}:{}/*", classes.display(), jars.display());
     Ok(["java", "-cp", &path, "Mixed"].map(str::to_owned).to_vec())
 }
 
-/// Of its classes, and of its jars.
+/// Returns the folders of the classes and of the jars.
 fn curator_folders() -> anyhow::Result<[PathBuf; 2]> {
     let jars = java::jars("mixed-java", &tool("mixed-java/pom.xml"))?;
     let classes = java::classes("mixed-java-classes", &jars, &tool("mixed-java/Mixed.java"))?;
     Ok([classes, jars])
 }
 
-/// With kazoo, at ZooKeeper's `addresses`.
+/// Starts the process with kazoo, connected to ZooKeeper's `addresses`.
 ///
 /// # Errors
-/// As [`curator`].
+/// Same errors as [`curator`].
 pub fn kazoo(addresses: &str, timeout: Duration) -> anyhow::Result<Mixed> {
     let programs = python::environment("mixed-python", &tool("mixed-python/requirements.txt"))?;
     let mut command = Command::new(programs.join("python"));
@@ -94,17 +96,17 @@ fn tool(path: &str) -> PathBuf {
 impl Mixed {
     fn start(mut command: Command) -> anyhow::Result<Mixed> {
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-        let stdin = process.stdin.take().context("its input is a pipe")?;
-        let stdout = process.stdout.take().context("its output is a pipe")?;
-        let said = Arc::<Said>::default();
-        let heard = said.clone();
-        thread::spawn(move || heard.hear(stdout));
-        let mixed = Mixed { process, stdin: Mutex::new((stdin, 0)), said };
+        let stdin = process.stdin.take().context("the child's input was not piped")?;
+        let stdout = process.stdout.take().context("the child's output was not piped")?;
+        let output = Arc::<Output>::default();
+        let reader_output = output.clone();
+        thread::spawn(move || reader_output.read(stdout));
+        let mixed = Mixed { process, stdin: Mutex::new((stdin, 0)), output };
         mixed.event("connected")?;
         Ok(mixed)
     }
 
-    /// Gives a command, and does not wait.
+    /// Sends a command without waiting for its response.
     ///
     /// # Errors
     /// If the process has ended.
@@ -114,45 +116,47 @@ impl Mixed {
         let id = stdin.1;
         writeln!(stdin.0, "{id} {command}").context("the process has ended")?;
         stdin.0.flush()?;
-        Ok(Asked { id, command: command.to_owned(), said: self.said.clone() })
+        Ok(Asked { id, command: command.to_owned(), output: self.output.clone() })
     }
 
-    /// What a command answers.
+    /// Sends a command and returns the values of its response.
     ///
     /// # Errors
-    /// If it is an error, or does not come.
+    /// If the response is an error or does not arrive.
     pub fn ask(&self, command: &str) -> anyhow::Result<String> {
         self.begin(command)?.answer()
     }
 
-    /// Waits for this event, and takes it.
+    /// Waits for an event and removes it from the received events.
     ///
     /// # Errors
-    /// If it does not come.
+    /// If the event does not arrive.
     pub fn event(&self, event: &str) -> anyhow::Result<()> {
-        let told = self.said.wait(LIMIT, |heard| {
-            let at = heard.events.iter().position(|told| told == event)?;
-            Some(heard.events.remove(at))
+        let taken = self.output.wait(TIMEOUT, |received| {
+            let at = received.events.iter().position(|received| received == event)?;
+            Some(received.events.remove(at))
         });
-        told.map(drop).with_context(|| format!("`event {event}` never came; told was {:?}", self.said.lock().events))
+        taken.map(drop).with_context(|| {
+            format!("`event {event}` did not arrive; received events: {:?}", self.output.lock().events)
+        })
     }
 
-    /// The events that nobody took yet.
+    /// Returns the events that have not been taken yet.
     #[must_use]
     pub fn events(&self) -> Vec<String> {
-        self.said.lock().events.clone()
+        self.output.lock().events.clone()
     }
 
-    /// Stops it where it is; [`Mixed::resume`] lets it go on.
+    /// Pauses the process with SIGSTOP; [`Mixed::resume`] continues it.
     ///
     /// # Errors
-    /// If it has ended.
+    /// If the process has ended.
     pub fn pause(&self) -> anyhow::Result<()> {
         self.signal(Signal::STOP)
     }
 
     /// # Errors
-    /// If it has ended.
+    /// If the process has ended.
     pub fn resume(&self) -> anyhow::Result<()> {
         self.signal(Signal::CONT)
     }
@@ -164,25 +168,25 @@ impl Mixed {
 
 impl Drop for Mixed {
     fn drop(&mut self) {
-        // It has ended if it cannot be killed.
+        // If the kill fails, the process has already ended.
         drop(self.process.kill());
         drop(self.process.wait());
     }
 }
 
 impl Asked {
-    /// Whether it was answered.
+    /// Returns true if the response has arrived.
     #[must_use]
     pub fn is_answered(&self) -> bool {
-        self.said.lock().answers.contains_key(&self.id)
+        self.output.lock().answers.contains_key(&self.id)
     }
 
-    /// Waits for the answer: its values.
+    /// Waits for the response and returns its values.
     ///
     /// # Errors
-    /// If it is an error, or does not come.
+    /// If the response is an error or does not arrive.
     pub fn answer(self) -> anyhow::Result<String> {
-        let answer = self.said.wait(LIMIT, |heard| heard.answers.remove(&self.id));
+        let answer = self.output.wait(TIMEOUT, |received| received.answers.remove(&self.id));
         let answer = answer.with_context(|| format!("`{}` was not answered", self.command))?;
         match answer.split_once(' ').unwrap_or((&answer, "")) {
             ("ok", values) => Ok(values.to_owned()),
@@ -191,39 +195,39 @@ impl Asked {
     }
 }
 
-impl Said {
-    fn hear(&self, stdout: ChildStdout) {
+impl Output {
+    fn read(&self, stdout: ChildStdout) {
         for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-            let mut heard = self.lock();
+            let mut received = self.lock();
             match line.split_once(' ') {
-                Some(("event", event)) => heard.events.push(event.to_owned()),
+                Some(("event", event)) => received.events.push(event.to_owned()),
                 Some((id, answer)) if id.parse::<u64>().is_ok() => {
-                    heard.answers.insert(id.parse().unwrap_or(0), answer.to_owned());
+                    received.answers.insert(id.parse().unwrap_or(0), answer.to_owned());
                 }
-                _ => heard.events.push(format!("said {line}")),
+                _ => received.events.push(format!("said {line}")),
             }
-            drop(heard);
+            drop(received);
             self.more.notify_all();
         }
         self.lock().is_over = true;
         self.more.notify_all();
     }
 
-    fn lock(&self) -> MutexGuard<'_, Heard> {
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Received> {
+        self.received.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait<T>(&self, limit: Duration, mut take: impl FnMut(&mut Heard) -> Option<T>) -> anyhow::Result<T> {
+    fn wait<T>(&self, limit: Duration, mut take: impl FnMut(&mut Received) -> Option<T>) -> anyhow::Result<T> {
         let end = Instant::now() + limit;
-        let mut heard = self.lock();
+        let mut received = self.lock();
         loop {
-            if let Some(taken) = take(&mut heard) {
+            if let Some(taken) = take(&mut received) {
                 return Ok(taken);
             }
-            ensure!(!heard.is_over, "the process has ended");
+            ensure!(!received.is_over, "the process has ended");
             let left = end.saturating_duration_since(Instant::now());
-            ensure!(!left.is_zero(), "it took more than {limit:?}");
-            heard = self.more.wait_timeout(heard, left).unwrap_or_else(PoisonError::into_inner).0;
+            ensure!(!left.is_zero(), "no answer within {limit:?}");
+            received = self.more.wait_timeout(received, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Network namespaces: a process in one has a link of its own to the rest of the machine, which can be cut without a word to anybody.
+//! Network namespaces. A process in one has its own link to the rest of the machine, which can be cut without closing
+//! its connections.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -9,7 +10,7 @@ use anyhow::{Context, bail, ensure};
 
 use crate::guard::Guard;
 
-/// One of them, with one link. Dropped, it is gone, and the processes in it.
+/// Network namespace with one link. Dropping this value removes it and kills the processes in it.
 #[derive(Debug)]
 pub struct Namespace {
     number: u8,
@@ -17,28 +18,30 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Needs root, and `ip`.
+    /// Creates a namespace. Requires root and `ip`.
     ///
     /// # Errors
-    /// If the kernel or the user does not allow it, with what to do then.
+    /// If the kernel or the user does not allow it. The error names the next step.
     pub fn make() -> anyhow::Result<Namespace> {
         ensure!(
             rustix::process::geteuid().is_root(),
-            "only root may make network namespaces: run these tests as root, in a container with CAP_NET_ADMIN and CAP_SYS_ADMIN"
+            "only root may create network namespaces; run these tests as root, in a container with CAP_NET_ADMIN \
+             and CAP_SYS_ADMIN"
         );
-        let mut refused = None;
-        // Other processes may make some, too: who makes the namespace has the number.
-        let made = (1..=200).find(|number| match ip(&format!("netns add {}", name(*number))) {
+        let mut failure = None;
+        // Other processes may create namespaces concurrently; the process that creates a namespace owns its number.
+        let created = (1..=200).find(|number| match ip(&format!("netns add {}", name(*number))) {
             Ok(()) => true,
             Err(error) => {
-                refused = Some(error);
+                failure = Some(error);
                 false
             }
         });
-        let Some(number) = made else {
-            let refused = refused.context("there is none")?;
+        let Some(number) = created else {
+            let failure = failure.context("no number was tried")?;
             bail!(
-                "cannot make a network namespace (is iproute2 installed, with CAP_NET_ADMIN and CAP_SYS_ADMIN?): {refused:#}"
+                "cannot create a network namespace; install iproute2 and grant CAP_NET_ADMIN and \
+                 CAP_SYS_ADMIN: {failure:#}"
             )
         };
         let folder = tempfile::Builder::new().prefix("reveille-network-").tempdir()?.keep();
@@ -54,7 +57,7 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// The rest of the machine, as it is seen from there.
+    /// Returns the address of the rest of the machine inside the namespace.
     #[must_use]
     pub fn host(&self) -> Ipv4Addr {
         self.address(1)
@@ -64,7 +67,7 @@ impl Namespace {
         Ipv4Addr::new(10, 78, self.number, last)
     }
 
-    /// A command whose process will be there.
+    /// Returns a command whose process runs in the namespace.
     #[must_use]
     pub fn command(&self, program: &Path) -> Command {
         let mut command = Command::new("ip");
@@ -72,10 +75,10 @@ impl Namespace {
         command
     }
 
-    /// While it is cut nothing comes or goes, and no connection is told.
+    /// Cuts or restores the link. While it is cut, no packet passes, and connections receive no error.
     ///
     /// # Errors
-    /// If the link is gone.
+    /// If the link does not exist.
     pub fn cut(&self, is_cut: bool) -> anyhow::Result<()> {
         ip(&format!("link set {} {}", name(self.number), if is_cut { "down" } else { "up" }))
     }
@@ -83,23 +86,23 @@ impl Namespace {
 
 impl Drop for Namespace {
     fn drop(&mut self) {
-        self.guard.end();
+        self.guard.stop();
     }
 }
 
-/// Of the namespace, and of its link's end outside.
+/// Returns the name of the namespace, which is also the name of its link's outer end.
 fn name(number: u8) -> String {
     format!("rve{number}")
 }
 
 fn ip(arguments: &str) -> anyhow::Result<()> {
-    let output = Command::new("ip").args(arguments.split(' ')).output().context("cannot start ip: install iproute2")?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "ip {arguments}: {}", said.trim());
+    let output = Command::new("ip").args(arguments.split(' ')).output().context("cannot start ip; install iproute2")?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "ip {arguments}: {}", errors.trim());
     Ok(())
 }
 
-/// The link goes with its end inside.
+/// Guard script. Removing the namespace also removes its link.
 const GUARD: &str = r#"
 name=$(cat "$1/name")
 for pid in $(ip netns pids "$name"); do kill -KILL "$pid"; done

@@ -1,14 +1,15 @@
-//! Ports for servers.
+//! Free ports for servers.
 
 use std::net::TcpListener;
 
 use anyhow::{Context, bail};
 
-/// Below the ports that this machine gives to connections, so that one stopped for a while gets its own again.
+/// Returns a free port below the range that this machine gives to outgoing connections, so that a server that restarts
+/// gets its port again.
 pub(crate) fn free_port() -> anyhow::Result<u16> {
     for _ in 0..100 {
-        let random = getrandom::u32().context("no randomness")? % 12_000;
-        let port = 20_000 + u16::try_from(random).expect("it is below 12,000");
+        let random = getrandom::u32().context("the system has no random numbers")? % 12_000;
+        let port = 20_000 + u16::try_from(random).expect("the remainder is below 12,000");
         if TcpListener::bind(("127.0.0.1", port)).is_ok() {
             return Ok(port);
         }

@@ -1,4 +1,4 @@
-//! PostgreSQL: the newest version that is installed.
+//! PostgreSQL server for tests, in the newest installed version.
 
 mod programs;
 
@@ -16,27 +16,28 @@ use programs::Programs;
 use crate::guard::Guard;
 use crate::port::free_port;
 
-/// The super-user's password. Its characters try whether a URL's are decoded.
+/// Password of the superuser. Its characters test whether a URL is decoded.
 pub const PASSWORD: &str = "p@ss:word/1";
 const PASSWORD_IN_URL: &str = "p%40ss%3Aword%2F1";
 const START_MAX: Duration = Duration::from_secs(60);
-/// Of a look whether something has happened.
+/// Interval between two checks of a condition.
 const PERIOD: Duration = Duration::from_millis(10);
 
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Offers TLS, with a certificate of `localhost` (not of 127.0.0.1) that [`Postgres::root_certificate`] has signed.
+    /// Offers TLS, with a certificate for `localhost` (not 127.0.0.1) that is signed by the authority in
+    /// [`Postgres::root_certificate`].
     pub tls: bool,
-    /// Where its folder is made; the system's temporary folder if not given.
+    /// Parent of the server's folder; by default the system's temporary folder.
     pub parent: Option<PathBuf>,
-    /// Gives it a disk of so many bytes, at `disk` in its folder, for a tablespace that gets full. Only its own processes see
-    /// it, and a restart empties it.
+    /// Size of a separate disk at `disk` in the server's folder, for a tablespace that gets full. Only the server's
+    /// processes see this disk, and a restart empties it.
     pub disk_bytes: Option<u64>,
-    /// Further settings, as in `postgresql.conf`.
+    /// Further settings, in the form of `postgresql.conf`.
     pub settings: Vec<(String, String)>,
 }
 
-/// A server of this process's own. Dropping it stops it and deletes its folder.
+/// Server that belongs to this process. Dropping it stops the server and deletes its folder.
 #[derive(Debug)]
 pub struct Postgres {
     programs: Programs,
@@ -44,15 +45,15 @@ pub struct Postgres {
     port: u16,
     settings: Vec<(String, String)>,
     disk_bytes: Option<u64>,
-    /// The postmaster; `None` while it is stopped.
+    /// Postmaster process; `None` while the server is stopped.
     server: Mutex<Option<Child>>,
     guard: Guard,
 }
 
-/// The server of this process, started by whoever asks first. It ends soon after the process.
+/// Returns the shared server of this process. The first caller starts it. It ends soon after the process.
 ///
 /// # Panics
-/// If it cannot be started: no test that asks for it could go on.
+/// If the server cannot be started, because no test that needs it can run.
 pub fn shared() -> &'static Postgres {
     static SHARED: OnceLock<Postgres> = OnceLock::new();
     SHARED.get_or_init(|| Postgres::start().expect("PostgreSQL is installed and starts"))
@@ -60,24 +61,24 @@ pub fn shared() -> &'static Postgres {
 
 impl Postgres {
     /// # Errors
-    /// If PostgreSQL is not installed, or does not start; its log is then part of the error.
+    /// If PostgreSQL is not installed or does not start. The error then contains its log.
     pub fn start() -> anyhow::Result<Postgres> {
         Postgres::start_with(Options::default())
     }
 
     /// # Errors
-    /// As [`Postgres::start`].
+    /// Same errors as [`Postgres::start`].
     pub fn start_with(options: Options) -> anyhow::Result<Postgres> {
         let programs = Programs::find()?;
         let parent = options.parent.unwrap_or_else(std::env::temp_dir);
-        let made = tempfile::Builder::new().prefix("reveille-postgres-").tempdir_in(&parent);
-        let folder = made.with_context(|| format!("cannot make a folder in {}", parent.display()))?.keep();
+        let created = tempfile::Builder::new().prefix("reveille-postgres-").tempdir_in(&parent);
+        let folder = created.with_context(|| format!("cannot create a folder in {}", parent.display()))?.keep();
         let guard = Guard::start(&folder, GUARD)?;
-        programs.make_cluster(&folder, PASSWORD)?;
+        programs.create_cluster(&folder, PASSWORD)?;
         let mut settings = options.settings;
         if options.tls {
             crate::certificate::write(&folder)?;
-            programs.give(&folder)?;
+            programs.set_owner(&folder)?;
             let path = |name: &str| folder.join(name).display().to_string();
             settings.push(("ssl".to_owned(), "on".to_owned()));
             settings.push(("ssl_cert_file".to_owned(), path("server.crt")));
@@ -86,7 +87,7 @@ impl Postgres {
         let disk_bytes = options.disk_bytes;
         let server = Mutex::new(None);
         let mut postgres = Postgres { programs, folder, port: 0, settings, disk_bytes, server, guard };
-        // The port may be taken by somebody else between the look and the start.
+        // Another process may take the port between the check and the start.
         let mut attempts_left = 5;
         loop {
             postgres.port = free_port()?;
@@ -100,7 +101,7 @@ impl Postgres {
         }
     }
 
-    /// The super-user's URL of this database, password included.
+    /// Returns the superuser's URL of this database, with the password.
     #[must_use]
     pub fn url(&self, database: &str) -> String {
         format!("postgresql://postgres:{PASSWORD_IN_URL}@127.0.0.1:{}/{database}", self.port)
@@ -111,45 +112,46 @@ impl Postgres {
         self.port
     }
 
-    /// All of its files.
+    /// Returns the folder with all files of the server.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Who signed the certificate of a server with [`Options::tls`]; a file in PEM.
+    /// Returns the PEM file of the authority that signed the certificate of a server with [`Options::tls`].
     #[must_use]
     pub fn root_certificate(&self) -> PathBuf {
         self.folder.join("root.crt")
     }
 
-    /// The URL of a new, empty database.
+    /// Creates an empty database and returns its URL.
     ///
     /// # Errors
-    /// If the server does not make it.
+    /// If the server cannot create the database.
     pub fn create_database(&self) -> anyhow::Result<String> {
         self.copy_database("template1")
     }
 
-    /// The URL of a new database that is a copy of `template`, to which nobody may be connected.
+    /// Creates a database as a copy of `template` and returns its URL. No session may be connected to `template`.
     ///
     /// # Errors
-    /// If the server does not make it.
+    /// If the server cannot create the database.
     pub fn copy_database(&self, template: &str) -> anyhow::Result<String> {
-        let name = format!("test_{:016x}", getrandom::u64().context("no randomness")?);
+        let name = format!("test_{:016x}", getrandom::u64().context("the system has no random numbers")?);
         self.sql("postgres", &format!("create database {name} template {template}"))?;
         Ok(self.url(&name))
     }
 
-    /// What `psql` says to these statements: rows as lines, fields with `|` between them. Each on a connection of its own.
+    /// Runs statements with `psql` and returns its output: rows as lines, fields separated by `|`. Each call uses its
+    /// own connection.
     ///
     /// # Errors
-    /// If the server is away, or refuses one.
+    /// If the server cannot be reached or rejects a statement.
     pub fn sql(&self, database: &str, statements: &str) -> anyhow::Result<String> {
         self.programs.psql(self.port, database, PASSWORD, statements)
     }
 
-    /// What the server has logged so far.
+    /// Returns the server's log.
     ///
     /// # Errors
     /// If the file cannot be read.
@@ -157,14 +159,15 @@ impl Postgres {
         Ok(String::from_utf8_lossy(&std::fs::read(self.folder.join("server.log"))?).into_owned())
     }
 
-    /// Ends it in order, sessions broken off ("fast"); [`Postgres::restart`] starts it again. Harmless if it is stopped.
+    /// Stops the server gracefully and terminates its sessions ("fast"). [`Postgres::restart`] starts it again. Does
+    /// nothing if the server is stopped.
     ///
     /// # Errors
-    /// If it cannot be told to.
+    /// If the signal cannot be sent.
     pub fn stop(&self) -> anyhow::Result<()> {
         let mut server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(mut child) = server.take() {
-            // A paused one hears nothing.
+            // A paused process handles no signal, so resume it first.
             signal_all(&child, Signal::CONT)?;
             rustix::process::kill_process(pid_of(&child), Signal::INT).context("cannot end PostgreSQL")?;
             child.wait()?;
@@ -172,40 +175,40 @@ impl Postgres {
         Ok(())
     }
 
-    /// Ends all of its processes by SIGKILL. Harmless if it is stopped.
+    /// Kills all of the server's processes with SIGKILL. Does nothing if the server is stopped.
     ///
     /// # Errors
-    /// If it cannot.
+    /// If the signal cannot be sent, or if the processes do not end.
     pub fn kill(&self) -> anyhow::Result<()> {
         let mut server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(mut child) = server.take() {
-            // Stopped, it can start no other while these are listed.
+            // A paused postmaster cannot start a process while its children are listed.
             rustix::process::kill_process(pid_of(&child), Signal::STOP)?;
             let children = children_of(&child);
             signal_all(&child, Signal::KILL)?;
             child.wait()?;
-            // They hold the shared memory until they are gone, and a new server refuses to start beside it.
+            // The processes use the shared memory until they have ended, and a new server fails to start until then.
             let start = Instant::now();
             while children.iter().any(|child| is_running(*child)) {
-                ensure!(start.elapsed() < START_MAX, "PostgreSQL's processes outlive SIGKILL");
+                ensure!(start.elapsed() < START_MAX, "PostgreSQL's processes still run after SIGKILL");
                 std::thread::sleep(PERIOD);
             }
         }
         Ok(())
     }
 
-    /// Stops all of its processes where they are: connections stay open, and nothing answers.
+    /// Pauses all of the server's processes: connections stay open, and no process answers.
     ///
     /// # Errors
-    /// If it is not running.
+    /// If the server is not running.
     pub fn pause(&self) -> anyhow::Result<()> {
         self.signal(Signal::STOP)
     }
 
-    /// Lets it go on after [`Postgres::pause`].
+    /// Resumes the server after [`Postgres::pause`].
     ///
     /// # Errors
-    /// If it is not running.
+    /// If the server is not running.
     pub fn resume(&self) -> anyhow::Result<()> {
         self.signal(Signal::CONT)
     }
@@ -215,10 +218,10 @@ impl Postgres {
         signal_all(server.as_ref().context("PostgreSQL is stopped")?, signal)
     }
 
-    /// Starts it, on the same data and port, stopping it first if it runs; answers once it does.
+    /// Starts the server on the same data and port, and stops it first if it runs. Returns once it answers.
     ///
     /// # Errors
-    /// If it does not start; its log is then part of the error.
+    /// If the server does not start. The error then contains its log.
     pub fn restart(&self) -> anyhow::Result<()> {
         self.stop()?;
         let mut server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
@@ -229,7 +232,7 @@ impl Postgres {
             None => self.programs.command("postgres"),
         };
         command.arg("-D").arg(data_of(&self.folder));
-        for (name, value) in self.own_settings().iter().chain(&self.settings) {
+        for (name, value) in self.default_settings().iter().chain(&self.settings) {
             command.arg("-c").arg(format!("{name}={value}"));
         }
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
@@ -242,7 +245,7 @@ impl Postgres {
                     signal_all(&child, Signal::KILL)?;
                     child.wait()?;
                 }
-                bail!("PostgreSQL does not start: {error:#}; its log:\n{}", self.log()?);
+                bail!("PostgreSQL did not start: {error:#}; its log:\n{}", self.log()?);
             }
             std::thread::sleep(PERIOD);
         }
@@ -250,7 +253,7 @@ impl Postgres {
         Ok(())
     }
 
-    fn own_settings(&self) -> [(String, String); 7] {
+    fn default_settings(&self) -> [(String, String); 7] {
         [
             ("listen_addresses", "127.0.0.1"),
             ("port", &self.port.to_string()),
@@ -267,15 +270,15 @@ impl Postgres {
 impl Drop for Postgres {
     fn drop(&mut self) {
         let child = self.server.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        self.guard.end();
+        self.guard.stop();
         if let Some(mut child) = child {
-            // The guard has seen it end, or killed it.
+            // The guard has waited for the server's end, or killed it.
             drop(child.wait());
         }
     }
 }
 
-/// Ends the server, in order if it can.
+/// Guard script that stops the server, gracefully if possible.
 const GUARD: &str = r#"
 is_running() { [ -n "$pid" ] && [ "$(readlink "/proc/$pid/cwd")" = "$1/data" ] && ! grep -q '^State:.*Z' "/proc/$pid/status"; }
 pid=$(head -n 1 "$1/data/postmaster.pid")
@@ -292,10 +295,10 @@ fn pid_of(child: &Child) -> Pid {
     Pid::from_child(child)
 }
 
-/// To the postmaster and its children.
+/// Sends a signal to the postmaster and its children.
 fn signal_all(postmaster: &Child, signal: Signal) -> anyhow::Result<()> {
     for child in children_of(postmaster) {
-        // One that has ended meanwhile needs none.
+        // A child may have ended since the list was read.
         let _ended = rustix::process::kill_process(child, signal);
     }
     rustix::process::kill_process(pid_of(postmaster), signal).context("cannot signal PostgreSQL")
@@ -307,7 +310,7 @@ fn children_of(postmaster: &Child) -> Vec<Pid> {
     children.split_whitespace().filter_map(|word| Pid::from_raw(word.parse().ok()?)).collect()
 }
 
-/// Not one that has ended and that nobody has waited for yet.
+/// Returns true if the process runs and is not a zombie.
 fn is_running(pid: Pid) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero()));
     status.is_ok_and(|status| !status.lines().any(|line| line.starts_with("State:") && line.contains('Z')))

@@ -1,14 +1,15 @@
-//! Programs in Python, each in an environment of its own.
+//! Python programs, each in its own virtual environment.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::cache;
 
-/// Where the programs of an environment are, with what `requirements` asks for; made by whoever asks first. `name` is that of the cache.
+/// Returns the folder with the programs of an environment that has the packages in `requirements`. The first caller
+/// creates the environment; the others wait. `name` is the name of the cache entry.
 ///
 /// # Errors
-/// If Python cannot make one, or `pip` cannot install what is asked for.
+/// If Python cannot create the environment, or `pip` cannot install the packages.
 pub fn environment(name: &str, requirements: &Path) -> anyhow::Result<PathBuf> {
     let environment = cache::provide(name, &[requirements], |folder| {
         let mut venv = Command::new("python3");
@@ -16,7 +17,7 @@ pub fn environment(name: &str, requirements: &Path) -> anyhow::Result<PathBuf> {
         cache::run(venv, "install the package `python3-venv`")?;
         let mut pip = Command::new(folder.join("bin/python"));
         pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--requirement"]).arg(requirements);
-        cache::run(pip, "the environment has one")
+        cache::run(pip, "check the virtual environment")
     })?;
     Ok(environment.join("bin"))
 }

@@ -1,4 +1,4 @@
-//! ZooKeeper: one server, or an ensemble of three.
+//! ZooKeeper for tests: one server, or an ensemble of several.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -15,13 +15,13 @@ use crate::guard::Guard;
 use crate::java;
 use crate::port::free_port;
 
-/// The server's unit of time. A session's timeout is from two to two hundred of it.
+/// Unit of time of the servers. A session's timeout is from two to 600 ticks.
 pub const TICK: Duration = Duration::from_millis(100);
 const START_MAX: Duration = Duration::from_secs(60);
-/// Of a look whether something has happened.
+/// Interval between two checks of a condition.
 const PERIOD: Duration = Duration::from_millis(20);
 
-/// Servers of this process's own. Dropping it stops them and deletes their folder.
+/// Servers that belong to this process. Dropping this value stops them and deletes their folder.
 #[derive(Debug)]
 pub struct Zookeeper {
     jars: PathBuf,
@@ -34,28 +34,28 @@ pub struct Zookeeper {
 struct Server {
     folder: PathBuf,
     port: u16,
-    /// `None` while it is stopped.
+    /// Process of the server; `None` while it is stopped.
     process: Mutex<Option<Child>>,
 }
 
-/// The single server of this process, started by whoever asks first. It ends soon after the process.
+/// Returns the shared single server of this process. The first caller starts it. It ends soon after the process.
 ///
 /// # Panics
-/// If it cannot be started: no test that asks for it could go on.
+/// If the server cannot be started, because no test that needs it can run.
 pub fn shared() -> &'static Zookeeper {
     static SHARED: OnceLock<Zookeeper> = OnceLock::new();
     SHARED.get_or_init(|| Zookeeper::start(1).expect("Java and Maven are installed, and ZooKeeper starts"))
 }
 
 impl Zookeeper {
-    /// So many servers, one ensemble; answers once it serves.
+    /// Starts an ensemble of `count` servers. Returns once it serves.
     ///
     /// # Errors
-    /// If Java or Maven are not installed, or it does not start; its logs are then part of the error.
+    /// If Java or Maven is not installed, or if ZooKeeper does not start. The error then contains its log.
     pub fn start(count: usize) -> anyhow::Result<Zookeeper> {
         let pom = Path::new(env!("CARGO_MANIFEST_DIR")).join("java/zookeeper/pom.xml");
         let jars = java::jars("zookeeper", &pom)?;
-        // A port may be taken by somebody else between the look and the start.
+        // Another process may take a port between the check and the start.
         let mut attempts_left = 3;
         loop {
             attempts_left -= 1;
@@ -93,52 +93,52 @@ impl Zookeeper {
         Ok(zookeeper)
     }
 
-    /// `HOST:PORT` of each, with commas between them.
+    /// Returns the `HOST:PORT` of each server, separated by commas.
     #[must_use]
     pub fn addresses(&self) -> String {
         let addresses: Vec<String> = self.servers.iter().map(|server| format!("127.0.0.1:{}", server.port)).collect();
         addresses.join(",")
     }
 
-    /// How many there are.
+    /// Returns the number of servers.
     #[must_use]
     pub fn count(&self) -> usize {
         self.servers.len()
     }
 
-    /// Of the server `at`, from 0.
+    /// Returns the port of the server with index `at`, from 0.
     #[must_use]
     pub fn port(&self, at: usize) -> u16 {
         self.servers[at].port
     }
 
-    /// All of their files.
+    /// Returns the folder with all files of the servers.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// What the server `at` says to a four-letter command, as `srvr`.
+    /// Sends a four-letter command, such as `srvr`, to the server `at` and returns the response.
     ///
     /// # Errors
-    /// If it does not answer.
+    /// If the server does not answer.
     pub fn ask(&self, at: usize, command: &str) -> anyhow::Result<String> {
         self.servers[at].ask(command)
     }
 
-    /// Which of them leads the ensemble now.
+    /// Returns the index of the server that leads the ensemble now.
     ///
     /// # Errors
-    /// If none says that it does.
+    /// If no server reports that it leads.
     pub fn leader(&self) -> anyhow::Result<usize> {
         let leads = |at: &usize| self.ask(*at, "srvr").is_ok_and(|text| text.contains("Mode: leader"));
         (0..self.count()).find(leads).context("no server leads")
     }
 
-    /// Ends the server `at` by SIGKILL. Harmless if it is stopped.
+    /// Kills the server `at` with SIGKILL. Does nothing if it is stopped.
     ///
     /// # Errors
-    /// If it cannot.
+    /// If the server cannot be killed.
     pub fn kill(&self, at: usize) -> anyhow::Result<()> {
         if let Some(mut process) = self.servers[at].process().take() {
             process.kill()?;
@@ -147,38 +147,38 @@ impl Zookeeper {
         Ok(())
     }
 
-    /// Starts the server `at` again, on the same data and port, killing it first if it runs; answers once it serves.
+    /// Restarts the server `at` on the same data and port, and kills it first if it runs. Returns once it serves.
     ///
     /// # Errors
-    /// If it does not start; its log is then part of the error.
+    /// If the server does not start. The error then contains its log.
     pub fn restart(&self, at: usize) -> anyhow::Result<()> {
         self.kill(at)?;
         self.servers[at].spawn(&self.jars)?;
         self.servers[at].wait()
     }
 
-    /// Ends all servers by SIGKILL, and starts them again on the same data and ports; answers once they serve.
+    /// Kills all servers with SIGKILL and restarts them on the same data and ports. Returns once they serve.
     ///
     /// # Errors
-    /// As [`Zookeeper::restart`].
+    /// Same errors as [`Zookeeper::restart`].
     pub fn restart_all(&self) -> anyhow::Result<()> {
         (0..self.count()).try_for_each(|at| self.kill(at))?;
         self.servers.iter().try_for_each(|server| server.spawn(&self.jars))?;
         self.servers.iter().try_for_each(Server::wait)
     }
 
-    /// Stops the server `at` where it is: connections stay open, and nothing answers.
+    /// Pauses the server `at`: connections stay open, and it does not answer.
     ///
     /// # Errors
-    /// If it is not running.
+    /// If the server is not running.
     pub fn pause(&self, at: usize) -> anyhow::Result<()> {
         self.servers[at].signal(Signal::STOP)
     }
 
-    /// Lets it go on after [`Zookeeper::pause`].
+    /// Resumes the server after [`Zookeeper::pause`].
     ///
     /// # Errors
-    /// If it is not running.
+    /// If the server is not running.
     pub fn resume(&self, at: usize) -> anyhow::Result<()> {
         self.servers[at].signal(Signal::CONT)
     }
@@ -192,24 +192,24 @@ impl Server {
     fn spawn(&self, jars: &Path) -> anyhow::Result<()> {
         let log = File::options().create(true).append(true).open(self.folder.join("server.log"))?;
         let mut command = java::command(&[jars]);
-        // Empty containers are looked for more often than once a minute.
+        // Check for empty containers every 500 ms instead of once a minute.
         command.args(["-Dznode.container.checkIntervalMs=500", "-Dzookeeper.admin.enableServer=false"]);
         command.arg("org.apache.zookeeper.server.quorum.QuorumPeerMain").arg(self.folder.join("zoo.cfg"));
         command.current_dir(&self.folder).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        let process = command.spawn().context("cannot start java: install the package `default-jdk-headless`")?;
+        let process = command.spawn().context("cannot start java; install the package `default-jdk-headless`")?;
         fs::write(self.folder.join("pid"), process.id().to_string())?;
         *self.process() = Some(process);
         Ok(())
     }
 
-    /// Until it serves: `imok` would be no sign of that.
+    /// Waits until the server serves. The command `ruok` does not show that, so this uses `srvr`.
     fn wait(&self) -> anyhow::Result<()> {
         let start = Instant::now();
         while !self.ask("srvr").is_ok_and(|text| text.contains("Mode:")) {
             let has_ended = self.process().as_mut().is_none_or(|process| !matches!(process.try_wait(), Ok(None)));
             if has_ended || start.elapsed() > START_MAX {
                 let log = fs::read(self.folder.join("server.log")).unwrap_or_default();
-                bail!("ZooKeeper does not start; its log:\n{}", String::from_utf8_lossy(&log));
+                bail!("ZooKeeper did not start; its log:\n{}", String::from_utf8_lossy(&log));
             }
             std::thread::sleep(PERIOD);
         }
@@ -224,7 +224,7 @@ impl Server {
         stream.shutdown(Shutdown::Write)?;
         let mut text = String::new();
         stream.read_to_string(&mut text)?;
-        ensure!(!text.is_empty(), "it does not know {command}");
+        ensure!(!text.is_empty(), "the server does not support the command {command}");
         Ok(text)
     }
 
@@ -243,7 +243,7 @@ impl Drop for Zookeeper {
                 drop(process.wait());
             }
         }
-        self.guard.end();
+        self.guard.stop();
     }
 }
 
@@ -259,7 +259,7 @@ fn configuration(folder: &Path, port: u16, members: &str) -> String {
     )
 }
 
-/// Ends whatever still runs in the folder.
+/// Guard script that kills the servers that still run in the folder.
 const GUARD: &str = r#"
 for file in "$1"/*/pid; do
   pid=$(cat "$file") && [ "$(readlink "/proc/$pid/cwd")" = "$(dirname "$file")" ] && kill -KILL "$pid"

@@ -1,4 +1,4 @@
-//! Builds the binary: of this checkout, or of a copy of it with a deliberate bug.
+//! Builds the binary from this checkout, or from a copy of it with a deliberate bug.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,7 +12,7 @@ const UNFENCED: &str = include_str!("mutants/unfenced.patch");
 const NO_DRAIN: &str = include_str!("mutants/no-drain.patch");
 
 /// # Errors
-/// If it does not build; of a mutant, if its patch does not fit the code any more.
+/// If the binary does not build, or if the patch of a mutant no longer applies.
 pub(super) fn build(mutant: Option<Mutant>) -> anyhow::Result<PathBuf> {
     let target = stage::target()?;
     let Some(mutant) = mutant else {
@@ -28,11 +28,11 @@ pub(super) fn build(mutant: Option<Mutant>) -> anyhow::Result<PathBuf> {
     let patch_file = copy.join("mutant.patch");
     std::fs::write(&patch_file, patch)?;
     let mut apply = Command::new("git");
-    // The copy lies within the checkout, mostly, and is none of its own.
+    // The copy is usually within the checkout, but must not be treated as part of it.
     apply.args(["apply", "mutant.patch"]).current_dir(&copy).env("GIT_CEILING_DIRECTORIES", target.join("chaos"));
     let status = apply.status().context("cannot start git")?;
-    ensure!(status.success(), "xtask/src/chaos/mutants/{name}.patch does not fit the code any more: make it anew");
-    // All mutants share what they do not change.
+    ensure!(status.success(), "xtask/src/chaos/mutants/{name}.patch does not apply to the code; create it again");
+    // All mutants share the build of the code that they do not change.
     let mutants_target = target.join("chaos/target");
     cargo(&copy, &mutants_target)?;
     Ok(mutants_target.join("release/reveille"))
@@ -46,7 +46,7 @@ fn cargo(checkout: &Path, target: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// All files that git knows or would know, as they are now.
+/// Copies all files that git tracks or would add, in their current state.
 fn copy_checkout(copy: &Path) -> anyhow::Result<()> {
     if copy.exists() {
         std::fs::remove_dir_all(copy)?;
@@ -55,13 +55,13 @@ fn copy_checkout(copy: &Path) -> anyhow::Result<()> {
     let mut list = Command::new("git");
     list.args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]).current_dir(&root);
     let output = list.output().context("cannot start git")?;
-    ensure!(output.status.success(), "git does not list the checkout's files");
+    ensure!(output.status.success(), "git cannot list the checkout's files");
     for path in String::from_utf8(output.stdout)?.split_terminator('\0') {
         let (from, to) = (root.join(path), copy.join(path));
         if !from.is_file() {
             continue;
         }
-        std::fs::create_dir_all(to.parent().context("a file lies in a folder")?)?;
+        std::fs::create_dir_all(to.parent().context("a path has no parent folder")?)?;
         std::fs::copy(&from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
     }
     Ok(())
@@ -72,11 +72,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_deliberate_bugs_fit_the_code_as_it_is() {
+    fn mutant_patches_apply_to_the_code() {
         for name in ["unfenced", "no-drain"] {
             let patch = format!("xtask/src/chaos/mutants/{name}.patch");
             let status = Command::new("git").args(["apply", "--check", &patch]).current_dir(stage::root()).status();
-            assert!(status.unwrap().success(), "{patch} does not fit the code any more: make it anew");
+            assert!(status.unwrap().success(), "{patch} does not apply to the code; create it again");
         }
     }
 }

@@ -1,6 +1,6 @@
-//! The clients: each makes schedules and changes its own, one request after the other, and writes down what was answered.
+//! Clients. Each creates schedules and changes its own, one request after the other, and logs the responses.
 //!
-//! Always true here: a schedule is asked about by one client only, never by two requests at once.
+//! Invariant: only one client sends requests about a schedule, and never two at once.
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpStream};
@@ -12,67 +12,67 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use test_servers::http::{self, Connection, Message};
 
-use super::chance::Chance;
 use super::instant;
 use super::log::{Answer, Log, Operation, Request, now_millis};
+use super::random::Random;
 
-/// A member that does not answer: longer than it waits itself for another one (2 s, twice).
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Timeout of a request. It is longer than a member waits for another member (2 s, twice).
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 const CONNECT_TIME: Duration = Duration::from_secs(1);
-/// A member that did not answer is not asked for so long.
+/// Time for which a client avoids a member that did not answer.
 const AVOID: Duration = Duration::from_secs(2);
 const TRIES_MAX: u32 = 4;
 const EVERY_MS: u64 = 2_000;
-/// Recurring schedules are cancelled when they have lived for so long.
+/// Lifetime after which a recurring schedule is cancelled: minimum and maximum.
 const RECURRING_MS: (u64, u64) = (10_000, 40_000);
-/// Live schedules with a chosen id that a client remembers.
+/// Most live schedules that a client remembers.
 const REMEMBERED_MAX: usize = 200;
-/// A one-shot that is due sooner is left alone, mostly.
+/// Time before its due instant within which a client rarely changes a one-shot schedule.
 const NEAR_MS: u64 = 100;
 
-/// What all clients share.
-pub(super) struct World {
+/// Target, members and log that all clients share.
+pub(super) struct Workload {
     pub(super) log: Log,
     pub(super) key: String,
     pub(super) target: String,
-    /// The members that may be asked; those that are known to be dead are not among them.
+    /// Members that may receive requests; members that are known to be dead are not among them.
     pub(super) members: Mutex<BTreeMap<&'static str, SocketAddr>>,
-    /// Callbacks are due up to so long after they were asked for.
+    /// Longest time from a request to the due instant of its callback.
     pub(super) ahead_ms: u64,
     pub(super) is_over: AtomicBool,
     pub(super) requests: AtomicU64,
     pub(super) unknown: AtomicU64,
 }
 
-impl World {
+impl Workload {
     pub(super) fn request(&self, method: &str, path: &str, body: &str) -> Vec<u8> {
         let headers = format!("authorization: Bearer {}\r\ncontent-type: application/json\r\n", self.key);
         http::request(method, path, &headers, body.as_bytes())
     }
 }
 
-impl World {
+impl Workload {
     pub(super) fn lock_members(&self) -> std::sync::MutexGuard<'_, BTreeMap<&'static str, SocketAddr>> {
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A schedule that may be changed later.
+/// Schedule that the client may change later.
 #[derive(Clone, Debug)]
 struct Known {
     token: String,
     id: String,
     version: u32,
     at_ms: Option<u64>,
-    /// When a recurring one is to be cancelled.
+    /// Instant at which a recurring schedule is cancelled.
     until_ms: u64,
 }
 
 pub(super) struct Client {
-    world: Arc<World>,
+    workload: Arc<Workload>,
     number: usize,
     count: u64,
-    chance: Chance,
+    random: Random,
     connections: BTreeMap<&'static str, Connection>,
     avoided: BTreeMap<&'static str, Instant>,
     known: Vec<Known>,
@@ -80,12 +80,12 @@ pub(super) struct Client {
 }
 
 impl Client {
-    pub(super) fn new(world: &Arc<World>, number: usize, chance: Chance) -> Self {
+    pub(super) fn new(workload: &Arc<Workload>, number: usize, random: Random) -> Self {
         Client {
-            world: world.clone(),
+            workload: workload.clone(),
             number,
             count: 0,
-            chance,
+            random,
             connections: BTreeMap::new(),
             avoided: BTreeMap::new(),
             known: Vec::new(),
@@ -93,13 +93,13 @@ impl Client {
         }
     }
 
-    /// So many requests a second, until all is over; then it cancels what recurs.
+    /// Sends `per_second` requests per second until the run ends, then cancels the recurring schedules.
     pub(super) fn run(mut self, per_second: f64) {
         let period = Duration::from_secs_f64(1.0 / per_second);
-        let mut next = Instant::now() + period.mul_f64(self.chance.between(0, 100) as f64 / 100.0);
-        while !self.world.is_over.load(Ordering::Relaxed) {
+        let mut next = Instant::now() + period.mul_f64(self.random.between(0, 100) as f64 / 100.0);
+        while !self.workload.is_over.load(Ordering::Relaxed) {
             thread::sleep(next.saturating_duration_since(Instant::now()));
-            // What could not be asked for in time is not caught up with.
+            // Requests that could not be sent in time are dropped.
             next = (next + period).max(Instant::now());
             self.act();
         }
@@ -115,7 +115,7 @@ impl Client {
             return self.cancel(&known);
         }
         self.known.retain(|known| known.at_ms.is_none_or(|at| at > now + NEAR_MS));
-        match self.chance.between(1, 100) {
+        match self.random.between(1, 100) {
             1..=62 => self.create(None),
             63..=77 => {
                 let id = format!("chosen-{}", self.token());
@@ -135,20 +135,20 @@ impl Client {
 
     fn take_known(&mut self) -> Option<Known> {
         let last = u64::try_from(self.known.len()).ok()?.checked_sub(1)?;
-        let at = usize::try_from(self.chance.between(0, last)).ok()?;
+        let at = usize::try_from(self.random.between(0, last)).ok()?;
         Some(self.known.swap_remove(at))
     }
 
-    /// The name of the schedule that this client makes next.
+    /// Returns the name of the schedule that this client creates next.
     fn token(&self) -> String {
         format!("{}-{}", self.number, self.count + 1)
     }
 
-    /// Half of them soon, the rest anywhere ahead.
+    /// Returns a due instant. Half of them are soon, the rest anywhere in the allowed time.
     fn due(&mut self) -> u64 {
-        let most = self.world.ahead_ms;
-        let ahead = if self.chance.percent(50) { most.min(5_000) } else { most };
-        now_millis() + self.chance.between(1_000.min(ahead), ahead)
+        let most = self.workload.ahead_ms;
+        let ahead = if self.random.percent(50) { most.min(5_000) } else { most };
+        now_millis() + self.random.between(1_000.min(ahead), ahead)
     }
 
     fn create(&mut self, id: Option<String>) {
@@ -160,10 +160,10 @@ impl Client {
         if let Some(id) = &id {
             body["id"] = json!(id);
         }
-        // Without an id, one that is sent again would be another.
+        // Without an id, a repeated request would create another schedule.
         let tries_max = if id.is_some() { TRIES_MAX } else { 1 };
         for _ in 0..tries_max {
-            let request = self.ask(Operation::Create, &known, "POST", "/v1/schedules", &body.to_string());
+            let request = self.request(Operation::Create, &known, "POST", "/v1/schedules", &body.to_string());
             if request.answer == Answer::Unknown {
                 continue;
             }
@@ -177,7 +177,7 @@ impl Client {
     fn create_recurring(&mut self) {
         let token = self.token();
         self.count += 1;
-        let until_ms = now_millis() + self.chance.between(RECURRING_MS.0, RECURRING_MS.1);
+        let until_ms = now_millis() + self.random.between(RECURRING_MS.0, RECURRING_MS.1);
         let known = Known { id: format!("every-{token}"), token, version: 0, at_ms: None, until_ms };
         if let Some(known) = self.put(known) {
             self.recurring.push(known);
@@ -191,27 +191,27 @@ impl Client {
         }
     }
 
-    /// Each try is a version of its own: the one before may have fired already.
+    /// Replaces a schedule. Each try has its own version, because an earlier one may already have fired.
     fn put(&mut self, mut known: Known) -> Option<Known> {
         let path = format!("/v1/schedules/{}", known.id);
         for _ in 0..TRIES_MAX {
             known.version += 1;
             let body = self.body(&known).to_string();
-            let request = self.ask(Operation::Put, &known, "PUT", &path, &body);
+            let request = self.request(Operation::Put, &known, "PUT", &path, &body);
             if request.answer != Answer::Unknown {
                 return Some(known);
             }
         }
-        // It may recur: it is cancelled in time all the same.
+        // A recurring schedule may exist, so remember it for its cancellation.
         known.at_ms.is_none().then_some(known)
     }
 
     fn cancel(&mut self, known: &Known) {
         let path = format!("/v1/schedules/{}", known.id);
-        // One that recurs must end some time.
+        // A recurring schedule must be cancelled eventually.
         let tries_max = if known.at_ms.is_none() { 4 * TRIES_MAX } else { TRIES_MAX };
         for _ in 0..tries_max {
-            let request = self.ask(Operation::Cancel, known, "DELETE", &path, "");
+            let request = self.request(Operation::Cancel, known, "DELETE", &path, "");
             if request.answer != Answer::Unknown {
                 return;
             }
@@ -219,7 +219,7 @@ impl Client {
     }
 
     fn body(&self, known: &Known) -> Value {
-        let target = json!({ "http": { "url": self.world.target, "timeout": "5s" } });
+        let target = json!({ "http": { "url": self.workload.target, "timeout": "5s" } });
         let payload = json!({ "token": known.token, "version": known.version });
         let retry = json!({ "attempts_max": 20, "backoff": "500ms", "backoff_max": "2s" });
         match known.at_ms {
@@ -232,11 +232,11 @@ impl Client {
         }
     }
 
-    /// Asks a member, and writes down what came of it.
-    fn ask(&mut self, operation: Operation, known: &Known, method: &str, path: &str, body: &str) -> Request {
+    /// Sends a request to a member and logs the result.
+    fn request(&mut self, operation: Operation, known: &Known, method: &str, path: &str, body: &str) -> Request {
         let (member, address) = self.member();
         let asked_ms = now_millis();
-        let answer = self.send(member, address, method, path, body);
+        let response = self.send(member, address, method, path, body);
         let answered_ms = now_millis();
         let mut request = Request {
             token: known.token.clone(),
@@ -255,30 +255,31 @@ impl Client {
             too_late: false,
             said: None,
         };
-        match answer {
-            Ok(message) => understand(&mut request, &message),
+        match response {
+            Ok(message) => read_response(&mut request, &message),
             Err(error) => {
                 self.connections.remove(member);
                 self.avoided.insert(member, Instant::now() + AVOID);
                 request.said = Some(error.to_string());
             }
         }
-        self.world.log.write(&request);
-        self.world.requests.fetch_add(1, Ordering::Relaxed);
+        self.workload.log.write(&request);
+        self.workload.requests.fetch_add(1, Ordering::Relaxed);
         if request.answer == Answer::Unknown {
-            self.world.unknown.fetch_add(1, Ordering::Relaxed);
+            self.workload.unknown.fetch_add(1, Ordering::Relaxed);
         }
         request
     }
 
-    /// Any that is not known to be away; waits for one.
+    /// Returns a member that is not known to be unavailable, and waits until there is one.
     fn member(&mut self) -> (&'static str, SocketAddr) {
         loop {
-            let members: Vec<_> = self.world.lock_members().iter().map(|(name, address)| (*name, *address)).collect();
+            let members: Vec<_> =
+                self.workload.lock_members().iter().map(|(name, address)| (*name, *address)).collect();
             let now = Instant::now();
             self.avoided.retain(|_, until| *until > now);
             let near: Vec<_> = members.iter().filter(|(name, _)| !self.avoided.contains_key(name)).copied().collect();
-            if let Some(member) = self.chance.pick(&near).or_else(|| self.chance.clone().pick(&members)) {
+            if let Some(member) = self.random.pick(&near).or_else(|| self.random.clone().pick(&members)) {
                 return *member;
             }
             thread::sleep(Duration::from_millis(50));
@@ -296,8 +297,8 @@ impl Client {
         if !self.connections.contains_key(member) {
             self.connections.insert(member, connect(address)?);
         }
-        let connection = self.connections.get_mut(member).expect("it was just made");
-        let message = connection.exchange(&self.world.request(method, path, body))?;
+        let connection = self.connections.get_mut(member).expect("the connection was just inserted");
+        let message = connection.exchange(&self.workload.request(method, path, body))?;
         if message.header("connection").is_some_and(|value| value.eq_ignore_ascii_case("close")) {
             self.connections.remove(member);
         }
@@ -305,15 +306,15 @@ impl Client {
     }
 }
 
-/// A connection to one member.
+/// Opens a connection to one member.
 ///
 /// # Errors
-/// If no process answers there; then nothing was asked.
+/// If no process answers at the address. No request was sent then.
 pub(super) fn connect(address: SocketAddr) -> std::io::Result<Connection> {
-    Connection::new(TcpStream::connect_timeout(&address, CONNECT_TIME)?)?.with_timeout(PATIENCE)
+    Connection::new(TcpStream::connect_timeout(&address, CONNECT_TIME)?)?.with_timeout(REQUEST_TIMEOUT)
 }
 
-fn understand(request: &mut Request, message: &Message) {
+fn read_response(request: &mut Request, message: &Message) {
     let body = message.json();
     request.status = message.status().unwrap_or(0);
     let instant_of = |name: &str| instant::parse(body[name].as_str()?);

@@ -1,4 +1,4 @@
-//! Makes the faults happen, and writes down when each began and ended.
+//! Injects the faults, and logs the start and the end of each.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,25 +8,25 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use test_servers::postgres::Postgres;
 
-use super::clients::World;
+use super::clients::Workload;
 use super::log::{Fault, Kind, Log, now_millis};
 use super::member::Member;
 use super::plan::{GUEST, MEMBERS, Plan, Step};
 
-pub(super) struct Stage {
+pub(super) struct Cluster {
     pub(super) postgres: Postgres,
-    /// Those of [`MEMBERS`], then [`GUEST`].
+    /// Members of [`MEMBERS`], then [`GUEST`].
     pub(super) members: Vec<Member>,
-    pub(super) world: Arc<World>,
+    pub(super) workload: Arc<Workload>,
     pub(super) log: Log,
     pub(super) began: Instant,
     pub(super) count: AtomicUsize,
-    /// What should not have happened: a member that ended by itself, or did not start.
+    /// Failures of the run itself: a member that exited by itself or did not start.
     pub(super) failures: Mutex<Vec<String>>,
 }
 
-impl Stage {
-    /// Fault after fault until `end`; all is healed when it returns.
+impl Cluster {
+    /// Injects faults until `end`. All faults are healed when it returns.
     pub(super) fn run(&self, plan: &mut Plan, end: Instant) {
         let mut next = plan.next();
         loop {
@@ -40,45 +40,45 @@ impl Stage {
                 let second = next;
                 next = plan.next();
                 thread::scope(|scope| {
-                    scope.spawn(|| self.make(&first));
+                    scope.spawn(|| self.inject(&first));
                     thread::sleep(second.after);
-                    scope.spawn(|| self.make(&second));
+                    scope.spawn(|| self.inject(&second));
                 });
             } else {
-                self.make(&first);
+                self.inject(&first);
             }
-            self.look_at_members();
+            self.restart_dead_members();
         }
     }
 
-    fn make(&self, step: &Step) {
+    fn inject(&self, step: &Step) {
         let number = self.count.fetch_add(1, Ordering::Relaxed) + 1;
         let member = &self.members[if step.kind == Kind::JoinedAndLeft { MEMBERS.len() } else { step.member }];
-        let who = if step.kind.is_of_database() { String::new() } else { format!(" {}", member.name) };
+        let affected = if step.kind.is_of_database() { String::new() } else { format!(" {}", member.name) };
         let at = self.began.elapsed().as_secs_f64();
-        eprintln!("{at:7.1} s  fault {number}:{who} {}, {} ms", step.kind.name(), step.lasts.as_millis());
+        eprintln!("{at:7.1} s  fault {number}:{affected} {}, {} ms", step.kind.name(), step.lasts.as_millis());
         let start_ms = now_millis();
-        let made = match step.kind {
+        let injected = match step.kind {
             kind if kind.is_of_database() => self.disturb_database(step),
             _ => self.disturb_member(step, member),
         };
         let healed_ms = now_millis();
-        let end_ms = made.unwrap_or_else(|error| {
-            self.fail(format!("fault {number},{who} {}: {error:#}", step.kind.name()));
+        let end_ms = injected.unwrap_or_else(|error| {
+            self.fail(format!("fault {number},{affected} {}: {error:#}", step.kind.name()));
             healed_ms
         });
         let address = if step.kind.is_of_database() { String::new() } else { member.ip.to_string() };
         self.log.write(&Fault { number, kind: step.kind, member: address, start_ms, end_ms, healed_ms });
     }
 
-    fn fail(&self, what: String) {
-        eprintln!("{what}");
-        self.failures.lock().unwrap_or_else(PoisonError::into_inner).push(what);
+    fn fail(&self, failure: String) {
+        eprintln!("{failure}");
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner).push(failure);
     }
 
-    /// When the disturbance itself was over.
+    /// Injects a fault into a member. Returns the instant at which the disturbance itself ended.
     fn disturb_member(&self, step: &Step, member: &Member) -> anyhow::Result<u64> {
-        let network = &member.home().network;
+        let network = &member.config().network;
         match step.kind {
             Kind::KilledAndLeftDead | Kind::KilledAndRestarted => {
                 member.kill()?;
@@ -105,7 +105,7 @@ impl Stage {
                     Kind::CutFromReceiver => vec![network.receiver()],
                     _ => self.members.iter().map(|other| other.ip).filter(|ip| *ip != member.ip).collect(),
                 };
-                network.cut_from(member.name, &from, step.is_told)?;
+                network.cut_from(member.name, &from, step.is_unreachable)?;
                 thread::sleep(step.lasts);
                 network.join_with(member.name, &from)?;
             }
@@ -119,7 +119,7 @@ impl Stage {
                 return stopped.map(|()| end_ms);
             }
             _ => {
-                assert_eq!(member.name, GUEST, "who joins is nobody who is there");
+                assert_eq!(member.name, GUEST, "only the guest joins");
                 member.start()?;
                 self.show(member);
                 thread::sleep(step.lasts);
@@ -147,18 +147,18 @@ impl Stage {
     }
 
     pub(super) fn show(&self, member: &Member) {
-        self.world.lock_members().insert(member.name, member.address());
+        self.workload.lock_members().insert(member.name, member.address());
     }
 
     fn hide(&self, member: &Member) {
-        self.world.lock_members().remove(member.name);
+        self.workload.lock_members().remove(member.name);
     }
 
-    /// A member that ended by itself is a failure; it is started again, and the run goes on.
-    pub(super) fn look_at_members(&self) {
+    /// Restarts members that exited by themselves, and records each as a failure.
+    pub(super) fn restart_dead_members(&self) {
         for member in &self.members[..MEMBERS.len()] {
             if member.has_died() {
-                self.fail(format!("member {} ended by itself; see {}", member.name, member.log_path().display()));
+                self.fail(format!("member {} exited by itself; see {}", member.name, member.log_path().display()));
                 self.hide(member);
                 match member.start() {
                     Ok(()) => self.show(member),
@@ -169,7 +169,7 @@ impl Stage {
     }
 }
 
-/// Waits until `is_done`, at most so long; whether it is.
+/// Waits until `is_done` returns true, at most for `limit`. Returns true if it did.
 pub(super) fn wait_until(limit: Duration, mut is_done: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + limit;
     while !is_done() {

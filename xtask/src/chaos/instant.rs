@@ -1,8 +1,9 @@
-//! RFC 3339 in UTC with milliseconds, from and to milliseconds since 1970. Reveille's own code for it is not used: it is judged.
+//! RFC 3339 in UTC with milliseconds, from and to milliseconds since 1970. This module does not use Reveille's own
+//! code, because that code is under test.
 
 const DAY_MS: u64 = 86_400_000;
 
-/// `2026-11-21T10:00:00.000Z`.
+/// Formats an instant as `2026-11-21T10:00:00.000Z`.
 pub(super) fn text(millis: u64) -> String {
     let (year, month, day) = civil(millis / DAY_MS);
     let in_day = millis % DAY_MS;
@@ -10,7 +11,7 @@ pub(super) fn text(millis: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{:03}Z", in_day % 1_000)
 }
 
-/// `None` of anything that [`text`] does not write.
+/// Parses the output of [`text`]; returns `None` for any other text.
 pub(super) fn parse(text: &str) -> Option<u64> {
     let number = |from: usize, to: usize| text.get(from..to)?.parse::<u64>().ok();
     if text.len() != 24 || !text.ends_with('Z') {
@@ -67,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_instant_is_written_as_it_is_read() {
+    fn instant_round_trips_through_text() {
         assert_eq!(text(1_795_255_200_123), "2026-11-21T10:00:00.123Z");
         for millis in (0..4_000_000_000_000).step_by(977_123_457) {
             assert_eq!(parse(&text(millis)), Some(millis));

@@ -1,6 +1,6 @@
-//! What a run writes down: requests, callbacks and faults, each a file of JSON lines. The judge sees nothing else.
+//! Logs of a run: requests, callbacks and faults, each a file of JSON lines. The check uses nothing else.
 //!
-//! Always true here: a line is in the file (of the kernel, not of the disk) when `write` returns.
+//! Invariant: when `write` returns, the line has reached the kernel's file cache. It may not be on disk yet.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -17,10 +17,11 @@ pub(super) const FAULTS: &str = "faults.jsonl";
 pub(super) const PLACES: &str = "places.jsonl";
 pub(super) const RUNS: &str = "runs.jsonl";
 
-/// Milliseconds since 1970 by this machine's clock, the same that all members read.
+/// Returns milliseconds since 1970 by this machine's clock, which all members read.
 pub(super) fn now_millis() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    u64::try_from(since.expect("it is after 1970").as_millis()).expect("it is long before the year 500,000,000")
+    u64::try_from(since.expect("the clock is after 1970").as_millis())
+        .expect("the clock is before the year 500,000,000")
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -34,30 +35,30 @@ pub(super) enum Operation {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Answer {
-    /// 201 or 200 of a create or a put.
+    /// Status 201 or 200 of a create or a put.
     Acknowledged,
-    /// 409.
+    /// Status 409.
     Exists,
     Cancelled,
     TooLate,
     Pending,
-    /// 404.
+    /// Status 404.
     NotFound,
-    /// No answer, or 5xx: it may have happened or not.
+    /// No response, or status 5xx: the request may or may not have been applied.
     Unknown,
-    /// Any other: neither the service nor the harness should be there.
+    /// Any other response: a bug of the service or of this harness.
     Strange,
 }
 
-/// One request and what was answered.
+/// Request with its response.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Request {
-    /// The client's own name of the schedule; the callbacks bring it back.
+    /// Client's name of the schedule; the callbacks contain it.
     pub(super) token: String,
     pub(super) operation: Operation,
-    /// Which of the bodies that were sent for this schedule; rises.
+    /// Number of the body that was sent for this schedule; increases with each body.
     pub(super) version: u32,
-    /// When a one-shot is due.
+    /// Due instant of a one-shot.
     pub(super) at_ms: Option<u64>,
     pub(super) every_ms: Option<u64>,
     pub(super) member: String,
@@ -65,33 +66,33 @@ pub(super) struct Request {
     pub(super) answered_ms: u64,
     pub(super) answer: Answer,
     pub(super) status: u16,
-    /// The service's id of the schedule.
+    /// Service's id of the schedule.
     pub(super) id: Option<String>,
-    /// The first instant, as the answer has it.
+    /// First instant, according to the response.
     pub(super) next_ms: Option<u64>,
-    /// Of a `pending` answer.
+    /// Deadline in a `pending` response.
     pub(super) decided_by_ms: Option<u64>,
-    /// Of a put that replaced what was in flight.
+    /// True if a put replaced a schedule whose attempt was in flight.
     #[serde(default)]
     pub(super) too_late: bool,
-    /// What the answer, or the failure, said if it is none of the usual.
+    /// Text of the response or of the failure, if it is unusual.
     pub(super) said: Option<String>,
 }
 
-/// One callback, written before it is answered.
+/// Callback, logged before it is answered.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Callback {
     pub(super) token: String,
     pub(super) version: u32,
     pub(super) arrived_ms: u64,
-    /// When the sender began the attempt, by its own word: nominal instant and lateness.
+    /// Start of the attempt according to the sender: nominal instant plus lateness.
     pub(super) started_ms: u64,
     pub(super) nominal_ms: u64,
     pub(super) run: String,
     pub(super) schedule: String,
     pub(super) attempt: u32,
     pub(super) term: u64,
-    /// The sender's address: each member has its own.
+    /// Address of the sender; each member has its own.
     pub(super) from: String,
     pub(super) answered_with: u16,
     pub(super) answered_after_ms: u64,
@@ -139,7 +140,7 @@ impl Kind {
             Kind::CutFromDatabase => "cut from database",
             Kind::CutFromPeers => "cut from peers",
             Kind::CutFromReceiver => "cut from receiver",
-            Kind::Stopped => "stopped politely",
+            Kind::Stopped => "stopped gracefully",
             Kind::JoinedAndLeft => "joined and left",
             Kind::DatabaseRestarted => "database restarted",
             Kind::DatabaseKilled => "database killed",
@@ -156,31 +157,31 @@ impl Kind {
 pub(super) struct Fault {
     pub(super) number: usize,
     pub(super) kind: Kind,
-    /// Its address; empty for the database's.
+    /// Address of the member; empty for a fault of the database.
     pub(super) member: String,
     pub(super) start_ms: u64,
-    /// When the disturbance was over: the process dead, running again, its links back, the database answering.
+    /// End of the disturbance: the process has died or runs again, its links are restored, or the database answers.
     pub(super) end_ms: u64,
-    /// When all is as before: a member that was dead is ready again.
+    /// End of the recovery: a member that was dead is ready again.
     pub(super) healed_ms: u64,
 }
 
-/// Where a schedule lives.
+/// Poller of a schedule.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Place {
+pub(super) struct Placement {
     pub(super) token: String,
     pub(super) poller: i64,
 }
 
-/// What the service says of runs that the judge asked about.
+/// Run that the service reported to a query of the check.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Told {
+pub(super) struct RunRecord {
     pub(super) token: String,
     pub(super) id: String,
     pub(super) state: String,
     pub(super) nominal_ms: u64,
     pub(super) missed_last_ms: Option<u64>,
-    /// How many attempts the service remembers.
+    /// Number of attempts that the service has recorded.
     pub(super) attempts: usize,
 }
 
@@ -188,21 +189,21 @@ pub(super) struct Log(Mutex<File>);
 
 impl Log {
     pub(super) fn create(path: &Path) -> anyhow::Result<Self> {
-        Ok(Log(Mutex::new(File::create(path).with_context(|| format!("cannot make {}", path.display()))?)))
+        Ok(Log(Mutex::new(File::create(path).with_context(|| format!("cannot create {}", path.display()))?)))
     }
 
     pub(super) fn write(&self, record: &impl Serialize) {
         let mut line = serde_json::to_vec(record).expect("records are plain JSON");
         line.push(b'\n');
         let mut file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        file.write_all(&line).expect("the disk has room for the logs of a run");
+        file.write_all(&line).expect("the disk has space for the logs of a run");
     }
 }
 
 pub(super) fn read<T: DeserializeOwned>(path: &Path) -> anyhow::Result<Vec<T>> {
     let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
     let parse = |line: std::io::Result<String>| -> anyhow::Result<T> {
-        serde_json::from_str(&line?).with_context(|| format!("a line of {} is broken", path.display()))
+        serde_json::from_str(&line?).with_context(|| format!("a line of {} is malformed", path.display()))
     };
     BufReader::new(file).lines().map(parse).collect()
 }

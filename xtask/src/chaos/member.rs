@@ -1,4 +1,4 @@
-//! The members: processes of the binary, each in its namespace.
+//! Members: processes of the binary, each in its own network namespace.
 
 use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -13,20 +13,20 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::network::Network;
 
-/// Seconds for which a member that is dead keeps its shards.
+/// Seconds for which a dead member keeps its shards.
 pub(super) const LEASE_SECONDS: u64 = 2;
 const READY_TIME: Duration = Duration::from_secs(60);
-/// A polite stop waits for what is in flight (10 s), and for requests under way (20 s).
+/// Longest wait for a stop. A graceful stop waits for attempts in flight (10 s) and for requests in progress (20 s).
 const STOP_TIME: Duration = Duration::from_secs(40);
-const LOOK_PERIOD: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 const API_PORT: u16 = 8080;
 const PEER_PORT: u16 = 7070;
 
-/// What all members have in common.
-pub(super) struct Home {
+/// Configuration that all members share.
+pub(super) struct MemberConfig {
     pub(super) binary: PathBuf,
     pub(super) folder: PathBuf,
-    /// As the members reach it.
+    /// URL of the database, from the members.
     pub(super) database: String,
     pub(super) network: Network,
 }
@@ -34,28 +34,28 @@ pub(super) struct Home {
 pub(super) struct Member {
     pub(super) name: &'static str,
     pub(super) ip: Ipv4Addr,
-    home: Arc<Home>,
+    config: Arc<MemberConfig>,
     child: Mutex<Option<Child>>,
 }
 
 impl Member {
-    pub(super) fn new(home: &Arc<Home>, name: &'static str, place: usize) -> Self {
-        Member { name, ip: home.network.member(place), home: home.clone(), child: Mutex::new(None) }
+    pub(super) fn new(config: &Arc<MemberConfig>, name: &'static str, index: usize) -> Self {
+        Member { name, ip: config.network.member(index), config: config.clone(), child: Mutex::new(None) }
     }
 
     pub(super) fn address(&self) -> SocketAddr {
         SocketAddr::from((self.ip, API_PORT))
     }
 
-    pub(super) fn home(&self) -> &Home {
-        &self.home
+    pub(super) fn config(&self) -> &MemberConfig {
+        &self.config
     }
 
     pub(super) fn log_path(&self) -> PathBuf {
-        self.home.folder.join(format!("member-{}.log", self.name))
+        self.config.folder.join(format!("member-{}.log", self.name))
     }
 
-    /// Starts it, and returns once it says that it is ready. While the database is away, it is tried again.
+    /// Starts the member and returns once it logs that it is ready. Retries while the database is not available.
     pub(super) fn start(&self) -> anyhow::Result<()> {
         let deadline = Instant::now() + READY_TIME;
         loop {
@@ -71,29 +71,29 @@ impl Member {
         let path = self.log_path();
         let log = File::options().create(true).append(true).open(&path)?;
         let old_bytes = usize::try_from(log.metadata()?.len())?;
-        let mut command = self.home.network.command(self.name, &self.home.binary);
-        command.args(["serve", "--no-receiver", "--name", self.name, "--store", &self.home.database]);
+        let mut command = self.config.network.command(self.name, &self.config.binary);
+        command.args(["serve", "--no-receiver", "--name", self.name, "--store", &self.config.database]);
         command.args(["--insecure", "--listen", &self.address().to_string(), "--lease", &LEASE_SECONDS.to_string()]);
-        command.arg("--store-key").arg(self.home.folder.join(OPERATOR_DATA).join("store.key"));
+        command.arg("--store-key").arg(self.config.folder.join(OPERATOR_DATA).join("store.key"));
         command.args(["--peer-listen", &format!("{}:{PEER_PORT}", self.ip), "--data"]);
-        command.arg(self.home.folder.join(format!("data-{}", self.name)));
+        command.arg(self.config.folder.join(format!("data-{}", self.name)));
         command.env("NO_COLOR", "1").stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let mut child = command.spawn().context("cannot start ip (iproute2)")?;
         loop {
-            let said = std::fs::read(&path)?;
-            if String::from_utf8_lossy(&said[old_bytes..]).contains(" ready ") {
+            let log_text = std::fs::read(&path)?;
+            if String::from_utf8_lossy(&log_text[old_bytes..]).contains(" ready ") {
                 *self.lock() = Some(child);
                 return Ok(());
             }
             if let Some(status) = child.try_wait()? {
-                bail!("member {} ended ({status}); see {}", self.name, path.display());
+                bail!("member {} exited ({status}); see {}", self.name, path.display());
             }
             if Instant::now() >= deadline {
                 child.kill()?;
                 child.wait()?;
                 bail!("member {} is not ready after {READY_TIME:?}; see {}", self.name, path.display());
             }
-            thread::sleep(LOOK_PERIOD);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -101,7 +101,7 @@ impl Member {
         self.child.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns once the process is gone.
+    /// Kills the process and waits until it has exited.
     pub(super) fn kill(&self) -> anyhow::Result<()> {
         let mut child = self.lock().take().with_context(|| format!("member {} does not run", self.name))?;
         child.kill()?;
@@ -115,35 +115,35 @@ impl Member {
         Ok(kill_process(Pid::from_child(child), signal)?)
     }
 
-    /// SIGTERM, and waits for its end.
+    /// Sends SIGTERM and waits until the process has exited.
     pub(super) fn stop(&self) -> anyhow::Result<()> {
         self.signal(Signal::TERM)?;
-        let mut child = self.lock().take().context("it was just told to stop")?;
+        let mut child = self.lock().take().context("the member does not run")?;
         let deadline = Instant::now() + STOP_TIME;
         loop {
             if let Some(status) = child.try_wait()? {
-                ensure!(status.success(), "member {} was stopped politely and ended with {status}", self.name);
+                ensure!(status.success(), "member {} was stopped gracefully and exited with {status}", self.name);
                 return Ok(());
             }
             if Instant::now() >= deadline {
                 child.kill()?;
                 child.wait()?;
-                bail!("member {} did not end {STOP_TIME:?} after it was asked to", self.name);
+                bail!("member {} did not exit within {STOP_TIME:?} after SIGTERM", self.name);
             }
-            thread::sleep(LOOK_PERIOD);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 
-    /// Whether it has ended without being told to.
+    /// Returns true if the process has exited by itself.
     pub(super) fn has_died(&self) -> bool {
         self.lock().as_mut().is_some_and(|child| child.try_wait().is_ok_and(|status| status.is_some()))
     }
 }
 
-/// Where the keys are that the schema was made with.
+/// Folder with the keys that were created with the schema.
 const OPERATOR_DATA: &str = "data-operator";
 
-/// Makes the schema and the keys, and returns the tenant's.
+/// Creates the schema and the keys, and returns the tenant's key.
 pub(super) fn migrate(binary: &Path, url: &str, folder: &Path) -> anyhow::Result<String> {
     let data = folder.join(OPERATOR_DATA);
     let mut command = Command::new(binary);
@@ -152,7 +152,7 @@ pub(super) fn migrate(binary: &Path, url: &str, folder: &Path) -> anyhow::Result
         .arg(&data)
         .env("NO_COLOR", "1");
     let output = command.output().with_context(|| format!("cannot start {}", binary.display()))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "`reveille store migrate` failed: {}", said.trim());
-    Ok(std::fs::read_to_string(data.join("admin.key")).context("there is no key")?.trim().to_owned())
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "`reveille store migrate` failed: {}", errors.trim());
+    Ok(std::fs::read_to_string(data.join("admin.key")).context("no admin key was created")?.trim().to_owned())
 }

@@ -1,7 +1,8 @@
-//! A network namespace for each member, all on one bridge: so that each has an address of its own, and can be cut off
-//! from all others, or from some, without a word to anybody.
+//! Network namespaces, one for each member, all on one bridge. Each member has its own address, and can be cut off from
+//! all or some of the others without an error on its connections.
 //!
-//! Always true here: namespaces, the processes in them and the bridge are gone soon after this process, however it ends.
+//! Invariant: namespaces, the processes in them and the bridge are removed soon after this process ends, for any
+//! reason.
 
 use std::net::Ipv4Addr;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -14,17 +15,17 @@ pub(super) struct Network {
 }
 
 impl Network {
-    /// Needs root.
+    /// Creates the bridge and the namespaces. Requires root.
     ///
     /// # Errors
     /// If the kernel or the user does not allow it.
-    pub(super) fn make(members: &[&str]) -> anyhow::Result<Network> {
+    pub(super) fn create(members: &[&str]) -> anyhow::Result<Network> {
         ensure!(
             rustix::process::geteuid().is_root(),
-            "each member gets a network namespace of its own, which only root may make: run this as root"
+            "only root may create the network namespaces of the members; run this command as root"
         );
         let Some(number) = (1..=200).find(|number| ip(&format!("link add rvl{number} type bridge")).is_ok()) else {
-            bail!("cannot make a bridge: is `ip` (iproute2) installed?");
+            bail!("cannot create a bridge; install iproute2 and grant CAP_NET_ADMIN");
         };
         let network = Network { number, guard: Guard::start(number, members)? };
         ip(&format!("addr add {}/24 dev rvl{number}", network.host()))?;
@@ -38,7 +39,7 @@ impl Network {
             ip(&format!("-n {namespace} link set eth0 up"))?;
             ip(&format!("-n {namespace} link set lo up"))?;
         }
-        // The receiver and the database have an address each, so that a member can be cut off from one of them.
+        // The receiver and the database have separate addresses, so that a member can be cut off from one of them.
         for last in [2, 3] {
             ip(&format!("addr add {}/24 dev rvl{number}", network.address(last)))?;
         }
@@ -49,7 +50,7 @@ impl Network {
         Ipv4Addr::new(10, 77, self.number, last)
     }
 
-    /// Where clients are.
+    /// Returns the address of the clients.
     fn host(&self) -> Ipv4Addr {
         self.address(1)
     }
@@ -62,9 +63,9 @@ impl Network {
         self.address(3)
     }
 
-    /// Of the member that was named at this place.
-    pub(super) fn member(&self, place: usize) -> Ipv4Addr {
-        self.address(11 + u8::try_from(place).expect("there are few members"))
+    /// Returns the address of the member with this index.
+    pub(super) fn member(&self, index: usize) -> Ipv4Addr {
+        self.address(11 + u8::try_from(index).expect("the number of members is small"))
     }
 
     pub(super) fn range(&self) -> String {
@@ -79,14 +80,14 @@ impl Network {
         format!("rvl{}{name}", self.number)
     }
 
-    /// A command that will run as this member.
+    /// Returns a command that runs in this member's namespace.
     pub(super) fn command(&self, name: &str, program: &std::path::Path) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.namespace(name)]).arg(program);
         command
     }
 
-    /// Nothing comes or goes any more; no connection is told.
+    /// Cuts the member off from all others. Its connections receive no error.
     pub(super) fn cut_off(&self, name: &str) -> anyhow::Result<()> {
         ip(&format!("link set {} down", self.link(name)))
     }
@@ -95,11 +96,12 @@ impl Network {
         ip(&format!("link set {} up", self.link(name)))
     }
 
-    /// Nothing goes there any more. `is_told`: who tries learns that there is no way; else it just gets no answer.
-    pub(super) fn cut_from(&self, name: &str, others: &[Ipv4Addr], is_told: bool) -> anyhow::Result<()> {
-        let how = if is_told { "unreachable" } else { "blackhole" };
+    /// Drops all packets from the member to `others`. With `is_unreachable`, a sender receives an error; otherwise it
+    /// receives no response.
+    pub(super) fn cut_from(&self, name: &str, others: &[Ipv4Addr], is_unreachable: bool) -> anyhow::Result<()> {
+        let route = if is_unreachable { "unreachable" } else { "blackhole" };
         for other in others {
-            ip(&format!("-n {} route add {how} {other}/32", self.namespace(name)))?;
+            ip(&format!("-n {} route add {route} {other}/32", self.namespace(name)))?;
         }
         Ok(())
     }
@@ -114,18 +116,18 @@ impl Network {
 
 impl Drop for Network {
     fn drop(&mut self) {
-        self.guard.end();
+        self.guard.stop();
     }
 }
 
 fn ip(arguments: &str) -> anyhow::Result<()> {
     let output = Command::new("ip").args(arguments.split(' ')).output().context("cannot start ip (iproute2)")?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "ip {arguments}: {}", said.trim());
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "ip {arguments}: {}", errors.trim());
     Ok(())
 }
 
-/// A shell that waits for this process's end: the pipe to it is then closed.
+/// Shell that waits for the end of this process, which closes the pipe between them.
 struct Guard {
     shell: Child,
     pipe: Option<ChildStdin>,
@@ -147,14 +149,14 @@ impl Guard {
 
         let mut command = Command::new("sh");
         command.args(["-c", GUARD, "guard", &number.to_string()]).args(members).current_dir("/");
-        // A group of its own: what ends this process from a terminal must not end it.
+        // Use a separate process group: a signal from the terminal that stops this process must not stop the shell.
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
         let mut shell = command.spawn().context("cannot start sh")?;
         let pipe = shell.stdin.take();
         Ok(Guard { shell, pipe })
     }
 
-    fn end(&mut self) {
+    fn stop(&mut self) {
         drop(self.pipe.take());
         drop(self.shell.wait());
     }

@@ -1,67 +1,68 @@
-//! Which faults come when: drawn from the seed before anything starts.
+//! Plan of the faults, drawn from the seed before the run starts.
 
 use std::time::Duration;
 
-use super::chance::Chance;
 use super::log::Kind;
 use super::member::LEASE_SECONDS;
+use super::random::Random;
 
-/// The members that are there from the start; one more comes and goes.
+/// Members that run from the start; one more joins and leaves.
 pub(super) const MEMBERS: [&str; 3] = ["a", "b", "c"];
 pub(super) const GUEST: &str = "d";
 
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Step {
-    /// Since the fault before was healed, or began if this one overlaps it.
+    /// Time since the previous fault was healed, or began if this one overlaps it.
     pub(super) after: Duration,
-    /// Begins while the one before is not healed yet.
+    /// True if the fault begins before the previous one is healed.
     pub(super) overlaps: bool,
     pub(super) kind: Kind,
-    /// In [`MEMBERS`]; of no meaning for the database's.
+    /// Index in [`MEMBERS`]; unused for faults of the database.
     pub(super) member: usize,
-    /// How long the disturbance lasts.
+    /// Duration of the disturbance.
     pub(super) lasts: Duration,
-    /// Of a cut: who tries learns that there is no way.
-    pub(super) is_told: bool,
+    /// True if senders receive an error during a cut, instead of no response.
+    pub(super) is_unreachable: bool,
 }
 
-/// Steps without an end; as many are taken as there is time for. `hurry`: for a run of a few minutes.
+/// Endless sequence of steps; a run takes as many as its time allows. `hurry` is for a run of a few minutes.
 pub(super) struct Plan {
-    chance: Chance,
+    random: Random,
     hurry: bool,
-    /// What is to be drawn before it is filled again: each kind comes in every round.
+    /// Kinds left in this round; each round has every kind once.
     bag: Vec<Kind>,
     before: Option<Step>,
 }
 
 impl Plan {
-    pub(super) fn new(chance: Chance, hurry: bool) -> Self {
-        Plan { chance, hurry, bag: Vec::new(), before: None }
+    pub(super) fn new(random: Random, hurry: bool) -> Self {
+        Plan { random, hurry, bag: Vec::new(), before: None }
     }
 
     pub(super) fn next(&mut self) -> Step {
         if self.bag.is_empty() {
             self.bag = Kind::ALL.to_vec();
-            self.chance.shuffle(&mut self.bag);
+            self.random.shuffle(&mut self.bag);
         }
-        let kind = self.bag.pop().expect("it was just filled");
-        let millis = |chance: &mut Chance, low, high| Duration::from_millis(chance.between(low, high));
-        let member = usize::try_from(self.chance.between(0, MEMBERS.len() as u64 - 1)).expect("it is small");
+        let kind = self.bag.pop().expect("the bag was just filled");
+        let millis = |random: &mut Random, low, high| Duration::from_millis(random.between(low, high));
+        let member =
+            usize::try_from(self.random.between(0, MEMBERS.len() as u64 - 1)).expect("the index of a member is small");
         let lasts = self.lasts(kind);
         let calm = if self.hurry { (500, 2_000) } else { (5_000, 15_000) };
         let mut step = Step {
-            after: millis(&mut self.chance, calm.0, calm.1),
+            after: millis(&mut self.random, calm.0, calm.1),
             overlaps: false,
             kind,
             member,
             lasts,
-            is_told: self.chance.percent(50),
+            is_unreachable: self.random.percent(50),
         };
         if self.before.as_ref().is_some_and(|before| !before.overlaps && may_overlap(before, &step))
-            && self.chance.percent(30)
+            && self.random.percent(30)
         {
             step.overlaps = true;
-            step.after = millis(&mut self.chance, 100, 2_000);
+            step.after = millis(&mut self.random, 100, 2_000);
         }
         self.before = Some(step.clone());
         step
@@ -83,11 +84,11 @@ impl Plan {
             Kind::JoinedAndLeft => (5_000, 15_000),
             Kind::DatabasePaused => (500, 2_000),
         };
-        Duration::from_millis(self.chance.between(low, high))
+        Duration::from_millis(self.random.between(low, high))
     }
 }
 
-/// Not two on one member, nor two on the database.
+/// Returns true if the two faults affect different members, and not both the database.
 fn may_overlap(first: &Step, second: &Step) -> bool {
     let on = |step: &Step| match step.kind {
         kind if kind.is_of_database() => MEMBERS.len(),
@@ -102,18 +103,18 @@ mod tests {
     use super::*;
 
     fn steps(seed: u64, count: usize) -> Vec<Step> {
-        let mut plan = Plan::new(Chance::new(seed), false);
+        let mut plan = Plan::new(Random::new(seed), false);
         (0..count).map(|_| plan.next()).collect()
     }
 
     #[test]
-    fn a_seed_draws_one_plan_and_another_seed_another() {
+    fn same_seed_gives_the_same_plan() {
         assert_eq!(steps(1, 60), steps(1, 60));
         assert_ne!(steps(1, 60), steps(2, 60));
     }
 
     #[test]
-    fn every_kind_comes_several_times_in_sixty() {
+    fn sixty_steps_have_each_kind_five_times() {
         for seed in 0..100 {
             let steps = steps(seed, 60);
             for kind in Kind::ALL {
@@ -123,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_overlaps_is_not_on_the_same_member() {
+    fn overlapping_faults_affect_different_members() {
         let steps = steps(7, 1_000);
         let overlapping: Vec<_> = steps.windows(2).filter(|pair| pair[1].overlaps).collect();
         assert!(overlapping.len() > 50);

@@ -1,4 +1,4 @@
-//! The receiver of all callbacks: it writes each down, then answers it. Some of its answers are slow, some are failures.
+//! Receiver of all callbacks. It logs each one before it answers. Some of its responses are slow, some are failures.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,15 +9,15 @@ use std::time::Duration;
 use anyhow::Context;
 use test_servers::http::{Connection, Message};
 
-use super::chance::Chance;
 use super::instant;
 use super::log::{Callback, Log, now_millis};
+use super::random::Random;
 
 const SLOW_PERCENT: u64 = 10;
 const SLOW_MS: (u64, u64) = (100, 500);
 const FAILED_PERCENT: u64 = 2;
 
-/// It listens until the process ends.
+/// Receiver that listens until the process ends.
 #[derive(Clone)]
 pub(super) struct Receiver {
     pub(super) address: SocketAddr,
@@ -26,16 +26,17 @@ pub(super) struct Receiver {
 
 struct Inner {
     log: Log,
-    chance: Mutex<Chance>,
+    random: Mutex<Random>,
     count: AtomicU64,
-    /// Callbacks that are not what was asked for, and so are in no log: how many, and the first.
-    strange: Mutex<(u64, Option<String>)>,
+    /// Number of malformed callbacks, which are not logged, and the first one of them.
+    unexpected: Mutex<(u64, Option<String>)>,
 }
 
 impl Receiver {
-    pub(super) fn start(at: Ipv4Addr, log: Log, chance: Chance) -> anyhow::Result<Self> {
-        let listener = TcpListener::bind((at, 0)).context("the receiver has no port")?;
-        let inner = Inner { log, chance: Mutex::new(chance), count: AtomicU64::new(0), strange: Mutex::new((0, None)) };
+    pub(super) fn start(at: Ipv4Addr, log: Log, random: Random) -> anyhow::Result<Self> {
+        let listener = TcpListener::bind((at, 0)).context("no port is free for the receiver")?;
+        let inner =
+            Inner { log, random: Mutex::new(random), count: AtomicU64::new(0), unexpected: Mutex::new((0, None)) };
         let receiver = Receiver { address: listener.local_addr()?, inner: Arc::new(inner) };
         let accepting = receiver.clone();
         thread::spawn(move || {
@@ -51,11 +52,11 @@ impl Receiver {
         self.inner.count.load(Ordering::Relaxed)
     }
 
-    pub(super) fn strange(&self) -> (u64, Option<String>) {
-        self.inner.strange.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub(super) fn unexpected(&self) -> (u64, Option<String>) {
+        self.inner.unexpected.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Until the connection ends.
+    /// Serves a connection until it ends.
     fn serve(&self, stream: TcpStream) -> Option<()> {
         let from = stream.peer_addr().ok()?.ip().to_string();
         let mut connection = Connection::new(stream).ok()?;
@@ -66,22 +67,22 @@ impl Receiver {
             match callback(&message, &from, arrived_ms, (status, wait_ms)) {
                 Some(callback) => self.inner.log.write(&callback),
                 None => {
-                    let mut strange = self.inner.strange.lock().unwrap_or_else(PoisonError::into_inner);
-                    strange.0 += 1;
-                    strange.1.get_or_insert_with(|| format!("{message:?}"));
+                    let mut unexpected = self.inner.unexpected.lock().unwrap_or_else(PoisonError::into_inner);
+                    unexpected.0 += 1;
+                    unexpected.1.get_or_insert_with(|| format!("{message:?}"));
                 }
             }
             self.inner.count.fetch_add(1, Ordering::Relaxed);
             thread::sleep(Duration::from_millis(wait_ms));
-            let answer = format!("HTTP/1.1 {status} X\r\ncontent-length: 0\r\n\r\n");
-            connection.write(answer.as_bytes()).ok()?;
+            let response = format!("HTTP/1.1 {status} X\r\ncontent-length: 0\r\n\r\n");
+            connection.write(response.as_bytes()).ok()?;
         }
     }
 
     fn draw(&self) -> (u16, u64) {
-        let mut chance = self.inner.chance.lock().unwrap_or_else(PoisonError::into_inner);
-        let wait_ms = if chance.percent(SLOW_PERCENT) { chance.between(SLOW_MS.0, SLOW_MS.1) } else { 0 };
-        (if chance.percent(FAILED_PERCENT) { 500 } else { 200 }, wait_ms)
+        let mut random = self.inner.random.lock().unwrap_or_else(PoisonError::into_inner);
+        let wait_ms = if random.percent(SLOW_PERCENT) { random.between(SLOW_MS.0, SLOW_MS.1) } else { 0 };
+        (if random.percent(FAILED_PERCENT) { 500 } else { 200 }, wait_ms)
     }
 }
 

@@ -1,6 +1,6 @@
-//! A fresh server, and its answers to the requests, each on a connection of its own.
+//! Session with a fresh server: its responses to the requests, each on a separate connection.
 //!
-//! `requests.txt` says how requests are written.
+//! The head of `requests.txt` describes the format of requests.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -22,26 +22,26 @@ pub(super) struct Request {
     key: String,
     headers: Vec<String>,
     body: String,
-    /// Names, and JSON pointers into the answer.
+    /// Names of captured values, and JSON pointers into the response.
     captures: Vec<(String, String)>,
-    /// The request is sent again until the answer contains this.
+    /// Text for which the request is repeated until the response contains it.
     until: Option<String>,
-    /// Of the file.
+    /// Line in the file.
     pub(super) line: usize,
 }
 
-pub(super) struct Answer {
+pub(super) struct Response {
     pub(super) status: String,
     pub(super) headers: Vec<(String, String)>,
     pub(super) body: String,
 }
 
 /// # Errors
-/// If the file is not as its head says.
+/// If the file does not have the format that its head describes.
 pub(super) fn requests() -> anyhow::Result<Vec<Request>> {
     let mut requests: Vec<Request> = Vec::new();
     for (number, line) in (1..).zip(REQUESTS.lines()) {
-        let request = requests.last_mut().with_context(|| format!("line {number} belongs to no request"));
+        let request = requests.last_mut().with_context(|| format!("line {number} does not belong to a request"));
         match line.split_once(' ').unwrap_or((line, "")) {
             ("" | "#", _) => {}
             (">", capture) => {
@@ -70,9 +70,9 @@ pub(super) fn requests() -> anyhow::Result<Vec<Request>> {
 }
 
 /// # Errors
-/// If the server does not start, breaks off an answer, or has none that is waited for.
-#[expect(clippy::disallowed_methods, reason = "a chore waits by the clock of the machine it runs on")]
-pub(super) fn answers(binary: &Path, requests: &[Request]) -> anyhow::Result<Vec<Answer>> {
+/// If the server does not start, if a response is incomplete, or if an expected response does not arrive.
+#[expect(clippy::disallowed_methods, reason = "a chore measures time by the clock of its machine")]
+pub(super) fn responses(binary: &Path, requests: &[Request]) -> anyhow::Result<Vec<Response>> {
     let folder = tempfile::tempdir()?;
     let data = folder.path().join("data");
     let server = Server::start(binary, &data, &["--no-receiver"])?;
@@ -82,36 +82,41 @@ pub(super) fn answers(binary: &Path, requests: &[Request]) -> anyhow::Result<Vec
     for name in ["admin", "operator"] {
         known.insert(name.to_owned(), std::fs::read_to_string(data.join(format!("{name}.key")))?.trim().to_owned());
     }
-    let mut answers = Vec::new();
+    let mut responses = Vec::new();
     for request in requests {
         let context = || format!("{} {} (line {})", request.method, request.path, request.line);
-        let bytes = written(request, &known).with_context(context)?;
+        let bytes = request_bytes(request, &known).with_context(context)?;
         let start = Instant::now();
-        let answer = loop {
-            let answer = ask(&address, &bytes).with_context(context)?;
-            if request.until.as_ref().is_none_or(|text| answer.body.contains(text)) {
-                break answer;
+        let response = loop {
+            let response = send(&address, &bytes).with_context(context)?;
+            if request.until.as_ref().is_none_or(|text| response.body.contains(text)) {
+                break response;
             }
-            ensure!(start.elapsed() < WAIT_MAX, "{} is still answered {}", context(), answer.body);
+            ensure!(
+                start.elapsed() < WAIT_MAX,
+                "{}: no expected response in time; the last one: {}",
+                context(),
+                response.body
+            );
             std::thread::sleep(Duration::from_millis(20));
         };
         for (name, pointer) in &request.captures {
-            let body: Value = serde_json::from_str(&answer.body).with_context(context)?;
-            let header = answer.headers.iter().find(|(name, _)| name == pointer).map(|(_, value)| value.as_str());
+            let body: Value = serde_json::from_str(&response.body).with_context(context)?;
+            let header = response.headers.iter().find(|(name, _)| name == pointer).map(|(_, value)| value.as_str());
             let found = header.or_else(|| body.pointer(pointer)?.as_str());
-            let found = found.with_context(|| format!("{}: no {pointer} in {}", context(), answer.body))?;
+            let found = found.with_context(|| format!("{}: no {pointer} in {}", context(), response.body))?;
             known.insert(name.clone(), found.to_owned());
         }
-        answers.push(answer);
-        // Schedules are listed by the milliseconds in which they were created.
+        responses.push(response);
+        // Listings are ordered by creation time in milliseconds, so leave a gap between two creations.
         std::thread::sleep(Duration::from_millis(2));
     }
-    Ok(answers)
+    Ok(responses)
 }
 
-/// The request's bytes, with the values of what is in double braces.
-fn written(request: &Request, known: &BTreeMap<String, String>) -> anyhow::Result<Vec<u8>> {
-    let body = filled(&request.body, known)?;
+/// Returns the request's bytes, with placeholders in double braces replaced by their values.
+fn request_bytes(request: &Request, known: &BTreeMap<String, String>) -> anyhow::Result<Vec<u8>> {
+    let body = expand(&request.body, known)?;
     let mut text = format!("{} {} HTTP/1.1\r\nhost: reveille\r\nconnection: close\r\n", request.method, request.path);
     if !request.key.is_empty() {
         let key = known.get(&request.key).map_or(&request.key, |key| key);
@@ -124,41 +129,41 @@ fn written(request: &Request, known: &BTreeMap<String, String>) -> anyhow::Resul
     if !body.is_empty() && !has_length {
         text.push_str(&format!("content-length: {}\r\n", body.len()));
     }
-    Ok((filled(&text, known)? + "\r\n" + &body).into_bytes())
+    Ok((expand(&text, known)? + "\r\n" + &body).into_bytes())
 }
 
-fn filled(text: &str, known: &BTreeMap<String, String>) -> anyhow::Result<String> {
+fn expand(text: &str, known: &BTreeMap<String, String>) -> anyhow::Result<String> {
     let mut done = String::new();
     let mut rest = text;
     while let Some((before, after)) = rest.split_once("{{") {
-        let (name, after) = after.split_once("}}").context("braces do not end")?;
+        let (name, after) = after.split_once("}}").context("a placeholder has no closing braces")?;
         done.push_str(before);
         match name.split_once('*') {
             Some((piece, times)) => done.push_str(&piece.repeat(times.parse()?)),
-            None => done.push_str(known.get(name).with_context(|| format!("{name} is not known"))?),
+            None => done.push_str(known.get(name).with_context(|| format!("unknown placeholder: {name}"))?),
         }
         rest = after;
     }
     Ok(done + rest)
 }
 
-fn ask(address: &str, request: &[u8]) -> anyhow::Result<Answer> {
+fn send(address: &str, request: &[u8]) -> anyhow::Result<Response> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(WAIT_MAX))?;
     stream.write_all(request)?;
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes)?;
-    let text = String::from_utf8(bytes).context("the answer is not text")?;
-    let (head, body) = text.split_once("\r\n\r\n").context("the answer has no whole head")?;
+    let text = String::from_utf8(bytes).context("the response is not UTF-8")?;
+    let (head, body) = text.split_once("\r\n\r\n").context("the response has no complete head")?;
     let (status, fields) = head.split_once("\r\n").unwrap_or((head, ""));
     let headers = fields.split("\r\n").filter_map(|field| field.split_once(": "));
     let headers: Vec<_> = headers.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
     let is_chunked = headers.iter().any(|(name, value)| name == "transfer-encoding" && value == "chunked");
     let body = if is_chunked { unchunked(body)? } else { body.to_owned() };
-    Ok(Answer { status: status.to_owned(), headers, body })
+    Ok(Response { status: status.to_owned(), headers, body })
 }
 
-/// Where chunks end is chance.
+/// Returns the body without its chunk framing, because chunk boundaries vary.
 fn unchunked(mut rest: &str) -> anyhow::Result<String> {
     let mut body = String::new();
     loop {
@@ -167,13 +172,14 @@ fn unchunked(mut rest: &str) -> anyhow::Result<String> {
         if length == 0 {
             return Ok(body);
         }
-        body.push_str(after.get(..length).context("a chunk is cut")?);
-        rest = after.get(length..).and_then(|after| after.strip_prefix("\r\n")).context("a chunk does not end")?;
+        body.push_str(after.get(..length).context("a chunk is incomplete")?);
+        rest = after.get(length..).and_then(|after| after.strip_prefix("\r\n")).context("a chunk has no end")?;
     }
 }
 
-/// A target that answers 500 if the path begins with `/fail`, and 200 otherwise. Both builds see the same address.
-#[expect(clippy::disallowed_methods, reason = "a target is outside of what is compared: its threads are real")]
+/// Starts a target that responses 500 if the path begins with `/fail`, and 200 otherwise. Both builds use the same
+/// address.
+#[expect(clippy::disallowed_methods, reason = "the target is not part of the compared builds, so its threads are real")]
 fn receive() -> anyhow::Result<String> {
     static ADDRESS: std::sync::OnceLock<String> = std::sync::OnceLock::new();
     if let Some(address) = ADDRESS.get() {
@@ -188,16 +194,16 @@ fn receive() -> anyhow::Result<String> {
                 let length = stream.read(&mut head)?;
                 let fails = head[..length].windows(6).take(8).any(|bytes| bytes == b" /fail");
                 let status = if fails { "500 Internal Server Error" } else { "200 OK" };
-                let answer = format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
-                stream.write_all(answer.as_bytes())?;
+                let response = format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+                stream.write_all(response.as_bytes())?;
                 stream.shutdown(std::net::Shutdown::Write)?;
-                // What is left unread would reset the connection.
+                // Read the rest of the request, because unread data would reset the connection.
                 stream.read_to_end(&mut Vec::new()).map(drop)
             });
         }
     });
     match ADDRESS.set(address.clone()) {
         Ok(()) => Ok(address),
-        Err(_) => bail!("two sessions begin at once"),
+        Err(_) => bail!("two sessions start at the same time"),
     }
 }

@@ -1,10 +1,10 @@
-//! Which crate may use which: DESIGN.md's "arrows point down only", as a table.
+//! Rules for the dependencies between crates: a crate may use only the crates that its rule lists, which are below it.
 
 use serde::Deserialize;
 
 use super::Finding;
 
-/// The part of `cargo metadata` that the rules look at.
+/// Part of `cargo metadata` that the rules use.
 #[derive(Deserialize, Debug)]
 pub(crate) struct Metadata {
     pub(crate) packages: Vec<Package>,
@@ -19,20 +19,20 @@ pub(crate) struct Package {
 #[derive(Clone, Deserialize, Debug)]
 pub(crate) struct Dependency {
     pub(crate) name: String,
-    /// `None` for an ordinary one, `dev` or `build`.
+    /// Kind of the dependency: `None` for a normal one, `dev` or `build`.
     pub(crate) kind: Option<String>,
-    /// There for the workspace's own.
+    /// Path of a crate of the workspace; `None` for other crates.
     #[serde(default)]
     pub(crate) path: Option<String>,
 }
 
 struct Rule {
     name: &'static str,
-    /// Of our own crates.
+    /// Crates of the workspace that the crate may use.
     may_use: &'static [&'static str],
-    /// Its tests may use these, too.
+    /// Further crates of the workspace that the crate's tests may use.
     tests_may_use: &'static [&'static str],
-    /// All others that it may use; `None`: any.
+    /// External crates that the crate may use; `None` allows all.
     outside: Option<&'static [&'static str]>,
 }
 
@@ -41,7 +41,7 @@ const fn rule(name: &'static str, may_use: &'static [&'static str], tests_may_us
 }
 
 const RULES: &[Rule] = &[
-    // Pure: no async runtime, clock, randomness or I/O in sight.
+    // Pure crates: they have no async runtime, clock, randomness or I/O.
     Rule { name: "instants", may_use: &[], tests_may_use: &[], outside: Some(&["jiff"]) },
     Rule {
         name: "domain",
@@ -61,11 +61,11 @@ const RULES: &[Rule] = &[
     rule("journal", &["runtime"], &["simulator"]),
     rule("store", &["domain", "runtime"], &[]),
     rule("store-conformance", &["conformance", "domain", "store"], &["runtime", "simulator"]),
-    // What the suites of the ports share, and the suites: for tests alone.
+    // Conformance suites of the ports, and their shared code; only tests use them.
     rule("conformance", &["runtime"], &[]),
     rule("coordination-conformance", &["conformance", "coordination", "runtime"], &[]),
     rule("membership-conformance", &["conformance", "domain", "membership", "runtime"], &[]),
-    // For any program: nothing of schedules, shards and members.
+    // Crates for any program; they do not depend on schedules, shards and members.
     rule(
         "coordination",
         &["instants", "runtime"],
@@ -88,7 +88,7 @@ const RULES: &[Rule] = &[
         &["coordination", "instants", "membership", "runtime"],
         &["coordination-zookeeper", "membership-conformance", "simulator", "test-servers"],
     ),
-    // The one engine on another: its tables are in the schema of coordination (decision 0165).
+    // Only this engine builds on another one: its tables are in the schema of coordination (decision 0165).
     rule(
         "membership-postgres",
         &["coordination-postgres", "instants", "membership", "postgres-client", "runtime"],
@@ -106,15 +106,16 @@ const RULES: &[Rule] = &[
     rule("callback", &["domain", "runtime", "store", "scheduler"], &["test-servers"]),
     rule("peers", &["domain", "runtime", "listener", "membership", "scheduler"], &["stored", "test-servers"]),
     rule("server", &["api", "domain", "runtime", "listener", "store", "scheduler"], &["simulator", "test-servers"]),
-    // In other people's programs: nothing of the service but its wire types.
+    // Library in programs of users; it depends on no other crate of the service than the wire types.
     rule("client", &["api"], &["callback", "domain", "runtime", "scheduler", "server", "store"]),
-    // Likewise, and nothing of the service at all: what it reads is the standard's.
+    // Library in programs of users; it depends on no crate of the service, because it reads a standard format.
     rule("receiver", &[], &["callback", "test-servers", "runtime"]),
-    // The scheduler, the journal and the embedded engines; never the server or an external engine.
+    // The simulator uses the scheduler, the journal and the embedded engines, but never the server or an external
+    // engine.
     rule("simulator", &["domain", "runtime", "journal", "store", "store-embedded", "membership", "scheduler"], &[]),
     rule("paxos-simulator", &["paxos", "simulator"], &[]),
     rule("cli-support", &["domain", "listener", "runtime"], &[]),
-    // It names no store engine: what it needs of one is an argument.
+    // The benchmarks depend on no store engine; they take an engine's settings as arguments.
     rule(
         "bench",
         &[
@@ -155,7 +156,7 @@ const RULES: &[Rule] = &[
         ],
         &["test-servers", "receiver"],
     ),
-    // Real servers, for tests.
+    // Real servers for tests.
     rule("test-servers", &[], &[]),
     rule("xtask", &["test-servers"], &[]),
 ];
@@ -167,7 +168,7 @@ pub(super) fn findings(packages: &[Package]) -> Vec<Finding> {
 fn of_package(package: &Package) -> Vec<Finding> {
     let finding = |what: String| Finding { path: package.name.clone(), line: 0, what };
     let Some(rule) = RULES.iter().find(|rule| rule.name == package.name) else {
-        return vec![finding("this crate is not in xtask's table of arrows (xtask/src/tidy/arrows.rs)".to_owned())];
+        return vec![finding("this crate has no dependency rule; add one to xtask/src/tidy/arrows.rs".to_owned())];
     };
     let breaks = |dependency: &&Dependency| {
         let name = dependency.name.as_str();
@@ -179,7 +180,11 @@ fn of_package(package: &Package) -> Vec<Finding> {
         }
     };
     let broken = package.dependencies.iter().filter(breaks);
-    broken.map(|dependency| finding(format!("may not use {}: arrows point down only", dependency.name))).collect()
+    broken
+        .map(|dependency| {
+            finding(format!("must not depend on {}; see the rules in xtask/src/tidy/arrows.rs", dependency.name))
+        })
+        .collect()
 }
 
 #[cfg(test)]
@@ -200,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn an_arrow_that_points_up_is_found() {
+    fn dependency_on_a_higher_crate_is_found() {
         assert_eq!(count(package("scheduler", &[("store", None, true)])), 0);
         assert_eq!(count(package("store", &[("scheduler", None, true)])), 1);
         assert_eq!(count(package("scheduler", &[("store-embedded", None, true)])), 1);
@@ -208,21 +213,21 @@ mod tests {
     }
 
     #[test]
-    fn what_tests_may_use_the_crate_may_not() {
+    fn dependency_for_tests_is_not_allowed_in_the_crate() {
         assert_eq!(count(package("journal", &[("simulator", Some("dev"), true)])), 0);
         assert_eq!(count(package("journal", &[("simulator", None, true)])), 1);
         assert_eq!(count(package("store", &[("store", Some("dev"), true)])), 1);
     }
 
     #[test]
-    fn a_pure_crate_has_only_what_its_rule_names() {
+    fn pure_crate_uses_only_crates_of_its_rule() {
         assert_eq!(count(package("domain", &[("jiff", None, false), ("proptest", Some("dev"), false)])), 0);
         assert_eq!(count(package("domain", &[("tokio", None, false)])), 1);
         assert_eq!(count(package("domain", &[("runtime", None, true)])), 1);
     }
 
     #[test]
-    fn a_crate_without_a_rule_is_found() {
+    fn crate_without_a_rule_is_found() {
         assert_eq!(count(package("broker", &[])), 1);
     }
 }

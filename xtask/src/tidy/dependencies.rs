@@ -1,7 +1,8 @@
-//! What `deny.toml` says of dependencies: their licences, versions side by side, and where they come from.
+//! Policy of `deny.toml` for dependencies: their licences, duplicate versions, and sources.
 //!
-//! It reads the part of cargo-deny's format that this project uses, so that the file is of use to that program, too, which
-//! itself takes longer to build than all tests to run. A field that it does not know is a mistake: it would be believed to be held.
+//! This module reads the part of cargo-deny's format that this project uses, so that cargo-deny can use the same file.
+//! (cargo-deny itself takes longer to build than all tests take to run.) An unknown field is an error, because its rule
+//! would not be enforced.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +13,7 @@ use super::{File, Finding};
 
 pub(super) const POLICY: &str = "deny.toml";
 
-/// What `cargo metadata` tells of everything that is built.
+/// Output of `cargo metadata` for all built packages.
 #[derive(Deserialize, Debug)]
 pub(super) struct Graph {
     packages: Vec<Crate>,
@@ -24,7 +25,7 @@ struct Resolve {
     nodes: Vec<Node>,
 }
 
-/// Of what is built for the targets that were asked for.
+/// Package that is built for the requested target.
 #[derive(Deserialize, Debug)]
 struct Node {
     id: String,
@@ -35,9 +36,9 @@ struct Crate {
     id: String,
     name: String,
     version: String,
-    /// In SPDX's words.
+    /// SPDX expression.
     license: Option<String>,
-    /// `None` for our own.
+    /// Source of the package; `None` for the workspace's own.
     source: Option<String>,
     dependencies: Vec<Dependency>,
 }
@@ -49,7 +50,7 @@ struct Dependency {
     path: Option<String>,
 }
 
-/// `deny.toml`. What is not known to be held here is refused.
+/// Contents of `deny.toml`. Unknown fields are rejected.
 #[derive(Deserialize, PartialEq, Eq, Debug)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Policy {
@@ -62,7 +63,7 @@ pub(super) struct Policy {
 #[derive(Deserialize, PartialEq, Eq, Debug)]
 #[serde(deny_unknown_fields)]
 struct Targets {
-    /// One.
+    /// Exactly one target.
     targets: Vec<String>,
 }
 
@@ -87,7 +88,7 @@ struct Sources {
     unknown_registry: Level,
     unknown_git: Level,
     allow_registry: BTreeSet<String>,
-    /// None.
+    /// Empty.
     allow_git: Vec<String>,
 }
 
@@ -106,17 +107,17 @@ struct Named {
 
 impl Policy {
     /// # Errors
-    /// If it is not TOML, or says what is not known here.
+    /// If the file is not TOML, or if it has a field or value that this module does not enforce.
     pub(super) fn read(file: &File) -> anyhow::Result<Self> {
         let policy: Policy = toml::from_str(&file.text).context(POLICY)?;
         let without = policy.bans.skip.iter().chain(&policy.bans.deny).find(|named| named.reason.is_empty());
         ensure!(without.is_none(), "{POLICY}: {without:?} has no reason");
-        ensure!(policy.graph.targets.len() == 1, "{POLICY}: one target is looked at");
-        ensure!(policy.sources.allow_git.is_empty(), "{POLICY}: nothing comes from git");
+        ensure!(policy.graph.targets.len() == 1, "{POLICY}: exactly one target is supported");
+        ensure!(policy.sources.allow_git.is_empty(), "{POLICY}: git sources are not supported; leave allow-git empty");
         Ok(policy)
     }
 
-    /// What is built for this is looked at.
+    /// Returns the target whose packages are checked.
     pub(super) fn target(&self) -> &str {
         &self.graph.targets[0]
     }
@@ -132,41 +133,47 @@ pub(super) fn findings(file: &File, policy: &Policy, graph: &Graph) -> Vec<Findi
     let mut versions: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for it in graph.packages.iter().filter(|it| built.contains(it.id.as_str())) {
         let Crate { name, version, .. } = it;
-        let mut tell = |what: String| found.push(file.finding(0, format!("{name} {version} {what}")));
+        let mut report = |fault: String| found.push(file.finding(0, format!("{name} {version} {fault}")));
         versions.entry(name).or_default().push(version);
         if policy.bans.deny.iter().any(|banned| banned.name == *name) {
-            tell("is banned".to_owned());
+            report("is banned".to_owned());
         }
         let Some(source) = &it.source else {
             for dependency in it.dependencies.iter().filter(|it| it.req == "*" && it.path.is_none()) {
-                tell(format!("takes any version of {}", dependency.name));
+                report(format!("takes any version of {}", dependency.name));
             }
             continue;
         };
         let registry = source.strip_prefix("registry+");
         if !registry.is_some_and(|registry| policy.sources.allow_registry.contains(registry)) {
-            tell(format!("comes from {source}"));
+            report(format!("comes from {source}"));
         }
         match &it.license {
-            None => tell("has no licence".to_owned()),
-            Some(license) if !is_allowed(license, &policy.licenses.allow) => tell(format!("is under {license}")),
+            None => report("has no licence".to_owned()),
+            Some(license) if !is_allowed(license, &policy.licenses.allow) => report(format!("is under {license}")),
             Some(_) => {}
         }
     }
     for (name, versions) in &versions {
         match (versions.len() > 1, policy.may_have_versions(name)) {
-            (true, false) => found.push(file.finding(0, format!("{name} is there {}", versions.join(" and ")))),
-            (false, true) => found.push(file.finding(0, format!("{name} has one version now; skip it no more"))),
+            (true, false) => {
+                found.push(file.finding(0, format!("{name} is present in versions {}", versions.join(" and "))))
+            }
+            (false, true) => {
+                found.push(file.finding(0, format!("{name} has only one version now; remove it from `skip`")))
+            }
             (true, true) | (false, false) => {}
         }
     }
     let gone = policy.bans.skip.iter().filter(|named| !versions.contains_key(named.name.as_str()));
-    found.extend(gone.map(|named| file.finding(0, format!("{} is not there any more; skip it no more", named.name))));
+    found.extend(
+        gone.map(|named| file.finding(0, format!("{} is no dependency any more; remove it from `skip`", named.name))),
+    );
     found
 }
 
-/// Whether one way through `expression` (SPDX; `/` is an old word for `OR`) asks for allowed licences only. An exception
-/// (`WITH`) allows more, so the licence decides.
+/// Returns true if the licence `expression` (SPDX; `/` is an old form of `OR`) can be satisfied with allowed licences
+/// only. An exception (`WITH`) grants further rights, so only the licence matters.
 fn is_allowed(expression: &str, allowed: &BTreeSet<String>) -> bool {
     let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
     let mut words = spaced.split_whitespace().peekable();
@@ -179,7 +186,7 @@ type Words<'a> = std::iter::Peekable<std::str::SplitWhitespace<'a>>;
 fn either(words: &mut Words<'_>, allowed: &BTreeSet<String>) -> bool {
     let mut is_allowed = both(words, allowed);
     while words.next_if_eq(&"OR").is_some() {
-        // Not `||`: the words have to be read.
+        // `||` would not consume the words of the second operand.
         is_allowed |= both(words, allowed);
     }
     is_allowed
@@ -216,7 +223,7 @@ mod tests {
         allow = ["MIT", "ISC"]
         [bans]
         multiple-versions = "deny"
-        skip = [{ name = "twice", reason = "others ask for it" }]
+        skip = [{ name = "twice", reason = "dependencies require both" }]
         wildcards = "deny"
         deny = [{ name = "openssl-sys", reason = "TLS is rustls" }]
         [sources]
@@ -248,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_breaks_the_policy_is_told_and_what_keeps_it_is_not() {
+    fn violations_of_the_policy_are_found() {
         const GOOD: &str = r#"{"name":"good","license":"MIT","source":"registry+https://registry.example"}"#;
         assert_eq!(found(&format!("[{GOOD}]")), [] as [&str; 0]);
         let bad = |field: &str, value: &str| {
@@ -268,11 +275,11 @@ mod tests {
             r#"[{"name":"ours","license":null,"source":null,"dependencies":[{"name":"a","req":"*","path":null}]}]"#;
         assert_eq!(found(ours), ["ours 1.0.0 takes any version of a"]);
         let two = r#"{"name":"good","license":"MIT","source":"registry+https://registry.example","version":"2.0.0"}"#;
-        assert_eq!(found(&format!("[{GOOD},{two}]")), ["good is there 1.0.0 and 2.0.0"]);
+        assert_eq!(found(&format!("[{GOOD},{two}]")), ["good is present in versions 1.0.0 and 2.0.0"]);
     }
 
     #[test]
-    fn a_licence_is_allowed_if_one_way_through_it_is() {
+    fn licence_is_allowed_if_one_alternative_is() {
         let allowed = BTreeSet::from(["MIT".to_owned(), "ISC".to_owned()]);
         let good = [
             "MIT",
@@ -293,15 +300,15 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_that_says_what_is_not_held_is_refused() {
-        for (said, instead) in [
+    fn policy_with_an_unsupported_rule_is_rejected() {
+        for (original, replacement) in [
             ("unknown-git = \"deny\"", "unknown-git = \"warn\""),
             ("wildcards = \"deny\"", "wildcards = \"deny\"\nhighlight = \"all\""),
             ("[graph]", "[advisories]\nignore = []\n[graph]"),
-            ("\"others ask for it\"", "\"\""),
+            ("\"dependencies require both\"", "\"\""),
             ("allow-git = []", "allow-git = [\"https://a.example\"]"),
         ] {
-            assert!(Policy::read(&File::new(POLICY, &TEXT.replace(said, instead))).is_err(), "{instead}");
+            assert!(Policy::read(&File::new(POLICY, &TEXT.replace(original, replacement))).is_err(), "{replacement}");
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Rules that tie the documents to the code: every crate is on the map, every promise names tests that exist.
+//! Rules that connect the documents with the code: ARCHITECTURE.md lists every crate, and every guarantee names
+//! existing tests.
 
 use std::collections::BTreeSet;
 
@@ -14,6 +15,7 @@ pub(super) fn findings(files: &[File], packages: &[Package]) -> Vec<Finding> {
     let mut found = map(files, packages);
     found.extend(guarantees(files));
     found.extend(decisions(files));
+    found.extend(stale_pages(files));
     found
 }
 
@@ -30,10 +32,13 @@ fn map(files: &[File], packages: &[Package]) -> Vec<Finding> {
     let is_missing =
         |name: &&str| !map.text.contains(&format!("`{name}`")) && !map.text.contains(&format!("`crates/{name}`"));
     let names = packages.iter().map(|package| package.name.as_str());
-    names.filter(is_missing).map(|name| map.finding(0, format!("the crate `{name}` is not on the map"))).collect()
+    names
+        .filter(is_missing)
+        .map(|name| map.finding(0, format!("the crate `{name}` is missing in this document")))
+        .collect()
 }
 
-/// Every section with a promise (a second-level heading) names a test, and every test named is there.
+/// Checks that every section with a guarantee (a second-level heading) names a test, and that every named test exists.
 fn guarantees(files: &[File]) -> Vec<Finding> {
     let document = match file(files, GUARANTEES) {
         Ok(document) => document,
@@ -45,7 +50,7 @@ fn guarantees(files: &[File]) -> Vec<Finding> {
     let mut section: Option<(usize, bool)> = None;
     let close = |section: Option<(usize, bool)>, found: &mut Vec<Finding>| {
         if let Some((line, false)) = section {
-            found.push(document.finding(line, "no test is named that shows this"));
+            found.push(document.finding(line, "this section names no test"));
         }
     };
     for (at, line) in document.lines() {
@@ -66,7 +71,7 @@ fn guarantees(files: &[File]) -> Vec<Finding> {
     found
 }
 
-/// The names of functions that follow a `fn`.
+/// Returns the names of the functions in a source file.
 fn functions(text: &str) -> impl Iterator<Item = &str> {
     let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let is_code = |line: &&str| !line.trim_start().starts_with("//");
@@ -77,7 +82,7 @@ fn functions(text: &str) -> impl Iterator<Item = &str> {
     rests.map(move |rest| &rest[..rest.find(|c| !is_name(c)).unwrap_or(rest.len())])
 }
 
-/// Words between backticks that are sentences, as the names of tests are.
+/// Returns words between backticks that have the form of a test name.
 fn test_names(line: &str) -> impl Iterator<Item = &str> {
     let is_sentence = |word: &&str| {
         word.matches('_').count() >= 3
@@ -86,31 +91,150 @@ fn test_names(line: &str) -> impl Iterator<Item = &str> {
     line.split('`').skip(1).step_by(2).filter(is_sentence)
 }
 
-/// The index lists every decision under its title.
-fn decisions(files: &[File]) -> Option<Finding> {
-    let index = match file(files, DECISIONS_INDEX) {
-        Ok(index) => index,
-        Err(missing) => return Some(missing),
-    };
-    (index.text != index_of(files)).then(|| index.finding(0, "it lags behind; run `cargo xtask index`"))
+/// Areas of decisions, in the order of the index.
+const AREAS: [&str; 11] = [
+    "scheduler",
+    "store",
+    "journal",
+    "server",
+    "callbacks",
+    "coordination",
+    "paxos",
+    "operations",
+    "cli",
+    "tests",
+    "build",
+];
+
+/// Title, status, date and area of a decision page.
+#[derive(PartialEq, Eq, Debug)]
+struct Heading<'a> {
+    number: &'a str,
+    title: &'a str,
+    status: &'a str,
+    date: &'a str,
+    area: &'a str,
 }
 
-/// What belongs into [`DECISIONS_INDEX`].
+/// Reads `# 0040: Title`, and `Status: accepted. Date: 2026-11-21. Area: store.` at the start of the second paragraph.
+fn heading(text: &str) -> Option<Heading<'_>> {
+    let mut lines = text.lines();
+    let (number, title) = lines.next()?.strip_prefix("# ")?.split_once(": ")?;
+    let mut fields = lines.nth(1)?.split(". ").map(|field| field.trim_end_matches('.'));
+    let mut field = |name: &str| fields.next()?.strip_prefix(name);
+    let (status, date, area) = (field("Status: ")?, field("Date: ")?, field("Area: ")?);
+    (date.len() == "2026-11-21".len() && AREAS.contains(&area)).then_some(Heading { number, title, status, date, area })
+}
+
+/// Pages of decisions. The table of dependencies and the index are none.
+fn decision_pages(files: &[File]) -> impl Iterator<Item = (&File, &str)> {
+    let names = files.iter().filter_map(|file| Some((file, file.path.strip_prefix(DECISIONS)?)));
+    names.filter(|(_, name)| name.starts_with(|c: char| c.is_ascii_digit()))
+}
+
+/// Checks that each decision has a heading, and that the index lists it.
+fn decisions(files: &[File]) -> Vec<Finding> {
+    let index = match file(files, DECISIONS_INDEX) {
+        Ok(index) => index,
+        Err(missing) => return vec![missing],
+    };
+    let has_heading = |(page, name): &(&File, &str)| {
+        heading(&page.text).is_some_and(|heading| name.split('-').next() == Some(heading.number))
+    };
+    let mut found: Vec<Finding> = decision_pages(files)
+        .filter(|page| !has_heading(page))
+        .map(|(page, _)| {
+            page.finding(1, "a decision starts with `# NNNN: Title`, and `Status: ... Date: ... Area: ...`")
+        })
+        .collect();
+    let is_code = |file: &&File| !file.path.ends_with(".md");
+    for (page, name) in decision_pages(files) {
+        let number = name.split('-').next().unwrap_or_default();
+        let names = [format!("decisions/{number}"), format!("ecision {number}")];
+        if !files.iter().filter(is_code).any(|file| names.iter().any(|name| file.text.contains(name))) {
+            found.push(page.finding(0, "no code refers to this decision; name it in the file that it explains"));
+        }
+    }
+    if index.text != index_of(files) {
+        found.push(index.finding(0, "the index is outdated; run `cargo xtask index`"));
+    }
+    found
+}
+
+/// Returns the expected content of [`DECISIONS_INDEX`].
 pub(super) fn index_of(files: &[File]) -> String {
     let mut index =
-        "# Decisions\n\nOne page each: the context, the choice, what was given up. `cargo xtask index` writes \
-                     this list.\n\n"
+        "# Decisions\n\nEach page gives the context, the choice and its cost. `cargo xtask index` writes this list. \
+                     [dependencies.md](dependencies.md) lists the libraries that need no page.\n"
             .to_owned();
-    let mut pages: Vec<&File> = files.iter().filter(|file| file.path.starts_with(DECISIONS)).collect();
-    pages.retain(|page| page.path != DECISIONS_INDEX);
-    pages.sort_by(|one, other| one.path.cmp(&other.path));
-    for page in pages {
-        let name = page.path.trim_start_matches(DECISIONS);
-        let is_numbering = |c: char| c == '#' || c == ':' || c == ' ' || c.is_ascii_digit();
-        let title = page.text.lines().next().unwrap_or_default().trim_start_matches(is_numbering);
-        index.push_str(&format!("- [{}]({name}): {title}\n", name.split('-').next().unwrap_or_default()));
+    let mut pages: Vec<_> =
+        decision_pages(files).filter_map(|(page, name)| Some((name, heading(&page.text)?))).collect();
+    pages.sort_by_key(|(name, _)| *name);
+    for area in AREAS {
+        let mut rows = pages.iter().filter(|(_, heading)| heading.area == area).peekable();
+        if rows.peek().is_some() {
+            index.push_str(&format!(
+                "\n## {}{}\n\n| | decision | status | date |\n|---|---|---|---|\n",
+                area[..1].to_uppercase(),
+                &area[1..]
+            ));
+        }
+        for (name, Heading { number, title, status, date, .. }) in rows {
+            index.push_str(&format!("| [{number}]({name}) | {title} | {status} | {date} |\n"));
+        }
     }
     index
+}
+
+/// Documents whose code is copied from a tested file, with the text that they should have.
+///
+/// A line `<!-- code: FILE NAME -->` names the part of `FILE` between `// [NAME]` and `// [end]`. The next fenced block is its copy.
+pub(super) fn pages_of(files: &[File]) -> Vec<(String, Result<String, Finding>)> {
+    let pages = files.iter().filter(|file| file.path.ends_with(".md") && file.text.contains("\n<!-- code: "));
+    pages.map(|page| (page.path.clone(), page_of(page, files))).collect()
+}
+
+fn page_of(page: &File, files: &[File]) -> Result<String, Finding> {
+    let mut text = String::new();
+    let mut lines = page.lines();
+    while let Some((at, line)) = lines.next() {
+        text.push_str(line);
+        text.push('\n');
+        let Some(place) = line.strip_prefix("<!-- code: ").and_then(|rest| rest.strip_suffix(" -->")) else { continue };
+        let code = place.split_once(' ').and_then(|(path, name)| part(&file(files, path).ok()?.text, name));
+        let code = code.ok_or_else(|| page.finding(at, format!("there is no code `{place}`")))?;
+        text.push_str(&format!("\n```rust\n{code}```\n"));
+        let is_fence = |(_, line): &(usize, &str)| line.starts_with("```");
+        let is_skipped = lines.find(is_fence).and_then(|_| lines.find(is_fence)).is_some();
+        if !is_skipped {
+            return Err(page.finding(at, "no fenced block follows; write an empty one"));
+        }
+    }
+    Ok(text)
+}
+
+/// Lines between `// [name]` and `// [end]`, without their indentation.
+fn part(text: &str, name: &str) -> Option<String> {
+    let start = format!("// [{name}]");
+    let mut lines = text.lines().skip_while(|line| line.trim() != start);
+    let indent = lines.next()?.find("//")?;
+    let part: Vec<&str> = lines.by_ref().take_while(|line| line.trim() != "// [end]").collect();
+    let unindented = part.iter().map(|line| format!("{}\n", line.get(indent..).unwrap_or_default()));
+    Some(unindented.collect())
+}
+
+fn stale_pages(files: &[File]) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for (path, page) in pages_of(files) {
+        match (page, file(files, &path)) {
+            (Ok(text), Ok(file)) if file.text != text => {
+                found.push(file.finding(0, "its code differs from the tested file; run `cargo xtask index`"));
+            }
+            (Err(finding), _) | (_, Err(finding)) => found.push(finding),
+            (Ok(_), Ok(_)) => {}
+        }
+    }
+    found
 }
 
 #[cfg(test)]
@@ -121,36 +245,61 @@ mod tests {
         Package { name: name.to_owned(), dependencies: Vec::new() }
     }
 
-    fn whats(found: &[Finding]) -> Vec<&str> {
+    fn messages(found: &[Finding]) -> Vec<&str> {
         found.iter().map(|finding| finding.what.as_str()).collect()
     }
 
     #[test]
-    fn a_crate_that_is_not_on_the_map_is_found() {
+    fn crate_missing_in_the_architecture_is_found() {
         let files = [File::new(MAP, "`domain` is pure, and `crates/store` is a port; journal is not named")];
         let packages = ["domain", "store", "journal"].map(package);
-        assert_eq!(whats(&map(&files, &packages)), ["the crate `journal` is not on the map"]);
-        assert_eq!(whats(&map(&[], &packages)), ["this document is missing"]);
+        assert_eq!(messages(&map(&files, &packages)), ["the crate `journal` is missing in this document"]);
+        assert_eq!(messages(&map(&[], &packages)), ["this document is missing"]);
     }
 
     #[test]
-    fn a_promise_without_a_test_or_with_one_that_is_gone_is_found() {
+    fn guarantee_without_an_existing_test_is_found() {
         let promises =
             "# All\n## One\nSee `it_holds_when_asked`.\n## Two\nSee `it_is_long_gone`, `a_word`.\n## Three\n";
         let code = "#[test]\nfn it_holds_when_asked() {}\n    pub(super) async fn it_is_in_a_suite() {}\n// fn it_is_long_gone()";
         let files = [File::new(GUARANTEES, promises), File::new("crates/a/src/tests.rs", code)];
-        let expected = ["there is no test `it_is_long_gone`", "no test is named that shows this"];
-        assert_eq!(whats(&guarantees(&files)), expected);
+        let expected = ["there is no test `it_is_long_gone`", "this section names no test"];
+        assert_eq!(messages(&guarantees(&files)), expected);
     }
 
     #[test]
-    fn an_index_of_decisions_that_lags_behind_is_found() {
+    fn decision_without_heading_and_outdated_index_are_found() {
         let page = |path: &str, text: &str| File::new(&format!("{DECISIONS}{path}"), text);
-        let pages = [page("0002-two.md", "# Two\n\nText"), page("0001-one.md", "# 0001: one\n")];
+        let text = |number: &str| {
+            format!("# {number}: Use it\n\nStatus: accepted. Date: 2026-11-21. Area: store. Code: it.\n")
+        };
+        let pages =
+            [page("0002-two.md", &text("0002")), page("0001-one.md", &text("0001")), page("dependencies.md", "#")];
         let index = index_of(&pages);
-        assert!(index.ends_with("\n\n- [0001](0001-one.md): one\n- [0002](0002-two.md): Two\n"), "{index}");
-        let with_index = |text: &str| [pages[0].clone(), pages[1].clone(), page("README.md", text)];
-        assert_eq!(decisions(&with_index(&index)), None);
-        assert!(decisions(&with_index(&index.replace("one\n", "first\n"))).is_some());
+        let rows = "## Store\n\n| | decision | status | date |\n|---|---|---|---|\n\
+                    | [0001](0001-one.md) | Use it | accepted | 2026-11-21 |\n\
+                    | [0002](0002-two.md) | Use it | accepted | 2026-11-21 |\n";
+        assert!(index.ends_with(rows), "{index}");
+        let code = File::new("a.rs", "//! docs/decisions/0001-one.md and decision 0002 give the reasons.");
+        let found = |first: &File, index: &str| {
+            decisions(&[first.clone(), pages[1].clone(), page("README.md", index), code.clone()]).len()
+        };
+        assert_eq!(found(&pages[0], &index), 0);
+        assert_eq!(found(&pages[0], rows), 1);
+        assert_eq!(found(&page("0002-two.md", &text("0003")), &index), 2);
+        assert_eq!(found(&page("0002-two.md", "# Two\n\nText"), &index), 2);
+        assert_eq!(found(&page("0003-three.md", &text("0003")), &index), 2, "no code refers to it");
+    }
+
+    #[test]
+    fn page_with_stale_or_missing_code_is_found() {
+        let code = File::new("a.rs", "fn f() {\n    // [one]\n    let x = 1;\n\n    g(x);\n    // [end]\n}\n");
+        let page =
+            |block: &str| File::new("a.md", &format!("Text\n<!-- code: a.rs one -->\n\n```rust\n{block}```\nmore\n"));
+        let found = |page: File| stale_pages(&[code.clone(), page]).len();
+        assert_eq!(found(page("let x = 1;\n\ng(x);\n")), 0);
+        assert_eq!(found(page("let x = 2;\n")), 1);
+        assert_eq!(found(File::new("a.md", "\n<!-- code: a.rs two -->\n\n```rust\n```\n")), 1);
+        assert_eq!(found(File::new("a.md", "\n<!-- code: a.rs one -->\n\ntext\n")), 1);
     }
 }

@@ -1,4 +1,4 @@
-//! Which modules of a crate use each other in a circle.
+//! Rule against modules of a crate that use each other in a circle.
 //!
 //! A module is a file. It uses another where its code names it by a path: `crate::…`, `super::…`, or a path that starts with one of
 //! its own submodules. A name that the other file only re-exports counts as a use of the file that defines it; `mod` lines and
@@ -13,7 +13,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{File, Finding};
 
-/// Modules that may use each other, and why. Each pair is a crate's folder and two files of its `src`; `*` is any other file.
+/// Modules that may use each other, with the reason. Each entry is a crate's folder and two files of its `src`; `*`
+/// stands for any other file.
 const STAY: [(&str, &str, &str, &str); 2] = [
     (
         "crates/coordination",
@@ -39,10 +40,10 @@ pub(super) fn findings(files: &[File]) -> Vec<Finding> {
     crates.into_iter().flat_map(|(folder, modules)| circles(folder, &modules, &STAY)).collect()
 }
 
-/// The names from the crate's root down; empty for the root.
+/// Names from the crate's root down; empty for the root.
 type Module = Vec<String>;
 
-/// The crate's folder and the module, if the file is product code of a library or a binary of the same name.
+/// Returns the crate's folder and the module, if the file is product code of a library or of a binary of the same name.
 fn product_module(path: &str) -> Option<(&str, Module)> {
     let (folder, rest) = path.split_once("/src/")?;
     let mut module: Module = rest.strip_suffix(".rs")?.split('/').map(str::to_owned).collect();
@@ -88,7 +89,8 @@ fn circles(folder: &str, modules: &BTreeMap<Module, &File>, stay: &[(&str, &str,
             };
             let names: Vec<String> = circle.iter().map(|user| used_by(user)).collect();
             let what = format!(
-                "modules use each other in a circle: {}; move what both need below them (xtask/src/tidy/modules.rs)",
+                "modules use each other in a circle: {}; move the shared code to a module below them \
+                 (xtask/src/tidy/modules.rs)",
                 names.join(", ")
             );
             found.push(Finding { path: format!("{folder}/src"), line: 0, what });
@@ -97,14 +99,14 @@ fn circles(folder: &str, modules: &BTreeMap<Module, &File>, stay: &[(&str, &str,
     found
 }
 
-/// The module that defines what `path` names.
+/// Returns the module that defines the item at `path`.
 fn resolve<'a>(
     path: &[String],
     modules: &'a BTreeMap<Module, &File>,
     sources: &BTreeMap<&'a Module, Source>,
 ) -> &'a Module {
     let mut path = path.to_vec();
-    // Re-exports may lead from one to the next, but not for ever.
+    // A re-export may name another re-export; the bound prevents an endless loop.
     for _ in 0..modules.len() {
         let (module, rest) = (0..=path.len())
             .rev()
@@ -118,7 +120,7 @@ fn resolve<'a>(
     modules.keys().next().expect("every crate has a root")
 }
 
-/// What one file says of others.
+/// References of one file to others.
 #[derive(Default)]
 struct Source {
     /// Absolute paths that its code names.
@@ -166,13 +168,13 @@ impl Source {
     }
 }
 
-/// Whether a path after these words is re-exported: `pub use` or `pub(crate) use` stands before it.
+/// Returns true if a path after these words is re-exported: they end with `pub use` or `pub(crate) use`.
 fn is_export(before: &[&str]) -> bool {
     let Some((&"use", before)) = before.split_last() else { return false };
     matches!(before, [.., "pub"]) || before.ends_with(&[")"]) && before.iter().rev().take(4).any(|word| *word == "pub")
 }
 
-/// Reads the part of a path behind `base::`, with its branches; returns where it ends.
+/// Reads the part of a path after `base::`, with its branches. Returns the position of its end.
 fn tree(words: &[&str], mut at: usize, base: Vec<String>, leaves: &mut Vec<(Vec<String>, Option<String>)>) -> usize {
     let mut path = base;
     loop {
@@ -217,7 +219,8 @@ fn is_name(word: &str) -> bool {
     word.starts_with(|c: char| c.is_alphabetic() || c == '_')
 }
 
-/// Names, `::` and single signs, without comments, literals, and the tests at the end of the file.
+/// Splits a text into names, `::` and single characters, without comments, literals, and the tests at the end of the
+/// file.
 fn words(text: &str) -> Vec<&str> {
     let text = text.split_once("#[cfg(test)]\nmod tests {").map_or(text, |(code, _)| code);
     let bytes = text.as_bytes();
@@ -251,7 +254,7 @@ fn words(text: &str) -> Vec<&str> {
     words
 }
 
-/// The length of a string literal that `text` begins with.
+/// Returns the length of the string literal at the start of `text`.
 fn string_len(text: &str) -> usize {
     let mut is_escaped = false;
     for (at, c) in text.char_indices().skip(1) {
@@ -265,7 +268,7 @@ fn string_len(text: &str) -> usize {
     text.len()
 }
 
-/// The strongly connected components: modules that reach each other.
+/// Returns the strongly connected components: groups of modules that reach each other.
 fn components<'a>(uses: &BTreeMap<&'a Module, BTreeSet<&'a Module>>) -> Vec<Vec<&'a Module>> {
     let reached: BTreeMap<&Module, BTreeSet<&Module>> =
         uses.keys().map(|module| (*module, reached_from(module, uses))).collect();

@@ -1,13 +1,13 @@
-//! Rules of single files: size, unfinished work, purity, and what belongs to one machine only.
+//! Rules for single files: size, unfinished work, purity, and paths or hosts of one machine.
 
 use super::{File, Finding};
 
 const LINES_MAX: usize = 600;
 
-/// Files that may be longer, and why.
+/// Files that may exceed the limit, with the reason.
 const LONG: [(&str, &str); 0] = [];
 
-/// Files whose code decides and does nothing: they get time, chance and data as arguments.
+/// Files with pure code: they receive time, random numbers and data as arguments.
 const PURE: [&str; 7] = [
     "crates/coordination/src/memory/tree/",
     "crates/domain/src/",
@@ -54,10 +54,10 @@ fn size(file: &File) -> Option<Finding> {
     let lines = file.text.lines().count();
     let may_be_long = LONG.iter().any(|(path, _)| *path == file.path);
     (lines > LINES_MAX && !may_be_long)
-        .then(|| file.finding(0, format!("{lines} lines; past {LINES_MAX} a file asks whether it is one thing")))
+        .then(|| file.finding(0, format!("{lines} lines exceed the limit of {LINES_MAX}; split the file")))
 }
 
-/// Written in two pieces, so that this file does not name what it looks for.
+/// Words that mark unfinished work. They are written in two pieces, so that this file does not contain them.
 const UNFINISHED: [(&str, &str); 6] =
     [("todo", "!("), ("unimplemented", "!("), ("dbg", "!("), ("#[ign", "ore"), ("TO", "DO"), ("FIX", "ME")];
 
@@ -65,8 +65,8 @@ const MEASUREMENT: &str = "ore = \"a measurement\"]";
 
 fn unfinished(file: &File) -> Vec<Finding> {
     let words = UNFINISHED.map(|(start, end)| format!("{start}{end}"));
-    on_lines(file, &words, "unfinished work is not kept", |line| {
-        // What measures and asserts nothing is no test that is left out.
+    on_lines(file, &words, "unfinished work must not be committed", |line| {
+        // A measurement without assertions is not a skipped test.
         if line.trim().ends_with(MEASUREMENT) { "" } else { line }
     })
 }
@@ -77,7 +77,7 @@ fn impure(file: &File) -> Vec<Finding> {
         return Vec::new();
     }
     let words = IMPURE.map(str::to_owned);
-    on_lines(file, &words, "this file is pure: time, chance and data are arguments here", |line| {
+    on_lines(file, &words, "this file must be pure: pass time, random numbers and data as arguments", |line| {
         line.split_once("//").map_or(line, |(code, _)| code)
     })
 }
@@ -96,7 +96,7 @@ const MACHINE: [(&str, &str); 9] = [
 
 fn machine(file: &File) -> Vec<Finding> {
     let words = MACHINE.map(|(start, end)| format!("{start}{end}"));
-    on_lines(file, &words, "a path or host of one machine does not belong here", |line| line)
+    on_lines(file, &words, "remove the path or host of one machine", |line| line)
 }
 
 fn on_lines(file: &File, words: &[String], rule: &str, code_of: fn(&str) -> &str) -> Vec<Finding> {
@@ -105,7 +105,7 @@ fn on_lines(file: &File, words: &[String], rule: &str, code_of: fn(&str) -> &str
     hits.map(|(at, word)| file.finding(at, format!("`{word}`: {rule}"))).collect()
 }
 
-/// Whether `word` is in `line`, and not as the end of a longer word.
+/// Returns true if `line` contains `word`, but not as the end of a longer word.
 fn contains_word(line: &str, word: &str) -> bool {
     let is_inner = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '.';
     let starts_inner = word.starts_with(is_inner) || word.starts_with('/');
@@ -116,42 +116,46 @@ fn contains_word(line: &str, word: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn whats(path: &str, text: &str) -> Vec<usize> {
+    fn finding_lines(path: &str, text: &str) -> Vec<usize> {
         findings(&[File::new(path, text)]).into_iter().map(|finding| finding.line).collect()
     }
 
     #[test]
-    fn a_file_past_its_size_is_found() {
+    fn file_above_the_size_limit_is_found() {
         let lines = |count| "\n".repeat(count);
-        assert_eq!(whats("crates/a/src/lib.rs", &lines(600)), [] as [usize; 0]);
-        assert_eq!(whats("crates/a/src/lib.rs", &lines(601)), [0]);
-        assert_eq!(whats("README.md", &lines(601)), [] as [usize; 0]);
+        assert_eq!(finding_lines("crates/a/src/lib.rs", &lines(600)), [] as [usize; 0]);
+        assert_eq!(finding_lines("crates/a/src/lib.rs", &lines(601)), [0]);
+        assert_eq!(finding_lines("README.md", &lines(601)), [] as [usize; 0]);
     }
 
     #[test]
     fn unfinished_work_is_found() {
         for (start, end) in UNFINISHED {
-            assert_eq!(whats("crates/a/src/lib.rs", &format!("fn a() {{}}\n{start}{end}")), [2], "{start}{end}");
+            assert_eq!(
+                finding_lines("crates/a/src/lib.rs", &format!("fn a() {{}}\n{start}{end}")),
+                [2],
+                "{start}{end}"
+            );
         }
-        assert_eq!(whats("crates/a/src/lib.rs", &format!("    #[ign{MEASUREMENT}\n")), [] as [usize; 0]);
+        assert_eq!(finding_lines("crates/a/src/lib.rs", &format!("    #[ign{MEASUREMENT}\n")), [] as [usize; 0]);
     }
 
     #[test]
-    fn a_clock_in_a_pure_file_is_found_and_one_in_a_comment_or_another_file_is_not() {
+    fn clock_in_a_pure_file_is_found_outside_comments() {
         let pure = "crates/scheduler/src/firing/wheel.rs";
         for word in IMPURE {
-            assert_eq!(whats(pure, &format!("// {word}\n  {word}")), [2], "{word}");
+            assert_eq!(finding_lines(pure, &format!("// {word}\n  {word}")), [2], "{word}");
         }
-        assert_eq!(whats("crates/scheduler/src/firing/owner.rs", "tokio::select!"), [] as [usize; 0]);
-        assert_eq!(whats("crates/domain/src/decide/tests.rs", "std::fs::read"), [] as [usize; 0]);
-        assert_eq!(whats(pure, "operand::"), [] as [usize; 0]);
+        assert_eq!(finding_lines("crates/scheduler/src/firing/owner.rs", "tokio::select!"), [] as [usize; 0]);
+        assert_eq!(finding_lines("crates/domain/src/decide/tests.rs", "std::fs::read"), [] as [usize; 0]);
+        assert_eq!(finding_lines(pure, "operand::"), [] as [usize; 0]);
     }
 
     #[test]
-    fn a_path_of_one_machine_is_found_and_a_relative_one_is_not() {
+    fn path_of_one_machine_is_found() {
         for (start, end) in MACHINE {
-            assert_eq!(whats("docs/a.md", &format!("see {start}{end}main")), [1], "{start}{end}");
+            assert_eq!(finding_lines("docs/a.md", &format!("see {start}{end}main")), [1], "{start}{end}");
         }
-        assert_eq!(whats("docs/a.md", "see crates/wo\u{72}k/ and ../ro\u{6f}t/"), [] as [usize; 0]);
+        assert_eq!(finding_lines("docs/a.md", "see crates/wo\u{72}k/ and ../ro\u{6f}t/"), [] as [usize; 0]);
     }
 }

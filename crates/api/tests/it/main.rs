@@ -1,17 +1,17 @@
-//! The wire types as both ends use them.
+//! Wire format of the API types.
 
 use api::{CancelResult, Cancelled, SchedulePatch, ScheduleRequest, ScheduleSummary, Time};
 use proptest::prelude::*;
 
 #[test]
-fn a_request_is_written_as_it_is_read() {
+fn request_round_trips_without_changes() {
     let text = r#"{"id":"a","cron":"0 7 * * *","zone":"UTC","target":{"http":{"url":"http://h/","method":"PUT","headers":{"x":"y"},"timeout":"3s"}},"payload":{ "b" : 1e0, "a": [null] },"labels":{"k":"v"},"retry":{"attempts_max":3,"backoff":"1s","backoff_max":"1m"}}"#;
     let request: ScheduleRequest = serde_json::from_str(text).unwrap();
     assert_eq!(serde_json::to_string(&request).unwrap(), text);
 }
 
 #[test]
-fn a_headers_value_is_sent_and_is_not_in_what_a_program_logs_of_its_request() {
+fn debug_form_of_a_request_hides_header_values() {
     let request = ScheduleRequest::every("1h", "http://h/").header("authorization", "Bearer hunter2");
     assert!(serde_json::to_string(&request).unwrap().contains("hunter2"));
     let shown = format!("{request:?}");
@@ -22,7 +22,7 @@ fn a_headers_value_is_sent_and_is_not_in_what_a_program_logs_of_its_request() {
 }
 
 #[test]
-fn a_payload_of_null_is_not_a_missing_one() {
+fn null_payload_differs_from_a_missing_payload() {
     let text = r#"{"at":"2035-01-02T03:04:05Z","target":{"http":{"url":"http://h/"}},"payload":null}"#;
     let request: ScheduleRequest = serde_json::from_str(text).unwrap();
     assert_eq!(serde_json::to_string(&request).unwrap(), text);
@@ -31,30 +31,30 @@ fn a_payload_of_null_is_not_a_missing_one() {
 }
 
 #[test]
-fn a_request_with_an_unknown_field_is_refused() {
+fn unknown_request_field_is_rejected() {
     let text = r#"{"at":"2035-01-02T03:04:05Z","target":{"http":{"url":"http://h/"}},"later":1}"#;
     assert!(serde_json::from_str::<ScheduleRequest>(text).is_err());
 }
 
 #[test]
-fn a_summary_outlives_the_text_it_was_read_from() {
+fn schedule_summary_round_trips() {
     let text = r#"{"id":"a","state":"active","next":"2035-01-02T03:04:05.000Z","revision":0,"created_at":"2030-01-02T03:04:05.678Z","updated_at":"2030-01-02T03:04:05.678Z"}"#;
     let summary: ScheduleSummary<'_> = serde_json::from_str(text).unwrap();
     assert_eq!(serde_json::to_string(&summary).unwrap(), text);
 }
 
 #[test]
-fn a_cancel_has_three_answers() {
-    let told = |result, decided_by| serde_json::to_string(&Cancelled { result, decided_by }).unwrap();
-    assert_eq!(told(CancelResult::Cancelled, None), r#"{"result":"cancelled"}"#);
-    assert_eq!(told(CancelResult::TooLate, None), r#"{"result":"too_late"}"#);
+fn cancellation_has_three_results() {
+    let json = |result, decided_by| serde_json::to_string(&Cancelled { result, decided_by }).unwrap();
+    assert_eq!(json(CancelResult::Cancelled, None), r#"{"result":"cancelled"}"#);
+    assert_eq!(json(CancelResult::TooLate, None), r#"{"result":"too_late"}"#);
     let pending = r#"{"result":"pending","decided_by":"2030-01-01T00:00:00.000Z"}"#;
-    assert_eq!(told(CancelResult::Pending, Some(Time(1_893_456_000_000))), pending);
+    assert_eq!(json(CancelResult::Pending, Some(Time(1_893_456_000_000))), pending);
 }
 
 proptest! {
     #[test]
-    fn a_time_is_written_as_a_calendar_library_writes_it(millis in 0..253_402_207_200_000_i64) {
+    fn time_is_written_as_by_the_calendar_library(millis in 0..253_402_207_200_000_i64) {
         let written = Time(millis).to_string();
         let instant = jiff::Timestamp::from_millisecond(millis).unwrap();
         prop_assert_eq!(&written, &format!("{instant:.3}"));

@@ -1,4 +1,5 @@
-//! The child of `bench election` with our recipes: it obeys the same lines as the peer with Curator (`tools/mixed-java/README.md`).
+//! Child process of `bench election` that uses Reveille's recipes. It accepts the same commands as the peer with
+//! Curator (`tools/mixed-java/README.md`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,9 +16,9 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-/// As the peer has them.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
-const REST: Duration = Duration::from_millis(50);
+/// Interval between two checks for both candidates; the same value as the peer's.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+const WATCH_DELAY: Duration = Duration::from_millis(50);
 
 #[derive(Args, Debug)]
 pub struct CandidateArguments {
@@ -27,67 +28,68 @@ pub struct CandidateArguments {
     session_millis: u64,
 }
 
-/// Until its input ends.
+/// Runs commands from standard input until it ends.
 ///
 /// # Errors
 /// If the ensemble cannot be reached.
-pub(crate) async fn obey(runtime: &Runtime, arguments: &CandidateArguments) -> anyhow::Result<()> {
+pub(crate) async fn run(runtime: &Runtime, arguments: &CandidateArguments) -> anyhow::Result<()> {
     let trees = coordination_connect::trees(runtime, arguments.coordination.as_str(), None).await?;
     let options =
         SessionOptions { timeout: Duration::from_millis(arguments.session_millis), ..SessionOptions::default() };
     let client = Client::new(runtime, trees.clone(), options.clone());
     client.session().await?;
     let (runtime, candidates, pairs) = (runtime.clone(), BTreeMap::new(), BTreeMap::new());
-    let mut here = Here { runtime, trees, options, client, candidates, pairs };
+    let mut process = CandidateProcess { runtime, trees, options, client, candidates, pairs };
     console::line("event connected")?;
     let mut lines = BufReader::new(tokio::io::stdin()).lines();
     while let Some(line) = lines.next_line().await? {
         let words: Vec<&str> = line.split(' ').collect();
-        let answer = match words.as_slice() {
-            [_, command @ ..] => here.serve(command).await,
+        let response = match words.as_slice() {
+            [_, command @ ..] => process.serve(command).await,
             [] => continue,
         };
-        match answer {
+        match response {
             Ok(values) => console::line(format!("{} ok {values}", words[0]).trim_end())?,
             Err(error) => console::line(&format!("{} error {error:#}", words[0]))?,
         }
     }
-    here.close().await
+    process.close().await
 }
 
-struct Here {
+struct CandidateProcess {
     runtime: Runtime,
     trees: Arc<dyn Trees>,
     options: SessionOptions,
     client: Client,
-    /// By path and id.
-    candidates: BTreeMap<String, Standing>,
-    /// By path.
+    /// Candidates by path and id.
+    candidates: BTreeMap<String, ActiveCandidate>,
+    /// Pairs by path.
     pairs: BTreeMap<String, Pair>,
 }
 
-/// One that leads, or waits for it, until it is told to stop.
-struct Standing {
+/// Candidate that leads or waits until it is stopped.
+struct ActiveCandidate {
     stop: CancellationToken,
-    /// When it stands no longer.
+    /// Completes when the candidate has resigned.
     resigned: oneshot::Receiver<()>,
     _tasks: TaskSet,
 }
 
-impl Here {
+impl CandidateProcess {
     async fn serve(&mut self, command: &[&str]) -> anyhow::Result<String> {
         match *command {
             ["lead", path, id, "selector"] => self.lead(path, id)?,
             ["resign", path, id] => {
-                let standing = self.candidates.remove(&format!("{path} {id}")).context("it does not stand here")?;
-                standing.stop.cancel();
-                standing.resigned.await.context("it did not resign")?;
+                let candidate =
+                    self.candidates.remove(&format!("{path} {id}")).context("no such candidate in this process")?;
+                candidate.stop.cancel();
+                candidate.resigned.await.context("the candidate did not resign")?;
             }
             ["touch", path] => {
                 self.client.session().await?.exists(&NodePath::new(path)?).await?;
             }
             ["bench-handover", path, rounds] => return self.hand_over(path, rounds.parse()?).await,
-            _ => bail!("no such verb: {}", command.join(" ")),
+            _ => bail!("unknown command: {}", command.join(" ")),
         }
         Ok(String::new())
     }
@@ -99,7 +101,7 @@ impl Here {
             (selector(&self.client, path, id)?, stop.clone(), format!("event leads {path} {id}"));
         tasks.spawn("candidate", async move {
             let task = async |leading: Leading| {
-                let _nobody = console::line(&leads);
+                let _closed = console::line(&leads);
                 leading.over.cancelled().await;
             };
             match selector.run(&stopped, task).await {
@@ -107,19 +109,19 @@ impl Here {
                 Err(error) => tracing::error!(%error, "cannot lead"),
             }
         });
-        self.candidates.insert(format!("{path} {id}"), Standing { stop, resigned, _tasks: tasks });
+        self.candidates.insert(format!("{path} {id}"), ActiveCandidate { stop, resigned, _tasks: tasks });
         Ok(())
     }
 
-    /// Microseconds from the end of one's leadership to the other's beginning, of each round.
+    /// Returns, for each round, the microseconds from the end of one leadership to the start of the next.
     async fn hand_over(&mut self, path: &str, rounds: u32) -> anyhow::Result<String> {
         if !self.pairs.contains_key(path) {
-            let mut leader = Player::start(self, path, "first").await?;
-            leader.led.recv().await.context("it does not lead")?;
-            let next = Player::start(self, path, "second").await?;
+            let mut leader = PairCandidate::start(self, path, "first").await?;
+            leader.led.recv().await.context("the candidate does not lead")?;
+            let next = PairCandidate::start(self, path, "second").await?;
             self.pairs.insert(path.to_owned(), Pair { leader, next, selector: selector(&self.client, path, "")? });
         }
-        let pair = self.pairs.get_mut(path).context("it was just made")?;
+        let pair = self.pairs.get_mut(path).context("the pair of candidates is missing")?;
         let mut micros = Vec::new();
         for _ in 0..rounds {
             micros.push(pair.hand_over(&self.runtime).await?.as_micros().to_string());
@@ -129,9 +131,9 @@ impl Here {
 
     async fn close(self) -> anyhow::Result<()> {
         for pair in self.pairs.into_values() {
-            for player in [pair.leader, pair.next] {
-                drop(player._tasks);
-                player.client.close().await?;
+            for candidate in [pair.leader, pair.next] {
+                drop(candidate._tasks);
+                candidate.client.close().await?;
             }
         }
         drop(self.candidates);
@@ -144,30 +146,30 @@ fn selector(client: &Client, path: &str, id: &str) -> anyhow::Result<LeaderSelec
     Ok(LeaderSelector::new(client, NodePath::new(path)?, candidate))
 }
 
-/// Who leads, and who waits.
+/// Two candidates: one leads, the other waits.
 struct Pair {
-    leader: Player,
-    next: Player,
+    leader: PairCandidate,
+    next: PairCandidate,
     selector: LeaderSelector,
 }
 
 impl Pair {
     async fn hand_over(&mut self, runtime: &Runtime) -> anyhow::Result<Duration> {
         while self.selector.participants().await?.len() < 2 {
-            runtime.sleep(LOOK_EVERY).await;
+            runtime.sleep(POLL_INTERVAL).await;
         }
-        // Its watch is set by then, too.
-        runtime.sleep(REST).await;
+        // Wait until the waiting candidate has also set its watch.
+        runtime.sleep(WATCH_DELAY).await;
         self.leader.resign.notify_one();
-        let ended = self.leader.ended.recv().await.context("it leads on")?;
-        let led = self.next.led.recv().await.context("it does not lead")?;
+        let ended = self.leader.ended.recv().await.context("the leader does not resign")?;
+        let led = self.next.led.recv().await.context("the candidate does not lead")?;
         std::mem::swap(&mut self.leader, &mut self.next);
         Ok(led.since(ended))
     }
 }
 
-/// A candidate with a session of its own. It leads again and again, each time until it is to resign.
-struct Player {
+/// Candidate with its own session. It leads repeatedly, each time until it is asked to resign.
+struct PairCandidate {
     client: Client,
     resign: Arc<Notify>,
     led: mpsc::Receiver<Monotonic>,
@@ -175,24 +177,24 @@ struct Player {
     _tasks: TaskSet,
 }
 
-impl Player {
-    async fn start(here: &Here, path: &str, id: &str) -> anyhow::Result<Self> {
-        let client = Client::new(&here.runtime, here.trees.clone(), here.options.clone());
-        let (selector, runtime) = (selector(&client, path, id)?, here.runtime.clone());
+impl PairCandidate {
+    async fn start(process: &CandidateProcess, path: &str, id: &str) -> anyhow::Result<Self> {
+        let client = Client::new(&process.runtime, process.trees.clone(), process.options.clone());
+        let (selector, runtime) = (selector(&client, path, id)?, process.runtime.clone());
         let ((leads, led), (ends, ended)) = (mpsc::channel(1), mpsc::channel(1));
         let (resign, tasks) = (Arc::<Notify>::default(), TaskSet::new(&runtime));
-        let told = resign.clone();
-        tasks.spawn("player", async move {
+        let resign_requested = resign.clone();
+        tasks.spawn("candidate", async move {
             let never = CancellationToken::new();
             let task = async |_| {
-                let _nobody = leads.send(runtime.monotonic()).await;
-                told.notified().await;
-                let _nobody = ends.send(runtime.monotonic()).await;
+                let _closed = leads.send(runtime.monotonic()).await;
+                resign_requested.notified().await;
+                let _closed = ends.send(runtime.monotonic()).await;
             };
             if let Err(error) = selector.run(&never, task).await {
                 tracing::error!(%error, "cannot lead");
             }
         });
-        Ok(Player { client, resign, led, ended, _tasks: tasks })
+        Ok(PairCandidate { client, resign, led, ended, _tasks: tasks })
     }
 }

@@ -1,4 +1,4 @@
-//! From one leader to the next: one that resigns, and one that is killed.
+//! Measures hand-overs from a leader that resigns and from a leader that is killed.
 
 use std::time::Duration;
 
@@ -11,124 +11,128 @@ use tokio::sync::oneshot;
 use super::peer::Peer;
 use super::{Spread, Trial};
 
-/// Between two looks at who stands.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// Until who stands has its watch, too.
-const REST: Duration = Duration::from_millis(200);
+/// Interval between two checks of the candidates.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// Time within which a new candidate sets its watch.
+const WATCH_DELAY: Duration = Duration::from_millis(200);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum How {
-    /// From the end of one's task to the beginning of the next one's.
+pub(super) enum HandOverKind {
+    /// Time from the end of the old leader's task to the start of the new leader's task.
     Graceful,
-    /// From the kill to the successor's word that it leads, less the session's timeout.
+    /// Time from the kill until the successor reports that it leads, less the session timeout.
     CrashBeyondTimeout,
 }
 
-/// What hand-overs of one kind took.
+/// Durations of hand-overs of one kind, in milliseconds.
 #[derive(Debug, Serialize)]
 pub(super) struct HandOvers {
-    how: How,
+    how: HandOverKind,
     session_timeout_ms: u64,
     ours: Vec<f64>,
-    /// Of the same rounds.
+    /// Values of the peer in the same rounds.
     peer: Vec<f64>,
-    /// Of a crash, the time from when the ensemble had taken the dead leader's node away.
+    /// Time from the removal of the dead leader's node by the ensemble until the successor leads; empty without
+    /// crashes.
     ours_reacting: Vec<f64>,
     peer_reacting: Vec<f64>,
 }
 
-/// Two candidates, each with a session, in one process.
+/// Measures hand-overs between two candidates in one process, each with its own session.
 ///
 /// # Errors
-/// If a hand-over does not come about.
+/// If a hand-over does not complete.
 pub(super) async fn graceful(trial: &Trial<'_>, successors: &mut [Peer]) -> anyhow::Result<HandOvers> {
-    let mut found = HandOvers::new(trial, How::Graceful);
+    let mut results = HandOvers::new(trial, HandOverKind::Graceful);
     let arguments = trial.arguments;
     for round in 0..arguments.warm_up + arguments.rounds {
         for successor in successors.iter_mut() {
             let command = format!("bench-handover {}/graceful-{} 1", trial.root, successor.program.name);
-            let micros: f64 = successor.ask(&command).await?.parse().context("it tells no microseconds")?;
+            let micros: f64 =
+                successor.request(&command).await?.parse().context("the program did not report microseconds")?;
             if round >= arguments.warm_up {
-                found.of(successor).0.push(micros / 1_000.0);
+                results.values_of(successor).0.push(micros / 1_000.0);
             }
         }
     }
-    Ok(found)
+    Ok(results)
 }
 
-/// A new process that leads, and one that has waited before for others, each with one candidate.
+/// Measures hand-overs after a kill. The leader is a new process; the successor process runs through all rounds. Each
+/// has one candidate.
 ///
 /// # Errors
-/// As [`graceful`].
+/// Same errors as [`graceful`].
 pub(super) async fn crash(trial: &Trial<'_>, successors: &mut [Peer]) -> anyhow::Result<HandOvers> {
-    let mut found = HandOvers::new(trial, How::CrashBeyondTimeout);
+    let mut results = HandOvers::new(trial, HandOverKind::CrashBeyondTimeout);
     let warm_up = trial.arguments.warm_up.div_ceil(10);
     for round in 0..warm_up + trial.arguments.rounds {
         for successor in successors.iter_mut() {
             let (took, reacted) = crash_once(trial, successor).await?;
             if round >= warm_up {
-                let (taken, reacting) = found.of(successor);
+                let (taken, reacting) = results.values_of(successor);
                 taken.push(millis(took) - millis(trial.session_timeout));
                 reacting.push(millis(reacted));
             }
         }
     }
-    Ok(found)
+    Ok(results)
 }
 
-/// From the kill, and from the end of the dead leader's node.
+/// Measures one crash. Returns the time until the successor leads, from the kill and from the removal of the dead
+/// leader's node.
 async fn crash_once(trial: &Trial<'_>, successor: &mut Peer) -> anyhow::Result<(Duration, Duration)> {
     let runtime = trial.runtime;
     let group = trial.root.join(&format!("crash-{}", successor.program.name))?;
     let mut leader = Peer::start(runtime, successor.program.clone()).await?;
-    leader.ask(&format!("lead {group} leader selector")).await?;
+    leader.request(&format!("lead {group} leader selector")).await?;
     leader.event(&format!("leads {group} leader")).await?;
     let tree = trial.client.session().await?;
-    let leading = standing(trial, &*tree, &group, 1).await?;
-    successor.ask(&format!("lead {group} successor selector")).await?;
-    standing(trial, &*tree, &group, 2).await?;
+    let leading = candidates(trial, &*tree, &group, 1).await?;
+    successor.request(&format!("lead {group} successor selector")).await?;
+    candidates(trial, &*tree, &group, 2).await?;
     let tasks = TaskSet::new(runtime);
-    let gone = gone(trial, &tasks, &group.join(&leading[0])?).await?;
-    runtime.sleep(REST).await;
+    let removal = removal(trial, &tasks, &group.join(&leading[0])?).await?;
+    runtime.sleep(WATCH_DELAY).await;
     if trial.arguments.at_any_moment {
         let nanos = u64::try_from(trial.session_timeout.as_nanos() / 2).unwrap_or(u64::MAX);
         runtime.sleep(Duration::from_nanos(runtime.random() % nanos)).await;
     } else {
-        leader.ask(&format!("touch {group}")).await?;
+        leader.request(&format!("touch {group}")).await?;
     }
     let killed = leader.kill().await?;
     let led = successor.event(&format!("leads {group} successor")).await?;
-    let gone = gone.await.context("the leader's node stays")?;
-    successor.ask(&format!("resign {group} successor")).await?;
+    let removal = removal.await.context("the watch on the leader's node ended without a notification")?;
+    successor.request(&format!("resign {group} successor")).await?;
     tasks.join().await;
-    Ok((led.since(killed), led.since(gone)))
+    Ok((led.since(killed), led.since(removal)))
 }
 
-/// The names of those who stand, as soon as there are so many.
-async fn standing(trial: &Trial<'_>, tree: &dyn Tree, group: &NodePath, count: usize) -> anyhow::Result<Vec<String>> {
+/// Returns the candidates' names as soon as there are `count` of them.
+async fn candidates(trial: &Trial<'_>, tree: &dyn Tree, group: &NodePath, count: usize) -> anyhow::Result<Vec<String>> {
     loop {
         let names = tree.children(group).await?.names;
         if names.len() == count {
             return Ok(names);
         }
-        trial.runtime.sleep(LOOK_EVERY).await;
+        trial.runtime.sleep(POLL_INTERVAL).await;
     }
 }
 
-/// When the bench is told that a node has gone.
-async fn gone(trial: &Trial<'_>, tasks: &TaskSet, node: &NodePath) -> anyhow::Result<oneshot::Receiver<Monotonic>> {
+/// Returns a receiver for the instant at which the bench is notified that the node has been removed.
+async fn removal(trial: &Trial<'_>, tasks: &TaskSet, node: &NodePath) -> anyhow::Result<oneshot::Receiver<Monotonic>> {
     let tree = trial.client.session().await?;
-    let (found, watch) = tree.exists_and_watch(node).await?;
-    ensure!(found.is_some(), "the leader's node is not there");
-    let (told, gone) = oneshot::channel();
+    let (stat, watch) = tree.exists_and_watch(node).await?;
+    ensure!(stat.is_some(), "the leader's node does not exist");
+    let (sender, removal) = oneshot::channel();
     let runtime = trial.runtime.clone();
     tasks.spawn("watch", async move {
         if watch.await.is_ok() {
-            let _nobody = told.send(runtime.monotonic());
+            let _closed = sender.send(runtime.monotonic());
         }
     });
-    Ok(gone)
+    Ok(removal)
 }
 
 fn millis(duration: Duration) -> f64 {
@@ -136,58 +140,65 @@ fn millis(duration: Duration) -> f64 {
 }
 
 impl HandOvers {
-    fn new(trial: &Trial<'_>, how: How) -> Self {
+    fn new(trial: &Trial<'_>, how: HandOverKind) -> Self {
         let (ours, peer, ours_reacting, peer_reacting) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let session_timeout_ms = trial.arguments.session_millis;
         HandOvers { how, session_timeout_ms, ours, peer, ours_reacting, peer_reacting }
     }
 
-    /// What it took, and of that what followed the end of the leader's node.
-    fn of(&mut self, successor: &Peer) -> (&mut Vec<f64>, &mut Vec<f64>) {
+    /// Returns the durations of the successor's program, and the parts of them after the removal of the leader's node.
+    fn values_of(&mut self, successor: &Peer) -> (&mut Vec<f64>, &mut Vec<f64>) {
         match successor.program.name {
-            "ours" => (&mut self.ours, &mut self.ours_reacting),
+            "reveille" => (&mut self.ours, &mut self.ours_reacting),
             _ => (&mut self.peer, &mut self.peer_reacting),
         }
     }
 
-    /// A row of ours, and one of the peer's; the ratio is that of the medians, a crash's timeout included.
+    /// Returns a row for Reveille and one for the peer. The ratio compares the medians, including the session timeout
+    /// of a crash.
     pub(super) fn cells(&self) -> Vec<[String; 8]> {
         let (title, beyond) = match self.how {
-            How::Graceful => ("graceful".to_owned(), 0.0),
-            #[expect(clippy::cast_precision_loss, reason = "it is at most a minute")]
-            How::CrashBeyondTimeout => {
-                (format!("crash, {} ms and", self.session_timeout_ms), self.session_timeout_ms as f64)
+            HandOverKind::Graceful => ("graceful".to_owned(), 0.0),
+            #[expect(clippy::cast_precision_loss, reason = "a session timeout is at most a minute")]
+            HandOverKind::CrashBeyondTimeout => {
+                (format!("crash, beyond {} ms", self.session_timeout_ms), self.session_timeout_ms as f64)
             }
         };
         let mut rows = rows(&title, beyond, &self.ours, &self.peer);
-        if self.how == How::CrashBeyondTimeout {
-            rows.extend(self::rows("after the dead one's node went", 0.0, &self.ours_reacting, &self.peer_reacting));
+        if self.how == HandOverKind::CrashBeyondTimeout {
+            rows.extend(self::rows("crash, after node removal", 0.0, &self.ours_reacting, &self.peer_reacting));
         }
         rows
     }
 
     pub(super) fn note(&self) -> Option<String> {
-        let (slower, most) = (self.slower(), self.slower_most());
-        let how = if self.how == How::Graceful { "graceful" } else { "crash" };
+        let (slower, bound) = (self.slower(), self.slower_bound());
+        let how = if self.how == HandOverKind::Graceful { "graceful" } else { "crash" };
         let pairs = self.peer.len();
-        (pairs > 0).then(|| format!("{how}: ours was slower in {slower} of {pairs} pairs (at most {most} by chance)"))
+        (pairs > 0).then(|| format!("{how}: Reveille was slower in {slower} of {pairs} pairs (bound: {bound})"))
     }
 
     fn slower(&self) -> usize {
         self.ours.iter().zip(&self.peer).filter(|(ours, peer)| ours > peer).count()
     }
 
-    /// Of two that are alike each is the slower one in half of the pairs, and in more than this in one run of forty: the mean and two deviations.
-    fn slower_most(&self) -> usize {
+    /// Returns the largest acceptable number of slower pairs: the mean plus two standard deviations. Of two equal
+    /// programs, each is the slower one in half of the pairs. It is slower in more pairs than this bound in about one
+    /// run of forty.
+    fn slower_bound(&self) -> usize {
         let pairs = self.peer.len();
         (pairs / 2 + pairs.isqrt()).min(pairs)
     }
 
     /// # Errors
-    /// If ours is slower than the peer.
+    /// If Reveille is slower than the peer in more pairs than chance explains.
     pub(super) fn judge(&self) -> anyhow::Result<()> {
         let (slower, pairs) = (self.slower(), self.peer.len());
-        ensure!(slower <= self.slower_most(), "ours was slower in {slower} of {pairs} hand-overs: {:?}", self.how);
+        ensure!(
+            slower <= self.slower_bound(),
+            "Reveille was slower in {slower} of {pairs} hand-overs ({:?})",
+            self.how
+        );
         Ok(())
     }
 }
@@ -198,15 +209,15 @@ fn rows(title: &str, beyond: f64, ours: &[f64], peer: &[f64]) -> Vec<[String; 8]
         [format!("{title}: {name}"), count, min, quarter, median, three_quarters, max, ratio]
     };
     if peer.is_empty() {
-        return vec![row("ours", ours, String::new())];
+        return vec![row("Reveille", ours, String::new())];
     }
     let ratio = (Spread::of(ours).median + beyond) / (Spread::of(peer).median + beyond);
-    vec![row("ours", ours, format!("{ratio:.3}")), row("the peer", peer, String::new())]
+    vec![row("Reveille", ours, format!("{ratio:.3}")), row("peer", peer, String::new())]
 }
 
 #[cfg(test)]
 impl HandOvers {
-    pub(super) fn found(how: How, ours: &[f64], peer: &[f64]) -> Self {
+    pub(super) fn with_values(how: HandOverKind, ours: &[f64], peer: &[f64]) -> Self {
         let (ours, peer) = (ours.to_vec(), peer.to_vec());
         let (ours_reacting, peer_reacting) = (ours.clone(), peer.clone());
         HandOvers { how, session_timeout_ms: 4_000, ours, peer, ours_reacting, peer_reacting }

@@ -1,4 +1,5 @@
-//! A process that is told what to do by lines, as `tools/mixed-java/README.md` has them: ours, or one with Curator.
+//! Controls a process by lines, as `tools/mixed-java/README.md` describes them: Reveille's own process, or one that
+//! uses Curator.
 
 use std::collections::VecDeque;
 use std::process::Stdio;
@@ -9,41 +10,44 @@ use runtime::{Monotonic, Runtime};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
-/// What is said to a command, or by itself, comes within this: a machine with much to do may start a process slowly.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longest wait for a response or an event. It is long because a busy machine may start a process slowly.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What is started.
+/// Program to start, with its command line.
 #[derive(Clone, Debug)]
 pub(super) struct Program {
-    /// In the tables.
+    /// Name in error messages and node paths.
     pub(super) name: &'static str,
     command: Vec<String>,
-    /// As the environment has it: it may hold a password.
+    /// Value of `REVEILLE_COORDINATION`. It is passed in the environment because it may contain a password.
     coordination: Option<String>,
 }
 
 impl Program {
     /// # Errors
-    /// If this program's file is not to be found.
-    pub(super) fn ours(url: &str, session_timeout: Duration) -> anyhow::Result<Self> {
-        let this = std::env::current_exe().context("cannot tell the path of this program")?;
-        let mut command = vec![this.into_os_string().into_string().ok().context("this program's path is no text")?];
+    /// If the path of this program's file cannot be determined.
+    pub(super) fn reveille(url: &str, session_timeout: Duration) -> anyhow::Result<Self> {
+        let this = std::env::current_exe().context("cannot determine the path of this program")?;
+        let mut command =
+            vec![this.into_os_string().into_string().ok().context("this program's path is not valid UTF-8")?];
         let millis = session_timeout.as_millis().to_string();
         command.extend(["bench", "election-candidate", "--session-millis", &millis].map(str::to_owned));
-        Ok(Program { name: "ours", command, coordination: Some(url.to_owned()) })
+        Ok(Program { name: "reveille", command, coordination: Some(url.to_owned()) })
     }
 
     /// # Errors
-    /// If the URL is none of a ZooKeeper.
+    /// If the URL does not name a ZooKeeper ensemble.
     pub(super) fn peer(command: &[String], url: &str, session_timeout: Duration) -> anyhow::Result<Self> {
-        let addresses = url.strip_prefix("zookeeper://").context("a peer needs a ZooKeeper: zookeeper://HOST:PORT")?;
+        let addresses =
+            url.strip_prefix("zookeeper://").context("a peer requires a ZooKeeper URL: zookeeper://HOST:PORT")?;
         let mut command = command.to_vec();
         command.extend([addresses.trim_end_matches('/').to_owned(), session_timeout.as_millis().to_string()]);
         Ok(Program { name: "peer", command, coordination: None })
     }
 }
 
-/// Dropped, it is killed; it ends by itself, too, when this process does, as its input ends then.
+/// Running process. Dropping this value kills the process. The process also exits when the bench exits, because its
+/// input ends then.
 pub(super) struct Peer {
     runtime: Runtime,
     pub(super) program: Program,
@@ -51,33 +55,33 @@ pub(super) struct Peer {
     input: ChildStdin,
     output: Lines<BufReader<ChildStdout>>,
     commands: u64,
-    /// That were not waited for yet.
+    /// Events that no call of [`Peer::event`] has returned yet.
     events: VecDeque<(String, Monotonic)>,
 }
 
 impl Peer {
     /// # Errors
-    /// If it does not start, or has no session in time.
+    /// If the process does not start, or does not open a session in time.
     pub(super) async fn start(runtime: &Runtime, program: Program) -> anyhow::Result<Self> {
         let mut command = Command::new(&program.command[0]);
         command.args(&program.command[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
         command.envs(program.coordination.iter().map(|url| ("REVEILLE_COORDINATION", url.as_str())));
-        // That sessions come and go is no news here.
+        // Hide the logs about sessions that begin and end.
         command.env("RUST_LOG", "error");
         let mut child = command.spawn().with_context(|| format!("cannot start {}", program.command[0]))?;
-        let input = child.stdin.take().context("its input is a pipe")?;
-        let output = BufReader::new(child.stdout.take().context("its output is a pipe")?).lines();
+        let input = child.stdin.take().context("the child's input was not piped")?;
+        let output = BufReader::new(child.stdout.take().context("the child's output was not piped")?).lines();
         let (runtime, events) = (runtime.clone(), VecDeque::new());
         let mut peer = Peer { runtime, program, child, input, output, commands: 0, events };
         peer.event("connected").await?;
         Ok(peer)
     }
 
-    /// What a command answers.
+    /// Sends a command and returns the values of its response.
     ///
     /// # Errors
-    /// If it is an error, or does not come.
-    pub(super) async fn ask(&mut self, command: &str) -> anyhow::Result<String> {
+    /// If the response is an error or does not arrive.
+    pub(super) async fn request(&mut self, command: &str) -> anyhow::Result<String> {
         self.commands += 1;
         let id = self.commands.to_string();
         self.input.write_all(format!("{id} {command}\n").as_bytes()).await.context("the process has ended")?;
@@ -85,7 +89,7 @@ impl Peer {
             let (line, at) = self.line().await.with_context(|| format!("{}: `{command}`", self.program.name))?;
             match line.split_once(' ') {
                 Some(("event", event)) => self.events.push_back((event.to_owned(), at)),
-                Some((told, answer)) if told == id => match answer.split_once(' ').unwrap_or((answer, "")) {
+                Some((number, response)) if number == id => match response.split_once(' ').unwrap_or((response, "")) {
                     ("ok", values) => return Ok(values.to_owned()),
                     (_, error) => bail!("{}: `{command}`: {error}", self.program.name),
                 },
@@ -94,13 +98,13 @@ impl Peer {
         }
     }
 
-    /// Waits for it: when it was told.
+    /// Waits for an event and returns the instant at which it arrived.
     ///
     /// # Errors
-    /// If it does not come.
+    /// If the event does not arrive.
     pub(super) async fn event(&mut self, event: &str) -> anyhow::Result<Monotonic> {
-        while let Some((told, at)) = self.events.pop_front() {
-            if told == event {
+        while let Some((received, at)) = self.events.pop_front() {
+            if received == event {
                 return Ok(at);
             }
         }
@@ -113,15 +117,15 @@ impl Peer {
     }
 
     async fn line(&mut self) -> anyhow::Result<(String, Monotonic)> {
-        let line = self.runtime.timeout(PATIENCE, self.output.next_line()).await;
-        let line = line.with_context(|| format!("nothing was said for {PATIENCE:?}"))??;
+        let line = self.runtime.timeout(TIMEOUT, self.output.next_line()).await;
+        let line = line.with_context(|| format!("the process wrote no line for {TIMEOUT:?}"))??;
         Ok((line.context("the process has ended")?, self.runtime.monotonic()))
     }
 
-    /// `kill -9`: when.
+    /// Kills the process with `kill -9` and returns the instant of the kill.
     ///
     /// # Errors
-    /// If it has ended before.
+    /// If the process has already ended.
     pub(super) async fn kill(mut self) -> anyhow::Result<Monotonic> {
         let killed = self.runtime.monotonic();
         self.child.start_kill().context("cannot kill a process")?;
@@ -130,12 +134,14 @@ impl Peer {
     }
 
     /// # Errors
-    /// If it does not end well.
+    /// If the process does not exit in time or exits with a failure.
     pub(super) async fn stop(self, runtime: &Runtime) -> anyhow::Result<()> {
         let Peer { mut child, input, program, .. } = self;
         drop(input);
-        let ended =
-            runtime.timeout(PATIENCE, child.wait()).await.context("a process does not end with its input")??;
+        let ended = runtime
+            .timeout(TIMEOUT, child.wait())
+            .await
+            .context("a process did not exit after its input had ended")??;
         ensure!(ended.success(), "{} ended with {ended}", program.name);
         Ok(())
     }

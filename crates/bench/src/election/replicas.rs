@@ -1,7 +1,9 @@
-//! What replicas ask of the ensemble while they ask their electors who leads: at rest, and for a hand-over.
+//! Counts the requests that replicas send to the ensemble while they ask their electors for the leader: without a
+//! hand-over, and for each hand-over.
 //!
-//! Requests are counted where the recipes make them (`coordination::tree::Counted`); pings are not among them, as the engine makes those. All that the servers
-//! received in the same time, pings included, is told by themselves (`srvr`).
+//! Requests are counted where the recipes send them (`coordination::tree::Counted`). Pings are not among them, because
+//! the engine sends those. The servers report the number of all requests that they received in the same time, pings
+//! included (`srvr`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,20 +21,21 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{Spread, Trial};
 
-/// What each replica asks for.
+/// Lease that each replica requests.
 const LEASE: Duration = Duration::from_secs(5);
 const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
-/// Something that should come about.
-const PATIENCE: Duration = Duration::from_secs(120);
-const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// Who watches has asked all that it asks for a hand-over when it asks nothing for as long.
+/// Longest wait for a condition.
+const TIMEOUT: Duration = Duration::from_secs(120);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// A hand-over among watching replicas is complete when no request has been sent for this long.
 const QUIET: Duration = Duration::from_millis(300);
-/// Who resigns may look at its own place once more, or have given up watching it before.
-const ONE_LOOK: f64 = 1.0;
-/// Sessions that are closed at a time.
+/// Allowed difference in requests: a replica that resigns may read its own node once more, or may have stopped watching
+/// it before.
+const ONE_READ: f64 = 1.0;
+/// Sessions that are closed concurrently.
 const CLOSING: usize = 64;
 
-/// What replicas asked.
+/// Requests that replicas sent.
 #[derive(Debug, Serialize)]
 pub(super) struct Requests {
     replicas: u32,
@@ -40,7 +43,7 @@ pub(super) struct Requests {
     form: Form,
     at_rest_per_minute: f64,
     per_hand_over: Vec<f64>,
-    /// By the servers' own count, pings included; `None` where they do not tell.
+    /// Count reported by the servers, pings included; `None` if they do not report one.
     received_per_minute: Option<f64>,
 }
 
@@ -56,48 +59,49 @@ fn word(form: Form) -> &'static str {
 }
 
 /// # Errors
-/// If the replicas cannot stand, or none leads.
+/// If the replicas cannot become candidates, or none becomes leader.
 pub(super) async fn measure(trial: &Trial<'_>, replicas: u32, form: Form) -> anyhow::Result<Requests> {
     let (runtime, arguments) = (trial.runtime, trial.arguments);
     let url = arguments.coordination.as_str();
     let group = NodePath::new(&format!("{}-{}-{replicas}", trial.root, word(form)))?;
     let trees = coordination_connect::trees(runtime, url, None).await?;
-    let looking = Client::new(runtime, trees.clone(), options());
-    let (mut living, count) = Replicas::start(trial, trees, &group, replicas, form);
-    living.all_stand(&looking, &group).await?;
-    // So that the servers are asked by the replicas alone; a session that is not closed asks nothing either.
-    drop(looking.close().await);
+    let observer = Client::new(runtime, trees.clone(), options());
+    let (mut replicas_running, count) = Replicas::start(trial, trees, &group, replicas, form);
+    replicas_running.wait_for_all(&observer, &group).await?;
+    // Close this session, so that only the replicas send requests to the servers. A session that cannot be closed sends
+    // none either.
+    drop(observer.close().await);
 
-    let (asked, had_received, since) = (count.requests(), received(url).await?, runtime.monotonic());
+    let (sent, received_before, since) = (count.requests(), requests_received(url).await?, runtime.monotonic());
     runtime.sleep(Duration::from_secs(arguments.rest)).await;
-    let (asked, has_received) = (count.requests() - asked, received(url).await?);
+    let (sent, received_after) = (count.requests() - sent, requests_received(url).await?);
     let minutes = runtime.monotonic().since(since).as_secs_f64() / 60.0;
-    let received = had_received.zip(has_received).map(|(before, after)| after.saturating_sub(before));
+    let received = received_before.zip(received_after).map(|(before, after)| after.saturating_sub(before));
 
     let mut per_hand_over = Vec::new();
     for _ in 0..arguments.counted {
-        per_hand_over.push(as_f64(living.hand_over(&count).await?));
+        per_hand_over.push(as_f64(replicas_running.hand_over(&count).await?));
     }
-    living.close().await;
-    // Persistent, as Petting Zoo has it.
+    replicas_running.close().await;
+    // Remove the group's node. The recipe creates it as a persistent node, as Petting Zoo does.
     let removing = async {
-        while !matches!(remove(&looking, &group).await, Ok(()) | Err(TreeError::NoNode)) {
-            runtime.sleep(LOOK_EVERY).await;
+        while !matches!(remove(&observer, &group).await, Ok(()) | Err(TreeError::NoNode)) {
+            runtime.sleep(POLL_INTERVAL).await;
         }
     };
-    runtime.timeout(PATIENCE, removing).await.context("cannot remove the group of the replicas")?;
-    drop(looking);
-    let at_rest_per_minute = as_f64(asked) / minutes;
+    runtime.timeout(TIMEOUT, removing).await.context("cannot remove the node of the replicas' group")?;
+    drop(observer);
+    let at_rest_per_minute = as_f64(sent) / minutes;
     let received_per_minute = received.map(|received| as_f64(received) / minutes);
     Ok(Requests { replicas, form, at_rest_per_minute, per_hand_over, received_per_minute })
 }
 
-async fn stat(looking: &Client, group: &NodePath) -> Result<Option<Stat>, TreeError> {
-    looking.session().await?.exists(group).await
+async fn stat(observer: &Client, group: &NodePath) -> Result<Option<Stat>, TreeError> {
+    observer.session().await?.exists(group).await
 }
 
-async fn remove(looking: &Client, group: &NodePath) -> Result<(), TreeError> {
-    looking.session().await?.delete(group, Expected::Any).await
+async fn remove(observer: &Client, group: &NodePath) -> Result<(), TreeError> {
+    observer.session().await?.delete(group, Expected::Any).await
 }
 
 fn options() -> SessionOptions {
@@ -109,8 +113,8 @@ fn as_f64(count: u64) -> f64 {
     count as f64
 }
 
-/// Of all servers of a ZooKeeper, since they began.
-async fn received(url: &str) -> anyhow::Result<Option<u64>> {
+/// Returns the number of requests that all ZooKeeper servers have received since they started.
+async fn requests_received(url: &str) -> anyhow::Result<Option<u64>> {
     let Some(rest) = url.strip_prefix("zookeeper://") else { return Ok(None) };
     let mut sum = 0;
     for server in rest.split('/').next().unwrap_or_default().split(',') {
@@ -120,16 +124,16 @@ async fn received(url: &str) -> anyhow::Result<Option<u64>> {
         let mut text = String::new();
         stream.read_to_string(&mut text).await?;
         let Some(count) = text.lines().find_map(|line| line.strip_prefix("Received: ")) else { return Ok(None) };
-        sum += count.trim().parse::<u64>().context("a server tells no count")?;
+        sum += count.trim().parse::<u64>().context("a server reports an invalid count")?;
     }
     Ok(Some(sum))
 }
 
-/// Each with a session of its own, as if in a process of its own.
+/// Replicas of a service. Each has its own session, as if it ran in its own process.
 struct Replicas {
     runtime: Runtime,
     form: Form,
-    /// Between two calls of each.
+    /// Time between two calls of each replica.
     period: Duration,
     replicas: Vec<Replica>,
     leading: watch::Receiver<Option<usize>>,
@@ -152,58 +156,60 @@ impl Replicas {
         let (runtime, period) = (trial.runtime, trial.period());
         let count = Arc::new(Counted::new(trees));
         let trees: Arc<dyn Trees> = count.clone();
-        let (told, leading) = watch::channel(None);
+        let (leading_sender, leading) = watch::channel(None);
         let (tasks, mut all) = (TaskSet::new(runtime), Vec::new());
         for at in 0..replicas as usize {
             let client = Client::new(runtime, trees.clone(), options());
             let (resign, resigning) = mpsc::channel(1);
             let elector = TreeElector::new(&client, group.clone(), form, Acl::Open);
-            tasks.spawn("replica", live(runtime.clone(), elector, at, period, told.clone(), resigning));
+            tasks
+                .spawn("replica", run_replica(runtime.clone(), elector, at, period, leading_sender.clone(), resigning));
             all.push(Replica { client, resign });
         }
         (Replicas { runtime: runtime.clone(), form, period, replicas: all, leading, tasks }, count)
     }
 
-    /// And each has looked at the one before it.
-    async fn all_stand(&mut self, looking: &Client, group: &NodePath) -> anyhow::Result<()> {
+    /// Waits until all replicas are candidates and each has read the node of its predecessor.
+    async fn wait_for_all(&mut self, observer: &Client, group: &NodePath) -> anyhow::Result<()> {
         let (runtime, count) = (self.runtime.clone(), self.replicas.len());
         let standing = async {
-            // What is not answered on a machine with much to do, is asked again.
-            while !matches!(stat(looking, group).await, Ok(Some(stat)) if stat.children == count) {
-                runtime.sleep(LOOK_EVERY).await;
+            // Repeat requests that fail on a busy machine.
+            while !matches!(stat(observer, group).await, Ok(Some(stat)) if stat.children == count) {
+                runtime.sleep(POLL_INTERVAL).await;
             }
         };
-        runtime.timeout(PATIENCE, standing).await.context("not all replicas stand")?;
+        runtime.timeout(TIMEOUT, standing).await.context("not all replicas became candidates")?;
         self.leader(None).await?;
         runtime.sleep(self.period).await;
         Ok(())
     }
 
-    /// Another one than that.
+    /// Waits for a leader other than `last`.
     async fn leader(&mut self, last: Option<usize>) -> anyhow::Result<usize> {
         let is_new = |now: &Option<usize>| now.is_some() && *now != last;
-        let leading = self.runtime.timeout(PATIENCE, self.leading.wait_for(is_new)).await;
-        let leading = *leading.context("no replica leads")??;
-        leading.context("one leads")
+        let leading = self.runtime.timeout(TIMEOUT, self.leading.wait_for(is_new)).await;
+        let leading = *leading.context("no replica became leader")??;
+        leading.context("no replica leads")
     }
 
-    /// How many requests are made from when the leader resigns, until another knows that it leads and the first stands again, at the end.
+    /// Returns the number of requests from the resignation of the leader until another replica knows that it leads and
+    /// the old leader is again a candidate, at the end of the queue.
     async fn hand_over(&mut self, count: &Counted) -> anyhow::Result<u64> {
         let leader = self.leader(None).await?;
-        // At any moment of a replica's period.
-        self.runtime.sleep(part_of(self.period, &self.runtime)).await;
+        // Resign at a random moment of the replica's period.
+        self.runtime.sleep(random_part(self.period, &self.runtime)).await;
         let before = count.requests();
         let (resigned, has_resigned) = oneshot::channel();
         self.replicas[leader].resign.send(resigned).await.context("a replica has ended")?;
-        has_resigned.await.context("a replica does not resign")?;
+        has_resigned.await.context("a replica did not resign")?;
         self.leader(Some(leader)).await?;
         if self.form == Form::Watching {
-            self.be_quiet(count).await;
+            self.wait_until_quiet(count).await;
         }
         Ok(count.requests() - before)
     }
 
-    async fn be_quiet(&self, count: &Counted) {
+    async fn wait_until_quiet(&self, count: &Counted) {
         let mut last = count.requests();
         loop {
             self.runtime.sleep(QUIET).await;
@@ -218,18 +224,18 @@ impl Replicas {
     async fn close(self) {
         drop(self.tasks);
         let closing = self.replicas.iter().map(|replica| replica.client.close());
-        // A session that is not closed ends by itself.
+        // Ignore failures: a session that is not closed expires.
         stream::iter(closing).buffer_unordered(CLOSING).map(drop).collect::<()>().await;
     }
 }
 
-/// By chance.
-fn part_of(period: Duration, runtime: &Runtime) -> Duration {
+/// Returns a random part of `period`.
+fn random_part(period: Duration, runtime: &Runtime) -> Duration {
     period.mul_f64(as_f64(runtime.random() % 1_000) / 1_000.0)
 }
 
-/// Asks again and again, as a service does whose work is the leader's.
-async fn live(
+/// Calls the elector periodically, as a service does whose work only the leader performs.
+async fn run_replica(
     runtime: Runtime,
     elector: TreeElector,
     at: usize,
@@ -238,7 +244,7 @@ async fn live(
     mut resigning: mpsc::Receiver<oneshot::Sender<()>>,
 ) {
     let name = format!("replica-{at}-");
-    let mut next = runtime.monotonic() + part_of(period, &runtime);
+    let mut next = runtime.monotonic() + random_part(period, &runtime);
     loop {
         let resigned = tokio::select! {
             biased;
@@ -249,9 +255,9 @@ async fn live(
             () = runtime.sleep_until(next) => None,
         };
         if let Some(resigned) = resigned {
-            // It stands again at once, at the end.
+            // Become a candidate again at once, at the end of the queue.
             if elector.resign(&name).await.is_ok() && elector.is_leader(&name, LEASE).await.is_ok() {
-                let _nobody = resigned.send(());
+                let _closed = resigned.send(());
             }
             continue;
         }
@@ -280,13 +286,14 @@ impl Requests {
 
 pub(super) fn note(period: Duration) -> String {
     format!(
-        "a minute: at rest; each replica has a session of {SESSION_TIMEOUT:?} and asks for a lease of {LEASE:?} every {period:?}; received: by \
-         the servers' own count, pings included\n"
+        "requests/min: requests while no hand-over happens; each replica has a session of {SESSION_TIMEOUT:?} and \
+         requests a lease of {LEASE:?} every {period:?}; received/min: requests counted by the servers, pings \
+         included\n"
     )
 }
 
 /// # Errors
-/// If those who watch ask more for a hand-over when they are more.
+/// If a hand-over costs more requests when more replicas watch.
 pub(super) fn judge(all: &[Requests]) -> anyhow::Result<()> {
     let watching = all.iter().filter(|requests| requests.form == Form::Watching);
     let medians: Vec<(u32, f64)> =
@@ -294,8 +301,8 @@ pub(super) fn judge(all: &[Requests]) -> anyhow::Result<()> {
     let Some((fewest, least)) = medians.iter().copied().min_by_key(|(replicas, _)| *replicas) else { return Ok(()) };
     for (replicas, median) in medians {
         ensure!(
-            median <= least + ONE_LOOK,
-            "a hand-over among {replicas} who watch costs {median} requests, and among {fewest} {least}"
+            median <= least + ONE_READ,
+            "a hand-over among {replicas} watching replicas costs {median} requests, but {least} among {fewest}"
         );
     }
     Ok(())
@@ -303,7 +310,7 @@ pub(super) fn judge(all: &[Requests]) -> anyhow::Result<()> {
 
 #[cfg(test)]
 impl Requests {
-    pub(super) fn found(replicas: u32, form: Form, per_hand_over: f64) -> Self {
+    pub(super) fn with_values(replicas: u32, form: Form, per_hand_over: f64) -> Self {
         let per_hand_over = vec![per_hand_over];
         Requests { replicas, form, at_rest_per_minute: 0.0, per_hand_over, received_per_minute: Some(48.0) }
     }

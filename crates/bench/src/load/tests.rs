@@ -2,7 +2,7 @@ use cli_support::receiver::{Options, Receiver, Sink};
 
 use super::*;
 
-/// Counts what arrives.
+/// Sink that counts the requests that arrive.
 #[derive(Default)]
 struct Count(AtomicU64);
 
@@ -12,7 +12,7 @@ impl Sink for Count {
     }
 }
 
-/// Accepts every answer but those to the request numbers in the list.
+/// Accepts every response except those to the listed request numbers.
 struct Post {
     not_accepted: &'static [u64],
 }
@@ -30,14 +30,15 @@ impl Exchange for Post {
     }
 }
 
-/// The outcome of a plan against a server that takes so long for each answer, and how many requests arrived there.
+/// Runs a plan against a server that takes `answer_after` for each response. Returns the report and the number of
+/// requests that arrived at the server.
 fn outcome(pace: Pace, connections: usize, requests_max: u64, answer_after: Duration, post: Post) -> (LoadReport, u64) {
     let tokio = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     tokio.block_on(async {
         let runtime = Runtime::real();
         let count = Arc::new(Count::default());
-        let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
-        let receiver = Receiver::start(&runtime, anywhere, Options { answer_after }, count.clone()).await.unwrap();
+        let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
+        let receiver = Receiver::start(&runtime, any_port, Options { answer_after }, count.clone()).await.unwrap();
         let duration = match pace {
             Pace::Closed => Duration::from_secs(60),
             Pace::Open { .. } => Duration::from_millis(100),
@@ -49,19 +50,19 @@ fn outcome(pace: Pace, connections: usize, requests_max: u64, answer_after: Dura
 }
 
 #[test]
-fn an_open_loop_charges_a_slow_server_for_every_request_that_was_due() {
+fn open_loop_measures_latency_from_the_due_instant() {
     let pace = Pace::Open { per_second: 100.0 };
     let (outcome, arrived) = outcome(pace, 1, u64::MAX, Duration::from_millis(40), Post { not_accepted: &[] });
     assert_eq!((outcome.accepted, outcome.failed(), arrived), (10, 0, 10));
-    // The last is due after 90 ms and answered after 400 ms; from its sending it takes 40 ms only.
+    // The last request is due after 90 ms and answered after 400 ms. From its sending the response takes only 40 ms.
     assert!(outcome.latency.max() >= 300_000, "{} us", outcome.latency.max());
     assert!(outcome.elapsed >= Duration::from_millis(390), "{:?}", outcome.elapsed);
 }
 
 #[test]
-fn a_closed_loop_sends_as_many_as_it_may_and_counts_each_once() {
+fn closed_loop_sends_all_requests_and_counts_each_once() {
     let post = Post { not_accepted: &[3, 700] };
     let (outcome, arrived) = outcome(Pace::Closed, 8, 1_000, Duration::ZERO, post);
-    assert_eq!((outcome.accepted, outcome.refused[&200], outcome.broken, outcome.unsent), (998, 2, 0, 0));
+    assert_eq!((outcome.accepted, outcome.rejected[&200], outcome.broken, outcome.unsent), (998, 2, 0, 0));
     assert_eq!((arrived, outcome.latency.len()), (1_000, 1_000));
 }

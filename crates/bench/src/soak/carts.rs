@@ -1,4 +1,4 @@
-//! What was asked for each cart, what was answered, and what arrived.
+//! Requests sent for each cart, their responses, and the callbacks that arrived.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -12,19 +12,20 @@ use serde::Serialize;
 use crate::load::{Exchange, latencies};
 use crate::message::{Head, Schedules, write_request};
 
-/// How long after its instant a callback that has not come counts as lost, while others are still to come.
+/// Time after its instant at which a callback counts as lost while later ones are still expected.
 const LATE: Duration = Duration::from_secs(30);
 
-/// Of one trial; a cart's id has the trial's number in it, so that those of an earlier one in the same folder are nobody's.
+/// Carts of one trial. A cart's id contains the trial's number, so that callbacks of an earlier trial in the same
+/// folder are ignored.
 pub(super) struct Carts {
     prefix: String,
-    kept: Mutex<Kept>,
+    records: Mutex<Records>,
 }
 
-struct Kept {
-    /// By their number.
+struct Records {
+    /// Carts by number.
     carts: Vec<Cart>,
-    /// Of what arrived since it was last taken.
+    /// Lateness of the callbacks that arrived since [`Carts::take_lateness`] was last called.
     lateness: Histogram<u64>,
     doubled: u64,
     early: u64,
@@ -35,21 +36,21 @@ struct Kept {
 #[derive(Clone, Copy, Debug)]
 struct Cart {
     state: State,
-    /// What was asked for last, and may not have been answered yet.
-    asked: Timestamp,
-    /// When its callback is due, by the last answer.
+    /// Due instant of the last request, which may not have been answered yet.
+    requested: Timestamp,
+    /// Due instant that the last response confirmed.
     due: Timestamp,
     has_arrived: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
-    /// No answer says that there is one.
+    /// No response has confirmed the cart's schedule.
     Nothing,
     Wanted,
-    /// That was asked for; whether it was done is not known until it is answered.
-    CallingOff,
-    CalledOff,
+    /// The cancellation was requested and not answered yet, so the schedule may or may not be cancelled.
+    Cancelling,
+    Cancelled,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
@@ -60,16 +61,16 @@ pub(super) struct Counts {
     pub(super) lost: u64,
     pub(super) doubled: u64,
     pub(super) early: u64,
-    /// Of carts that were called off, or at an instant that was moved.
+    /// Callbacks of cancelled carts, and callbacks at an instant from which the cart was moved.
     pub(super) unwanted: u64,
 }
 
 impl Counts {
-    pub(super) fn in_words(&self) -> String {
+    pub(super) fn summary(&self) -> String {
         let Counts { made, called_off, arrived, lost, doubled, early, unwanted } = self;
         format!(
-            "{made} carts, {called_off} called off, {arrived} callbacks: {lost} lost, {doubled} doubled, {early} early, {unwanted} \
-             not wanted any more"
+            "{made} carts, {called_off} cancelled, {arrived} callbacks: {lost} lost, {doubled} doubled, {early} early, \
+             {unwanted} unwanted"
         )
     }
 
@@ -77,7 +78,7 @@ impl Counts {
         let wrong = self.lost + self.doubled + self.early + self.unwanted;
         let mut faults = Vec::new();
         if wrong > 0 {
-            faults.push(format!("{wrong} callbacks were lost, doubled, early or not wanted any more"));
+            faults.push(format!("{wrong} callbacks were lost, duplicated, early or unwanted"));
         }
         if self.arrived == 0 {
             faults.push("no callback arrived".to_owned());
@@ -88,7 +89,7 @@ impl Counts {
 
 impl Carts {
     pub(super) fn new(trial: u64) -> Self {
-        let kept = Kept {
+        let records = Records {
             carts: Vec::new(),
             lateness: latencies(),
             doubled: 0,
@@ -96,83 +97,83 @@ impl Carts {
             unwanted: 0,
             last_due: Timestamp::MIN,
         };
-        Carts { prefix: format!("cart-{trial:016x}-"), kept: Mutex::new(kept) }
+        Carts { prefix: format!("cart-{trial:016x}-"), records: Mutex::new(records) }
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().expect("no holder of this lock panics")
+    fn records(&self) -> MutexGuard<'_, Records> {
+        self.records.lock().expect("no task panics while it holds this lock")
     }
 
-    /// As of `now`.
+    /// Returns the counts as of `now`.
     pub(super) fn counts(&self, now: Timestamp) -> Counts {
-        let kept = self.kept();
+        let records = self.records();
         let mut counts =
-            Counts { doubled: kept.doubled, early: kept.early, unwanted: kept.unwanted, ..Counts::default() };
-        // Whoever waits for the last ones is told of each that is missing.
-        let late = if now > kept.last_due { Duration::ZERO } else { LATE };
-        for cart in &kept.carts {
+            Counts { doubled: records.doubled, early: records.early, unwanted: records.unwanted, ..Counts::default() };
+        // After the last due instant, count every missing callback as lost at once.
+        let late = if now > records.last_due { Duration::ZERO } else { LATE };
+        for cart in &records.carts {
             counts.made += u64::from(cart.state != State::Nothing);
-            counts.called_off += u64::from(cart.state == State::CalledOff);
+            counts.called_off += u64::from(cart.state == State::Cancelled);
             counts.arrived += u64::from(cart.has_arrived);
-            // Of a move that was not answered, nobody knows whether it was made.
-            let is_due = now > cart.due.max(cart.asked) + late;
+            // A move without a response may or may not have been applied, so wait for the later of both instants.
+            let is_due = now > cart.due.max(cart.requested) + late;
             counts.lost += u64::from(cart.state == State::Wanted && !cart.has_arrived && is_due);
         }
         counts
     }
 
     pub(super) fn take_lateness(&self) -> Histogram<u64> {
-        std::mem::replace(&mut self.kept().lateness, latencies())
+        std::mem::replace(&mut self.records().lateness, latencies())
     }
 
     pub(super) fn last_due(&self) -> Timestamp {
-        self.kept().last_due
+        self.records().last_due
     }
 
     fn id(&self, number: u64) -> String {
         format!("{}{number}", self.prefix)
     }
 
-    fn asked(&self, number: u64, due: Timestamp) {
-        let mut kept = self.kept();
+    fn record_request(&self, number: u64, due: Timestamp) {
+        let mut records = self.records();
         let at = usize::try_from(number).unwrap_or(usize::MAX);
-        let nothing = Cart { state: State::Nothing, asked: due, due, has_arrived: false };
-        if kept.carts.len() <= at {
-            kept.carts.resize(at + 1, nothing);
+        let nothing = Cart { state: State::Nothing, requested: due, due, has_arrived: false };
+        if records.carts.len() <= at {
+            records.carts.resize(at + 1, nothing);
         }
-        kept.carts[at].asked = due;
-        kept.last_due = kept.last_due.max(due);
+        records.carts[at].requested = due;
+        records.last_due = records.last_due.max(due);
     }
 
-    /// From now on it may have gone, until the answer says that it has not.
-    fn calling_off(&self, number: u64) {
-        let mut kept = self.kept();
-        let Some(cart) = usize::try_from(number).ok().and_then(|at| kept.carts.get_mut(at)) else { return };
+    /// Records that a cancellation is requested. Until the response arrives, the schedule may be cancelled.
+    fn record_cancellation(&self, number: u64) {
+        let mut records = self.records();
+        let Some(cart) = usize::try_from(number).ok().and_then(|at| records.carts.get_mut(at)) else { return };
         if cart.state == State::Wanted {
-            cart.state = State::CallingOff;
+            cart.state = State::Cancelling;
         }
     }
 
-    fn answered(&self, number: u64, state: State) {
-        let mut kept = self.kept();
-        let Some(cart) = usize::try_from(number).ok().and_then(|at| kept.carts.get_mut(at)) else { return };
-        (cart.state, cart.due) = (state, cart.asked);
+    fn record_response(&self, number: u64, state: State) {
+        let mut records = self.records();
+        let Some(cart) = usize::try_from(number).ok().and_then(|at| records.carts.get_mut(at)) else { return };
+        (cart.state, cart.due) = (state, cart.requested);
     }
 
     fn arrived_for(&self, number: u64, nominal: Timestamp, at_micros: i64) {
-        let mut kept = self.kept();
-        let Some(cart) = usize::try_from(number).ok().and_then(|at| kept.carts.get_mut(at)) else {
-            kept.unwanted += 1;
+        let mut records = self.records();
+        let Some(cart) = usize::try_from(number).ok().and_then(|at| records.carts.get_mut(at)) else {
+            records.unwanted += 1;
             return;
         };
-        let is_double = std::mem::replace(&mut cart.has_arrived, true);
-        // A change whose answer was lost may have been made.
-        let is_wanted = cart.state != State::CalledOff && (nominal == cart.due || nominal == cart.asked);
+        let is_duplicate = std::mem::replace(&mut cart.has_arrived, true);
+        // A change whose response was lost may have been applied.
+        let is_wanted = cart.state != State::Cancelled && (nominal == cart.due || nominal == cart.requested);
         let late = at_micros - nominal.as_millis() * 1_000;
-        kept.doubled += u64::from(is_double);
-        kept.unwanted += u64::from(!is_wanted);
-        kept.early += u64::from(late < 0);
-        kept.lateness.saturating_record(u64::try_from(late).unwrap_or(0));
+        records.doubled += u64::from(is_duplicate);
+        records.unwanted += u64::from(!is_wanted);
+        records.early += u64::from(late < 0);
+        records.lateness.saturating_record(u64::try_from(late).unwrap_or(0));
     }
 }
 
@@ -185,46 +186,46 @@ impl Sink for Carts {
     }
 }
 
-/// What is asked about carts.
+/// Kind of requests for carts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum What {
-    Make,
+pub(super) enum RequestKind {
+    Create,
     Move,
-    /// Every second one.
-    CallOff,
+    /// Cancels every second cart.
+    Cancel,
 }
 
-pub(super) struct Ask {
-    pub(super) what: What,
-    /// The cart of the first request.
+pub(super) struct CartRequests {
+    pub(super) kind: RequestKind,
+    /// Number of the first request's cart.
     pub(super) first: u64,
     pub(super) carts: Arc<Carts>,
     pub(super) head: Head,
     pub(super) target_url: String,
     pub(super) runtime: Runtime,
-    /// From the request to the callback.
+    /// Time from the request to the callback.
     pub(super) due_in: Duration,
 }
 
-impl Ask {
+impl CartRequests {
     fn number(&self, index: u64) -> u64 {
-        match self.what {
-            What::Make | What::Move => self.first + index,
-            What::CallOff => self.first + 2 * index,
+        match self.kind {
+            RequestKind::Create | RequestKind::Move => self.first + index,
+            RequestKind::Cancel => self.first + 2 * index,
         }
     }
 }
 
-impl Exchange for Ask {
+impl Exchange for CartRequests {
     fn write(&self, index: u64, out: &mut Vec<u8>) {
         let number = self.number(index);
         let path = format!("/v1/schedules/{}", self.carts.id(number));
-        if self.what == What::CallOff {
-            self.carts.calling_off(number);
+        if self.kind == RequestKind::Cancel {
+            self.carts.record_cancellation(number);
             return write_request("DELETE", &path, &self.head, b"", out);
         }
         let due = self.runtime.now() + self.due_in;
-        self.carts.asked(number, due);
+        self.carts.record_request(number, due);
         let mut body = Vec::with_capacity(1_200);
         let schedules = Schedules { target_url: self.target_url.clone(), first_at: due, gap_micros: 0 };
         schedules.write_json(number, &mut body);
@@ -233,16 +234,16 @@ impl Exchange for Ask {
 
     fn accept(&self, index: u64, status: u16, body: &[u8]) -> bool {
         let number = self.number(index);
-        let (is_good, state) = match self.what {
-            What::Make => (status == 201, State::Wanted),
-            What::Move => (status == 200, State::Wanted),
-            What::CallOff => (status == 200 && body == br#"{"result":"cancelled"}"#, State::CalledOff),
+        let (is_good, state) = match self.kind {
+            RequestKind::Create => (status == 201, State::Wanted),
+            RequestKind::Move => (status == 200, State::Wanted),
+            RequestKind::Cancel => (status == 200 && body == br#"{"result":"cancelled"}"#, State::Cancelled),
         };
         if is_good {
-            self.carts.answered(number, state);
-        } else if self.what == What::CallOff && status == 200 {
-            // It is too late.
-            self.carts.answered(number, State::Wanted);
+            self.carts.record_response(number, state);
+        } else if self.kind == RequestKind::Cancel && status == 200 {
+            // The cancellation came too late.
+            self.carts.record_response(number, State::Wanted);
         }
         is_good
     }
@@ -258,18 +259,18 @@ mod tests {
         Timestamp::from_millis(DUE + millis)
     }
 
-    /// Five carts: never answered, wanted, moved to a second later, called off, wanted.
+    /// Returns five carts: never answered, wanted, moved to a second later, cancelled, wanted.
     fn carts() -> Carts {
         let carts = Carts::new(7);
         for number in 0..5 {
-            carts.asked(number, at(0));
+            carts.record_request(number, at(0));
             if number > 0 {
-                carts.answered(number, State::Wanted);
+                carts.record_response(number, State::Wanted);
             }
         }
-        carts.asked(2, at(1_000));
-        carts.answered(2, State::Wanted);
-        carts.answered(3, State::CalledOff);
+        carts.record_request(2, at(1_000));
+        carts.record_response(2, State::Wanted);
+        carts.record_response(3, State::Cancelled);
         carts
     }
 
@@ -278,13 +279,13 @@ mod tests {
     }
 
     #[test]
-    fn each_that_is_wanted_is_to_arrive_once_and_what_does_not_in_time_is_lost() {
+    fn wanted_callback_that_does_not_arrive_in_time_is_lost() {
         let carts = carts();
         arrive(&carts, 1, 0, 5);
         arrive(&carts, 2, 1_000, 700);
         let counts = carts.counts(at(500));
         assert_eq!((counts.made, counts.called_off, counts.arrived, counts.lost), (4, 1, 2, 0));
-        assert_eq!(carts.counts(at(1_001)).lost, 1, "nothing else is waited for");
+        assert_eq!(carts.counts(at(1_001)).lost, 1, "no later callback is expected");
         assert_eq!(carts.take_lateness().max(), 700);
         assert_eq!(carts.take_lateness().len(), 0);
         arrive(&carts, 4, 0, 9);
@@ -292,21 +293,25 @@ mod tests {
     }
 
     #[test]
-    fn of_what_was_not_answered_nobody_knows_whether_it_is_lost() {
+    fn callback_with_an_unanswered_change_is_not_lost() {
         let carts = carts();
-        carts.calling_off(1);
-        carts.asked(4, at(60_000));
+        carts.record_cancellation(1);
+        carts.record_request(4, at(60_000));
         for number in [0, 2] {
             arrive(&carts, number, 1_000, 5);
         }
         assert_eq!(carts.counts(at(31_000)).lost, 0);
-        assert_eq!(carts.counts(at(60_001)).lost, 1, "it was moved or not, and has not come at either instant");
-        carts.answered(1, State::Wanted);
-        assert_eq!(carts.counts(at(60_001)).lost, 2, "the answer says that it was too late to call it off");
+        assert_eq!(
+            carts.counts(at(60_001)).lost,
+            1,
+            "the callback arrived neither at the old nor at the moved instant"
+        );
+        carts.record_response(1, State::Wanted);
+        assert_eq!(carts.counts(at(60_001)).lost, 2, "the response reports that the cancellation came too late");
     }
 
     #[test]
-    fn what_comes_twice_too_early_or_though_it_was_moved_or_called_off_is_told() {
+    fn duplicated_early_and_unwanted_callbacks_are_counted() {
         let carts = carts();
         arrive(&carts, 1, 0, 5);
         arrive(&carts, 1, 0, 6);

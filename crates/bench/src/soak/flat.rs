@@ -1,32 +1,32 @@
-//! Whether a figure that is looked at every minute grows.
+//! Test for growth of a figure that is sampled every minute.
 
-/// Of the mean: what it may grow by over all the time that is looked at.
+/// Largest allowed growth over the sampled time, as a fraction of the mean.
 const GROWTH_MAX: f64 = 0.10;
 
 #[derive(Clone, Debug)]
 pub(super) struct Figure {
     pub(super) name: &'static str,
     pub(super) unit: &'static str,
-    /// Growth of less is no growth: what a merge, or a neighbour on the machine, moves it by.
+    /// Growth up to this value is accepted: a merge, or another process on the machine, may cause it.
     pub(super) slack: f64,
-    /// One each minute.
+    /// One value per minute.
     pub(super) values: Vec<f64>,
 }
 
 impl Figure {
-    /// From the first to the last minute, by the straight line with the least squares.
+    /// Returns the growth from the first to the last minute, by linear least squares.
     #[expect(clippy::cast_precision_loss, reason = "minutes are few")]
     fn growth(&self) -> f64 {
         let count = self.values.len() as f64;
         let mean_at = (count - 1.0) / 2.0;
         let mean = self.mean();
-        let (mut with, mut of) = (0.0, 0.0);
+        let (mut covariance, mut variance) = (0.0, 0.0);
         for (at, value) in self.values.iter().enumerate() {
             let at = at as f64 - mean_at;
-            with += at * (value - mean);
-            of += at * at;
+            covariance += at * (value - mean);
+            variance += at * at;
         }
-        if of == 0.0 { 0.0 } else { with / of * (count - 1.0) }
+        if variance == 0.0 { 0.0 } else { covariance / variance * (count - 1.0) }
     }
 
     #[expect(clippy::cast_precision_loss, reason = "minutes are few")]
@@ -38,7 +38,7 @@ impl Figure {
         self.slack.max(GROWTH_MAX * self.mean())
     }
 
-    pub(super) fn in_words(&self) -> String {
+    pub(super) fn to_text(&self) -> String {
         let Figure { name, unit, .. } = self;
         let (mean, growth, bound, minutes) = (self.mean(), self.growth(), self.bound(), self.values.len());
         format!(
@@ -46,12 +46,12 @@ impl Figure {
         )
     }
 
-    /// Why it is not flat, if it is not.
+    /// Returns the reason why the figure is not flat, if it is not.
     pub(super) fn fault(&self) -> Option<String> {
         if self.values.is_empty() {
-            return Some(format!("{} was not seen", self.name));
+            return Some(format!("{} has no values", self.name));
         }
-        (self.growth() > self.bound()).then(|| format!("not flat: {}", self.in_words()))
+        (self.growth() > self.bound()).then(|| format!("not flat: {}", self.to_text()))
     }
 }
 
@@ -64,15 +64,15 @@ mod tests {
     }
 
     #[test]
-    fn what_grows_by_more_than_a_tenth_is_not_flat() {
+    fn figure_that_grows_by_more_than_a_tenth_is_not_flat() {
         assert_eq!(fault(0.0, &[100.0, 102.0, 104.0, 106.0]), None);
-        let told = fault(0.0, &[100.0, 104.0, 108.0, 112.0]).unwrap();
-        assert_eq!(told, "not flat: disk: 106.0 MiB on average over 4 minutes, grown by +12.0 MiB (bound 10.6)");
+        let found = fault(0.0, &[100.0, 104.0, 108.0, 112.0]).unwrap();
+        assert_eq!(found, "not flat: disk: 106.0 MiB on average over 4 minutes, grown by +12.0 MiB (bound 10.6)");
         assert_eq!(fault(20.0, &[100.0, 104.0, 108.0, 112.0]), None);
     }
 
     #[test]
-    fn what_goes_up_and_down_or_down_only_is_flat_and_what_was_never_seen_is_not() {
+    fn falling_or_oscillating_figure_is_flat_and_empty_one_is_not() {
         assert_eq!(fault(0.0, &[100.0, 150.0, 100.0, 150.0, 100.0]), None);
         assert_eq!(fault(0.0, &[100.0, 50.0, 10.0]), None);
         assert_eq!(fault(0.0, &[5.0]), None);

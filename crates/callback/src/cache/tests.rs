@@ -3,20 +3,20 @@ use std::convert::Infallible;
 use super::*;
 
 fn get(cache: &Cache<u32>, key: u32) -> (u32, bool) {
-    let mut made = false;
+    let mut is_created = false;
     let value = cache.get(
         key,
         |value| *value == key,
         || {
-            made = true;
+            is_created = true;
             Ok::<_, Infallible>(key)
         },
     );
-    (*value.unwrap(), made)
+    (*value.unwrap(), is_created)
 }
 
 #[test]
-fn a_value_is_made_once_while_it_is_in_use() {
+fn value_in_use_is_created_once() {
     let cache = Cache::new(4);
     assert_eq!(get(&cache, 0), (0, true));
     for other in 1..100 {
@@ -26,7 +26,7 @@ fn a_value_is_made_once_while_it_is_in_use() {
 }
 
 #[test]
-fn no_more_than_two_generations_are_kept() {
+fn cache_holds_at_most_two_generations() {
     let cache = Cache::new(4);
     for key in 0..1000 {
         get(&cache, key);
@@ -36,7 +36,7 @@ fn no_more_than_two_generations_are_kept() {
 }
 
 #[test]
-fn a_value_that_no_longer_fits_is_made_again() {
+fn outdated_value_is_created_again() {
     let cache = Cache::new(4);
     let get = |want: u32| *cache.get("key", |value| *value == want, || Ok::<_, Infallible>(want)).unwrap();
     assert_eq!(get(1), 1);

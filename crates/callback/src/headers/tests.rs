@@ -5,7 +5,7 @@ use super::*;
 
 proptest! {
     #[test]
-    fn an_instant_is_written_as_its_display_writes_it(millis in 0..=Timestamp::MAX.as_millis()) {
+    fn instant_format_matches_display(millis in 0..=Timestamp::MAX.as_millis()) {
         let instant = Timestamp::from_millis(millis);
         let written = rfc3339(instant);
         prop_assert_eq!(std::str::from_utf8(&written).unwrap(), instant.to_string());
@@ -13,7 +13,7 @@ proptest! {
 }
 
 #[test]
-fn leap_days_and_the_ends_of_time_are_written_right() {
+fn leap_days_and_extreme_instants_are_formatted_correctly() {
     for millis in [0, 951_782_399_999, 951_782_400_000, 951_868_800_000, 4_107_542_400_000, Timestamp::MAX.as_millis()]
     {
         let instant = Timestamp::from_millis(millis);
@@ -22,7 +22,7 @@ fn leap_days_and_the_ends_of_time_are_written_right() {
 }
 
 #[test]
-fn a_trace_is_of_the_run_and_a_span_of_the_attempt() {
+fn run_determines_trace_id_and_each_span_id_differs() {
     let run = |replay| {
         Occurrence {
             incarnation: Incarnation(7),
@@ -34,7 +34,7 @@ fn a_trace_is_of_the_run_and_a_span_of_the_attempt() {
     };
     assert_eq!(trace_id(&run(0)), trace_id(&run(0)));
     assert_ne!(trace_id(&run(0)), trace_id(&run(1)));
-    let stamper = Stamper::new(3, Arc::new(Seal::NONE));
+    let stamper = Stamper::new(3, Arc::new(Keyring::NONE));
     assert_ne!(stamper.span_id(), stamper.span_id());
     let text = traceparent(0x0123_4567_89ab_cdef_0011_2233_4455_6677, 0xfedc_ba98_7654_3210);
     assert_eq!(&text, b"00-0123456789abcdef0011223344556677-fedcba9876543210-01");

@@ -5,13 +5,13 @@ use super::*;
 
 /// The example of the specification's own test suites.
 #[test]
-fn the_published_example_is_signed_as_published() {
+fn signature_matches_the_published_example() {
     let secret = STANDARD.decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").unwrap();
     let signature = sign(&secret, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1_614_265_330, br#"{"test": 2432232314}"#);
     assert_eq!(signature, "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=");
 }
 
-/// The other implementation refuses what is more than five minutes from the present, and asks the clock itself.
+/// The other implementation rejects timestamps that are more than five minutes from its system clock.
 #[expect(clippy::disallowed_methods, reason = "the library under comparison reads this clock")]
 fn present_s() -> i64 {
     let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
@@ -20,11 +20,11 @@ fn present_s() -> i64 {
 
 proptest! {
     #[test]
-    fn an_independent_implementation_accepts_every_signature(
+    fn independent_implementation_accepts_every_signature(
         secret in proptest::collection::vec(any::<u8>(), 24..=64),
         id in "[0-9a-z]{52}",
         age_s in -200..200_i64,
-        // That one takes UTF-8 only.
+        // The other implementation accepts UTF-8 only.
         body in "\\PC{0,300}",
     ) {
         let timestamp_s = present_s() - age_s;

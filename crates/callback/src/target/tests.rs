@@ -2,7 +2,7 @@ use http::uri::PathAndQuery;
 
 use super::*;
 
-/// Where to connect, the `host` header, and what is asked for there.
+/// Returns the URL to connect to, the `host` header, and the path with the query.
 fn parts(url: &str) -> (String, String, String) {
     let (uri, connect_to, host) = parse_url(url).unwrap();
     let path = uri.path_and_query().map_or("", PathAndQuery::as_str);
@@ -14,7 +14,7 @@ fn expect(url: &str, connect_to: &str, host: &str, path: &str) {
 }
 
 #[test]
-fn a_url_names_its_place_whatever_its_spelling() {
+fn url_is_split_into_address_host_and_path() {
     expect("https://hooks.example/a?b=c%20d", "https://hooks.example:443/", "hooks.example", "/a?b=c%20d");
     expect("http://Hooks.Example:80", "http://hooks.example:80/", "Hooks.Example:80", "/");
     expect("HTTP://hooks.example?x", "http://hooks.example:80/", "hooks.example", "/?x");
@@ -23,6 +23,6 @@ fn a_url_names_its_place_whatever_its_spelling() {
 }
 
 #[test]
-fn a_fragment_stays_at_home() {
+fn url_fragment_is_not_sent() {
     expect("http://hooks.example/a#secret", "http://hooks.example:80/", "hooks.example", "/a");
 }

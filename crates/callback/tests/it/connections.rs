@@ -1,4 +1,4 @@
-//! Connections are used again, given up in time, and never made to carry a request twice.
+//! Tests of connections: they are reused, closed in time, and never carry a request twice.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ async fn attempt(deliverer: &HttpDeliver, listening: &Listening) -> Delivered {
     sent(deliverer, delivery(target(listening.url()), b"1")).await
 }
 
-/// One attempt over a connection that there is.
+/// Makes one attempt over an existing connection.
 async fn again(deliverer: &HttpDeliver, listening: &Listening, peer: &mut Peer) {
     let serve = async {
         peer.request().await;
@@ -24,7 +24,7 @@ async fn again(deliverer: &HttpDeliver, listening: &Listening, peer: &mut Peer) 
 }
 
 #[tokio::test]
-async fn one_connection_serves_one_callback_after_another() {
+async fn sequential_callbacks_share_one_connection() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options::default());
     let (_, (mut peer, _)) = tokio::join!(attempt(&deliverer, &listening), listening.serve(OK));
@@ -36,7 +36,7 @@ async fn one_connection_serves_one_callback_after_another() {
 }
 
 #[tokio::test]
-async fn callbacks_in_flight_together_have_a_connection_each_up_to_the_limit() {
+async fn concurrent_callbacks_use_connections_up_to_the_limit() {
     let listening = Listening::start().await;
     let options = Options { in_flight_per_authority_max: 2, ..Options::default() };
     let deliverer = deliverer(options);
@@ -44,7 +44,7 @@ async fn callbacks_in_flight_together_have_a_connection_each_up_to_the_limit() {
         let (mut first, mut second) = (listening.accept().await, listening.accept().await);
         tokio::join!(first.request(), second.request());
         first.send(OK).await;
-        // The third had to wait for the first one's connection.
+        // The third request had to wait for the first one's connection.
         first.request().await;
         first.send(OK).await;
         second.send(OK).await;
@@ -60,7 +60,7 @@ async fn callbacks_in_flight_together_have_a_connection_each_up_to_the_limit() {
 }
 
 #[tokio::test]
-async fn a_callback_waits_for_a_free_connection_no_longer_than_its_timeout() {
+async fn wait_for_a_connection_ends_at_the_timeout() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options { in_flight_per_authority_max: 1, ..Options::default() });
     let mut short = target(listening.url());
@@ -77,7 +77,7 @@ async fn a_callback_waits_for_a_free_connection_no_longer_than_its_timeout() {
 }
 
 #[tokio::test]
-async fn no_more_connections_are_kept_than_the_limit() {
+async fn idle_connections_never_exceed_the_limit() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options { idle_connections_max: 1, ..Options::default() });
     let serve = async {
@@ -93,28 +93,29 @@ async fn no_more_connections_are_kept_than_the_limit() {
     assert_eq!((connections.opened, connections.idle), (2, 1));
 }
 
-/// Another connection's round trip: by its end the client has heard of everything that was sent to it before.
-pub(crate) async fn settle(deliverer: &HttpDeliver) {
+/// Makes a round trip on another connection. When it ends, the client has received everything that was sent to it
+/// before.
+pub(crate) async fn receive_pending(deliverer: &HttpDeliver) {
     let other = Listening::start().await;
     let (delivered, _served) = tokio::join!(attempt(deliverer, &other), other.serve(OK));
     assert!(delivered.result.is_success());
 }
 
 #[tokio::test]
-async fn a_connection_that_its_target_closed_meanwhile_is_replaced() {
+async fn connection_closed_by_its_target_is_replaced() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options::default());
     for round in 1..4 {
         let serve = async { drop(listening.serve(OK).await) };
         let (delivered, ()) = tokio::join!(attempt(&deliverer, &listening), serve);
         assert!(delivered.result.is_success(), "round {round}: {delivered:?}");
-        settle(&deliverer).await;
+        receive_pending(&deliverer).await;
     }
     assert_eq!(deliverer.connections().opened, 6);
 }
 
 #[tokio::test]
-async fn a_request_that_may_have_been_received_is_not_sent_again() {
+async fn request_that_may_have_arrived_is_not_repeated() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options::default());
     let (_, (mut peer, _)) = tokio::join!(attempt(&deliverer, &listening), listening.serve(OK));
@@ -123,24 +124,24 @@ async fn a_request_that_may_have_been_received_is_not_sent_again() {
         drop(peer);
     };
     let (delivered, ()) = tokio::join!(attempt(&deliverer, &listening), serve);
-    let reason = "connection closed before the answer was complete".to_owned();
+    let reason = "connection closed before the response was complete".to_owned();
     assert_eq!(delivered.result, AttemptResult::Unreachable(reason));
-    assert_eq!(deliverer.connections().opened, 1, "and no connection was made to send it on");
+    assert_eq!(deliverer.connections().opened, 1, "the client opens no further connection");
 }
 
 #[tokio::test]
-async fn an_answer_that_nobody_asked_for_is_not_taken_for_the_next_one() {
+async fn unrequested_response_is_not_used_for_the_next_request() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options::default());
     let twice = [OK, b"HTTP/1.1 500 Smuggled\r\ncontent-length: 0\r\n\r\n"].concat();
     let (_, _served) = tokio::join!(attempt(&deliverer, &listening), listening.serve(&twice));
-    settle(&deliverer).await;
+    receive_pending(&deliverer).await;
     let (delivered, _served) = tokio::join!(attempt(&deliverer, &listening), listening.serve(OK));
     assert_eq!(delivered.result, AttemptResult::Answered(200));
 }
 
 #[tokio::test]
-async fn a_connection_that_the_target_wants_closed_is_not_kept() {
+async fn connection_close_header_closes_the_connection() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options::default());
     let answer = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
@@ -150,7 +151,7 @@ async fn a_connection_that_the_target_wants_closed_is_not_kept() {
 }
 
 #[tokio::test]
-async fn an_idle_connection_is_closed_in_time() {
+async fn idle_connection_is_closed_after_its_timeout() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options { idle_timeout: Duration::from_millis(80), ..Options::default() });
     let (_, (mut peer, _)) = tokio::join!(attempt(&deliverer, &listening), listening.serve(OK));
@@ -159,7 +160,7 @@ async fn an_idle_connection_is_closed_in_time() {
 }
 
 #[tokio::test]
-async fn a_connection_is_given_up_before_its_target_would_close_it() {
+async fn connection_is_closed_before_the_targets_keep_alive_ends() {
     let runtime = Runtime::real();
     let listening = Listening::start().await;
     let deliverer = deliverer(Options { idle_timeout: Duration::from_secs(60), ..Options::default() });
@@ -171,7 +172,7 @@ async fn a_connection_is_given_up_before_its_target_would_close_it() {
 }
 
 #[tokio::test]
-async fn its_end_closes_every_connection() {
+async fn dropping_the_client_closes_every_connection() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options::default());
     let (_, (mut peer, _)) = tokio::join!(attempt(&deliverer, &listening), listening.serve(OK));

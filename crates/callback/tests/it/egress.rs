@@ -1,4 +1,5 @@
-//! Callbacks go where the tenant's policy lets them go, however the way there is spelled. With the system's resolver.
+//! Tests of the egress policy: it decides where callbacks go, however a URL spells the address. They use the
+//! system's resolver.
 
 use std::sync::Arc;
 
@@ -11,8 +12,8 @@ use scheduler::{Delivered, Delivery};
 use crate::support::{Listening, OK, deliverer, delivery, loopback, sent, target};
 
 fn of_tenant(egress: &Egress, url: String) -> Delivery {
-    let made = delivery(target(url), b"1");
-    Delivery { tenant: Arc::new(Tenant { egress: egress.clone(), ..(*made.tenant).clone() }), ..made }
+    let created = delivery(target(url), b"1");
+    Delivery { tenant: Arc::new(Tenant { egress: egress.clone(), ..(*created.tenant).clone() }), ..created }
 }
 
 async fn attempt(deliverer: &HttpDeliver, egress: &Egress, url: String) -> Delivered {
@@ -22,15 +23,15 @@ async fn attempt(deliverer: &HttpDeliver, egress: &Egress, url: String) -> Deliv
 fn reason(delivered: &Delivered) -> &str {
     match &delivered.result {
         AttemptResult::Unreachable(reason) => reason,
-        other => panic!("it was not refused: {other:?}"),
+        other => panic!("the target was not rejected: {other:?}"),
     }
 }
 
-fn is_refused(delivered: &Delivered) -> bool {
+fn is_rejected(delivered: &Delivered) -> bool {
     matches!(&delivered.result, AttemptResult::Unreachable(reason) if reason.starts_with("egress_refused: "))
 }
 
-/// Loopback, as URLs, resolvers and `inet_aton` have it.
+/// Spellings of loopback addresses in URLs, resolvers and `inet_aton`.
 const SPELLINGS: &[&str] = &[
     "127.0.0.1",
     "localhost",
@@ -75,27 +76,27 @@ const SPELLINGS: &[&str] = &[
 ];
 
 #[tokio::test]
-async fn no_spelling_of_loopback_reaches_it_without_leave() {
+async fn no_spelling_of_loopback_bypasses_the_policy() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options::default());
-    // Every class but this one.
+    // A policy that allows every other class.
     let others = Egress { allow: [Class::Private, Class::LinkLocal, Class::Shared].into(), ..Egress::default() };
-    let mut refused = 0;
+    let mut rejected = 0;
     for spelling in SPELLINGS {
         for egress in [&Egress::default(), &others] {
             let delivered = attempt(&deliverer, egress, format!("http://{spelling}:{}/", listening.port())).await;
-            refused += usize::from(is_refused(&delivered));
-            // What is no URL, and what no resolver knows, gets no further either.
+            rejected += usize::from(is_rejected(&delivered));
+            // A text that is not a URL, or that no resolver knows, also fails.
             assert!(!reason(&delivered).contains("127.") && !reason(&delivered).contains("::"), "{delivered:?}");
         }
     }
-    assert!(listening.accept().now_or_never().is_none(), "nobody ever connected");
+    assert!(listening.accept().now_or_never().is_none(), "the client never connected");
     assert_eq!(deliverer.connections().opened, 0);
-    assert!(refused >= 2 * 20, "most are refused by the guard, and not by chance: {refused}");
+    assert!(rejected >= 2 * 20, "the guard rejects most of them: {rejected}");
 }
 
 #[tokio::test]
-async fn a_spelling_of_loopback_is_as_good_as_another_for_who_may_call_it() {
+async fn allowed_loopback_is_reachable_in_every_spelling() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options::default());
     for spelling in ["127.0.0.1", "localhost", "127.1", "2130706433", "0x7f.1", "0177.0.0.1", "[::ffff:127.0.0.1]"] {
@@ -106,7 +107,7 @@ async fn a_spelling_of_loopback_is_as_good_as_another_for_who_may_call_it() {
     }
 }
 
-/// One of each kind, as an address and in other spellings.
+/// Addresses of each other kind, some in several spellings.
 const ELSEWHERE: &[&str] = &[
     "10.0.0.1",
     "172.16.0.1",
@@ -136,21 +137,21 @@ const ELSEWHERE: &[&str] = &[
 ];
 
 #[tokio::test]
-async fn no_address_that_is_not_public_is_called_without_leave() {
+async fn non_public_address_is_rejected_by_default() {
     let deliverer = deliverer(Options::default());
     for host in ELSEWHERE {
         for scheme in ["http", "https"] {
             let delivered = attempt(&deliverer, &loopback(), format!("{scheme}://{host}/")).await;
-            // No certificate is for a number: TLS gives up before anybody is asked where that is.
-            let is_no_name = scheme == "https" && reason(&delivered) == "the exchange failed";
-            assert!(is_refused(&delivered) || is_no_name, "{scheme}://{host}/: {delivered:?}");
+            // A certificate name cannot be a number, so TLS fails before the name is resolved.
+            let is_no_name = scheme == "https" && reason(&delivered) == "the request failed";
+            assert!(is_rejected(&delivered) || is_no_name, "{scheme}://{host}/: {delivered:?}");
         }
     }
     assert_eq!(deliverer.connections().opened, 0);
     let classes = Egress { allow: Class::ALL.into(), ..Egress::default() };
     for host in ["169.254.169.254", "2852039166", "[fd00:ec2::254]", "100.100.100.200"] {
         let delivered = attempt(&deliverer, &classes, format!("http://{host}/")).await;
-        assert!(is_refused(&delivered), "metadata is of no class: {host}: {delivered:?}");
+        assert!(is_rejected(&delivered), "no class contains metadata addresses: {host}: {delivered:?}");
     }
     let expected = "egress_refused: the host is at a metadata service's address, which the tenant's policy does not allow; an \
                     operator can change the policy";
@@ -158,7 +159,7 @@ async fn no_address_that_is_not_public_is_called_without_leave() {
 }
 
 #[tokio::test]
-async fn a_network_that_is_named_is_called() {
+async fn explicitly_allowed_network_is_reachable() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options::default());
     let named = |network: &str| Egress { allow_networks: vec![network.parse().unwrap()], ..Egress::default() };
@@ -169,13 +170,13 @@ async fn a_network_that_is_named_is_called() {
         if is_allowed {
             assert!(tokio::join!(attempt, listening.serve(OK)).0.result.is_success(), "{network}");
         } else {
-            assert!(is_refused(&attempt.await), "{network}");
+            assert!(is_rejected(&attempt.await), "{network}");
         }
     }
 }
 
 #[tokio::test]
-async fn a_tenant_that_forbids_http_calls_https_only() {
+async fn tenant_that_forbids_http_calls_only_https() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options::default());
     let strict = Egress { forbid_http: true, ..loopback() };
@@ -185,27 +186,27 @@ async fn a_tenant_that_forbids_http_calls_https_only() {
         tokio::join!(attempt(&deliverer, &strict, format!("https://127.0.0.1:{}/", listening.port())), async {
             drop(listening.accept_stream().await)
         });
-    assert!(!is_refused(&delivered), "{delivered:?}");
+    assert!(!is_rejected(&delivered), "{delivered:?}");
 }
 
 #[tokio::test]
-async fn no_tenant_rides_on_a_connection_that_its_policy_would_not_open() {
+async fn connection_is_not_shared_across_different_policies() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options::default());
     let free = loopback();
     let (delivered, (mut peer, _)) = tokio::join!(attempt(&deliverer, &free, listening.url()), listening.serve(OK));
     assert!(delivered.result.is_success());
     assert_eq!(deliverer.connections().idle, 1);
-    // Another tenant; or the same, once its policy has changed.
+    // The policy of another tenant, or a changed policy of the same tenant.
     for stricter in [Egress::default(), Egress { forbid_http: true, ..loopback() }] {
-        assert!(is_refused(&attempt(&deliverer, &stricter, listening.url()).await), "{stricter:?}");
+        assert!(is_rejected(&attempt(&deliverer, &stricter, listening.url()).await), "{stricter:?}");
     }
-    // One that may call it under other words opens its own.
+    // Under a different policy that also allows the target, the client opens another connection.
     let wider = Egress { allow: [Class::Loopback, Class::Private].into(), ..Egress::default() };
     let (delivered, _served) = tokio::join!(attempt(&deliverer, &wider, listening.url()), listening.serve(OK));
     assert!(delivered.result.is_success());
     assert_eq!(deliverer.connections().opened, 2);
-    // And the first tenant's is still its own.
+    // The first tenant still uses its own connection.
     let serve = async {
         peer.request().await;
         peer.send(OK).await;

@@ -1,10 +1,10 @@
-//! Callbacks over real sockets, to targets that do as a test tells them.
+//! Tests of callbacks over real sockets, to targets that each test scripts.
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-mod answers;
 mod connections;
 mod egress;
 mod requests;
+mod responses;
 mod support;
 mod tls;

@@ -1,4 +1,4 @@
-//! What a target receives.
+//! Tests of the requests that a target receives.
 
 use callback::Options;
 use domain::{AttemptResult, SigningSecret};
@@ -23,7 +23,7 @@ fn verify_with(received: &Received, secret: Vec<u8>) -> Result<(), standardwebho
 }
 
 #[tokio::test]
-async fn a_callback_carries_its_payload_byte_for_byte_and_a_signature_over_it() {
+async fn callback_carries_the_exact_payload_and_its_signature() {
     let listening = Listening::start().await;
     let payload = b"{ \"a\" : 1.0e2,\n\t\"\xc3\xa9\": \"\\u00e9\" }";
     let (delivered, mut received) = send(delivery(target(listening.url()), payload), &listening).await;
@@ -36,32 +36,32 @@ async fn a_callback_carries_its_payload_byte_for_byte_and_a_signature_over_it() 
 }
 
 #[tokio::test]
-async fn while_a_secret_takes_over_a_receiver_may_check_either() {
+async fn callback_is_signed_with_both_secrets_during_rotation() {
     let listening = Listening::start().await;
-    let mut made = delivery(target(listening.url()), b"1");
-    let tenant = Arc::make_mut(&mut made.tenant);
-    let new = SigningSecret::first(vec![9; 48], made.started_at);
+    let mut created = delivery(target(listening.url()), b"1");
+    let tenant = Arc::make_mut(&mut created.tenant);
+    let new = SigningSecret::first(vec![9; 48], created.started_at);
     tenant.signing_secrets.insert(0, new);
-    let (_, received) = send(made, &listening).await;
+    let (_, received) = send(created, &listening).await;
     verify(&received).unwrap();
     verify_with(&received, vec![9; 48]).unwrap();
     assert!(verify_with(&received, vec![8; 48]).is_err());
 }
 
 #[tokio::test]
-async fn a_callback_tells_which_run_it_is() {
+async fn callback_headers_identify_the_run() {
     let listening = Listening::start().await;
-    let made = delivery(target(listening.url()), b"1");
-    let (_, received) = send(made.clone(), &listening).await;
-    let run_id = made.occurrence.run_id();
+    let created = delivery(target(listening.url()), b"1");
+    let (_, received) = send(created.clone(), &listening).await;
+    let run_id = created.occurrence.run_id();
     let expected = [
         ("host", format!("127.0.0.1:{}", listening.port())),
         ("webhook-id", run_id.to_string()),
-        ("webhook-timestamp", (made.started_at.as_millis() / 1000).to_string()),
+        ("webhook-timestamp", (created.started_at.as_millis() / 1000).to_string()),
         ("reveille-schedule-id", "nightly_report".to_owned()),
         ("reveille-run-id", run_id.to_string()),
         ("reveille-attempt", "1".to_owned()),
-        ("reveille-scheduled-at", made.occurrence.nominal.to_string()),
+        ("reveille-scheduled-at", created.occurrence.nominal.to_string()),
         ("reveille-lateness-ms", "25".to_owned()),
         ("reveille-term", "42".to_owned()),
         ("content-type", "application/json".to_owned()),
@@ -76,7 +76,7 @@ async fn a_callback_tells_which_run_it_is() {
 }
 
 #[tokio::test]
-async fn the_id_and_the_trace_are_the_same_on_every_attempt_and_the_span_is_not() {
+async fn attempts_share_id_and_trace_but_not_the_span() {
     let listening = Listening::start().await;
     let first = delivery(target(listening.url()), b"1");
     let mut second = first.clone();
@@ -91,7 +91,7 @@ async fn the_id_and_the_trace_are_the_same_on_every_attempt_and_the_span_is_not(
 }
 
 #[tokio::test]
-async fn an_attempt_before_its_nominal_instant_is_not_negatively_late() {
+async fn lateness_is_never_negative() {
     let listening = Listening::start().await;
     let mut early = delivery(target(listening.url()), b"1");
     early.started_at = early.started_at - std::time::Duration::from_secs(60);
@@ -100,7 +100,7 @@ async fn an_attempt_before_its_nominal_instant_is_not_negatively_late() {
 }
 
 #[tokio::test]
-async fn a_users_headers_are_sent_and_replace_the_defaults() {
+async fn user_headers_replace_the_defaults() {
     let listening = Listening::start().await;
     let mut to = target(listening.url());
     let headers = [("x-team", "billing"), ("x-many", "1"), ("x-many", "2"), ("content-type", "text/plain")];
@@ -115,21 +115,21 @@ async fn a_users_headers_are_sent_and_replace_the_defaults() {
 }
 
 #[tokio::test]
-async fn a_user_cannot_forge_what_reveille_says() {
+async fn user_headers_cannot_override_reveilles_headers() {
     let listening = Listening::start().await;
     let mut to = target(listening.url());
     let forged = ["webhook-id", "webhook-signature", "reveille-term", "traceparent", "host", "content-length"];
     to.headers = forged.map(|name| (name.to_owned(), "7".into())).to_vec();
     let (_, received) = send(delivery(to, b"123"), &listening).await;
     for name in forged {
-        // `header` refuses a second value.
+        // `header` fails if the header occurs twice.
         assert_ne!(received.header(name), Some("7"), "{name}");
     }
     verify(&received).unwrap();
 }
 
 #[tokio::test]
-async fn a_header_that_would_become_two_is_never_sent() {
+async fn header_with_line_breaks_is_never_sent() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options::default());
     for (name, value) in
@@ -138,34 +138,34 @@ async fn a_header_that_would_become_two_is_never_sent() {
         let mut to = target(listening.url());
         to.headers = vec![("x-fine".to_owned(), "1".into()), (name.to_owned(), value.into())];
         let delivered = sent(&deliverer, delivery(to, b"1")).await;
-        let reason = "the target's header number 1 (from 0) cannot be sent".to_owned();
+        let reason = "invalid target header 1 (counted from 0)".to_owned();
         assert_eq!(delivered.result, AttemptResult::Unreachable(reason), "{name:?}: {value:?}");
     }
     assert_eq!(deliverer.connections().opened, 0);
 }
 
 #[tokio::test]
-async fn a_url_or_method_that_cannot_be_used_is_told() {
+async fn invalid_url_or_method_is_reported() {
     let deliverer = deliverer(Options::default());
     let urls = ["", "/hook", "ftp://host/", "http://", "http://user:secret@host/", "http://host:70000/", "http://a b/"];
     for url in urls {
         let delivered = sent(&deliverer, delivery(target(url.to_owned()), b"1")).await;
         let AttemptResult::Unreachable(reason) = delivered.result else { panic!("{url}: {delivered:?}") };
-        assert!(reason.starts_with("the target's URL cannot be used: "), "{url}: {reason}");
+        assert!(reason.starts_with("invalid target URL: "), "{url}: {reason}");
         assert!(!reason.contains("secret"));
     }
     for method in ["", "CONNECT", "GET /other HTTP/1.1\r\nx: y", "PO ST"] {
         let mut to = target("http://host/".to_owned());
         to.method = method.to_owned();
         let delivered = sent(&deliverer, delivery(to, b"1")).await;
-        let reason = "the target's method cannot be used".to_owned();
+        let reason = "invalid target method".to_owned();
         assert_eq!(delivered.result, AttemptResult::Unreachable(reason), "{method:?}");
     }
     assert_eq!(deliverer.connections().opened, 0);
 }
 
 #[tokio::test]
-async fn a_callback_without_a_payload_does_not_claim_to_be_json() {
+async fn callback_without_payload_has_no_content_type() {
     let listening = Listening::start().await;
     let (_, received) = send(delivery(target(listening.url()), b""), &listening).await;
     assert_eq!(received.header("content-type"), None);

@@ -1,4 +1,4 @@
-//! A delivery to make, and a target whose every byte the test writes.
+//! Deliveries for the tests, and targets whose every byte the test controls.
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -33,17 +33,17 @@ pub(crate) fn secret() -> Vec<u8> {
     (0..32).collect()
 }
 
-/// What calls the targets of these tests.
+/// Egress policy that allows the loopback targets of these tests.
 pub(crate) fn loopback() -> Egress {
     Egress { allow: [Class::Loopback].into(), ..Egress::default() }
 }
 
-/// Makes an attempt that has all the time it wants.
+/// Makes an attempt with a deadline in the far future.
 pub(crate) async fn sent(deliverer: &HttpDeliver, delivery: Delivery) -> Delivered {
-    deliverer.deliver(delivery).await.expect("the right to send it has not ended")
+    deliverer.deliver(delivery).await.expect("the deadline has not passed")
 }
 
-/// The first attempt of a run that was due 25 ms ago.
+/// Returns the first attempt of a run that was due 25 ms ago.
 pub(crate) fn delivery(target: HttpTarget, payload: &[u8]) -> Delivery {
     let started_at = Runtime::real().now();
     let incarnation = Incarnation::new(started_at, 11);
@@ -81,7 +81,7 @@ pub(crate) fn delivery(target: HttpTarget, payload: &[u8]) -> Delivery {
     }
 }
 
-/// A target that listens.
+/// A listening target.
 pub(crate) struct Listening(TcpListener);
 
 impl Listening {
@@ -105,7 +105,7 @@ impl Listening {
         self.0.accept().await.unwrap().0
     }
 
-    /// Takes one connection, answers one request on it, and returns both.
+    /// Accepts one connection, responds to one request on it, and returns both.
     pub(crate) async fn serve(&self, answer: &[u8]) -> (Peer, Received) {
         let mut peer = self.accept().await;
         let received = peer.request().await;
@@ -118,10 +118,10 @@ trait Socket: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Socket for T {}
 
-/// One connection at the target's end.
+/// The target's end of a connection.
 pub(crate) struct Peer(AsyncConnection<Box<dyn Socket>>);
 
-/// A request, as its bytes came.
+/// A received request.
 #[derive(Debug)]
 pub(crate) struct Received(pub(crate) Message);
 
@@ -134,11 +134,11 @@ impl Deref for Received {
 }
 
 impl Received {
-    /// The header's only value.
+    /// Returns the value of a header that must not occur twice.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         let mut values = self.0.headers.iter().filter(|(present, _)| present == name);
         let value = values.next()?;
-        assert!(values.next().is_none(), "{name} came twice");
+        assert!(values.next().is_none(), "the header {name} occurs twice");
         Some(&value.1)
     }
 }
@@ -149,7 +149,7 @@ impl Peer {
     }
 
     pub(crate) async fn request(&mut self) -> Received {
-        Received(self.0.read().await.expect("a request comes before the connection is closed"))
+        Received(self.0.read().await.expect("a request arrives before the connection closes"))
     }
 
     pub(crate) async fn send(&mut self, bytes: &[u8]) {
@@ -157,14 +157,14 @@ impl Peer {
         self.0.stream.flush().await.unwrap();
     }
 
-    /// Sends `bytes` again and again until the other side has had enough.
+    /// Sends `bytes` repeatedly until the client closes the connection.
     pub(crate) async fn send_for_ever(&mut self, bytes: &[u8]) {
         while self.0.write(bytes).await.is_ok() {}
     }
 
-    /// Waits until the other side closes; anything that it sends before is an error.
+    /// Waits until the client closes the connection. Any bytes before that fail the test.
     pub(crate) async fn closed(&mut self) {
         let rest = self.0.read_to_end().await.unwrap_or_default();
-        assert!(rest.is_empty(), "a request came: {:?}", String::from_utf8_lossy(&rest));
+        assert!(rest.is_empty(), "received an unexpected request: {:?}", String::from_utf8_lossy(&rest));
     }
 }

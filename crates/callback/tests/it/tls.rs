@@ -1,4 +1,4 @@
-//! TLS, and the HTTP/2 that is chosen in it.
+//! Tests of TLS, and of HTTP/2 that TLS negotiates.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use scheduler::Delivered;
 use tokio::sync::mpsc;
 use tokio_rustls::TlsAcceptor;
 
-use crate::connections::settle;
+use crate::connections::receive_pending;
 use crate::support::{Listening, OK, Peer, deliverer, delivery, sent, target};
 
 struct Identity {
@@ -27,9 +27,9 @@ struct Identity {
 }
 
 fn identity(host: &str, protocol: &[u8]) -> Identity {
-    let made = rcgen::generate_simple_self_signed([host.to_owned()]).unwrap();
-    let certificate = made.cert.der().clone();
-    let key = PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
+    let created = rcgen::generate_simple_self_signed([host.to_owned()]).unwrap();
+    let certificate = created.cert.der().clone();
+    let key = PrivateKeyDer::try_from(created.signing_key.serialize_der()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
@@ -51,7 +51,7 @@ async fn attempt(deliverer: &HttpDeliver, listening: &Listening, payload: &[u8])
 }
 
 #[tokio::test]
-async fn a_target_with_a_trusted_certificate_is_called_over_tls() {
+async fn target_with_trusted_certificate_is_called_over_tls() {
     let identity = identity("localhost", b"http/1.1");
     let listening = Listening::start().await;
     let deliverer = trusting(&identity);
@@ -74,7 +74,7 @@ async fn a_target_with_a_trusted_certificate_is_called_over_tls() {
     assert_eq!(deliverer.connections().opened, 1);
 }
 
-async fn refusal(identity: &Identity, deliverer: &HttpDeliver) -> String {
+async fn rejection_reason(identity: &Identity, deliverer: &HttpDeliver) -> String {
     let listening = Listening::start().await;
     let serve = async { identity.acceptor.accept(listening.accept_stream().await).await.is_err() };
     let (delivered, failed) = tokio::join!(attempt(deliverer, &listening, b"1"), serve);
@@ -84,20 +84,22 @@ async fn refusal(identity: &Identity, deliverer: &HttpDeliver) -> String {
 }
 
 #[tokio::test]
-async fn a_certificate_that_is_not_trusted_or_not_the_hosts_is_refused() {
+async fn untrusted_or_mismatched_certificate_is_rejected() {
     let stranger = identity("localhost", b"http/1.1");
-    let reason = refusal(&stranger, &deliverer(Options::default())).await;
+    let reason = rejection_reason(&stranger, &deliverer(Options::default())).await;
     assert_eq!(reason, "TLS: invalid peer certificate: UnknownIssuer");
     let other = identity("elsewhere.example", b"http/1.1");
-    let reason = refusal(&other, &trusting(&other)).await;
+    let reason = rejection_reason(&other, &trusting(&other)).await;
     assert!(reason.starts_with("TLS: invalid peer certificate: certificate not valid for name"), "{reason}");
 }
 
 #[tokio::test]
-async fn what_is_no_certificate_is_refused_at_the_start() {
+async fn invalid_extra_root_is_rejected_at_startup() {
     let options = Options { extra_roots: vec![CertificateDer::from(vec![1, 2, 3])], ..Options::default() };
-    let Err(error) = HttpDeliver::new(&Runtime::real(), options) else { panic!("it was taken") };
-    assert_eq!(error.to_string(), "extra certificate authority number 0 (from 0) cannot be read");
+    let Err(error) = HttpDeliver::new(&Runtime::real(), options) else {
+        panic!("the invalid certificate was accepted")
+    };
+    assert_eq!(error.to_string(), "cannot parse extra certificate authority 0 (counted from 0)");
 }
 
 #[derive(Clone)]
@@ -109,8 +111,8 @@ impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Executo
     }
 }
 
-/// An HTTP/2 target that answers each request with 200 and as many bytes as the request's body says; it tells of each
-/// connection that it takes.
+/// Runs an HTTP/2 target that responds to each request with 200 and as many bytes as the request's body states. It
+/// sends the task of each accepted connection to `connections`.
 async fn serve_http2(identity: &Identity, listening: &Listening, connections: &mpsc::UnboundedSender<TaskHandle>) {
     loop {
         let stream = identity.acceptor.accept(listening.accept_stream().await).await.unwrap();
@@ -133,7 +135,7 @@ async fn serve_http2(identity: &Identity, listening: &Listening, connections: &m
 }
 
 #[tokio::test]
-async fn callbacks_to_an_http2_target_share_one_connection() {
+async fn http2_callbacks_share_one_connection() {
     let identity = identity("localhost", b"h2");
     let listening = Listening::start().await;
     let deliverer = trusting(&identity);
@@ -141,7 +143,7 @@ async fn callbacks_to_an_http2_target_share_one_connection() {
     let attempts = async {
         let together = join_all((0..50).map(|_| attempt(&deliverer, &listening, b"3"))).await;
         assert!(together.iter().all(|delivered| delivered.result == AttemptResult::Answered(200)), "{together:?}");
-        // One that says too much is cut short without harm to the connection.
+        // A response that exceeds the limit is cut off without harm to the connection.
         let delivered = attempt(&deliverer, &listening, b"1000000").await;
         assert_eq!(delivered.result, AttemptResult::Answered(200));
         assert!(attempt(&deliverer, &listening, b"3").await.result.is_success());
@@ -151,12 +153,12 @@ async fn callbacks_to_an_http2_target_share_one_connection() {
         () = attempts => {}
         () = serve_http2(&identity, &listening, &accepting) => {}
     }
-    assert!(accepted.try_recv().is_ok() && accepted.try_recv().is_err(), "it took one connection");
+    assert!(accepted.try_recv().is_ok() && accepted.try_recv().is_err(), "the target accepts exactly one connection");
     assert_eq!(deliverer.connections().opened, 1);
 }
 
 #[tokio::test]
-async fn an_http2_connection_that_its_target_closed_is_replaced() {
+async fn http2_connection_closed_by_its_target_is_replaced() {
     let identity = identity("localhost", b"h2");
     let listening = Listening::start().await;
     let deliverer = trusting(&identity);
@@ -167,7 +169,7 @@ async fn an_http2_connection_that_its_target_closed_is_replaced() {
             let connection = accepted.recv().await.unwrap();
             (connection.abort)();
             connection.end.await;
-            settle(&deliverer).await;
+            receive_pending(&deliverer).await;
         }
     };
     tokio::select! {

@@ -1,4 +1,4 @@
-//! Many schedules at once.
+//! Tests of batches.
 
 use futures_util::stream::{StreamExt as _, iter};
 use reveille_client::{Error, TryStreamExt as _};
@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 use crate::support::{World, later, on_real, scripted};
 
 #[test]
-fn results_come_in_order_and_while_the_rest_is_still_being_sent() {
+fn results_arrive_in_order_while_requests_are_sent() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         let client = world.client();
@@ -16,7 +16,7 @@ fn results_come_in_order_and_while_the_rest_is_still_being_sent() {
         let mut results = client.create_many(sent);
         for number in 1..=3 {
             requests.send(later().id(format!("line-{number}"))).await.unwrap();
-            let result = results.try_next().await.unwrap().expect("it comes before the next is sent");
+            let result = results.try_next().await.unwrap().expect("a result arrives before the next request is sent");
             assert_eq!((result.line, result.status), (number, 201));
             assert_eq!(result.schedule.unwrap().id, format!("line-{number}"));
         }
@@ -27,13 +27,13 @@ fn results_come_in_order_and_while_the_rest_is_still_being_sent() {
 }
 
 #[test]
-fn each_line_is_refused_alone_and_many_go_through() {
+fn invalid_batch_line_does_not_affect_other_lines() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         let client = world.client();
         let request = |number: u32| {
             let mut request = later().id(format!("line-{number}"));
-            // As a file for people has it: on several lines.
+            // The payload has several lines, as in a formatted file.
             request.payload = Some(RawValue::from_string("{\n  \"a\": 1\n}".to_owned()).unwrap());
             if number == 7 { request.zone("Mars/Olympus") } else { request }
         };
@@ -50,11 +50,11 @@ fn each_line_is_refused_alone_and_many_go_through() {
 }
 
 #[test]
-fn a_batch_that_is_refused_or_breaks_off_is_an_error_and_not_an_end() {
+fn rejected_or_truncated_batch_returns_an_error() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
-        let stranger = world.client_as("nobody.knows");
-        let error = stranger.create_many(iter([later()])).try_next().await.unwrap_err();
+        let unauthenticated = world.client_as("unknown.key");
+        let error = unauthenticated.create_many(iter([later()])).try_next().await.unwrap_err();
         assert_eq!(error.code(), Some("invalid_credentials"));
         world.stop().await;
 

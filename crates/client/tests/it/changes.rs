@@ -1,4 +1,4 @@
-//! Merges, and changes of what was seen and of nothing else.
+//! Tests of merge patches and conditional changes.
 
 use reveille_client::{Condition, SchedulePatch, ScheduleRequest, ScheduleState, Tag, api};
 use serde_json::json;
@@ -6,7 +6,7 @@ use serde_json::json;
 use crate::support::{ADMIN_KEY, World, client, later, losing, on_real};
 
 #[test]
-fn what_a_patch_names_is_changed_and_all_else_stays() {
+fn patch_changes_only_the_fields_that_it_names() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         let client = world.client();
@@ -46,16 +46,16 @@ fn what_a_patch_names_is_changed_and_all_else_stays() {
 }
 
 #[test]
-fn of_two_who_saw_the_same_the_second_changes_nothing() {
+fn second_change_with_the_same_tag_is_rejected() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         let client = world.client();
         let code = |error: reveille_client::Error| error.code().unwrap_or_default().to_owned();
-        let made = client.put_if("one", &later(), &Condition::Absent).await.unwrap();
+        let created = client.put_if("one", &later(), &Condition::Absent).await.unwrap();
         let absent = client.put_if("one", &later(), &Condition::Absent).await.unwrap_err();
         assert_eq!(code(absent), "precondition_failed");
         let (_, tag) = client.get_tagged("one").await.unwrap();
-        assert_eq!(made.tag, tag);
+        assert_eq!(created.tag, tag);
         let seen = Condition::Is(tag.unwrap());
         let moved = client.update_if("one", &SchedulePatch::new().every("1h"), &seen).await.unwrap();
         let mine = SchedulePatch::new().every("2h");
@@ -77,13 +77,13 @@ fn of_two_who_saw_the_same_the_second_changes_nothing() {
 }
 
 #[test]
-fn a_change_whose_answer_is_lost_is_sent_again_unless_it_has_a_condition() {
+fn change_with_lost_response_is_repeated_unless_conditional() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         world.client().put("one", &later()).await.unwrap();
         let unlucky = client(losing(&runtime, world.address, 2).await, ADMIN_KEY);
         let updated = unlucky.update("one", &SchedulePatch::new().label("a", "b")).await.unwrap();
-        assert!(updated.schedule.revision > 1, "it is sent again");
+        assert!(updated.schedule.revision > 1, "the client sends the request again");
         let unlucky = client(losing(&runtime, world.address, 1).await, ADMIN_KEY);
         let seen = Condition::Is(updated.tag.unwrap());
         let error = unlucky.update_if("one", &SchedulePatch::new().label("a", "c"), &seen).await.unwrap_err();
@@ -94,7 +94,7 @@ fn a_change_whose_answer_is_lost_is_sent_again_unless_it_has_a_condition() {
 }
 
 #[test]
-fn a_dry_run_tells_what_would_be_and_changes_nothing() {
+fn dry_run_returns_the_result_and_changes_nothing() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         let client = world.client();
@@ -113,7 +113,7 @@ fn a_dry_run_tells_what_would_be_and_changes_nothing() {
 }
 
 #[test]
-fn a_tag_is_text_in_quotes() {
+fn tag_is_parsed_only_from_quoted_text() {
     assert_eq!(r#" "a1" "#.parse::<Tag>().unwrap().to_string(), r#""a1""#);
     for text in ["", "a", "\"", "W/\"a\"", "\"a\"b\"", "\"a b\"", "\"ü\"", "*"] {
         assert!(text.parse::<Tag>().is_err(), "{text:?}");

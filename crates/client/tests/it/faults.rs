@@ -1,11 +1,11 @@
-//! Lost answers, servers in trouble, and what is no server of ours.
+//! Tests with lost responses, overloaded servers, and servers that are not Reveille.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use reveille_client::{Client, Error, ListBy, Options, ScheduleState, Time, TryStreamExt as _};
 
-use crate::support::{ADMIN_KEY, PATIENCE, World, client, later, losing, on_real, once_and_gone, scripted};
+use crate::support::{ADMIN_KEY, TEST_TIMEOUT, World, client, later, losing, on_real, once_and_gone, scripted};
 
 fn problem(status: u16, code: &str, headers: &str) -> String {
     let body = format!(r#"{{"type":"urn:x","title":"","status":{status},"code":"{code}","detail":"d"}}"#);
@@ -19,30 +19,31 @@ fn problem(status: u16, code: &str, headers: &str) -> String {
 const CANCELLED: &str = "HTTP/1.1 200 OK\r\ncontent-length: 22\r\nconnection: close\r\n\r\n{\"result\":\"cancelled\"}";
 
 #[test]
-fn a_create_whose_answers_are_lost_is_made_once_and_told() {
+fn create_with_lost_responses_creates_one_schedule() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         let unlucky = client(losing(&runtime, world.address, 3).await, ADMIN_KEY);
-        let made = unlucky.create(&later()).await.unwrap();
-        let read = world.client().get(&made.id).await.unwrap();
-        assert_eq!((read.state, read.revision, made.created_at), (ScheduleState::Active, 0, read.created_at));
+        let created = unlucky.create(&later()).await.unwrap();
+        let read = world.client().get(&created.id).await.unwrap();
+        assert_eq!((read.state, read.revision, created.created_at), (ScheduleState::Active, 0, read.created_at));
         let all: Vec<_> = world.client().schedules(&ListBy::All).try_collect().await.unwrap();
-        assert_eq!(all.len(), 1, "it was sent four times");
+        assert_eq!(all.len(), 1, "the request was sent four times");
 
-        // With an id of the caller's, it cannot be told what was there before: it is the caller's to look.
+        // With an id of the caller's, a repeated attempt could not detect an earlier schedule, so the caller must
+        // check.
         let unlucky = client(losing(&runtime, world.address, 1).await, ADMIN_KEY);
         let error = unlucky.create(&later().id("own")).await.unwrap_err();
         assert!(error.is_outcome_unknown() && error.is_retryable(), "{error:?}");
         assert_eq!(unlucky.get("own").await.unwrap().revision, 0);
 
         let unlucky = client(losing(&runtime, world.address, 2).await, ADMIN_KEY);
-        assert!(unlucky.put("put", &later()).await.unwrap().schedule.revision > 0, "a PUT is sent again");
+        assert!(unlucky.put("put", &later()).await.unwrap().schedule.revision > 0, "the client sends a PUT again");
         world.stop().await;
     });
 }
 
 #[test]
-fn a_server_in_trouble_is_asked_again_and_not_before_it_wants_to() {
+fn retry_waits_as_long_as_retry_after_demands() {
     on_real(async |runtime| {
         let busy = problem(429, "rate_limited", "retry-after: 1\r\n");
         let (address, asked) = scripted(&runtime, &[&busy, CANCELLED]).await;
@@ -51,14 +52,14 @@ fn a_server_in_trouble_is_asked_again_and_not_before_it_wants_to() {
         assert!(runtime.monotonic().since(start) >= Duration::from_secs(1));
         assert_eq!(asked.load(Ordering::Relaxed), 2);
 
-        // One that wants more patience than there is is not asked again.
+        // The server requests a longer wait than the deadline allows, so the client does not repeat the request.
         let busy = problem(503, "store_unavailable", "retry-after: 3600\r\n");
         let (address, asked) = scripted(&runtime, &[&busy, CANCELLED]).await;
         let error = client(address, "a.b").cancel("any").await.unwrap_err();
         assert_eq!((error.code(), asked.load(Ordering::Relaxed)), (Some("store_unavailable"), 1));
         assert!(error.is_retryable());
 
-        // A proxy may say until when.
+        // A proxy may set `Retry-After` to a date.
         let date = "retry-after: Fri, 01 Jan 1999 00:00:00 GMT\r\n";
         let (address, _) = scripted(&runtime, &[&problem(503, "store_unavailable", date), CANCELLED]).await;
         client(address, "a.b").cancel("any").await.unwrap();
@@ -66,7 +67,7 @@ fn a_server_in_trouble_is_asked_again_and_not_before_it_wants_to() {
 }
 
 #[test]
-fn what_makes_a_secret_is_not_sent_again_after_an_unknown_outcome() {
+fn secret_creation_is_not_repeated_after_unknown_outcome() {
     on_real(async |runtime| {
         let broken = "HTTP/1.1 201 Created\r\ncontent-length: 999\r\n\r\n{";
         let (address, asked) = scripted(&runtime, &[broken, broken]).await;
@@ -77,26 +78,26 @@ fn what_makes_a_secret_is_not_sent_again_after_an_unknown_outcome() {
 }
 
 #[test]
-fn what_does_not_answer_ends_within_the_deadline() {
+fn call_without_response_ends_within_the_deadline() {
     on_real(async |runtime| {
         let (address, asked) = scripted(&runtime, &[]).await;
         let limit = Duration::from_millis(100);
         let options = Options { attempt_timeout: limit, deadline: 3 * limit, ..Options::default() };
-        let impatient = Client::new(&format!("http://{address}"), "a.b", options).unwrap();
-        let ended = runtime.timeout(PATIENCE, impatient.get("any")).await.expect("it ends");
+        let hurried = Client::new(&format!("http://{address}"), "a.b", options).unwrap();
+        let ended = runtime.timeout(TEST_TIMEOUT, hurried.get("any")).await.expect("the call ends");
         assert!(matches!(ended.unwrap_err(), Error::TimedOut { .. }));
-        assert!(asked.load(Ordering::Relaxed) >= 2, "it was asked again");
+        assert!(asked.load(Ordering::Relaxed) >= 2, "the client sent the request again");
 
         let options = Options { attempts_max: 2, ..Options::default() };
-        let nobody = Client::new("http://127.0.0.1:9", "a.b", options).unwrap();
-        let error = nobody.create(&later()).await.unwrap_err();
+        let unreachable = Client::new("http://127.0.0.1:9", "a.b", options).unwrap();
+        let error = unreachable.create(&later()).await.unwrap_err();
         assert!(matches!(error, Error::Unreachable { .. }) && !error.is_outcome_unknown(), "{error:?}");
         assert!(error.to_string().contains("http://127.0.0.1:9"), "{error}");
     });
 }
 
 #[test]
-fn an_answer_that_was_lost_is_not_forgotten_over_a_server_that_is_gone() {
+fn unknown_outcome_is_reported_although_the_retry_cannot_connect() {
     on_real(async |runtime| {
         let options = Options { attempts_max: 3, ..Options::default() };
         let address = once_and_gone(&runtime).await;
@@ -107,7 +108,7 @@ fn an_answer_that_was_lost_is_not_forgotten_over_a_server_that_is_gone() {
 }
 
 #[test]
-fn what_is_not_reveille_is_named_and_shown() {
+fn response_of_another_server_is_reported_with_its_content() {
     on_real(async |runtime| {
         let html = "HTTP/1.1 404 Not Found\r\ncontent-type: text/html\r\ncontent-length: 15\r\n\r\n<h1>nginx</h1>!";
         let (address, _) = scripted(&runtime, &[html]).await;
@@ -116,7 +117,7 @@ fn what_is_not_reveille_is_named_and_shown() {
 
         let moved = "HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n";
         let (address, _) = scripted(&runtime, &[moved]).await;
-        assert_eq!(client(address, "a.b").get("any").await.unwrap_err().status(), Some(302), "no redirect is followed");
+        assert_eq!(client(address, "a.b").get("any").await.unwrap_err().status(), Some(302), "no redirect followed");
 
         let words = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello";
         let (address, _) = scripted(&runtime, &[words]).await;
@@ -132,7 +133,7 @@ fn what_is_not_reveille_is_named_and_shown() {
 }
 
 #[test]
-fn a_time_of_the_system_is_rounded_up() {
+fn system_time_is_rounded_up_to_milliseconds() {
     let instant = std::time::SystemTime::UNIX_EPOCH + Duration::from_nanos(1_000_001);
     assert_eq!(Time::from(instant), Time(2));
     assert_eq!(Time(5) + Duration::from_secs(1), Time(1_005));

@@ -1,6 +1,6 @@
-//! The SDK against the real server over real sockets, and against networks and servers that misbehave.
+//! Tests of the SDK against the real server over real sockets, and against faulty networks and servers.
 
-#![expect(clippy::unwrap_used, reason = "a test stops at what it does not expect")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod batches;
 mod changes;

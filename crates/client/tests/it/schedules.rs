@@ -1,4 +1,4 @@
-//! One schedule at a time, and its runs.
+//! Tests of single schedules and their runs.
 
 use reveille_client::api::{self, CancelResult};
 use reveille_client::{Error, ListBy, ScheduleRequest, ScheduleState, Time, TryStreamExt as _};
@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::support::{ADMIN_KEY, World, client, later, on_real};
 
 #[test]
-fn a_schedule_is_made_read_replaced_and_cancelled() {
+fn schedule_can_be_created_read_replaced_and_cancelled() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         let client = world.client();
@@ -18,9 +18,9 @@ fn a_schedule_is_made_read_replaced_and_cancelled() {
             .label("team", "billing")
             .header("x-team", "billing")
             .retry(3, "2s");
-        let made = client.create(&request).await.unwrap();
-        assert_eq!((made.state, made.revision), (ScheduleState::Active, 0));
-        let read = client.get(&made.id).await.unwrap();
+        let created = client.create(&request).await.unwrap();
+        assert_eq!((created.state, created.revision), (ScheduleState::Active, 0));
+        let read = client.get(&created.id).await.unwrap();
         assert_eq!(read.cron.as_deref(), Some("0 9 * * MON-FRI"));
         assert_eq!(read.zone.as_deref(), Some("Europe/Berlin"));
         assert_eq!(read.payload.as_ref().unwrap().get(), r#"{"a":"ü\n","b":1}"#);
@@ -29,17 +29,17 @@ fn a_schedule_is_made_read_replaced_and_cancelled() {
         assert!(target.headers.contains_key("x-team"));
         assert_eq!((read.retry.attempts_max, read.retry.backoff.as_str()), (3, "2s"));
 
-        let put = client.put(&made.id, &later()).await.unwrap();
+        let put = client.put(&created.id, &later()).await.unwrap();
         assert_eq!((put.created, put.schedule.revision), (false, 1));
-        assert!(client.put("of-our-own", &later()).await.unwrap().created);
-        assert_eq!(client.cancel(&made.id).await.unwrap().result, CancelResult::Cancelled);
-        assert_eq!(client.get(&made.id).await.unwrap().state, ScheduleState::Cancelled);
+        assert!(client.put("chosen-id", &later()).await.unwrap().created);
+        assert_eq!(client.cancel(&created.id).await.unwrap().result, CancelResult::Cancelled);
+        assert_eq!(client.get(&created.id).await.unwrap().state, ScheduleState::Cancelled);
         world.stop().await;
     });
 }
 
 #[test]
-fn schedules_are_listed_as_a_stream() {
+fn schedule_list_streams_all_matching_schedules() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         let client = world.client();
@@ -70,7 +70,7 @@ fn schedules_are_listed_as_a_stream() {
 }
 
 #[test]
-fn a_refusal_tells_code_request_and_every_field() {
+fn rejection_has_code_request_id_and_all_field_errors() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         let client = world.client();
@@ -91,7 +91,7 @@ fn a_refusal_tells_code_request_and_every_field() {
 }
 
 #[test]
-fn an_id_is_one_segment_of_a_path_whatever_is_in_it() {
+fn id_is_escaped_into_one_path_segment() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         let client = world.client();
@@ -100,7 +100,7 @@ fn an_id_is_one_segment_of_a_path_whatever_is_in_it() {
         {
             let error = client.get(id).await.unwrap_err();
             assert!(matches!(error.status(), Some(400 | 404)), "{id:?}: {error:?}");
-            assert!(matches!(error, Error::Refused(_)), "{id:?}: {error:?}");
+            assert!(matches!(error, Error::Rejected(_)), "{id:?}: {error:?}");
             assert!(client.runs(id).try_next().await.is_err(), "{id:?}");
         }
         world.stop().await;
@@ -108,11 +108,11 @@ fn an_id_is_one_segment_of_a_path_whatever_is_in_it() {
 }
 
 #[test]
-fn runs_come_page_by_page_as_one_stream_and_a_dead_letter_is_redriven_once() {
+fn dead_letters_are_paged_and_redriven_only_once() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         let client = world.client();
-        // Nothing listens at port 9: the only attempt fails.
+        // No process listens on port 9, so the only attempt fails.
         let at = Time(runtime.now().as_millis());
         for number in 0..5 {
             let doomed = ScheduleRequest::at(at, "http://127.0.0.1:9/").id(format!("doomed-{number}")).retry(1, "1s");
@@ -141,7 +141,7 @@ fn runs_come_page_by_page_as_one_stream_and_a_dead_letter_is_redriven_once() {
 }
 
 #[test]
-fn a_key_is_in_no_debug_text_and_in_no_error() {
+fn key_appears_in_no_debug_text_and_no_error() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         let secret = ADMIN_KEY.split_once('.').unwrap().1;
@@ -157,7 +157,7 @@ fn a_key_is_in_no_debug_text_and_in_no_error() {
 }
 
 #[test]
-fn an_address_or_a_key_that_cannot_be_one_is_refused_before_anything_is_sent() {
+fn invalid_url_or_key_is_rejected_before_sending() {
     let new = |url: &str, key: &str| reveille_client::Client::new(url, key, reveille_client::Options::default());
     for url in ["", "host", "host:8080", "ftp://host", "http://", "http://me@host", "http://host?a=b", "http://a b"] {
         assert!(new(url, ADMIN_KEY).is_err(), "{url:?}");

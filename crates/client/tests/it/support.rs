@@ -1,4 +1,4 @@
-//! A real server with a store in memory, and things between it and a client.
+//! A real server with an in-memory store, and proxies and scripted servers for the client.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -22,15 +22,15 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) const ADMIN_KEY: &str = "admins.secret-of-admins";
 pub(crate) const OPERATOR_KEY: &str = "operators.secret-of-operators";
-/// Nothing here takes so long; a test that would hang fails instead.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// Time limit of a test step. No step takes that long, so a hanging test fails.
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(crate) fn on_real(test: impl AsyncFnOnce(Runtime)) {
     let tokio = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     tokio.block_on(async { test(Runtime::real()).await });
 }
 
-/// One server, stopped as an operator would stop it: [`World::stop`].
+/// A running server; [`World::stop`] shuts it down gracefully.
 pub(crate) struct World {
     pub(crate) address: SocketAddr,
     scheduler: Scheduler,
@@ -96,12 +96,13 @@ fn tenant() -> Tenant {
     Tenant { keys: vec![admin(ADMIN_KEY)], egress, ..Tenant::new(TenantId(1), "shop", 4, secret) }
 }
 
-/// Far from now.
+/// Returns a request for a schedule in the far future.
 pub(crate) fn later() -> ScheduleRequest {
     ScheduleRequest::at("2035-01-02T03:04:05Z", "https://example.org/hook")
 }
 
-/// A way to `to` that swallows the first `lost` answers: the server has done what was asked, and the client hears nothing.
+/// Starts a proxy to `to` that drops the first `lost` responses: the server has carried out the request, and the
+/// client receives no response.
 pub(crate) async fn losing(runtime: &Runtime, to: SocketAddr, lost: u32) -> SocketAddr {
     let left = Arc::new(AtomicU32::new(lost));
     listen(runtime, move |mut client| {
@@ -130,7 +131,8 @@ pub(crate) async fn losing(runtime: &Runtime, to: SocketAddr, lost: u32) -> Sock
     .await
 }
 
-/// A server that answers each request with the next of these texts, and closes; what it has no more of, it never answers.
+/// Starts a server that returns the next of these responses to each request, then closes the connection. After the
+/// last one, it does not respond.
 pub(crate) async fn scripted(runtime: &Runtime, answers: &[&str]) -> (SocketAddr, Arc<AtomicU32>) {
     let answers: Arc<Vec<String>> = Arc::new(answers.iter().map(|answer| (*answer).to_owned()).collect());
     let asked = Arc::new(AtomicU32::new(0));
@@ -151,7 +153,7 @@ pub(crate) async fn scripted(runtime: &Runtime, answers: &[&str]) -> (SocketAddr
     (address, asked)
 }
 
-/// A server that reads one request, and is gone without an answer: the next connection is refused.
+/// Starts a server that reads one request and stops without a response. It refuses the next connection.
 pub(crate) async fn once_and_gone(runtime: &Runtime) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

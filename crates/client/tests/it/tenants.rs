@@ -1,4 +1,4 @@
-//! What operators and admins do.
+//! Tests of calls for operators and admins.
 
 use reveille_client::api::{TenantPatch, TenantRequest};
 use reveille_client::{KeyRequest, Quota, Role, TryStreamExt as _};
@@ -6,16 +6,16 @@ use reveille_client::{KeyRequest, Quota, Role, TryStreamExt as _};
 use crate::support::{OPERATOR_KEY, World, later, on_real};
 
 #[test]
-fn a_tenant_is_made_with_keys_and_secrets_and_all_of_it_is_in_its_audit_log() {
+fn audit_log_records_tenant_key_and_secret_changes() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         let operator = world.client_as(OPERATOR_KEY);
-        let made = operator.create_tenant(&TenantRequest::new("billing")).await.unwrap();
-        assert!(!format!("{made:?}").contains(&made.key.secret.0), "what is secret is not shown");
+        let created = operator.create_tenant(&TenantRequest::new("billing")).await.unwrap();
+        assert!(!format!("{created:?}").contains(&created.key.secret.0), "the debug text hides secrets");
         let names: Vec<_> = operator.tenants().await.unwrap().into_iter().map(|tenant| tenant.name).collect();
         assert_eq!(names, ["billing", "operator", "shop"]);
 
-        let admin = world.client_as(&made.key.secret.0);
+        let admin = world.client_as(&created.key.secret.0);
         let request = KeyRequest { role: Role::Writer, name: "checkout".to_owned(), expires_at: None };
         let writer = admin.create_key("billing", &request).await.unwrap();
         let writers = world.client_as(&writer.secret.0);
@@ -43,7 +43,7 @@ fn a_tenant_is_made_with_keys_and_secrets_and_all_of_it_is_in_its_audit_log() {
 }
 
 #[test]
-fn an_admin_sets_quotas_up_to_the_ceilings_that_an_operator_sets() {
+fn admin_sets_quotas_up_to_the_operators_ceilings() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         let ceilings = [(Quota::CreatesPerSecond, Some(50))].into();
@@ -61,15 +61,15 @@ fn an_admin_sets_quotas_up_to_the_ceilings_that_an_operator_sets() {
 }
 
 #[test]
-fn creates_above_the_rate_wait_as_long_as_the_server_asks_and_all_are_made() {
+fn rate_limited_creates_wait_and_all_succeed() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         let client = world.client();
         client.set_quotas(&[(Quota::CreatesPerSecond, Some(2))].into()).await.unwrap();
         let request = later();
         let creates = (0..4).map(|_| client.create(&request));
-        for made in futures_util::future::join_all(creates).await {
-            made.unwrap();
+        for created in futures_util::future::join_all(creates).await {
+            created.unwrap();
         }
         world.stop().await;
     });

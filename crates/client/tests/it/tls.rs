@@ -1,4 +1,4 @@
-//! TLS: certificates are checked, and an authority of one's own can be added.
+//! Tests of TLS: the client checks certificates, and trusts additional authorities.
 
 use std::sync::Arc;
 
@@ -13,7 +13,8 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::support::on_real;
 
-/// A server of `localhost` that answers everything with a cancellation, and who signed its certificate.
+/// Starts a server of `localhost` that responds to every request with a cancellation. Returns its port and the
+/// authority that signed its certificate.
 async fn secure(runtime: &Runtime) -> (u16, CertificateDer<'static>) {
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -29,7 +30,7 @@ async fn secure(runtime: &Runtime) -> (u16, CertificateDer<'static>) {
     let port = listener.local_addr().unwrap().port();
     runtime.spawn("secure", async move {
         while let Ok((stream, _)) = listener.accept().await {
-            // A client that trusts nobody breaks off here.
+            // A client that does not trust the authority closes the connection here.
             let Ok(mut stream) = acceptor.accept(stream).await else { continue };
             let _length = stream.read(&mut [0; 4_096]).await.unwrap();
             let answer =
@@ -42,7 +43,7 @@ async fn secure(runtime: &Runtime) -> (u16, CertificateDer<'static>) {
 }
 
 #[test]
-fn a_certificate_of_an_unknown_authority_is_refused_and_one_of_an_added_one_is_taken() {
+fn only_certificates_of_trusted_authorities_are_accepted() {
     on_real(async |runtime| {
         let (port, authority) = secure(&runtime).await;
         let url = format!("https://localhost:{port}");
@@ -51,7 +52,7 @@ fn a_certificate_of_an_unknown_authority_is_refused_and_one_of_an_added_one_is_t
         assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
         let trusting = Options { extra_roots: vec![authority], ..once };
         Client::new(&url, "a.b", trusting.clone()).unwrap().cancel("any").await.unwrap();
-        // The certificate is of another name.
+        // The certificate is for `localhost`, not for this address.
         let other = Client::new(&format!("https://127.0.0.1:{port}"), "a.b", trusting).unwrap();
         assert!(matches!(other.cancel("any").await.unwrap_err(), Error::Unreachable { .. }));
     });

@@ -1,67 +1,69 @@
-//! For each key, an order of its changes and synced reads that explains all answers: the search of Wing and Gong (1993), which tries what can
-//! be next, with Lowe's memory (2017) of what was tried, the calls that were placed and what the node then is.
+//! Search for an order of each key's changes and synced reads that explains all responses. It follows Wing and
+//! Gong (1993), who try every call that can be next, and Lowe (2017), who remembers the tried combinations of
+//! placed calls and resulting node.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use super::{Answer, Call, History, Operation, Seen, Step, Told, Value};
+use super::{Call, History, Knowledge, Observation, Operation, Response, Step, Value};
 use coordination::tree::{Expected, Zxid};
 
-/// Of one key. Far more than a history of some hundred calls by a few sessions has, right or wrong.
+/// Largest number of tried prefixes per key. A history of some hundred calls by a few sessions needs far fewer,
+/// whether it is valid or not.
 const TRIED_MAX: usize = 200_000;
 
-/// The node, worked on by one at a time.
+/// The state of the node after a prefix of the order.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct State {
-    node: Option<Held>,
-    /// The last change whose number is known.
+    node: Option<Content>,
+    /// The last change in the prefix with a known number.
     last: Zxid,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-struct Held {
+struct Content {
     value: Value,
     version: i32,
-    /// `None` if nobody was told.
+    /// `None` if no response shows it.
     created: Option<Zxid>,
 }
 
-/// A beginning of an order.
+/// A prefix of an order.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Prefix {
-    /// By their places among the key's.
+    /// True for each call of the key that is in the prefix, by its index.
     placed: Vec<bool>,
     state: State,
 }
 
-/// What is to be placed.
+/// A call to be placed in the order.
 struct Placed<'a> {
     at: Value,
     operation: &'a Operation,
-    /// If it was not answered: nothing that was asked later than this comes before it.
+    /// Step after which no later request may precede a call without a response.
     deadline: Option<Step>,
 }
 
-pub(super) fn check(history: &History, told: &Told<'_>) -> Result<(), String> {
+pub(super) fn check(history: &History, known: &Knowledge<'_>) -> Result<(), String> {
     let keys: BTreeSet<&str> = history.operations().iter().map(|operation| operation.key.as_str()).collect();
-    keys.into_iter().try_for_each(|key| check_key(history, told, key))
+    keys.into_iter().try_for_each(|key| check_key(history, known, key))
 }
 
-fn check_key(history: &History, told: &Told<'_>, key: &str) -> Result<(), String> {
+fn check_key(history: &History, known: &Knowledge<'_>, key: &str) -> Result<(), String> {
     let all = of_key(history, key);
     let start = Prefix { placed: vec![false; all.len()], state: State { node: None, last: Zxid(i64::MIN) } };
     let (mut waiting, mut tried, mut longest) = (vec![start.clone()], HashSet::from([start.clone()]), start);
     while let Some(prefix) = waiting.pop() {
         let left = || all.iter().zip(&prefix.placed).filter(|(_, is_placed)| !**is_placed).map(|(call, _)| call);
-        // What is answered first comes before all that is asked after that.
-        let Some(first) = left().filter_map(|call| call.operation.answered()).min() else { return Ok(()) };
+        // The call with the earliest response must precede every call that was requested after that response.
+        let Some(first) = left().filter_map(|call| call.operation.responded()).min() else { return Ok(()) };
         if count(&prefix) > count(&longest) {
             longest = prefix.clone();
         }
         for (at, call) in all.iter().enumerate() {
-            if prefix.placed[at] || call.operation.asked > first || is_too_late(&all, &prefix, call) {
+            if prefix.placed[at] || call.operation.requested > first || is_too_late(&all, &prefix, call) {
                 continue;
             }
-            let Some(state) = prefix.state.after(call, told) else { continue };
+            let Some(state) = prefix.state.after(call, known) else { continue };
             let mut placed = prefix.placed.clone();
             placed[at] = true;
             let next = Prefix { placed, state };
@@ -70,92 +72,96 @@ fn check_key(history: &History, told: &Told<'_>, key: &str) -> Result<(), String
             }
         }
         if tried.len() > TRIED_MAX {
-            return Err(format!("too many orders of {key} are to be tried:\n{}", report(history, &all, &longest)));
+            return Err(format!("too many possible orders of {key}:\n{}", report(history, &all, &longest)));
         }
     }
-    Err(format!("no order explains the answers of {key}:\n{}", report(history, &all, &longest)))
+    Err(format!("no order explains the responses of {key}:\n{}", report(history, &all, &longest)))
 }
 
-/// Those answered first are the last, which are tried first; those not answered are tried when nothing else is left.
+/// Returns the key's calls. The search tries the last ones first, so calls with early responses come last, and
+/// calls without a response come first.
 fn of_key<'a>(history: &'a History, key: &str) -> Vec<Placed<'a>> {
-    let mut settled = BTreeMap::new();
+    let mut last_response = BTreeMap::new();
     let mut all = Vec::new();
     for (at, operation) in history.operations().iter().enumerate().rev() {
-        let deadline = match operation.answered() {
+        let deadline = match operation.responded() {
             Some(_) => None,
-            None => settled.get(&operation.session).copied(),
+            None => last_response.get(&operation.session).copied(),
         };
-        if let (Some(answered), true) = (operation.answered(), operation.call != Call::Read) {
-            settled.insert(operation.session, answered);
+        if let (Some(responded), true) = (operation.responded(), operation.call != Call::Read) {
+            last_response.insert(operation.session, responded);
         }
-        let tells = operation.answer.is_some() || operation.call != Call::SyncedRead;
-        if operation.key == key && operation.call != Call::Read && tells {
+        let constrains = operation.response.is_some() || operation.call != Call::SyncedRead;
+        if operation.key == key && operation.call != Call::Read && constrains {
             all.push(Placed { at: Value(at), operation, deadline });
         }
     }
     all.sort_by_key(|call| {
-        let answered = call.operation.answered();
-        std::cmp::Reverse((answered.is_none(), answered, call.operation.asked))
+        let responded = call.operation.responded();
+        std::cmp::Reverse((responded.is_none(), responded, call.operation.requested))
     });
     all
 }
 
-/// After a later change or sync of its session, what was not answered is not done any more.
+/// Returns whether a call without a response can no longer take effect, because a later change or sync of its
+/// session is already placed.
 fn is_too_late(all: &[Placed<'_>], prefix: &Prefix, call: &Placed<'_>) -> bool {
     let operation = call.operation;
-    let shuts_out = |other: &Operation| {
-        let is_of_session = other.session == operation.session && other.asked > operation.asked;
-        is_of_session || call.deadline.is_some_and(|deadline| other.asked > deadline)
+    let excludes = |other: &Operation| {
+        let is_of_session = other.session == operation.session && other.requested > operation.requested;
+        is_of_session || call.deadline.is_some_and(|deadline| other.requested > deadline)
     };
-    operation.answer.is_none()
-        && all.iter().zip(&prefix.placed).any(|(other, is_placed)| *is_placed && shuts_out(other.operation))
+    operation.response.is_none()
+        && all.iter().zip(&prefix.placed).any(|(other, is_placed)| *is_placed && excludes(other.operation))
 }
 
 impl State {
-    /// `None` if the call cannot be next: it would be answered otherwise.
-    fn after(&self, call: &Placed<'_>, told: &Told<'_>) -> Option<State> {
+    /// Returns the state after the call, or `None` if the call cannot be next because its response would differ.
+    fn after(&self, call: &Placed<'_>, known: &Knowledge<'_>) -> Option<State> {
         let (operation, node) = (call.operation, self.node.as_ref());
-        let answer = operation.answer.map(|(_, answer)| answer);
+        let response = operation.response.map(|(_, response)| response);
         let same_if = |is_so: bool| is_so.then(|| self.clone());
-        match (operation.call, answer) {
-            (Call::Create, Some(Answer::Node(_)) | None) => match node {
-                None => self.holding(call.at, None, told),
+        match (operation.call, response) {
+            (Call::Create, Some(Response::Node(_)) | None) => match node {
+                None => self.with_value(call.at, None, known),
                 Some(_) => None,
             },
-            (Call::Set(expected), Some(Answer::Node(_)) | None) => {
+            (Call::Set(expected), Some(Response::Node(_)) | None) => {
                 let before = node.filter(|node| node.fits(expected))?;
-                self.holding(call.at, Some(before), told)
+                self.with_value(call.at, Some(before), known)
             }
-            (Call::Delete(expected), Some(Answer::Deleted) | None) => {
+            (Call::Delete(expected), Some(Response::Deleted) | None) => {
                 let gone = State { node: None, last: self.last };
                 node.filter(|node| node.fits(expected)).map(|_| gone)
             }
-            (Call::Create, Some(Answer::NodeExists)) => same_if(node.is_some()),
-            (Call::Set(_) | Call::Delete(_) | Call::SyncedRead, Some(Answer::NoNode)) => same_if(node.is_none()),
-            (Call::Set(expected) | Call::Delete(expected), Some(Answer::BadVersion)) => {
+            (Call::Create, Some(Response::NodeExists)) => same_if(node.is_some()),
+            (Call::Set(_) | Call::Delete(_) | Call::SyncedRead, Some(Response::NoNode)) => same_if(node.is_none()),
+            (Call::Set(expected) | Call::Delete(expected), Some(Response::BadVersion)) => {
                 same_if(node.is_some_and(|node| !node.fits(expected)))
             }
-            (Call::SyncedRead, Some(Answer::Node(seen))) => same_if(node.is_some_and(|node| node.shows(&seen))),
-            // No other answer is one.
+            (Call::SyncedRead, Some(Response::Node(observed))) => {
+                same_if(node.is_some_and(|node| node.shows(&observed)))
+            }
+            // Other combinations of call and response are impossible.
             (Call::Create | Call::Set(_) | Call::Delete(_) | Call::SyncedRead | Call::Read, _) => None,
         }
     }
 
-    /// With what the call `value` writes.
-    fn holding(&self, value: Value, before: Option<&Held>, told: &Told<'_>) -> Option<State> {
+    /// Returns the state in which the node contains the value of the call `value`.
+    fn with_value(&self, value: Value, before: Option<&Content>, known: &Knowledge<'_>) -> Option<State> {
         let version = before.map_or(0, |before| before.version + 1);
         let created = before.and_then(|before| before.created);
-        let Some(seen) = told.by_value.get(&value) else {
-            return Some(State { node: Some(Held { value, version, created }), last: self.last });
+        let Some(observed) = known.by_value.get(&value) else {
+            return Some(State { node: Some(Content { value, version, created }), last: self.last });
         };
-        let is_same = created.is_none_or(|created| created == seen.created);
-        let is_next = seen.modified > self.last && seen.version == version && is_same;
-        let node = Held { value, version, created: Some(seen.created) };
-        is_next.then_some(State { node: Some(node), last: seen.modified })
+        let is_same = created.is_none_or(|created| created == observed.created);
+        let is_next = observed.modified > self.last && observed.version == version && is_same;
+        let node = Content { value, version, created: Some(observed.created) };
+        is_next.then_some(State { node: Some(node), last: observed.modified })
     }
 }
 
-impl Held {
+impl Content {
     fn fits(&self, expected: Expected) -> bool {
         match expected {
             Expected::Any => true,
@@ -163,9 +169,9 @@ impl Held {
         }
     }
 
-    /// All else that is told of a value is the same everywhere.
-    fn shows(&self, seen: &Seen) -> bool {
-        seen.value == Some(self.value) && seen.version == self.version
+    /// All other data about a value is the same in every response.
+    fn shows(&self, observed: &Observation) -> bool {
+        observed.value == Some(self.value) && observed.version == self.version
     }
 }
 
@@ -179,15 +185,16 @@ fn report(history: &History, all: &[Placed<'_>], longest: &Prefix) -> String {
         .zip(&longest.placed)
         .map(|(call, is_placed)| {
             let mark = if *is_placed { ' ' } else { '?' };
-            (call.operation.asked, format!("{mark} {}", history.line(call.operation)))
+            (call.operation.requested, format!("{mark} {}", history.line(call.operation)))
         })
         .collect();
     lines.sort();
     let lines: Vec<String> = lines.into_iter().map(|(_, line)| line).collect();
-    let held = match &longest.state.node {
-        Some(Held { value: Value(value), version, .. }) => format!("{value}, version {version}"),
+    let content = match &longest.state.node {
+        Some(Content { value: Value(value), version, .. }) => format!("{value}, version {version}"),
         None => "no node".to_owned(),
     };
-    let told = "asked and answered at which step, by whom, what, and the answer; `?` where the longest order found has no place for it";
-    format!("({told})\n{}\nafter that order it is: {held}", lines.join("\n"))
+    let legend =
+        "steps of request and response, session, call, response; `?` marks calls outside the longest order found";
+    format!("({legend})\n{}\nafter that order the node is: {content}", lines.join("\n"))
 }

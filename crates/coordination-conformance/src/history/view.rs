@@ -1,51 +1,53 @@
-//! What one session sees never goes back: each thing that it sees or does stands at a moment in the order of all changes, of whatever key, and
-//! the next one at no earlier moment.
+//! Checks that the view of a session never goes back. Each call of the session belongs to a moment in the order of
+//! all changes of all keys, and the next call does not belong to an earlier moment.
 //!
-//! Moments are told by numbers. A deletion's number is told to nobody; it is above all that was known when it was asked for, and below that of what
-//! was asked for after its answer.
+//! Change numbers identify the moments. No response contains a deletion's number. It is greater than all numbers
+//! known when the deletion was requested, and less than the numbers of changes that were requested after its
+//! response.
 
 use std::collections::BTreeMap;
 
-use super::{Answer, Call, History, Operation, Seen, Step, Told};
+use super::{Call, History, Knowledge, Observation, Operation, Response, Step};
 use coordination::tree::Zxid;
 
-/// What a session has seen or done.
+/// Knowledge of a session from its calls so far.
 struct View {
-    /// Its present is at this change or after it.
+    /// The session's present is at this change or later.
     floor: Zxid,
-    /// Who showed that.
+    /// Call that established the floor.
     by: Step,
-    /// Keys that it has seen absent, or deleted, at this or later: what it sees there next was made after it.
+    /// Keys that the session saw absent or deleted at this change or later. A node that it sees there afterwards was
+    /// created after it.
     gone: BTreeMap<String, Zxid>,
 }
 
-/// A deletion that may have been done.
+/// A deletion that may have taken effect.
 struct Deletion<'a> {
     key: &'a str,
-    asked: Step,
-    /// Of its number, both exclusive; if it was not answered, all may be below.
+    requested: Step,
+    /// Exclusive bounds of its number. Without a response, the upper bound is infinite.
     above: Zxid,
     below: Zxid,
 }
 
-pub(super) fn check(history: &History, told: &Told<'_>) -> Result<(), String> {
+pub(super) fn check(history: &History, known: &Knowledge<'_>) -> Result<(), String> {
     let deletions: Vec<Deletion<'_>> =
-        history.operations().iter().filter_map(|operation| Deletion::of(operation, history, told)).collect();
+        history.operations().iter().filter_map(|operation| Deletion::of(operation, history, known)).collect();
     let mut views: BTreeMap<usize, View> = BTreeMap::new();
     for operation in history.operations() {
-        let new = || View { floor: Zxid(i64::MIN), by: operation.asked, gone: BTreeMap::new() };
+        let new = || View { floor: Zxid(i64::MIN), by: operation.requested, gone: BTreeMap::new() };
         let view = views.entry(operation.session).or_insert_with(new);
-        if let Err((what, other)) = view.take(operation, told, &deletions) {
+        if let Err((what, other)) = view.take(operation, known, &deletions) {
             let why = [Some(view.by), other];
             let shows = |other: &&Operation| {
-                other.asked == operation.asked
-                    || why.contains(&Some(other.asked))
+                other.requested == operation.requested
+                    || why.contains(&Some(other.requested))
                     || (other.key == operation.key && other.session == operation.session)
             };
             let shown = history.shown(history.operations().iter().filter(shows));
             return Err(format!(
-                "a session's view went back: {what}, in\n{}\nwhile it had seen {} and later\n\
-                 (what it asked of {}, and what shows that:)\n{shown}",
+                "a session's view went back: {what}, in\n{}\nafter it had observed change {}\n\
+                 (calls on {}, and calls that show the violation:)\n{shown}",
                 history.line(operation),
                 view.floor.0,
                 operation.key,
@@ -56,39 +58,46 @@ pub(super) fn check(history: &History, told: &Told<'_>) -> Result<(), String> {
 }
 
 impl<'a> Deletion<'a> {
-    fn of(operation: &'a Operation, history: &History, told: &Told<'_>) -> Option<Self> {
-        if !matches!((operation.call, operation.answer), (Call::Delete(_), Some((_, Answer::Deleted)) | None)) {
+    fn of(operation: &'a Operation, history: &History, known: &Knowledge<'_>) -> Option<Self> {
+        if !matches!((operation.call, operation.response), (Call::Delete(_), Some((_, Response::Deleted)) | None)) {
             return None;
         }
-        let is_later = |step: Step| operation.answered().is_some_and(|answered| answered < step);
-        let later =
-            told.by_value.iter().filter(|(value, _)| history.get(**value).is_some_and(|write| is_later(write.asked)));
-        let below = later.map(|(_, seen)| seen.modified).min().unwrap_or(Zxid(i64::MAX));
-        Some(Deletion { key: &operation.key, asked: operation.asked, above: told.before(operation.asked), below })
+        let is_later = |step: Step| operation.responded().is_some_and(|responded| responded < step);
+        let later = known
+            .by_value
+            .iter()
+            .filter(|(value, _)| history.get(**value).is_some_and(|write| is_later(write.requested)));
+        let below = later.map(|(_, observed)| observed.modified).min().unwrap_or(Zxid(i64::MAX));
+        Some(Deletion {
+            key: &operation.key,
+            requested: operation.requested,
+            above: known.before(operation.requested),
+            below,
+        })
     }
 }
 
 impl View {
-    /// With an error, what is wrong, and which other call shows it.
+    /// Applies a call. An error contains the violation, and another call that shows it.
     fn take(
         &mut self,
         operation: &Operation,
-        told: &Told<'_>,
+        known: &Knowledge<'_>,
         deletions: &[Deletion<'_>],
     ) -> Result<(), (&'static str, Option<Step>)> {
-        let Some((_, answer)) = operation.answer else { return Ok(()) };
+        let Some((_, response)) = operation.response else { return Ok(()) };
         if operation.call != Call::Read {
-            // Its moment is after all that was known when it was asked for.
-            self.raise(told.before(operation.asked), operation.asked);
+            // The call's moment is after everything that was known when it was requested.
+            self.raise(known.before(operation.requested), operation.requested);
         }
-        match answer {
-            Answer::Node(seen) => self.see(operation, &seen, told, deletions),
-            Answer::NoNode if operation.call == Call::Read => self.miss(operation, told, deletions),
-            Answer::NoNode | Answer::Deleted => {
+        match response {
+            Response::Node(observed) => self.see(operation, &observed, known, deletions),
+            Response::NoNode if operation.call == Call::Read => self.miss(operation, known, deletions),
+            Response::NoNode | Response::Deleted => {
                 self.gone.insert(operation.key.clone(), self.floor);
                 Ok(())
             }
-            Answer::NodeExists | Answer::BadVersion => Ok(()),
+            Response::NodeExists | Response::BadVersion => Ok(()),
         }
     }
 
@@ -101,51 +110,55 @@ impl View {
     fn see(
         &mut self,
         operation: &Operation,
-        seen: &Seen,
-        told: &Told<'_>,
+        observed: &Observation,
+        known: &Knowledge<'_>,
         deletions: &[Deletion<'_>],
     ) -> Result<(), (&'static str, Option<Step>)> {
         let key = operation.key.as_str();
-        // It was overwritten by what the session is past.
-        let mut later = told.changes.range(seen.modified..).skip(1).take_while(|(zxid, _)| **zxid <= self.floor);
+        // A change before the session's present may have overwritten the value.
+        let mut later = known.changes.range(observed.modified..).skip(1).take_while(|(zxid, _)| **zxid <= self.floor);
         if later.any(|(_, (of, _))| *of == key) {
-            return Err(("what it reads was overwritten before", None));
+            return Err(("it reads an overwritten value", None));
         }
-        if self.gone.get(key).is_some_and(|gone| seen.created <= *gone) {
-            return Err(("what it reads was gone before", None));
+        if self.gone.get(key).is_some_and(|gone| observed.created <= *gone) {
+            return Err(("it reads a node that it saw deleted", None));
         }
         let ended = |deletion: &&Deletion<'_>| {
-            deletion.key == key && deletion.below <= self.floor && seen.created <= deletion.above
+            deletion.key == key && deletion.below <= self.floor && observed.created <= deletion.above
         };
         if let Some(deletion) = deletions.iter().find(ended) {
-            return Err(("what it reads was deleted before", Some(deletion.asked)));
+            return Err(("it reads a deleted node", Some(deletion.requested)));
         }
-        self.raise(seen.modified, operation.asked);
+        self.raise(observed.modified, operation.requested);
         Ok(())
     }
 
-    /// There was no such node at a moment from its present on.
+    /// Applies a read that found no node: the node was absent at some moment from the session's present on.
     fn miss(
         &mut self,
         operation: &Operation,
-        told: &Told<'_>,
+        known: &Knowledge<'_>,
         deletions: &[Deletion<'_>],
     ) -> Result<(), (&'static str, Option<Step>)> {
         let key = operation.key.as_str();
-        let of_key = || told.changes.iter().filter(|(_, (of, _))| *of == key).map(|(_, (_, seen))| seen);
-        let made = of_key().map(|seen| seen.created).filter(|created| *created <= self.floor).max();
+        let of_key = || known.changes.iter().filter(|(_, (of, _))| *of == key).map(|(_, (_, observed))| observed);
+        let made = of_key().map(|observed| observed.created).filter(|created| *created <= self.floor).max();
         let Some(made) = made else {
             self.gone.insert(key.to_owned(), self.floor);
             return Ok(());
         };
-        let modified = of_key().filter(|seen| seen.created == made).map(|seen| seen.modified).max().unwrap_or(made);
+        let modified = of_key()
+            .filter(|observed| observed.created == made)
+            .map(|observed| observed.modified)
+            .max()
+            .unwrap_or(made);
         let may_end = |deletion: &Deletion<'_>| {
-            deletion.key == key && deletion.below > modified && Some(deletion.asked) < operation.answered()
+            deletion.key == key && deletion.below > modified && Some(deletion.requested) < operation.responded()
         };
         if !deletions.iter().any(may_end) {
-            return Err(("a node is missing that nobody deleted", None));
+            return Err(("a node is missing although no call deleted it", None));
         }
-        self.raise(modified, operation.asked);
+        self.raise(modified, operation.requested);
         self.gone.insert(key.to_owned(), self.floor);
         Ok(())
     }

@@ -1,31 +1,31 @@
-//! Sessions with very many nodes and watches.
+//! Sessions with many nodes and watches.
 
 use super::*;
 
-pub(super) async fn a_session_with_fifty_thousand_ephemerals_ends_and_the_others_go_on(subject: &dyn Subject) {
+pub(super) async fn session_with_fifty_thousand_ephemerals_ends(subject: &dyn Subject) {
     const COUNT: usize = 50_000;
     let ((_process, dying), (_other, other)) = (open(subject).await, open(subject).await);
-    make(&*other, "/e").await;
-    let made = |number: usize| {
+    create(&*other, "/e").await;
+    let created = |number: usize| {
         let (path, mode) = (path(&format!("/e/{number:05}")), CreateMode::Ephemeral);
         Op::Create { path, data: Bytes::new(), mode, acl: Acl::Open }
     };
-    dying.sync().await.expect("the engine answers");
-    within(subject, "all are made", change_all(&*dying, (0..COUNT).map(made))).await;
+    dying.sync().await.expect("the engine responds");
+    within(subject, "all nodes are created", change_all(&*dying, (0..COUNT).map(created))).await;
     let mode = CreateMode::Ephemeral;
-    let kept = other.create(&path("/e/kept"), Bytes::new(), mode, Acl::Open).await.expect("it is open to all");
-    let there = other.children(&path("/e")).await.expect("it is there");
+    let kept = other.create(&path("/e/kept"), Bytes::new(), mode, Acl::Open).await.expect("access is open to all");
+    let there = other.children(&path("/e")).await.expect("the node exists");
     assert_eq!((there.names.len(), there.stat.children), (COUNT + 1, COUNT + 1));
-    let (_, watch) = other.exists_and_watch(&path("/e/49999")).await.expect("the engine answers");
+    let (_, watch) = other.exists_and_watch(&path("/e/49999")).await.expect("the engine responds");
     let ending = async {
-        dying.close().await.expect("the engine answers");
+        dying.close().await.expect("the engine responds");
         assert_eq!(watch.await, Ok(Event::Deleted(path("/e/49999"))));
     };
     let mut changes = 0;
-    let going_on = async {
+    let others = async {
         let (_process, third) = open(subject).await;
         loop {
-            third.set(&path("/e"), Bytes::new(), Expected::Any).await.expect("the engine answers others");
+            third.set(&path("/e"), Bytes::new(), Expected::Any).await.expect("the engine responds to other sessions");
             changes += 1;
             subject.runtime().sleep(Duration::from_millis(5)).await;
         }
@@ -34,45 +34,45 @@ pub(super) async fn a_session_with_fifty_thousand_ephemerals_ends_and_the_others
         tokio::select! {
             biased;
             () = ending => {}
-            () = going_on => unreachable!("nobody ends that"),
+            () = others => unreachable!("the loop never ends"),
         }
     };
     within(subject, "the session ends", ended).await;
     let gone = async {
         loop {
-            other.sync().await.expect("the engine answers");
-            let names = other.children(&path("/e")).await.expect("it is there").names;
+            other.sync().await.expect("the engine responds");
+            let names = other.children(&path("/e")).await.expect("the node exists").names;
             if names == ["kept"] {
                 return;
             }
         }
     };
-    within(subject, "all are gone but the others'", gone).await;
+    within(subject, "only the other session's node remains", gone).await;
     assert_eq!(other.exists(&path("/e/kept")).await, Ok(Some(kept.stat)));
-    other.delete(&path("/e/kept"), Expected::Any).await.expect("its session lives");
+    other.delete(&path("/e/kept"), Expected::Any).await.expect("the session is open");
 }
 
-/// In as many sessions as the engine wants for it.
-pub(super) async fn more_than_a_megabyte_of_watches_outlives_a_lost_connection(subject: &dyn Subject) {
+/// Uses as many sessions as the engine requires for the watches.
+pub(super) async fn one_megabyte_of_watches_survives_a_lost_connection(subject: &dyn Subject) {
     const COUNT: usize = 1_150;
     let ((process, first), (_process, other)) = (open(subject).await, open(subject).await);
     let at = |number: usize| path(&format!("/{number:0920}"));
     assert!(COUNT * at(0).as_str().len() > 1 << 20);
-    let made = |number: usize| {
+    let created = |number: usize| {
         let (path, mode) = (at(number), CreateMode::Persistent);
         Op::Create { path, data: Bytes::new(), mode, acl: Acl::Open }
     };
-    within(subject, "all are made", change_all(&*other, (0..COUNT).map(made))).await;
-    first.sync().await.expect("the engine answers");
+    within(subject, "all nodes are created", change_all(&*other, (0..COUNT).map(created))).await;
+    first.sync().await.expect("the engine responds");
     let (mut sessions, mut watches) = (vec![first], Vec::new());
     while watches.len() < COUNT {
-        let last = sessions.last().expect("there is one");
+        let last = sessions.last().expect("an instance is picked");
         match last.get_and_watch(&at(watches.len())).await {
             Ok((_, watch)) => watches.push(watch),
             Err(TreeError::Invalid(text)) => {
                 assert!(text.contains("open another session"), "{text}");
                 let next = process.open(options(Duration::from_secs(20))).await.expect("the engine opens a session");
-                next.sync().await.expect("the engine answers");
+                next.sync().await.expect("the engine responds");
                 sessions.push(next);
             }
             Err(error) => panic!("{error}"),
@@ -85,7 +85,7 @@ pub(super) async fn more_than_a_megabyte_of_watches_outlives_a_lost_connection(s
     process.cut(false);
     let delete = |number| Op::Delete { path: at(number), expected: Expected::Any };
     let firing = async {
-        // They hear of what happened, and then of what happens.
+        // The early watches report the change during the cut, the others a change after it.
         let mut late = Vec::new();
         for (number, watch) in watches.into_iter().enumerate() {
             if is_early(&number) {
@@ -99,8 +99,8 @@ pub(super) async fn more_than_a_megabyte_of_watches_outlives_a_lost_connection(s
             assert_eq!(watch.await, Ok(Event::Deleted(at(number))));
         }
     };
-    within(subject, "all fire", firing).await;
+    within(subject, "all watches fire", firing).await;
     for session in &sessions {
-        assert!(session.session().is_valid(subject.runtime().monotonic()), "it is the same session");
+        assert!(session.session().is_valid(subject.runtime().monotonic()), "the session is unchanged");
     }
 }

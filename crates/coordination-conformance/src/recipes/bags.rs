@@ -1,4 +1,4 @@
-//! Distributed bags.
+//! Cases about bags.
 
 use std::collections::BTreeSet;
 
@@ -21,8 +21,8 @@ async fn remove(peer: &Peer<'_>, id: Sequence) {
     assert_eq!(bag(peer).remove(id).await, Ok(true));
 }
 
-/// Until what it told of is `what`; every change must be one.
-async fn hears_until(
+/// Receives changes until the known items equal `what`. Every change must be valid.
+async fn receive_until(
     subject: &dyn Subject,
     listener: &mut BagListener,
     known: &mut BTreeSet<Sequence>,
@@ -31,15 +31,15 @@ async fn hears_until(
     while known != what {
         match within(subject, &format!("a change of {known:?} to {what:?}"), listener.next()).await {
             BagChange::Added(id) => {
-                assert!(known.insert(id), "{id:?} is told twice");
-                assert_eq!(known.last(), Some(&id), "additions come in their order");
+                assert!(known.insert(id), "{id:?} was reported twice");
+                assert_eq!(known.last(), Some(&id), "additions are reported in order");
             }
-            BagChange::Removed(id) => assert!(known.remove(&id), "{id:?} was never told of"),
+            BagChange::Removed(id) => assert!(known.remove(&id), "{id:?} was removed without being added"),
         }
     }
 }
 
-pub(super) async fn numbers_are_never_given_again(subject: &dyn Subject) {
+pub(super) async fn bag_numbers_are_never_reused(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     let (first, second) = (add(&one, "first").await, add(&two, "second").await);
     assert_eq!((first, second), (Sequence(0), Sequence(1)));
@@ -48,27 +48,27 @@ pub(super) async fn numbers_are_never_given_again(subject: &dyn Subject) {
     assert_eq!(bag(&two).remove(second).await, Ok(false));
     let third = add(&one, "third").await;
     assert_eq!(third, Sequence(2));
-    two.tree().await.sync().await.expect("the engine answers");
+    two.tree().await.sync().await.expect("the engine responds");
     assert_eq!(bag(&two).get(third).await, Ok(Some(Bytes::from_static(b"third"))));
     assert_eq!(bag(&two).get(first).await, Ok(None));
     assert_eq!(bag(&two).ids().await, Ok(BTreeSet::from([third])));
 }
 
-pub(super) async fn items_and_tokens_are_laid_out_as_petting_zoos(subject: &dyn Subject) {
+pub(super) async fn items_and_tokens_have_petting_zoos_layout(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     for peer in [&one, &two, &one] {
         add(peer, "").await;
     }
     let own = add_own(&two).await;
-    assert_eq!(one.standing("/bag/item").await, [0, 1, 2, 3].map(|id| format!("item{id:010}")));
-    assert_eq!(one.standing("/bag/token").await, ["token0000000003"], "one token stands, the last");
+    assert_eq!(one.line("/bag/item").await, [0, 1, 2, 3].map(|id| format!("item{id:010}")));
+    assert_eq!(one.line("/bag/token").await, ["token0000000003"], "only the last token exists");
     assert_eq!(own.id(), Sequence(3));
 }
 
-pub(super) async fn a_listener_misses_nothing_and_hears_nothing_twice(subject: &dyn Subject) {
+pub(super) async fn listener_receives_each_change_exactly_once(subject: &dyn Subject) {
     const ADDED: i32 = 40;
     let (writer, reader) = (Peer::open(subject).await, Peer::open(subject).await);
-    // While things are put in and taken out, listeners begin.
+    // Listeners start while items are added and removed.
     let writing = async {
         for number in 0..ADDED {
             let id = add(&writer, "").await;
@@ -85,79 +85,80 @@ pub(super) async fn a_listener_misses_nothing_and_hears_nothing_twice(subject: &
         }
         listeners
     };
-    let ((), listeners) = within(subject, "all is written", futures_util::future::join(writing, listening)).await;
+    let ((), listeners) =
+        within(subject, "all changes are written", futures_util::future::join(writing, listening)).await;
     let last = add(&writer, "").await;
     let left = bag(&writer).ids().await.expect("the bag is open");
     assert!(left.contains(&last) && left.len() < usize::try_from(ADDED).unwrap_or(0));
     for mut listener in listeners {
         let mut known = listener.present().clone();
-        hears_until(subject, &mut listener, &mut known, &left).await;
+        receive_until(subject, &mut listener, &mut known, &left).await;
     }
 }
 
-pub(super) async fn own_items_go_with_their_session_and_all_are_told(subject: &dyn Subject) {
+pub(super) async fn own_items_end_with_their_session_and_are_reported(subject: &dyn Subject) {
     let (listening, dying) = (Peer::open(subject).await, Peer::open_short(subject).await);
     let stays = add(&dying, "").await;
     let (own, dropped) = (add_own(&dying).await, add_own(&dying).await);
     let mut listener = bag(&listening).listen().await.expect("the bag is open");
     let mut known = listener.present().clone();
-    hears_until(subject, &mut listener, &mut known, &BTreeSet::from([stays, own.id(), dropped.id()])).await;
+    receive_until(subject, &mut listener, &mut known, &BTreeSet::from([stays, own.id(), dropped.id()])).await;
     drop(dropped);
-    hears_until(subject, &mut listener, &mut known, &BTreeSet::from([stays, own.id()])).await;
+    receive_until(subject, &mut listener, &mut known, &BTreeSet::from([stays, own.id()])).await;
     dying.process.cut(true);
-    hears_until(subject, &mut listener, &mut known, &BTreeSet::from([stays])).await;
-    within(subject, "its owner is told", own.gone()).await;
+    receive_until(subject, &mut listener, &mut known, &BTreeSet::from([stays])).await;
+    within(subject, "the owner is notified", own.gone()).await;
     remove(&listening, stays).await;
-    hears_until(subject, &mut listener, &mut known, &BTreeSet::new()).await;
+    receive_until(subject, &mut listener, &mut known, &BTreeSet::new()).await;
 }
 
-pub(super) async fn a_listener_goes_on_in_another_session(subject: &dyn Subject) {
+pub(super) async fn listener_continues_in_another_session(subject: &dyn Subject) {
     let (writer, reader) = (Peer::open(subject).await, Peer::open_short(subject).await);
     let (first, second) = (add(&writer, "").await, add(&writer, "").await);
-    reader.tree().await.sync().await.expect("the engine answers");
+    reader.tree().await.sync().await.expect("the engine responds");
     let mut listener = bag(&reader).listen().await.expect("the bag is open");
     let mut known = listener.present().clone();
     assert_eq!(known, BTreeSet::from([first, second]));
     let session = reader.tree().await.session().clone();
     reader.process.cut(true);
-    within(subject, "its session is lost", session.lost()).await;
+    within(subject, "the session is lost", session.lost()).await;
     remove(&writer, first).await;
     let third = add(&writer, "").await;
     reader.process.cut(false);
-    hears_until(subject, &mut listener, &mut known, &BTreeSet::from([second, third])).await;
+    receive_until(subject, &mut listener, &mut known, &BTreeSet::from([second, third])).await;
     let fourth = add(&writer, "").await;
-    hears_until(subject, &mut listener, &mut known, &BTreeSet::from([second, third, fourth])).await;
+    receive_until(subject, &mut listener, &mut known, &BTreeSet::from([second, third, fourth])).await;
 }
 
-pub(super) async fn a_bag_that_is_made_anew_is_told_anew(subject: &dyn Subject) {
+pub(super) async fn recreated_bag_is_reported_completely(subject: &dyn Subject) {
     let (writer, reader) = (Peer::open(subject).await, Peer::open_short(subject).await);
     let tree = writer.tree().await;
-    let make_anew = async || {
+    let recreate = async || {
         for id in bag(&writer).ids().await.expect("the bag is open") {
             remove(&writer, id).await;
         }
-        tree.delete(&path("/bag/item"), Expected::Any).await.expect("nothing is in");
+        tree.delete(&path("/bag/item"), Expected::Any).await.expect("the bag is empty");
     };
     let ids = |count: i32| (0..count).map(Sequence).collect::<BTreeSet<_>>();
     for _ in 0..3 {
         add(&writer, "").await;
     }
-    reader.tree().await.sync().await.expect("the engine answers");
+    reader.tree().await.sync().await.expect("the engine responds");
     let mut listener = bag(&reader).listen().await.expect("the bag is open");
     let mut known = listener.present().clone();
-    make_anew().await;
-    hears_until(subject, &mut listener, &mut known, &ids(0)).await;
+    recreate().await;
+    receive_until(subject, &mut listener, &mut known, &ids(0)).await;
     add(&writer, "").await;
     add(&writer, "").await;
-    hears_until(subject, &mut listener, &mut known, &ids(2)).await;
-    // And where nobody could hear of it.
+    receive_until(subject, &mut listener, &mut known, &ids(2)).await;
+    // The listener is disconnected while the bag is created again.
     let session = reader.tree().await.session().clone();
     reader.process.cut(true);
-    within(subject, "its session is lost", session.lost()).await;
-    make_anew().await;
+    within(subject, "the session is lost", session.lost()).await;
+    recreate().await;
     add(&writer, "").await;
     reader.process.cut(false);
-    hears_until(subject, &mut listener, &mut known, &ids(1)).await;
+    receive_until(subject, &mut listener, &mut known, &ids(1)).await;
     add(&writer, "").await;
-    hears_until(subject, &mut listener, &mut known, &ids(2)).await;
+    receive_until(subject, &mut listener, &mut known, &ids(2)).await;
 }

@@ -1,4 +1,4 @@
-//! Configuration and discovery.
+//! Cases about configuration and discovery.
 
 use serde_json::{Value, json};
 
@@ -11,52 +11,55 @@ fn config(peer: &Peer<'_>) -> Config {
 }
 
 fn values(value: Value) -> Values {
-    let Value::Object(values) = value else { panic!("a case's values are a map") };
+    let Value::Object(values) = value else { panic!("the values are a map") };
     values
 }
 
-pub(super) async fn an_instances_values_stand_before_its_services(subject: &dyn Subject) {
+pub(super) async fn instance_values_override_service_values(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
-    let mut now = config(&one).follow("host-1").await.expect("it is open to all");
+    let mut now = config(&one).follow("host-1").await.expect("access is open to all");
     assert_eq!((now.now().values, now.now().service, now.now().instance), (Values::new(), None, None));
     let write = |values: &mut Values| *values = self::values(json!({"rate": 5, "hosts": ["a", "b"]}));
-    config(&two).update(write).await.expect("it is open to all");
+    config(&two).update(write).await.expect("access is open to all");
     let seen = now.until(|now| now.values == values(json!({"rate": 5, "hosts": ["a", "b"]})));
-    within(subject, "the service's are in force", seen).await;
+    within(subject, "the service's values are in force", seen).await;
     let write = |values: &mut Values| drop(values.insert("rate".to_owned(), json!(9)));
-    config(&two).update_instance("host-1", write).await.expect("it is open to all");
+    config(&two).update_instance("host-1", write).await.expect("access is open to all");
     config(&two)
         .update_instance("host-2", |values| drop(values.insert("rate".to_owned(), json!(1))))
         .await
-        .expect("it is open to all");
+        .expect("access is open to all");
     let seen = now.until(|now| now.values == values(json!({"rate": 9, "hosts": ["a", "b"]})));
-    within(subject, "its own stand before them", seen).await;
-    let own = config(&two).override_while_alive("host-3", &values(json!({"rate": 0}))).expect("it is a name");
-    within(subject, "it is there", own.present()).await.expect("it is open to all");
-    let mut third = config(&one).follow("host-3").await.expect("it is open to all");
+    within(subject, "the instance's values take precedence", seen).await;
+    let own = config(&two).override_while_alive("host-3", &values(json!({"rate": 0}))).expect("the name is valid");
+    within(subject, "the node exists", own.present()).await.expect("access is open to all");
+    let mut third = config(&one).follow("host-3").await.expect("access is open to all");
     let seen = third.until(|now| now.values["rate"] == json!(0));
-    within(subject, "its own stand before them", seen).await;
+    within(subject, "the instance's values take precedence", seen).await;
     drop(own);
-    within(subject, "they go with it", third.until(|now| now.values["rate"] == json!(5))).await;
+    within(subject, "the override ends with its process", third.until(|now| now.values["rate"] == json!(5))).await;
 }
 
-pub(super) async fn what_is_no_configuration_is_told_and_the_last_stays(subject: &dyn Subject) {
+pub(super) async fn invalid_configuration_is_reported_and_the_last_one_kept(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
-    config(&two).update(|values| drop(values.insert("rate".to_owned(), json!(5)))).await.expect("it is open to all");
-    one.tree().await.sync().await.expect("the engine answers");
-    let mut now = config(&one).follow("host-1").await.expect("it is open to all");
+    config(&two)
+        .update(|values| drop(values.insert("rate".to_owned(), json!(5))))
+        .await
+        .expect("access is open to all");
+    one.tree().await.sync().await.expect("the engine responds");
+    let mut now = config(&one).follow("host-1").await.expect("access is open to all");
     let tree = two.tree().await;
     let set = tree.set(&path("/config/mail"), Bytes::from_static(b"[1, 2"), Expected::Any);
-    set.await.expect("it is open to all");
-    let told = within(subject, "it is told", now.until(|now| now.problem.is_some())).await;
-    assert_eq!(told.values, values(json!({"rate": 5})));
+    set.await.expect("access is open to all");
+    let invalid = within(subject, "the change is reported", now.until(|now| now.problem.is_some())).await;
+    assert_eq!(invalid.values, values(json!({"rate": 5})));
     assert!(matches!(config(&two).update(Values::clear).await, Err(TreeError::Invalid(_))));
-    tree.set(&path("/config/mail"), Bytes::from_static(b"rate: 6"), Expected::Any).await.expect("it is there");
-    let mended = within(subject, "it is mended", now.until(|now| now.problem.is_none())).await;
-    assert_eq!(mended.values, values(json!({"rate": 6})));
+    tree.set(&path("/config/mail"), Bytes::from_static(b"rate: 6"), Expected::Any).await.expect("the node exists");
+    let valid = within(subject, "the configuration is valid again", now.until(|now| now.problem.is_none())).await;
+    assert_eq!(valid.values, values(json!({"rate": 6})));
 }
 
-pub(super) async fn no_older_pair_comes_after_a_newer(subject: &dyn Subject) {
+pub(super) async fn follower_never_receives_an_older_configuration(subject: &dyn Subject) {
     const CHANGES: u64 = 300;
     let (one, two, reader) = (Peer::open(subject).await, Peer::open(subject).await, Peer::open(subject).await);
     let count = |values: &mut Values| {
@@ -70,15 +73,15 @@ pub(super) async fn no_older_pair_comes_after_a_newer(subject: &dyn Subject) {
     let (services, instances) = (config(&one), config(&two));
     let writing = async {
         for _ in 0..CHANGES {
-            services.update(count).await.expect("the engine answers");
+            services.update(count).await.expect("the engine responds");
         }
     };
     let writing_own = async {
         for _ in 0..CHANGES {
-            instances.update_instance("host", count_own).await.expect("the engine answers");
+            instances.update_instance("host", count_own).await.expect("the engine responds");
         }
     };
-    let mut now = config(&reader).follow("host").await.expect("it is open to all");
+    let mut now = config(&reader).follow("host").await.expect("access is open to all");
     let reading = async {
         let number = |values: &Values, key: &str| values.get(key).and_then(Value::as_u64).unwrap_or(0);
         let (mut last, mut seen) = (now.now(), 0_u64);
@@ -93,13 +96,13 @@ pub(super) async fn no_older_pair_comes_after_a_newer(subject: &dyn Subject) {
         seen
     };
     let all = futures_util::future::join3(writing, writing_own, reading);
-    let ((), (), seen) = within_long(subject, "all is written and read", all).await;
-    assert!(seen > 1, "the last at least, and one before");
+    let ((), (), seen) = within_long(subject, "all changes are written and read", all).await;
+    assert!(seen > 1, "the reader receives intermediate values");
 }
 
 async fn within_long<T>(subject: &dyn Subject, what: &str, future: impl Future<Output = T>) -> T {
     let limited = subject.runtime().timeout(LIMIT * 4, future).await;
-    limited.unwrap_or_else(|| panic!("it never came: {what}"))
+    limited.unwrap_or_else(|| panic!("condition not reached in time: {what}"))
 }
 
 fn discovery(peer: &Peer<'_>) -> Discovery {
@@ -110,30 +113,31 @@ fn service(class: &str, name: &str) -> Service {
     Service { class: class.to_owned(), name: name.to_owned() }
 }
 
-async fn are(subject: &dyn Subject, instances: &mut Followed<Instances>, keys: &[&str]) {
+async fn wait_for_instances(subject: &dyn Subject, instances: &mut Followed<Instances>, keys: &[&str]) {
     let are = instances.until(|now| {
         now.source == Source::Engine && now.all.iter().map(|instance| instance.key.as_str()).eq(keys.iter().copied())
     });
     within(subject, &format!("the instances are {keys:?}"), are).await;
 }
 
-pub(super) async fn instances_are_found_while_they_live(subject: &dyn Subject) {
+pub(super) async fn instances_are_found_while_they_are_alive(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     let platform = service("queues/kestrel", "platform");
-    let mut found = discovery(&one).follow(&platform).await.expect("it is open to all");
-    let mut below = discovery(&one).follow_class("queues").await.expect("it is open to all");
-    are(subject, &mut found, &[]).await;
+    let mut found = discovery(&one).follow(&platform).await.expect("access is open to all");
+    let mut below = discovery(&one).follow_class("queues").await.expect("access is open to all");
+    wait_for_instances(subject, &mut found, &[]).await;
     let payload =
         values(json!({"host": "localhost", "port": 22133, "header": {"metadata": {"protocol": "memcached"}}}));
-    let first = discovery(&two).register(&platform, "10.0.0.1", payload.clone()).expect("a map");
-    let second = discovery(&one).register(&platform, "10.0.0.2", payload).expect("a map");
-    let other = discovery(&two).register(&service("queues", "rabbit"), "r", Values::new()).expect("a map");
-    are(subject, &mut found, &["10.0.0.1", "10.0.0.2"]).await;
-    are(subject, &mut below, &["10.0.0.1", "10.0.0.2", "r"]).await;
-    // A class below is none of the service's of that name.
-    let mut queues = discovery(&one).follow(&service("queues", "kestrel")).await.expect("it is open to all");
-    are(subject, &mut queues, &[]).await;
-    assert_eq!(discovery(&one).pick(&service("queues", "kestrel")).await.expect("it is open to all").now(), None);
+    let first = discovery(&two).register(&platform, "10.0.0.1", payload.clone()).expect("the payload is a map");
+    let second = discovery(&one).register(&platform, "10.0.0.2", payload).expect("the payload is a map");
+    let other =
+        discovery(&two).register(&service("queues", "rabbit"), "r", Values::new()).expect("the payload is a map");
+    wait_for_instances(subject, &mut found, &["10.0.0.1", "10.0.0.2"]).await;
+    wait_for_instances(subject, &mut below, &["10.0.0.1", "10.0.0.2", "r"]).await;
+    // An instance of a class below is not an instance of the service with the same name.
+    let mut queues = discovery(&one).follow(&service("queues", "kestrel")).await.expect("access is open to all");
+    wait_for_instances(subject, &mut queues, &[]).await;
+    assert_eq!(discovery(&one).pick(&service("queues", "kestrel")).await.expect("access is open to all").now(), None);
     let says = &found.now().all[0];
     assert_eq!(says.service, platform);
     let header = json!({
@@ -142,12 +146,12 @@ pub(super) async fn instances_are_found_while_they_live(subject: &dyn Subject) {
     });
     assert_eq!((&says.payload["header"], &says.payload["port"]), (&header, &json!(22133)));
     drop(first);
-    are(subject, &mut found, &["10.0.0.2"]).await;
+    wait_for_instances(subject, &mut found, &["10.0.0.2"]).await;
     drop(second);
-    are(subject, &mut found, &[]).await;
-    are(subject, &mut below, &["r"]).await;
+    wait_for_instances(subject, &mut found, &[]).await;
+    wait_for_instances(subject, &mut below, &["r"]).await;
     drop(other);
-    are(subject, &mut below, &[]).await;
+    wait_for_instances(subject, &mut below, &[]).await;
     let bad = values(json!({"header": 7}));
     assert!(matches!(discovery(&one).register(&platform, "k", bad), Err(TreeError::Invalid(_))));
     for (name, key) in [("..", "k"), ("a/b", "k"), ("x", "a/b"), ("x", "")] {
@@ -155,51 +159,51 @@ pub(super) async fn instances_are_found_while_they_live(subject: &dyn Subject) {
     }
 }
 
-pub(super) async fn a_pick_moves_when_its_instance_goes_and_spreads(subject: &dyn Subject) {
+pub(super) async fn picks_spread_and_move_when_their_instance_ends(subject: &dyn Subject) {
     const PICKS: usize = 60;
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     let platform = service("kestrel", "platform");
-    let register = |key: &str| discovery(&two).register(&platform, key, Values::new()).expect("a map");
+    let register = |key: &str| discovery(&two).register(&platform, key, Values::new()).expect("the payload is a map");
     let first = register("a");
-    within(subject, "it is there", first.present()).await.expect("it is open to all");
-    one.tree().await.sync().await.expect("the engine answers");
+    within(subject, "the node exists", first.present()).await.expect("access is open to all");
+    one.tree().await.sync().await.expect("the engine responds");
     let mut picks = Vec::new();
     for _ in 0..PICKS {
-        picks.push(discovery(&one).pick(&platform).await.expect("it is open to all"));
+        picks.push(discovery(&one).pick(&platform).await.expect("access is open to all"));
     }
     let key = |pick: &Option<coordination::recipes::Instance>| pick.as_ref().map(|instance| instance.key.clone());
     for pick in &mut picks {
-        within(subject, "there is one", pick.until(|pick| key(pick).as_deref() == Some("a"))).await;
+        within(subject, "an instance is picked", pick.until(|pick| key(pick).as_deref() == Some("a"))).await;
     }
     let second = register("b");
     let on = |picks: &[Followed<Option<coordination::recipes::Instance>>], at: &str| {
         picks.iter().filter(|pick| key(&pick.now()).as_deref() == Some(at)).count()
     };
-    // Of sixty tosses of a coin, ten heads or fewer come once in ten million times.
-    until(subject, "some have moved to the other", async || on(&picks, "b") > 10).await;
-    a_moment(subject).await;
-    assert!(on(&picks, "a") > 10, "and some stay");
+    // Sixty tosses of a coin give ten heads or fewer once in ten million trials.
+    until(subject, "some picks move to the second instance", async || on(&picks, "b") > 10).await;
+    short_wait(subject).await;
+    assert!(on(&picks, "a") > 10, "some picks stay with the first instance");
     drop(first);
     for pick in &mut picks {
-        within(subject, "all move", pick.until(|pick| key(pick).as_deref() == Some("b"))).await;
+        within(subject, "all picks move", pick.until(|pick| key(pick).as_deref() == Some("b"))).await;
     }
     drop(second);
     for pick in &mut picks {
-        within(subject, "there is none", pick.until(Option::is_none)).await;
+        within(subject, "no instance is picked", pick.until(Option::is_none)).await;
     }
 }
 
-pub(super) async fn what_is_no_instance_is_passed_over_and_a_rewrite_is_no_gap(subject: &dyn Subject) {
+pub(super) async fn invalid_instances_are_ignored_and_rewrites_cause_no_gap(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     let tree = two.tree().await;
     for at in ["/discovery", "/discovery/kestrel", "/discovery/kestrel/platform"] {
-        let made = tree.create(&path(at), Bytes::new(), CreateMode::Persistent, Acl::Open).await;
-        made.expect("the root is open");
+        let created = tree.create(&path(at), Bytes::new(), CreateMode::Persistent, Acl::Open).await;
+        created.expect("the root is open");
     }
     let put = async |key: &str, text: &'static str| {
         let at = path(&format!("/discovery/kestrel/platform/{key}"));
-        let made = tree.create(&at, Bytes::from_static(text.as_bytes()), CreateMode::Ephemeral, Acl::Open).await;
-        made.expect("its parent is there");
+        let created = tree.create(&at, Bytes::from_static(text.as_bytes()), CreateMode::Ephemeral, Acl::Open).await;
+        created.expect("the parent exists");
         at
     };
     let good = "header: {service_class: kestrel}\nport: 1";
@@ -207,31 +211,31 @@ pub(super) async fn what_is_no_instance_is_passed_over_and_a_rewrite_is_no_gap(s
         put(key, bad).await;
     }
     let mut at = put("good", good).await;
-    one.tree().await.sync().await.expect("the engine answers");
-    let mut found = discovery(&one).follow(&service("kestrel", "platform")).await.expect("it is open to all");
-    are(subject, &mut found, &["good"]).await;
+    one.tree().await.sync().await.expect("the engine responds");
+    let mut found = discovery(&one).follow(&service("kestrel", "platform")).await.expect("access is open to all");
+    wait_for_instances(subject, &mut found, &["good"]).await;
     let receiver = found.receiver();
     let seen = std::sync::Mutex::new(Vec::new());
     let rewriting = async {
         for _ in 0..5 {
-            // As Petting Zoo's writers do.
-            tree.delete(&at, Expected::Any).await.expect("it is there");
+            // Petting Zoo's writers rewrite an instance this way.
+            tree.delete(&at, Expected::Any).await.expect("the node exists");
             at = put("good", good).await;
-            a_moment(subject).await;
+            short_wait(subject).await;
         }
     };
     let watching = async {
         let mut receiver = receiver;
         while receiver.changed().await.is_ok() {
             let count = receiver.borrow_and_update().all.len();
-            seen.lock().expect("nothing panics in here").push(count);
+            seen.lock().expect("no holder of this lock panics").push(count);
         }
     };
     tokio::select! {
         () = rewriting => {}
         () = watching => {}
     }
-    let seen = seen.into_inner().expect("nothing panics in here");
-    assert!(seen.iter().all(|count| *count == 1), "it was never gone: {seen:?}");
-    are(subject, &mut found, &["good"]).await;
+    let seen = seen.into_inner().expect("no holder of this lock panics");
+    assert!(seen.iter().all(|count| *count == 1), "the instance was always present: {seen:?}");
+    wait_for_instances(subject, &mut found, &["good"]).await;
 }

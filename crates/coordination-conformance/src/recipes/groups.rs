@@ -1,4 +1,4 @@
-//! Groups of processes that are seen.
+//! Cases about groups and their members.
 
 use super::*;
 use coordination::recipes::{Followed, Group, Members, Presence, PresenceState};
@@ -9,62 +9,66 @@ fn group(peer: &Peer<'_>) -> Group {
 }
 
 async fn joined(peer: &Peer<'_>, name: &str) -> Presence {
-    let presence = group(peer).join(name, Bytes::from_static(b"first")).expect("the name is one");
-    within(peer.subject, "it is seen", presence.present()).await.expect("the group is open");
+    let presence = group(peer).join(name, Bytes::from_static(b"first")).expect("the name is valid");
+    within(peer.subject, "the member is visible", presence.present()).await.expect("the group is open");
     presence
 }
 
-async fn are(subject: &dyn Subject, members: &mut Followed<Members>, names: &[&str]) {
+async fn wait_for_members(subject: &dyn Subject, members: &mut Followed<Members>, names: &[&str]) {
     let are = members.until(|now| now.is_current && now.members.keys().eq(names));
-    within(subject, &format!("they are {names:?}"), are).await;
+    within(subject, &format!("the members are {names:?}"), are).await;
 }
 
-pub(super) async fn members_come_and_go(subject: &dyn Subject) {
+pub(super) async fn members_join_and_leave(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     let mut members = group(&one).members().await.expect("the group is open");
-    are(subject, &mut members, &[]).await;
+    wait_for_members(subject, &mut members, &[]).await;
     let (ann, bob) = (joined(&one, "ann").await, joined(&two, "bob").await);
-    are(subject, &mut members, &["ann", "bob"]).await;
-    bob.set(Bytes::from_static(b"second")).expect("it is not too much");
+    wait_for_members(subject, &mut members, &["ann", "bob"]).await;
+    bob.set(Bytes::from_static(b"second")).expect("the data is within the limit");
     let says = members.until(|now| now.members.get("bob").is_some_and(|data| data == "second"));
-    within(subject, "what it says is seen", says).await;
+    within(subject, "the new data is visible", says).await;
     drop(bob);
-    are(subject, &mut members, &["ann"]).await;
+    wait_for_members(subject, &mut members, &["ann"]).await;
     drop(ann);
-    are(subject, &mut members, &[]).await;
+    wait_for_members(subject, &mut members, &[]).await;
 }
 
-pub(super) async fn a_member_is_seen_again_after_its_session_was_lost(subject: &dyn Subject) {
+pub(super) async fn member_rejoins_after_a_lost_session(subject: &dyn Subject) {
     let (watching, cut) = (Peer::open(subject).await, Peer::open_short(subject).await);
     let mut members = group(&watching).members().await.expect("the group is open");
     let presence = joined(&cut, "ann").await;
-    are(subject, &mut members, &["ann"]).await;
+    wait_for_members(subject, &mut members, &["ann"]).await;
     let mut theirs = group(&cut).members().await.expect("the group is open");
-    are(subject, &mut theirs, &["ann"]).await;
+    wait_for_members(subject, &mut theirs, &["ann"]).await;
     cut.process.cut(true);
-    are(subject, &mut members, &[]).await;
+    wait_for_members(subject, &mut members, &[]).await;
     let stale = theirs.until(|now| !now.is_current);
-    assert!(within(subject, "who is cut off knows it", stale).await.members.contains_key("ann"));
-    presence.set(Bytes::from_static(b"later")).expect("it is not too much");
+    assert!(within(subject, "a disconnected follower reports stale data", stale).await.members.contains_key("ann"));
+    presence.set(Bytes::from_static(b"later")).expect("the data is within the limit");
     cut.process.cut(false);
-    are(subject, &mut members, &["ann"]).await;
+    wait_for_members(subject, &mut members, &["ann"]).await;
     assert_eq!(members.now().members["ann"], "later");
-    are(subject, &mut theirs, &["ann"]).await;
+    wait_for_members(subject, &mut theirs, &["ann"]).await;
 }
 
-pub(super) async fn a_name_that_is_taken_is_told_and_had_once_it_is_free(subject: &dyn Subject) {
+pub(super) async fn taken_name_is_reported_and_obtained_once_free(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     let first = joined(&one, "ann").await;
-    let second = group(&two).join("ann", Bytes::new()).expect("the name is one");
+    let second = group(&two).join("ann", Bytes::new()).expect("the name is valid");
     let mut seen = second.seen();
-    within(subject, "it is told", seen.wait_for(|seen| *seen == PresenceState::Taken)).await.expect("it goes on");
+    within(subject, "the change is reported", seen.wait_for(|seen| *seen == PresenceState::Taken))
+        .await
+        .expect("the channel stays open");
     drop(first);
-    within(subject, "it is seen", second.present()).await.expect("the group is open");
-    // Beside another of the same session, too.
-    let third = group(&two).join("ann", Bytes::new()).expect("the name is one");
+    within(subject, "the member is visible", second.present()).await.expect("the group is open");
+    // The rule also applies to two members of one session.
+    let third = group(&two).join("ann", Bytes::new()).expect("the name is valid");
     let mut waits = third.seen();
-    within(subject, "it is told", waits.wait_for(|seen| *seen == PresenceState::Taken)).await.expect("it goes on");
-    a_moment(subject).await;
+    within(subject, "the change is reported", waits.wait_for(|seen| *seen == PresenceState::Taken))
+        .await
+        .expect("the channel stays open");
+    short_wait(subject).await;
     assert_eq!(
         (second.seen().borrow().clone(), waits.borrow().clone()),
         (PresenceState::Present, PresenceState::Taken)
@@ -74,38 +78,38 @@ pub(super) async fn a_name_that_is_taken_is_told_and_had_once_it_is_free(subject
     }
 }
 
-pub(super) async fn a_follower_sees_all_that_is_below_and_nothing_stale(subject: &dyn Subject) {
+pub(super) async fn follower_shows_current_children_after_recreations(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     let tree = one.tree().await;
-    let make = |at: &'static str| tree.create(&path(at), Bytes::new(), CreateMode::Persistent, Acl::Open);
+    let create = |at: &'static str| tree.create(&path(at), Bytes::new(), CreateMode::Persistent, Acl::Open);
     for at in ["/groups", "/groups/one", "/groups/one/a"] {
-        make(at).await.expect("the root is open");
+        create(at).await.expect("the root is open");
     }
     let mut members = group(&two).members().await.expect("the group is open");
-    are(subject, &mut members, &["a"]).await;
-    // Again and again at the same place.
+    wait_for_members(subject, &mut members, &["a"]).await;
+    // The node is repeatedly deleted and created at the same path.
     for round in 0..20 {
-        tree.delete(&path("/groups/one/a"), Expected::Any).await.expect("it is there");
+        tree.delete(&path("/groups/one/a"), Expected::Any).await.expect("the node exists");
         let text = Bytes::from(round.to_string());
-        let made = tree.create(&path("/groups/one/a"), text.clone(), CreateMode::Persistent, Acl::Open).await;
-        made.expect("its parent is there");
+        let created = tree.create(&path("/groups/one/a"), text.clone(), CreateMode::Persistent, Acl::Open).await;
+        created.expect("the parent exists");
         if round % 4 == 0 {
             let last = members.until(|now| now.members.get("a") == Some(&text));
-            within(subject, "the last one is seen", last).await;
+            within(subject, "the last value is visible", last).await;
         }
     }
     let last = members.until(|now| now.members.get("a").is_some_and(|data| data == "19"));
-    within(subject, "the last one is seen", last).await;
+    within(subject, "the last value is visible", last).await;
 }
 
-pub(super) async fn a_path_is_made_with_all_above_it_and_stays(subject: &dyn Subject) {
+pub(super) async fn ensured_path_has_all_parents_and_persists(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     let (deep, tree) = (path("/made/of/parts"), two.tree().await);
     let both = futures_util::future::join(one.client.ensure(&deep, &Acl::Open), two.client.ensure(&deep, &Acl::Open));
-    assert_eq!(within(subject, "it is made", both).await, (Ok(()), Ok(())));
-    tree.set(&deep, "kept".into(), Expected::Any).await.expect("it is there");
+    assert_eq!(within(subject, "the path is created", both).await, (Ok(()), Ok(())));
+    tree.set(&deep, "kept".into(), Expected::Any).await.expect("the node exists");
     assert_eq!(one.client.ensure(&deep, &Acl::Open).await, Ok(()));
-    one.client.close().await.expect("it can be closed");
-    let node = tree.get(&deep).await.expect("it stays");
+    one.client.close().await.expect("the session can be closed");
+    let node = tree.get(&deep).await.expect("the node remains");
     assert_eq!((node.stat.owner, &node.data[..]), (None, &b"kept"[..]));
 }

@@ -1,9 +1,9 @@
-//! Locks, and what holding means.
+//! Cases about locks and their guards.
 
 use super::*;
 use coordination::tree::{CreateMode, Op};
 
-pub(super) async fn one_holds_at_a_time_in_the_order_of_asking(subject: &dyn Subject) {
+pub(super) async fn lock_has_one_holder_in_the_order_of_the_requests(subject: &dyn Subject) {
     let mut peers = Vec::new();
     for _ in 0..4 {
         peers.push(Peer::open(subject).await);
@@ -13,10 +13,10 @@ pub(super) async fn one_holds_at_a_time_in_the_order_of_asking(subject: &dyn Sub
     for (at, peer) in peers.iter().enumerate().skip(1) {
         let lock = peer.lock();
         let mut acquiring = async move { (at, lock.acquire().await) }.boxed();
-        // Its place is made before the next asks.
-        until(subject, "its place", async || {
-            assert!((&mut acquiring).now_or_never().is_none(), "somebody else holds it");
-            peers[0].standing("/locks/one").await.len() == at + 1
+        // Each place is created before the next process requests the lock.
+        until(subject, "the place", async || {
+            assert!((&mut acquiring).now_or_never().is_none(), "another process holds the lock");
+            peers[0].line("/locks/one").await.len() == at + 1
         })
         .await;
         waiting.push(acquiring);
@@ -27,70 +27,71 @@ pub(super) async fn one_holds_at_a_time_in_the_order_of_asking(subject: &dyn Sub
         assert!(holder.is_valid());
         holder.release().await;
         let ((at, held), _, rest) = within(subject, "the next holder", futures_util::future::select_all(waiting)).await;
-        assert_eq!(at, 4 - rest.len() - 1, "the next is the one that asked first");
-        (holder, waiting) = (held.expect("it can be had"), rest);
+        assert_eq!(at, 4 - rest.len() - 1, "the holders follow the order of the requests");
+        (holder, waiting) = (held.expect("the acquisition succeeds"), rest);
     }
     terms.push(holder.term());
     assert!(terms.is_sorted_by(|one, next| one < next), "terms rise: {terms:?}");
     holder.release().await;
-    until(subject, "nobody stands in line", async || peers[0].standing("/locks/one").await.is_empty()).await;
+    until(subject, "the line is empty", async || peers[0].line("/locks/one").await.is_empty()).await;
 }
 
-pub(super) async fn what_is_dropped_is_given_back(subject: &dyn Subject) {
+pub(super) async fn dropped_guard_releases_the_lock(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     let held = one.acquired().await;
     let over = held.token();
     drop(held);
-    assert!(over.is_cancelled(), "it is given back");
+    assert!(over.is_cancelled(), "the lock is released");
     two.acquired().await.release().await;
-    one.client.close().await.expect("the engine answers");
+    one.client.close().await.expect("the engine responds");
 }
 
-pub(super) async fn an_acquisition_that_is_dropped_leaves_no_node(subject: &dyn Subject) {
+pub(super) async fn dropped_acquisition_leaves_no_node(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     let held = one.acquired().await;
-    // Given up at any moment: before its session is there, while its place is made, and while it waits.
+    // The acquisition is dropped at different times: before the session is open, while the place is created, and
+    // while it waits.
     for micros in [0, 1, 100, 1_000, 3_000, 10_000, 50_000] {
         let lock = two.lock();
         let given_up = subject.runtime().timeout(Duration::from_micros(micros), lock.acquire()).await;
-        assert!(given_up.is_none(), "somebody else holds it");
+        assert!(given_up.is_none(), "another process holds the lock");
     }
-    until(subject, "one stands in line", async || one.standing("/locks/one").await.len() == 1).await;
+    until(subject, "one process waits in line", async || one.line("/locks/one").await.len() == 1).await;
     assert!(held.is_valid());
     held.release().await;
     two.acquired().await.release().await;
 }
 
-pub(super) async fn a_hold_is_over_when_its_node_is_taken_away(subject: &dyn Subject) {
+pub(super) async fn guard_ends_when_its_node_is_deleted(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     let held = one.acquired().await;
-    let [name] = &two.standing("/locks/one").await[..] else { panic!("one stands in line") };
+    let [name] = &two.line("/locks/one").await[..] else { panic!("one process waits in line") };
     let place = path(&format!("/locks/one/{name}"));
-    two.tree().await.delete(&place, Expected::Any).await.expect("it is open to all");
-    within(subject, "the hold is over", held.cancelled()).await;
+    two.tree().await.delete(&place, Expected::Any).await.expect("access is open to all");
+    within(subject, "the guard ends", held.cancelled()).await;
     assert!(!held.is_valid());
     two.acquired().await.release().await;
     held.release().await;
 }
 
-pub(super) async fn a_fence_lets_nothing_through_that_comes_late(subject: &dyn Subject) {
+pub(super) async fn fence_rejects_late_writes(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     let (tree, account) = (one.tree().await, path("/account"));
     tree.create(&account, Bytes::new(), CreateMode::Persistent, Acl::Open).await.expect("the root is open");
     let held = one.acquired().await;
     let write = |text: &'static str| Op::Set { path: account.clone(), data: text.into(), expected: Expected::Any };
     let fence = held.fence();
-    tree.multi([fence.clone(), vec![write("in time")]].concat()).await.expect("it is held");
+    tree.multi([fence.clone(), vec![write("in time")]].concat()).await.expect("the lock is held");
     held.release().await;
     let second = two.acquired().await;
     let late = tree.multi([fence, vec![write("late")]].concat()).await;
     assert_eq!(late, Err(TreeError::Multi { at: 0, source: Box::new(TreeError::NoNode) }));
-    two.tree().await.multi([second.fence(), vec![write("second")]].concat()).await.expect("it is held");
+    two.tree().await.multi([second.fence(), vec![write("second")]].concat()).await.expect("the lock is held");
     second.release().await;
-    assert_eq!(tree.get(&account).await.expect("it is there").data, "second");
+    assert_eq!(tree.get(&account).await.expect("the node exists").data, "second");
 }
 
-pub(super) async fn a2_terms_rise_though_the_path_is_made_anew(subject: &dyn Subject) {
+pub(super) async fn a2_terms_rise_across_deletions_of_the_path(subject: &dyn Subject) {
     let peer = Peer::open(subject).await;
     let mut terms = Vec::new();
     for _ in 0..3 {
@@ -99,132 +100,136 @@ pub(super) async fn a2_terms_rise_though_the_path_is_made_anew(subject: &dyn Sub
         held.release().await;
         let tree = peer.tree().await;
         for at in ["/locks/one", "/locks"] {
-            // The engine may have taken it away itself.
+            // The engine may have deleted the node itself.
             drop(tree.delete(&path(at), Expected::Any).await);
         }
     }
     assert!(terms.is_sorted_by(|one, next| one < next), "{terms:?}");
 }
 
-pub(super) async fn strangers_have_no_hand_in_it(subject: &dyn Subject) {
+pub(super) async fn unauthenticated_sessions_cannot_interfere(subject: &dyn Subject) {
     let credentials = vec![Credentials { name: "alice".to_owned(), password: "of the looking-glass".to_owned() }];
     let one = Peer::open_with(subject, SessionOptions { timeout: LONG, credentials }).await;
-    let stranger = Peer::open(subject).await;
+    let unauthenticated = Peer::open(subject).await;
     let selector = LeaderSelector::new(&one.client, path("/closed"), Candidate::new("alice"));
-    let held = within(subject, "the leadership", selector.lead()).await.expect("she gave credentials");
-    let names = one.standing("/closed").await;
+    let held = within(subject, "the leadership", selector.lead()).await.expect("the creator has credentials");
+    let names = one.line("/closed").await;
     let place = path(&format!("/closed/{}", names[0]));
-    let tree = stranger.tree().await;
-    tree.sync().await.expect("the engine answers");
-    let made = tree.create(&path("/closed/lock-"), Bytes::new(), CreateMode::EphemeralSequential, Acl::Open).await;
-    assert_eq!(made, Err(TreeError::Forbidden));
+    let tree = unauthenticated.tree().await;
+    tree.sync().await.expect("the engine responds");
+    let created = tree.create(&path("/closed/lock-"), Bytes::new(), CreateMode::EphemeralSequential, Acl::Open).await;
+    assert_eq!(created, Err(TreeError::Forbidden));
     assert_eq!(tree.set(&place, Bytes::new(), Expected::Any).await, Err(TreeError::Forbidden));
     assert_eq!(tree.delete(&place, Expected::Any).await, Err(TreeError::Forbidden));
     assert_eq!(tree.children(&path("/closed")).await, Err(TreeError::Forbidden));
-    let other =
-        LeaderSelector::new(&stranger.client, path("/closed"), Candidate { acl: Acl::Open, ..Candidate::new("x") });
-    assert_eq!(within(subject, "a refusal", other.lead()).await.err(), Some(TreeError::Forbidden));
+    let other = LeaderSelector::new(
+        &unauthenticated.client,
+        path("/closed"),
+        Candidate { acl: Acl::Open, ..Candidate::new("x") },
+    );
+    assert_eq!(within(subject, "the rejection", other.lead()).await.err(), Some(TreeError::Forbidden));
     assert!(held.is_valid());
     held.release().await;
 }
 
-pub(super) async fn without_credentials_a_closed_lock_is_refused(subject: &dyn Subject) {
+pub(super) async fn closed_lock_is_rejected_without_credentials(subject: &dyn Subject) {
     let peer = Peer::open(subject).await;
     let lock = Lock::new(&peer.client, path("/closed"), Acl::Creator);
-    assert_eq!(within(subject, "a refusal", lock.acquire()).await.err(), Some(TreeError::InvalidAcl));
+    assert_eq!(within(subject, "the rejection", lock.acquire()).await.err(), Some(TreeError::InvalidAcl));
 }
 
-pub(super) async fn names_of_others_in_a_line_are_passed_over(subject: &dyn Subject) {
+pub(super) async fn foreign_names_in_a_line_are_ignored(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     let tree = one.tree().await;
     let others = ["readme", "lock-", "x-lock-12", "ffffffff__lock__0000000000", "lock-99999999999"];
     let others = others.map(|name| format!("/locks/one/{name}"));
     for at in ["/locks", "/locks/one"].into_iter().chain(others.iter().map(String::as_str)) {
-        let made = tree.create(&path(at), Bytes::new(), CreateMode::Persistent, Acl::Open).await;
-        made.expect("its parent is there");
+        let created = tree.create(&path(at), Bytes::new(), CreateMode::Persistent, Acl::Open).await;
+        created.expect("the parent exists");
     }
     let held = one.acquired().await;
     let lock = two.lock();
     let mut waiting = faults::behind_others(&one, &lock, 7).await;
     assert!((&mut waiting).now_or_never().is_none());
     held.release().await;
-    within(subject, "the lock", waiting).await.expect("it can be had").release().await;
-    assert_eq!(one.standing("/locks/one").await.len(), 5, "what others made stays");
+    within(subject, "the lock", waiting).await.expect("the acquisition succeeds").release().await;
+    assert_eq!(one.line("/locks/one").await.len(), 5, "foreign nodes remain");
 }
 
-pub(super) async fn who_waits_does_so_again_when_the_line_is_taken_away(subject: &dyn Subject) {
+pub(super) async fn waiting_process_rejoins_a_deleted_line(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     let operator = Peer::open(subject).await;
     let held = one.acquired().await;
     let lock = two.lock();
     let waiting = faults::behind_others(&one, &lock, 2).await;
     let tree = operator.tree().await;
-    for name in operator.standing("/locks/one").await {
-        tree.delete(&path(&format!("/locks/one/{name}")), Expected::Any).await.expect("it is open to all");
+    for name in operator.line("/locks/one").await {
+        tree.delete(&path(&format!("/locks/one/{name}")), Expected::Any).await.expect("access is open to all");
     }
-    // Unless somebody stands in it again.
+    // This fails if a process already waits there again.
     drop(tree.delete(&path("/locks/one"), Expected::Any).await);
-    within(subject, "the hold is over", held.cancelled()).await;
+    within(subject, "the guard ends", held.cancelled()).await;
     let term = held.term();
-    let next = within(subject, "the other holds it", waiting).await.expect("it can be had");
+    let next =
+        within(subject, "the waiting process acquires the lock", waiting).await.expect("the acquisition succeeds");
     assert!(next.term() > term);
     next.release().await;
 }
 
-pub(super) async fn a_late_release_takes_away_no_later_hold(subject: &dyn Subject) {
+pub(super) async fn late_release_does_not_end_a_later_guard(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     let first = one.acquired().await;
     one.process.cut(true);
-    // Its removal waits for the connection.
+    // The removal of its place waits for the connection.
     drop(first);
     let lock = one.lock();
     let mut again = lock.acquire().boxed();
-    assert!((&mut again).now_or_never().is_none(), "nothing gets through");
+    assert!((&mut again).now_or_never().is_none(), "the connection is cut");
     one.process.cut(false);
-    let second = within(subject, "the lock again", again).await.expect("it can be had");
+    let second = within(subject, "the lock again", again).await.expect("the acquisition succeeds");
     for _ in 0..4 {
-        a_moment(subject).await;
+        short_wait(subject).await;
     }
     assert!(second.is_valid());
-    assert_eq!(two.standing("/locks/one").await.len(), 1);
+    assert_eq!(two.line("/locks/one").await.len(), 1);
     second.release().await;
     two.acquired().await.release().await;
 }
 
-/// What a hand-over asks of the engine while so many wait.
+/// Returns the number of requests of a hand-over while `waiting` processes wait.
 async fn requests_of_a_hand_over(subject: &dyn Subject, waiting: usize) -> u64 {
     let counted = Arc::new(Counted::new(subject.process().await));
     let options = SessionOptions { timeout: LONG, credentials: Vec::new() };
     let client = Client::new(&subject.runtime(), counted.clone(), options);
     let lock = Lock::new(&client, path(&format!("/of-{waiting}")), Acl::Open);
-    let held = within(subject, "the lock", lock.acquire()).await.expect("it can be had");
+    let held = within(subject, "the lock", lock.acquire()).await.expect("the acquisition succeeds");
     let mut all: Vec<_> = (0..waiting).map(|_| lock.acquire().boxed()).collect();
-    let mut quiet = 0;
-    until(subject, "all wait", async || {
+    let mut idle_rounds = 0;
+    until(subject, "all processes wait", async || {
         let before = counted.requests();
-        assert!(all.iter_mut().all(|one| one.now_or_never().is_none()), "somebody else holds it");
-        a_moment(subject).await;
-        quiet = if counted.requests() == before { quiet + 1 } else { 0 };
-        quiet == 4
+        assert!(all.iter_mut().all(|one| one.now_or_never().is_none()), "another process holds the lock");
+        short_wait(subject).await;
+        idle_rounds = if counted.requests() == before { idle_rounds + 1 } else { 0 };
+        idle_rounds == 4
     })
     .await;
     let before = counted.requests();
     held.release().await;
     let (next, _, rest) = within(subject, "the next holder", futures_util::future::select_all(all)).await;
-    // What the new holder looks at besides, and who was woken without need.
+    // Includes further requests of the new holder, and requests of processes that were woken unnecessarily.
     let mut rest: Vec<_> = rest.into_iter().collect();
     for _ in 0..4 {
-        a_moment(subject).await;
-        assert!(rest.iter_mut().all(|one| one.now_or_never().is_none()), "somebody else holds it");
+        short_wait(subject).await;
+        assert!(rest.iter_mut().all(|one| one.now_or_never().is_none()), "another process holds the lock");
     }
     let requests = counted.requests() - before;
-    next.expect("it can be had").release().await;
+    next.expect("the acquisition succeeds").release().await;
     requests
 }
 
-pub(super) async fn a5_a_hand_over_takes_as_many_requests_however_many_wait(subject: &dyn Subject) {
+pub(super) async fn a5_requests_of_a_hand_over_do_not_depend_on_waiters(subject: &dyn Subject) {
     for waiting in [2, 24] {
         let requests = requests_of_a_hand_over(subject, waiting).await;
-        assert!(requests <= 6, "one is woken: {requests} requests while {waiting} wait");
+        assert!(requests <= 6, "a hand-over wakes one process: {requests} requests while {waiting} wait");
     }
 }

@@ -1,4 +1,4 @@
-//! Role match.
+//! Cases about role match.
 
 use std::collections::BTreeMap;
 
@@ -15,13 +15,13 @@ async fn add_job(peer: &Peer<'_>, what: &'static str) -> Sequence {
 
 async fn hired(peer: &Peer<'_>, who: &'static str) -> Role {
     let who = Bytes::from_static(who.as_bytes());
-    within(peer.subject, "it has a job", roles(peer).apply(&who)).await.expect("it is open to all")
+    within(peer.subject, "the process has a job", roles(peer).apply(&who)).await.expect("access is open to all")
 }
 
-/// Who has what, by the applicants' own words.
+/// Returns the holder's data for each assigned job.
 async fn assigned(peer: &Peer<'_>) -> BTreeMap<i32, Bytes> {
-    peer.tree().await.sync().await.expect("the engine answers");
-    let assignments = roles(peer).assignments().await.expect("it is open to all");
+    peer.tree().await.sync().await.expect("the engine responds");
+    let assignments = roles(peer).assignments().await.expect("access is open to all");
     assignments.into_iter().map(|(job, assignment)| (job.0, assignment.holder)).collect()
 }
 
@@ -35,39 +35,39 @@ pub(super) async fn each_job_has_one_holder_and_each_holder_one_job(subject: &dy
     let who = Bytes::from_static(b"cyd");
     let waiting = roles(&peers[2]);
     let mut applying = waiting.apply(&who).boxed();
-    until(subject, "the third stands in line", async || {
-        assert!((&mut applying).now_or_never().is_none(), "there is no job for it");
-        peers[0].standing("/roles/queue/candidate").await.len() == 1
+    until(subject, "the third process waits in line", async || {
+        assert!((&mut applying).now_or_never().is_none(), "no job is free");
+        peers[0].line("/roles/queue/candidate").await.len() == 1
     })
     .await;
     assert_eq!(assigned(&peers[0]).await, BTreeMap::from([(0, "ann".into()), (1, "bob".into())]));
-    // What its holder gives up, the next in line has.
+    // When the holder releases its job, the next process in line gets it.
     let term = one.held.term();
     one.held.release().await;
-    let third = within(subject, "the third has it", applying).await.expect("it is open to all");
+    let third = within(subject, "the third process has the job", applying).await.expect("access is open to all");
     assert!(third.job == first && third.held.term() > term);
     assert_eq!(assigned(&peers[0]).await, BTreeMap::from([(0, "cyd".into()), (1, "bob".into())]));
-    let line = async || peers[0].standing("/roles/queue/candidate").await.is_empty();
-    until(subject, "nobody stands in line", line).await;
+    let line = async || peers[0].line("/roles/queue/candidate").await.is_empty();
+    until(subject, "the line is empty", line).await;
     third.held.release().await;
     two.held.release().await;
 }
 
-pub(super) async fn jobs_come_and_go_while_applicants_wait(subject: &dyn Subject) {
+pub(super) async fn waiting_applicant_gets_a_job_that_is_later_withdrawn(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     let who = Bytes::from_static(b"ann");
     let waiting = roles(&one);
     let mut applying = waiting.apply(&who).boxed();
-    until(subject, "it stands in line", async || {
-        assert!((&mut applying).now_or_never().is_none(), "there is no job");
-        two.standing("/roles/queue/candidate").await.len() == 1
+    until(subject, "the process waits in line", async || {
+        assert!((&mut applying).now_or_never().is_none(), "no job exists");
+        two.line("/roles/queue/candidate").await.len() == 1
     })
     .await;
     let job = add_job(&two, "sweep").await;
-    let role = within(subject, "it has the job", applying).await.expect("it is open to all");
+    let role = within(subject, "the process has the job", applying).await.expect("access is open to all");
     assert_eq!(role.job, job);
     assert_eq!(roles(&two).jobs().remove(job).await, Ok(true));
-    within(subject, "it is withdrawn", role.held.cancelled()).await;
+    within(subject, "the job is withdrawn", role.held.cancelled()).await;
     assert!(!role.held.is_valid());
     role.held.release().await;
     assert_eq!(assigned(&two).await, BTreeMap::new());
@@ -76,25 +76,25 @@ pub(super) async fn jobs_come_and_go_while_applicants_wait(subject: &dyn Subject
     assert_eq!(role.job, next);
 }
 
-pub(super) async fn a_dead_holders_job_is_open(subject: &dyn Subject) {
+pub(super) async fn job_of_a_dead_holder_is_reassigned(subject: &dyn Subject) {
     let (dying, next) = (Peer::open_short(subject).await, Peer::open(subject).await);
     let job = add_job(&next, "sweep").await;
     let role = hired(&dying, "dying").await;
     dying.process.cut(true);
     let second = hired(&next, "next").await;
-    assert!(!role.held.is_valid(), "it knows before another has its job");
+    assert!(!role.held.is_valid(), "the guard ends before another process has the job");
     assert_eq!(second.job, job);
     assert_eq!(assigned(&next).await, BTreeMap::from([(job.0, "next".into())]));
 }
 
-pub(super) async fn an_application_that_is_dropped_leaves_no_holder(subject: &dyn Subject) {
+pub(super) async fn dropped_application_leaves_no_holder(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     for micros in [0, 100, 500, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000] {
         let job = add_job(&two, "sweep").await;
         let (roles_of_one, who) = (roles(&one), Bytes::from_static(b"ann"));
         let applied = subject.runtime().timeout(Duration::from_micros(micros), roles_of_one.apply(&who)).await;
         drop(applied);
-        until(subject, "nobody has it", async || assigned(&two).await.is_empty()).await;
+        until(subject, "no process has the job", async || assigned(&two).await.is_empty()).await;
         let role = hired(&two, "bob").await;
         assert_eq!(role.job, job);
         assert_eq!(roles(&two).jobs().remove(job).await, Ok(true));
@@ -102,11 +102,11 @@ pub(super) async fn an_application_that_is_dropped_leaves_no_holder(subject: &dy
     }
 }
 
-pub(super) async fn a_holders_fence_is_its_own(subject: &dyn Subject) {
+pub(super) async fn fence_of_a_job_is_valid_only_for_its_holder(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     let (tree, account) = (one.tree().await, path("/account"));
-    let made = tree.create(&account, Bytes::new(), coordination::tree::CreateMode::Persistent, Acl::Open).await;
-    made.expect("the root is open");
+    let created = tree.create(&account, Bytes::new(), coordination::tree::CreateMode::Persistent, Acl::Open).await;
+    created.expect("the root is open");
     let write = |fence: Vec<coordination::tree::Op>, text: &'static str| {
         let write = coordination::tree::Op::Set { path: account.clone(), data: text.into(), expected: Expected::Any };
         [fence, vec![write]].concat()
@@ -114,14 +114,14 @@ pub(super) async fn a_holders_fence_is_its_own(subject: &dyn Subject) {
     let job = add_job(&two, "sweep").await;
     let first = hired(&one, "ann").await;
     let fence = first.held.fence();
-    tree.multi(write(fence.clone(), "in time")).await.expect("it has the job");
+    tree.multi(write(fence.clone(), "in time")).await.expect("the process has the job");
     first.held.release().await;
-    assert!(tree.multi(write(fence.clone(), "late")).await.is_err(), "nobody has the job");
+    assert!(tree.multi(write(fence.clone(), "late")).await.is_err(), "no process has the job");
     let second = hired(&two, "bob").await;
-    assert!(tree.multi(write(fence, "late")).await.is_err(), "another has the job");
+    assert!(tree.multi(write(fence, "late")).await.is_err(), "another process has the job");
     let fence = second.held.fence();
-    two.tree().await.multi(write(fence.clone(), "second")).await.expect("it has the job");
+    two.tree().await.multi(write(fence.clone(), "second")).await.expect("the process has the job");
     assert_eq!(roles(&one).jobs().remove(job).await, Ok(true));
-    assert!(two.tree().await.multi(write(fence, "withdrawn")).await.is_err(), "there is no such job");
-    assert_eq!(two.tree().await.get(&account).await.expect("it is there").data, "second");
+    assert!(two.tree().await.multi(write(fence, "withdrawn")).await.is_err(), "the job was removed");
+    assert_eq!(two.tree().await.get(&account).await.expect("the node exists").data, "second");
 }

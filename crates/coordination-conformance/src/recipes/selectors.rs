@@ -1,4 +1,4 @@
-//! Leaders, and the tasks that are run for them.
+//! Cases about leader selectors and the tasks that they run.
 
 use std::sync::Mutex;
 
@@ -11,130 +11,132 @@ fn participant(id: &str, leads: bool) -> Participant {
     Participant { id: id.to_owned(), leads }
 }
 
-pub(super) async fn the_leader_is_first_and_the_next_follows(subject: &dyn Subject) {
+pub(super) async fn candidates_lead_in_the_order_of_the_line(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     let (first, second) = (one.selector("one"), two.selector("two"));
     assert_eq!(first.participants().await, Ok(Vec::new()));
-    let leading = within(subject, "the first leads", first.lead()).await.expect("it can lead");
+    let leading = within(subject, "the first leads", first.lead()).await.expect("the candidate can lead");
     let mut waiting = second.lead().boxed();
     let both = [participant("one", true), participant("two", false)];
-    until(subject, "both stand in line", async || {
+    until(subject, "both processes wait in line", async || {
         assert!((&mut waiting).now_or_never().is_none(), "the other leads");
         first.participants().await == Ok(both.to_vec())
     })
     .await;
     let term = leading.term();
     leading.release().await;
-    let next = within(subject, "the second leads", waiting).await.expect("it can lead");
+    let next = within(subject, "the second leads", waiting).await.expect("the candidate can lead");
     assert!(next.term() > term);
     assert_eq!(second.participants().await, Ok(vec![participant("two", true)]));
     next.release().await;
 }
 
-pub(super) async fn a7_who_has_led_leads_again_at_the_end_of_the_line(subject: &dyn Subject) {
+pub(super) async fn a7_former_leader_rejoins_at_the_end_of_the_line(subject: &dyn Subject) {
     const ROUNDS: usize = 12;
     let (one, two, stop) = (Peer::open(subject).await, Peer::open(subject).await, CancellationToken::new());
     let led: Mutex<Vec<(&str, u64)>> = Mutex::default();
     let task = |id: &'static str, leading: Leading| {
         let count = {
-            let mut led = led.lock().expect("nothing panics in here");
+            let mut led = led.lock().expect("no holder of this lock panics");
             led.push((id, leading.term.0));
             led.len()
         };
         if count == ROUNDS {
             stop.cancel();
         }
-        a_moment(subject)
+        short_wait(subject)
     };
     let (first, second) = (one.selector("one"), two.selector("two"));
     let both = futures_util::future::join(
         first.run(&stop, |leading| task("one", leading)),
         second.run(&stop, |leading| task("two", leading)),
     );
-    let (first, second) = within(subject, "they lead in turn", both).await;
+    let (first, second) = within(subject, "both lead in turn", both).await;
     assert_eq!((first, second), (Ok(()), Ok(())));
-    let led = led.into_inner().expect("nothing panics in here");
+    let led = led.into_inner().expect("no holder of this lock panics");
     assert!(led.is_sorted_by(|one, next| one.1 < next.1), "terms rise: {led:?}");
-    // Once both stand in line, they take turns.
+    // Once both wait in line, they take turns.
     let from = led.iter().position(|(id, _)| *id != led[0].0).expect("both have led");
     assert!(led[from..].is_sorted_by(|one, next| one.0 != next.0), "they take turns: {led:?}");
 }
 
-pub(super) async fn a7_who_lost_its_session_stands_again_behind_the_others(subject: &dyn Subject) {
+pub(super) async fn a7_candidate_with_a_lost_session_rejoins_at_the_end(subject: &dyn Subject) {
     let (leader, losing, third) =
         (Peer::open(subject).await, Peer::open_short(subject).await, Peer::open(subject).await);
-    let held = within(subject, "it leads", leader.selector("leader").lead()).await.expect("it can lead");
+    let held =
+        within(subject, "the process leads", leader.selector("leader").lead()).await.expect("the candidate can lead");
     let (second, last) = (losing.selector("losing"), third.selector("third"));
     let (mut losing_waits, mut third_waits) = (second.lead().boxed(), last.lead().boxed());
-    until(subject, "it stands in line", async || {
-        assert!((&mut losing_waits).now_or_never().is_none(), "another leads");
-        leader.standing("/leaders/one").await.len() == 2
+    until(subject, "the process waits in line", async || {
+        assert!((&mut losing_waits).now_or_never().is_none(), "another process leads");
+        leader.line("/leaders/one").await.len() == 2
     })
     .await;
     let mut stand = async |what: &str, ids: &[&str]| {
         until(subject, what, async || {
-            assert!((&mut losing_waits).now_or_never().is_none(), "another leads");
-            assert!((&mut third_waits).now_or_never().is_none(), "another leads");
-            let standing = leader.selector("").participants().await.expect("the engine answers");
+            assert!((&mut losing_waits).now_or_never().is_none(), "another process leads");
+            assert!((&mut third_waits).now_or_never().is_none(), "another process leads");
+            let standing = leader.selector("").participants().await.expect("the engine responds");
             standing.iter().map(|one| one.id.as_str()).eq(ids.iter().copied())
         })
         .await;
     };
-    stand("all stand in line", &["leader", "losing", "third"]).await;
+    stand("all processes wait in line", &["leader", "losing", "third"]).await;
     losing.process.cut(true);
-    stand("its session ends", &["leader", "third"]).await;
+    stand("the session ends", &["leader", "third"]).await;
     losing.process.cut(false);
-    stand("it stands again", &["leader", "third", "losing"]).await;
+    stand("the process joins the line again", &["leader", "third", "losing"]).await;
     held.release().await;
-    let next = within(subject, "it leads", third_waits).await.expect("it can lead");
+    let next = within(subject, "the process leads", third_waits).await.expect("the candidate can lead");
     assert!((&mut losing_waits).now_or_never().is_none(), "the other leads");
     next.release().await;
-    within(subject, "it leads", losing_waits).await.expect("it can lead").release().await;
+    within(subject, "the process leads", losing_waits).await.expect("the candidate can lead").release().await;
 }
 
-pub(super) async fn a_task_is_told_that_its_leadership_is_over_and_then_dropped(subject: &dyn Subject) {
+pub(super) async fn task_is_notified_of_the_end_and_dropped_after_the_grace(subject: &dyn Subject) {
     let (one, two, never) = (Peer::open(subject).await, Peer::open(subject).await, CancellationToken::new());
     let grace = Duration::from_millis(300);
     for obeys in [true, false] {
-        let held = within(subject, "it leads", one.selector("one").lead()).await.expect("it can lead");
+        let held =
+            within(subject, "the process leads", one.selector("one").lead()).await.expect("the candidate can lead");
         let has_written = CancellationToken::new();
         let working = held.run(&never, grace, async |leading: Leading| {
             let tree = two.tree().await;
-            tree.multi(leading.fence.clone()).await.expect("it leads");
+            tree.multi(leading.fence.clone()).await.expect("the process leads");
             has_written.cancel();
             leading.over.cancelled().await;
-            assert!(tree.multi(leading.fence).await.is_err(), "it leads no more");
+            assert!(tree.multi(leading.fence).await.is_err(), "the leadership has ended");
             if !obeys {
                 std::future::pending::<()>().await;
             }
-            "told"
+            "done"
         });
         let taking = async {
             has_written.cancelled().await;
-            let names = two.standing("/leaders/one").await;
+            let names = two.line("/leaders/one").await;
             let place = path(&format!("/leaders/one/{}", names[0]));
-            two.tree().await.delete(&place, Expected::Any).await.expect("it is open to all");
+            two.tree().await.delete(&place, Expected::Any).await.expect("access is open to all");
         };
         let (ended, ()) = within(subject, "the task ends", futures_util::future::join(working, taking)).await;
-        assert_eq!(ended, if obeys { Ended::DoneInGrace("told") } else { Ended::Aborted });
+        assert_eq!(ended, if obeys { Ended::DoneInGrace("done") } else { Ended::Aborted });
     }
 }
 
-pub(super) async fn what_a_task_was_told_of_its_leadership_is_over_with_it(subject: &dyn Subject) {
+pub(super) async fn leadership_handle_ends_with_its_task(subject: &dyn Subject) {
     let (one, stop) = (Peer::open(subject).await, CancellationToken::new());
-    let held = within(subject, "it leads", one.selector("one").lead()).await.expect("it can lead");
+    let held = within(subject, "the process leads", one.selector("one").lead()).await.expect("the candidate can lead");
     let working = held.run(&stop, Duration::from_secs(1), async |leading: Leading| {
         stop.cancel();
         leading.over.cancelled().await;
-        assert!(leading.is_valid(), "it is told to end, and leads until it has");
+        assert!(leading.is_valid(), "the leadership is valid until the task ends");
         leading
     });
     let ended = within(subject, "the task ends", working).await;
-    let (Ended::DoneInGrace(kept) | Ended::Done(kept)) = ended else { panic!("it ended by itself") };
-    assert!(kept.over.is_cancelled() && !kept.is_valid(), "another may lead");
+    let (Ended::DoneInGrace(kept) | Ended::Done(kept)) = ended else { panic!("the task was aborted") };
+    assert!(kept.over.is_cancelled() && !kept.is_valid(), "the leadership has ended");
 }
 
-pub(super) async fn a_stop_ends_the_task_and_the_candidacy(subject: &dyn Subject) {
+pub(super) async fn stop_ends_the_task_and_the_candidacy(subject: &dyn Subject) {
     let (one, two, stop) = (Peer::open(subject).await, Peer::open(subject).await, CancellationToken::new());
     let (first, second) = (one.selector("one"), two.selector("two"));
     let leads = CancellationToken::new();
@@ -145,32 +147,38 @@ pub(super) async fn a_stop_ends_the_task_and_the_candidacy(subject: &dyn Subject
     let waiting = async {
         leads.cancelled().await;
         let stopping = async {
-            until(subject, "both stand in line", async || {
+            until(subject, "both processes wait in line", async || {
                 second.participants().await.is_ok_and(|standing| standing.len() == 2)
             })
             .await;
             stop.cancel();
         };
-        futures_util::future::join(second.run(&stop, async |_| panic!("it never leads")), stopping).await.0
+        futures_util::future::join(second.run(&stop, async |_| panic!("this candidate never leads")), stopping).await.0
     };
     let (first_ended, second_ended) = within(subject, "both end", futures_util::future::join(leading, waiting)).await;
     assert_eq!((first_ended, second_ended), (Ok(()), Ok(())));
-    until(subject, "nobody stands in line", async || first.participants().await == Ok(Vec::new())).await;
+    until(subject, "the line is empty", async || first.participants().await == Ok(Vec::new())).await;
 }
 
-pub(super) async fn places_are_laid_out_as_curators(subject: &dyn Subject) {
+pub(super) async fn places_have_curators_layout(subject: &dyn Subject) {
     let peer = Peer::open(subject).await;
     for (layout, name) in [(Layout::Selector, "-lock-"), (Layout::Latch, "-latch-")] {
         let group = path(&format!("/of{name}"));
         let candidate = Candidate { acl: Acl::Open, layout, ..Candidate::new("host-7") };
         let held =
-            within(subject, "it leads", LeaderSelector::new(&peer.client, group.clone(), candidate).lead()).await;
-        let [place] = &peer.standing(group.as_str()).await[..] else { panic!("one stands in line") };
-        let guid = place.strip_prefix("_c_").and_then(|rest| rest.split_once(name)).expect("it is protected").0;
+            within(subject, "the process leads", LeaderSelector::new(&peer.client, group.clone(), candidate).lead())
+                .await;
+        let [place] = &peer.line(group.as_str()).await[..] else { panic!("one process waits in line") };
+        let guid = place
+            .strip_prefix("_c_")
+            .and_then(|rest| rest.split_once(name))
+            .expect("the name has a protection prefix")
+            .0;
         assert_eq!(guid.split('-').map(str::len).collect::<Vec<_>>(), [8, 4, 4, 4, 12], "{place}");
         assert_eq!(Sequence::after(place, name), Some(Sequence(0)), "{place}");
-        let node = peer.tree().await.get(&group.join(place).expect("a name")).await.expect("it is there");
+        let node =
+            peer.tree().await.get(&group.join(place).expect("the name is valid")).await.expect("the node exists");
         assert_eq!(node.data, "host-7");
-        held.expect("it can lead").release().await;
+        held.expect("the candidate can lead").release().await;
     }
 }

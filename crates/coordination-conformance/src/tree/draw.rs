@@ -1,4 +1,4 @@
-//! The numbers of a seed.
+//! Pseudorandom numbers from a seed.
 
 pub(super) struct Draw(u64);
 
@@ -7,7 +7,7 @@ impl Draw {
         Draw(seed)
     }
 
-    /// The generator SplitMix64.
+    /// Returns a number below `end`, with the generator SplitMix64.
     pub(super) fn below(&mut self, end: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -17,6 +17,6 @@ impl Draw {
 
     pub(super) fn of<T: Clone>(&mut self, all: &[T]) -> T {
         let at = self.below(all.len() as u64);
-        all[usize::try_from(at).expect("it is below a length")].clone()
+        all[usize::try_from(at).expect("the index is below the length")].clone()
     }
 }

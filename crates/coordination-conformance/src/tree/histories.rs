@@ -1,5 +1,5 @@
-//! Many sessions of several processes work on few nodes, calm, or cut off and lost again and again. What they were answered is a
-//! [history](crate::history), which is checked.
+//! Many sessions of several processes work on few nodes, without faults, or with repeated cuts and lost sessions.
+//! The recorded [history](crate::history) of their calls is checked.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,58 +8,59 @@ use futures_util::future::{join, join_all};
 
 use super::draw::Draw;
 use super::*;
-use crate::history::{Answer, Call, History, Operation, Seen, Value};
+use crate::history::{Call, History, Observation, Operation, Response, Value};
 
 const PROCESSES: usize = 3;
-/// Two of each process.
+/// Number of concurrent sessions, two per process.
 const SESSIONS: usize = 6;
 const NAMES: [&str; 2] = ["/a", "/b"];
-/// After so many calls come other nodes: what is to be tried to explain a node's answers grows with their number.
-const STRETCH: usize = 100;
-/// A history of fewer shows little.
-const ANSWERS_MIN: usize = 300;
+/// Number of calls after which the sessions change to other nodes. The search for an order grows with the number
+/// of calls per node.
+const CALLS_PER_NODE: usize = 100;
+/// Smallest useful number of responses in a history.
+const RESPONSES_MIN: usize = 300;
 const CUTS: u64 = 10;
-/// A call without an answer is given up after this, if there are cuts.
-const PATIENCE: Duration = Duration::from_millis(300);
+/// Timeout of a call in a run with cuts.
+const CALL_TIMEOUT: Duration = Duration::from_millis(300);
 
-pub(super) async fn what_many_ask_at_once_is_answered_in_one_order(subject: &dyn Subject) {
-    let scene = Scene::new(subject, LIMIT, LIMIT).await;
-    scene.work().await;
-    scene.check().await;
+pub(super) async fn concurrent_calls_are_linearizable(subject: &dyn Subject) {
+    let workload = Workload::new(subject, LIMIT, LIMIT).await;
+    workload.work().await;
+    workload.check().await;
 }
 
-pub(super) async fn what_is_cut_off_and_lost_is_answered_in_one_order(subject: &dyn Subject) {
-    let scene = Scene::new(subject, subject.timeout() / 2, PATIENCE).await;
-    scene.is_calm.set(false);
-    join(scene.work(), scene.trouble()).await;
-    scene.check().await;
+pub(super) async fn calls_with_cuts_and_lost_sessions_are_linearizable(subject: &dyn Subject) {
+    let workload = Workload::new(subject, subject.timeout() / 2, CALL_TIMEOUT).await;
+    workload.is_calm.set(false);
+    join(workload.work(), workload.inject_faults()).await;
+    workload.check().await;
 }
 
-struct Scene<'a> {
+struct Workload<'a> {
     subject: &'a dyn Subject,
     runtime: Runtime,
     processes: Vec<Arc<dyn Process>>,
     timeout: Duration,
-    patience: Duration,
+    call_timeout: Duration,
     seed: u64,
     history: RefCell<History>,
-    /// So many were opened.
+    /// Number of opened sessions.
     sessions: Cell<usize>,
-    /// Nothing is cut off any more.
+    /// True if no further cuts follow.
     is_calm: Cell<bool>,
 }
 
-impl<'a> Scene<'a> {
-    async fn new(subject: &'a dyn Subject, timeout: Duration, patience: Duration) -> Scene<'a> {
+impl<'a> Workload<'a> {
+    async fn new(subject: &'a dyn Subject, timeout: Duration, call_timeout: Duration) -> Workload<'a> {
         let runtime = subject.runtime();
         let processes = join_all((0..PROCESSES).map(|_| subject.process())).await;
         let seed = runtime.random();
-        Scene {
+        Workload {
             subject,
             runtime,
             processes,
             timeout,
-            patience,
+            call_timeout,
             seed,
             history: RefCell::default(),
             sessions: Cell::new(0),
@@ -69,9 +70,9 @@ impl<'a> Scene<'a> {
 
     async fn work(&self) {
         let all = join_all((0..SESSIONS).map(|at| self.work_as(at)));
-        // Cuts and the end of a session take their time, and a machine that stands still more.
+        // Cuts and the ends of sessions take time, and so do pauses of the machine.
         let worked = self.runtime.timeout(LIMIT * 3, all).await;
-        assert!(worked.is_some(), "only {} calls were answered, with the seed {}", self.answers(), self.seed);
+        assert!(worked.is_some(), "only {} calls returned, seed {}", self.responses(), self.seed);
     }
 
     async fn work_as(&self, at: usize) {
@@ -82,12 +83,12 @@ impl<'a> Scene<'a> {
             let (session, mut in_doubt) = (self.session(), None);
             while !self.is_over() && !tree.session().state().borrow().is_lost() {
                 let (key, call) = self.draw(&mut draw, &versions, in_doubt.take());
-                let patience = match draw.below(12) {
+                let limit = match draw.below(12) {
                     0 if !self.is_calm.get() => Duration::from_millis(draw.below(4)),
-                    _ => self.patience,
+                    _ => self.call_timeout,
                 };
-                match self.ask(&*tree, session, &key, call, patience).await {
-                    Some(Answer::Node(seen)) => drop(versions.insert(key, seen.version)),
+                match self.request(&*tree, session, &key, call, limit).await {
+                    Some(Response::Node(observed)) => drop(versions.insert(key, observed.version)),
                     Some(_) => {}
                     None => in_doubt = Some(key),
                 }
@@ -99,13 +100,13 @@ impl<'a> Scene<'a> {
                 }
             }
             if draw.below(2) == 0 {
-                // What this waits for may be cut off.
-                let _given_up = self.runtime.timeout(PATIENCE, tree.close()).await;
+                // The close may have been cut off.
+                let _given_up = self.runtime.timeout(CALL_TIMEOUT, tree.close()).await;
             }
         }
     }
 
-    /// `None` after a while, if there is no answer.
+    /// Opens a session. Returns `None` if the attempt fails or takes too long.
     async fn open(&self, process: &dyn Process) -> Option<Arc<dyn Tree>> {
         let options = SessionOptions { timeout: self.timeout, credentials: Vec::new() };
         let opened = self.runtime.timeout(self.subject.timeout(), process.open(options)).await;
@@ -116,13 +117,13 @@ impl<'a> Scene<'a> {
         None
     }
 
-    /// Something to ask for; often, what is there where there was no answer.
+    /// Selects a random call. After a call without a response, it often reads the same node.
     fn draw(&self, draw: &mut Draw, versions: &BTreeMap<String, i32>, in_doubt: Option<String>) -> (String, Call) {
         if let Some(key) = in_doubt.filter(|_| draw.below(2) == 0) {
             return (key, Call::SyncedRead);
         }
-        let stretch = self.history.borrow().operations().len() / STRETCH;
-        let key = format!("{}{stretch}", draw.of(&NAMES));
+        let period = self.history.borrow().operations().len() / CALLS_PER_NODE;
+        let key = format!("{}{period}", draw.of(&NAMES));
         let version = versions.get(&key).copied().unwrap_or(0);
         let expected =
             draw.of(&[Expected::Any, Expected::Version(version), Expected::Version(version), Expected::Version(0)]);
@@ -136,15 +137,22 @@ impl<'a> Scene<'a> {
         (key, call)
     }
 
-    async fn ask(&self, tree: &dyn Tree, session: usize, key: &str, call: Call, patience: Duration) -> Option<Answer> {
-        let value = self.history.borrow_mut().ask(session, key, call);
-        let answer = self.runtime.timeout(patience, perform(tree, &path(key), call, value)).await??;
-        self.history.borrow_mut().answer(value, answer);
-        Some(answer)
+    async fn request(
+        &self,
+        tree: &dyn Tree,
+        session: usize,
+        key: &str,
+        call: Call,
+        limit: Duration,
+    ) -> Option<Response> {
+        let value = self.history.borrow_mut().request(session, key, call);
+        let response = self.runtime.timeout(limit, perform(tree, &path(key), call, value)).await??;
+        self.history.borrow_mut().respond(value, response);
+        Some(response)
     }
 
-    /// Cuts processes off, one of them for longer than its sessions live.
-    async fn trouble(&self) {
+    /// Cuts processes off repeatedly, one of them for longer than the timeout of its sessions.
+    async fn inject_faults(&self) {
         let mut draw = Draw::new(self.seed);
         for round in 0..CUTS {
             self.runtime.sleep(Duration::from_millis(20 + draw.below(100))).await;
@@ -164,15 +172,15 @@ impl<'a> Scene<'a> {
     }
 
     fn is_over(&self) -> bool {
-        self.is_calm.get() && self.answers() >= ANSWERS_MIN
+        self.is_calm.get() && self.responses() >= RESPONSES_MIN
     }
 
-    fn answers(&self) -> usize {
-        self.history.borrow().operations().iter().filter(|call| call.answer.is_some()).count()
+    fn responses(&self) -> usize {
+        self.history.borrow().operations().iter().filter(|call| call.response.is_some()).count()
     }
 
-    /// At all nodes.
-    async fn look(&self) {
+    /// Reads all nodes with a sync.
+    async fn read_all(&self) {
         let process = self.subject.process().await;
         let mut keys: BTreeSet<String> =
             self.history.borrow().operations().iter().map(|call| call.key.clone()).collect();
@@ -181,8 +189,9 @@ impl<'a> Scene<'a> {
             match &tree {
                 None => tree = self.open(&*process).await.map(|tree| (self.session(), tree)),
                 Some((session, opened)) => {
-                    let answer = self.ask(&**opened, *session, &key, Call::SyncedRead, self.subject.timeout()).await;
-                    match answer {
+                    let response =
+                        self.request(&**opened, *session, &key, Call::SyncedRead, self.subject.timeout()).await;
+                    match response {
                         Some(_) => drop(keys.pop_first()),
                         None => tree = None,
                     }
@@ -191,55 +200,56 @@ impl<'a> Scene<'a> {
         }
     }
 
-    /// After a last look.
+    /// Checks the history after a final read of all nodes.
     async fn check(&self) {
-        let looked = self.runtime.timeout(LIMIT, self.look()).await;
-        assert!(looked.is_some(), "with the seed {}, the engine does not answer in the end", self.seed);
+        let read = self.runtime.timeout(LIMIT, self.read_all()).await;
+        assert!(read.is_some(), "seed {}: the engine does not respond at the end", self.seed);
         let history = self.history.borrow();
-        let is_made = |call: &Operation| call.call != Call::Read && matches!(call.answer, Some((_, Answer::Node(_))));
-        let made = history.operations().iter().filter(|call| is_made(call)).count();
-        assert!(made > ANSWERS_MIN / 10, "with the seed {}, {made} calls found or made a node", self.seed);
+        let is_created =
+            |call: &Operation| call.call != Call::Read && matches!(call.response, Some((_, Response::Node(_))));
+        let made = history.operations().iter().filter(|call| is_created(call)).count();
+        assert!(made > RESPONSES_MIN / 10, "seed {}: only {made} calls found or created a node", self.seed);
         if let Err(reason) = history.check() {
-            panic!("with the seed {}: {reason}", self.seed);
+            panic!("seed {}: {reason}", self.seed);
         }
     }
 }
 
-/// `None` if there was no answer.
-async fn perform(tree: &dyn Tree, path: &NodePath, call: Call, value: Value) -> Option<Answer> {
+/// Performs a call. Returns `None` if no response arrived.
+async fn perform(tree: &dyn Tree, path: &NodePath, call: Call, value: Value) -> Option<Response> {
     let data = Bytes::from(value.0.to_string());
-    let seen = |value: Option<Value>, stat: &Stat| {
+    let observed = |value: Option<Value>, stat: &Stat| {
         let Stat { version, created, modified, .. } = *stat;
-        Answer::Node(Seen { value, version, created, modified })
+        Response::Node(Observation { value, version, created, modified })
     };
     let read = |node: &Node| {
         let written = std::str::from_utf8(&node.data).ok().and_then(|text| text.parse().ok());
-        seen(Some(Value(written.expect("nobody wrote anything else"))), &node.stat)
+        observed(Some(Value(written.expect("only numbers are written"))), &node.stat)
     };
-    let answer = match call {
+    let response = match call {
         Call::Create => {
             let created = tree.create(path, data, CreateMode::Persistent, Acl::Open).await;
-            created.map(|created| seen(Some(value), &created.stat))
+            created.map(|created| observed(Some(value), &created.stat))
         }
-        Call::Set(expected) => tree.set(path, data, expected).await.map(|stat| seen(Some(value), &stat)),
-        Call::Delete(expected) => tree.delete(path, expected).await.map(|()| Answer::Deleted),
+        Call::Set(expected) => tree.set(path, data, expected).await.map(|stat| observed(Some(value), &stat)),
+        Call::Delete(expected) => tree.delete(path, expected).await.map(|()| Response::Deleted),
         Call::SyncedRead => {
             tree.sync().await.ok()?;
             tree.get(path).await.map(|node| read(&node))
         }
-        // One way or the other.
+        // Some reads use `exists`, the others `get`.
         Call::Read if value.0.is_multiple_of(3) => {
             let stat = tree.exists(path).await;
-            stat.map(|stat| stat.map_or(Answer::NoNode, |stat| seen(None, &stat)))
+            stat.map(|stat| stat.map_or(Response::NoNode, |stat| observed(None, &stat)))
         }
         Call::Read => tree.get(path).await.map(|node| read(&node)),
     };
-    match answer {
-        Ok(answer) => Some(answer),
-        Err(TreeError::NoNode) => Some(Answer::NoNode),
-        Err(TreeError::NodeExists) => Some(Answer::NodeExists),
-        Err(TreeError::BadVersion) => Some(Answer::BadVersion),
+    match response {
+        Ok(response) => Some(response),
+        Err(TreeError::NoNode) => Some(Response::NoNode),
+        Err(TreeError::NodeExists) => Some(Response::NodeExists),
+        Err(TreeError::BadVersion) => Some(Response::BadVersion),
         Err(TreeError::Disconnected(_) | TreeError::SessionLost) => None,
-        Err(error) => panic!("nothing that was asked has this answer: {error}"),
+        Err(error) => panic!("unexpected error: {error}"),
     }
 }

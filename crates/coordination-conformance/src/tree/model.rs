@@ -1,4 +1,4 @@
-//! Changes drawn at random, made here and in the engine in memory.
+//! Random changes, applied both to this engine and to the in-memory engine.
 
 use std::collections::BTreeMap;
 
@@ -51,12 +51,12 @@ fn alice() -> Credentials {
 }
 
 fn below(above: &NodePath, name: &str) -> NodePath {
-    above.join(name).expect("a name of one letter")
+    above.join(name).expect("the name is valid")
 }
 
-/// What two engines must tell alike.
+/// Data about a node on which both engines must agree.
 #[derive(PartialEq, Debug)]
-struct Told {
+struct Summary {
     path: Option<NodePath>,
     versions: [i32; 3],
     is_owned: bool,
@@ -64,8 +64,8 @@ struct Told {
     children: Vec<String>,
 }
 
-fn told(path: Option<NodePath>, stat: &Stat) -> Told {
-    Told {
+fn summary(path: Option<NodePath>, stat: &Stat) -> Summary {
+    Summary {
         path,
         versions: [stat.version, stat.children_version, stat.acl_version],
         is_owned: stat.owner.is_some(),
@@ -74,16 +74,16 @@ fn told(path: Option<NodePath>, stat: &Stat) -> Told {
     }
 }
 
-fn done(done: &[Done]) -> Vec<Option<Told>> {
-    let told = |done: &Done| match done {
+fn done(done: &[Done]) -> Vec<Option<Summary>> {
+    let summary_of = |done: &Done| match done {
         Done::Check | Done::Delete => None,
-        Done::Create(Created { path, stat }) => Some(told(Some(path.clone()), stat)),
-        Done::Set(stat) => Some(told(None, stat)),
+        Done::Create(Created { path, stat }) => Some(summary(Some(path.clone()), stat)),
+        Done::Set(stat) => Some(summary(None, stat)),
     };
-    done.iter().map(told).collect()
+    done.iter().map(summary_of).collect()
 }
 
-/// Words are an engine's own.
+/// Removes the text of an error, which differs between engines.
 fn plain(error: TreeError) -> TreeError {
     match error {
         TreeError::Invalid(_) => TreeError::Invalid(String::new()),
@@ -92,24 +92,24 @@ fn plain(error: TreeError) -> TreeError {
     }
 }
 
-async fn look(tree: &dyn Tree, at: &NodePath) -> Result<(Told, Bytes, Vec<Grant>, [Zxid; 3]), TreeError> {
+async fn inspect(tree: &dyn Tree, at: &NodePath) -> Result<(Summary, Bytes, Vec<Grant>, [Zxid; 3]), TreeError> {
     tree.sync().await?;
     let node = tree.get(at).await?;
     let children = tree.children(at).await?;
-    assert_eq!(children.stat, node.stat, "nothing happens in between");
+    assert_eq!(children.stat, node.stat, "nothing changes in between");
     let Stat { created, modified, children_modified, .. } = node.stat;
-    let told = Told { children: children.names, ..told(None, &node.stat) };
-    Ok((told, node.data, tree.acl(at).await?, [created, modified, children_modified]))
+    let summary = Summary { children: children.names, ..summary(None, &node.stat) };
+    Ok((summary, node.data, tree.acl(at).await?, [created, modified, children_modified]))
 }
 
-/// With the same sessions.
+/// A session of this engine and one of the model, which receive the same calls.
 struct Twins {
     _process: Arc<dyn Process>,
     here: Arc<dyn Tree>,
     there: Arc<dyn Tree>,
 }
 
-/// The numbers of this engine's changes, by those of the other's: in the same order.
+/// Change numbers of this engine, by those of the model. Both have the same order.
 #[derive(Default)]
 struct Numbers(BTreeMap<Zxid, Zxid>);
 
@@ -125,7 +125,7 @@ impl Twins {
         let options = SessionOptions { timeout: LIMIT, credentials: credentials.to_vec() };
         let process = subject.process().await;
         let here = process.open(options.clone()).await.expect("the engine opens a session");
-        Twins { _process: process, here, there: model.open(options).await.expect("memory is there") }
+        Twins { _process: process, here, there: model.open(options).await.expect("the model responds") }
     }
 
     async fn change(&self, ops: Vec<Op>) {
@@ -134,19 +134,19 @@ impl Twins {
         assert_eq!(here.map_err(|error| plain(error.clone())), there.map_err(|error| plain(error.clone())));
     }
 
-    /// The node and all below it, if this session may look at it.
+    /// Compares the node and all nodes below it that this session may read.
     async fn compare(&self, at: &NodePath, numbers: &mut Numbers) {
         let mut left = vec![at.clone()];
         while let Some(at) = left.pop() {
-            let (here, there) = (look(&*self.here, &at).await, look(&*self.there, &at).await);
+            let (here, there) = (inspect(&*self.here, &at).await, inspect(&*self.there, &at).await);
             match (here, there) {
-                (Ok((told, data, grants, zxids)), Ok((told_there, data_there, grants_there, zxids_there))) => {
-                    assert_eq!((&told, data, grants), (&told_there, data_there, grants_there), "{at}");
-                    // The root was made before all changes.
+                (Ok((summary, data, grants, zxids)), Ok((summary_there, data_there, grants_there, zxids_there))) => {
+                    assert_eq!((&summary, data, grants), (&summary_there, data_there, grants_there), "{at}");
+                    // The root was created before all changes.
                     let of_changes =
                         zxids_there.into_iter().zip(zxids).filter(|(there, _)| there.0 > 0 && !at.is_root());
                     numbers.check(of_changes);
-                    left.extend(told.children.iter().map(|name| below(&at, name)));
+                    left.extend(summary.children.iter().map(|name| below(&at, name)));
                 }
                 (here, there) => {
                     let error = |looked: Result<_, TreeError>| looked.map(drop).map_err(plain);
@@ -157,32 +157,31 @@ impl Twins {
     }
 }
 
-pub(super) async fn random_changes_do_what_they_do_in_memory(subject: &dyn Subject) {
+pub(super) async fn random_changes_match_the_in_memory_engine(subject: &dyn Subject) {
     let runtime = subject.runtime();
     let model = MemoryTrees::new(runtime.clone(), MemoryOptions { sessions_end: false, ..MemoryOptions::default() });
-    let (anybody, alice) = (Twins::open(subject, &model, &[]).await, Twins::open(subject, &model, &[alice()]).await);
-    let twins = [&anybody, &alice];
+    let (open, alice) = (Twins::open(subject, &model, &[]).await, Twins::open(subject, &model, &[alice()]).await);
+    let twins = [&open, &alice];
     let (seed, mut numbers) = (runtime.random(), Numbers::default());
     let mut draw = Draw::new(seed);
     let within = async |round: u32, step: &str, work: futures_util::future::LocalBoxFuture<'_, ()>| {
         let worked = std::panic::AssertUnwindSafe(work).catch_unwind().await;
-        assert!(worked.is_ok(), "with the seed {seed}, in round {round}: {step}");
+        assert!(worked.is_ok(), "seed {seed}, round {round}: {step}");
     };
     for at in ["/a", "/b", "/a/b"].map(path) {
-        anybody
-            .change(vec![Op::Create { path: at, data: Bytes::new(), mode: CreateMode::Persistent, acl: Acl::Open }])
+        open.change(vec![Op::Create { path: at, data: Bytes::new(), mode: CreateMode::Persistent, acl: Acl::Open }])
             .await;
     }
     for round in 0..ROUNDS {
         let ops: Vec<Op> = (0..draw.of(&[1, 1, 1, 2, 3])).map(|_| draw.op()).collect();
         let (who, at) = (draw.of(&twins), draw.path());
         within(round, &format!("{ops:?}"), who.change(ops.clone()).boxed_local()).await;
-        within(round, "what is there then", who.compare(&at, &mut numbers).boxed_local()).await;
+        within(round, "the state after the change", who.compare(&at, &mut numbers).boxed_local()).await;
     }
     let root = NodePath::root();
     within(ROUNDS, "all", alice.compare(&root, &mut numbers).boxed_local()).await;
-    anybody.here.close().await.expect("the engine answers");
-    anybody.there.close().await.expect("memory is there");
-    within(ROUNDS, "what a session leaves", alice.compare(&root, &mut numbers).boxed_local()).await;
-    assert!(numbers.0.len() > 5, "with the seed {seed}: too few changes were made: {}", numbers.0.len());
+    open.here.close().await.expect("the engine responds");
+    open.there.close().await.expect("the model responds");
+    within(ROUNDS, "the state after the end of a session", alice.compare(&root, &mut numbers).boxed_local()).await;
+    assert!(numbers.0.len() > 5, "seed {seed}: too few changes: {}", numbers.0.len());
 }

@@ -1,4 +1,4 @@
-//! Several changes as one.
+//! Cases about multis: several changes as one.
 
 use super::*;
 use coordination::tree::{DATA_BYTES_MAX, Done, OPS_MAX, Op};
@@ -23,20 +23,20 @@ fn failed(at: usize, source: TreeError) -> TreeError {
     TreeError::Multi { at, source: Box::new(source) }
 }
 
-pub(super) async fn a_multi_happens_as_one_change(subject: &dyn Subject) {
+pub(super) async fn multi_is_one_change(subject: &dyn Subject) {
     let peer = Peer::open(subject).await;
-    peer.make("/a").await;
-    peer.make("/b").await;
+    peer.create_empty("/a").await;
+    peer.create_empty("/b").await;
     let ops = vec![check("/a", 0), set("/a", "x"), delete("/b"), create("/c-", CreateMode::PersistentSequential)];
-    let done = peer.tree.multi(ops).await.expect("each step can be");
+    let done = peer.tree.multi(ops).await.expect("each step succeeds");
     let [Done::Check, Done::Set(set), Done::Delete, Done::Create(created)] = &done[..] else { panic!("{done:?}") };
-    assert_eq!((set.version, set.modified), (1, created.stat.created), "one change has one number");
+    assert_eq!((set.version, set.modified), (1, created.stat.created), "all steps of a multi have the same number");
     assert_eq!(peer.get("/a").await.data, bytes("x"));
     assert_eq!(peer.exists("/b").await, None);
     assert_eq!(peer.exists(created.path.as_str()).await, Some(created.stat.clone()));
 }
 
-pub(super) async fn each_step_sees_those_before_it(subject: &dyn Subject) {
+pub(super) async fn each_step_of_a_multi_sees_the_previous_steps(subject: &dyn Subject) {
     let peer = Peer::open(subject).await;
     let ops = vec![
         create("/a", CreateMode::Persistent),
@@ -46,13 +46,13 @@ pub(super) async fn each_step_sees_those_before_it(subject: &dyn Subject) {
         check("/a", 1),
         delete("/a/n-0000000000"),
     ];
-    peer.tree.multi(ops).await.expect("each step can be");
+    peer.tree.multi(ops).await.expect("each step succeeds");
     assert_eq!(peer.names("/a").await, ["n-0000000001"]);
 }
 
-pub(super) async fn a_multi_that_fails_changes_nothing_and_tells_its_step(subject: &dyn Subject) {
+pub(super) async fn failed_multi_changes_nothing_and_names_its_step(subject: &dyn Subject) {
     let peer = Peer::open(subject).await;
-    peer.make("/a").await;
+    peer.create_empty("/a").await;
     peer.create("/a/kept", "kept", CreateMode::Ephemeral).await;
     let before = (peer.get("/a").await, peer.get("/a/kept").await);
     for (at, ops, error) in [
@@ -66,15 +66,15 @@ pub(super) async fn a_multi_that_fails_changes_nothing_and_tells_its_step(subjec
     assert_eq!((peer.get("/a").await, peer.get("/a/kept").await), before);
     assert_eq!(peer.names("/a").await, ["kept"]);
     let next = peer.create("/a/n-", "", CreateMode::PersistentSequential).await;
-    assert_eq!(next.path, path("/a/n-0000000001"), "no number is used up");
+    assert_eq!(next.path, path("/a/n-0000000001"), "the failed multi uses no number");
 }
 
-pub(super) async fn a_check_guards_what_comes_with_it(subject: &dyn Subject) {
+pub(super) async fn check_guards_the_other_steps_of_a_multi(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
-    one.make("/lock").await;
-    one.make("/value").await;
+    one.create_empty("/lock").await;
+    one.create_empty("/value").await;
     let guarded = |data| vec![check("/lock", 0), set("/value", data)];
-    one.tree.multi(guarded("first")).await.expect("the lock is as it was");
+    one.tree.multi(guarded("first")).await.expect("the lock node is unchanged");
     two.set("/lock", "taken").await;
     assert_eq!(one.tree.multi(guarded("late")).await, Err(failed(0, TreeError::BadVersion)));
     two.delete("/lock").await;
@@ -82,19 +82,19 @@ pub(super) async fn a_check_guards_what_comes_with_it(subject: &dyn Subject) {
     assert_eq!(two.get("/value").await.data, bytes("first"));
 }
 
-pub(super) async fn a_multi_without_steps_does_nothing(subject: &dyn Subject) {
+pub(super) async fn empty_multi_does_nothing(subject: &dyn Subject) {
     let peer = Peer::open(subject).await;
     assert_eq!(peer.tree.multi(Vec::new()).await, Ok(Vec::new()));
 }
 
-pub(super) async fn a_multi_has_a_limit(subject: &dyn Subject) {
+pub(super) async fn multi_over_the_limit_is_rejected(subject: &dyn Subject) {
     let peer = Peer::open(subject).await;
-    peer.make("/a").await;
-    let refused = peer.tree.multi((0..=OPS_MAX).map(|_| check("/a", 0)).collect()).await;
-    assert!(matches!(refused, Err(TreeError::Invalid(_))), "{refused:?}");
+    peer.create_empty("/a").await;
+    let rejected = peer.tree.multi((0..=OPS_MAX).map(|_| check("/a", 0)).collect()).await;
+    assert!(matches!(rejected, Err(TreeError::Invalid(_))), "{rejected:?}");
     let half = || Op::Set { path: path("/a"), data: vec![7; DATA_BYTES_MAX / 2 + 1].into(), expected: Expected::Any };
-    let refused = peer.tree.multi(vec![half(), half()]).await;
-    assert!(matches!(refused, Err(TreeError::Invalid(_))), "{refused:?}");
+    let rejected = peer.tree.multi(vec![half(), half()]).await;
+    assert!(matches!(rejected, Err(TreeError::Invalid(_))), "{rejected:?}");
     let done = peer.tree.multi((0..OPS_MAX).map(|_| check("/a", 0)).collect()).await;
     assert_eq!(done.map(|done| done.len()), Ok(OPS_MAX));
 }

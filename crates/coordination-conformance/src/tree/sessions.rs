@@ -1,34 +1,34 @@
-//! Sessions and what goes with them.
+//! Cases about sessions and their ephemeral nodes.
 
 use futures_util::future::TryFutureExt as _;
 
 use super::*;
 use coordination::tree::SessionState;
 
-pub(super) async fn ephemerals_go_when_their_session_is_closed(subject: &dyn Subject) {
+pub(super) async fn ephemerals_are_deleted_when_their_session_closes(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
-    one.make("/a").await;
+    one.create_empty("/a").await;
     one.create("/a/e", "", CreateMode::Ephemeral).await;
     let numbered = one.create("/a/n-", "", CreateMode::EphemeralSequential).await;
     two.create("/a/others", "", CreateMode::Ephemeral).await;
-    one.make("/a/stays").await;
+    one.create_empty("/a/stays").await;
     assert_eq!(two.names("/a").await, ["e", numbered.path.name(), "others", "stays"]);
-    one.tree.close().await.expect("the engine answers");
+    one.tree.close().await.expect("the engine responds");
     assert_eq!(two.names("/a").await, ["others", "stays"]);
-    one.tree.close().await.expect("closing again is harmless");
+    one.tree.close().await.expect("closing twice has no effect");
 }
 
-pub(super) async fn ephemerals_go_when_their_process_has_died(subject: &dyn Subject) {
+pub(super) async fn ephemerals_are_deleted_after_their_process_dies(subject: &dyn Subject) {
     let watcher = Peer::open(subject).await;
-    watcher.make("/a").await;
+    watcher.create_empty("/a").await;
     let dying = Peer::open_short(subject).await;
     dying.create("/a/e", "", CreateMode::Ephemeral).await;
-    dying.make("/a/stays").await;
+    dying.create_empty("/a/stays").await;
     dying.process.cut(true);
-    watcher.until("the ephemeral goes", async || watcher.names("/a").await == ["stays"]).await;
+    watcher.until("the ephemeral node is deleted", async || watcher.names("/a").await == ["stays"]).await;
 }
 
-pub(super) async fn an_ephemeral_stays_while_its_process_lives(subject: &dyn Subject) {
+pub(super) async fn ephemeral_remains_while_its_process_lives(subject: &dyn Subject) {
     let (watcher, living) = (Peer::open(subject).await, Peer::open_short(subject).await);
     let created = living.create("/e", "", CreateMode::Ephemeral).await;
     subject.runtime().sleep(subject.timeout() * 3 / 2).await;
@@ -36,12 +36,12 @@ pub(super) async fn an_ephemeral_stays_while_its_process_lives(subject: &dyn Sub
     assert!(living.tree.session().is_valid(subject.runtime().monotonic()));
 }
 
-pub(super) async fn a_closed_session_is_lost_for_all_calls(subject: &dyn Subject) {
+pub(super) async fn closed_session_is_lost_for_all_calls(subject: &dyn Subject) {
     let peer = Peer::open(subject).await;
-    peer.make("/a").await;
+    peer.create_empty("/a").await;
     let session = peer.tree.session().clone();
     assert_eq!(*session.state().borrow(), SessionState::Connected);
-    peer.tree.close().await.expect("the engine answers");
+    peer.tree.close().await.expect("the engine responds");
     peer.within("the session is lost", session.lost()).await;
     assert!(!session.is_valid(subject.runtime().monotonic()));
     let (at, lost) = (path("/a"), Some(TreeError::SessionLost));
@@ -62,48 +62,51 @@ pub(super) async fn a_closed_session_is_lost_for_all_calls(subject: &dyn Subject
     assert_eq!(Peer::open(subject).await.names("/").await.iter().filter(|name| *name == "b").count(), 0);
 }
 
-/// Criterion A3: a guard ends by its own clock, before its place is given away.
-pub(super) async fn a_dead_process_knows_before_the_engine_does(subject: &dyn Subject) {
+/// Criterion A3: a guard ends by its own clock, before another process gets its place.
+pub(super) async fn session_ends_locally_before_the_engine_ends_it(subject: &dyn Subject) {
     let watcher = Peer::open(subject).await;
     let dying = Peer::open_short(subject).await;
     dying.create("/e", "", CreateMode::Ephemeral).await;
-    let (_, gone) = watcher.tree.exists_and_watch(&path("/e")).await.expect("the engine answers");
+    let (_, gone) = watcher.tree.exists_and_watch(&path("/e")).await.expect("the engine responds");
     let session = dying.tree.session().clone();
     let cut = subject.runtime().monotonic();
     dying.process.cut(true);
-    assert!(session.deadline() <= cut + session.timeout(), "the deadline counts from a request that was answered");
+    assert!(session.deadline() <= cut + session.timeout(), "the deadline counts from a completed request");
     watcher.fired(gone).await;
-    assert!(!session.is_valid(subject.runtime().monotonic()), "its node went, and it thinks that it lives");
+    assert!(
+        !session.is_valid(subject.runtime().monotonic()),
+        "the node is deleted, but the session still counts as valid"
+    );
 }
 
-pub(super) async fn sessions_have_ids_of_their_own(subject: &dyn Subject) {
+pub(super) async fn sessions_have_distinct_ids(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     let (first, second) = (one.tree.session().id(), two.tree.session().id());
     assert_ne!(first, second);
-    one.tree.close().await.expect("the engine answers");
+    one.tree.close().await.expect("the engine responds");
     let third = Peer::open(subject).await.tree.session().id();
     assert!(third != first && third != second);
 }
 
-/// A caller that does something else meanwhile, in a `select!` say, does not drive what it asked for.
-pub(super) async fn requests_whose_answers_nobody_takes_hold_no_others_up(subject: &dyn Subject) {
+/// A caller that works on something else, for example in a `select!`, does not poll its requests.
+pub(super) async fn unpolled_requests_do_not_block_others(subject: &dyn Subject) {
     const COUNT: usize = 100;
     let peer = Peer::open(subject).await;
-    let (tree, at) = (&peer.tree, peer.make("/a").await.path);
-    let mut asked: Vec<BoxFuture<'_, Result<(), TreeError>>> = Vec::new();
+    let (tree, at) = (&peer.tree, peer.create_empty("/a").await.path);
+    let mut requests: Vec<BoxFuture<'_, Result<(), TreeError>>> = Vec::new();
     for _ in 0..COUNT {
-        asked.push(tree.set(&at, bytes("1"), Expected::Any).map_ok(drop).boxed());
-        asked.push(tree.get(&at).map_ok(drop).boxed());
-        asked.push(tree.children_and_watch(&at).map_ok(drop).boxed());
-        asked.push(tree.watch_all(&at).map_ok(drop).boxed());
-        asked.push(tree.sync().boxed());
+        requests.push(tree.set(&at, bytes("1"), Expected::Any).map_ok(drop).boxed());
+        requests.push(tree.get(&at).map_ok(drop).boxed());
+        requests.push(tree.children_and_watch(&at).map_ok(drop).boxed());
+        requests.push(tree.watch_all(&at).map_ok(drop).boxed());
+        requests.push(tree.sync().boxed());
     }
-    asked.retain_mut(|request| request.now_or_never().is_none_or(|answer| answer.is_err()));
-    peer.within("a change is made", tree.set(&at, bytes("2"), Expected::Any)).await.expect("it is there");
-    let (node, watch) = peer.within("a node is read", tree.get_and_watch(&at)).await.expect("it is there");
+    requests.retain_mut(|request| request.now_or_never().is_none_or(|answer| answer.is_err()));
+    peer.within("the set completes", tree.set(&at, bytes("2"), Expected::Any)).await.expect("the node exists");
+    let (node, watch) = peer.within("the read completes", tree.get_and_watch(&at)).await.expect("the node exists");
     assert_eq!(node.data, "2");
     peer.set("/a", "3").await;
     peer.fired(watch).await;
-    let answers = peer.within("all are answered", futures_util::future::join_all(asked)).await;
-    assert!(answers.iter().all(Result::is_ok), "{answers:?}");
+    let results = peer.within("all requests return", futures_util::future::join_all(requests)).await;
+    assert!(results.iter().all(Result::is_ok), "{results:?}");
 }

@@ -1,86 +1,86 @@
-//! What watches tell, when, and in which order.
+//! Cases about watches: the events that they report, their times and their order.
 
 use futures_util::StreamExt as _;
 
 use super::*;
 use coordination::tree::{Events, Op};
 
-pub(super) async fn a_watch_on_data_fires_at_a_set_and_at_a_deletion(subject: &dyn Subject) {
+pub(super) async fn data_watch_fires_on_set_and_delete(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
-    one.make("/a").await;
-    one.tree.sync().await.expect("the engine answers");
+    one.create_empty("/a").await;
+    one.tree.sync().await.expect("the engine responds");
     let at = path("/a");
-    let (_, changed) = one.tree.get_and_watch(&at).await.expect("it is there");
-    two.make("/a/child").await;
+    let (_, changed) = one.tree.get_and_watch(&at).await.expect("the node exists");
+    two.create_empty("/a/child").await;
     two.delete("/a/child").await;
     two.set("/a", "x").await;
-    assert_eq!(one.fired(changed).await, Event::Changed(at.clone()), "children are not its data");
-    let (node, gone) = one.tree.get_and_watch(&at).await.expect("it is there");
+    assert_eq!(one.fired(changed).await, Event::Changed(at.clone()), "children are not part of the data");
+    let (node, gone) = one.tree.get_and_watch(&at).await.expect("the node exists");
     assert_eq!(node.data, bytes("x"));
-    let (stat, gone_too) = one.tree.exists_and_watch(&at).await.expect("the engine answers");
+    let (stat, gone_too) = one.tree.exists_and_watch(&at).await.expect("the engine responds");
     assert_eq!(stat, Some(node.stat));
     two.delete("/a").await;
     assert_eq!(one.fired(gone).await, Event::Deleted(at.clone()));
     assert_eq!(one.fired(gone_too).await, Event::Deleted(at));
 }
 
-pub(super) async fn a_watch_on_what_is_not_there_fires_when_it_comes(subject: &dyn Subject) {
+pub(super) async fn watch_on_a_missing_node_fires_on_creation(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
-    let (stat, comes) = one.tree.exists_and_watch(&path("/a")).await.expect("the engine answers");
+    let (stat, comes) = one.tree.exists_and_watch(&path("/a")).await.expect("the engine responds");
     assert_eq!(stat, None);
-    two.make("/ab").await;
-    two.make("/a").await;
+    two.create_empty("/ab").await;
+    two.create_empty("/a").await;
     assert_eq!(one.fired(comes).await, Event::Created(path("/a")));
 }
 
-pub(super) async fn a_watch_on_children_fires_for_its_own_only(subject: &dyn Subject) {
+pub(super) async fn child_watch_fires_only_for_direct_children(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
-    one.make("/a").await;
-    one.make("/a/b").await;
+    one.create_empty("/a").await;
+    one.create_empty("/a/b").await;
     let at = path("/a");
-    let (_, comes) = one.tree.children_and_watch(&at).await.expect("it is there");
+    let (_, comes) = one.tree.children_and_watch(&at).await.expect("the node exists");
     two.set("/a", "x").await;
     two.set("/a/b", "x").await;
-    two.make("/a/b/deep").await;
-    one.tree.sync().await.expect("the engine answers");
-    two.make("/a/c").await;
+    two.create_empty("/a/b/deep").await;
+    one.tree.sync().await.expect("the engine responds");
+    two.create_empty("/a/c").await;
     assert_eq!(one.fired(comes).await, Event::ChildrenChanged(at.clone()));
-    let (children, goes) = one.tree.children_and_watch(&at).await.expect("it is there");
+    let (children, goes) = one.tree.children_and_watch(&at).await.expect("the node exists");
     assert_eq!(children.names, ["b", "c"]);
     two.delete("/a/c").await;
     assert_eq!(one.fired(goes).await, Event::ChildrenChanged(at.clone()));
-    let (_, silent) = one.tree.children_and_watch(&at).await.expect("it is there");
+    let (_, silent) = one.tree.children_and_watch(&at).await.expect("the node exists");
     two.set("/a/b", "y").await;
-    one.tree.sync().await.expect("the engine answers");
+    one.tree.sync().await.expect("the engine responds");
     assert_silent(silent);
 }
 
-pub(super) async fn a_watch_on_children_fires_when_their_parent_goes(subject: &dyn Subject) {
+pub(super) async fn child_watch_fires_when_the_parent_is_deleted(subject: &dyn Subject) {
     let peer = Peer::open(subject).await;
-    peer.make("/a").await;
-    let (_, goes) = peer.tree.children_and_watch(&path("/a")).await.expect("it is there");
+    peer.create_empty("/a").await;
+    let (_, goes) = peer.tree.children_and_watch(&path("/a")).await.expect("the node exists");
     peer.delete("/a").await;
     assert_eq!(peer.fired(goes).await, Event::Deleted(path("/a")));
 }
 
-pub(super) async fn a_watch_fires_before_the_change_is_read(subject: &dyn Subject) {
+pub(super) async fn watch_fires_before_the_change_is_read(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
-    one.make("/a").await;
+    one.create_empty("/a").await;
     for _ in 0..20 {
-        let (before, mut watch) = one.tree.get_and_watch(&path("/a")).await.expect("it is there");
+        let (before, mut watch) = one.tree.get_and_watch(&path("/a")).await.expect("the node exists");
         two.set("/a", "x").await;
         one.until("the change is read", async || one.get("/a").await.stat.version > before.stat.version).await;
         let fired = (&mut watch).now_or_never();
-        assert_eq!(fired, Some(Ok(Event::Changed(path("/a")))), "it was read before it was told");
+        assert_eq!(fired, Some(Ok(Event::Changed(path("/a")))), "the change was read before the watch fired");
     }
 }
 
-pub(super) async fn a_failed_change_tells_nobody(subject: &dyn Subject) {
+pub(super) async fn failed_change_fires_no_watch(subject: &dyn Subject) {
     let peer = Peer::open(subject).await;
-    peer.make("/a").await;
+    peer.create_empty("/a").await;
     let at = path("/a");
-    let (_, data) = peer.tree.get_and_watch(&at).await.expect("it is there");
-    let (_, children) = peer.tree.children_and_watch(&at).await.expect("it is there");
+    let (_, data) = peer.tree.get_and_watch(&at).await.expect("the node exists");
+    let (_, children) = peer.tree.children_and_watch(&at).await.expect("the node exists");
     let ops = vec![
         Op::Set { path: at.clone(), data: bytes("x"), expected: Expected::Any },
         Op::Create { path: path("/a/b"), data: Bytes::new(), mode: CreateMode::Persistent, acl: Acl::Open },
@@ -88,44 +88,44 @@ pub(super) async fn a_failed_change_tells_nobody(subject: &dyn Subject) {
     ];
     assert!(peer.tree.multi(ops).await.is_err());
     assert_eq!(peer.tree.set(&at, bytes("x"), Expected::Version(7)).await, Err(TreeError::BadVersion));
-    peer.tree.sync().await.expect("the engine answers");
+    peer.tree.sync().await.expect("the engine responds");
     assert_silent(data);
     assert_silent(children);
 }
 
 pub(super) async fn watches_end_with_their_session(subject: &dyn Subject) {
     let peer = Peer::open(subject).await;
-    peer.make("/a").await;
-    let (_, data) = peer.tree.get_and_watch(&path("/a")).await.expect("it is there");
-    let (_, children) = peer.tree.children_and_watch(&path("/a")).await.expect("it is there");
-    let mut events = peer.tree.watch_all(&path("/a")).await.expect("the engine answers");
-    peer.tree.close().await.expect("the engine answers");
+    peer.create_empty("/a").await;
+    let (_, data) = peer.tree.get_and_watch(&path("/a")).await.expect("the node exists");
+    let (_, children) = peer.tree.children_and_watch(&path("/a")).await.expect("the node exists");
+    let mut events = peer.tree.watch_all(&path("/a")).await.expect("the engine responds");
+    peer.tree.close().await.expect("the engine responds");
     for watch in [data, children] {
         assert_eq!(peer.within("the watch ends", watch).await, Err(TreeError::SessionLost));
     }
     assert_eq!(peer.within("the events end", events.next()).await, None);
 }
 
-async fn told(peer: &Peer<'_>, events: &mut Events, count: usize) -> Vec<Event> {
-    let mut told = Vec::new();
-    while told.len() < count {
-        told.extend(peer.within("an event", events.next()).await);
+async fn next_events(peer: &Peer<'_>, events: &mut Events, count: usize) -> Vec<Event> {
+    let mut received = Vec::new();
+    while received.len() < count {
+        received.extend(peer.within("an event", events.next()).await);
     }
-    told
+    received
 }
 
-pub(super) async fn all_events_below_a_node_come_in_their_order(subject: &dyn Subject) {
+pub(super) async fn events_below_a_node_arrive_in_order(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
-    let mut events = one.tree.watch_all(&path("/a")).await.expect("the engine answers");
-    two.make("/a").await;
-    two.make("/ab").await;
-    two.make("/a/b").await;
-    two.make("/a/b/c").await;
+    let mut events = one.tree.watch_all(&path("/a")).await.expect("the engine responds");
+    two.create_empty("/a").await;
+    two.create_empty("/ab").await;
+    two.create_empty("/a/b").await;
+    two.create_empty("/a/b/c").await;
     two.set("/a/b", "x").await;
     two.delete("/a/b/c").await;
     two.delete("/a/b").await;
     two.delete("/a").await;
-    two.make("/a").await;
+    two.create_empty("/a").await;
     let expected = [
         Event::Created(path("/a")),
         Event::Created(path("/a/b")),
@@ -136,14 +136,14 @@ pub(super) async fn all_events_below_a_node_come_in_their_order(subject: &dyn Su
         Event::Deleted(path("/a")),
         Event::Created(path("/a")),
     ];
-    assert_eq!(told(&one, &mut events, expected.len()).await, expected);
+    assert_eq!(next_events(&one, &mut events, expected.len()).await, expected);
     assert_eq!(events.try_next(), None);
 }
 
-pub(super) async fn the_events_of_a_multi_come_in_its_order(subject: &dyn Subject) {
+pub(super) async fn events_of_a_multi_arrive_in_order(subject: &dyn Subject) {
     let peer = Peer::open(subject).await;
-    peer.make("/a").await;
-    let mut events = peer.tree.watch_all(&path("/a")).await.expect("the engine answers");
+    peer.create_empty("/a").await;
+    let mut events = peer.tree.watch_all(&path("/a")).await.expect("the engine responds");
     let create =
         |at: &str| Op::Create { path: path(at), data: Bytes::new(), mode: CreateMode::Persistent, acl: Acl::Open };
     let ops = vec![
@@ -152,26 +152,26 @@ pub(super) async fn the_events_of_a_multi_come_in_its_order(subject: &dyn Subjec
         create("/a/c"),
         Op::Delete { path: path("/a/b"), expected: Expected::Any },
     ];
-    peer.tree.multi(ops).await.expect("each step can be");
+    peer.tree.multi(ops).await.expect("each step succeeds");
     let expected = [
         Event::Created(path("/a/b")),
         Event::Changed(path("/a")),
         Event::Created(path("/a/c")),
         Event::Deleted(path("/a/b")),
     ];
-    assert_eq!(told(&peer, &mut events, expected.len()).await, expected);
+    assert_eq!(next_events(&peer, &mut events, expected.len()).await, expected);
 }
 
-pub(super) async fn watchers_are_told_that_a_process_died(subject: &dyn Subject) {
+pub(super) async fn watches_fire_when_a_process_dies(subject: &dyn Subject) {
     let watcher = Peer::open(subject).await;
-    watcher.make("/a").await;
+    watcher.create_empty("/a").await;
     let dying = Peer::open_short(subject).await;
     dying.create("/a/e", "", CreateMode::Ephemeral).await;
-    let (_, node) = watcher.tree.exists_and_watch(&path("/a/e")).await.expect("the engine answers");
-    let (_, children) = watcher.tree.children_and_watch(&path("/a")).await.expect("it is there");
-    let mut events = watcher.tree.watch_all(&path("/a")).await.expect("the engine answers");
+    let (_, node) = watcher.tree.exists_and_watch(&path("/a/e")).await.expect("the engine responds");
+    let (_, children) = watcher.tree.children_and_watch(&path("/a")).await.expect("the node exists");
+    let mut events = watcher.tree.watch_all(&path("/a")).await.expect("the engine responds");
     dying.process.cut(true);
     assert_eq!(watcher.fired(node).await, Event::Deleted(path("/a/e")));
     assert_eq!(watcher.fired(children).await, Event::ChildrenChanged(path("/a")));
-    assert_eq!(told(&watcher, &mut events, 1).await, [Event::Deleted(path("/a/e"))]);
+    assert_eq!(next_events(&watcher, &mut events, 1).await, [Event::Deleted(path("/a/e"))]);
 }

@@ -1,4 +1,4 @@
-//! What changes did, read for the watches of this process.
+//! Events of changes, fetched for the watches of this process.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -12,18 +12,19 @@ use postgres_client::tokio_postgres::Row;
 
 use super::{Inner, rows};
 
-/// How long nobody looks if NOTIFY says nothing: what a notice that was lost, and the end of a dead session, wait for.
+/// Interval between polls without a NOTIFY. It bounds the delay after a lost notification or the end of a dead
+/// session.
 const POLL_PERIOD: Duration = Duration::from_millis(250);
-/// How often watches are looked for that nobody waits for any more.
+/// Interval between removals of watches that are no longer awaited.
 const SWEEP_PERIOD: Duration = Duration::from_secs(5);
-/// Events of one read.
+/// Largest number of events per read.
 const PAGE: i64 = 5_000;
 
 #[derive(Default)]
 pub(super) struct Feed {
-    turn: tokio::sync::Mutex<Place>,
-    /// The last change of which all events were told.
-    told: AtomicI64,
+    turn: tokio::sync::Mutex<Position>,
+    /// Number of the last change whose events were all delivered.
+    delivered: AtomicI64,
     inner: Mutex<Listeners>,
 }
 
@@ -33,28 +34,28 @@ struct Listeners {
     sessions: BTreeMap<SessionId, Session>,
 }
 
-/// Events up to this were told: of this change, to this step.
+/// Position in the stream of events: all events up to this step of this change were delivered.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub(super) struct Place {
+pub(super) struct Position {
     zxid: i64,
     step: i32,
 }
 
-impl Place {
+impl Position {
     fn after(zxid: i64) -> Self {
-        Place { zxid, step: i32::MAX }
+        Position { zxid, step: i32::MAX }
     }
 }
 
-/// Who has it alone fetches events, or sees to it that none is fetched.
-pub(super) type Turn<'a> = tokio::sync::MutexGuard<'a, Place>;
+/// Exclusive right to fetch events. While it is held, no other task fetches any.
+pub(super) type Turn<'a> = tokio::sync::MutexGuard<'a, Position>;
 
 impl Feed {
     pub(super) fn join(&self, session: Session) {
         self.lock().sessions.insert(session.id(), session);
     }
 
-    /// Its watches end.
+    /// Ends the session's watches.
     pub(super) fn leave(&self, session: SessionId) {
         let mut listeners = self.lock();
         listeners.sessions.remove(&session);
@@ -65,27 +66,27 @@ impl Feed {
         self.turn.lock().await
     }
 
-    /// To be called by who has the turn, and has fetched what happened until a read.
+    /// Registers a watch. The caller must hold the turn, and must have fetched all events up to its read.
     pub(super) fn watch<W>(&self, session: SessionId, watch: impl FnOnce(&mut Watchers) -> W) -> Result<W, TreeError> {
         let mut listeners = self.lock();
-        // After it has left nobody would end its watches.
+        // After the session has left, nothing would end its watches.
         if !listeners.sessions.contains_key(&session) {
             return Err(TreeError::SessionLost);
         }
         Ok(watch(&mut listeners.watchers))
     }
 
-    /// As [`Feed::fetch`], of a read that was made under this turn: one of an earlier state than others before it shows that the database
-    /// was put back in time.
+    /// Works like [`Feed::fetch`], for a read under this turn. If the read shows an earlier state than a previous
+    /// one, the database was restored to an earlier state.
     pub(super) async fn follow(&self, turn: &mut Turn<'_>, inner: &Inner, zxid: i64) -> Result<(), TreeError> {
         if turn.zxid > zxid {
             tracing::warn!(
                 from = turn.zxid,
                 to = zxid,
-                "the database was put back in time: this process's sessions end"
+                "the database returned to an earlier state; this process's sessions end"
             );
             self.lose_all(&mut self.lock());
-            self.reached(turn, Place::after(zxid));
+            self.reached(turn, Position::after(zxid));
             return Err(TreeError::SessionLost);
         }
         self.fetch(turn, inner, zxid).await
@@ -96,47 +97,48 @@ impl Feed {
         listeners.watchers = Watchers::default();
     }
 
-    /// Returns when all that happened up to `zxid` was told.
+    /// Returns once all events up to `zxid` were delivered.
     pub(super) async fn catch_up(&self, inner: &Inner, zxid: i64) -> Result<(), TreeError> {
-        if self.told.load(Ordering::Acquire) >= zxid {
+        if self.delivered.load(Ordering::Acquire) >= zxid {
             return Ok(());
         }
         self.fetch(&mut self.turn().await, inner, zxid).await
     }
 
-    /// Tells what happened up to `to`, and nothing of what happened after it.
+    /// Delivers the events up to `to`, and none after it.
     async fn fetch(&self, turn: &mut Turn<'_>, inner: &Inner, to: i64) -> Result<(), TreeError> {
-        while **turn < Place::after(to) {
+        while **turn < Position::after(to) {
             if self.lock().watchers.is_empty() {
-                self.reached(turn, Place::after(to));
+                self.reached(turn, Position::after(to));
                 break;
             }
             let rows = inner.read(rows::EVENTS, &[&turn.zxid, &turn.step, &to, &PAGE]).await?;
-            let place = self.tell(&rows, **turn).ok_or_else(rows::unexpected)?;
+            let position = self.deliver(&rows, **turn).ok_or_else(rows::unexpected)?;
             let is_whole = i64::try_from(rows.len()).unwrap_or(PAGE) < PAGE;
-            self.reached(turn, if is_whole { Place::after(to) } else { place });
+            self.reached(turn, if is_whole { Position::after(to) } else { position });
         }
         Ok(())
     }
 
-    fn reached(&self, turn: &mut Turn<'_>, place: Place) {
-        **turn = place;
-        let whole = if place == Place::after(place.zxid) { place.zxid } else { place.zxid - 1 };
-        self.told.store(whole, Ordering::Release);
+    fn reached(&self, turn: &mut Turn<'_>, position: Position) {
+        **turn = position;
+        let is_whole = position == Position::after(position.zxid);
+        let whole = if is_whole { position.zxid } else { position.zxid - 1 };
+        self.delivered.store(whole, Ordering::Release);
     }
 
-    /// The place of the last; `None` if a row is not of its form.
-    fn tell(&self, rows: &[Row], mut place: Place) -> Option<Place> {
+    /// Delivers these events, and returns the position of the last one. Returns `None` if a row is malformed.
+    fn deliver(&self, rows: &[Row], mut position: Position) -> Option<Position> {
         let mut listeners = self.lock();
         for row in rows {
             let forgotten: i64 = row.try_get(0).ok()?;
-            if forgotten > place.zxid {
-                // Longer than any session can have been without an answer: whoever listens here has stood still.
-                tracing::warn!("this process has slept for longer than events are kept: its sessions end");
+            if forgotten > position.zxid {
+                // Events are kept longer than a session can be without a response, so this process was paused.
+                tracing::warn!("this process was paused for longer than events are kept; its sessions end");
                 self.lose_all(&mut listeners);
             }
             let Some(zxid) = row.try_get(1).ok()? else { continue };
-            place = Place { zxid, step: row.try_get(2).ok()? };
+            position = Position { zxid, step: row.try_get(2).ok()? };
             let path = NodePath::new(row.try_get(4).ok()?).ok()?;
             listeners.watchers.tell(&match row.try_get::<_, i16>(3).ok()? {
                 1 => Event::Created(path),
@@ -145,7 +147,7 @@ impl Feed {
                 _ => return None,
             });
         }
-        Some(place)
+        Some(position)
     }
 
     fn lock(&self) -> MutexGuard<'_, Listeners> {
@@ -153,7 +155,7 @@ impl Feed {
     }
 }
 
-/// Tells what happens, and ends the sessions of the dead, for as long as there is somebody to do it for.
+/// Delivers events and ends expired sessions, as long as this process has sessions.
 pub(super) async fn run(inner: Weak<Inner>) {
     let Some(mut changes) = inner.upgrade().map(|inner| inner.database.changes.subscribe()) else { return };
     let mut swept = None;
@@ -165,8 +167,8 @@ pub(super) async fn run(inner: Weak<Inner>) {
             inner.feed.lock().watchers.sweep();
         }
         let is_needed = !inner.feed.lock().sessions.is_empty();
-        if is_needed && let Err(error) = look(&inner).await {
-            tracing::debug!(%error, "the tree cannot be looked at now");
+        if is_needed && let Err(error) = poll(&inner).await {
+            tracing::debug!(%error, "cannot poll the tree");
         }
         drop(inner);
         let changed = changes.changed().map(|changed| changed.is_ok());
@@ -176,16 +178,16 @@ pub(super) async fn run(inner: Weak<Inner>) {
     }
 }
 
-async fn look(inner: &Inner) -> Result<(), TreeError> {
+async fn poll(inner: &Inner) -> Result<(), TreeError> {
     let mut turn = inner.feed.turn().await;
-    let rows = inner.read(rows::LOOK, &[]).await?;
+    let rows = inner.read(rows::POLL, &[]).await?;
     let row = rows.first().ok_or_else(rows::unexpected)?;
     let (last, is_due) = (row.try_get(0).ok(), row.try_get(1).ok());
     inner.feed.follow(&mut turn, inner, last.ok_or_else(rows::unexpected)?).await?;
     drop(turn);
     if is_due.ok_or_else(rows::unexpected)? {
-        let reaped = inner.ask_until_done(&inner.database.work, rows::REAP, &[]).await;
-        reaped.inspect_err(|error| tracing::warn!(%error, "sessions that are over cannot be ended now"))?;
+        let reaped = inner.query_until_done(&inner.database.serial, rows::REAP, &[]).await;
+        reaped.inspect_err(|error| tracing::warn!(%error, "cannot end expired sessions"))?;
     }
     Ok(())
 }

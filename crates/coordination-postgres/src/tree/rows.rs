@@ -1,4 +1,4 @@
-//! What is asked of the server, and what its rows mean.
+//! The statements, and the conversion of their rows.
 
 use bytes::Bytes;
 use coordination::tree::session::SessionId;
@@ -14,15 +14,15 @@ pub(super) const OPEN: &str = "select reveille_coordination.tree_open($1, $2)";
 pub(super) const RENEW: &str = "select reveille_coordination.tree_renew($1)";
 pub(super) const CLOSE: &str = "select reveille_coordination.tree_close($1)";
 pub(super) const REAP: &str = "select reveille_coordination.tree_reap()";
-/// The last change, and whether there is something for [`REAP`].
-pub(super) const LOOK: &str = "
+/// Reads the number of the last change, and whether [`REAP`] has work.
+pub(super) const POLL: &str = "
     select last,
         exists (select 1 from reveille_coordination.tree_session where lease_end <= clock_timestamp())
         or exists (select 1 from reveille_coordination.tree_node where is_over)
         or (select at < clock_timestamp() - interval '20 minutes'
             from reveille_coordination.tree_event order by zxid, step limit 1) is true
     from reveille_coordination.tree";
-/// What happened after a place, up to a change.
+/// Reads the events after a position, up to a change.
 pub(super) const EVENTS: &str = "
     select tree.forgotten, event.zxid, event.step, event.kind, event.path
     from reveille_coordination.tree left join (
@@ -31,7 +31,8 @@ pub(super) const EVENTS: &str = "
     ) as event on true
     order by event.zxid, event.step";
 
-/// The last change, then a node as [`Found`] reads it. One statement sees one state.
+/// Reads the number of the last change and a node, in the columns that [`Found`] expects. A single statement reads
+/// a single state.
 macro_rules! node {
     ($data:literal, $names:literal) => {
         concat!(
@@ -60,10 +61,10 @@ const CHANGE: &str = "
     from reveille_coordination.tree_change($1, $2, $3, $4, $5, $6, $7, $8, $9)";
 
 pub(super) fn unexpected() -> TreeError {
-    TreeError::Disconnected("the database answered what it should not; is its schema changed by hand?".to_owned())
+    TreeError::Disconnected("unexpected response from the database; was its schema changed manually?".to_owned())
 }
 
-/// As the rows have it.
+/// Text of an identity in the rows.
 fn text_of(identity: &Identity) -> String {
     match identity {
         Identity::Anyone => "anyone".to_owned(),
@@ -79,19 +80,19 @@ fn identity_of(text: &str) -> Option<Identity> {
     }
 }
 
-/// What a session's rights are looked for by.
+/// Texts of the identities by which a session's permissions are found.
 ///
 /// # Errors
-/// [`TreeError::Invalid`] if a name cannot be kept.
-pub(super) fn who_of(identities: &[Identity]) -> Result<Vec<String>, TreeError> {
-    let who: Vec<String> = [Identity::Anyone].iter().chain(identities).map(text_of).collect();
-    if who.iter().any(|text| text.contains(['\n', '\0'])) {
-        return Err(TreeError::Invalid("a name has no line feeds and no zeros".to_owned()));
+/// [`TreeError::Invalid`] if a name cannot be stored.
+pub(super) fn identity_names(identities: &[Identity]) -> Result<Vec<String>, TreeError> {
+    let names: Vec<String> = [Identity::Anyone].iter().chain(identities).map(text_of).collect();
+    if names.iter().any(|text| text.contains(['\n', '\0'])) {
+        return Err(TreeError::Invalid("a name must not contain line feeds or NUL".to_owned()));
     }
-    Ok(who)
+    Ok(names)
 }
 
-/// `None` if they cannot be kept, or would be of nobody.
+/// Text of the grants of `acl`. Returns `None` if they cannot be stored or grant nothing.
 fn list_of(acl: &Acl, identities: &[Identity]) -> Option<String> {
     let grants = acl.grants(identities).ok()?;
     let lines: Vec<String> =
@@ -104,7 +105,7 @@ fn grant_of(line: &str) -> Option<Grant> {
     Some(Grant { permissions: Permissions::from_bits(bits.parse().ok()?), to: identity_of(to)? })
 }
 
-/// The eleven columns from `at` on.
+/// Converts the eleven columns that start at `at`.
 fn stat_of(row: &Row, at: usize) -> Option<Stat> {
     let zxid = |at| row.try_get(at).ok().map(Zxid);
     let number = |at| row.try_get::<_, i32>(at).ok();
@@ -125,17 +126,17 @@ fn stat_of(row: &Row, at: usize) -> Option<Stat> {
     })
 }
 
-/// A node that was looked for, after the change `zxid`.
+/// The node at a path, if it exists, as of the change `zxid`.
 pub(super) struct Found {
     pub(super) zxid: i64,
     pub(super) node: Option<Node>,
     pub(super) grants: Vec<Grant>,
-    /// Of its children.
+    /// Names of its children.
     pub(super) names: Vec<String>,
 }
 
 impl Found {
-    pub(super) async fn ask(inner: &Inner, statement: &'static str, path: &NodePath) -> Result<Self, TreeError> {
+    pub(super) async fn query(inner: &Inner, statement: &'static str, path: &NodePath) -> Result<Self, TreeError> {
         let rows = inner.read(statement, &[&path.as_str()]).await?;
         rows.first().and_then(Found::of).ok_or_else(unexpected)
     }
@@ -158,15 +159,15 @@ impl Found {
 }
 
 /// A step of a change.
-pub(super) enum Asked {
+pub(super) enum Step {
     Op(Op),
     SetAcl { path: NodePath, acl: Acl },
 }
 
-/// Steps, column by column.
+/// Steps of a change, column by column.
 #[derive(Default)]
 pub(super) struct Change<'a> {
-    steps: &'a [Asked],
+    steps: &'a [Step],
     kinds: Vec<&'static str>,
     paths: Vec<&'a str>,
     parents: Vec<Option<String>>,
@@ -177,18 +178,18 @@ pub(super) struct Change<'a> {
 }
 
 impl<'a> Change<'a> {
-    pub(super) fn new(identities: &[Identity], steps: &'a [Asked]) -> Self {
+    pub(super) fn new(identities: &[Identity], steps: &'a [Step]) -> Self {
         let mut change = Change { steps, ..Change::default() };
         let list = |acl| list_of(acl, identities);
         for step in steps {
             match step {
-                Asked::Op(Op::Check { path, expected }) => change.add("check", path, &[], *expected, 0, None),
-                Asked::Op(Op::Create { path, data, mode, acl }) => {
+                Step::Op(Op::Check { path, expected }) => change.add("check", path, &[], *expected, 0, None),
+                Step::Op(Op::Create { path, data, mode, acl }) => {
                     change.add("create", path, data, Expected::Any, bits_of(*mode), list(acl));
                 }
-                Asked::Op(Op::Set { path, data, expected }) => change.add("set", path, data, *expected, 0, None),
-                Asked::Op(Op::Delete { path, expected }) => change.add("delete", path, &[], *expected, 0, None),
-                Asked::SetAcl { path, acl } => change.add("set_acl", path, &[], Expected::Any, 0, list(acl)),
+                Step::Op(Op::Set { path, data, expected }) => change.add("set", path, data, *expected, 0, None),
+                Step::Op(Op::Delete { path, expected }) => change.add("delete", path, &[], *expected, 0, None),
+                Step::SetAcl { path, acl } => change.add("set_acl", path, &[], Expected::Any, 0, list(acl)),
             }
         }
         change
@@ -215,8 +216,9 @@ impl<'a> Change<'a> {
         self.lists.push(list);
     }
 
-    /// The change's number and what was done, or which step failed; an error if it is not known.
-    pub(super) async fn ask(
+    /// Runs the change. Returns its number and the results, or the failed step; an error if the outcome is
+    /// unknown.
+    pub(super) async fn query(
         &self,
         inner: &Inner,
         session: SessionId,
@@ -225,7 +227,7 @@ impl<'a> Change<'a> {
         let Change { steps, kinds, paths, parents, datas, versions, modes, lists } = self;
         let parameters: [&(dyn postgres_client::tokio_postgres::types::ToSql + Sync); 9] =
             [&session.0, &call, kinds, paths, parents, datas, versions, modes, lists];
-        let rows = inner.ask(&inner.database.work, CHANGE, &parameters).await?;
+        let rows = inner.query(&inner.database.serial, CHANGE, &parameters).await?;
         if let Some(row) = rows.first()
             && let Some(problem) = row.try_get(2).map_err(|_| unexpected())?
         {
@@ -250,15 +252,15 @@ fn bits_of(mode: CreateMode) -> i32 {
         | i32::from(mode == CreateMode::Container) << 2
 }
 
-fn done_of(row: &Row, step: &Asked) -> Option<Done> {
+fn done_of(row: &Row, step: &Step) -> Option<Done> {
     Some(match step {
-        Asked::Op(Op::Check { .. }) => Done::Check,
-        Asked::Op(Op::Delete { .. }) => Done::Delete,
-        Asked::Op(Op::Create { .. }) => {
+        Step::Op(Op::Check { .. }) => Done::Check,
+        Step::Op(Op::Delete { .. }) => Done::Delete,
+        Step::Op(Op::Create { .. }) => {
             let path = NodePath::new(row.try_get(3).ok()?).ok()?;
             Done::Create(Created { path, stat: stat_of(row, 4)? })
         }
-        Asked::Op(Op::Set { .. }) | Asked::SetAcl { .. } => Done::Set(stat_of(row, 4)?),
+        Step::Op(Op::Set { .. }) | Step::SetAcl { .. } => Done::Set(stat_of(row, 4)?),
     })
 }
 
@@ -272,11 +274,11 @@ fn problem_of(problem: &str) -> TreeError {
         "forbidden" => TreeError::Forbidden,
         "invalid_acl" => TreeError::InvalidAcl,
         "too_long" => {
-            TreeError::Invalid(format!("with its number, the path has more than {} bytes", NodePath::LEN_MAX))
+            TreeError::Invalid(format!("with its sequence number, the path exceeds {} bytes", NodePath::LEN_MAX))
         }
-        "root_stays" => TreeError::Invalid("the root stays".to_owned()),
+        "root_stays" => TreeError::Invalid("the root cannot be deleted".to_owned()),
         "session_lost" => TreeError::SessionLost,
-        "overtaken" => TreeError::Disconnected("a later change was made first, and this one was not".to_owned()),
-        other => TreeError::Disconnected(format!("the database answered {other}")),
+        "overtaken" => TreeError::Disconnected("a later change was applied first; this one was not".to_owned()),
+        other => TreeError::Disconnected(format!("unexpected problem reported by the database: {other}")),
     }
 }

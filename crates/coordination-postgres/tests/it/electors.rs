@@ -1,4 +1,4 @@
-//! The electors' suite, each case in a database of its own; and a server that pauses or dies.
+//! The electors' conformance suite, each case in its own database, and tests with a server that pauses or dies.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,7 +36,7 @@ impl Subject for Electors {
 
     fn elector<'a>(&'a self, group: &'a str) -> BoxFuture<'a, Arc<dyn Elector>> {
         async {
-            // No limit of a call is a subject here: the machine may be busy with other tests.
+            // No case depends on this time limit, and the machine may be busy with other tests.
             let options = Options { statement_timeout: Duration::from_secs(10), ..Options::default() };
             let electors = PostgresElectors::open(&self.runtime, &self.url, &options).await.unwrap();
             Arc::new(electors.elector(&GroupName::new(group).unwrap())) as Arc<dyn Elector>
@@ -60,7 +60,7 @@ pub(crate) async fn open(runtime: &Runtime, url: &str) -> PostgresElectors {
 async fn until(runtime: &Runtime, what: &str, limit: Duration, mut is_so: impl AsyncFnMut() -> bool) {
     let end = runtime.monotonic() + limit;
     while !is_so().await {
-        assert!(runtime.monotonic() < end, "it never came: {what}");
+        assert!(runtime.monotonic() < end, "condition not reached in time: {what}");
         runtime.sleep(Duration::from_millis(10)).await;
     }
 }
@@ -72,8 +72,8 @@ fn server_that_pauses_or_dies_fails_every_call_soon() {
         let elector = open(&runtime, &url).await.elector(&group());
         let limited = async |what: &str, call: Answer<'_, ()>| {
             let began = runtime.monotonic();
-            let answer = runtime.timeout(LONG, call).await.unwrap_or(Ok(()));
-            assert!(matches!(&answer, Err(error) if error.is_retryable()), "{what}: {answer:?}");
+            let response = runtime.timeout(LONG, call).await.unwrap_or(Ok(()));
+            assert!(matches!(&response, Err(error) if error.is_retryable()), "{what}: {response:?}");
             let took = runtime.monotonic().since(began);
             assert!(took < CALL_MAX, "{what} took {took:?}");
         };
@@ -90,7 +90,7 @@ fn server_that_pauses_or_dies_fails_every_call_soon() {
 }
 
 #[test]
-fn a_leader_whose_server_dies_is_followed_under_a_later_term() {
+fn server_crash_preserves_the_lease_and_raises_the_term() {
     on_real(async |runtime| {
         let (server, url) = own_server(&runtime).await;
         let lease = Duration::from_secs(1);
@@ -107,9 +107,9 @@ fn a_leader_whose_server_dies_is_followed_under_a_later_term() {
             second.leads && second != first
         })
         .await;
-        assert!(runtime.monotonic().since(called) >= lease, "the crash forgot the lease");
+        assert!(runtime.monotonic().since(called) >= lease, "the lease survives the crash");
         assert!(second.term > first.term);
-        assert!(!a.is_leader("a", lease).await.is_ok_and(|answer| answer.leads));
+        assert!(!a.is_leader("a", lease).await.is_ok_and(|leadership| leadership.leads));
     });
 }
 

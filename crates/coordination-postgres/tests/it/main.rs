@@ -1,6 +1,6 @@
-//! Against a real server: the ports' promises, and what becomes of them when the server stalls, dies or comes back.
+//! Tests against a real server: the ports' promises, and the effects of a server that stalls, dies or restarts.
 
-#![expect(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod electors;
 mod schema;

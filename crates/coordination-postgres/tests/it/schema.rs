@@ -1,4 +1,4 @@
-//! What is opened and what is not.
+//! Tests of opening databases with and without a suitable schema.
 
 use std::time::Duration;
 
@@ -12,28 +12,28 @@ use crate::support::{database, name_of, on_real};
 
 const LONG: Duration = Duration::from_secs(60);
 
-async fn refusal(runtime: &Runtime, url: &str) -> OpenError {
+async fn open_error(runtime: &Runtime, url: &str) -> OpenError {
     PostgresElectors::open(runtime, url, &Options::default()).await.map(drop).unwrap_err()
 }
 
 #[test]
-fn a_database_without_the_schema_is_refused_until_it_is_migrated() {
+fn database_without_the_schema_is_rejected_until_migrated() {
     let url = shared().create_database().unwrap();
     on_real(async |runtime| {
-        let refused = refusal(&runtime, &url).await;
-        assert!(matches!(refused, OpenError::SchemaMissing { .. }), "{refused:?}");
-        assert!(refused.to_string().contains("reveille store migrate") && !refused.is_retryable(), "{refused}");
+        let error = open_error(&runtime, &url).await;
+        assert!(matches!(error, OpenError::SchemaMissing { .. }), "{error:?}");
+        assert!(error.to_string().contains("reveille store migrate") && !error.is_retryable(), "{error}");
         migrate(&runtime, &url, &Options::default()).await.unwrap();
         let elector = open(&runtime, &url).await.elector(&group());
         let first = elector.is_leader("a", LONG).await.unwrap();
-        // Again, with a leader in it.
+        // The second migration runs while a leader exists.
         migrate(&runtime, &url, &Options::default()).await.unwrap();
         assert_eq!(elector.is_leader("a", LONG).await, Ok(first));
     });
 }
 
 #[test]
-fn two_that_migrate_at_once_make_one_schema() {
+fn concurrent_migrations_create_one_schema() {
     let url = shared().create_database().unwrap();
     on_real(async |runtime| {
         let options = Options::default();
@@ -46,7 +46,7 @@ fn two_that_migrate_at_once_make_one_schema() {
 }
 
 #[test]
-fn a_schema_of_another_build_is_refused() {
+fn schema_of_another_build_is_rejected() {
     let url = database();
     let set = |version: i32| {
         let statement = format!("update reveille_coordination.meta set version = {version}");
@@ -54,12 +54,12 @@ fn a_schema_of_another_build_is_refused() {
     };
     on_real(async |runtime| {
         set(VERSION + 1);
-        let newer = refusal(&runtime, &url).await;
+        let newer = open_error(&runtime, &url).await;
         assert!(matches!(newer, OpenError::SchemaNewer { found, .. } if found == VERSION + 1), "{newer:?}");
         let newer = migrate(&runtime, &url, &Options::default()).await.unwrap_err();
-        assert!(matches!(newer, OpenError::SchemaNewer { .. }), "a newer schema is left alone: {newer:?}");
+        assert!(matches!(newer, OpenError::SchemaNewer { .. }), "a newer schema is not changed: {newer:?}");
         set(-1);
-        let older = refusal(&runtime, &url).await;
+        let older = open_error(&runtime, &url).await;
         assert!(matches!(older, OpenError::SchemaOlder { .. }), "{older:?}");
         assert!(older.to_string().contains("reveille store migrate"), "{older}");
     });
@@ -71,8 +71,8 @@ fn no_error_shows_the_password() {
     on_real(async |runtime| {
         let wrong = Options { password: Some("hunter2-wrong".to_owned()), ..Options::default() };
         let denied = PostgresElectors::open(&runtime, &url, &wrong).await.map(drop).unwrap_err();
-        let nowhere = refusal(&runtime, &url.replace(&format!(":{}", shared().port()), ":1")).await;
-        let unreadable = refusal(&runtime, &url.replace("127.0.0.1", "[")).await;
+        let nowhere = open_error(&runtime, &url.replace(&format!(":{}", shared().port()), ":1")).await;
+        let unreadable = open_error(&runtime, &url.replace("127.0.0.1", "[")).await;
         let electors = open(&runtime, &url).await;
         for text in [
             format!("{denied} {denied:?} {wrong:?}"),

@@ -1,4 +1,4 @@
-//! A database of a test's own, on the server of the test's process.
+//! Databases for the tests, on the server of the test process.
 
 use std::sync::OnceLock;
 
@@ -11,23 +11,23 @@ pub(crate) fn on_real<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {
     tokio.block_on(async { test(Runtime::real()).await })
 }
 
-/// A database with the schema.
+/// Creates a database with the schema.
 pub(crate) fn database() -> String {
     static TEMPLATE: OnceLock<String> = OnceLock::new();
     let template = TEMPLATE.get_or_init(|| {
         let url = shared().create_database().unwrap();
-        // Its own thread: this may be called from within a runtime.
+        // This function may be called within a runtime, so the migration runs on its own thread.
         let migrated = url.clone();
         let migrating =
             move || on_real(async |runtime| migrate(&runtime, &migrated, &Options::default()).await.unwrap());
-        #[expect(clippy::disallowed_methods, reason = "a test's")]
+        #[expect(clippy::disallowed_methods, reason = "a test may spawn threads")]
         std::thread::spawn(migrating).join().unwrap();
         url.rsplit_once('/').unwrap().1.to_owned()
     });
     shared().copy_database(template).unwrap()
 }
 
-/// A server for this test alone, which it may stop, and a database with the schema on it.
+/// Starts a server for one test, which the test may stop, and creates a database with the schema on it.
 pub(crate) async fn own_server(runtime: &Runtime) -> (Postgres, String) {
     let server = Postgres::start().unwrap();
     let url = server.create_database().unwrap();

@@ -1,4 +1,4 @@
-//! The tree's suite, each case in a database of its own; and what only this engine has.
+//! The tree's conformance suite, each case in its own database, and tests of this engine alone.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -55,7 +55,7 @@ impl Subject for Forest {
             let server = SocketAddr::from(([127, 0, 0, 1], shared().port()));
             let proxy = Proxy::start(server).unwrap();
             let url = self.url.replace(&server.to_string(), &proxy.address().to_string());
-            let trees = PostgresTrees::open(&self.runtime, &url, &patient()).await.unwrap();
+            let trees = PostgresTrees::open(&self.runtime, &url, &long_timeout()).await.unwrap();
             Arc::new(Connected { proxy, trees }) as Arc<dyn Process>
         }
         .boxed()
@@ -78,8 +78,8 @@ impl Process for Connected {
     }
 }
 
-/// Where no limit is looked at: the machine may be busy with other tests.
-fn patient() -> Options {
+/// Options with a long timeout, for tests in which no time limit matters, because the machine may be busy.
+fn long_timeout() -> Options {
     Options { statement_timeout: Duration::from_secs(10), ..Options::default() }
 }
 
@@ -87,13 +87,13 @@ fn node(text: &str) -> NodePath {
     NodePath::new(text).unwrap()
 }
 
-async fn make(tree: &dyn Tree, at: &str, mode: CreateMode) -> Result<Created, TreeError> {
+async fn create(tree: &dyn Tree, at: &str, mode: CreateMode) -> Result<Created, TreeError> {
     tree.create(&node(at), Bytes::new(), mode, Acl::Open).await
 }
 
-/// A process with a session that lasts.
+/// Starts a process with a session that does not end during a test.
 async fn open(runtime: &Runtime, url: &str) -> Arc<dyn Tree> {
-    let trees = PostgresTrees::open(runtime, url, &patient()).await.unwrap();
+    let trees = PostgresTrees::open(runtime, url, &long_timeout()).await.unwrap();
     trees.open(SessionOptions { timeout: Duration::from_secs(60), ..SessionOptions::default() }).await.unwrap()
 }
 
@@ -101,15 +101,15 @@ fn sql(url: &str, statement: &str) {
     shared().sql(name_of(url), statement).unwrap();
 }
 
-/// Where nobody has ended it yet: its own clock may be slow.
+/// The session's row still exists after its end; the client's own clock may be slow.
 #[test]
-fn a_session_past_its_end_changes_nothing() {
+fn expired_session_changes_nothing() {
     let url = database();
     on_real(async |runtime| {
         let (late, other) = (open(&runtime, &url).await, open(&runtime, &url).await);
-        make(&*late, "/mine", CreateMode::Ephemeral).await.unwrap();
+        create(&*late, "/mine", CreateMode::Ephemeral).await.unwrap();
         let id = late.session().id().0;
-        // Nobody looks for those whose time has come while the tree is held.
+        // While this transaction locks the tree, no process ends expired sessions.
         let past = format!(
             "begin; select 1 from reveille_coordination.tree for update;
              update reveille_coordination.tree_session set lease_end = clock_timestamp() where id = {id};
@@ -120,7 +120,7 @@ fn a_session_past_its_end_changes_nothing() {
         );
         sql(&url, &past);
         late.session().lost().await;
-        assert_eq!(make(&*late, "/later", CreateMode::Persistent).await, Err(TreeError::SessionLost));
+        assert_eq!(create(&*late, "/later", CreateMode::Persistent).await, Err(TreeError::SessionLost));
         other.sync().await.unwrap();
         while other.exists(&node("/mine")).await.unwrap().is_some() {
             runtime.sleep(Duration::from_millis(20)).await;
@@ -129,14 +129,14 @@ fn a_session_past_its_end_changes_nothing() {
     });
 }
 
-/// A change that was given up, and is executed after those that came later.
+/// A delayed change of a dropped request reaches the server after later changes.
 #[test]
-fn a_change_that_comes_late_is_not_made() {
+fn late_change_is_not_applied() {
     let url = database();
     on_real(async |runtime| {
         let tree = open(&runtime, &url).await;
         for number in 0..3 {
-            make(&*tree, &format!("/{number}"), CreateMode::Persistent).await.unwrap();
+            create(&*tree, &format!("/{number}"), CreateMode::Persistent).await.unwrap();
         }
         let late = format!(
             "select 1 / (problem = 'overtaken')::integer from reveille_coordination.tree_change(
@@ -150,43 +150,43 @@ fn a_change_that_comes_late_is_not_made() {
 }
 
 #[test]
-fn a_watch_fires_though_no_notice_came() {
+fn watch_fires_without_a_notification() {
     let url = database();
     on_real(async |runtime| {
         let (watcher, other) = (open(&runtime, &url).await, open(&runtime, &url).await);
         let (_, watch) = watcher.exists_and_watch(&node("/a")).await.unwrap();
-        let deaf = "select pg_terminate_backend(pid) from pg_stat_activity where query like 'listen %'
+        let disconnect = "select pg_terminate_backend(pid) from pg_stat_activity where query like 'listen %'
             and datname = current_database()";
-        sql(&url, deaf);
-        make(&*other, "/a", CreateMode::Persistent).await.unwrap();
-        let told = runtime.timeout(Duration::from_secs(10), watch).await;
-        assert_eq!(told, Some(Ok(Event::Created(node("/a")))));
+        sql(&url, disconnect);
+        create(&*other, "/a", CreateMode::Persistent).await.unwrap();
+        let event = runtime.timeout(Duration::from_secs(10), watch).await;
+        assert_eq!(event, Some(Ok(Event::Created(node("/a")))));
     });
 }
 
 #[test]
-fn who_has_slept_for_longer_than_events_are_kept_starts_anew() {
+fn session_is_lost_after_a_pause_beyond_event_retention() {
     let url = database();
     on_real(async |runtime| {
-        let (sleeper, other) = (open(&runtime, &url).await, open(&runtime, &url).await);
-        let (_, watch) = sleeper.exists_and_watch(&node("/a")).await.unwrap();
+        let (paused, other) = (open(&runtime, &url).await, open(&runtime, &url).await);
+        let (_, watch) = paused.exists_and_watch(&node("/a")).await.unwrap();
         let forgotten = "begin; update reveille_coordination.tree set last = last + 10, forgotten = last + 5; commit";
         sql(&url, forgotten);
-        make(&*other, "/a", CreateMode::Persistent).await.unwrap();
+        create(&*other, "/a", CreateMode::Persistent).await.unwrap();
         assert_eq!(runtime.timeout(Duration::from_secs(10), watch).await, Some(Err(TreeError::SessionLost)));
-        assert!(sleeper.session().state().borrow().is_lost());
-        assert_eq!(sleeper.exists(&node("/a")).await, Err(TreeError::SessionLost));
+        assert!(paused.session().state().borrow().is_lost());
+        assert_eq!(paused.exists(&node("/a")).await, Err(TreeError::SessionLost));
     });
 }
 
 #[test]
-fn events_are_forgotten_after_a_while_and_nodes_are_not() {
+fn old_events_are_deleted_and_nodes_remain() {
     let url = database();
     on_real(async |runtime| {
         let tree = open(&runtime, &url).await;
-        make(&*tree, "/a", CreateMode::Persistent).await.unwrap();
+        create(&*tree, "/a", CreateMode::Persistent).await.unwrap();
         sql(&url, "update reveille_coordination.tree_event set at = at - interval '1 hour'");
-        make(&*tree, "/b", CreateMode::Persistent).await.unwrap();
+        create(&*tree, "/b", CreateMode::Persistent).await.unwrap();
         let count = "select count(*) from reveille_coordination.tree_event";
         let counted = async || shared().sql(name_of(&url), count).unwrap().trim().to_owned();
         while counted().await != "1" {
@@ -196,33 +196,33 @@ fn events_are_forgotten_after_a_while_and_nodes_are_not() {
     });
 }
 
-/// Sessions and nodes are rows, whatever becomes of connections and of the server itself.
+/// Sessions and nodes are rows, so they survive the loss of connections and of the server.
 #[test]
-fn a_session_outlives_a_crash_of_the_server() {
+fn session_survives_a_server_crash() {
     on_real(async |runtime| {
         let (server, url) = own_server(&runtime).await;
         let tree = open(&runtime, &url).await;
-        let kept = make(&*tree, "/mine", CreateMode::Ephemeral).await.unwrap();
+        let kept = create(&*tree, "/mine", CreateMode::Ephemeral).await.unwrap();
         let (_, watch) = tree.exists_and_watch(&node("/b")).await.unwrap();
         server.kill().unwrap();
-        let refused = make(&*tree, "/b", CreateMode::Persistent).await;
-        assert!(matches!(refused, Err(TreeError::Disconnected(_))), "{refused:?}");
+        let failed = create(&*tree, "/b", CreateMode::Persistent).await;
+        assert!(matches!(failed, Err(TreeError::Disconnected(_))), "{failed:?}");
         server.restart().unwrap();
-        let made = async {
-            while make(&*tree, "/b", CreateMode::Persistent).await.is_err() {
+        let created = async {
+            while create(&*tree, "/b", CreateMode::Persistent).await.is_err() {
                 runtime.sleep(Duration::from_millis(50)).await;
             }
         };
-        runtime.timeout(Duration::from_secs(30), made).await.unwrap();
+        runtime.timeout(Duration::from_secs(30), created).await.unwrap();
         assert_eq!(watch.await, Ok(Event::Created(node("/b"))));
         assert_eq!(tree.exists(&node("/mine")).await.unwrap(), Some(kept.stat));
         assert!(!tree.session().state().borrow().is_lost());
     });
 }
 
-/// Dropping what waits for an answer breaks nobody else's connection.
+/// Dropping a request does not close a connection that other requests use.
 #[test]
-fn requests_that_nobody_waits_for_disturb_no_others() {
+fn dropped_requests_do_not_disturb_others() {
     let url = database();
     on_real(async |runtime| {
         let tree = open(&runtime, &url).await;
@@ -239,39 +239,39 @@ fn requests_that_nobody_waits_for_disturb_no_others() {
 }
 
 #[test]
-fn after_a_sync_no_change_without_an_answer_is_made() {
+fn sync_waits_for_earlier_changes_without_a_response() {
     let url = database();
     on_real(async |runtime| {
         let tree = open(&runtime, &url).await;
         let last_call =
             || shared().sql(name_of(&url), "select last_call from reveille_coordination.tree_call").unwrap();
-        make(&*tree, "/a", CreateMode::Persistent).await.unwrap();
+        create(&*tree, "/a", CreateMode::Persistent).await.unwrap();
         tree.sync().await.unwrap();
-        assert_eq!(last_call().trim(), "1", "nothing is to be settled");
+        assert_eq!(last_call().trim(), "1", "no change is outstanding");
         let (path, other) = (node("/b"), node("/c"));
-        let mut asked = tree.create(&path, Bytes::new(), CreateMode::Persistent, Acl::Open);
-        assert!((&mut asked).now_or_never().is_none());
+        let mut pending = tree.create(&path, Bytes::new(), CreateMode::Persistent, Acl::Open);
+        assert!((&mut pending).now_or_never().is_none());
         tree.sync().await.unwrap();
-        assert_eq!(last_call().trim(), "3", "the second is before the third");
-        assert_eq!(asked.await.unwrap().path, path);
+        assert_eq!(last_call().trim(), "3", "the pending change precedes the sync");
+        assert_eq!(pending.await.unwrap().path, path);
         let dropped = tree.create(&other, Bytes::new(), CreateMode::Persistent, Acl::Open);
         assert!(dropped.now_or_never().is_none());
         tree.sync().await.unwrap();
-        // Who takes it up may have been quicker than the drop: then it is made, and before the sync.
+        // The change's task may start before the request is dropped. Then the change is applied before the sync.
         let is_made = tree.exists(&other).await.unwrap().is_some();
         let calls = if is_made { "5" } else { "4" };
-        assert_eq!(last_call().trim(), calls, "what nobody waits for before it began is not made");
+        assert_eq!(last_call().trim(), calls, "a change that is dropped before it starts is not applied");
     });
 }
 
-/// More than one look at the events reads, and more than one call may end.
+/// The session has more nodes than one read of events returns, and more than one call may delete.
 #[test]
-fn a_session_with_very_many_nodes_ends_and_each_is_told_of() {
+fn session_with_many_nodes_ends_with_all_events() {
     const COUNT: usize = 6_000;
     let url = database();
     on_real(async |runtime| {
         let (dying, watcher) = (open(&runtime, &url).await, open(&runtime, &url).await);
-        make(&*dying, "/all", CreateMode::Persistent).await.unwrap();
+        create(&*dying, "/all", CreateMode::Persistent).await.unwrap();
         for some in (0..COUNT).collect::<Vec<_>>().chunks(500) {
             let made = some.iter().map(|number| Op::Create {
                 path: node(&format!("/all/{number:05}")),
@@ -286,7 +286,7 @@ fn a_session_with_very_many_nodes_ends_and_each_is_told_of() {
         dying.close().await.unwrap();
         assert_eq!(runtime.timeout(Duration::from_secs(20), watch).await, Some(Ok(Event::Deleted(node("/all/05999")))));
         assert_eq!(watcher.children(&node("/all")).await.unwrap().names, Vec::<String>::new());
-        // As many as wait at most.
+        // The watch delivers its maximum of waiting events, then a gap.
         for _ in 0..Events::WAITING_MAX - 1 {
             let event = events.next().await;
             assert!(matches!(event, Some(Event::Deleted(_))), "{event:?}");
@@ -296,11 +296,11 @@ fn a_session_with_very_many_nodes_ends_and_each_is_told_of() {
 }
 
 #[test]
-fn the_last_session_of_a_process_is_closed_when_it_is_dropped() {
+fn dropped_last_session_of_a_process_is_closed() {
     let url = database();
     on_real(async |runtime| {
         let (dropped, other) = (open(&runtime, &url).await, open(&runtime, &url).await);
-        make(&*dropped, "/mine", CreateMode::Ephemeral).await.unwrap();
+        create(&*dropped, "/mine", CreateMode::Ephemeral).await.unwrap();
         drop(dropped);
         let gone = async {
             while other.exists(&node("/mine")).await.unwrap().is_some() {
@@ -312,30 +312,30 @@ fn the_last_session_of_a_process_is_closed_when_it_is_dropped() {
 }
 
 #[test]
-fn a_refused_change_is_in_the_order_too() {
+fn rejected_change_keeps_its_place_in_the_order() {
     let url = database();
     on_real(async |runtime| {
         let tree = open(&runtime, &url).await;
         assert_eq!(tree.delete(&node("/a"), Expected::Any).await, Err(TreeError::NoNode));
         let last_call = shared().sql(name_of(&url), "select last_call from reveille_coordination.tree_call").unwrap();
-        assert_eq!(last_call.trim(), "1", "an earlier one that comes late is not made");
+        assert_eq!(last_call.trim(), "1", "the server rejects an earlier change that arrives late");
     });
 }
 
 #[test]
-fn a_line_goes_on_past_the_last_number() {
+fn line_continues_past_the_last_number() {
     let url = database();
     let set_next = |path: &NodePath, next: i32| {
         sql(&url, &format!("update reveille_coordination.tree_node set creations = {next} where path = '{path}'"));
     };
     on_real(async |runtime| {
         let forest = Forest { runtime, url: url.clone() };
-        coordination_conformance::recipes::a_line_goes_on_past_the_last_number(&forest, set_next).await;
+        coordination_conformance::recipes::line_continues_past_the_last_number(&forest, set_next).await;
     });
 }
 
 #[test]
-fn numbers_below_zero_are_written_whole() {
+fn negative_sequence_numbers_are_formatted_in_full() {
     let url = database();
     on_real(async |runtime| {
         let tree = open(&runtime, &url).await;
@@ -346,28 +346,28 @@ fn numbers_below_zero_are_written_whole() {
         ] {
             sql(&url, &format!("update reveille_coordination.tree_node set creations = {count} where path = '/'"));
             for expected in expected {
-                let made = make(&*tree, "/n", CreateMode::PersistentSequential).await.unwrap();
+                let made = create(&*tree, "/n", CreateMode::PersistentSequential).await.unwrap();
                 assert_eq!(made.path.name(), expected);
             }
         }
     });
 }
 
-/// As after a fail-over to a standby that lagged.
+/// The state after a fail-over to a standby that lagged.
 #[test]
-fn who_has_seen_more_than_there_is_starts_anew() {
+fn session_is_lost_when_the_database_returns_to_an_earlier_state() {
     let url = database();
     on_real(async |runtime| {
         let (tree, other) = (open(&runtime, &url).await, open(&runtime, &url).await);
         for number in 0..3 {
-            make(&*other, &format!("/{number}"), CreateMode::Persistent).await.unwrap();
+            create(&*other, &format!("/{number}"), CreateMode::Persistent).await.unwrap();
         }
         let (_, watch) = tree.exists_and_watch(&node("/a")).await.unwrap();
         sql(&url, "update reveille_coordination.tree set last = last - 2");
         assert_eq!(tree.exists_and_watch(&node("/b")).await.map(drop), Err(TreeError::SessionLost));
         assert_eq!(watch.await, Err(TreeError::SessionLost));
 
-        // Who only waits finds out, too.
+        // A process that only waits detects the earlier state as well.
         let waiting = open(&runtime, &url).await;
         let (_, watch) = waiting.exists_and_watch(&node("/a")).await.unwrap();
         sql(&url, "update reveille_coordination.tree set last = last - 1");

@@ -1,13 +1,13 @@
-//! The tree on ZooKeeper keeps the port's promises, on one server and on an ensemble of three.
+//! The tree on ZooKeeper passes the suite of its port, on one server and on an ensemble of three.
 
 use coordination_conformance::Case;
 use coordination_conformance::tree::Subject;
 use test_servers::zookeeper::{self, Zookeeper};
 
-use crate::support::{Forest, MortalForest, ensemble, on_real};
+use crate::support::{Forest, MortalForest, ensemble, with_real_runtime};
 
-fn try_out(servers: &'static Zookeeper, case: Case<dyn Subject>) {
-    on_real(async |runtime| case.run(&Forest::new(runtime, servers)).await);
+fn run_on(servers: &'static Zookeeper, case: Case<dyn Subject>) {
+    with_real_runtime(async |runtime| case.run(&Forest::new(runtime, servers)).await);
 }
 
 mod one {
@@ -16,7 +16,7 @@ mod one {
     coordination_conformance::tree_conformance_tests!(run);
 
     fn run(case: Case<dyn Subject>) {
-        try_out(zookeeper::shared(), case);
+        run_on(zookeeper::shared(), case);
     }
 }
 
@@ -35,27 +35,27 @@ mod three {
         coordination_conformance::load_conformance_tests!(run);
 
         fn run(case: Case<dyn Subject>) {
-            on_real(async |runtime| case.run(&Forest::with_short_paths(runtime, ensemble())).await);
+            with_real_runtime(async |runtime| case.run(&Forest::with_short_paths(runtime, ensemble())).await);
         }
     }
 
     fn run(case: Case<dyn Subject>) {
-        try_out(ensemble(), case);
+        run_on(ensemble(), case);
     }
 
     #[test]
-    fn what_is_cut_off_and_goes_on_at_another_server_is_answered_in_one_order() {
-        on_real(async |runtime| {
-            let case = case("what_is_cut_off_and_lost_is_answered_in_one_order");
+    fn history_has_one_order_when_sessions_change_servers() {
+        with_real_runtime(async |runtime| {
+            let case = case("calls_with_cuts_and_lost_sessions_are_linearizable");
             case.run(&Forest::new(runtime, ensemble()).roaming()).await;
         });
     }
 
     #[test]
-    fn what_is_asked_while_leaders_die_is_answered_in_one_order() {
-        on_real(async |runtime| {
+    fn history_has_one_order_while_leaders_are_killed() {
+        with_real_runtime(async |runtime| {
             let (case, forest) =
-                (case("what_is_cut_off_and_lost_is_answered_in_one_order"), MortalForest::new(runtime));
+                (case("calls_with_cuts_and_lost_sessions_are_linearizable"), MortalForest::new(runtime));
             case.run(&forest).await;
             assert!(forest.deaths() > 0);
         });

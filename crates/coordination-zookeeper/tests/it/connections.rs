@@ -1,4 +1,4 @@
-//! What a connection that was lost and found again means.
+//! Behaviour of watches and events when a connection is lost and restored.
 
 use std::time::Duration;
 
@@ -8,13 +8,13 @@ use coordination_zookeeper::{ZookeeperTrees, ZookeeperUrl};
 use futures_util::StreamExt as _;
 use test_servers::{Proxy, zookeeper};
 
-use crate::support::on_real;
+use crate::support::with_real_runtime;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
 #[test]
-fn no_watch_is_lost_with_a_connection_and_events_say_that_there_is_a_gap() {
-    on_real(async |runtime| {
+fn watches_survive_a_lost_connection_and_events_report_a_gap() {
+    with_real_runtime(async |runtime| {
         let server = ([127, 0, 0, 1], zookeeper::shared().port(0)).into();
         let proxy = Proxy::start(server).unwrap();
         let root = format!("test-{:032x}", runtime.random_u128());
@@ -39,17 +39,17 @@ fn no_watch_is_lost_with_a_connection_and_events_say_that_there_is_a_gap() {
         assert_eq!(runtime.timeout(LIMIT, events.next()).await, Some(Some(Event::Gap)));
         let connected = state.wait_for(|state| *state == SessionState::Connected);
         runtime.timeout(LIMIT, connected).await.unwrap().unwrap();
-        // What happens from then on is told.
+        // Later events are reported.
         other.delete(&path, Expected::Any).await.unwrap();
-        let mut told = events.take_while(|event| std::future::ready(*event != Event::Deleted(path.clone())));
-        runtime.timeout(LIMIT, async { while told.next().await.is_some() {} }).await.unwrap();
+        let mut earlier = events.take_while(|event| std::future::ready(*event != Event::Deleted(path.clone())));
+        runtime.timeout(LIMIT, async { while earlier.next().await.is_some() {} }).await.unwrap();
     });
 }
 
-/// Each would cost the server memory for as long as the session lives.
+/// Each watch would use memory of the server for as long as the session lives.
 #[test]
-fn watches_that_nobody_waits_for_are_taken_back_from_the_server() {
-    on_real(async |runtime| {
+fn dropped_watches_are_removed_from_the_server() {
+    with_real_runtime(async |runtime| {
         let server = zookeeper::shared();
         let root = format!("test-{:032x}", runtime.random_u128());
         let url = ZookeeperUrl::parse(&format!("zookeeper://127.0.0.1:{}/{root}", server.port(0))).unwrap();

@@ -1,6 +1,6 @@
-//! Against real servers, which `test-servers` starts.
+//! Tests against real servers, which `test-servers` starts.
 
-#![expect(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
+#![expect(clippy::unwrap_used, reason = "a test fails at an unexpected error")]
 
 mod conformance;
 mod connections;

@@ -1,4 +1,4 @@
-//! So many nodes and watches in one session that they are too much for one message of the servers', unless somebody counts.
+//! Sessions with so many nodes and watches that one message of the servers could not hold them without a limit.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use coordination_zookeeper::{EPHEMERAL_BYTES_MAX, WATCHED_BYTES_MAX};
 use futures_util::StreamExt as _;
 use runtime::Runtime;
 
-use crate::support::{Forest, ensemble, on_real};
+use crate::support::{Forest, ensemble, with_real_runtime};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -27,11 +27,11 @@ async fn open(forest: &Forest, timeout: Duration) -> (Arc<dyn Process>, Arc<dyn 
     (process, tree)
 }
 
-fn made(at: String, mode: CreateMode) -> Op {
+fn create_op(at: String, mode: CreateMode) -> Op {
     Op::Create { path: node(&at), data: Bytes::new(), mode, acl: Acl::Open }
 }
 
-/// Waits until it has seen `state`.
+/// Waits until the session is in `state`.
 async fn becomes(runtime: &Runtime, tree: &dyn Tree, state: SessionState) {
     let mut states = tree.session().state();
     let becomes = states.wait_for(|now| *now == state);
@@ -39,15 +39,16 @@ async fn becomes(runtime: &Runtime, tree: &dyn Tree, state: SessionState) {
 }
 
 async fn fires(runtime: &Runtime, watch: Watch) -> Event {
-    runtime.timeout(LIMIT, watch).await.expect("the watch fires").expect("its session lives")
+    runtime.timeout(LIMIT, watch).await.expect("the watch fires in time").expect("the session of the watch lives")
 }
 
-/// As many as fit; the path of the last, and why there are no more.
+/// Creates as many ephemeral nodes as possible. Returns their number and the error of the next creation.
 async fn fill(tree: &dyn Tree, parent: &str) -> (usize, TreeError) {
     const EACH: usize = 500;
     let mut count = 0;
     loop {
-        let some = (count..count + EACH).map(|number| made(format!("{parent}/{number:050}"), CreateMode::Ephemeral));
+        let some =
+            (count..count + EACH).map(|number| create_op(format!("{parent}/{number:050}"), CreateMode::Ephemeral));
         match tree.multi(some.collect()).await {
             Ok(_) => count += EACH,
             Err(error) => return (count, error),
@@ -55,10 +56,10 @@ async fn fill(tree: &dyn Tree, parent: &str) -> (usize, TreeError) {
     }
 }
 
-/// With more, the end of the session would stop the ensemble, again and again.
+/// With more nodes, the end of the session would stop the ensemble repeatedly.
 #[test]
-fn a_session_has_no_more_ephemerals_than_the_ensemble_outlives() {
-    on_real(async |runtime| {
+fn ephemeral_nodes_are_limited_to_a_size_the_ensemble_survives() {
+    with_real_runtime(async |runtime| {
         let forest = Forest::new(runtime.clone(), ensemble());
         let (process, dying) = open(&forest, Duration::from_secs(8)).await;
         let (_process, other) = open(&forest, LIMIT).await;
@@ -66,20 +67,23 @@ fn a_session_has_no_more_ephemerals_than_the_ensemble_outlives() {
             other.create(&node(at), Bytes::new(), CreateMode::Persistent, Acl::Open).await.unwrap();
         }
         dying.sync().await.unwrap();
-        let (count, refused) = fill(&*dying, "/all").await;
+        let (count, rejected) = fill(&*dying, "/all").await;
         assert!(count > EPHEMERAL_BYTES_MAX / 120, "{count}");
-        let TreeError::Invalid(text) = &refused else { panic!("{refused:?}") };
+        let TreeError::Invalid(text) = &rejected else { panic!("{rejected:?}") };
         assert!(text.contains("open another session"), "{text}");
         let one = dying.create(&node(&format!("/all/{:0500}", 1)), Bytes::new(), CreateMode::Ephemeral, Acl::Open);
         one.await.unwrap();
 
-        // What is gone makes room, whoever took it away.
+        // Deleted nodes free space, whichever session deleted them.
         let gone = |number: usize| Op::Delete { path: node(&format!("/all/{number:050}")), expected: Expected::Any };
         other.multi((0..1_000).map(gone).collect()).await.unwrap();
         dying.sync().await.unwrap();
-        dying.multi((0..1_000).map(|n| made(format!("/all/{n:050}"), CreateMode::Ephemeral)).collect()).await.unwrap();
-        let (more, refused) = fill(&*dying, "/all/more").await;
-        assert_eq!((more, refused), (0, TreeError::Invalid(text.clone())));
+        dying
+            .multi((0..1_000).map(|n| create_op(format!("/all/{n:050}"), CreateMode::Ephemeral)).collect())
+            .await
+            .unwrap();
+        let (more, rejected) = fill(&*dying, "/all/more").await;
+        assert_eq!((more, rejected), (0, TreeError::Invalid(text.clone())));
 
         let kept = other.create(&node("/others/kept"), Bytes::new(), CreateMode::Ephemeral, Acl::Open).await.unwrap();
         process.cut(true);
@@ -97,10 +101,10 @@ fn a_session_has_no_more_ephemerals_than_the_ensemble_outlives() {
     });
 }
 
-/// With more, the client would not get over a lost connection.
+/// With more watches, the client library would not recover from a lost connection.
 #[test]
-fn a_session_has_no_more_watches_than_outlive_a_lost_connection() {
-    on_real(async |runtime| {
+fn watches_are_limited_to_a_size_that_survives_reconnects() {
+    with_real_runtime(async |runtime| {
         let forest = Forest::new(runtime.clone(), ensemble());
         let ((process, tree), (_process, other)) = (open(&forest, LIMIT).await, open(&forest, LIMIT).await);
         let at = |number: usize| node(&format!("/{number:0800}"));
@@ -119,22 +123,22 @@ fn a_session_has_no_more_watches_than_outlive_a_lost_connection() {
             }
             next += 1;
         };
-        let refused = fill(&mut coming).await;
-        let TreeError::Invalid(text) = &refused else { panic!("{refused:?}") };
+        let rejected = fill(&mut coming).await;
+        let TreeError::Invalid(text) = &rejected else { panic!("{rejected:?}") };
         assert!(text.contains("open another session"), "{text}");
         assert_eq!(coming.len(), WATCHED_BYTES_MAX / (at(0).as_str().len() + "/test-".len() + 32) - 3);
-        assert_eq!(tree.get_and_watch(&at(1)).await.err(), Some(refused.clone()));
-        assert_eq!(tree.children_and_watch(&at(0)).await.err(), Some(refused.clone()));
-        assert_eq!(tree.watch_all(&at(0)).await.err(), Some(refused.clone()));
-        // Of one path and kind there may be any number.
+        assert_eq!(tree.get_and_watch(&at(1)).await.err(), Some(rejected.clone()));
+        assert_eq!(tree.children_and_watch(&at(0)).await.err(), Some(rejected.clone()));
+        assert_eq!(tree.watch_all(&at(0)).await.err(), Some(rejected.clone()));
+        // The limit counts each path and kind once.
         let mut same = Vec::new();
         for _ in 0..200 {
             same.push(tree.get_and_watch(&at(0)).await.unwrap().1);
         }
-        // Each that is given up makes room for another.
+        // Each dropped watch frees space for another.
         drop(coming.drain(..2));
         let before = coming.len();
-        assert_eq!(fill(&mut coming).await, refused);
+        assert_eq!(fill(&mut coming).await, rejected);
         assert_eq!(coming.len(), before + 2);
 
         process.cut(true);
@@ -149,7 +153,7 @@ fn a_session_has_no_more_watches_than_outlive_a_lost_connection() {
             assert_eq!(fires(&runtime, data).await, Event::Changed(at(0)));
         }
         assert_eq!(runtime.timeout(LIMIT, events.next()).await, Some(Some(Event::Gap)));
-        // And what happens from now on.
+        // The remaining watches still report new changes.
         let below = at(1).join("below").unwrap();
         other.create(&below, Bytes::new(), CreateMode::Persistent, Acl::Open).await.unwrap();
         assert_eq!(fires(&runtime, children).await, Event::ChildrenChanged(at(1)));
@@ -160,37 +164,42 @@ fn a_session_has_no_more_watches_than_outlive_a_lost_connection() {
     });
 }
 
-/// What is gone is found out by several at once, and the room for it is had once.
+/// Several creations find the deleted nodes at once, and their space is given away only once.
 #[test]
-fn room_for_ephemerals_is_given_once_to_those_who_ask_at_once() {
-    on_real(async |runtime| {
+fn concurrent_creations_share_the_limit_of_ephemeral_nodes() {
+    with_real_runtime(async |runtime| {
         let forest = Forest::new(runtime.clone(), ensemble());
         let (_process, tree) = open(&forest, LIMIT).await;
         tree.create(&node("/all"), Bytes::new(), CreateMode::Persistent, Acl::Open).await.unwrap();
-        let (count, _refused) = fill(&*tree, "/all").await;
+        let (count, _rejected) = fill(&*tree, "/all").await;
         let half = count / 2 + 500;
         for some in (0..half).collect::<Vec<_>>().chunks(500) {
             let gone = |n: &usize| Op::Delete { path: node(&format!("/all/{n:050}")), expected: Expected::Any };
             tree.multi(some.iter().map(gone).collect()).await.unwrap();
         }
-        // More than there is room for, all asked for before any is answered.
+        // Request more nodes than the limit allows, all before the first response.
         let again = |from: usize| {
-            let some = (from..from + 1_000).map(|n| made(format!("/all/again{n:045}"), CreateMode::Ephemeral));
+            let some = (from..from + 1_000).map(|n| create_op(format!("/all/again{n:045}"), CreateMode::Ephemeral));
             tree.multi(some.collect())
         };
         let asked = futures_util::future::join_all((0..half / 1_000 + 3).map(|at| again(at * 1_000))).await;
-        let refused = asked.iter().filter(|answer| matches!(answer, Err(TreeError::Invalid(_)))).count();
-        assert!((2..6).contains(&refused), "{refused} of {}: {:?}", asked.len(), asked.iter().find(|one| one.is_err()));
+        let rejected = asked.iter().filter(|answer| matches!(answer, Err(TreeError::Invalid(_)))).count();
+        assert!(
+            (2..6).contains(&rejected),
+            "{rejected} of {}: {:?}",
+            asked.len(),
+            asked.iter().find(|one| one.is_err())
+        );
         let names = tree.children(&node("/all")).await.unwrap().names;
         let bytes: usize = names.iter().map(|name| name.len() + "/all/".len() + "/test-".len() + 32 + 4).sum();
         assert!(bytes <= EPHEMERAL_BYTES_MAX, "{bytes}");
     });
 }
 
-/// Without a watch it is looked at now and then.
+/// Without a watch, the lock polls its node.
 #[test]
-fn a_hold_lasts_though_its_session_may_watch_no_more() {
-    on_real(async |runtime| {
+fn lock_works_when_its_session_has_no_watches_left() {
+    with_real_runtime(async |runtime| {
         let forest = Forest::new(runtime.clone(), ensemble());
         let process = forest.process().await;
         let options = SessionOptions { timeout: LIMIT, ..SessionOptions::default() };
@@ -212,6 +221,6 @@ fn a_hold_lasts_though_its_session_may_watch_no_more() {
         other.sync().await.unwrap();
         let place = other.children(&node("/lock")).await.unwrap().names.remove(0);
         other.delete(&node("/lock").join(&place).unwrap(), Expected::Any).await.unwrap();
-        runtime.timeout(LIMIT, held.cancelled()).await.expect("it is over");
+        runtime.timeout(LIMIT, held.cancelled()).await.expect("the lock ends in time");
     });
 }

@@ -1,4 +1,4 @@
-//! Groups of our processes with others: real Curator in Java, and kazoo in Python, over one server.
+//! Recipes shared by this crate, Curator in Java and kazoo in Python, over one server.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use std::sync::Arc;
 use test_servers::mixed::{self, Mixed};
 use test_servers::zookeeper;
 
-use crate::support::on_real;
+use crate::support::with_real_runtime;
 
 const TIMEOUT: Duration = Duration::from_secs(4);
 const LIMIT: Duration = Duration::from_secs(30);
@@ -40,25 +40,25 @@ impl Scene {
         Scene { runtime: runtime.clone(), client, path }
     }
 
-    async fn within<T>(&self, what: &str, future: impl Future<Output = T>) -> T {
-        self.runtime.timeout(LIMIT, future).await.unwrap_or_else(|| panic!("it never came: {what}"))
+    async fn within<T>(&self, event: &str, future: impl Future<Output = T>) -> T {
+        self.runtime.timeout(LIMIT, future).await.unwrap_or_else(|| panic!("timed out waiting until {event}"))
     }
 
-    async fn until(&self, what: &str, mut is_so: impl AsyncFnMut() -> bool) {
+    async fn until(&self, event: &str, mut condition: impl AsyncFnMut() -> bool) {
         let looking = async {
-            while !is_so().await {
+            while !condition().await {
                 self.runtime.sleep(Duration::from_millis(10)).await;
             }
         };
-        self.within(what, looking).await;
+        self.within(event, looking).await;
     }
 
-    /// Nothing that is under way could still do it.
-    async fn a_while(&self) {
+    /// Waits long enough for every request in progress to take effect.
+    async fn wait_a_while(&self) {
         self.runtime.sleep(Duration::from_millis(300)).await;
     }
 
-    async fn standing(&self, at: &NodePath) -> usize {
+    async fn node_count(&self, at: &NodePath) -> usize {
         let tree = self.client.session().await.unwrap();
         tree.sync().await.unwrap();
         tree.children(at).await.map_or(0, |children| children.names.len())
@@ -74,39 +74,39 @@ fn kazoo() -> Mixed {
 }
 
 #[test]
-fn leaders_are_elected_among_curators_and_ours() {
-    on_real(async |runtime| {
+fn leaders_are_elected_across_curator_and_this_crate() {
+    with_real_runtime(async |runtime| {
         let (java, dying) = (curator(), curator());
         for (layout, kind) in [(Layout::Selector, "selector"), (Layout::Latch, "latch")] {
             let scene = Scene::new(&runtime, Vec::new());
             let group = &scene.path;
             let candidate = Candidate { acl: Acl::Open, layout, ..Candidate::new("rust") };
             let selector = LeaderSelector::new(&scene.client, group.clone(), candidate);
-            let held = scene.within("it leads", selector.lead()).await.unwrap();
+            let held = scene.within("this process leads", selector.lead()).await.unwrap();
             java.ask(&format!("lead {group} java {kind}")).unwrap();
-            scene.until("both stand", async || selector.participants().await.unwrap().len() == 2).await;
-            scene.a_while().await;
-            assert_eq!(java.events(), [""; 0], "there is one leader");
+            scene.until("both are in the line", async || selector.participants().await.unwrap().len() == 2).await;
+            scene.wait_a_while().await;
+            assert_eq!(java.events(), [""; 0], "there must be one leader");
             let ids: Vec<String> = selector.participants().await.unwrap().into_iter().map(|one| one.id).collect();
             let theirs = java.ask(&format!("participants {group} {kind}")).unwrap();
             let theirs: Vec<String> =
                 theirs.split(' ').map(|id| String::from_utf8(BASE64.decode(id).unwrap()).unwrap()).collect();
             assert_eq!((ids, theirs), (vec!["rust".into(), "java".into()], vec!["rust".into(), "java".into()]));
 
-            // To the other, and back.
+            // The leadership moves to the other process and back.
             let first = held.term();
             held.release().await;
             java.event(&format!("leads {group} java")).unwrap();
             let mut leading = selector.lead().boxed();
-            scene.a_while().await;
-            assert!((&mut leading).now_or_never().is_none(), "there is one leader");
+            scene.wait_a_while().await;
+            assert!((&mut leading).now_or_never().is_none(), "there must be one leader");
             java.ask(&format!("resign {group} java")).unwrap();
             java.event(&format!("lost {group} java")).unwrap();
-            let held = scene.within("it leads", leading).await.unwrap();
+            let held = scene.within("this process leads", leading).await.unwrap();
             assert!(held.term() > first);
             held.release().await;
         }
-        // Killed while it leads.
+        // The leader is killed.
         let scene = Scene::new(&runtime, Vec::new());
         let group = scene.path.clone();
         dying.ask(&format!("lead {group} java selector")).unwrap();
@@ -114,65 +114,65 @@ fn leaders_are_elected_among_curators_and_ours() {
         let candidate = Candidate { acl: Acl::Open, ..Candidate::new("rust") };
         let selector = LeaderSelector::new(&scene.client, group, candidate);
         let mut leading = selector.lead().boxed();
-        scene.a_while().await;
-        assert!((&mut leading).now_or_never().is_none(), "there is one leader");
+        scene.wait_a_while().await;
+        assert!((&mut leading).now_or_never().is_none(), "there must be one leader");
         drop(dying);
-        scene.within("it leads", leading).await.unwrap().release().await;
+        scene.within("this process leads", leading).await.unwrap().release().await;
     });
 }
 
-/// The group's nodes belong to whoever has its password.
+/// Only sessions with the password may use the nodes of the lock.
 #[test]
-fn a_closed_group_is_shared_by_those_who_have_its_password() {
-    on_real(async |runtime| {
+fn closed_lock_is_shared_with_curator_by_password() {
+    with_real_runtime(async |runtime| {
         let java = mixed::curator(&zookeeper::shared().addresses(), TIMEOUT, Some("mail:of the postman")).unwrap();
         let credentials = Credentials { name: "mail".to_owned(), password: "of the postman".to_owned() };
         let scene = Scene::new(&runtime, vec![credentials]);
         let stranger = Scene::new(&runtime, Vec::new());
         let lock = Lock::new(&scene.client, scene.path.clone(), Acl::Creator);
-        let held = scene.within("the lock", lock.acquire()).await.unwrap();
+        let held = scene.within("the lock is acquired", lock.acquire()).await.unwrap();
         let theirs = java.begin(&format!("lock {}", scene.path)).unwrap();
-        scene.until("both stand", async || scene.standing(&scene.path).await == 2).await;
+        scene.until("both are in the line", async || scene.node_count(&scene.path).await == 2).await;
         let others = Lock::new(&stranger.client, scene.path.clone(), Acl::Open);
-        assert!(scene.within("a refusal", others.acquire()).await.is_err());
+        assert!(scene.within("the acquisition is rejected", others.acquire()).await.is_err());
         assert!(!theirs.is_answered());
         held.release().await;
         theirs.answer().unwrap();
         java.ask(&format!("unlock {}", scene.path)).unwrap();
-        scene.within("the lock", lock.acquire()).await.unwrap().release().await;
+        scene.within("the lock is acquired", lock.acquire()).await.unwrap().release().await;
     });
 }
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "a thread of a test's own sleeps")]
 fn locks_are_shared_with_curator_and_kazoo() {
-    on_real(async |runtime| {
+    with_real_runtime(async |runtime| {
         let (java, python) = (curator(), kazoo());
         let scene = Scene::new(&runtime, Vec::new());
         let at = scene.path.join("lock").unwrap();
         let lock = Lock::new(&scene.client, at.clone(), Acl::Open);
         for other in [&java, &python] {
-            let held = scene.within("the lock", lock.acquire()).await.unwrap();
+            let held = scene.within("the lock is acquired", lock.acquire()).await.unwrap();
             let theirs = other.begin(&format!("lock {at}")).unwrap();
-            scene.until("both stand", async || scene.standing(&at).await == 2).await;
-            scene.a_while().await;
+            scene.until("both are in the line", async || scene.node_count(&at).await == 2).await;
+            scene.wait_a_while().await;
             assert!(!theirs.is_answered() && held.is_valid());
             held.release().await;
             theirs.answer().unwrap();
             let mut ours = lock.acquire().boxed();
-            scene.a_while().await;
-            assert!((&mut ours).now_or_never().is_none(), "the other holds it");
+            scene.wait_a_while().await;
+            assert!((&mut ours).now_or_never().is_none(), "the other process holds the lock");
             other.ask(&format!("unlock {at}")).unwrap();
-            scene.within("the lock", ours).await.unwrap().release().await;
+            scene.within("the lock is acquired", ours).await.unwrap().release().await;
         }
-        // All three at once: a number that only a lock makes safe.
+        // All three compete for the lock that protects a number.
         let shared = std::sync::Mutex::new((0, 0));
         let each = |other: &Mixed| {
             for _ in 0..10 {
                 other.ask(&format!("lock {at}")).unwrap();
                 let mut inside = shared.lock().unwrap();
                 inside.0 += 1;
-                assert_eq!(inside.0, 1, "two are inside");
+                assert_eq!(inside.0, 1, "two processes hold the lock");
                 drop(inside);
                 std::thread::sleep(Duration::from_millis(2));
                 let mut inside = shared.lock().unwrap();
@@ -185,11 +185,11 @@ fn locks_are_shared_with_curator_and_kazoo() {
             let (with_java, with_python) = (threads.spawn(|| each(&java)), threads.spawn(|| each(&python)));
             let ours = async {
                 for _ in 0..10 {
-                    let held = scene.within("the lock", lock.acquire()).await.unwrap();
+                    let held = scene.within("the lock is acquired", lock.acquire()).await.unwrap();
                     {
                         let mut inside = shared.lock().unwrap();
                         inside.0 += 1;
-                        assert_eq!(inside.0, 1, "two are inside");
+                        assert_eq!(inside.0, 1, "two processes hold the lock");
                     }
                     runtime.sleep(Duration::from_millis(2)).await;
                     {
@@ -209,79 +209,79 @@ fn locks_are_shared_with_curator_and_kazoo() {
 
 #[test]
 fn readers_writers_and_leases_are_shared_with_curator() {
-    on_real(async |runtime| {
+    with_real_runtime(async |runtime| {
         let java = curator();
         let scene = Scene::new(&runtime, Vec::new());
         let at = scene.path.join("rw").unwrap();
         let lock = RwLock::new(&scene.client, at.clone(), Acl::Open);
         java.ask(&format!("read {at}")).unwrap();
-        let reading = scene.within("a reader beside it", lock.read()).await.unwrap();
+        let reading = scene.within("a second reader is admitted", lock.read()).await.unwrap();
         let theirs = java.begin(&format!("write {at}")).unwrap();
-        scene.until("it stands", async || scene.standing(&at).await == 3).await;
+        scene.until("the writer is in the line", async || scene.node_count(&at).await == 3).await;
         let mut ours = lock.read().boxed();
-        scene.a_while().await;
+        scene.wait_a_while().await;
         assert!(
             (&mut ours).now_or_never().is_none() && !theirs.is_answered(),
-            "a writer waits, and a reader behind it"
+            "the writer waits, and so does the reader behind it"
         );
         java.ask(&format!("unread {at}")).unwrap();
-        scene.a_while().await;
-        assert!(!theirs.is_answered(), "one still reads");
+        scene.wait_a_while().await;
+        assert!(!theirs.is_answered(), "a reader still holds the lock");
         reading.release().await;
         theirs.answer().unwrap();
-        assert!((&mut ours).now_or_never().is_none(), "somebody writes");
+        assert!((&mut ours).now_or_never().is_none(), "a writer holds the lock");
         java.ask(&format!("unwrite {at}")).unwrap();
-        let reading = scene.within("the reader", ours).await.unwrap();
+        let reading = scene.within("the reader is admitted", ours).await.unwrap();
         let mut writing = lock.write().boxed();
-        scene.a_while().await;
-        assert!((&mut writing).now_or_never().is_none(), "one still reads");
+        scene.wait_a_while().await;
+        assert!((&mut writing).now_or_never().is_none(), "a reader still holds the lock");
         reading.release().await;
-        let writing = scene.within("the writer", writing).await.unwrap();
+        let writing = scene.within("the writer is admitted", writing).await.unwrap();
         let theirs = java.begin(&format!("read {at}")).unwrap();
-        scene.a_while().await;
-        assert!(!theirs.is_answered(), "somebody writes");
+        scene.wait_a_while().await;
+        assert!(!theirs.is_answered(), "a writer holds the lock");
         writing.release().await;
         theirs.answer().unwrap();
 
         let at = scene.path.join("pool").unwrap();
         let semaphore = Semaphore::new(&scene.client, &at, 2, Acl::Open).unwrap();
-        let first = scene.within("a lease", semaphore.acquire()).await.unwrap();
+        let first = scene.within("a lease is acquired", semaphore.acquire()).await.unwrap();
         java.ask(&format!("lease {at} 2")).unwrap();
         let theirs = java.begin(&format!("lease {at} 2")).unwrap();
-        scene.a_while().await;
+        scene.wait_a_while().await;
         let mut ours = semaphore.acquire().boxed();
-        scene.a_while().await;
-        assert!(!theirs.is_answered() && (&mut ours).now_or_never().is_none(), "there are two");
+        scene.wait_a_while().await;
+        assert!(!theirs.is_answered() && (&mut ours).now_or_never().is_none(), "both leases are taken");
         first.release().await;
         theirs.answer().unwrap();
-        scene.a_while().await;
-        assert!((&mut ours).now_or_never().is_none(), "there are two");
+        scene.wait_a_while().await;
+        assert!((&mut ours).now_or_never().is_none(), "both leases are taken");
         java.ask(&format!("unlease {at}")).unwrap();
-        scene.within("a lease", ours).await.unwrap().release().await;
+        scene.within("a lease is acquired", ours).await.unwrap().release().await;
     });
 }
 
 #[test]
 fn counters_barriers_and_groups_are_shared_with_curator() {
-    on_real(async |runtime| {
+    with_real_runtime(async |runtime| {
         let java = curator();
         let scene = Scene::new(&runtime, Vec::new());
         let at = |name: &str| scene.path.join(name).unwrap();
         let counter = Counter::new(&scene.client, at("count"), Acl::Open);
         assert_eq!(java.ask(&format!("add {} 40", at("count"))).unwrap(), "40");
-        assert_eq!(scene.within("a sum", counter.add(-42)).await, Ok(-2));
+        assert_eq!(scene.within("the sum is returned", counter.add(-42)).await, Ok(-2));
         assert_eq!(java.ask(&format!("get {}", at("count"))).unwrap(), "-2");
 
         let barrier = Barrier::new(&scene.client, at("gate"), Acl::Open);
         java.ask(&format!("barrier-close {}", at("gate"))).unwrap();
         let mut passing = barrier.passed().boxed();
-        scene.a_while().await;
-        assert!((&mut passing).now_or_never().is_none(), "it is closed");
+        scene.wait_a_while().await;
+        assert!((&mut passing).now_or_never().is_none(), "the barrier is closed");
         java.ask(&format!("barrier-open {}", at("gate"))).unwrap();
-        assert_eq!(scene.within("it passes", passing).await, Ok(()));
+        assert_eq!(scene.within("the barrier lets this process pass", passing).await, Ok(()));
         barrier.close().await.unwrap();
         let theirs = java.begin(&format!("barrier-wait {}", at("gate"))).unwrap();
-        scene.a_while().await;
+        scene.wait_a_while().await;
         assert!(!theirs.is_answered());
         barrier.open().await.unwrap();
         theirs.answer().unwrap();
@@ -299,20 +299,20 @@ fn counters_barriers_and_groups_are_shared_with_curator() {
         java.ask(&format!("member {} java {}", at("group"), BASE64.encode("theirs"))).unwrap();
         let mut members = group.members().await.unwrap();
         let both = members.until(|now| now.members.keys().eq(["java", "rust"]));
-        assert_eq!(scene.within("both are seen", both).await.members["java"], "theirs");
+        assert_eq!(scene.within("both members are visible", both).await.members["java"], "theirs");
         let seen = async || java.ask(&format!("members {}", at("group"))).unwrap() == "java rust";
-        scene.until("both are seen there", seen).await;
+        scene.until("both members are visible to Curator", seen).await;
         drop(ours);
         let seen = async || java.ask(&format!("members {}", at("group"))).unwrap() == "java";
-        scene.until("who left is seen to have left", seen).await;
+        scene.until("the departed member disappears for Curator", seen).await;
         drop(java);
-        scene.within("who died is seen to have died", members.until(|now| now.members.is_empty())).await;
+        scene.within("the killed member disappears", members.until(|now| now.members.is_empty())).await;
     });
 }
 
 #[test]
 fn bags_are_shared_with_kazoo() {
-    on_real(async |runtime| {
+    with_real_runtime(async |runtime| {
         let (python, dying) = (kazoo(), kazoo());
         let scene = Scene::new(&runtime, Vec::new());
         let at = &scene.path;
@@ -325,30 +325,30 @@ fn bags_are_shared_with_kazoo() {
 
         let own = bag.add_own(Bytes::new()).await.unwrap();
         python.event(&format!("added {at} 1")).unwrap();
-        assert_eq!(scene.within("a change", listener.next()).await, BagChange::Added(own.id()));
+        assert_eq!(scene.within("a change is reported", listener.next()).await, BagChange::Added(own.id()));
         assert_eq!(dying.ask(&format!("bag-add {at} {} ephemeral", BASE64.encode("theirs"))).unwrap(), "2");
         python.event(&format!("added {at} 2")).unwrap();
-        assert_eq!(scene.within("a change", listener.next()).await, BagChange::Added(Sequence(2)));
+        assert_eq!(scene.within("a change is reported", listener.next()).await, BagChange::Added(Sequence(2)));
         assert_eq!(bag.get(Sequence(2)).await, Ok(Some(Bytes::from_static(b"theirs"))));
 
         assert_eq!(python.ask(&format!("bag-remove {at} 0")).unwrap(), "true");
-        assert_eq!(scene.within("a change", listener.next()).await, BagChange::Removed(first));
+        assert_eq!(scene.within("a change is reported", listener.next()).await, BagChange::Removed(first));
         own.remove().await;
         python.event(&format!("removed {at} 1")).unwrap();
-        assert_eq!(scene.within("a change", listener.next()).await, BagChange::Removed(Sequence(1)));
-        // What died with its process goes for all.
+        assert_eq!(scene.within("a change is reported", listener.next()).await, BagChange::Removed(Sequence(1)));
+        // The item of a killed process is removed for all listeners.
         drop(dying);
-        assert_eq!(scene.within("a change", listener.next()).await, BagChange::Removed(Sequence(2)));
+        assert_eq!(scene.within("a change is reported", listener.next()).await, BagChange::Removed(Sequence(2)));
         python.event(&format!("removed {at} 2")).unwrap();
         assert_eq!(python.ask(&format!("bag-add {at} {} persistent", BASE64.encode("last"))).unwrap(), "3");
-        assert_eq!(scene.within("a change", listener.next()).await, BagChange::Added(Sequence(3)));
+        assert_eq!(scene.within("a change is reported", listener.next()).await, BagChange::Added(Sequence(3)));
         assert_eq!(bag.remove(Sequence(3)).await, Ok(true));
     });
 }
 
 #[test]
 fn queues_are_shared_with_kazoo() {
-    on_real(async |runtime| {
+    with_real_runtime(async |runtime| {
         let (python, dying) = (kazoo(), kazoo());
         let scene = Scene::new(&runtime, Vec::new());
         let at = &scene.path;
@@ -358,27 +358,27 @@ fn queues_are_shared_with_kazoo() {
         let ours = queue.join(Bytes::from_static(b"second")).await.unwrap();
         assert_eq!(python.ask(&format!("queue-join {at} {}", BASE64.encode("third"))).unwrap(), "2");
         let mut position = ours.position();
-        scene.within("it is second", position.wait_for(|at| *at == Position::Queued(1))).await.unwrap();
+        scene.within("this process is second", position.wait_for(|at| *at == Position::Queued(1))).await.unwrap();
         let seen = queue.candidates().await.unwrap();
         assert!(seen.iter().map(|node| &node.data[..]).eq([&b"first"[..], b"second", b"third"]), "{seen:?}");
         drop(dying);
-        let held = scene.within("it leads", ours.lead()).await.unwrap();
-        scene.a_while().await;
-        assert_eq!(python.events(), [""; 0], "there is one leader");
+        let held = scene.within("this process leads", ours.lead()).await.unwrap();
+        scene.wait_a_while().await;
+        assert_eq!(python.events(), [""; 0], "there must be one leader");
         held.release().await;
         python.event(&format!("elected {at} 2")).unwrap();
         let next = queue.join(Bytes::new()).await.unwrap();
         assert_eq!(python.ask(&format!("queue-leave {at} 2")).unwrap(), "true");
-        scene.within("it leads", next.lead()).await.unwrap().release().await;
+        scene.within("this process leads", next.lead()).await.unwrap().release().await;
     });
 }
 
 #[test]
 fn discovery_is_shared_with_kazoo() {
-    on_real(async |runtime| {
+    with_real_runtime(async |runtime| {
         let (python, dying) = (kazoo(), kazoo());
         let scene = Scene::new(&runtime, Vec::new());
-        // Petting Zoo's root is the same for all.
+        // Petting Zoo's root is the same for all tests.
         let class = format!("kestrel/{}", scene.path.name());
         let service = Service { class: class.clone(), name: "platform".to_owned() };
         let discovery = Discovery::new(&scene.client, NodePath::new(Discovery::ROOT).unwrap(), Acl::Open);
@@ -396,8 +396,8 @@ fn discovery_is_shared_with_kazoo() {
         let write = format!("discover-write {class} platform 10.0.0.2 {}", BASE64.encode(&text));
         dying.ask(&write).unwrap();
         let both = found.until(|now| now.all.len() == 2);
-        assert_eq!(scene.within("both are found", both).await.all[1].payload["port"], json!(7));
-        // Taken away and made anew: it was never gone.
+        assert_eq!(scene.within("both instances are found", both).await.all[1].payload["port"], json!(7));
+        // The writer deletes the node and creates it again, but the instance was never reported as gone.
         let text = text.replace("port: 7", "port: 8");
         dying.ask(&format!("discover-write {class} platform 10.0.0.2 {}", BASE64.encode(text))).unwrap();
         let mut seen = Vec::new();
@@ -406,12 +406,12 @@ fn discovery_is_shared_with_kazoo() {
                 seen.push(found.changed().await.all.len());
             }
         };
-        scene.within("the change is seen", changed).await;
+        scene.within("the change is visible", changed).await;
         assert!(seen.iter().all(|count| *count == 2), "{seen:?}");
         drop(dying);
-        scene.within("who died goes", found.until(|now| now.all.len() == 1)).await;
+        scene.within("the killed instance disappears", found.until(|now| now.all.len() == 1)).await;
         drop(ours);
-        scene.within("who left goes", found.until(|now| now.all.is_empty())).await;
+        scene.within("the removed instance disappears", found.until(|now| now.all.is_empty())).await;
         python.event(&format!("discovered {class} platform 0")).unwrap();
     });
 }

@@ -12,18 +12,18 @@ use runtime::{Runtime, TaskSet};
 use test_servers::Proxy;
 use test_servers::zookeeper::Zookeeper;
 
-/// The ensemble of three of this process.
+/// Ensemble of three servers, shared by the tests of this process.
 pub(crate) fn ensemble() -> &'static Zookeeper {
     static ENSEMBLE: OnceLock<Zookeeper> = OnceLock::new();
-    ENSEMBLE.get_or_init(|| Zookeeper::start(3).expect("Java and Maven are installed, and ZooKeeper starts"))
+    ENSEMBLE.get_or_init(|| Zookeeper::start(3).expect("Java and Maven must be installed, and ZooKeeper must start"))
 }
 
-/// Trees of a root of their own.
+/// Trees under a root of their own.
 pub(crate) struct Forest {
     runtime: Runtime,
     servers: &'static Zookeeper,
     root: String,
-    /// Each process has the next server.
+    /// Number of opened processes. Each process uses the next server.
     processes: AtomicUsize,
     is_roaming: bool,
 }
@@ -34,12 +34,12 @@ impl Forest {
         Forest { runtime, servers, root, processes: AtomicUsize::new(0), is_roaming: false }
     }
 
-    /// Each process knows all servers, and goes on with another when it was cut off.
+    /// Lets each process use all servers, so that it continues on another server after a cut.
     pub(crate) fn roaming(self) -> Self {
         Forest { is_roaming: true, ..self }
     }
 
-    /// Where the length of paths matters.
+    /// Creates a forest for cases in which the length of paths matters.
     pub(crate) fn with_short_paths(runtime: Runtime, servers: &'static Zookeeper) -> Self {
         let root = format!("{:08x}", runtime.random_u128() >> 96);
         Forest { root, ..Forest::new(runtime, servers) }
@@ -84,7 +84,8 @@ impl Process for Connected {
     }
 }
 
-/// Processes that are cut off by the death of the leader, and while there is none to spare, from all servers.
+/// Forest in which a cut kills the ensemble's leader. While a server is down, a cut disconnects the process from all
+/// servers instead.
 pub(crate) struct MortalForest {
     forest: Forest,
     servers: Arc<Servers>,
@@ -92,7 +93,7 @@ pub(crate) struct MortalForest {
 
 struct Servers {
     ensemble: &'static Zookeeper,
-    /// One at most is dead, or not up again.
+    /// True if all servers run. At most one server is down at a time.
     is_whole: AtomicBool,
     deaths: AtomicUsize,
     tasks: TaskSet,
@@ -106,9 +107,9 @@ struct Mortal {
 
 impl MortalForest {
     pub(crate) fn new(runtime: Runtime) -> Self {
-        // Apart, as others use the other.
+        // Separate ensemble, because other tests use the shared one.
         static ENSEMBLE: OnceLock<Zookeeper> = OnceLock::new();
-        let ensemble = ENSEMBLE.get_or_init(|| Zookeeper::start(3).expect("Java and Maven are installed"));
+        let ensemble = ENSEMBLE.get_or_init(|| Zookeeper::start(3).expect("Java and Maven must be installed"));
         let (is_whole, deaths) = (AtomicBool::new(true), AtomicUsize::new(0));
         let servers = Servers { ensemble, is_whole, deaths, tasks: TaskSet::new(&runtime) };
         MortalForest { forest: Forest::new(runtime, ensemble).roaming(), servers: Arc::new(servers) }
@@ -143,7 +144,7 @@ impl Process for Mortal {
     fn cut(&self, is_cut: bool) {
         let (servers, mut killed) = (&self.servers, self.killed.lock().unwrap());
         if is_cut && servers.is_whole.swap(false, Ordering::AcqRel) {
-            // While there is none, any.
+            // If there is no leader, kill any server.
             let leader = servers.ensemble.leader().unwrap_or(0);
             servers.ensemble.kill(leader).unwrap();
             servers.deaths.fetch_add(1, Ordering::Relaxed);
@@ -166,7 +167,7 @@ impl Process for Mortal {
     }
 }
 
-pub(crate) fn on_real<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {
+pub(crate) fn with_real_runtime<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {
     let tokio = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     tokio.block_on(async { test(Runtime::real()).await })
 }

@@ -1,17 +1,19 @@
-//! Stream processing, seed 001's: observations of students who answer items flow into two models, each sharded along an axis of its own: `ability` by
-//! student, `difficulty` by item. Shards are jobs of a role match, so that processes come, go and die, and shards become more and fewer, while the
-//! stream flows. Each model needs the other's parameters, and subscribes to them by putting its address into a bag.
-//! Start some processes, give each model shards, and let observations flow:
+//! Stream processing: observations of students who answer items flow into two models. `ability` is sharded by student,
+//! `difficulty` by item. Shards are jobs of a role match, so that processes may join, leave and die, and the number of
+//! shards may change, while the stream flows. Each model needs the parameters of the other model. A process subscribes
+//! to parameters by adding its address to a bag.
+//! Start some processes, give each model shards, and feed observations:
 //! `cargo run -p coordination --example streams -- zookeeper://127.0.0.1:2181 work`
 //! `cargo run -p coordination --example streams -- zookeeper://127.0.0.1:2181 shard 4`
 //! `cargo run -p coordination --example streams -- zookeeper://127.0.0.1:2181 feed --count 1000 --per-second 50`
 //! `cargo run -p coordination --example streams -- zookeeper://127.0.0.1:2181 shard 8`
 //!
-//! What is promised: an observation whose feeding was answered changes each model's parameters once, whoever is killed, and never by two holders
-//! of one shard or by shards of two counts at a time: it is taken out of the inbox, noted as done, and learnt in one change, under the fence of the
-//! shard's holder. Subscribers are told on the way that may lose a message; the next about that parameter makes up for it.
+//! Promises: an observation whose feed succeeded changes the parameters of each model once, even if processes are
+//! killed. Two holders of one shard, or shards of two different counts, never learn it at the same time: one change
+//! removes the observation from the inbox, records it as done and stores the parameter, under the fence of the shard's
+//! holder. Messages to subscribers may be lost. The next message about the same parameter makes up for a lost one.
 
-#![expect(clippy::print_stdout, clippy::print_stderr, reason = "it tells its story")]
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "the example reports its progress")]
 
 mod model;
 mod process;
@@ -30,9 +32,10 @@ use process::Process;
 
 #[derive(Parser)]
 struct Arguments {
-    /// Where the processes meet: zookeeper://HOST:PORT,HOST:PORT/ROOT or postgres://USER:PASSWORD@HOST:PORT/DATABASE
+    /// Coordination engine of the processes: zookeeper://HOST:PORT,HOST:PORT/ROOT or
+    /// postgres://USER:PASSWORD@HOST:PORT/DATABASE
     coordination: String,
-    /// Milliseconds after which a process that is not heard of has lost its shards and its subscriptions
+    /// Milliseconds without contact after which a process loses its shards and its subscriptions
     #[arg(long, default_value_t = 10_000)]
     session_millis: u64,
     #[command(subcommand)]
@@ -43,31 +46,31 @@ struct Arguments {
 enum Command {
     /// Hold shards of both models
     Work(Work),
-    /// Give each model so many shards, in place of those that it has
+    /// Replace the shards of each model by this number of shards
     Shard {
         #[arg(value_parser = clap::value_parser!(u64).range(1..))]
         count: u64,
     },
-    /// Let observations flow
+    /// Feed random observations
     Feed {
         #[arg(long, default_value_t = 1_000)]
         count: u64,
         #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=1_000))]
         per_second: u64,
     },
-    /// Show who holds which shard, and what is in the inboxes
+    /// Show the holder of each shard and the size of the inboxes
     Show,
 }
 
 #[derive(clap::Args)]
 struct Work {
-    /// This process's name
+    /// Name of this process
     #[arg(long, default_value_t = format!("process-{}", std::process::id()))]
     name: String,
-    /// How many shards of each model it holds at most
+    /// Largest number of shards of each model that this process holds
     #[arg(long, default_value_t = 4)]
     hands: usize,
-    /// The address at which it is told parameters
+    /// Address at which this process receives parameters
     #[arg(long, default_value = "127.0.0.1:0")]
     listen: String,
 }
@@ -80,7 +83,7 @@ async fn main() -> anyhow::Result<()> {
     let session = SessionOptions { timeout: Duration::from_millis(session_millis), ..SessionOptions::default() };
     let client = Client::new(&runtime, trees, session);
     let opened = client.connect(Duration::from_secs(10)).await;
-    opened.context("cannot open a session: is the engine there, and reachable from here?")?;
+    opened.context("cannot open a session; check that the engine runs and is reachable from here")?;
     let models = [Model::open(&client, "ability").await?, Model::open(&client, "difficulty").await?];
     match command {
         Command::Work(Work { name, hands, listen }) => {
@@ -103,14 +106,15 @@ async fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Withdraws the shards of other counts, and then adds what is missing: none of the new count is there while one of the old is. Harmless if it is
-/// done again, as by who finds that another has died over it.
+/// Withdraws the shards of other counts, and then adds the missing ones, so that shards of two counts never coexist. A
+/// process may repeat it safely, for example after another process has died during it.
 async fn shard(client: &Client, model: &Model, count: u64) -> anyhow::Result<()> {
-    let alone = Lock::new(client, model.path.join("sharding")?, Acl::Open).acquire().await?;
-    // Before each change; and still, who stands still between this and the change may make it beside another. As each observation is learnt under the
-    // fence of its shard, that loses and doubles none, and whoever shards again puts it right.
+    let lock = Lock::new(client, model.path.join("sharding")?, Acl::Open).acquire().await?;
+    // Check the lock before each change. A process that is paused between the check and the change may still make its
+    // change beside another process. Each observation is learnt under the fence of its shard, so no observation is lost
+    // or counted twice, and the next run of `shard` corrects the shards.
     let check = || -> anyhow::Result<()> {
-        ensure!(alone.is_valid(), "the lock was lost: shard again");
+        ensure!(lock.is_valid(), "the lock was lost; run the command again");
         Ok(())
     };
     let jobs = model.shards.jobs();
@@ -126,12 +130,12 @@ async fn shard(client: &Client, model: &Model, count: u64) -> anyhow::Result<()>
         check()?;
         jobs.add(shard.to_string().into()).await?;
     }
-    alone.release().await;
+    lock.release().await;
     println!("{} has {count} shards", model.name);
     Ok(())
 }
 
-/// Each observation goes into both inboxes, in one change.
+/// Adds each observation to both inboxes in one change.
 async fn feed(
     runtime: &Runtime,
     client: &Client,
@@ -152,7 +156,7 @@ async fn feed(
                 acl,
             })
         });
-        tree.multi(vec![one?, other?]).await.context("it is not known whether the last observation was fed")?;
+        tree.multi(vec![one?, other?]).await.context("the last observation may or may not have been fed")?;
         runtime.sleep(Duration::from_secs(1) / u32::try_from(per_second)?).await;
     }
     println!("{count} observations were fed");
@@ -161,10 +165,11 @@ async fn feed(
 
 async fn show(client: &Client, model: &Model) -> anyhow::Result<()> {
     let (tree, jobs, holders) = (client.session().await?, model.shards.jobs(), model.shards.assignments().await?);
-    println!("{}: {} wait in the inbox", model.name, tree.children(&model.inbox).await?.names.len());
+    println!("{}: {} observations in the inbox", model.name, tree.children(&model.inbox).await?.names.len());
     for id in jobs.ids().await? {
         let shard = jobs.get(id).await?.unwrap_or_default();
-        let holder = holders.get(&id).map_or("nobody".into(), |assignment| String::from_utf8_lossy(&assignment.holder));
+        let holder =
+            holders.get(&id).map_or("no process".into(), |assignment| String::from_utf8_lossy(&assignment.holder));
         println!("  {} is held by {holder}", String::from_utf8_lossy(&shard));
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! A model's nodes, and what is learnt.
+//! Nodes of a model and the learning of parameters.
 
 use std::fmt;
 
@@ -7,36 +7,36 @@ use bytes::Bytes;
 use coordination::recipes::{Bag, Client, Job, RoleMatch};
 use coordination::tree::{Acl, CreateMode, Expected, NodePath, Op, TreeError};
 
-/// How far one observation moves a parameter.
+/// Learning rate: the factor that one observation moves a parameter by.
 const STEP: f64 = 0.1;
 
 pub(crate) struct Model {
     pub(crate) name: &'static str,
     pub(crate) path: NodePath,
-    /// Observations by KEY.NUMBER, with the key of this model's axis.
+    /// Observations named KEY.NUMBER, with the key of this model's axis.
     pub(crate) inbox: NodePath,
-    /// Of what was in the inbox, which shard has learnt it: for who wants to look.
+    /// Learnt observations, with the shard that has learnt each one, for inspection.
     done: NodePath,
-    /// Each by its key.
+    /// Parameters by key.
     parameters: NodePath,
     pub(crate) shards: RoleMatch,
-    /// The addresses of who follows the parameters.
+    /// Addresses of the processes that follow the parameters.
     pub(crate) subscribers: Bag,
     client: Client,
 }
 
-/// Of the keys whose hash has this remainder.
+/// Shard of the keys whose hash has this remainder.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Shard {
     pub(crate) number: u64,
     pub(crate) count: u64,
 }
 
-/// What a model has learnt of a student, or an item.
+/// Parameter of a student or an item.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Parameter {
     pub(crate) value: f64,
-    /// Of observations.
+    /// Number of learnt observations.
     pub(crate) count: u64,
 }
 
@@ -59,14 +59,14 @@ impl Model {
         Ok(model)
     }
 
-    /// What waits for the shard.
+    /// Returns the names of the observations that wait for the shard.
     pub(crate) async fn waiting(&self, shard: Shard) -> anyhow::Result<Vec<String>> {
         let mut names = self.client.session().await?.children(&self.inbox).await?.names;
         names.retain(|name| key(name).is_some_and(|key| shard.has(key)));
         Ok(names)
     }
 
-    /// All keys with their parameters.
+    /// Returns all keys with their parameters.
     pub(crate) async fn parameters(&self) -> anyhow::Result<Vec<(String, Parameter)>> {
         let tree = self.client.session().await?;
         let mut all = Vec::new();
@@ -77,8 +77,8 @@ impl Model {
         Ok(all)
     }
 
-    /// Takes one observation out of the inbox and learns it, as one change that fails if the shard is another's by now. `other` knows the
-    /// other model's parameters. Answers the key and its parameter.
+    /// Removes one observation from the inbox and learns it, in one change that fails if another process holds the
+    /// shard by now. `other` returns a parameter of the other model. Returns the key and its new parameter.
     pub(crate) async fn learn(
         &self,
         job: &Job,
@@ -87,7 +87,7 @@ impl Model {
         other: impl Fn(&str) -> Parameter,
     ) -> anyhow::Result<(String, Parameter)> {
         let tree = self.client.session().await?;
-        let key = key(name).context("it has no key")?;
+        let key = key(name).context("the observation's name has no key")?;
         let (waiting, parameter) = (self.inbox.join(name)?, self.parameters.join(key)?);
         let observation = tree.get(&waiting).await?.data;
         let before = match tree.get(&parameter).await {
@@ -95,13 +95,13 @@ impl Model {
             node => Some(node?),
         };
         let known = before.as_ref().map_or(Ok(Parameter::default()), |node| Parameter::parse(&node.data))?;
-        let learnt = self.after(known, std::str::from_utf8(&observation)?, other).context("it is no observation")?;
+        let learnt = self.after(known, std::str::from_utf8(&observation)?, other).context("invalid observation")?;
 
         let create = |path, data| Op::Create { path, data, mode: CreateMode::Persistent, acl: Acl::Open };
-        let note = format!("{} {} {by}", String::from_utf8_lossy(&job.description), job.leading.term.0);
+        let record = format!("{} {} {by}", String::from_utf8_lossy(&job.description), job.leading.term.0);
         let mut steps = job.leading.fence.clone();
         steps.push(Op::Delete { path: waiting, expected: Expected::Any });
-        steps.push(create(self.done.join(name)?, note.into()));
+        steps.push(create(self.done.join(name)?, record.into()));
         steps.push(match before {
             Some(node) => {
                 let expected = Expected::Version(node.stat.version);
@@ -113,7 +113,7 @@ impl Model {
         Ok((key.to_owned(), learnt))
     }
 
-    /// An observation is `STUDENT ITEM 1`, or 0 for a wrong answer.
+    /// Computes the new parameter. An observation is `STUDENT ITEM 1`, or 0 instead of 1 for a wrong answer.
     fn after(&self, known: Parameter, observation: &str, other: impl Fn(&str) -> Parameter) -> Option<Parameter> {
         let (keys, answer) = observation.rsplit_once(' ')?;
         let (student, item) = keys.split_once(' ')?;
@@ -121,9 +121,9 @@ impl Model {
         let is_ability = self.name == "ability";
         let (ability, difficulty) =
             if is_ability { (known.value, other(item).value) } else { (other(student).value, known.value) };
-        let surprise = answer - 1.0 / (1.0 + (difficulty - ability).exp());
+        let error = answer - 1.0 / (1.0 + (difficulty - ability).exp());
         let step = if is_ability { STEP } else { -STEP };
-        Some(Parameter { value: known.value + step * surprise, count: known.count + 1 })
+        Some(Parameter { value: known.value + step * error, count: known.count + 1 })
     }
 }
 
@@ -132,13 +132,13 @@ fn key(name: &str) -> Option<&str> {
 }
 
 impl Shard {
-    /// `3 of 8`, from 0.
+    /// Parses a text such as `3 of 8`. Numbers start at 0.
     pub(crate) fn parse(text: &Bytes) -> Option<Self> {
         let (number, count) = std::str::from_utf8(text).ok()?.split_once(" of ")?;
         Some(Shard { number: number.parse().ok()?, count: count.parse().ok()? }).filter(|shard| shard.count > 0)
     }
 
-    /// By the FNV hash, which is the same in all processes.
+    /// Returns true if the key belongs to the shard, by the FNV hash, which is the same in all processes.
     fn has(self, key: &str) -> bool {
         let mix = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         key.bytes().fold(0xcbf2_9ce4_8422_2325, mix) % self.count == self.number
@@ -153,7 +153,7 @@ impl fmt::Display for Shard {
 
 impl Parameter {
     pub(crate) fn parse(text: &[u8]) -> anyhow::Result<Self> {
-        let parts = std::str::from_utf8(text)?.split_once(' ').context("a parameter is VALUE COUNT")?;
+        let parts = std::str::from_utf8(text)?.split_once(' ').context("a parameter must be VALUE COUNT")?;
         Ok(Parameter { value: parts.0.parse()?, count: parts.1.parse()? })
     }
 }

@@ -15,9 +15,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::model::{Model, Parameter, Shard};
 
-/// Between two looks into the inbox, and before another try of what failed.
+/// Interval between two reads of the inbox, and wait before another attempt.
 const PERIOD: Duration = Duration::from_millis(100);
-/// How long a holder may go on with one observation once its shard is withdrawn. It cannot write any more.
+/// Time that a holder may spend on one observation after its shard was withdrawn. It cannot write any more.
 const GRACE: Duration = Duration::from_secs(1);
 
 pub(crate) struct Process {
@@ -27,33 +27,33 @@ pub(crate) struct Process {
     sides: [Side; 2],
 }
 
-/// A model as this process knows it.
+/// State of a model in this process.
 struct Side {
     model: Model,
-    /// The addresses of who follows its parameters, by the subscription.
+    /// Addresses of the followers of this model's parameters, by subscription.
     subscribers: Mutex<BTreeMap<Sequence, SocketAddr>>,
-    /// Its parameters, as this process was told.
-    told: Mutex<BTreeMap<String, Parameter>>,
+    /// Parameters of the model that this process has received.
+    parameters: Mutex<BTreeMap<String, Parameter>>,
 }
 
 impl Process {
     pub(crate) fn new(name: String, client: &Client, socket: UdpSocket, models: [Model; 2]) -> Self {
-        let sides = models.map(|model| Side { model, subscribers: Mutex::default(), told: Mutex::default() });
+        let sides = models.map(|model| Side { model, subscribers: Mutex::default(), parameters: Mutex::default() });
         Process { name, client: client.clone(), socket, sides }
     }
 
-    /// Until Ctrl-C.
+    /// Works until Ctrl-C.
     pub(crate) async fn work(&self, hands: usize) -> anyhow::Result<()> {
         let stop = CancellationToken::new();
         let ([one, two], stop) = (&self.sides, &stop);
-        let hands = (0..hands).flat_map(|_| [self.hold_shards(one, two, stop), self.hold_shards(two, one, stop)]);
+        let holders = (0..hands).flat_map(|_| [self.hold_shards(one, two, stop), self.hold_shards(two, one, stop)]);
         let stopped = async {
             tokio::signal::ctrl_c().await?;
             stop.cancel();
             std::future::pending().await
         };
         tokio::select! {
-            held = try_join_all(hands) => held.map(drop),
+            held = try_join_all(holders) => held.map(drop),
             failed = self.publish(one) => failed,
             failed = self.publish(two) => failed,
             failed = stopped => failed,
@@ -63,22 +63,22 @@ impl Process {
         }
     }
 
-    /// One hand: it holds one shard at a time, and applies for another when that is withdrawn or lost.
+    /// Holds one shard at a time, and applies for another one when that shard is withdrawn or lost.
     async fn hold_shards(&self, side: &Side, other: &Side, stop: &CancellationToken) -> anyhow::Result<()> {
-        let who = Bytes::from(self.name.clone());
-        side.model.shards.run(stop, &who, GRACE, |job| self.hold(side, other, job)).await?;
+        let name = Bytes::from(self.name.clone());
+        side.model.shards.run(stop, &name, GRACE, |job| self.hold(side, other, job)).await?;
         Ok(())
     }
 
     async fn hold(&self, side: &Side, other: &Side, job: Job) {
         let (model, over) = (side.model.name, &job.leading.over);
         let Some(shard) = Shard::parse(&job.description) else {
-            eprintln!("{model}: a job that is no shard is held, and nothing is done for it");
+            eprintln!("{model}: the description of a job is not a shard; the job is held without work");
             return over.cancelled().await;
         };
         println!("{model} {shard} is held by {}, term {}", self.name, job.leading.term.0);
         while !over.is_cancelled() {
-            let worked = self.work_off(side, other, shard, &job).await;
+            let worked = self.learn_waiting(side, other, shard, &job).await;
             if let Err(error) = worked
                 && !over.is_cancelled()
             {
@@ -86,17 +86,17 @@ impl Process {
             }
             let _over = self.client.runtime().timeout(PERIOD, over.cancelled()).await;
         }
-        println!("{model} {shard} is held by {} no more", self.name);
+        println!("{model} {shard} is no longer held by {}", self.name);
     }
 
-    async fn work_off(&self, side: &Side, other: &Side, shard: Shard, job: &Job) -> anyhow::Result<()> {
+    async fn learn_waiting(&self, side: &Side, other: &Side, shard: Shard, job: &Job) -> anyhow::Result<()> {
         let model = &side.model;
         for name in model.waiting(shard).await? {
             if job.leading.over.is_cancelled() {
                 break;
             }
-            let other = |key: &str| lock(&other.told).get(key).copied().unwrap_or_default();
-            // One that cannot be learnt now holds no other up.
+            let other = |key: &str| lock(&other.parameters).get(key).copied().unwrap_or_default();
+            // An observation that cannot be learnt now does not block the others.
             let (key, parameter) = match model.learn(job, &self.name, &name, other).await {
                 Ok(learnt) => learnt,
                 Err(error) => {
@@ -106,14 +106,14 @@ impl Process {
             };
             let message = format!("{} {key} {parameter}", model.name);
             for subscriber in lock(&side.subscribers).values() {
-                // One that is lost is made up for by the next.
+                // A lost message is replaced by the next message about the same parameter.
                 drop(self.socket.try_send_to(message.as_bytes(), *subscriber));
             }
         }
         Ok(())
     }
 
-    /// Knows who is subscribed to a model: it is told when somebody comes, goes or dies.
+    /// Keeps the list of subscribers up to date from the changes of the bag.
     async fn publish(&self, side: &Side) -> anyhow::Result<()> {
         let mut changes = side.model.subscribers.listen().await?;
         for id in changes.present().clone() {
@@ -124,7 +124,7 @@ impl Process {
                 BagChange::Added(id) => self.subscribed(side, id).await,
                 BagChange::Removed(id) => {
                     if let Some(gone) = lock(&side.subscribers).remove(&id) {
-                        println!("{gone} follows {} no more", side.model.name);
+                        println!("{gone} no longer follows {}", side.model.name);
                     }
                 }
             }
@@ -139,14 +139,14 @@ impl Process {
             }
             self.client.runtime().sleep(PERIOD).await;
         };
-        // `None` if it has gone meanwhile.
+        // `None` if the subscriber has left since.
         if let Some(address) = address.and_then(|address| std::str::from_utf8(&address).ok()?.parse().ok()) {
             println!("{address} follows {}", side.model.name);
             lock(&side.subscribers).insert(id, address);
         }
     }
 
-    /// Subscribes this process to a model, and again whenever its session was lost.
+    /// Subscribes this process to a model, and again after each lost session.
     async fn subscribe(&self, side: &Side) {
         loop {
             if let Err(error) = self.subscribe_once(side).await {
@@ -159,9 +159,10 @@ impl Process {
     async fn subscribe_once(&self, side: &Side) -> anyhow::Result<()> {
         let address = self.socket.local_addr()?;
         let subscription = side.model.subscribers.add_own(address.to_string().into()).await?;
-        // After it: what changes before a publisher knows of this is made up for by the next about that parameter.
+        // Read the parameters after the subscription. A change that happens before a publisher knows the subscription
+        // is replaced by the next message about that parameter.
         for (key, parameter) in side.model.parameters().await? {
-            side.hear(&key, parameter);
+            side.update(&key, parameter);
         }
         subscription.gone().await;
         Ok(())
@@ -170,37 +171,37 @@ impl Process {
     async fn listen(&self) {
         let mut message = [0; 1_024];
         loop {
-            let heard = match self.socket.recv(&mut message).await {
+            let update = match self.socket.recv(&mut message).await {
                 Ok(count) => parsed(&message[..count]),
-                // Of a subscriber that is not there any more, on some systems.
+                // Some systems report an error for an earlier message to a subscriber that has left.
                 Err(_refused) => continue,
             };
-            if let Ok((model, key, parameter)) = heard
+            if let Ok((model, key, parameter)) = update
                 && let Some(side) = self.sides.iter().find(|side| side.model.name == model)
             {
-                side.hear(key, parameter);
+                side.update(key, parameter);
             }
         }
     }
 }
 
 impl Side {
-    fn hear(&self, key: &str, parameter: Parameter) {
-        let mut told = lock(&self.told);
-        let known = told.entry(key.to_owned()).or_default();
+    fn update(&self, key: &str, parameter: Parameter) {
+        let mut parameters = lock(&self.parameters);
+        let known = parameters.entry(key.to_owned()).or_default();
         if parameter.count > known.count {
             *known = parameter;
         }
     }
 }
 
-/// `MODEL KEY VALUE COUNT`
+/// Parses a message `MODEL KEY VALUE COUNT`.
 fn parsed(message: &[u8]) -> anyhow::Result<(&str, &str, Parameter)> {
-    let (model, rest) = std::str::from_utf8(message)?.split_once(' ').context("it names no model")?;
-    let (key, parameter) = rest.split_once(' ').context("it names no key")?;
+    let (model, rest) = std::str::from_utf8(message)?.split_once(' ').context("the message names no model")?;
+    let (key, parameter) = rest.split_once(' ').context("the message names no key")?;
     Ok((model, key, Parameter::parse(parameter.as_bytes())?))
 }
 
 fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
-    shared.lock().expect("no holder of this lock panics")
+    shared.lock().expect("no code panics while it holds this mutex")
 }

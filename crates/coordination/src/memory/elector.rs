@@ -11,10 +11,10 @@ use super::{MemoryOptions, link};
 use crate::elector::check_replica;
 use crate::{Answer, Elector, ElectorError, Follower, LEASE_MAX, Leadership, Term, poll_departures};
 
-/// One group, in memory. [`MemoryElector::reopen`] makes the object of another process.
+/// One replica group in memory. [`MemoryElector::reopen`] creates the object of another process.
 pub struct MemoryElector {
     link: MemoryLink,
-    /// Tells this object's replicas from those of others.
+    /// Random id that distinguishes the replicas of this object from those of other objects.
     life: u128,
     group: Arc<Group>,
 }
@@ -28,22 +28,23 @@ struct Group {
 #[derive(Default)]
 struct State {
     term: u64,
-    /// Who leads, and the first instant at which that is over.
+    /// Leader, and the first instant after its lease.
     lease: Option<(Replica, Monotonic)>,
+    /// Last instant of each replica as a follower, exclusive.
     followers: BTreeMap<Replica, Monotonic>,
 }
 
 type Replica = (String, u128);
 
 impl MemoryElector {
-    /// A group without replicas. Its leases end by `runtime`'s clock.
+    /// Creates a replica group without replicas. Leases end by the clock of `runtime`.
     #[must_use]
     pub fn new(runtime: Runtime, options: MemoryOptions) -> Self {
         let group = Group { clock: runtime.clone(), options, state: Mutex::new(State::default()) };
         MemoryElector::of(Arc::new(group), runtime)
     }
 
-    /// The same group, for another process.
+    /// Opens the same replica group for another process.
     #[must_use]
     pub fn reopen(&self, runtime: Runtime) -> Self {
         MemoryElector::of(self.group.clone(), runtime)
@@ -56,8 +57,8 @@ impl MemoryElector {
     async fn call<T>(&self, effect: impl FnOnce(&mut State, Monotonic) -> T) -> Result<T, ElectorError> {
         let effect = || {
             let now = self.group.clock.monotonic();
-            let mut state = self.group.state.lock().expect("no holder of this lock panics");
-            state.forget(now);
+            let mut state = self.group.state.lock().expect("no code panics while it holds this mutex");
+            state.remove_expired(now);
             effect(&mut state, now)
         };
         self.link.call(effect).await.map_err(ElectorError::Unavailable)
@@ -65,7 +66,7 @@ impl MemoryElector {
 }
 
 impl State {
-    fn forget(&mut self, now: Monotonic) {
+    fn remove_expired(&mut self, now: Monotonic) {
         self.lease.take_if(|(_, end)| *end <= now);
         self.followers.retain(|_, end| now < *end);
     }
@@ -86,7 +87,10 @@ impl State {
 
 impl Elector for MemoryElector {
     fn is_leader(&self, replica: &str, lease: Duration) -> Answer<'_, Leadership> {
-        assert!(!lease.is_zero() && lease <= LEASE_MAX, "a lease is above zero and at most {LEASE_MAX:?}: {lease:?}");
+        assert!(
+            !lease.is_zero() && lease <= LEASE_MAX,
+            "invalid lease {lease:?}: it must be above zero and at most {LEASE_MAX:?}"
+        );
         let replica = (replica.to_owned(), self.life);
         Box::pin(async move {
             check_replica(&replica.0)?;

@@ -1,7 +1,7 @@
-//! The tree within one process: the reference model of the port, the double that tests use, and what a single process runs on. Not
-//! durable: it is gone with its last handle.
+//! The tree within one process: the reference model of the port, the test double, and the engine of programs that run
+//! as a single process. It is not durable: the tree ends with its last handle.
 //!
-//! Always true here: a change and all events of it happen in one step, under one lock; no user code runs in it.
+//! Invariants: a change and all of its events happen in one step under one mutex, and no user code runs in that step.
 
 mod state;
 
@@ -23,10 +23,10 @@ use crate::tree::{
     SessionOptions, Stat, Tree, TreeError, Trees, Watch, Watchers, check_data, check_ops,
 };
 
-/// How often containers whose last child went are looked for, if anybody calls.
+/// Shortest interval between two searches for containers that have lost their last child. A search runs only when a
+/// process calls the engine.
 const COLLECT_PERIOD: Duration = Duration::from_secs(1);
 
-/// See the module's documentation.
 pub struct MemoryTrees {
     runtime: Runtime,
     engine: Arc<Engine>,
@@ -42,16 +42,16 @@ struct Engine {
 struct Inner {
     state: State,
     last_session: i64,
-    /// Of living sessions; `None`: never.
+    /// Timeout and end of each living session. `None` means that the session never expires.
     ends: BTreeMap<SessionId, (Duration, Option<Monotonic>)>,
     watchers: Watchers,
     collected: Monotonic,
-    /// Of the step under way, by the engine's wall clock.
+    /// Time of the current step by the engine's wall clock.
     at: Timestamp,
 }
 
 impl MemoryTrees {
-    /// An empty tree. Its clocks are `runtime`'s.
+    /// Creates an empty tree that uses the clocks of `runtime`.
     #[must_use]
     pub fn new(runtime: Runtime, options: MemoryOptions) -> Self {
         let inner = Inner {
@@ -67,19 +67,21 @@ impl MemoryTrees {
         MemoryTrees { runtime, engine: Arc::new(engine), link }
     }
 
-    /// The same tree, for another member.
+    /// Opens the same tree for another process.
     #[must_use]
     pub fn reopen(&self, runtime: Runtime) -> Self {
         let link = Arc::new(link(runtime.clone(), &self.engine.options));
         MemoryTrees { runtime, engine: self.engine.clone(), link }
     }
 
-    /// While cut, calls of the sessions opened here are not answered, and those under way may or may not take effect.
+    /// Cuts or restores the connection of the sessions opened here. While it is cut, calls get no response, and calls
+    /// in progress may or may not take effect.
     pub fn cut(&self, is_cut: bool) {
         self.link.cut(is_cut);
     }
 
-    /// From here on what is asked for by the sessions opened here takes effect and is not answered, until [`MemoryTrees::cut`] mends it.
+    /// Cuts the responses to the sessions opened here: requests take effect but get no response, until
+    /// [`MemoryTrees::cut`] restores the connection.
     pub fn cut_answers(&self) {
         self.link.cut_answers();
     }
@@ -119,12 +121,12 @@ impl MemoryTrees {
         Ok(tree)
     }
 
-    /// Ends a session as if it had not been heard of for its timeout.
+    /// Ends a session as if its timeout had passed without a sign of life.
     pub fn expire(&self, session: SessionId) {
         self.engine.step(|inner, _| inner.end_session(session));
     }
 
-    /// The number that the next sequential child of `path` gets.
+    /// Sets the number of the next sequential child of `path`.
     pub fn set_sequence(&self, path: &NodePath, next: i32) {
         self.engine.step(|inner, _| inner.state.set_creations(path, next));
     }
@@ -137,16 +139,16 @@ impl Trees for MemoryTrees {
 }
 
 impl Engine {
-    /// One step of the engine, sessions whose time has come ended before it.
+    /// Ends the sessions that are due, and then runs one step of the engine.
     fn step<T>(&self, step: impl FnOnce(&mut Inner, Monotonic) -> T) -> T {
         let now = self.clock.monotonic();
-        let mut inner = self.inner.lock().expect("no holder of this lock panics");
+        let mut inner = self.inner.lock().expect("no code panics while it holds this mutex");
         inner.at = self.clock.now();
         inner.end_sessions(now);
         step(&mut inner, now)
     }
 
-    /// A request of a session, which is a sign of its life.
+    /// Runs a request of a session. The request counts as a sign of life.
     async fn call<T>(
         &self,
         link: &MemoryLink,
@@ -196,7 +198,7 @@ impl Inner {
             self.collected = now;
             self.watchers.sweep();
             let events = self.state.collect(self.at);
-            self.tell(&events);
+            self.report(&events);
         }
     }
 
@@ -204,7 +206,7 @@ impl Inner {
         self.ends.remove(&id);
         self.watchers.end(id);
         let events = self.state.close(id, self.at);
-        self.tell(&events);
+        self.report(&events);
     }
 
     fn renew(&mut self, id: SessionId, now: Monotonic) -> Result<(), TreeError> {
@@ -215,11 +217,11 @@ impl Inner {
 
     fn multi(&mut self, session: SessionId, ops: Vec<Op>) -> Result<Vec<Done>, (usize, TreeError)> {
         let (done, events) = self.state.multi(session, self.at, ops)?;
-        self.tell(&events);
+        self.report(&events);
         Ok(done)
     }
 
-    fn tell(&mut self, events: &[Event]) {
+    fn report(&mut self, events: &[Event]) {
         events.iter().for_each(|event| self.watchers.tell(event));
     }
 }
@@ -240,31 +242,31 @@ impl MemoryTree {
         Box::pin(self.engine.call(&self.link, &self.session, move |inner| effect(inner, id)))
     }
 
-    /// What it tells does not come through either while the connection is cut.
-    fn told(&self, watch: Watch) -> Watch {
+    /// Wraps a watch so that it reports nothing while the connection is cut.
+    fn through_link(&self, watch: Watch) -> Watch {
         let (link, session) = (self.link.clone(), self.session.clone());
         Watch::of(async move {
-            let told = async {
+            let delivered = async {
                 let event = watch.await;
                 link.open().await;
                 event
             };
             tokio::select! {
                 biased;
-                event = told => event,
+                event = delivered => event,
                 () = session.lost() => Err(TreeError::SessionLost),
             }
         })
     }
 
-    /// One step that is a change.
+    /// Runs one step as a change.
     fn change<'a, T: Send + 'a>(&'a self, op: Op, done: impl FnOnce(Done) -> Option<T> + Send + 'a) -> Answer<'a, T> {
         if let Err(error) = check_data(op.data().len()) {
             return Box::pin(async move { Err(error) });
         }
         self.call(move |inner, id| {
             let all = inner.multi(id, vec![op]).map_err(|(_, error)| error)?;
-            Ok(all.into_iter().next().and_then(done).expect("each step does what was asked"))
+            Ok(all.into_iter().next().and_then(done).expect("each step returns the result of its own kind"))
         })
     }
 }
@@ -299,7 +301,7 @@ impl Tree for MemoryTree {
         self.call(move |inner, id| {
             inner.multi(id, ops).map_err(|(at, error)| match error {
                 TreeError::SessionLost => error,
-                of_a_step => TreeError::Multi { at, source: Box::new(of_a_step) },
+                step_error => TreeError::Multi { at, source: Box::new(step_error) },
             })
         })
     }
@@ -321,18 +323,18 @@ impl Tree for MemoryTree {
 
     fn get_and_watch(&self, path: &NodePath) -> Answer<'_, (Node, Watch)> {
         let path = path.clone();
-        self.call(move |inner, id| Ok((inner.state.get(id, &path)?, self.told(inner.watchers.node(id, &path)))))
+        self.call(move |inner, id| Ok((inner.state.get(id, &path)?, self.through_link(inner.watchers.node(id, &path)))))
     }
 
     fn exists_and_watch(&self, path: &NodePath) -> Answer<'_, (Option<Stat>, Watch)> {
         let path = path.clone();
-        self.call(move |inner, id| Ok((inner.state.exists(&path), self.told(inner.watchers.node(id, &path)))))
+        self.call(move |inner, id| Ok((inner.state.exists(&path), self.through_link(inner.watchers.node(id, &path)))))
     }
 
     fn children_and_watch(&self, path: &NodePath) -> Answer<'_, (Children, Watch)> {
         let path = path.clone();
         self.call(move |inner, id| {
-            Ok((inner.state.children(id, &path)?, self.told(inner.watchers.children(id, &path))))
+            Ok((inner.state.children(id, &path)?, self.through_link(inner.watchers.children(id, &path))))
         })
     }
 
@@ -340,7 +342,7 @@ impl Tree for MemoryTree {
         let path = path.clone();
         self.call(move |inner, id| {
             let (events, link, session) = (inner.watchers.all(id, &path), self.link.clone(), self.session.clone());
-            let told = stream::unfold(events, move |mut events| {
+            let delivered = stream::unfold(events, move |mut events| {
                 let link = link.clone();
                 async move {
                     let event = events.next().await;
@@ -348,7 +350,7 @@ impl Tree for MemoryTree {
                     event.map(|event| (event, events))
                 }
             });
-            Ok(Events::of(told.take_until(async move { session.lost().await })))
+            Ok(Events::of(delivered.take_until(async move { session.lost().await })))
         })
     }
 

@@ -1,7 +1,9 @@
-//! Things that anybody may put in and take out, and of which all who listen are told: Petting Zoo's distributed bag (seed 001).
+//! A bag of items that every process may add to and remove from, and whose listeners receive every change: Petting
+//! Zoo's distributed bag.
 //!
-//! An item is a numbered node, and beside it stands a token of the same number, as Petting Zoo's processes watch the tokens, of which
-//! there is one, the last. Here a listener has one watch over all items, so that each change costs it one message.
+//! An item is a numbered node. Petting Zoo's processes watch tokens instead: a token has the number of its item, and
+//! only the last token is kept. A listener of this crate has one watch over all items, so that each change costs it one
+//! message.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -14,15 +16,15 @@ use tokio::sync::mpsc;
 
 use super::client::Client;
 use super::line::{Line, Naming, Rule};
-use super::node::{Owned, delete, join, make};
+use super::node::{NodeGuard, create_node, delete, join};
 use crate::tree::{Acl, CreateMode, Event, NodePath, Sequence, Tree, TreeError, Zxid};
 
 const ITEM: &str = "item";
 const TOKEN: &str = "token";
-/// Changes that wait for a listener; one that is slower is told of those that stand in the end.
+/// Number of changes that may wait for a listener. A slower listener receives the net changes only.
 const WAITING_MAX: usize = 1_024;
 
-/// A process's way to a bag.
+/// Handle of a bag in one process.
 #[derive(Clone)]
 pub struct Bag {
     client: Client,
@@ -31,22 +33,22 @@ pub struct Bag {
     acl: Acl,
 }
 
-/// An item that goes with this process's session. Dropped, it is taken out.
-#[must_use = "dropped, it is taken out"]
+/// Item that ends with this process's session. Dropping it removes the item from the bag.
+#[must_use = "dropping it removes the item"]
 pub struct OwnItem {
     id: Sequence,
-    owned: Owned,
+    owned: NodeGuard,
 }
 
-/// What happened to a bag.
+/// Change of a bag.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum BagChange {
     Added(Sequence),
     Removed(Sequence),
 }
 
-/// Tells what happens to a bag. Dropped, it listens no more.
-#[must_use = "dropped, it listens no more"]
+/// Receives the changes of a bag. Dropping it stops the listening.
+#[must_use = "dropping it stops the listening"]
 pub struct BagListener {
     present: BTreeSet<Sequence>,
     changes: mpsc::Receiver<BagChange>,
@@ -54,7 +56,8 @@ pub struct BagListener {
 }
 
 impl Bag {
-    /// `acl` is of the nodes that are made here, and of parents that are missing: [`Acl::Open`] in a group with Petting Zoo's processes.
+    /// Creates the handle. `acl` is the access list of the nodes created here, including missing parents. In a bag
+    /// shared with Petting Zoo's processes it is [`Acl::Open`].
     ///
     /// # Errors
     /// [`TreeError::Invalid`] if the path is too long.
@@ -62,43 +65,46 @@ impl Bag {
         Ok(Bag { client: client.clone(), items: join(path, ITEM)?, tokens: join(path, TOKEN)?, acl })
     }
 
-    /// Puts `data` in, to stay until somebody takes it out. Its number is above every earlier one's, whatever was taken out.
+    /// Adds `data` as an item that stays until a process removes it. Its number is greater than the number of every
+    /// earlier item, including removed ones.
     ///
     /// # Errors
-    /// As those of a [`Tree`]. With [`TreeError::Disconnected`] and [`TreeError::SessionLost`] it is not known whether it was put in.
+    /// The same as those of a [`Tree`]. After [`TreeError::Disconnected`] or [`TreeError::SessionLost`] the item may or
+    /// may not have been added.
     pub async fn add(&self, data: Bytes) -> Result<Sequence, TreeError> {
         let tree = self.client.session().await?;
         let item = join(&self.items, ITEM)?;
         let create = || tree.create(&item, data.clone(), CreateMode::PersistentSequential, self.acl.clone());
-        let made = match create().await {
+        let created = match create().await {
             Err(TreeError::NoNode) => {
-                make(&self.client, &*tree, &self.items, Bytes::new(), CreateMode::Persistent, &self.acl).await?;
+                create_node(&self.client, &*tree, &self.items, Bytes::new(), CreateMode::Persistent, &self.acl).await?;
                 create().await?
             }
-            made => made?,
+            created => created?,
         };
-        let id = id_of(&made.path).ok_or(TreeError::NoNode)?;
-        self.tell(&*tree, id).await;
+        let id = id_of(&created.path).ok_or(TreeError::NoNode)?;
+        self.create_token(&*tree, id).await;
         Ok(id)
     }
 
-    /// Puts `data` in, to go with the item, or with this process's session.
+    /// Adds `data` as an item that ends with the returned value or with this process's session.
     ///
     /// # Errors
-    /// As those of a [`Tree`]; it is not in then.
+    /// The same as those of a [`Tree`]. After an error the item is not in the bag.
     pub async fn add_own(&self, data: Bytes) -> Result<OwnItem, TreeError> {
         let line = Line::new(self.items.clone(), Naming::Plain, &[ITEM], self.acl.clone());
         let owned = line.join(&self.client, data, Rule::Among(1)).await?.into_owned();
         let id = id_of(&owned.node().path).ok_or(TreeError::NoNode)?;
-        self.tell(&*owned.node().tree, id).await;
+        self.create_token(&*owned.node().tree, id).await;
         Ok(OwnItem { id, owned })
     }
 
-    /// The token of an item, for Petting Zoo's listeners. If it cannot be made, they see the item with the next one.
-    async fn tell(&self, tree: &dyn Tree, id: Sequence) {
-        let telling = async {
+    /// Creates the token of an item for Petting Zoo's listeners. If the creation fails, they see the item together with
+    /// the next one.
+    async fn create_token(&self, tree: &dyn Tree, id: Sequence) {
+        let creating = async {
             let token = join(&self.tokens, &format!("{TOKEN}{id}"))?;
-            make(&self.client, tree, &token, Bytes::new(), CreateMode::Persistent, &self.acl).await?;
+            create_node(&self.client, tree, &token, Bytes::new(), CreateMode::Persistent, &self.acl).await?;
             for name in tree.children(&self.tokens).await?.names {
                 if Sequence::after(&name, TOKEN).is_some_and(|other| other < id) {
                     delete(&self.client, tree, &join(&self.tokens, &name)?).await?;
@@ -106,15 +112,16 @@ impl Bag {
             }
             Ok::<_, TreeError>(())
         };
-        if let Err(error) = telling.await {
-            tracing::debug!(items = %self.items, %id, %error, "Petting Zoo's listeners are told of an item with the next");
+        if let Err(error) = creating.await {
+            tracing::debug!(items = %self.items, %id, %error, "token creation failed; the next token reveals the item");
         }
     }
 
-    /// Takes it out; false if it is not in.
+    /// Removes an item. Returns false if the item is not in the bag.
     ///
     /// # Errors
-    /// As those of a [`Tree`]. With [`TreeError::Disconnected`] and [`TreeError::SessionLost`] it is not known whether it was taken out.
+    /// The same as those of a [`Tree`]. After [`TreeError::Disconnected`] or [`TreeError::SessionLost`] the item may or
+    /// may not have been removed.
     pub async fn remove(&self, id: Sequence) -> Result<bool, TreeError> {
         let tree = self.client.session().await?;
         match tree.delete(&self.path(id)?, crate::tree::Expected::Any).await {
@@ -124,10 +131,10 @@ impl Bag {
         }
     }
 
-    /// What was put in; `None` if it is not in any more.
+    /// Returns the data of an item, or `None` if the item is not in the bag.
     ///
     /// # Errors
-    /// As those of a [`Tree`].
+    /// The same as those of a [`Tree`].
     pub async fn get(&self, id: Sequence) -> Result<Option<Bytes>, TreeError> {
         let tree = self.client.session().await?;
         match tree.get(&self.path(id)?).await {
@@ -137,19 +144,19 @@ impl Bag {
         }
     }
 
-    /// What is in, as the engine saw it a moment ago.
+    /// Returns the numbers of all items. The list may be slightly out of date.
     ///
     /// # Errors
-    /// As those of a [`Tree`].
+    /// The same as those of a [`Tree`].
     pub async fn ids(&self) -> Result<BTreeSet<Sequence>, TreeError> {
         let tree = self.client.session().await?;
         Ok(list(&*tree, &self.items).await?.ids)
     }
 
-    /// Listens: what is in now, and every change from then on.
+    /// Starts a listener with the present items and every later change.
     ///
     /// # Errors
-    /// As those of a [`Tree`].
+    /// The same as those of a [`Tree`].
     pub async fn listen(&self) -> Result<BagListener, TreeError> {
         let first = Listening::begin(&self.client, &self.items).await?;
         let present = first.listed.ids.clone();
@@ -180,19 +187,19 @@ async fn list(tree: &dyn Tree, items: &NodePath) -> Result<Listed, TreeError> {
     match tree.children(items).await {
         Ok(children) => {
             let ids = children.names.iter().filter_map(|name| id_named(name)).collect();
-            Ok(Listed { ids, made: Some(children.stat.created) })
+            Ok(Listed { ids, created: Some(children.stat.created) })
         }
         Err(TreeError::NoNode) => Ok(Listed::default()),
         Err(error) => Err(error),
     }
 }
 
-/// What is in a bag.
+/// Items of a bag at one moment.
 #[derive(Default)]
 struct Listed {
     ids: BTreeSet<Sequence>,
-    /// When the parent of the items was: who makes it anew counts from zero again.
-    made: Option<Zxid>,
+    /// Creation of the items' parent. If a process creates the parent again, numbers start at zero again.
+    created: Option<Zxid>,
 }
 
 impl OwnItem {
@@ -201,26 +208,26 @@ impl OwnItem {
         self.id
     }
 
-    /// Ready when it is not in any more: somebody took it out, or the session is lost.
+    /// Completes when the item has left the bag, because a process removed it or the session was lost.
     pub async fn gone(&self) {
         drop(self.owned.node().gone().await);
     }
 
-    /// Takes it out. If the engine does not answer, that goes on in the background.
+    /// Removes the item. If the engine does not respond, the removal continues in the background.
     pub async fn remove(self) {
         self.owned.release().await;
     }
 }
 
 impl BagListener {
-    /// What was in when it began to listen.
+    /// Items that were in the bag when the listener started.
     #[must_use]
     pub fn present(&self) -> &BTreeSet<Sequence> {
         &self.present
     }
 
-    /// The next change. Additions come in the order of their numbers; of what was put in and taken out while the connection was lost, nothing
-    /// may be told.
+    /// Returns the next change. Additions come in the order of their numbers. An item that was added and removed while
+    /// the connection was lost may not be reported.
     pub async fn next(&mut self) -> BagChange {
         match self.changes.recv().await {
             Some(change) => change,
@@ -229,7 +236,7 @@ impl BagListener {
     }
 }
 
-/// One session's.
+/// Listening in one session.
 struct Listening {
     tree: Arc<dyn Tree>,
     events: crate::tree::Events,
@@ -239,18 +246,18 @@ struct Listening {
 impl Listening {
     async fn begin(client: &Client, items: &NodePath) -> Result<Self, TreeError> {
         let tree = client.session().await?;
-        let events = client.patiently(|| tree.watch_all(items)).await?;
-        // Its server may know less than the last session's did.
-        client.patiently(|| tree.sync()).await?;
-        let listed = client.patiently(|| list(&*tree, items)).await?;
+        let events = client.retry(|| tree.watch_all(items)).await?;
+        // The server of this session may be behind the server of the last session.
+        client.retry(|| tree.sync()).await?;
+        let listed = client.retry(|| list(&*tree, items)).await?;
         Ok(Listening { tree, events, listed })
     }
 }
 
-/// Until nobody listens any more.
+/// Reports changes until the listener is dropped.
 async fn listen(client: Client, items: NodePath, first: Listening, changes: mpsc::Sender<BagChange>) {
-    let mut told = Told::default();
-    drop(told.become_all(&first.listed));
+    let mut reported = Reported::default();
+    drop(reported.replace_all(&first.listed));
     let mut next = Some(first);
     while !changes.is_closed() {
         let begun = match next.take() {
@@ -258,24 +265,24 @@ async fn listen(client: Client, items: NodePath, first: Listening, changes: mpsc
             None => Listening::begin(&client, &items).await,
         };
         match begun {
-            Ok(listening) => told.go_on(&client, &items, listening, &changes).await,
-            Err(error) => tracing::debug!(%items, %error, "a bag cannot be listened to now"),
+            Ok(listening) => reported.report_session(&client, &items, listening, &changes).await,
+            Err(error) => tracing::debug!(%items, %error, "listening to the bag failed; retrying"),
         }
-        client.pause().await;
+        client.back_off().await;
     }
 }
 
 #[derive(Default)]
-struct Told {
+struct Reported {
     known: BTreeSet<Sequence>,
-    /// The last number of all that was ever in: what comes later is after it.
+    /// Greatest number of any item so far. Later items have greater numbers.
     last: Option<Sequence>,
-    made: Option<Zxid>,
+    created: Option<Zxid>,
 }
 
-impl Told {
-    /// Until the session ends, or nobody listens any more.
-    async fn go_on(
+impl Reported {
+    /// Reports changes until the session ends or the listener is dropped.
+    async fn report_session(
         &mut self,
         client: &Client,
         items: &NodePath,
@@ -285,7 +292,7 @@ impl Told {
         let Listening { tree, mut events, listed } = listening;
         let mut now = Some(listed);
         loop {
-            for change in now.take().map_or_else(Vec::new, |now| self.become_all(&now)) {
+            for change in now.take().map_or_else(Vec::new, |now| self.replace_all(&now)) {
                 if changes.send(change).await.is_err() {
                     return;
                 }
@@ -296,9 +303,9 @@ impl Told {
                 event = events.next() => event,
             };
             let change = match event {
-                // With it numbers begin anew: it is listed.
+                // A new parent starts numbers at zero, so the items are listed again.
                 Some(Event::Created(path)) if path == *items => {
-                    match client.patiently(|| list(&*tree, items)).await {
+                    match client.retry(|| list(&*tree, items)).await {
                         Ok(all) => now = Some(all),
                         Err(_lost) => return,
                     }
@@ -307,7 +314,7 @@ impl Told {
                 Some(Event::Created(path)) => self.added(items, &path),
                 Some(Event::Deleted(path)) => self.removed(items, &path),
                 Some(Event::Changed(_)) => None,
-                Some(Event::ChildrenChanged(_) | Event::Gap) => match client.patiently(|| list(&*tree, items)).await {
+                Some(Event::ChildrenChanged(_) | Event::Gap) => match client.retry(|| list(&*tree, items)).await {
                     Ok(all) => {
                         now = Some(all);
                         None
@@ -324,25 +331,25 @@ impl Told {
         }
     }
 
-    /// After what is in was listed.
-    fn become_all(&mut self, now: &Listed) -> Vec<BagChange> {
+    /// Applies a new list of items and returns the changes.
+    fn replace_all(&mut self, now: &Listed) -> Vec<BagChange> {
         let mut changes = Vec::new();
-        if now.made != self.made {
+        if now.created != self.created {
             changes.extend(std::mem::take(&mut self.known).into_iter().map(BagChange::Removed));
-            (self.last, self.made) = (None, now.made);
+            (self.last, self.created) = (None, now.created);
         }
         changes.extend(self.known.difference(&now.ids).map(|id| BagChange::Removed(*id)));
-        let mut come: Vec<Sequence> = now.ids.difference(&self.known).copied().collect();
+        let mut added: Vec<Sequence> = now.ids.difference(&self.known).copied().collect();
         if let Some(last) = self.last {
-            come.sort_unstable_by_key(|id| id.0.wrapping_sub(last.0));
+            added.sort_unstable_by_key(|id| id.0.wrapping_sub(last.0));
         }
-        self.last = come.last().copied().or(self.last);
-        changes.extend(come.into_iter().map(BagChange::Added));
+        self.last = added.last().copied().or(self.last);
+        changes.extend(added.into_iter().map(BagChange::Added));
         self.known.clone_from(&now.ids);
         changes
     }
 
-    /// Nothing, if it was listed after it happened.
+    /// Returns `None` if the list already contained the item.
     fn added(&mut self, items: &NodePath, path: &NodePath) -> Option<BagChange> {
         let is_later = |id: &Sequence| self.last.is_none_or(|last| id.0.wrapping_sub(last.0) > 0);
         let id = id_of(path).filter(|id| path.parent().as_ref() == Some(items) && is_later(id))?;

@@ -1,12 +1,13 @@
-//! Where processes wait for one another. Curator's `DistributedBarrier` and `DistributedDoubleBarrier` share them.
+//! Barriers at which processes wait for one another. Processes with Curator's `DistributedBarrier` and
+//! `DistributedDoubleBarrier` can share them.
 
 use bytes::Bytes;
 
 use super::client::Client;
-use super::node::{NewPlain, Owned, delete, gone, guid, join, make};
+use super::node::{NewPlain, NodeGuard, create_node, delete, gone, guid, join};
 use crate::tree::{Acl, CreateMode, NodePath, Tree, TreeError};
 
-/// Closed while its node is there.
+/// Barrier that is closed while its node exists.
 #[derive(Clone)]
 pub struct Barrier {
     client: Client,
@@ -15,44 +16,44 @@ pub struct Barrier {
 }
 
 impl Barrier {
-    /// `acl` is of the nodes that are made here, and of parents that are missing.
+    /// Creates the handle. `acl` is the access list of the nodes created here, including missing parents.
     #[must_use]
     pub fn new(client: &Client, path: NodePath, acl: Acl) -> Self {
         Barrier { client: client.clone(), path, acl }
     }
 
-    /// Closes it; harmless if it is closed. It stays so over the end of this process.
+    /// Closes the barrier. Does nothing if it is closed. The barrier stays closed after this process has ended.
     ///
     /// # Errors
-    /// As those of a [`Tree`], but for [`TreeError::Disconnected`]: it is asked again.
+    /// The same as those of a [`Tree`], except [`TreeError::Disconnected`], after which the request is sent again.
     pub async fn close(&self) -> Result<(), TreeError> {
         let tree = self.client.session().await?;
-        make(&self.client, &*tree, &self.path, Bytes::new(), CreateMode::Container, &self.acl).await
+        create_node(&self.client, &*tree, &self.path, Bytes::new(), CreateMode::Container, &self.acl).await
     }
 
-    /// Lets all through; harmless if it is open.
+    /// Opens the barrier and lets all waiting processes pass. Does nothing if it is open.
     ///
     /// # Errors
-    /// As [`Barrier::close`].
+    /// The same as [`Barrier::close`].
     pub async fn open(&self) -> Result<(), TreeError> {
         let tree = self.client.session().await?;
         delete(&self.client, &*tree, &self.path).await
     }
 
-    /// Waits until it is open, for as long as it takes, over the ends of sessions.
+    /// Waits until the barrier is open. The wait has no time limit and continues in a new session if a session is lost.
     ///
     /// # Errors
-    /// What waiting does not mend: [`TreeError::Forbidden`], say.
+    /// Errors that waiting cannot resolve, for example [`TreeError::Forbidden`].
     pub async fn passed(&self) -> Result<(), TreeError> {
         loop {
-            match self.passed_in_a_session().await {
-                Err(TreeError::SessionLost | TreeError::Disconnected(_)) => self.client.pause().await,
+            match self.pass_in_one_session().await {
+                Err(TreeError::SessionLost | TreeError::Disconnected(_)) => self.client.back_off().await,
                 passed => return passed,
             }
         }
     }
 
-    async fn passed_in_a_session(&self) -> Result<(), TreeError> {
+    async fn pass_in_one_session(&self) -> Result<(), TreeError> {
         let tree = self.client.session().await?;
         tree.sync().await?;
         match gone(&self.client, &*tree, &self.path, None).await {
@@ -62,7 +63,7 @@ impl Barrier {
     }
 }
 
-/// Lets so many in at once, and out at once: a common begin and a common end.
+/// Barrier that a fixed number of processes enter together and leave together.
 #[derive(Clone)]
 pub struct DoubleBarrier {
     client: Client,
@@ -72,43 +73,46 @@ pub struct DoubleBarrier {
     acl: Acl,
 }
 
-/// Inside. Dropped, it counts as one that has left; [`Entered::leave`] waits for the others.
-#[must_use = "dropped, it has left"]
+/// Entry into a double barrier. Dropping it leaves the barrier without waiting; [`Entered::leave`] waits for the other
+/// processes.
+#[must_use = "dropping it leaves the barrier"]
 pub struct Entered {
     barrier: DoubleBarrier,
-    owned: Owned,
+    owned: NodeGuard,
 }
 
 const READY: &str = "ready";
 
 impl DoubleBarrier {
-    /// For `count` processes. `acl` is of the nodes that are made here, and of parents that are missing.
+    /// Creates a barrier for `count` processes. `acl` is the access list of the nodes created here, including missing
+    /// parents.
     ///
     /// # Errors
-    /// [`TreeError::Invalid`] if the path is too long, or it is for nobody.
+    /// [`TreeError::Invalid`] if the path is too long or `count` is zero.
     pub fn new(client: &Client, path: NodePath, count: usize, acl: Acl) -> Result<Self, TreeError> {
         if count == 0 {
-            return Err(TreeError::Invalid("a barrier is for one process at least".to_owned()));
+            return Err(TreeError::Invalid("invalid barrier: it must be for at least one process".to_owned()));
         }
         let ready = join(&path, READY)?;
         Ok(DoubleBarrier { client: client.clone(), path, ready, count, acl })
     }
 
-    /// Waits until all are here. Dropped, it is not.
+    /// Waits until all processes have arrived. Dropping the future withdraws this process.
     ///
     /// # Errors
-    /// [`TreeError::SessionLost`]: it is not here any more, and may come again. Others as those of a [`Tree`].
+    /// [`TreeError::SessionLost`]: this process is no longer waiting and may enter again. All others are the same as
+    /// those of a [`Tree`].
     pub async fn enter(&self) -> Result<Entered, TreeError> {
         let tree = self.client.session().await?;
         let (name, parent, acl) = (guid(self.client.runtime()), self.path.clone(), self.acl.clone());
         let (parents, mode) = (CreateMode::Container, CreateMode::Ephemeral);
         let node = NewPlain { parent, parents, name, mode, acl };
-        let owned = node.make(&self.client, &tree, Bytes::new()).await?;
+        let owned = node.create(&self.client, &tree, Bytes::new()).await?;
         let created = owned.node().created;
         let entered = Entered { barrier: self.clone(), owned };
         loop {
-            let (ready, watch) = self.client.patiently(|| tree.exists_and_watch(&self.ready)).await?;
-            // One that was left over is of an earlier time.
+            let (ready, watch) = self.client.retry(|| tree.exists_and_watch(&self.ready)).await?;
+            // A ready node that is older than this process's node is left over from an earlier round.
             if ready.as_ref().is_some_and(|ready| ready.created > created) {
                 return Ok(entered);
             }
@@ -116,7 +120,7 @@ impl DoubleBarrier {
                 if ready.is_some() {
                     delete(&self.client, &*tree, &self.ready).await?;
                 }
-                make(&self.client, &*tree, &self.ready, Bytes::new(), CreateMode::Container, &self.acl).await?;
+                create_node(&self.client, &*tree, &self.ready, Bytes::new(), CreateMode::Container, &self.acl).await?;
                 return Ok(entered);
             }
             tokio::select! {
@@ -128,26 +132,26 @@ impl DoubleBarrier {
     }
 
     async fn inside(&self, tree: &dyn Tree) -> Result<usize, TreeError> {
-        let children = self.client.patiently(|| tree.children(&self.path)).await?;
+        let children = self.client.retry(|| tree.children(&self.path)).await?;
         Ok(children.names.iter().filter(|name| *name != READY).count())
     }
 }
 
 impl Entered {
-    /// Waits until all have left.
+    /// Waits until all processes have left.
     ///
     /// # Errors
-    /// As those of a [`Tree`]; this process has left all the same.
+    /// The same as those of a [`Tree`]. This process has left even after an error.
     pub async fn leave(self) -> Result<(), TreeError> {
         let Entered { barrier: DoubleBarrier { client, path, ready, .. }, owned } = self;
         let tree = owned.node().tree.clone();
         owned.release().await;
         loop {
-            let (children, watch) = match client.patiently(|| tree.children_and_watch(&path)).await {
+            let (children, watch) = match client.retry(|| tree.children_and_watch(&path)).await {
                 Err(TreeError::NoNode) => return Ok(()),
-                seen => seen?,
+                listed => listed?,
             };
-            // It is there until all have left, and whoever is inside without it has come again.
+            // The ready node exists until all have left. Without it, the remaining nodes belong to the next round.
             if !children.names.iter().any(|name| name == READY) {
                 return Ok(());
             }

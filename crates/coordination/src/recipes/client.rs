@@ -1,4 +1,4 @@
-//! A process's sessions, and what it leaves behind.
+//! The sessions of a process, and the removal of its abandoned nodes.
 
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
@@ -9,13 +9,13 @@ use futures_util::stream::FuturesUnordered;
 use runtime::{Runtime, TaskSet};
 use tokio::sync::{Mutex, Notify};
 
-use super::node::{Remains, make, stopped};
+use super::node::{AbandonedNode, create_node, stopped};
 use crate::tree::{Acl, CreateMode, NodePath, SessionId, SessionOptions, Tree, TreeError, Trees, Zxid};
 
-/// Between two tries of what the engine did not answer.
+/// Wait between two attempts of a request that got no response.
 const RETRY_WAIT: Duration = Duration::from_millis(100);
 
-/// A process's way to a tree, over the lives of its sessions. A cheap clone.
+/// Handle of a tree for one process. It opens a new session when a session is lost. Cloning it is cheap.
 #[derive(Clone)]
 pub struct Client(Arc<Inner>);
 
@@ -23,38 +23,39 @@ struct Inner {
     runtime: Runtime,
     trees: Arc<dyn Trees>,
     options: SessionOptions,
-    /// The present session; held while one is opened.
+    /// Present session. The mutex is locked while a session is opened.
     current: Mutex<Option<Arc<dyn Tree>>>,
-    /// The last node that was made here without a mark, and by which session; held while one is made.
+    /// Session and creation of the last node that was created here without a GUID in its name. The mutex is locked
+    /// while such a node is created.
     last_plain: Mutex<(SessionId, Zxid)>,
-    left: Arc<Left>,
+    cleanup: Arc<Cleanup>,
     _tasks: TaskSet,
 }
 
-/// What is to be removed, by the task that does so.
+/// Abandoned nodes and the signals of the task that removes them.
 #[derive(Default)]
-struct Left {
-    queue: std::sync::Mutex<Queue>,
+struct Cleanup {
+    queue: std::sync::Mutex<CleanupQueue>,
     added: Notify,
     removed: Notify,
 }
 
 #[derive(Default)]
-struct Queue {
-    waiting: Vec<Remains>,
-    /// Those that are being removed among them.
+struct CleanupQueue {
+    waiting: Vec<AbandonedNode>,
+    /// Number of nodes that wait for removal or are being removed.
     count: usize,
 }
 
 impl Client {
-    /// Sessions of `trees` are opened as they are needed.
+    /// Creates a client that opens sessions of `trees` when it needs them.
     #[must_use]
     pub fn new(runtime: &Runtime, trees: Arc<dyn Trees>, options: SessionOptions) -> Self {
-        let (left, tasks) = (Arc::<Left>::default(), TaskSet::new(runtime));
-        tasks.spawn("remains", remove(runtime.clone(), left.clone()));
+        let (cleanup, tasks) = (Arc::<Cleanup>::default(), TaskSet::new(runtime));
+        tasks.spawn("remains", remove(runtime.clone(), cleanup.clone()));
         let (runtime, current) = (runtime.clone(), Mutex::default());
         let last_plain = Mutex::new((SessionId(0), Zxid::default()));
-        Client(Arc::new(Inner { runtime, trees, options, current, last_plain, left, _tasks: tasks }))
+        Client(Arc::new(Inner { runtime, trees, options, current, last_plain, cleanup, _tasks: tasks }))
     }
 
     #[must_use]
@@ -62,59 +63,60 @@ impl Client {
         &self.0.runtime
     }
 
-    /// The present session; another one if that was lost.
+    /// Returns the present session, or opens another one if that was lost.
     ///
     /// # Errors
-    /// As [`Trees::open`].
+    /// The same as [`Trees::open`].
     pub async fn session(&self) -> Result<Arc<dyn Tree>, TreeError> {
         let inner = self.0.clone();
         let opened = self.runtime().detached("tree session", async move { inner.session().await });
         opened.await.unwrap_or_else(|| Err(stopped()))
     }
 
-    /// Opens a session, again and again for `limit` while the engine does not answer: a program may start before its engine has.
+    /// Opens a session, and retries for up to `limit` while the engine does not respond. A program may start before its
+    /// engine.
     ///
     /// # Errors
-    /// As [`Client::session`], the last time.
+    /// The same as [`Client::session`] at the last attempt.
     pub async fn connect(&self, limit: Duration) -> Result<(), TreeError> {
-        let mut last = TreeError::Disconnected("it did not in time".to_owned());
+        let mut last = TreeError::Disconnected("no session could be opened in time".to_owned());
         let opening = async {
             loop {
                 match self.session().await {
                     Err(error) if error.is_retryable() => last = error,
                     opened => return opened.map(drop),
                 }
-                self.pause().await;
+                self.back_off().await;
             }
         };
         let opened = self.runtime().timeout(limit, opening).await;
         opened.unwrap_or(Err(last))
     }
 
-    /// Makes a persistent node with `data` through the session of `tree`, and all that is missing above it. Harmless if it
-    /// is there.
+    /// Creates a persistent node with `data` through the session of `tree`, and its missing parents. Does nothing if
+    /// the node exists.
     ///
     /// # Errors
-    /// As those of a [`Tree`], except [`TreeError::Disconnected`].
+    /// The same as those of a [`Tree`], except [`TreeError::Disconnected`].
     pub async fn make(&self, tree: &dyn Tree, path: &NodePath, data: Bytes, acl: &Acl) -> Result<(), TreeError> {
-        make(self, tree, path, data, CreateMode::Persistent, acl).await
+        create_node(self, tree, path, data, CreateMode::Persistent, acl).await
     }
 
-    /// Makes a node that stays, without data, and all that is missing above it. Harmless if it is there.
+    /// Creates a persistent node without data, and its missing parents. Does nothing if the node exists.
     ///
     /// # Errors
-    /// As those of a [`Tree`], but for [`TreeError::Disconnected`] once a session is open.
+    /// The same as those of a [`Tree`], except [`TreeError::Disconnected`] once a session is open.
     pub async fn ensure(&self, path: &NodePath, acl: &Acl) -> Result<(), TreeError> {
         let tree = self.session().await?;
         self.make(&*tree, path, Bytes::new(), acl).await
     }
 
-    /// Waits until what was dropped is removed, and closes the session. What is held is over.
+    /// Waits until all abandoned nodes are removed, and closes the session. Everything held under the session is over.
     ///
     /// # Errors
-    /// As [`Tree::close`].
+    /// The same as [`Tree::close`].
     pub async fn close(&self) -> Result<(), TreeError> {
-        self.0.left.emptied().await;
+        self.0.cleanup.drained().await;
         let last = self.0.current.lock().await.take();
         match last {
             Some(tree) => tree.close().await,
@@ -122,30 +124,30 @@ impl Client {
         }
     }
 
-    /// For who makes one, in a task of its own.
+    /// Locks the last plain node. Only a task that creates such a node may call this.
     pub(super) async fn last_plain(&self) -> tokio::sync::MutexGuard<'_, (SessionId, Zxid)> {
         self.0.last_plain.lock().await
     }
 
-    /// Before another try.
-    pub(super) async fn pause(&self) {
+    /// Waits before another attempt.
+    pub(super) async fn back_off(&self) {
         self.runtime().sleep(RETRY_WAIT).await;
     }
 
-    /// Has it removed.
-    pub(super) fn leave(&self, remains: Remains) {
-        self.0.left.add(remains);
+    /// Hands a node to the task that removes abandoned nodes.
+    pub(super) fn abandon(&self, abandoned: AbandonedNode) {
+        self.0.cleanup.add(abandoned);
     }
 
-    /// What `ask` answers, asked again while the engine does not answer.
+    /// Sends a request, and sends it again while the engine does not respond.
     ///
     /// # Errors
-    /// Any but [`TreeError::Disconnected`].
-    pub(super) async fn patiently<T, F>(&self, ask: impl Fn() -> F) -> Result<T, TreeError>
+    /// All except [`TreeError::Disconnected`].
+    pub(super) async fn retry<T, F>(&self, request: impl Fn() -> F) -> Result<T, TreeError>
     where
         F: Future<Output = Result<T, TreeError>>,
     {
-        patiently(self.runtime(), ask).await
+        retry(self.runtime(), request).await
     }
 }
 
@@ -163,30 +165,30 @@ impl Inner {
     }
 }
 
-/// The session's end is what it ends with at the latest.
-pub(super) async fn patiently<T, F>(runtime: &Runtime, ask: impl Fn() -> F) -> Result<T, TreeError>
+/// Sends a request until the engine responds. The end of the session ends the loop at the latest.
+pub(super) async fn retry<T, F>(runtime: &Runtime, request: impl Fn() -> F) -> Result<T, TreeError>
 where
     F: Future<Output = Result<T, TreeError>>,
 {
     loop {
-        match ask().await {
+        match request().await {
             Err(error) if error.is_retryable() => runtime.sleep(RETRY_WAIT).await,
             answer => return answer,
         }
     }
 }
 
-impl Left {
-    fn add(&self, remains: Remains) {
+impl Cleanup {
+    fn add(&self, abandoned: AbandonedNode) {
         let mut queue = self.lock();
-        queue.waiting.push(remains);
+        queue.waiting.push(abandoned);
         queue.count += 1;
         drop(queue);
         self.added.notify_one();
     }
 
-    /// Ready when nothing is to be removed.
-    async fn emptied(&self) {
+    /// Completes when no node waits for removal.
+    async fn drained(&self) {
         loop {
             let mut removed = std::pin::pin!(self.removed.notified());
             removed.as_mut().enable();
@@ -197,24 +199,24 @@ impl Left {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().expect("no holder of this lock panics")
+    fn lock(&self) -> MutexGuard<'_, CleanupQueue> {
+        self.queue.lock().expect("no code panics while it holds this mutex")
     }
 }
 
-/// Removes what is left, each as soon as its engine answers.
-async fn remove(runtime: Runtime, left: Arc<Left>) {
+/// Removes each abandoned node as soon as its engine responds.
+async fn remove(runtime: Runtime, cleanup: Arc<Cleanup>) {
     let mut removing = FuturesUnordered::new();
     loop {
-        let waiting = std::mem::take(&mut left.lock().waiting);
-        removing.extend(waiting.into_iter().map(|remains| remains.remove(&runtime)));
+        let waiting = std::mem::take(&mut cleanup.lock().waiting);
+        removing.extend(waiting.into_iter().map(|abandoned| abandoned.remove(&runtime)));
         tokio::select! {
             biased;
             Some(()) = removing.next() => {
-                left.lock().count -= 1;
-                left.removed.notify_waiters();
+                cleanup.lock().count -= 1;
+                cleanup.removed.notify_waiters();
             }
-            () = left.added.notified() => {}
+            () = cleanup.added.notified() => {}
         }
     }
 }

@@ -1,22 +1,23 @@
-//! A service's configuration, which each of its instances may override, and all follow (seed 001).
+//! The configuration of a service. Each instance may override it, and all instances follow its changes.
 //!
-//! The service's values are a YAML map in a node, an instance's in a child of it. What is in force for an instance is the service's, with each
-//! key that the instance has in place of the service's.
+//! The service's values are a YAML map in a node. An instance's values are a YAML map in a child of that node. The
+//! effective values of an instance are the service's values with the instance's keys in place of the same keys of the
+//! service.
 
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
 use super::client::Client;
 use super::follow::{Followed, Scope, Subtree, follow};
-use super::node::{child, make};
+use super::node::{child, create_node};
 use super::presence::Presence;
 use super::yaml;
 use crate::tree::{Acl, CreateMode, Expected, NodePath, TreeError, Zxid};
 
-/// By key.
+/// Configuration values by key.
 pub type Values = Map<String, Value>;
 
-/// A process's way to a service's configuration.
+/// Handle of a service's configuration in one process.
 #[derive(Clone)]
 pub struct Config {
     client: Client,
@@ -24,63 +25,65 @@ pub struct Config {
     acl: Acl,
 }
 
-/// What is in force for an instance.
+/// Effective configuration of an instance.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Effective {
     pub values: Values,
-    /// The last changes of the service's and of the instance's values; `None` where there are none. Of what is told later neither is older.
+    /// Last change of the service's values, or `None` if there are none. Later reports never show an earlier change.
     pub service: Option<Zxid>,
+    /// Last change of the instance's values, or `None` if there are none.
     pub instance: Option<Zxid>,
-    /// Whether the engine was heard of lately.
+    /// True if the engine responded recently.
     pub is_current: bool,
-    /// Why the last that was written is not in force: it is no YAML map. The values are those before.
+    /// Reason why the last written text is not in effect: it is not a YAML map. The values before it stay in effect.
     pub problem: Option<String>,
 }
 
 impl Config {
-    /// `acl` is of the nodes that are made here, and of parents that are missing.
+    /// Creates the handle. `acl` is the access list of the nodes created here, including missing parents.
     #[must_use]
     pub fn new(client: &Client, path: NodePath, acl: Acl) -> Self {
         Config { client: client.clone(), path, acl }
     }
 
-    /// Changes the service's values, whoever else changes them at the same time: `change` may be called again.
+    /// Changes the service's values. If another process changes them at the same time, `change` is called again.
     ///
     /// # Errors
-    /// As those of a [`Tree`](crate::tree::Tree); with [`TreeError::Disconnected`] and [`TreeError::SessionLost`] it is not known whether they were
-    /// changed. [`TreeError::Invalid`] if the node holds no YAML map.
+    /// The same as those of a [`Tree`](crate::tree::Tree). After [`TreeError::Disconnected`] or
+    /// [`TreeError::SessionLost`] the values may or may not have been changed. [`TreeError::Invalid`] if the node does
+    /// not hold a YAML map.
     pub async fn update(&self, change: impl FnMut(&mut Values)) -> Result<(), TreeError> {
         self.update_at(&self.path, change).await
     }
 
-    /// As [`Config::update`], an instance's, which stay when its process ends.
+    /// Changes an instance's values like [`Config::update`]. The values stay when the process of the instance ends.
     ///
     /// # Errors
-    /// As [`Config::update`].
+    /// The same as [`Config::update`].
     pub async fn update_instance(&self, instance: &str, change: impl FnMut(&mut Values)) -> Result<(), TreeError> {
         self.update_at(&child(&self.path, instance)?, change).await
     }
 
-    /// An instance's values, which go with this process.
+    /// Sets an instance's values for as long as this process lives.
     ///
     /// # Errors
-    /// [`TreeError::Invalid`] if `instance` cannot be a node's name.
+    /// [`TreeError::Invalid`] if `instance` is not a valid node name.
     pub fn override_while_alive(&self, instance: &str, values: &Values) -> Result<Overrides, TreeError> {
         let (path, data) = (child(&self.path, instance)?, yaml::encode(values)?);
         Ok(Overrides(Presence::start(&self.client, path, CreateMode::Persistent, self.acl.clone(), data)))
     }
 
-    /// What is in force for `instance`, from now on. Two watches, however many instances there are.
+    /// Follows the effective values of `instance` from now on. It needs two watches, however many instances there are.
     ///
     /// # Errors
-    /// As those of a [`Tree`](crate::tree::Tree).
+    /// The same as those of a [`Tree`](crate::tree::Tree).
     pub async fn follow(&self, instance: &str) -> Result<Followed<Effective>, TreeError> {
         let (service, instance) = (self.path.clone(), child(&self.path, instance)?);
         let nodes = follow(&self.client, Scope::Nodes(vec![service.clone(), instance.clone()])).await?;
         let (mut services, mut instances) = (Part::default(), Part::default());
         Ok(nodes.map(&self.client, move |nodes| {
-            services.see(nodes, &service);
-            instances.see(nodes, &instance);
+            services.update(nodes, &service);
+            instances.update(nodes, &instance);
             let mut values = services.values.clone();
             values.extend(instances.values.clone());
             Effective {
@@ -96,9 +99,9 @@ impl Config {
     async fn update_at(&self, path: &NodePath, mut change: impl FnMut(&mut Values)) -> Result<(), TreeError> {
         let tree = self.client.session().await?;
         loop {
-            let node = match self.client.patiently(|| tree.get(path)).await {
+            let node = match self.client.retry(|| tree.get(path)).await {
                 Err(TreeError::NoNode) => {
-                    make(&self.client, &*tree, path, Bytes::new(), CreateMode::Container, &self.acl).await?;
+                    create_node(&self.client, &*tree, path, Bytes::new(), CreateMode::Container, &self.acl).await?;
                     continue;
                 }
                 node => node?,
@@ -113,34 +116,34 @@ impl Config {
     }
 }
 
-/// An instance's values, for as long as its process lives. Dropped, the service's are in force.
+/// Values of an instance for as long as its process lives. After a drop the service's values are in effect.
 #[derive(Debug)]
-#[must_use = "dropped, the service's values are in force"]
+#[must_use = "dropping it removes the instance's values"]
 pub struct Overrides(Presence);
 
 impl Overrides {
-    /// Waits until they can be seen.
+    /// Waits until other processes can see the values.
     ///
     /// # Errors
-    /// As [`Presence::present`].
+    /// The same as [`Presence::present`].
     pub async fn present(&self) -> Result<(), TreeError> {
         self.0.present().await
     }
 
-    /// Other values, in force from soon on.
+    /// Replaces the values. The new values take effect shortly after the call.
     ///
     /// # Errors
-    /// [`TreeError::Invalid`] if they are too much.
+    /// [`TreeError::Invalid`] if the values are too large.
     pub fn set(&self, values: &Values) -> Result<(), TreeError> {
         self.0.set(yaml::encode(values)?)
     }
 }
 
 fn invalid(path: &NodePath, problem: &str) -> TreeError {
-    TreeError::Invalid(format!("{path} holds no configuration: {problem}"))
+    TreeError::Invalid(format!("invalid configuration at {path}: {problem}"))
 }
 
-/// The service's, or the instance's.
+/// Values of the service or of one instance.
 #[derive(Default)]
 struct Part {
     values: Values,
@@ -149,7 +152,7 @@ struct Part {
 }
 
 impl Part {
-    fn see(&mut self, nodes: &Subtree, path: &NodePath) {
+    fn update(&mut self, nodes: &Subtree, path: &NodePath) {
         let Some(node) = nodes.nodes.get(path) else {
             *self = Part::default();
             return;

@@ -1,12 +1,12 @@
-//! A number that processes share. Curator's `DistributedAtomicLong` shares it.
+//! A number that processes share. Processes with Curator's `DistributedAtomicLong` can share it.
 
 use bytes::Bytes;
 
 use super::client::Client;
-use super::node::make;
+use super::node::create_node;
 use crate::tree::{Acl, CreateMode, Expected, NodePath, TreeError};
 
-/// A process's way to a counter, which is zero at first.
+/// Handle of a counter in one process. A new counter is zero.
 #[derive(Clone)]
 pub struct Counter {
     client: Client,
@@ -15,16 +15,17 @@ pub struct Counter {
 }
 
 impl Counter {
-    /// `acl` is of the node if it is made here, and of parents that are missing.
+    /// Creates the handle. `acl` is the access list of the counter's node and of missing parents, if they are created
+    /// here.
     #[must_use]
     pub fn new(client: &Client, path: NodePath, acl: Acl) -> Self {
         Counter { client: client.clone(), path, acl }
     }
 
-    /// As it is now.
+    /// Returns the present value.
     ///
     /// # Errors
-    /// As those of a [`Tree`](crate::tree::Tree); [`TreeError::Invalid`] if the node holds something else.
+    /// The same as those of a [`Tree`](crate::tree::Tree). [`TreeError::Invalid`] if the node does not hold a counter.
     pub async fn get(&self) -> Result<i64, TreeError> {
         let tree = self.client.session().await?;
         tree.sync().await?;
@@ -35,24 +36,27 @@ impl Counter {
         }
     }
 
-    /// Adds to it, and answers the sum, which wraps around.
+    /// Adds to the counter and returns the sum, which wraps around.
     ///
     /// # Errors
-    /// As those of a [`Tree`](crate::tree::Tree). With [`TreeError::Disconnected`] and [`TreeError::SessionLost`] it is not known whether it was
-    /// added: whoever counts what must not be counted twice keeps a name for it elsewhere. [`TreeError::Invalid`] if the node holds something else.
+    /// The same as those of a [`Tree`](crate::tree::Tree). After [`TreeError::Disconnected`] or
+    /// [`TreeError::SessionLost`] the addition may or may not have happened. A caller that must not count an event
+    /// twice records the event under a name of its own elsewhere. [`TreeError::Invalid`] if the node does not hold a
+    /// counter.
     pub async fn add(&self, more: i64) -> Result<i64, TreeError> {
         let tree = self.client.session().await?;
         loop {
-            let node = match self.client.patiently(|| tree.get(&self.path)).await {
+            let node = match self.client.retry(|| tree.get(&self.path)).await {
                 Err(TreeError::NoNode) => {
-                    make(&self.client, &*tree, &self.path, encode(0), CreateMode::Container, &self.acl).await?;
+                    create_node(&self.client, &*tree, &self.path, encode(0), CreateMode::Container, &self.acl).await?;
                     continue;
                 }
                 node => node?,
             };
             let sum = self.decode(&node.data)?.wrapping_add(more);
             match tree.set(&self.path, encode(sum), Expected::Version(node.stat.version)).await {
-                // Somebody else was faster, who thus got on: so all do in the end.
+                // Another process changed the counter first. Each retry means that one process succeeded, so all
+                // processes succeed in the end.
                 Err(TreeError::BadVersion | TreeError::NoNode) => {}
                 done => return done.map(|_| sum),
             }
@@ -61,7 +65,7 @@ impl Counter {
 
     fn decode(&self, data: &[u8]) -> Result<i64, TreeError> {
         let eight = data.try_into().map_err(|_| {
-            TreeError::Invalid(format!("{} holds {} bytes, and no counter's eight", self.path, data.len()))
+            TreeError::Invalid(format!("invalid counter at {}: {} bytes instead of 8", self.path, data.len()))
         })?;
         Ok(i64::from_be_bytes(eight))
     }

@@ -1,6 +1,7 @@
-//! Where the instances of a service are, and what each says of itself: Petting Zoo's distributed discovery (seed 001).
+//! Discovery of the instances of a service and of the data that each instance publishes: Petting Zoo's distributed
+//! discovery.
 //!
-//! An instance is an ephemeral node `<root>/<class>/<name>/<key>` with a YAML map; a class may have several parts.
+//! An instance is an ephemeral node `<root>/<class>/<name>/<key>` with a YAML map. A class may have several path parts.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -21,14 +22,15 @@ use super::yaml;
 use crate::ring::Ring;
 use crate::tree::{Acl, CreateMode, NodePath, TreeError, Zxid};
 
-/// Petting Zoo's writers take a node away and make it anew: one that goes is gone when it is not back after this.
-const GAP: Duration = Duration::from_millis(200);
-/// Who has files waits so long for the engine at first.
-const FIRST_LOOK_MAX: Duration = Duration::from_secs(2);
-/// Of a file of instances.
+/// Time after which an instance without a node counts as gone. Petting Zoo's writers update a node by deleting it and
+/// creating it again.
+const MISSING_MAX: Duration = Duration::from_millis(200);
+/// Longest wait for the engine at the start, if files can replace it.
+const FIRST_READ_MAX: Duration = Duration::from_secs(2);
+/// Largest file of instances.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// A process's way to the instances of all services.
+/// Handle of the instances of all services in one process.
 #[derive(Clone)]
 pub struct Discovery {
     client: Client,
@@ -37,62 +39,66 @@ pub struct Discovery {
     folders: Vec<PathBuf>,
 }
 
-/// Which service.
+/// Identity of a service.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Service {
-    /// What it is: `kestrel`, or `queues/kestrel`.
+    /// Kind of service: `kestrel`, or `queues/kestrel`.
     pub class: String,
-    /// Which of them: `platform`.
+    /// Name of the service within its class: `platform`.
     pub name: String,
 }
 
 #[derive(Clone, PartialEq, Debug)]
 pub struct Instance {
     pub service: Service,
-    /// Which of the service's: an address, say. Of one in a file, its place there.
+    /// Key of the instance within the service, for example an address. The key of an instance from a file is its index
+    /// in the file.
     pub key: String,
-    /// What it says of itself, with a `header` in which `service_class` is its class.
+    /// Data that the instance publishes, with a `header` whose `service_class` is the class of the service.
     pub payload: Values,
 }
 
-/// Those that are known.
+/// All known instances.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Instances {
-    /// In the order of their services and keys.
+    /// Instances sorted by service and key.
     pub all: Arc<[Instance]>,
     pub source: Source,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Source {
-    /// The engine, which was heard of lately.
+    /// The engine, which responded recently.
     Engine,
-    /// What the engine said last: who came or went since is not known.
+    /// The last response of the engine. Later changes are not known.
     Cache,
-    /// Files, as the engine knows none, or cannot be reached.
+    /// Files, because the engine knows no instance or cannot be reached.
     Files,
 }
 
 impl Discovery {
     pub const ROOT: &str = "/discovery";
 
-    /// `acl` is of the nodes that are made here, and of parents that are missing: [`Acl::Open`] in a group with Petting Zoo's processes.
+    /// Creates the handle. `acl` is the access list of the nodes created here, including missing parents. In a tree
+    /// shared with Petting Zoo's processes it is [`Acl::Open`].
     #[must_use]
     pub fn new(client: &Client, root: NodePath, acl: Acl) -> Self {
         Discovery { client: client.clone(), root, acl, folders: Vec::new() }
     }
 
-    /// Where instances are looked for while the engine knows none: in `<folder>/<class>/<name>.yml`, a map with a `server_list`. The first folder
-    /// that has the file counts.
+    /// Sets the folders in which instances are looked up while the engine knows none. The file
+    /// `<folder>/<class>/<name>.yml` holds a map with a `server_list`. The first folder with such a file is used.
     #[must_use]
     pub fn with_files(self, folders: Vec<PathBuf>) -> Self {
         Discovery { folders, ..self }
     }
 
-    /// Is found for as long as this process lives and what is answered is kept, over the ends of sessions. The header is written here.
+    /// Publishes an instance for as long as this process lives and keeps the returned value, also after a session was
+    /// lost. This function writes the header of the payload.
     ///
     /// # Errors
-    /// [`TreeError::Invalid`] if `service` or `key` cannot be part of a path, or the payload has a header that is no map.
+    /// [`TreeError::Invalid`] if `service` or `key` cannot be part of a path, or the payload has a header that is not a
+    /// map.
     pub fn register(&self, service: &Service, key: &str, payload: Values) -> Result<Registration, TreeError> {
         let path = child(&self.path(service)?, key)?;
         let (parents, acl, data) = (CreateMode::Persistent, self.acl.clone(), encode(service, key, payload)?);
@@ -100,34 +106,38 @@ impl Discovery {
         Ok(Registration { service: service.clone(), key: key.to_owned(), presence })
     }
 
-    /// The instances of a service, from now on. If the engine cannot be reached, those in its file, which is read once.
+    /// Follows the instances of a service from now on. If the engine cannot be reached, the instances are those in the
+    /// service's file, which is read once.
     ///
     /// # Errors
-    /// As those of a [`Tree`](crate::tree::Tree), but for [`TreeError::Disconnected`] if there is a file.
+    /// The same as those of a [`Tree`](crate::tree::Tree), except [`TreeError::Disconnected`] if the service has a
+    /// file.
     pub async fn follow(&self, service: &Service) -> Result<Followed<Instances>, TreeError> {
         let path = self.path(service)?;
         self.follow_at(path, Some(service.clone())).await
     }
 
-    /// The instances of a class and of all classes below it, from now on. Files are of services, and not looked into.
+    /// Follows the instances of a class and of all classes below it from now on. It does not read files, because a file
+    /// belongs to one service.
     ///
     /// # Errors
-    /// As [`Discovery::follow`].
+    /// The same as [`Discovery::follow`].
     pub async fn follow_class(&self, class: &str) -> Result<Followed<Instances>, TreeError> {
         self.follow_at(join(&self.root, class)?, None).await
     }
 
-    /// One instance, by chance: another when that goes, and some move as the service grows, so that all who pick spread evenly. Changed, too,
-    /// when it says something else of itself.
+    /// Picks one random instance and follows it. When the instance is gone, another one is picked. As the service
+    /// grows, some processes move to new instances, so that the processes stay evenly spread. The value also changes
+    /// when the instance publishes other data.
     ///
     /// # Errors
-    /// As [`Discovery::follow`].
+    /// The same as [`Discovery::follow`].
     pub async fn pick(&self, service: &Service) -> Result<Followed<Option<Instance>>, TreeError> {
-        let chance = self.client.runtime().random_u128().to_be_bytes();
+        let random = self.client.runtime().random_u128().to_be_bytes();
         let instances = self.follow(service).await?;
         Ok(instances.map(&self.client, move |instances| {
             let ring = Ring::new(instances.all.iter().map(|instance| instance.key.as_str()));
-            let picked = ring.owner(&chance)?;
+            let picked = ring.owner(&random)?;
             instances.all.iter().find(|instance| instance.key == picked).cloned()
         }))
     }
@@ -143,40 +153,40 @@ impl Discovery {
             _ => None,
         };
         let (read, missing) = (BTreeMap::new(), BTreeMap::new());
-        let mut seeing = Seeing { root: self.root.clone(), service, in_files, read, missing };
-        let looking = follow(&self.client, Scope::Subtree(path.clone()));
-        let looked = match &seeing.in_files {
-            Some(_) => runtime.timeout(FIRST_LOOK_MAX, looking).await,
-            None => Some(looking.await),
+        let mut view = View { root: self.root.clone(), service, in_files, read, missing };
+        let first_read = follow(&self.client, Scope::Subtree(path.clone()));
+        let outcome = match &view.in_files {
+            Some(_) => runtime.timeout(FIRST_READ_MAX, first_read).await,
+            None => Some(first_read.await),
         };
-        let subtree = match looked {
+        let subtree = match outcome {
             Some(Ok(subtree)) => Some(subtree),
-            Some(Err(TreeError::Disconnected(_) | TreeError::SessionLost)) if seeing.in_files.is_some() => None,
+            Some(Err(TreeError::Disconnected(_) | TreeError::SessionLost)) if view.in_files.is_some() => None,
             Some(Err(error)) => return Err(error),
             None => None,
         };
         let now = subtree.as_ref().map(Followed::now);
         if let Some(now) = &now {
-            seeing.take(now, runtime.monotonic());
+            view.update(now, runtime.monotonic());
         }
-        let first = seeing.shown(now.map(|now| now.is_current));
+        let first = view.instances(now.map(|now| now.is_current));
         let client = self.client.clone();
         Ok(Followed::start(&self.client, first, |sender| async move {
             let mut subtree = subtree;
             loop {
                 if let Some(subtree) = subtree.take() {
-                    return seeing.follow(&client, subtree, sender).await;
+                    return view.follow(&client, subtree, sender).await;
                 }
-                client.pause().await;
+                client.back_off().await;
                 subtree = follow(&client, Scope::Subtree(path.clone())).await.ok();
             }
         }))
     }
 }
 
-/// An instance of this process's. Dropped, it is not found any more.
+/// Published instance of this process. Dropping it removes the instance.
 #[derive(Debug)]
-#[must_use = "dropped, it is not found any more"]
+#[must_use = "dropping it removes the instance"]
 pub struct Registration {
     service: Service,
     key: String,
@@ -184,32 +194,32 @@ pub struct Registration {
 }
 
 impl Registration {
-    /// Waits until it can be found.
+    /// Waits until other processes can find the instance.
     ///
     /// # Errors
-    /// As [`Presence::present`].
+    /// The same as [`Presence::present`].
     pub async fn present(&self) -> Result<(), TreeError> {
         self.presence.present().await
     }
 
-    /// Whether it can be found now, and every change.
+    /// Receiver of the present state of the instance and of every change.
     #[must_use]
     pub fn seen(&self) -> watch::Receiver<PresenceState> {
         self.presence.seen()
     }
 
-    /// What it says of itself from soon on.
+    /// Replaces the published data. The new data is visible shortly after the call.
     ///
     /// # Errors
-    /// [`TreeError::Invalid`] if it is too much, or has a header that is no map.
+    /// [`TreeError::Invalid`] if the data is too large or has a header that is not a map.
     pub fn set(&self, payload: Values) -> Result<(), TreeError> {
         self.presence.set(encode(&self.service, &self.key, payload)?)
     }
 }
 
-/// With the header.
+/// Encodes a payload with its header.
 fn encode(service: &Service, key: &str, mut payload: Values) -> Result<Bytes, TreeError> {
-    let not_a_map = || TreeError::Invalid("a payload's `header`, and its `metadata`, are maps".to_owned());
+    let not_a_map = || TreeError::Invalid("invalid payload: `header` and its `metadata` must be maps".to_owned());
     let header = map_in(&mut payload, "header").ok_or_else(not_a_map)?;
     header.insert("service_class".to_owned(), service.class.clone().into());
     let metadata = map_in(header, "metadata").ok_or_else(not_a_map)?;
@@ -218,30 +228,30 @@ fn encode(service: &Service, key: &str, mut payload: Values) -> Result<Bytes, Tr
     yaml::encode(&payload)
 }
 
-/// The map at `key`, made if it is missing.
+/// Returns the map at `key`, after creating it if it is missing.
 fn map_in<'a>(map: &'a mut Values, key: &str) -> Option<&'a mut Values> {
     map.entry(key).or_insert_with(|| Value::Object(Map::new())).as_object_mut()
 }
 
-/// What is known of the instances that are followed.
-struct Seeing {
+/// View of the followed instances.
+struct View {
     root: NodePath,
-    /// The one that was asked for; `None` for a class and all below it.
+    /// Followed service, or `None` for a class and all classes below it.
     service: Option<Service>,
     in_files: Option<Arc<[Instance]>>,
-    /// Each node as it was read last; `None` if it is no instance.
+    /// Instance of each node at its last read, or `None` if the node is not an instance.
     read: BTreeMap<NodePath, (Zxid, Option<Instance>)>,
-    /// Those that are shown, and went: since when.
+    /// Instances that are still listed although their node is missing, with the time at which each counts as gone.
     missing: BTreeMap<NodePath, Monotonic>,
 }
 
-impl Seeing {
+impl View {
     async fn follow(mut self, client: &Client, mut subtree: Followed<Subtree>, sender: watch::Sender<Instances>) {
         let runtime = client.runtime();
         let mut now = subtree.now();
         loop {
-            let next_gone = self.take(&now, runtime.monotonic());
-            let seen = self.shown(Some(now.is_current));
+            let next_gone = self.update(&now, runtime.monotonic());
+            let seen = self.instances(Some(now.is_current));
             sender.send_if_modified(|known| {
                 let is_new = *known != seen;
                 *known = seen;
@@ -262,8 +272,8 @@ impl Seeing {
         }
     }
 
-    /// Takes in what has changed. When the next of those that went is gone, if it is not back by then.
-    fn take(&mut self, subtree: &Subtree, now: Monotonic) -> Option<Monotonic> {
+    /// Applies the changes of the subtree. Returns the time at which the next missing instance counts as gone.
+    fn update(&mut self, subtree: &Subtree, now: Monotonic) -> Option<Monotonic> {
         for (path, node) in subtree.nodes.iter() {
             self.missing.remove(path);
             if self.read.get(path).is_none_or(|(modified, _)| *modified != node.stat.modified) {
@@ -272,7 +282,7 @@ impl Seeing {
             }
         }
         for path in self.read.keys().filter(|path| !subtree.nodes.contains_key(*path)) {
-            self.missing.entry(path.clone()).or_insert(now + GAP);
+            self.missing.entry(path.clone()).or_insert(now + MISSING_MAX);
         }
         self.missing.retain(|path, gone| {
             let is_gone = *gone <= now;
@@ -284,8 +294,8 @@ impl Seeing {
         self.missing.values().min().copied()
     }
 
-    /// `is_current` is that of the engine's view; `None` if there is none.
-    fn shown(&self, is_current: Option<bool>) -> Instances {
+    /// Returns the instances to show. `is_current` is the state of the engine's view; `None` if there is no view.
+    fn instances(&self, is_current: Option<bool>) -> Instances {
         let all: Arc<[Instance]> = self.read.values().filter_map(|(_, instance)| instance.clone()).collect();
         match (&self.in_files, is_current) {
             (Some(in_files), _) if all.is_empty() => Instances { all: in_files.clone(), source: Source::Files },
@@ -294,7 +304,7 @@ impl Seeing {
         }
     }
 
-    /// `None` if it is none, or of another service.
+    /// Returns `None` if the node is not an instance or belongs to another service.
     fn instance(&self, path: &NodePath, data: &[u8]) -> Option<Instance> {
         if data.is_empty() {
             return None;
@@ -303,53 +313,55 @@ impl Seeing {
             path.as_str().strip_prefix(self.root.as_str())?.trim_start_matches('/').rsplit_once('/')?;
         let (class, name) = service.rsplit_once('/')?;
         let service = Service { class: class.to_owned(), name: name.to_owned() };
-        if self.service.as_ref().is_some_and(|asked| *asked != service) {
+        if self.service.as_ref().is_some_and(|followed| *followed != service) {
             return None;
         }
         let payload = yaml::decode(data);
         let payload =
-            payload.inspect_err(|problem| tracing::debug!(%path, problem, "an instance is not understood")).ok()?;
-        let says = payload.get("header")?.get("service_class")?.as_str()?;
-        if says != class {
-            tracing::debug!(%path, says, "an instance says that it is of another class");
+            payload.inspect_err(|problem| tracing::debug!(%path, problem, "instance payload is invalid")).ok()?;
+        let declared = payload.get("header")?.get("service_class")?.as_str()?;
+        if declared != class {
+            tracing::debug!(%path, declared, "instance declares another class");
             return None;
         }
         Some(Instance { service, key: key.to_owned(), payload })
     }
 }
 
-/// `None` if there is no such file, or it is not understood.
+/// Returns `None` if no file exists or no file is valid.
 async fn read_files(runtime: &Runtime, folders: &[PathBuf], service: &Service) -> Option<Arc<[Instance]>> {
     for folder in folders {
         let file = folder.join(&service.class).join(format!("{}.yml", service.name));
         let (disk, path) = (runtime.disk(), file.clone());
-        let (answer, answered) = tokio::sync::oneshot::channel();
+        let (result, finished) = tokio::sync::oneshot::channel();
         let tasks = TaskSet::new(runtime);
         tasks.spawn_thread("discovery file", async move {
             let reading = async {
                 let file = disk.open(&path, OpenMode::Read).await?;
                 let len = file.len().await?;
                 if len > FILE_BYTES_MAX {
-                    return Err(std::io::Error::other(format!("it has {len} bytes, and more than {FILE_BYTES_MAX}")));
+                    return Err(std::io::Error::other(format!(
+                        "file too large: {len} bytes; at most {FILE_BYTES_MAX} are allowed"
+                    )));
                 }
                 let mut data = vec![0; usize::try_from(len).unwrap_or(0)];
                 file.read_at(0, &mut data).await?;
                 Ok::<_, std::io::Error>(data)
             };
-            drop(answer.send(reading.await));
+            drop(result.send(reading.await));
         });
-        let data = match answered.await {
+        let data = match finished.await {
             Ok(Ok(data)) => data,
             Ok(Err(error)) if error.kind() == std::io::ErrorKind::NotFound => continue,
             Ok(Err(error)) => {
-                tracing::warn!(file = %file.display(), %error, "a file of instances cannot be read");
+                tracing::warn!(file = %file.display(), %error, "instance file cannot be read");
                 continue;
             }
             Err(_stopped) => return None,
         };
         match in_file(&data, service) {
             Ok(instances) => return Some(instances),
-            Err(problem) => tracing::warn!(file = %file.display(), problem, "a file of instances is not understood"),
+            Err(problem) => tracing::warn!(file = %file.display(), problem, "instance file is invalid"),
         }
     }
     None
@@ -358,11 +370,11 @@ async fn read_files(runtime: &Runtime, folders: &[PathBuf], service: &Service) -
 fn in_file(data: &[u8], service: &Service) -> Result<Arc<[Instance]>, String> {
     let mut map = yaml::decode(data)?;
     let Some(Value::Array(list)) = map.remove("server_list") else {
-        return Err("it has no `server_list`".to_owned());
+        return Err("the map has no `server_list`, or it is not a list".to_owned());
     };
     let instances = list.into_iter().enumerate().map(|(at, payload)| match payload {
         Value::Object(payload) => Ok(Instance { service: service.clone(), key: at.to_string(), payload }),
-        _ => Err(format!("server {at} is no map")),
+        _ => Err(format!("entry {at} of `server_list` is not a map")),
     });
     instances.collect()
 }

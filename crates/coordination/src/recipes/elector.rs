@@ -1,6 +1,7 @@
-//! Electors on a tree: seed 002's contract, by looking or by watching.
+//! Electors on a tree, by polling or by watching.
 //!
-//! A replica is an ephemeral node `<group>/<replica><number>`; the least number leads, and so its node's making is the term.
+//! A replica is an ephemeral node `<group>/<replica><number>`. The replica with the least number leads. The creation of
+//! its node is the term.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,17 +18,17 @@ use super::node::{join, stopped};
 use crate::tree::{Acl, NodePath, Sequence, SessionId, TreeError};
 use crate::{Answer, Elector, ElectorError, Follower, Leadership, Term, check_replica, departed, poll_departures};
 
-/// How a replica learns that it leads.
+/// Way in which a replica learns that it leads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Form {
-    /// It lists the group at each call.
+    /// The replica lists the replica group at each call.
     Polling,
-    /// It watches the one before it: a call costs nothing.
+    /// The replica watches the replica before it, so that a call sends no request.
     Watching,
 }
 
-/// One group of replicas, for one process. What it answered holds for no longer than the client's session: a lease is at most half
-/// of the session's timeout.
+/// One replica group for one process. A leadership is valid no longer than the client's session: a lease is at most
+/// half of the session's timeout.
 pub struct TreeElector(Arc<Inner>);
 
 struct Inner {
@@ -35,15 +36,15 @@ struct Inner {
     group: NodePath,
     form: Form,
     acl: Acl,
-    standing: Mutex<BTreeMap<String, Arc<Standing>>>,
-    /// Held while a replica is given a place, in a task.
+    joined: Mutex<BTreeMap<String, Arc<JoinedReplica>>>,
+    /// Mutex that is locked while a task adds a replica to the line.
     joining: tokio::sync::Mutex<()>,
 }
 
-/// A replica's place.
-struct Standing {
+/// Replica's place in the line.
+struct JoinedReplica {
     place: Arc<Place>,
-    /// Whether its turn has come, where it watches.
+    /// State of the replica's turn, if the replica watches.
     turn: Option<watch::Receiver<Turn>>,
     _tasks: TaskSet,
 }
@@ -52,73 +53,76 @@ struct Standing {
 enum Turn {
     NotYet,
     Come,
-    /// Its node was taken away.
+    /// The replica's node was deleted.
     Over,
 }
 
 impl TreeElector {
-    /// `acl` is of the nodes that are made here, and of parents that are missing.
+    /// Creates the elector. `acl` is the access list of the nodes created here, including missing parents.
     #[must_use]
     pub fn new(client: &Client, group: NodePath, form: Form, acl: Acl) -> Self {
-        let (standing, joining) = (Mutex::default(), tokio::sync::Mutex::default());
-        TreeElector(Arc::new(Inner { client: client.clone(), group, form, acl, standing, joining }))
+        let (joined, joining) = (Mutex::default(), tokio::sync::Mutex::default());
+        TreeElector(Arc::new(Inner { client: client.clone(), group, form, acl, joined, joining }))
     }
 }
 
 impl Inner {
-    /// Those who stand in the group, whatever their names.
+    /// Line of all replicas in the replica group, whatever their names.
     fn line(&self, replica: &str) -> Line {
         let (parent, acl) = (self.group.clone(), self.acl.clone());
         Line { parent, name: replica.into(), naming: Naming::Plain, members: Members::Numbered, acl }
     }
 
-    fn standing(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Standing>>> {
-        self.standing.lock().expect("no holder of this lock panics")
+    fn joined(&self) -> MutexGuard<'_, BTreeMap<String, Arc<JoinedReplica>>> {
+        self.joined.lock().expect("no code panics while it holds this mutex")
     }
 
-    fn present(&self, replica: &str, session: SessionId) -> Option<Arc<Standing>> {
-        let is_present = |standing: &&Arc<Standing>| {
-            let is_over = standing.turn.as_ref().is_some_and(|turn| *turn.borrow() == Turn::Over);
-            standing.place.node().tree.session().id() == session && !is_over
+    fn present(&self, replica: &str, session: SessionId) -> Option<Arc<JoinedReplica>> {
+        let is_present = |joined: &&Arc<JoinedReplica>| {
+            let is_over = joined.turn.as_ref().is_some_and(|turn| *turn.borrow() == Turn::Over);
+            joined.place.node().tree.session().id() == session && !is_over
         };
-        self.standing().get(replica).filter(is_present).cloned()
+        self.joined().get(replica).filter(is_present).cloned()
     }
 
-    /// The replica's place under the present session.
-    async fn stand(self: &Arc<Self>, replica: &str) -> Result<Arc<Standing>, TreeError> {
+    /// Returns the replica's place in the present session, and joins the line if there is none.
+    async fn join_line(self: &Arc<Self>, replica: &str) -> Result<Arc<JoinedReplica>, TreeError> {
         let tree = self.client.session().await?;
         let session = tree.session().id();
-        if let Some(standing) = self.present(replica, session) {
-            return Ok(standing);
+        if let Some(joined) = self.present(replica, session) {
+            return Ok(joined);
         }
         let (inner, replica) = (self.clone(), replica.to_owned());
-        let stood = self.client.runtime().detached("replica", async move {
+        let joining = self.client.runtime().detached("replica", async move {
             let _joining = inner.joining.lock().await;
-            if let Some(standing) = inner.present(&replica, session) {
-                return Ok(standing);
+            if let Some(joined) = inner.present(&replica, session) {
+                return Ok(joined);
             }
             let place = inner.line(&replica).join(&inner.client, Bytes::new(), Rule::Among(1)).await?;
-            let standing = Arc::new(Standing::new(&inner.client, place, inner.form));
-            inner.standing().insert(replica, standing.clone());
-            Ok(standing)
+            let joined = Arc::new(JoinedReplica::new(&inner.client, place, inner.form));
+            inner.joined().insert(replica, joined.clone());
+            Ok(joined)
         });
-        stood.await.unwrap_or_else(|| Err(stopped()))
+        joining.await.unwrap_or_else(|| Err(stopped()))
     }
 
     async fn is_leader(self: &Arc<Self>, replica: &str, lease: Duration) -> Result<Leadership, TreeError> {
         let runtime = self.client.runtime();
         let until = runtime.monotonic() + lease;
-        let standing = self.stand(replica).await?;
-        let node = standing.place.node();
+        let joined = self.join_line(replica).await?;
+        let node = joined.place.node();
         let session = node.tree.session();
-        // What is left of it right before its next ping is more.
+        // Right before its next ping, a session still has more time left than this.
         let most = session.timeout() / 2;
         if lease > most {
-            let text = format!("a lease is at most {most:?} with sessions of {:?}: {lease:?}", session.timeout());
+            let text = format!(
+                "lease too long: {lease:?}; it is at most {most:?} with a session timeout of {:?}",
+                session.timeout()
+            );
             return Err(TreeError::Invalid(text));
         }
         let own = Term(u64::try_from(node.created.0).unwrap_or(0));
-        if let Some(turn) = &standing.turn {
+        if let Some(turn) = &joined.turn {
             let is_first = *turn.borrow() == Turn::Come;
             let leads = is_first && session.is_valid(runtime.monotonic()) && session.deadline() >= until;
             return Ok(Leadership { leads, term: if leads { own } else { Term(0) } });
@@ -135,8 +139,8 @@ impl Inner {
         }
     }
 
-    /// Those who stand in the group, by name.
-    fn seen(&self, names: Vec<String>) -> Vec<Follower> {
+    /// Returns the replicas in the line, sorted by name.
+    fn followers_of(&self, names: Vec<String>) -> Vec<Follower> {
         let sorted = self.line("").sorted(names);
         let follower = |(at, name): (usize, &String)| {
             let number = Sequence::of(name)?.to_string();
@@ -151,7 +155,7 @@ impl Inner {
         let tree = self.client.session().await?;
         tree.sync().await?;
         match tree.children(&self.group).await {
-            Ok(children) => Ok(self.seen(children.names)),
+            Ok(children) => Ok(self.followers_of(children.names)),
             Err(TreeError::NoNode) => Ok(Vec::new()),
             Err(error) => Err(error),
         }
@@ -162,9 +166,9 @@ impl Inner {
         loop {
             let (children, watch) = match tree.children_and_watch(&self.group).await {
                 Err(TreeError::NoNode) => return Ok(None),
-                seen => seen?,
+                listed => listed?,
             };
-            let departed = departed(replica, known, &self.seen(children.names));
+            let departed = departed(replica, known, &self.followers_of(children.names));
             if departed.as_ref().is_none_or(|departed| !departed.is_empty()) {
                 return Ok(departed);
             }
@@ -173,35 +177,35 @@ impl Inner {
     }
 
     async fn resign(&self, replica: &str) -> Result<(), TreeError> {
-        let standing = self.standing().remove(replica);
-        let Some(standing) = standing else { return Ok(()) };
-        match standing.place.node().remove().await {
+        let joined = self.joined().remove(replica);
+        let Some(joined) = joined else { return Ok(()) };
+        match joined.place.node().remove().await {
             Ok(()) | Err(TreeError::NoNode | TreeError::SessionLost) => Ok(()),
             Err(error) => Err(error),
         }
     }
 }
 
-impl Standing {
+impl JoinedReplica {
     fn new(client: &Client, place: Place, form: Form) -> Self {
         let (place, tasks) = (Arc::new(place), TaskSet::new(client.runtime()));
         let turn = (form == Form::Watching).then(|| {
-            let (told, turn) = watch::channel(Turn::NotYet);
+            let (sender, turn) = watch::channel(Turn::NotYet);
             let place = place.clone();
             tasks.spawn("replica", async move {
                 if place.turn().await.is_ok() {
-                    told.send_replace(Turn::Come);
+                    sender.send_replace(Turn::Come);
                     drop(place.node().gone().await);
                 }
-                told.send_replace(Turn::Over);
+                sender.send_replace(Turn::Over);
             });
             turn
         });
-        Standing { place, turn, _tasks: tasks }
+        JoinedReplica { place, turn, _tasks: tasks }
     }
 }
 
-fn told(error: TreeError) -> ElectorError {
+fn elector_error(error: TreeError) -> ElectorError {
     match error {
         TreeError::Disconnected(_) | TreeError::SessionLost | TreeError::NoNode => {
             ElectorError::Unavailable(error.to_string())
@@ -217,26 +221,26 @@ impl Elector for TreeElector {
         Box::pin(async move {
             check_replica(&replica)?;
             if replica.contains('/') {
-                return Err(ElectorError::Rejected("on a tree, a replica's name has no `/`".to_owned()));
+                return Err(ElectorError::Rejected("invalid replica name: it must not contain `/`".to_owned()));
             }
             match self.0.is_leader(&replica, lease).await {
-                // Its place went, or its session: another one, at the end.
+                // The place or its session is gone, so the replica joins again at the end of the line.
                 Err(TreeError::NoNode | TreeError::SessionLost) => {
-                    self.0.standing().remove(&replica);
-                    self.0.is_leader(&replica, lease).await.map_err(told)
+                    self.0.joined().remove(&replica);
+                    self.0.is_leader(&replica, lease).await.map_err(elector_error)
                 }
-                leadership => leadership.map_err(told),
+                leadership => leadership.map_err(elector_error),
             }
         })
     }
 
     fn resign(&self, replica: &str) -> Answer<'_, ()> {
         let replica = replica.to_owned();
-        Box::pin(async move { self.0.resign(&replica).await.map_err(told) })
+        Box::pin(async move { self.0.resign(&replica).await.map_err(elector_error) })
     }
 
     fn followers(&self) -> Answer<'_, Vec<Follower>> {
-        Box::pin(async move { self.0.followers().await.map_err(told) })
+        Box::pin(async move { self.0.followers().await.map_err(elector_error) })
     }
 
     fn departures(&self, replica: &str, known: Vec<Follower>) -> Answer<'_, Option<Vec<Follower>>> {
@@ -244,7 +248,7 @@ impl Elector for TreeElector {
         Box::pin(async move {
             match self.0.form {
                 Form::Polling => poll_departures(self.0.client.runtime(), self, &replica, &known).await,
-                Form::Watching => self.0.watch_departures(&replica, &known).await.map_err(told),
+                Form::Watching => self.0.watch_departures(&replica, &known).await.map_err(elector_error),
             }
         })
     }

@@ -1,4 +1,6 @@
-//! What a task keeps up to date from the tree, over the lives of sessions.
+//! Values that a task keeps up to date from the tree, across sessions.
+//!
+//! docs/decisions/0146-follow-a-subtree-with-one-watch.md gives the reasons for the design.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,11 +15,11 @@ use super::client::Client;
 use super::node::join;
 use crate::tree::{Event, Node, NodePath, SessionState, Tree, TreeError, Watch};
 
-/// Nodes that are read at once.
+/// Number of nodes that are read at once.
 const READS: usize = 32;
 
-/// A value that follows what is in the tree, never an older one after a newer. Dropped, it follows no more.
-#[must_use = "dropped, it follows no more"]
+/// Value that follows the tree and never goes back to an older state. Dropping it stops the updates.
+#[must_use = "dropping it stops the updates"]
 pub struct Followed<T> {
     value: watch::Receiver<T>,
     _tasks: TaskSet,
@@ -34,17 +36,17 @@ impl<T: Clone + Send + Sync + 'static> Followed<T> {
         Followed { value, _tasks: tasks }
     }
 
-    /// What `see` makes of each of its values.
-    pub(super) fn map<U>(self, client: &Client, mut see: impl FnMut(&T) -> U + Send + 'static) -> Followed<U>
+    /// Follows the result of `transform` for each value.
+    pub(super) fn map<U>(self, client: &Client, mut transform: impl FnMut(&T) -> U + Send + 'static) -> Followed<U>
     where
         U: Clone + PartialEq + Send + Sync + 'static,
     {
         let mut values = self.receiver();
-        let first = see(&values.borrow_and_update());
+        let first = transform(&values.borrow_and_update());
         Followed::start(client, first, |sender| async move {
             let _followed = self;
             while values.changed().await.is_ok() {
-                let now = see(&values.borrow_and_update());
+                let now = transform(&values.borrow_and_update());
                 sender.send_if_modified(|known| {
                     let is_new = *known != now;
                     *known = now;
@@ -54,13 +56,13 @@ impl<T: Clone + Send + Sync + 'static> Followed<T> {
         })
     }
 
-    /// As it was known a moment ago.
+    /// Value as of the last update.
     #[must_use]
     pub fn now(&self) -> T {
         self.value.borrow().clone()
     }
 
-    /// Ready when it is another than when this was last ready; never, if it does not change any more.
+    /// Waits until the value has changed since the last call, and returns it. Never completes if no more updates come.
     pub async fn changed(&mut self) -> T {
         match self.value.changed().await {
             Ok(()) => self.value.borrow_and_update().clone(),
@@ -68,16 +70,16 @@ impl<T: Clone + Send + Sync + 'static> Followed<T> {
         }
     }
 
-    /// Ready when it is one that `is_so`; never, if it does not change any more.
-    pub async fn until(&mut self, mut is_so: impl FnMut(&T) -> bool) -> T {
+    /// Waits until the value meets `condition`, and returns it. Never completes if no more updates come.
+    pub async fn until(&mut self, mut condition: impl FnMut(&T) -> bool) -> T {
         let mut value = self.value.borrow_and_update().clone();
-        while !is_so(&value) {
+        while !condition(&value) {
             value = self.changed().await;
         }
         value
     }
 
-    /// For several who look: it ends with this.
+    /// Receiver for several readers. It ends with this value.
     #[must_use]
     pub fn receiver(&self) -> watch::Receiver<T> {
         self.value.clone()
@@ -90,13 +92,13 @@ impl<T: fmt::Debug> fmt::Debug for Followed<T> {
     }
 }
 
-/// The children of `parent`, told to `tell` again and again: at first, and after each change; those of a parent that is not there are none.
-/// Ends as `tell` says so, and else not.
-pub(super) async fn follow_children(client: &Client, parent: &NodePath, mut tell: impl FnMut(Vec<String>) -> bool) {
+/// Passes the children of `parent` to `update`, at first and after each change. A missing parent has no children. Ends
+/// only when `update` returns false.
+pub(super) async fn follow_children(client: &Client, parent: &NodePath, mut update: impl FnMut(Vec<String>) -> bool) {
     loop {
         let followed = async {
             let tree = client.session().await?;
-            // Its server may know less than the last session's did.
+            // The server of this session may be behind the server of the last session.
             tree.sync().await?;
             loop {
                 let (names, watch) = match tree.children_and_watch(parent).await {
@@ -107,7 +109,7 @@ pub(super) async fn follow_children(client: &Client, parent: &NodePath, mut tell
                     },
                     Err(error) => return Err(error),
                 };
-                if !tell(names) {
+                if !update(names) {
                     return Ok(());
                 }
                 watch.await?;
@@ -116,32 +118,32 @@ pub(super) async fn follow_children(client: &Client, parent: &NodePath, mut tell
         match followed.await {
             Ok(()) => return,
             Err(TreeError::Disconnected(_) | TreeError::SessionLost) => {}
-            Err(error) => tracing::warn!(%parent, %error, "what is there cannot be read: it is tried again"),
+            Err(error) => tracing::warn!(%parent, %error, "nodes cannot be read; retrying"),
         }
-        client.pause().await;
+        client.back_off().await;
     }
 }
 
-/// What is at a node and below it.
+/// A node and all nodes below it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Subtree {
     pub(super) nodes: Arc<BTreeMap<NodePath, Node>>,
-    /// The engine was heard of lately: what it is not told of has not happened.
+    /// True if the engine responded recently, so that changes without a report have not happened.
     pub(super) is_current: bool,
 }
 
-/// What is followed, without the nodes that this process may not read.
+/// Nodes to follow. Nodes that this process may not read are left out.
 pub(super) enum Scope {
-    /// A node and all below it: one watch, whatever there is, and one read for each node that changes.
+    /// A node and all nodes below it. This needs one watch in total, and one read for each node that changes.
     Subtree(NodePath),
-    /// A few nodes, each with a watch of its own.
+    /// A few nodes, each with its own watch.
     Nodes(Vec<NodePath>),
 }
 
-/// Answers after the first look.
+/// Follows a scope and returns after the first read.
 ///
 /// # Errors
-/// As those of a [`Tree`], of the first look.
+/// The same as those of a [`Tree`], at the first read.
 pub(super) async fn follow(client: &Client, scope: Scope) -> Result<Followed<Subtree>, TreeError> {
     let tree = client.session().await?;
     let first = match &scope {
@@ -149,8 +151,8 @@ pub(super) async fn follow(client: &Client, scope: Scope) -> Result<Followed<Sub
         Scope::Nodes(paths) => paths,
     };
     for path in first {
-        // It is asked for again, but whether it may be read at all is told at once.
-        match client.patiently(|| tree.get(path)).await {
+        // The task reads the nodes again. This read reports at once that a node cannot be read.
+        match client.retry(|| tree.get(path)).await {
             Ok(_) | Err(TreeError::NoNode | TreeError::SessionLost) => {}
             Err(error) => return Err(error),
         }
@@ -168,25 +170,25 @@ pub(super) async fn follow(client: &Client, scope: Scope) -> Result<Followed<Sub
                 Err(TreeError::Disconnected(_) | TreeError::SessionLost) => {}
                 Err(error) => {
                     if warned.as_ref() != Some(&error) {
-                        tracing::warn!(%error, "what is there cannot be read: it is tried again");
+                        tracing::warn!(%error, "nodes cannot be read; retrying");
                     }
                     warned = Some(error);
                 }
             }
             sender.send_if_modified(|subtree| std::mem::replace(&mut subtree.is_current, false));
-            following.pause().await;
+            following.back_off().await;
         }
     });
     drop(followed.receiver().wait_for(|subtree| subtree.is_current).await);
     Ok(followed)
 }
 
-/// In one session, until nobody looks any more.
+/// Follows a subtree in one session until all receivers are dropped.
 async fn follow_subtree(client: &Client, root: &NodePath, sender: &watch::Sender<Subtree>) -> Result<(), TreeError> {
     let tree = client.session().await?;
     let mut state = tree.session().state();
     let mut events = tree.watch_all(root).await?;
-    // Its server may know less than the last session's did.
+    // The server of this session may be behind the server of the last session.
     tree.sync().await?;
     let mut all = Some(read_below(&*tree, root).await?);
     let mut changed = Vec::new();
@@ -196,10 +198,10 @@ async fn follow_subtree(client: &Client, root: &NodePath, sender: &watch::Sender
         let event = tokio::select! {
             biased;
             () = sender.closed() => return Ok(()),
-            is_other = state.changed() => {
-                is_other.map_err(|_gone| TreeError::SessionLost)?;
+            changed_state = state.changed() => {
+                changed_state.map_err(|_closed| TreeError::SessionLost)?;
                 if *state.borrow() == SessionState::Connected {
-                    // What was missed is not told yet.
+                    // Events from the time without a connection have not been reported.
                     all = Some(read_below(&*tree, root).await?);
                 }
                 continue;
@@ -223,11 +225,11 @@ async fn follow_subtree(client: &Client, root: &NodePath, sender: &watch::Sender
     }
 }
 
-/// In one session, until nobody looks any more.
+/// Follows single nodes in one session until all receivers are dropped.
 async fn follow_nodes(client: &Client, paths: &[NodePath], sender: &watch::Sender<Subtree>) -> Result<(), TreeError> {
     let tree = client.session().await?;
     let mut state = tree.session().state();
-    // Its server may know less than the last session's did.
+    // The server of this session may be behind the server of the last session.
     tree.sync().await?;
     let mut watches = FuturesUnordered::new();
     let mut changed = Vec::new();
@@ -243,10 +245,10 @@ async fn follow_nodes(client: &Client, paths: &[NodePath], sender: &watch::Sende
         tokio::select! {
             biased;
             () = sender.closed() => return Ok(()),
-            is_other = state.changed() => {
-                is_other.map_err(|_gone| TreeError::SessionLost)?;
+            changed_state = state.changed() => {
+                changed_state.map_err(|_closed| TreeError::SessionLost)?;
                 if *state.borrow() == SessionState::Connected {
-                    // What was missed is not told yet.
+                    // Events from the time without a connection have not been reported.
                     for path in paths {
                         changed.push((path.clone(), read(&*tree, path).await?));
                     }
@@ -304,7 +306,7 @@ async fn read_at(tree: &dyn Tree, path: NodePath) -> Result<(NodePath, Option<No
     node.map(|node| (path, node))
 }
 
-/// `None` if it is not there, or closed to us.
+/// Returns `None` if the node does not exist or this process may not read it.
 async fn read(tree: &dyn Tree, path: &NodePath) -> Result<Option<Node>, TreeError> {
     match tree.get(path).await {
         Ok(node) => Ok(Some(node)),
@@ -340,7 +342,7 @@ async fn read_below(tree: &dyn Tree, root: &NodePath) -> Result<BTreeMap<NodePat
 
 async fn children_of(tree: &dyn Tree, parent: NodePath) -> Result<Vec<NodePath>, TreeError> {
     match tree.children(&parent).await {
-        // A path longer than any of ours is somebody else's.
+        // A path above the length limit cannot belong to a recipe of this crate.
         Ok(children) => Ok(children.names.iter().filter_map(|name| join(&parent, name).ok()).collect()),
         Err(TreeError::NoNode | TreeError::Forbidden) => Ok(Vec::new()),
         Err(error) => Err(error),

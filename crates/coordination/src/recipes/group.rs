@@ -1,4 +1,4 @@
-//! Who is there: a group of processes, each with a name. Curator's `GroupMember` shares it.
+//! A group of processes with one name each. Processes with Curator's `GroupMember` can share it.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use super::node::child;
 use super::presence::Presence;
 use crate::tree::{Acl, CreateMode, NodePath, TreeError};
 
-/// A process's way to a group.
+/// Handle of a member group in one process.
 #[derive(Clone)]
 pub struct Group {
     client: Client,
@@ -18,35 +18,35 @@ pub struct Group {
     acl: Acl,
 }
 
-/// Those who are there.
+/// Present members of a member group.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Members {
-    /// By name, with what each says of itself.
+    /// Data of each member, by name.
     pub members: BTreeMap<String, Bytes>,
-    /// Whether the engine was heard of lately; if not, who went or came is not known.
+    /// True if the engine responded recently. Otherwise later joins and departures are not known.
     pub is_current: bool,
 }
 
 impl Group {
-    /// `acl` is of the nodes that are made here, and of parents that are missing.
+    /// Creates the handle. `acl` is the access list of the nodes created here, including missing parents.
     #[must_use]
     pub fn new(client: &Client, path: NodePath, acl: Acl) -> Self {
         Group { client: client.clone(), path, acl }
     }
 
-    /// Is seen as `name` for as long as this process lives and what is answered is kept, over the ends of sessions.
+    /// Joins as `name` for as long as this process lives and keeps the returned value, also after a session was lost.
     ///
     /// # Errors
-    /// [`TreeError::Invalid`] if `name` cannot be one.
+    /// [`TreeError::Invalid`] if `name` is not a valid name.
     pub fn join(&self, name: &str, data: Bytes) -> Result<Presence, TreeError> {
         let path = child(&self.path, name)?;
         Ok(Presence::start(&self.client, path, CreateMode::Container, self.acl.clone(), data))
     }
 
-    /// Those who are there, from now on.
+    /// Follows the members from now on.
     ///
     /// # Errors
-    /// As those of a [`Tree`](crate::tree::Tree).
+    /// The same as those of a [`Tree`](crate::tree::Tree).
     pub async fn members(&self) -> Result<Followed<Members>, TreeError> {
         let subtree = follow(&self.client, Scope::Subtree(self.path.clone())).await?;
         let path = self.path.clone();

@@ -1,75 +1,79 @@
-//! Places in a line: the node of each is made under one parent, and the engine numbers them.
+//! A line of places: each place is a node under one parent, and the engine numbers the nodes.
 //!
-//! What locks and leaders stand on. Each waits for the one before it, so that one is woken when one goes.
+//! Locks and leader election are built on lines. Each place watches the place before it, so that one departure wakes
+//! one process.
+//!
+//! docs/decisions/0143-build-locks-on-lines-of-places.md gives the reasons for the design.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
 use super::client::Client;
-use super::node::{NewNode, NewPlain, OwnNode, Owned, Which, guid, join};
+use super::node::{NewNode, NewPlain, NodeGuard, NodeMatch, OwnNode, guid, join};
 use crate::tree::{Acl, CreateMode, Node, NodePath, Sequence, Tree, TreeError, Watch};
 
 #[derive(Clone, Debug)]
 pub(super) struct Line {
     pub(super) parent: NodePath,
-    /// What stands before the number of a place that is made here: Curator's `lock-`, say.
+    /// Name of a new place before its number, for example Curator's `lock-`.
     pub(super) name: Arc<str>,
     pub(super) naming: Naming,
     pub(super) members: Members,
-    /// Of its places, and of the parents that are missing.
+    /// Access list of the places and of missing parents.
     pub(super) acl: Acl,
 }
 
-/// Whose places stand in a line.
+/// Nodes that count as places of a line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Members {
-    /// Those with one of these before the number.
+    /// Nodes with one of these names before the number.
     Named(&'static [&'static str]),
-    /// All with a number.
+    /// All nodes with a number.
     Numbered,
 }
 
-/// How a place is known as ours though nobody told us its number.
+/// Way to recognise a node of this process if the response to its creation was lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Naming {
-    /// By a mark in its name, as Curator's `ProtectedUtils` has it.
-    Marked,
-    /// It is the last that this session made here. For the sake of that, a process makes one such place at a time.
+    /// By a GUID in its name, as in Curator's `ProtectedUtils`.
+    Protected,
+    /// By its creation: it is the last node that this session created here. A process therefore creates one such node
+    /// at a time.
     Plain,
 }
 
-/// Whom a place waits for.
+/// Condition for the turn of a place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Rule {
-    /// Until fewer than so many are before it.
+    /// Fewer than this number of places are before it.
     Among(usize),
-    /// Until none of this name is before it.
+    /// No place with this name is before it.
     After(&'static str),
 }
 
-/// Dropped, its node is removed.
+/// Place in a line. Dropping it removes its node.
 pub(super) struct Place {
-    owned: Owned,
+    owned: NodeGuard,
     line: Line,
     rule: Rule,
 }
 
-/// What a place waits for.
+/// Progress of a place towards its turn.
 enum Turn {
     Come,
-    /// Somebody who is before it.
+    /// Another place is before this one. The watch fires when that place changes.
     After(Watch),
-    Unsure,
+    Unknown,
 }
 
 impl Line {
-    /// All of one name.
+    /// Creates a line whose places all have the same name.
     pub(super) fn new(parent: NodePath, naming: Naming, names: &'static [&'static str; 1], acl: Acl) -> Self {
         Line { parent, name: names[0].into(), naming, members: Members::Named(names), acl }
     }
 
-    /// The first one first. Names that are not of its form are passed over.
+    /// Returns the names of the places in their order. Ignores other names.
     pub(super) fn sorted(&self, names: Vec<String>) -> Vec<String> {
         let number = |name: &str| match self.members {
             Members::Named(names) => names.iter().find_map(|prefix| Sequence::after(name, prefix)),
@@ -78,12 +82,12 @@ impl Line {
         in_order(names.into_iter().filter_map(|name| Some((number(&name)?, name))).collect())
     }
 
-    /// Those who stand in line, the first one first.
+    /// Returns the names of all places in their order.
     pub(super) async fn names(&self, tree: &dyn Tree) -> Result<Vec<String>, TreeError> {
         Ok(self.sorted(tree.children(&self.parent).await?.names))
     }
 
-    /// What those who stand in line brought, the first one first.
+    /// Returns the nodes of all places in their order.
     pub(super) async fn nodes(&self, tree: &dyn Tree) -> Result<Vec<Node>, TreeError> {
         let names = match self.names(tree).await {
             Err(TreeError::NoNode) => Vec::new(),
@@ -92,7 +96,7 @@ impl Line {
         let mut nodes = Vec::with_capacity(names.len());
         for name in names {
             match tree.get(&join(&self.parent, &name)?).await {
-                // It went meanwhile.
+                // The place has left the line since it was listed.
                 Err(TreeError::NoNode) => {}
                 node => nodes.push(node?),
             }
@@ -100,25 +104,25 @@ impl Line {
         Ok(nodes)
     }
 
-    /// The last place in it.
+    /// Joins the line at its end.
     ///
     /// # Errors
-    /// As those of a [`Tree`], but for [`TreeError::Disconnected`], which is seen only if no session can be had.
+    /// The same as those of a [`Tree`]. [`TreeError::Disconnected`] only if no session can be opened.
     pub(super) async fn join(&self, client: &Client, data: Bytes, rule: Rule) -> Result<Place, TreeError> {
         let tree = client.session().await?;
         let mode = CreateMode::EphemeralSequential;
         let (parent, acl) = (self.parent.clone(), self.acl.clone());
         let owned = match self.naming {
-            Naming::Marked => {
-                let mark = guid(client.runtime());
-                let name = format!("_c_{mark}-{}", self.name);
-                let (parents, which) = (CreateMode::Container, Which::Marked(mark));
-                NewNode { parent, parents, name, mode, acl, which }.make(client, &tree, data).await?
+            Naming::Protected => {
+                let guid = guid(client.runtime());
+                let name = format!("_c_{guid}-{}", self.name);
+                let (parents, node_match) = (CreateMode::Container, NodeMatch::Guid(guid));
+                NewNode { parent, parents, name, mode, acl, node_match }.create(client, &tree, data).await?
             }
             Naming::Plain => {
-                // Petting Zoo's processes do not expect that a parent goes.
+                // Petting Zoo's processes do not expect a parent to disappear.
                 let (parents, name) = (CreateMode::Persistent, self.name.to_string());
-                NewPlain { parent, parents, name, mode, acl }.make(client, &tree, data).await?
+                NewPlain { parent, parents, name, mode, acl }.create(client, &tree, data).await?
             }
         };
         Ok(Place { owned, line: self.clone(), rule })
@@ -130,27 +134,27 @@ impl Place {
         self.owned.node()
     }
 
-    /// Ready when it waits for nobody any more.
+    /// Waits for the turn of this place.
     ///
     /// # Errors
-    /// [`TreeError::NoNode`] if somebody took its node away, [`TreeError::SessionLost`].
+    /// [`TreeError::NoNode`] if its node was deleted, [`TreeError::SessionLost`].
     pub(super) async fn turn(&self) -> Result<(), TreeError> {
         let mut gone = Box::pin(self.node().gone());
         loop {
             let waiting = async {
-                match self.node().client.patiently(|| self.look()).await? {
+                match self.node().client.retry(|| self.look()).await? {
                     Turn::Come => Ok(true),
                     Turn::After(watch) => watch.await.map(|_| false),
-                    Turn::Unsure => Ok(false),
+                    Turn::Unknown => Ok(false),
                 }
             };
-            let come = tokio::select! {
+            let has_come = tokio::select! {
                 biased;
                 gone = &mut gone => return Err(gone),
-                come = waiting => come?,
+                has_come = waiting => has_come?,
             };
-            if come {
-                // Where a name may be another's, if the parent was made anew.
+            if has_come {
+                // A plain name may belong to another node if the parent was deleted and created again.
                 return if self.line.naming == Naming::Plain { self.node().check().await } else { Ok(()) };
             }
         }
@@ -158,7 +162,8 @@ impl Place {
 
     async fn look(&self) -> Result<Turn, TreeError> {
         let OwnNode { tree, path, .. } = self.node();
-        // Where one of several before it may go, it looks at all of them: a release of any may be its turn.
+        // If several places may have their turn, the departure of any of them counts. The place therefore watches all
+        // children.
         let (names, watch) = if matches!(self.rule, Rule::Among(2..)) {
             let (children, watch) = tree.children_and_watch(&self.line.parent).await?;
             (self.line.sorted(children.names), Some(watch))
@@ -172,17 +177,17 @@ impl Place {
         }
         match tree.exists_and_watch(&join(&self.line.parent, before)?).await? {
             (Some(_), watch) => Ok(Turn::After(watch)),
-            (None, _) => Ok(Turn::Unsure),
+            (None, _) => Ok(Turn::Unknown),
         }
     }
 
-    pub(super) fn into_owned(self) -> Owned {
+    pub(super) fn into_owned(self) -> NodeGuard {
         self.owned
     }
 }
 
 impl Rule {
-    /// Whom one waits for who stands behind these.
+    /// Returns the name of the place to wait for, where `names` are the places before this one.
     fn before(self, names: &[String]) -> Option<&str> {
         let before = match self {
             Rule::Among(places) => names.len().checked_sub(places).and_then(|at| names.get(at)),
@@ -192,7 +197,7 @@ impl Rule {
     }
 }
 
-/// In the order of their making: after the greatest number comes the least, so the first is the one after the widest gap.
+/// Sorts by creation. The least number follows the greatest one, so the first place is the one after the widest gap.
 fn in_order(mut numbered: Vec<(Sequence, String)>) -> Vec<String> {
     numbered.sort_unstable();
     let count = numbered.len();
@@ -217,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn after_the_greatest_number_comes_the_least() {
+    fn least_number_follows_the_greatest() {
         assert!(ordered(&[]).is_empty());
         assert_eq!(ordered(&[7]), [7]);
         assert_eq!(ordered(&[12, 3, 7]), [3, 7, 12]);
@@ -226,14 +231,15 @@ mod tests {
     }
 
     proptest! {
-        /// Wherever the count began; and two may have one number, where Curator makes a reader of a writer.
+        /// The count may start at any number. Two places may have the same number, because Curator downgrades a write
+        /// lock to a read lock under the same number.
         #[test]
-        fn places_are_in_the_order_of_their_making(first: i32, steps in proptest::collection::vec(0..50_000_i32, 0..40)) {
-            let mut made = vec![first];
-            steps.iter().for_each(|step| made.push(made[made.len() - 1].wrapping_add(*step)));
-            let mut shown = made.clone();
-            shown.sort_unstable();
-            prop_assert_eq!(ordered(&shown), made);
+        fn places_are_sorted_by_creation(first: i32, steps in proptest::collection::vec(0..50_000_i32, 0..40)) {
+            let mut created = vec![first];
+            steps.iter().for_each(|step| created.push(created[created.len() - 1].wrapping_add(*step)));
+            let mut sorted = created.clone();
+            sorted.sort_unstable();
+            prop_assert_eq!(ordered(&sorted), created);
         }
     }
 }

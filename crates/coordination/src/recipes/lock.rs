@@ -1,13 +1,14 @@
-//! One holder at a time, in the order of asking. Curator's `InterProcessMutex` shares it.
+//! A lock with one holder at a time, in the order of the requests. Processes with Curator's `InterProcessMutex` can
+//! share it.
 
 use bytes::Bytes;
 
 use super::client::Client;
-use super::held::{Held, Trust};
+use super::guard::{Held, Trust};
 use super::line::{Line, Naming, Rule};
 use crate::tree::{Acl, NodePath, TreeError};
 
-/// A process's way to a lock. Not reentrant: who holds it and asks again waits for itself.
+/// Handle of a lock in one process. The lock is not reentrant: a holder that acquires it again waits for itself.
 #[derive(Clone)]
 pub struct Lock {
     client: Client,
@@ -16,10 +17,14 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// `acl` is of the nodes that are made here, and of parents that are missing.
+    /// Creates the handle. `acl` is the access list of the nodes created here, including missing parents.
     #[must_use]
     pub fn new(client: &Client, path: NodePath, acl: Acl) -> Self {
-        Lock { client: client.clone(), line: Line::new(path, Naming::Marked, &["lock-"], acl), trust: Trust::default() }
+        Lock {
+            client: client.clone(),
+            line: Line::new(path, Naming::Protected, &["lock-"], acl),
+            trust: Trust::default(),
+        }
     }
 
     #[must_use]
@@ -27,18 +32,19 @@ impl Lock {
         Lock { trust, ..self }
     }
 
-    /// Waits for as long as it takes, over the ends of sessions: then it begins at the end of the line. Dropped, it asks no more; kept and not
-    /// polled, it keeps its place, and those behind it wait.
+    /// Waits for the lock without a time limit. If a session is lost, the wait continues at the end of the line.
+    /// Dropping the future withdraws the request. A future that is kept but not polled keeps its place, and the places
+    /// behind it wait.
     ///
     /// # Errors
-    /// What waiting does not mend: [`TreeError::Forbidden`], [`TreeError::InvalidAcl`], [`TreeError::Invalid`].
+    /// Errors that waiting cannot resolve: [`TreeError::Forbidden`], [`TreeError::InvalidAcl`], [`TreeError::Invalid`].
     pub async fn acquire(&self) -> Result<Held, TreeError> {
-        hold(&self.client, &self.line, Rule::Among(1), self.trust, &Bytes::new()).await
+        acquire(&self.client, &self.line, Rule::Among(1), self.trust, &Bytes::new()).await
     }
 }
 
-/// A place of a line whose turn has come, whatever it takes.
-pub(super) async fn hold(
+/// Joins the line and waits for the turn, across sessions.
+pub(super) async fn acquire(
     client: &Client,
     line: &Line,
     rule: Rule,
@@ -46,23 +52,23 @@ pub(super) async fn hold(
     data: &Bytes,
 ) -> Result<Held, TreeError> {
     loop {
-        match hold_once(client, line, rule, trust, data).await {
-            // Its node or its session went: another one, at the end.
-            Err(TreeError::NoNode | TreeError::SessionLost) => client.pause().await,
+        match acquire_once(client, line, rule, trust, data).await {
+            // The node or its session is gone, so the process joins again at the end of the line.
+            Err(TreeError::NoNode | TreeError::SessionLost) => client.back_off().await,
             held => return held,
         }
     }
 }
 
-/// As [`hold`], in one session.
-pub(super) async fn hold_once(
+/// Joins the line and waits for the turn like [`acquire`], within one session.
+pub(super) async fn acquire_once(
     client: &Client,
     line: &Line,
     rule: Rule,
     trust: Trust,
     data: &Bytes,
 ) -> Result<Held, TreeError> {
-    let place = client.patiently(|| line.join(client, data.clone(), rule)).await?;
+    let place = client.retry(|| line.join(client, data.clone(), rule)).await?;
     place.turn().await?;
-    Held::of(place.into_owned(), trust).await
+    Held::new(place.into_owned(), trust).await
 }

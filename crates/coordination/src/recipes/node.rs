@@ -1,108 +1,115 @@
-//! Nodes that are made, found again and removed though the engine may not answer.
+//! Creation, recognition and removal of nodes on an engine that may not respond.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use runtime::Runtime;
 
-use super::client::{Client, patiently};
+use super::client::{Client, retry};
 use crate::tree::{Acl, CreateMode, Expected, NodePath, Sequence, Stat, Tree, TreeError, Zxid};
 
-/// Others may take a parent away while it is empty: it is made again so often.
-const PARENT_TRIES: usize = 50;
+/// Number of attempts to create a parent, because other processes may delete it while it is empty.
+const PARENT_ATTEMPTS: usize = 50;
 
-/// One of this process's session.
+/// Node of this process's session.
 #[derive(Clone)]
 pub(super) struct OwnNode {
     pub(super) client: Client,
     pub(super) tree: Arc<dyn Tree>,
     pub(super) path: NodePath,
     pub(super) created: Zxid,
-    /// Another may come to have its path, if the parent is made anew.
+    /// False if another node may later have the same path, because the parent was deleted and created again.
     is_unique: bool,
 }
 
-/// Dropped, its node is removed.
-pub(super) struct Owned {
+/// Guard of a node. Dropping it removes the node.
+pub(super) struct NodeGuard {
     node: OwnNode,
-    is_given_back: bool,
+    is_released: bool,
 }
 
-/// One that is to be there, of this process's session.
+/// Node that this process's session is about to create.
 pub(super) struct NewNode {
     pub(super) parent: NodePath,
-    /// What a missing parent is made as, and all above it.
+    /// Kind of the missing parents.
     pub(super) parents: CreateMode,
     pub(super) name: String,
-    /// An ephemeral one.
+    /// Kind of the node, which is ephemeral.
     pub(super) mode: CreateMode,
     pub(super) acl: Acl,
-    /// How it is found if the engine does not answer.
-    pub(super) which: Which,
+    /// Way to recognise the node if the engine does not respond.
+    pub(super) node_match: NodeMatch,
 }
 
-/// One that may be there, of a session that may live.
-pub(super) struct Remains {
+/// Node that may exist and whose session may still live.
+pub(super) struct AbandonedNode {
     pub(super) tree: Arc<dyn Tree>,
     pub(super) parent: NodePath,
-    pub(super) which: Which,
+    pub(super) node_match: NodeMatch,
 }
 
-/// Of a parent's nodes that this session owns, the one.
+/// Condition that identifies one node among the children of a parent that belong to this session.
 #[derive(Clone)]
-pub(super) enum Which {
-    /// That was made then.
-    Made(NodePath, Zxid),
-    /// At this path, and made after that.
-    OwnAfter(NodePath, Zxid),
-    /// With this mark, which no other has.
-    Marked(String),
-    /// Of this name, and made after that.
-    LastAfter(String, Zxid),
+pub(super) enum NodeMatch {
+    /// The node at this path with this creation.
+    Created(NodePath, Zxid),
+    /// The node at this path that was created after this change.
+    PathAfter(NodePath, Zxid),
+    /// The node with this GUID in its name.
+    Guid(String),
+    /// The node with this name before its number that was created after this change.
+    NamedAfter(String, Zxid),
 }
 
 impl NewNode {
-    /// If the engine does not answer, what may have been made is looked for; given up, it is removed.
+    /// Creates the node. If the engine does not respond, it looks for the node. If the future is dropped, the node is
+    /// removed.
     ///
     /// # Errors
-    /// As those of a [`Tree`], but for [`TreeError::Disconnected`].
-    pub(super) async fn make(self, client: &Client, tree: &Arc<dyn Tree>, data: Bytes) -> Result<Owned, TreeError> {
-        let NewNode { parent, parents, name, mode, acl, which } = self;
-        let (path, is_unique) = (join(&parent, &name)?, matches!(which, Which::Marked(_)));
-        let remains = Remains { tree: tree.clone(), parent: parent.clone(), which };
-        let mut unsure = Unsure { client, remains: Some(remains) };
-        for _ in 0..PARENT_TRIES {
-            let made = match tree.create(&path, data.clone(), mode, acl.clone()).await {
+    /// The same as those of a [`Tree`], except [`TreeError::Disconnected`].
+    pub(super) async fn create(
+        self,
+        client: &Client,
+        tree: &Arc<dyn Tree>,
+        data: Bytes,
+    ) -> Result<NodeGuard, TreeError> {
+        let NewNode { parent, parents, name, mode, acl, node_match } = self;
+        let (path, is_unique) = (join(&parent, &name)?, matches!(node_match, NodeMatch::Guid(_)));
+        let abandoned = AbandonedNode { tree: tree.clone(), parent: parent.clone(), node_match };
+        let mut uncertain = UncertainNode { client, abandoned: Some(abandoned) };
+        for _ in 0..PARENT_ATTEMPTS {
+            let created = match tree.create(&path, data.clone(), mode, acl.clone()).await {
                 Ok(created) => Ok(Some((created.path, created.stat))),
-                Err(error) if error.is_retryable() => client.patiently(|| unsure.find()).await,
+                Err(error) if error.is_retryable() => client.retry(|| uncertain.find()).await,
                 Err(error) => Err(error),
             };
-            match made {
+            match created {
                 Ok(Some((path, stat))) => {
-                    unsure.remains = None;
+                    uncertain.abandoned = None;
                     let (client, tree, created) = (client.clone(), tree.clone(), stat.created);
-                    return Ok(Owned::new(OwnNode { client, tree, path, created, is_unique }));
+                    return Ok(NodeGuard::new(OwnNode { client, tree, path, created, is_unique }));
                 }
                 Ok(None) => {}
                 Err(TreeError::NoNode) => {
-                    // Nothing was made.
-                    let remains = unsure.remains.take();
-                    client.patiently(|| make_parents(&**tree, &parent, parents, &acl)).await?;
-                    unsure.remains = remains;
+                    // The create failed, so there is nothing to remove.
+                    let abandoned = uncertain.abandoned.take();
+                    client.retry(|| create_parents(&**tree, &parent, parents, &acl)).await?;
+                    uncertain.abandoned = abandoned;
                 }
                 Err(error) => {
-                    unsure.remains = None;
+                    uncertain.abandoned = None;
                     return Err(error);
                 }
             }
         }
-        unsure.remains = None;
+        uncertain.abandoned = None;
         Err(TreeError::NoNode)
     }
 }
 
-/// One without a mark in its name. It is known as ours as the only one of this session that is newer than the last that was made here; so
-/// one is made at a time, in a task, so that no caller holds the others up.
+/// Node without a GUID in its name. It is recognised as the only node of this session that is newer than the last node
+/// created here. Such nodes are therefore created one at a time, in a task, so that a caller that is not polled does
+/// not block the others.
 pub(super) struct NewPlain {
     pub(super) parent: NodePath,
     pub(super) parents: CreateMode,
@@ -112,121 +119,136 @@ pub(super) struct NewPlain {
 }
 
 impl NewPlain {
+    /// Creates the node.
+    ///
     /// # Errors
-    /// As [`NewNode::make`].
-    pub(super) async fn make(self, client: &Client, tree: &Arc<dyn Tree>, data: Bytes) -> Result<Owned, TreeError> {
+    /// The same as [`NewNode::create`].
+    pub(super) async fn create(
+        self,
+        client: &Client,
+        tree: &Arc<dyn Tree>,
+        data: Bytes,
+    ) -> Result<NodeGuard, TreeError> {
         let (runtime, client, tree) = (client.runtime().clone(), client.clone(), tree.clone());
-        let made = runtime.detached("node", async move {
+        let creating = runtime.detached("node", async move {
             let NewPlain { parent, parents, name, mode, acl } = self;
             let session = tree.session().id();
             let mut last = client.last_plain().await;
             if last.0 != session {
                 *last = (session, Zxid::default());
             }
-            let which = if mode.is_sequential() {
-                Which::LastAfter(name.clone(), last.1)
+            let node_match = if mode.is_sequential() {
+                NodeMatch::NamedAfter(name.clone(), last.1)
             } else {
-                Which::OwnAfter(join(&parent, &name)?, last.1)
+                NodeMatch::PathAfter(join(&parent, &name)?, last.1)
             };
-            let owned = NewNode { parent, parents, name, mode, acl, which }.make(&client, &tree, data).await?;
+            let owned = NewNode { parent, parents, name, mode, acl, node_match }.create(&client, &tree, data).await?;
             last.1 = owned.node().created.max(last.1);
             Ok(owned)
         });
-        made.await.unwrap_or_else(|| Err(stopped()))
+        creating.await.unwrap_or_else(|| Err(stopped()))
     }
 }
 
-/// One that may have been made.
-struct Unsure<'a> {
+/// Node that may have been created. Dropping it hands the node to the cleanup task.
+struct UncertainNode<'a> {
     client: &'a Client,
-    remains: Option<Remains>,
+    abandoned: Option<AbandonedNode>,
 }
 
-impl Unsure<'_> {
+impl UncertainNode<'_> {
     async fn find(&self) -> Result<Option<(NodePath, Stat)>, TreeError> {
-        match &self.remains {
-            Some(remains) => remains.find().await,
+        match &self.abandoned {
+            Some(abandoned) => abandoned.find().await,
             None => Ok(None),
         }
     }
 }
 
-impl Drop for Unsure<'_> {
+impl Drop for UncertainNode<'_> {
     fn drop(&mut self) {
-        if let Some(remains) = self.remains.take() {
-            self.client.leave(remains);
+        if let Some(abandoned) = self.abandoned.take() {
+            self.client.abandon(abandoned);
         }
     }
 }
 
-impl Owned {
+impl NodeGuard {
     fn new(node: OwnNode) -> Self {
-        Owned { node, is_given_back: false }
+        NodeGuard { node, is_released: false }
     }
 
-    /// What a multi has made, in this session, at this path.
-    pub(super) fn made(client: &Client, tree: &Arc<dyn Tree>, path: NodePath, created: Zxid) -> Self {
+    /// Creates the guard of a node that a multi of this session has created at `path`.
+    pub(super) fn created(client: &Client, tree: &Arc<dyn Tree>, path: NodePath, created: Zxid) -> Self {
         let (client, tree) = (client.clone(), tree.clone());
-        Owned::new(OwnNode { client, tree, path, created, is_unique: false })
+        NodeGuard::new(OwnNode { client, tree, path, created, is_unique: false })
     }
 
     pub(super) fn node(&self) -> &OwnNode {
         &self.node
     }
 
-    /// Gives it back. If the engine does not answer, that goes on in the background.
+    /// Removes the node. If the engine does not respond, the removal continues in the background.
     pub(super) async fn release(mut self) {
-        self.is_given_back =
-            matches!(self.node.remove().await, Ok(()) | Err(TreeError::NoNode | TreeError::SessionLost));
+        self.is_released = matches!(self.node.remove().await, Ok(()) | Err(TreeError::NoNode | TreeError::SessionLost));
     }
 }
 
-impl Drop for Owned {
+impl Drop for NodeGuard {
     fn drop(&mut self) {
-        if !self.is_given_back {
-            self.node.client.leave(self.node.remains());
+        if !self.is_released {
+            self.node.client.abandon(self.node.abandoned());
         }
     }
 }
 
 impl OwnNode {
-    fn remains(&self) -> Remains {
+    fn abandoned(&self) -> AbandonedNode {
         let parent = self.path.parent().unwrap_or_else(NodePath::root);
-        Remains { tree: self.tree.clone(), parent, which: Which::Made(self.path.clone(), self.created) }
+        AbandonedNode {
+            tree: self.tree.clone(),
+            parent,
+            node_match: NodeMatch::Created(self.path.clone(), self.created),
+        }
     }
 
+    /// Checks that the node still exists.
+    ///
     /// # Errors
-    /// [`TreeError::NoNode`] if it is not there any more, [`TreeError::SessionLost`].
+    /// [`TreeError::NoNode`] if the node does not exist any more, [`TreeError::SessionLost`].
     pub(super) async fn check(&self) -> Result<(), TreeError> {
-        let stat = self.client.patiently(|| self.tree.exists(&self.path)).await?;
+        let stat = self.client.retry(|| self.tree.exists(&self.path)).await?;
         stat.filter(|stat| stat.created == self.created).map(drop).ok_or(TreeError::NoNode)
     }
 
+    /// Removes the node.
+    ///
     /// # Errors
-    /// As those of a [`Tree`]; [`TreeError::NoNode`] if it is gone.
+    /// The same as those of a [`Tree`]. [`TreeError::NoNode`] if the node does not exist.
     pub(super) async fn remove(&self) -> Result<(), TreeError> {
-        if self.is_unique { self.tree.delete(&self.path, Expected::Any).await } else { self.remains().delete().await }
+        if self.is_unique { self.tree.delete(&self.path, Expected::Any).await } else { self.abandoned().delete().await }
     }
 
-    /// Ready when it is not there any more, with [`TreeError::NoNode`]; or when its session is lost.
+    /// Completes with [`TreeError::NoNode`] when the node does not exist any more, and with another error when its
+    /// session is lost.
     pub(super) async fn gone(&self) -> TreeError {
         gone(&self.client, &*self.tree, &self.path, Some(self.created)).await
     }
 }
 
-/// Ready when a node, the one that was `created` then if that is told, is not there any more, with [`TreeError::NoNode`]; or when the
-/// session is lost, or it may not be looked at.
+/// Completes with [`TreeError::NoNode`] when the node does not exist any more, and with another error when the session
+/// is lost or may not read the node. With `created`, only the node of that creation counts.
 pub(super) async fn gone(client: &Client, tree: &dyn Tree, path: &NodePath, created: Option<Zxid>) -> TreeError {
-    let is_it = |stat: &Stat| created.is_none_or(|created| stat.created == created);
+    let is_same = |stat: &Stat| created.is_none_or(|created| stat.created == created);
     loop {
-        let ended = match client.patiently(|| tree.exists_and_watch(path)).await {
-            Ok((Some(stat), watch)) if is_it(&stat) => watch.await.map(drop),
+        let ended = match client.retry(|| tree.exists_and_watch(path)).await {
+            Ok((Some(stat), watch)) if is_same(&stat) => watch.await.map(drop),
             Ok(_) => Err(TreeError::NoNode),
-            // The session has as many watches as it may: it is looked at now and then.
+            // The session has reached its limit of watches, so the node is polled instead.
             Err(TreeError::Invalid(_)) => {
-                client.pause().await;
-                let stat = client.patiently(|| tree.exists(path)).await;
-                stat.and_then(|stat| stat.filter(is_it).map(drop).ok_or(TreeError::NoNode))
+                client.back_off().await;
+                let stat = client.retry(|| tree.exists(path)).await;
+                stat.and_then(|stat| stat.filter(is_same).map(drop).ok_or(TreeError::NoNode))
             }
             Err(error) => Err(error),
         };
@@ -236,47 +258,51 @@ pub(super) async fn gone(client: &Client, tree: &dyn Tree, path: &NodePath, crea
     }
 }
 
-impl Remains {
-    /// What belongs to a session that has ended, goes with it.
+impl AbandonedNode {
+    /// Removes the node. A node of an ended session is removed by the engine.
     pub(super) async fn remove(self, runtime: &Runtime) {
-        match patiently(runtime, || self.delete()).await {
+        match retry(runtime, || self.delete()).await {
             Ok(()) | Err(TreeError::NoNode | TreeError::SessionLost) => {}
-            Err(error) => tracing::warn!(parent = %self.parent, %error, "a node of ours stays until its session ends"),
+            Err(error) => tracing::warn!(parent = %self.parent, %error, "node not removed; it ends with its session"),
         }
     }
 
+    /// Removes the node once.
+    ///
     /// # Errors
-    /// [`TreeError::NoNode`] if it is not there, and others as those of a [`Tree`].
+    /// [`TreeError::NoNode`] if the node does not exist. All others are the same as those of a [`Tree`].
     pub(super) async fn delete(&self) -> Result<(), TreeError> {
         let (path, _) = self.find().await?.ok_or(TreeError::NoNode)?;
         self.tree.delete(&path, Expected::Any).await
     }
 
-    /// The node, if it is there; if not, it does not come later.
+    /// Returns the node if it exists. A node that is not found does not appear later.
     async fn find(&self) -> Result<Option<(NodePath, Stat)>, TreeError> {
-        let Remains { tree, parent, which } = self;
-        if !matches!(which, Which::Made(..)) {
+        let AbandonedNode { tree, parent, node_match } = self;
+        if !matches!(node_match, NodeMatch::Created(..)) {
             tree.sync().await?;
         }
-        let names = match which {
-            Which::Made(path, _) | Which::OwnAfter(path, _) => vec![path.name().to_owned()],
-            Which::Marked(_) | Which::LastAfter(..) => match tree.children(parent).await {
+        let names = match node_match {
+            NodeMatch::Created(path, _) | NodeMatch::PathAfter(path, _) => vec![path.name().to_owned()],
+            NodeMatch::Guid(_) | NodeMatch::NamedAfter(..) => match tree.children(parent).await {
                 Err(TreeError::NoNode) => return Ok(None),
                 children => children?.names,
             },
         };
-        let mut named: Vec<&String> = names.iter().filter(|name| which.is_named(name)).collect();
-        // The newest first: it is the one, or older ones are not, either.
+        let mut named: Vec<&String> = names.iter().filter(|name| node_match.matches_name(name)).collect();
+        // The newest node comes first. If it does not match, no older node does.
         named.sort_unstable_by_key(|name| std::cmp::Reverse(Sequence::of(name)));
         for name in named {
             let path = join(parent, name)?;
             let found = tree.exists(&path).await?;
-            if let (Which::LastAfter(_, last), Some(stat)) = (which, &found)
+            if let (NodeMatch::NamedAfter(_, last), Some(stat)) = (node_match, &found)
                 && stat.created <= *last
             {
                 return Ok(None);
             }
-            if let Some(stat) = found.filter(|stat| stat.owner == Some(tree.session().id()) && which.is_made(stat)) {
+            if let Some(stat) =
+                found.filter(|stat| stat.owner == Some(tree.session().id()) && node_match.matches_stat(stat))
+            {
                 return Ok(Some((path, stat)));
             }
         }
@@ -284,44 +310,44 @@ impl Remains {
     }
 }
 
-impl Which {
-    fn is_named(&self, name: &str) -> bool {
+impl NodeMatch {
+    fn matches_name(&self, name: &str) -> bool {
         match self {
-            Which::Made(path, _) | Which::OwnAfter(path, _) => path.name() == name,
-            Which::Marked(mark) => name.strip_prefix("_c_").is_some_and(|rest| rest.starts_with(mark)),
-            Which::LastAfter(prefix, _) => name.starts_with(prefix) && Sequence::after(name, prefix).is_some(),
+            NodeMatch::Created(path, _) | NodeMatch::PathAfter(path, _) => path.name() == name,
+            NodeMatch::Guid(guid) => name.strip_prefix("_c_").is_some_and(|rest| rest.starts_with(guid)),
+            NodeMatch::NamedAfter(prefix, _) => name.starts_with(prefix) && Sequence::after(name, prefix).is_some(),
         }
     }
 
-    fn is_made(&self, stat: &Stat) -> bool {
+    fn matches_stat(&self, stat: &Stat) -> bool {
         match self {
-            Which::Made(_, created) => stat.created == *created,
-            Which::LastAfter(_, last) | Which::OwnAfter(_, last) => stat.created > *last,
-            Which::Marked(_) => true,
+            NodeMatch::Created(_, created) => stat.created == *created,
+            NodeMatch::NamedAfter(_, last) | NodeMatch::PathAfter(_, last) => stat.created > *last,
+            NodeMatch::Guid(_) => true,
         }
     }
 }
 
-/// Of a name that a recipe made, or that the engine told.
+/// Joins a path with a name from a recipe or from the engine.
 ///
 /// # Errors
-/// [`TreeError::Invalid`] if the path would be none.
+/// [`TreeError::Invalid`] if the result is not a valid path.
 pub(super) fn join(parent: &NodePath, name: &str) -> Result<NodePath, TreeError> {
     Ok(parent.join(name)?)
 }
 
-/// Of a name that a user gave: one part.
+/// Joins a path with a name of one part from a user.
 ///
 /// # Errors
-/// [`TreeError::Invalid`] if it is no node's name.
+/// [`TreeError::Invalid`] if the text is not a valid node name.
 pub(super) fn child(parent: &NodePath, name: &str) -> Result<NodePath, TreeError> {
     if name.contains('/') {
-        return Err(TreeError::Invalid(format!("a name here has no `/`: {name}")));
+        return Err(TreeError::Invalid(format!("invalid name {name:?}: it must not contain `/`")));
     }
     join(parent, name)
 }
 
-/// In the form of a UUID of version 4.
+/// Creates a GUID in the form of a UUID of version 4.
 pub(super) fn guid(runtime: &Runtime) -> String {
     guid_of(runtime.random_u128())
 }
@@ -337,13 +363,13 @@ pub(super) fn stopped() -> TreeError {
     TreeError::Disconnected("this process is stopping".to_owned())
 }
 
-/// Makes the node and all above it. Containers go when nobody uses them any more.
+/// Creates the node and its missing parents. Containers are removed by the engine when they are empty.
 ///
 /// # Errors
-/// As [`Tree::create`].
-async fn make_parents(tree: &dyn Tree, path: &NodePath, mode: CreateMode, acl: &Acl) -> Result<(), TreeError> {
+/// The same as [`Tree::create`].
+async fn create_parents(tree: &dyn Tree, path: &NodePath, mode: CreateMode, acl: &Acl) -> Result<(), TreeError> {
     let mut missing = vec![path.clone()];
-    for _ in 0..PARENT_TRIES {
+    for _ in 0..PARENT_ATTEMPTS {
         let Some(next) = missing.last() else { return Ok(()) };
         match tree.create(next, Bytes::new(), mode, acl.clone()).await {
             Ok(_) | Err(TreeError::NodeExists) => drop(missing.pop()),
@@ -354,11 +380,11 @@ async fn make_parents(tree: &dyn Tree, path: &NodePath, mode: CreateMode, acl: &
     Err(TreeError::NoNode)
 }
 
-/// A persistent one, and all above it as `parents`; harmless if it is there.
+/// Creates a persistent node, and its missing parents with the mode `parents`. Does nothing if the node exists.
 ///
 /// # Errors
-/// As those of a [`Tree`], but for [`TreeError::Disconnected`].
-pub(super) async fn make(
+/// The same as those of a [`Tree`], except [`TreeError::Disconnected`].
+pub(super) async fn create_node(
     client: &Client,
     tree: &dyn Tree,
     path: &NodePath,
@@ -366,12 +392,12 @@ pub(super) async fn make(
     parents: CreateMode,
     acl: &Acl,
 ) -> Result<(), TreeError> {
-    for _ in 0..PARENT_TRIES {
-        match client.patiently(|| tree.create(path, data.clone(), CreateMode::Persistent, acl.clone())).await {
+    for _ in 0..PARENT_ATTEMPTS {
+        match client.retry(|| tree.create(path, data.clone(), CreateMode::Persistent, acl.clone())).await {
             Ok(_) | Err(TreeError::NodeExists) => return Ok(()),
             Err(TreeError::NoNode) => {
                 let parent = path.parent().unwrap_or_else(NodePath::root);
-                client.patiently(|| make_parents(tree, &parent, parents, acl)).await?;
+                client.retry(|| create_parents(tree, &parent, parents, acl)).await?;
             }
             Err(error) => return Err(error),
         }
@@ -379,12 +405,12 @@ pub(super) async fn make(
     Err(TreeError::NoNode)
 }
 
-/// Harmless if it is gone.
+/// Deletes a node. Does nothing if the node does not exist.
 ///
 /// # Errors
-/// As [`make`].
+/// The same as [`create_node`].
 pub(super) async fn delete(client: &Client, tree: &dyn Tree, path: &NodePath) -> Result<(), TreeError> {
-    match client.patiently(|| tree.delete(path, Expected::Any)).await {
+    match client.retry(|| tree.delete(path, Expected::Any)).await {
         Ok(()) | Err(TreeError::NoNode) => Ok(()),
         Err(error) => Err(error),
     }
@@ -395,7 +421,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_guid_has_the_form_that_curator_looks_for() {
+    fn guid_has_the_form_that_curator_expects() {
         let guid = guid_of(u128::MAX);
         assert_eq!(guid, "ffffffff-ffff-4fff-bfff-ffffffffffff");
         assert_eq!(guid.len(), 36);

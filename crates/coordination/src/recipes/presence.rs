@@ -1,4 +1,4 @@
-//! A node that stands for this process for as long as it lives, over the lives of its sessions.
+//! A node that represents this process for as long as the process lives, across sessions.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -9,65 +9,68 @@ use runtime::TaskSet;
 use tokio::sync::watch;
 
 use super::client::Client;
-use super::node::{NewPlain, OwnNode, Owned, stopped};
+use super::node::{NewPlain, NodeGuard, OwnNode, stopped};
 use crate::tree::{Acl, CreateMode, Expected, NodePath, SessionId, TreeError, check_data};
 
-/// Whether a process is seen.
+/// State of a process's node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PresenceState {
-    /// It was not yet, or its session was lost and another is being opened.
+    /// The node does not exist yet, or its session was lost and another session is being opened.
     NotNow,
     Present,
-    /// Somebody else has its name.
+    /// Another process has the name.
     Taken,
-    /// The engine refuses it, for a reason that stays.
-    Refused(TreeError),
+    /// The engine rejects the node for a permanent reason.
+    Rejected(TreeError),
 }
 
-/// Dropped, the node is removed.
-#[must_use = "dropped, this process is not seen any more"]
+/// Node that represents this process. Dropping it removes the node.
+#[must_use = "dropping it removes the node"]
 pub struct Presence {
     path: NodePath,
     data: watch::Sender<Bytes>,
-    seen: watch::Receiver<PresenceState>,
+    state: watch::Receiver<PresenceState>,
     _tasks: TaskSet,
 }
 
 impl Presence {
-    /// Begins to be seen at `path`. `acl` is of the node, and of parents that are missing, which are made as `parents`.
+    /// Starts to keep a node at `path`. `acl` is the access list of the node and of missing parents, which have the
+    /// mode `parents`.
     pub(super) fn start(client: &Client, path: NodePath, parents: CreateMode, acl: Acl, data: Bytes) -> Self {
-        let (told, seen) = watch::channel(PresenceState::NotNow);
+        let (sender, state) = watch::channel(PresenceState::NotNow);
         let (data, new) = watch::channel(data);
         let tasks = TaskSet::new(client.runtime());
-        let keeper = Keeper { client: client.clone(), path: path.clone(), parents, acl, earlier: BTreeSet::new() };
-        tasks.spawn("presence", keeper.run(new, told));
-        Presence { path, data, seen, _tasks: tasks }
+        let keeper =
+            Keeper { client: client.clone(), path: path.clone(), parents, acl, earlier_sessions: BTreeSet::new() };
+        tasks.spawn("presence", keeper.run(new, sender));
+        Presence { path, data, state, _tasks: tasks }
     }
 
-    /// As it is now, and every change.
+    /// Receiver of the present state and of every change.
     #[must_use]
     pub fn seen(&self) -> watch::Receiver<PresenceState> {
-        self.seen.clone()
+        self.state.clone()
     }
 
-    /// Waits until it is seen.
+    /// Waits until the node exists.
     ///
     /// # Errors
-    /// If the engine refuses it for a reason that stays.
+    /// If the engine rejects the node for a permanent reason.
     pub async fn present(&self) -> Result<(), TreeError> {
-        let mut seen = self.seen.clone();
-        let settled = seen.wait_for(|seen| matches!(seen, PresenceState::Present | PresenceState::Refused(_))).await;
-        match settled.as_deref() {
-            Ok(PresenceState::Refused(error)) => Err(error.clone()),
+        let mut state = self.state.clone();
+        let outcome =
+            state.wait_for(|state| matches!(state, PresenceState::Present | PresenceState::Rejected(_))).await;
+        match outcome.as_deref() {
+            Ok(PresenceState::Rejected(error)) => Err(error.clone()),
             Ok(_) => Ok(()),
             Err(_) => Err(stopped()),
         }
     }
 
-    /// What others see from soon on.
+    /// Replaces the node's data. Other processes see the new data shortly after the call.
     ///
     /// # Errors
-    /// [`TreeError::Invalid`] if it is too much.
+    /// [`TreeError::Invalid`] if the data is too large.
     pub fn set(&self, data: Bytes) -> Result<(), TreeError> {
         check_data(data.len())?;
         self.data.send_replace(data);
@@ -77,7 +80,10 @@ impl Presence {
 
 impl fmt::Debug for Presence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Presence").field("path", &self.path).field("seen", &*self.seen.borrow()).finish_non_exhaustive()
+        f.debug_struct("Presence")
+            .field("path", &self.path)
+            .field("state", &*self.state.borrow())
+            .finish_non_exhaustive()
     }
 }
 
@@ -86,39 +92,39 @@ struct Keeper {
     path: NodePath,
     parents: CreateMode,
     acl: Acl,
-    /// The sessions in which it made its node.
-    earlier: BTreeSet<SessionId>,
+    /// Sessions in which this process has created the node.
+    earlier_sessions: BTreeSet<SessionId>,
 }
 
 impl Keeper {
-    async fn run(mut self, mut data: watch::Receiver<Bytes>, told: watch::Sender<PresenceState>) {
+    async fn run(mut self, mut data: watch::Receiver<Bytes>, state: watch::Sender<PresenceState>) {
         loop {
-            match self.be_seen(&mut data, &told).await {
+            match self.stay_present(&mut data, &state).await {
                 Err(TreeError::Disconnected(_) | TreeError::SessionLost | TreeError::NoNode) => {
-                    told.send_replace(PresenceState::NotNow);
+                    state.send_replace(PresenceState::NotNow);
                 }
                 Err(error) => {
-                    let refused = PresenceState::Refused(error);
-                    if *told.borrow() != refused {
-                        tracing::warn!(path = %self.path, ?refused, "this process cannot be seen: it is tried again");
+                    let rejected = PresenceState::Rejected(error);
+                    if *state.borrow() != rejected {
+                        tracing::warn!(path = %self.path, ?rejected, "presence node rejected; retrying");
                     }
-                    told.send_replace(refused);
+                    state.send_replace(rejected);
                 }
                 Ok(never) => match never {},
             }
-            self.client.pause().await;
+            self.client.back_off().await;
         }
     }
 
-    /// Until the node is gone.
-    async fn be_seen(
+    /// Creates the node and keeps its data up to date until the node is gone.
+    async fn stay_present(
         &mut self,
         data: &mut watch::Receiver<Bytes>,
-        told: &watch::Sender<PresenceState>,
+        state: &watch::Sender<PresenceState>,
     ) -> Result<Infallible, TreeError> {
-        let owned = self.make(data, told).await?;
+        let owned = self.create_node(data, state).await?;
         let node = owned.node();
-        told.send_replace(PresenceState::Present);
+        state.send_replace(PresenceState::Present);
         let mut gone = Box::pin(node.gone());
         loop {
             tokio::select! {
@@ -129,15 +135,15 @@ impl Keeper {
                 }
             }
             let new = data.borrow_and_update().clone();
-            self.client.patiently(|| set(node, new.clone())).await?;
+            self.client.retry(|| set(node, new.clone())).await?;
         }
     }
 
-    async fn make(
+    async fn create_node(
         &mut self,
         data: &mut watch::Receiver<Bytes>,
-        told: &watch::Sender<PresenceState>,
-    ) -> Result<Owned, TreeError> {
+        state: &watch::Sender<PresenceState>,
+    ) -> Result<NodeGuard, TreeError> {
         let tree = self.client.session().await?;
         let session = tree.session().id();
         let parent = self.path.parent().ok_or(TreeError::NodeExists)?;
@@ -145,27 +151,27 @@ impl Keeper {
             let (name, mode, acl) = (self.path.name().to_owned(), CreateMode::Ephemeral, self.acl.clone());
             let node = NewPlain { parent: parent.clone(), parents: self.parents, name, mode, acl };
             let now = data.borrow_and_update().clone();
-            match node.make(&self.client, &tree, now).await {
+            match node.create(&self.client, &tree, now).await {
                 Err(TreeError::NodeExists) => {}
-                made => {
-                    self.earlier.insert(session);
-                    return made;
+                created => {
+                    self.earlier_sessions.insert(session);
+                    return created;
                 }
             }
-            match self.client.patiently(|| tree.exists_and_watch(&self.path)).await? {
-                // A session of ours that is over here may not be for the engine yet.
+            match self.client.retry(|| tree.exists_and_watch(&self.path)).await? {
+                // An earlier session of this process has ended here but may still live for the engine.
                 (Some(stat), _)
-                    if stat.owner.is_some_and(|owner| owner != session && self.earlier.contains(&owner)) =>
+                    if stat.owner.is_some_and(|owner| owner != session && self.earlier_sessions.contains(&owner)) =>
                 {
                     match tree.delete(&self.path, Expected::Version(stat.version)).await {
                         Ok(()) | Err(TreeError::NoNode | TreeError::BadVersion) => {}
-                        // Whether it was: it is looked at again, and not deleted again.
-                        Err(error) if error.is_retryable() => self.client.pause().await,
+                        // The delete may have happened, so the loop checks the node before another delete.
+                        Err(error) if error.is_retryable() => self.client.back_off().await,
                         Err(error) => return Err(error),
                     }
                 }
                 (Some(_), watch) => {
-                    told.send_replace(PresenceState::Taken);
+                    state.send_replace(PresenceState::Taken);
                     watch.await?;
                 }
                 (None, _) => {}
@@ -174,7 +180,7 @@ impl Keeper {
     }
 }
 
-/// Sets what it says, and nobody else's.
+/// Sets the data of this process's node, but never that of another node at the same path.
 async fn set(node: &OwnNode, data: Bytes) -> Result<(), TreeError> {
     loop {
         let found = node.tree.exists(&node.path).await?.filter(|stat| stat.created == node.created);

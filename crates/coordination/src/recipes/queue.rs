@@ -1,4 +1,4 @@
-//! A line in which all see where they stand: Petting Zoo's leader queue (seed 001).
+//! A queue in which every candidate sees its position: Petting Zoo's leader queue.
 
 use std::fmt;
 use std::sync::Mutex;
@@ -8,12 +8,12 @@ use tokio::sync::watch;
 
 use super::client::Client;
 use super::follow::{Followed, follow_children};
-use super::held::{Held, Trust};
+use super::guard::{Held, Trust};
 use super::line::{Line, Naming, Place, Rule};
 use super::node::join;
 use crate::tree::{Acl, Node, NodePath, TreeError};
 
-/// A process's way to a queue.
+/// Handle of a queue in one process.
 #[derive(Clone)]
 pub struct LeaderQueue {
     client: Client,
@@ -21,18 +21,19 @@ pub struct LeaderQueue {
     trust: Trust,
 }
 
-/// Where a candidate stands.
+/// Position of a candidate.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Position {
-    /// So many are before it.
+    /// This number of candidates is before it.
     Queued(usize),
+    /// The candidate is the first.
     Front,
-    /// Its node was taken away, or its session ended: it does not come back.
+    /// The candidate's node was deleted or its session ended. The candidate does not come back.
     Out,
 }
 
-/// One who stands in the queue. Dropped, it leaves it.
-#[must_use = "dropped, it leaves the queue"]
+/// Candidate in the queue. Dropping it leaves the queue.
+#[must_use = "dropping it leaves the queue"]
 pub struct Candidacy {
     place: Place,
     line: Line,
@@ -41,7 +42,8 @@ pub struct Candidacy {
 }
 
 impl LeaderQueue {
-    /// `acl` is of the nodes that are made here, and of parents that are missing: [`Acl::Open`] in a group with Petting Zoo's processes.
+    /// Creates the handle. `acl` is the access list of the nodes created here, including missing parents. In a queue
+    /// shared with Petting Zoo's processes it is [`Acl::Open`].
     ///
     /// # Errors
     /// [`TreeError::Invalid`] if the path is too long.
@@ -55,25 +57,27 @@ impl LeaderQueue {
         LeaderQueue { trust, ..self }
     }
 
-    /// Stands at its end, with `data` for all to see.
+    /// Joins the queue at its end, with `data` that every process can read.
     ///
     /// # Errors
-    /// As those of a [`Tree`](crate::tree::Tree); with [`TreeError::Disconnected`], too, it does not stand there.
+    /// The same as those of a [`Tree`](crate::tree::Tree). After an error, including [`TreeError::Disconnected`], the
+    /// candidate is not in the queue.
     pub async fn join(&self, data: Bytes) -> Result<Candidacy, TreeError> {
         let place = self.line.join(&self.client, data, Rule::Among(1)).await?;
         Ok(Candidacy { place, line: self.line.clone(), trust: self.trust, position: Mutex::default() })
     }
 
-    /// Those who stand in it, the leader first: as the engine saw it a moment ago.
+    /// Returns the candidates in their order, the leader first. The list may be slightly out of date.
     ///
     /// # Errors
-    /// As those of a [`Tree`](crate::tree::Tree).
+    /// The same as those of a [`Tree`](crate::tree::Tree).
     pub async fn candidates(&self) -> Result<Vec<Node>, TreeError> {
         let tree = self.client.session().await?;
         self.line.nodes(&*tree).await
     }
 
-    /// How many wait behind the leader: what could take over. `None` until the engine has answered.
+    /// Follows the number of candidates behind the leader, which could take over. `None` until the engine has
+    /// responded.
     pub fn spare(&self) -> Followed<Option<usize>> {
         let (client, line) = (self.client.clone(), self.line.clone());
         Followed::start(&self.client, None, |spare| async move {
@@ -88,26 +92,27 @@ impl LeaderQueue {
 }
 
 impl Candidacy {
-    /// Where it stands, from now on; at first as if it were [`Position::Queued`] behind nobody known. Costs a listing at each change of the
-    /// queue: to wait for the leadership, [`Candidacy::lead`] is enough, which looks at the one before it only.
+    /// Receiver of the candidate's position. The first value is [`Position::Queued`] with `usize::MAX`. Each change of
+    /// the queue costs one listing. A caller that only waits for the leadership uses [`Candidacy::lead`], which watches
+    /// one candidate only.
     #[must_use]
     pub fn position(&self) -> watch::Receiver<Position> {
-        let mut position = self.position.lock().expect("no holder of this lock panics");
+        let mut position = self.position.lock().expect("no code panics while it holds this mutex");
         let followed = position.get_or_insert_with(|| {
             let (node, line) = (self.place.node().clone(), self.line.clone());
             let client = node.client.clone();
             Followed::start(&client, Position::Queued(usize::MAX), |position| async move {
-                let tell = |at: Position| {
+                let set = |at: Position| {
                     position.send_if_modified(|known| std::mem::replace(known, at) != at);
                 };
-                let looking = async {
+                let watching = async {
                     loop {
-                        let looked = node.client.patiently(|| node.tree.children_and_watch(&line.parent)).await;
-                        let Ok((children, watch)) = looked else { return };
+                        let listed = node.client.retry(|| node.tree.children_and_watch(&line.parent)).await;
+                        let Ok((children, watch)) = listed else { return };
                         let names = line.sorted(children.names);
                         match names.iter().position(|name| name == node.path.name()) {
-                            Some(0) => tell(Position::Front),
-                            Some(before) => tell(Position::Queued(before)),
+                            Some(0) => set(Position::Front),
+                            Some(before) => set(Position::Queued(before)),
                             None => return,
                         }
                         if watch.await.is_err() {
@@ -118,24 +123,25 @@ impl Candidacy {
                 tokio::select! {
                     biased;
                     _ = node.gone() => {}
-                    () = looking => {}
+                    () = watching => {}
                 }
-                tell(Position::Out);
+                set(Position::Out);
             })
         });
         followed.receiver()
     }
 
-    /// Waits until it is at the front.
+    /// Waits until the candidate is at the front.
     ///
     /// # Errors
-    /// [`TreeError::NoNode`] if its node was taken away, [`TreeError::SessionLost`]: it is out.
+    /// [`TreeError::NoNode`] if its node was deleted, [`TreeError::SessionLost`]. In both cases the candidate is out of
+    /// the queue.
     pub async fn lead(self) -> Result<Held, TreeError> {
         self.place.turn().await?;
-        Held::of(self.place.into_owned(), self.trust).await
+        Held::new(self.place.into_owned(), self.trust).await
     }
 
-    /// Leaves the queue. If the engine does not answer, that goes on in the background.
+    /// Leaves the queue. If the engine does not respond, the removal continues in the background.
     pub async fn leave(self) {
         self.place.into_owned().release().await;
     }

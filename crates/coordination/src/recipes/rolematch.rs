@@ -1,8 +1,8 @@
-//! Jobs that are matched with applicants, one each: seed 001's role match.
+//! A role match: it gives each open job to one applicant, and each applicant one job.
 //!
-//! The jobs lie in a [`Bag`], the applicants stand in a [`LeaderQueue`](super::LeaderQueue)'s line. The one at the front takes an open job by a
-//! node of its own session with the job's number, and leaves the line; with that session, or the job, the node goes, and the job is open,
-//! or gone.
+//! The jobs are items of a [`Bag`]. The applicants wait in the line of a [`LeaderQueue`](super::LeaderQueue). The
+//! applicant at the front takes an open job by creating an ephemeral node with the job's number, and leaves the line.
+//! That node is removed with the applicant's session or with the job. The job is then open again, or gone.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,15 +16,15 @@ use tokio_util::sync::CancellationToken;
 
 use super::bag::{Bag, id_named};
 use super::client::Client;
-use super::held::{Held, Leading, Trust};
+use super::guard::{Held, Leading, Trust};
 use super::line::{Line, Naming, Place, Rule};
-use super::node::{Owned, gone, join, make, stopped};
+use super::node::{NodeGuard, create_node, gone, join, stopped};
 use crate::Term;
 use crate::tree::{Acl, CreateMode, Done, Expected, NodePath, Op, Sequence, Tree, TreeError, Watch, Zxid};
 
 const ASSIGNMENT: &str = "assignment";
 
-/// A process's way to a role match.
+/// Handle of a role match in one process.
 #[derive(Clone)]
 pub struct RoleMatch {
     client: Client,
@@ -35,18 +35,18 @@ pub struct RoleMatch {
     trust: Trust,
 }
 
-/// A job that this process has.
+/// Job that this process holds.
 #[derive(Debug)]
-#[must_use = "dropped, the job is open"]
+#[must_use = "dropping it releases the job"]
 pub struct Role {
     pub job: Sequence,
-    /// What was put into the bag.
+    /// Description from the bag.
     pub description: Bytes,
-    /// Over when the job is withdrawn, too.
+    /// Guard of the job. It also ends when the job is withdrawn.
     pub held: Held,
 }
 
-/// What a task is told of its job.
+/// Job as the task that performs it sees it.
 #[derive(Clone, Debug)]
 pub struct Job {
     pub id: Sequence,
@@ -54,18 +54,18 @@ pub struct Job {
     pub leading: Leading,
 }
 
-/// Who has a job.
+/// Holder of a job.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Assignment {
-    /// What the applicant said of itself.
+    /// Data that the applicant published.
     pub holder: Bytes,
-    /// By the engine's clock.
+    /// Time of the assignment by the engine's clock.
     pub since: Timestamp,
     pub term: Term,
 }
 
 impl RoleMatch {
-    /// `acl` is of the nodes that are made here, and of parents that are missing.
+    /// Creates the handle. `acl` is the access list of the nodes created here, including missing parents.
     ///
     /// # Errors
     /// [`TreeError::Invalid`] if the path is too long.
@@ -86,43 +86,44 @@ impl RoleMatch {
         RoleMatch { trust, ..self }
     }
 
-    /// The jobs, to add to and to withdraw from.
+    /// Bag of the jobs. Callers add jobs to it and withdraw jobs from it.
     #[must_use]
     pub fn jobs(&self) -> &Bag {
         &self.jobs
     }
 
-    /// Waits until it has a job, for as long as it takes, over the ends of sessions; `who` is for all to see. Dropped, it applies no more; kept and not
-    /// polled, it keeps its place, and those behind it wait.
+    /// Waits for a job without a time limit, across sessions. Every process can read `applicant`. Dropping the future
+    /// withdraws the application. A future that is kept but not polled keeps its place, and the places behind it wait.
     ///
     /// # Errors
-    /// What waiting does not mend: [`TreeError::Forbidden`], [`TreeError::InvalidAcl`], [`TreeError::Invalid`].
-    pub async fn apply(&self, who: &Bytes) -> Result<Role, TreeError> {
+    /// Errors that waiting cannot resolve: [`TreeError::Forbidden`], [`TreeError::InvalidAcl`], [`TreeError::Invalid`].
+    pub async fn apply(&self, applicant: &Bytes) -> Result<Role, TreeError> {
         loop {
             let applied = async {
-                let place = self.client.patiently(|| self.line.join(&self.client, who.clone(), Rule::Among(1))).await?;
+                let place =
+                    self.client.retry(|| self.line.join(&self.client, applicant.clone(), Rule::Among(1))).await?;
                 place.turn().await?;
-                let taken = self.take_a_job(&place, who).await?;
+                let taken = self.take_open_job(&place, applicant).await?;
                 place.into_owned().release().await;
                 self.role(taken).await
             };
             match applied.await {
-                Err(TreeError::NoNode | TreeError::SessionLost) => self.client.pause().await,
+                Err(TreeError::NoNode | TreeError::SessionLost) => self.client.back_off().await,
                 role => return role,
             }
         }
     }
 
-    /// Applies again and again, each time with one `task`, which ends when its job is withdrawn or lost; after one that ends by itself the job is
-    /// open, for whoever is next in line, unless the task withdrew it. Until `stop` is cancelled: then the task is told, too, and has `grace`
-    /// to end.
+    /// Applies repeatedly and runs one `task` for each job. The task is asked to end when its job is withdrawn or lost.
+    /// If the task ends by itself, the job is open for the next applicant, unless the task withdrew it. The loop ends
+    /// when `stop` is cancelled. The task is then asked to end, too, and has `grace` to do so.
     ///
     /// # Errors
-    /// As [`RoleMatch::apply`].
+    /// The same as [`RoleMatch::apply`].
     pub async fn run<F>(
         &self,
         stop: &CancellationToken,
-        who: &Bytes,
+        applicant: &Bytes,
         grace: Duration,
         mut task: impl FnMut(Job) -> F,
     ) -> Result<(), TreeError>
@@ -133,17 +134,17 @@ impl RoleMatch {
             let Role { job: id, description, held } = tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
-                role = self.apply(who) => role?,
+                role = self.apply(applicant) => role?,
             };
             held.run(stop, grace, |leading| task(Job { id, description, leading })).await;
         }
         Ok(())
     }
 
-    /// Who has which job, as the engine saw it a moment ago.
+    /// Returns the holder of each assigned job. The result may be slightly out of date.
     ///
     /// # Errors
-    /// As those of a [`Tree`].
+    /// The same as those of a [`Tree`].
     pub async fn assignments(&self) -> Result<BTreeMap<Sequence, Assignment>, TreeError> {
         let tree = self.client.session().await?;
         let names = match tree.children(&self.assignments).await {
@@ -165,17 +166,17 @@ impl RoleMatch {
         Ok(assignments)
     }
 
-    /// At the front of the line: the first open job.
-    async fn take_a_job(&self, place: &Place, who: &Bytes) -> Result<Taken, TreeError> {
+    /// Takes the first open job. The caller is at the front of the line.
+    async fn take_open_job(&self, place: &Place, applicant: &Bytes) -> Result<Taken, TreeError> {
         let tree = &place.node().tree;
         let mut gone = Box::pin(place.node().gone());
         loop {
-            let looking = async {
+            let searching = async {
                 let (jobs, jobs_watch) = self.numbers(tree, self.jobs.items(), id_named).await?;
                 let assigned = |name: &str| Sequence::after(name, ASSIGNMENT);
                 let (taken, taken_watch) = self.numbers(tree, &self.assignments, assigned).await?;
                 for job in jobs.iter().filter(|job| taken.binary_search(job).is_err()) {
-                    if let Some(taken) = self.take(place, *job, who).await? {
+                    if let Some(taken) = self.take(place, *job, applicant).await? {
                         return Ok::<_, TreeError>(Some(taken));
                     }
                 }
@@ -189,7 +190,7 @@ impl RoleMatch {
             let taken = tokio::select! {
                 biased;
                 gone = &mut gone => return Err(gone),
-                taken = looking => taken?,
+                taken = searching => taken?,
             };
             if let Some(taken) = taken {
                 return Ok(taken);
@@ -197,7 +198,7 @@ impl RoleMatch {
         }
     }
 
-    /// In order; none if the parent is not there.
+    /// Returns the numbers of the children in order, and a watch on the children. Creates the parent if it is missing.
     async fn numbers(
         &self,
         tree: &Arc<dyn Tree>,
@@ -205,49 +206,51 @@ impl RoleMatch {
         number: impl Fn(&str) -> Option<Sequence>,
     ) -> Result<(Vec<Sequence>, Watch), TreeError> {
         loop {
-            match self.client.patiently(|| tree.children_and_watch(parent)).await {
+            match self.client.retry(|| tree.children_and_watch(parent)).await {
                 Ok((children, watch)) => {
                     let mut numbers: Vec<_> = children.names.iter().filter_map(|name| number(name)).collect();
                     numbers.sort_unstable();
                     return Ok((numbers, watch));
                 }
                 Err(TreeError::NoNode) => {
-                    make(&self.client, &**tree, parent, Bytes::new(), CreateMode::Persistent, &self.acl).await?;
+                    create_node(&self.client, &**tree, parent, Bytes::new(), CreateMode::Persistent, &self.acl).await?;
                 }
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// `None` if it is not open any more. In a task: dropped at any moment, it leaves no job with a holder that does not know.
-    async fn take(&self, place: &Place, job: Sequence, who: &Bytes) -> Result<Option<Taken>, TreeError> {
+    /// Takes a job, or returns `None` if the job is no longer open. It runs in a task, so that dropping the future at
+    /// any moment leaves no job with a holder that does not know of it.
+    async fn take(&self, place: &Place, job: Sequence, applicant: &Bytes) -> Result<Option<Taken>, TreeError> {
         let (client, tree) = (self.client.clone(), place.node().tree.clone());
         let (item, own) = (self.jobs.path(job)?, place.node().path.clone());
         let path = join(&self.assignments, &format!("{ASSIGNMENT}{job}"))?;
-        let (who, acl) = (who.clone(), self.acl.clone());
+        let (applicant, acl) = (applicant.clone(), self.acl.clone());
         let taken = self.client.runtime().detached("role", async move {
-            let node = match client.patiently(|| tree.get(&item)).await {
+            let node = match client.retry(|| tree.get(&item)).await {
                 Err(TreeError::NoNode) => return Ok(None),
                 node => node?,
             };
-            // Each holder raises the item's version, by which its fence is told from another's.
+            // Each holder raises the version of the item. The version distinguishes its fence from those of other
+            // holders.
             let version = node.stat.version;
             let (data, expected) = (node.data.clone(), Expected::Version(version));
             let steps = vec![
                 Op::Set { path: item.clone(), data, expected },
                 Op::Check { path: own, expected: Expected::Any },
-                Op::Create { path: path.clone(), data: who, mode: CreateMode::Ephemeral, acl },
+                Op::Create { path: path.clone(), data: applicant, mode: CreateMode::Ephemeral, acl },
             ];
             let created = match tree.multi(steps).await {
                 Ok(done) => match done.last() {
-                    Some(Done::Create(made)) => Some(made.stat.created),
+                    Some(Done::Create(result)) => Some(result.stat.created),
                     _ => None,
                 },
                 Err(TreeError::Multi { at: 0, .. }) => None,
                 Err(TreeError::Multi { at: 2, source }) if *source == TreeError::NodeExists => None,
                 Err(TreeError::Multi { source, .. }) => return Err(*source),
                 Err(error) if error.is_retryable() => {
-                    client.patiently(|| made_by_us(&tree, &item, version, &path)).await?
+                    client.retry(|| find_created(&tree, &item, version, &path)).await?
                 }
                 Err(error) => return Err(error),
             };
@@ -256,7 +259,7 @@ impl RoleMatch {
                 description: node.data,
                 item: Op::Check { path: item, expected: Expected::Version(version.wrapping_add(1)) },
                 item_created: node.stat.created,
-                owned: Owned::made(&client, &tree, path, created),
+                owned: NodeGuard::created(&client, &tree, path, created),
             }))
         });
         taken.await.unwrap_or_else(|| Err(stopped()))
@@ -266,23 +269,24 @@ impl RoleMatch {
         let Taken { job, description, item, item_created, owned } = taken;
         let (client, tree, path) = (self.client.clone(), owned.node().tree.clone(), item.path().clone());
         let withdrawn = async move { drop(gone(&client, &*tree, &path, Some(item_created)).await) };
-        let held = Held::until(owned, Some(item), self.trust, withdrawn).await?;
+        let held = Held::until_withdrawn(owned, Some(item), self.trust, withdrawn).await?;
         Ok(Role { job, description, held })
     }
 }
 
-/// A job that was taken just now.
+/// Job that was taken just now.
 struct Taken {
     job: Sequence,
     description: Bytes,
-    /// Whether it is still as its holder left it.
+    /// Check that the item is unchanged since its holder took the job.
     item: Op,
     item_created: Zxid,
-    owned: Owned,
+    owned: NodeGuard,
 }
 
-/// After a lost answer: when the node was made, if this session has made it and the item is as it was left then.
-fn made_by_us<'a>(
+/// Finds the node after a lost response. Returns its creation if this session has created it and the item still has the
+/// version of this attempt.
+fn find_created<'a>(
     tree: &'a Arc<dyn Tree>,
     item: &'a NodePath,
     version: i32,
@@ -291,8 +295,8 @@ fn made_by_us<'a>(
     Box::pin(async move {
         tree.sync().await?;
         let raised = tree.exists(item).await?.filter(|stat| stat.version == version.wrapping_add(1));
-        let made = tree.exists(path).await?.filter(|stat| stat.owner == Some(tree.session().id()));
-        Ok(raised.and(made).map(|stat| stat.created))
+        let created = tree.exists(path).await?.filter(|stat| stat.owner == Some(tree.session().id()));
+        Ok(raised.and(created).map(|stat| stat.created))
     })
 }
 

@@ -1,18 +1,19 @@
-//! One writer, or many readers. Curator's `InterProcessReadWriteLock` shares it.
+//! A lock for one writer or many readers. Processes with Curator's `InterProcessReadWriteLock` can share it.
 
 use bytes::Bytes;
 
 use super::client::Client;
-use super::held::{Held, Trust};
+use super::guard::{Held, Trust};
 use super::line::{Line, Members, Naming, Rule};
-use super::lock::hold;
+use super::lock::acquire;
 use crate::tree::{Acl, NodePath, TreeError};
 
 const READ: &str = "__READ__";
 const WRITE: &str = "__WRIT__";
 
-/// A process's way to a read-write lock. In the order of asking: a reader waits for the writers before it, a writer for all before it, so
-/// neither starves. Not reentrant: who reads and asks to write waits for itself.
+/// Handle of a read-write lock in one process. Requests are served in their order: a reader waits for the writers
+/// before it, and a writer waits for all requests before it, so neither starves. The lock is not reentrant: a reader
+/// that requests the write lock waits for itself.
 #[derive(Clone)]
 pub struct RwLock {
     client: Client,
@@ -22,7 +23,7 @@ pub struct RwLock {
 }
 
 impl RwLock {
-    /// `acl` is of the nodes that are made here, and of parents that are missing.
+    /// Creates the handle. `acl` is the access list of the nodes created here, including missing parents.
     #[must_use]
     pub fn new(client: &Client, path: NodePath, acl: Acl) -> Self {
         RwLock { client: client.clone(), path, acl, trust: Trust::default() }
@@ -33,26 +34,26 @@ impl RwLock {
         RwLock { trust, ..self }
     }
 
-    /// Beside other readers.
+    /// Waits for the lock as a reader, together with other readers.
     ///
     /// # Errors
-    /// As [`Lock::acquire`](super::Lock::acquire).
+    /// The same as [`Lock::acquire`](super::Lock::acquire).
     pub async fn read(&self) -> Result<Held, TreeError> {
-        self.hold(READ, Rule::After(WRITE)).await
+        self.acquire(READ, Rule::After(WRITE)).await
     }
 
-    /// Alone.
+    /// Waits for the lock as the only writer.
     ///
     /// # Errors
-    /// As [`Lock::acquire`](super::Lock::acquire).
+    /// The same as [`Lock::acquire`](super::Lock::acquire).
     pub async fn write(&self) -> Result<Held, TreeError> {
-        self.hold(WRITE, Rule::Among(1)).await
+        self.acquire(WRITE, Rule::Among(1)).await
     }
 
-    async fn hold(&self, name: &'static str, rule: Rule) -> Result<Held, TreeError> {
+    async fn acquire(&self, name: &'static str, rule: Rule) -> Result<Held, TreeError> {
         let (parent, acl) = (self.path.clone(), self.acl.clone());
         let members = Members::Named(&[READ, WRITE]);
-        let line = Line { parent, name: name.into(), naming: Naming::Marked, members, acl };
-        hold(&self.client, &line, rule, self.trust, &Bytes::new()).await
+        let line = Line { parent, name: name.into(), naming: Naming::Protected, members, acl };
+        acquire(&self.client, &line, rule, self.trust, &Bytes::new()).await
     }
 }

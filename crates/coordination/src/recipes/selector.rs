@@ -1,4 +1,5 @@
-//! One leader of a group at a time (seed 000's Cronulla). Curator's `LeaderSelector` and `LeaderLatch` share the groups.
+//! Leader election for a leader group. Processes with Curator's `LeaderSelector` and `LeaderLatch` can share leader
+//! groups.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,32 +8,33 @@ use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
 
 use super::client::Client;
-use super::held::{Ended, Held, Leading, Trust};
+use super::guard::{Ended, Held, Leading, Trust};
 use super::line::{Line, Naming, Rule};
-use super::lock::hold;
+use super::lock::acquire;
 use crate::tree::{Acl, Node, NodePath, TreeError};
 
-/// Whose nodes a group has: a group is of one kind.
+/// Node layout of a leader group. All candidates of a leader group use the same layout.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Layout {
-    /// Curator's `LeaderSelector`, and its `InterProcessMutex`.
+    /// Layout of Curator's `LeaderSelector` and `InterProcessMutex`.
     #[default]
     Selector,
-    /// Curator's `LeaderLatch`.
+    /// Layout of Curator's `LeaderLatch`.
     Latch,
 }
 
-/// Who stands for leader, and how.
+/// Options of a candidate.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Candidate {
-    /// What the others see: a host's name, say. Need not be unique.
+    /// Text that the other candidates see, for example a host name. It does not have to be unique.
     pub id: String,
-    /// Of the nodes that are made here, and of parents that are missing. Default: closed to all who do not give the same credentials.
+    /// Access list of the nodes created here, including missing parents. The default admits only sessions with the same
+    /// credentials.
     pub acl: Acl,
     pub layout: Layout,
     pub trust: Trust,
-    /// How long a task may go on once its leadership is over. Default 10 s. Too short: what could have been ended well is broken off; too
-    /// long: the next leader works beside it.
+    /// Time that a task may continue after its leadership has ended. Default 10 s. If it is too short, a task that
+    /// could end cleanly is aborted. If it is too long, the task runs beside the next leader for that time.
     pub grace: Duration,
 }
 
@@ -49,15 +51,15 @@ impl Candidate {
     }
 }
 
-/// Who stands in a group's line.
+/// Candidate in the line of a leader group.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Participant {
     pub id: String,
-    /// Whether it is the first.
+    /// True if the candidate is the first in the line.
     pub leads: bool,
 }
 
-/// A process's way to a group.
+/// Handle of a leader group in one process.
 #[derive(Clone)]
 pub struct LeaderSelector {
     client: Client,
@@ -72,24 +74,25 @@ impl LeaderSelector {
             Layout::Selector => &["lock-"],
             Layout::Latch => &["latch-"],
         };
-        let line = Line::new(group, Naming::Marked, names, candidate.acl.clone());
+        let line = Line::new(group, Naming::Protected, names, candidate.acl.clone());
         LeaderSelector { client: client.clone(), line, candidate }
     }
 
-    /// Waits until it leads, for as long as it takes, over the ends of sessions. Dropped, it does not stand for leader any more.
+    /// Waits for the leadership without a time limit, across sessions. Dropping the future withdraws the candidate.
     ///
     /// # Errors
-    /// What waiting does not mend: [`TreeError::Forbidden`], [`TreeError::InvalidAcl`], [`TreeError::Invalid`].
+    /// Errors that waiting cannot resolve: [`TreeError::Forbidden`], [`TreeError::InvalidAcl`], [`TreeError::Invalid`].
     pub async fn lead(&self) -> Result<Held, TreeError> {
         let data = Bytes::copy_from_slice(self.candidate.id.as_bytes());
-        hold(&self.client, &self.line, Rule::Among(1), self.candidate.trust, &data).await
+        acquire(&self.client, &self.line, Rule::Among(1), self.candidate.trust, &data).await
     }
 
-    /// Leads again and again, each time with one `task`, which ends when its leadership does; one that ends by itself gives the leadership to
-    /// the next in line. Until `stop` is cancelled: then the task is told, too.
+    /// Leads repeatedly and runs one `task` in each leadership. The task is asked to end when its leadership ends. If
+    /// the task ends by itself, the next candidate in the line leads. The loop ends when `stop` is cancelled. The task
+    /// is then asked to end, too.
     ///
     /// # Errors
-    /// As [`LeaderSelector::lead`].
+    /// The same as [`LeaderSelector::lead`].
     pub async fn run<T, F>(&self, stop: &CancellationToken, mut task: impl FnMut(Leading) -> F) -> Result<(), TreeError>
     where
         F: Future<Output = T>,
@@ -101,23 +104,23 @@ impl LeaderSelector {
                 held = self.lead() => held?,
             };
             let ended = held.run(stop, self.candidate.grace, &mut task).await;
-            tracing::info!(group = %self.line.parent, how = ended.name(), "a leadership has ended");
+            tracing::info!(group = %self.line.parent, how = ended.name(), "leadership ended");
         }
         Ok(())
     }
 
-    /// Those who stand in line, the leader first: as the engine saw it a moment ago.
+    /// Returns the candidates in the line, the leader first. The list may be slightly out of date.
     ///
     /// # Errors
-    /// As those of a [`Tree`](crate::tree::Tree).
+    /// The same as those of a [`Tree`](crate::tree::Tree).
     pub async fn participants(&self) -> Result<Vec<Participant>, TreeError> {
         let tree = self.client.session().await?;
-        let standing = self.line.nodes(&*tree).await?.into_iter().enumerate();
+        let places = self.line.nodes(&*tree).await?.into_iter().enumerate();
         let participant = |(at, node): (usize, Node)| Participant {
             id: String::from_utf8_lossy(&node.data).into_owned(),
             leads: at == 0,
         };
-        Ok(standing.map(participant).collect())
+        Ok(places.map(participant).collect())
     }
 }
 
@@ -134,7 +137,7 @@ impl<T> Ended<T> {
     fn name(&self) -> &'static str {
         match self {
             Ended::Done(_) => "by itself",
-            Ended::DoneInGrace(_) => "in its grace",
+            Ended::DoneInGrace(_) => "within the grace period",
             Ended::Aborted => "aborted",
         }
     }

@@ -1,19 +1,21 @@
-//! So many holders at a time. Curator's `InterProcessSemaphoreV2` shares it.
+//! A semaphore with a fixed number of holders at a time. Processes with Curator's `InterProcessSemaphoreV2` can share
+//! it.
 
 use bytes::Bytes;
 
 use super::client::Client;
-use super::held::{Held, Trust};
+use super::guard::{Held, Trust};
 use super::line::{Line, Naming, Rule};
-use super::lock::{Lock, hold_once};
+use super::lock::{Lock, acquire_once};
 use super::node::join;
 use crate::tree::{Acl, NodePath, TreeError};
 
-/// A process's way to a semaphore. All who share it say the same number of leases.
+/// Handle of a semaphore in one process. All processes that share it must use the same number of leases.
 #[derive(Clone)]
 pub struct Semaphore {
     client: Client,
-    /// Held while one waits for a lease: those behind it wait here, so Curator, which counts leases, sees at most one too many.
+    /// Lock that a process holds while it waits for a lease. The next requests wait for this lock. Curator counts
+    /// leases, and therefore sees at most one too many.
     locks: Lock,
     leases: Line,
     count: usize,
@@ -21,16 +23,17 @@ pub struct Semaphore {
 }
 
 impl Semaphore {
-    /// With `count` leases, at least one. `acl` is of the nodes that are made here, and of parents that are missing.
+    /// Creates a semaphore with `count` leases, at least one. `acl` is the access list of the nodes created here,
+    /// including missing parents.
     ///
     /// # Errors
-    /// [`TreeError::Invalid`] if the path is too long, or there are no leases.
+    /// [`TreeError::Invalid`] if the path is too long or `count` is zero.
     pub fn new(client: &Client, path: &NodePath, count: usize, acl: Acl) -> Result<Self, TreeError> {
         if count == 0 {
-            return Err(TreeError::Invalid("a semaphore has at least one lease".to_owned()));
+            return Err(TreeError::Invalid("invalid semaphore: it must have at least one lease".to_owned()));
         }
         let locks = Lock::new(client, join(path, "locks")?, acl.clone());
-        let leases = Line::new(join(path, "leases")?, Naming::Marked, &["lease-"], acl);
+        let leases = Line::new(join(path, "leases")?, Naming::Protected, &["lease-"], acl);
         Ok(Semaphore { client: client.clone(), locks, leases, count, trust: Trust::default() })
     }
 
@@ -39,19 +42,19 @@ impl Semaphore {
         Semaphore { trust, ..self }
     }
 
-    /// One lease, in the order of asking.
+    /// Waits for one lease, in the order of the requests.
     ///
     /// # Errors
-    /// As [`Lock::acquire`].
+    /// The same as [`Lock::acquire`].
     pub async fn acquire(&self) -> Result<Held, TreeError> {
         loop {
-            let next = self.locks.acquire().await?;
+            let lock = self.locks.acquire().await?;
             let rule = Rule::Among(self.count);
-            let lease = hold_once(&self.client, &self.leases, rule, self.trust, &Bytes::new()).await;
-            next.release().await;
+            let lease = acquire_once(&self.client, &self.leases, rule, self.trust, &Bytes::new()).await;
+            lock.release().await;
             match lease {
-                // With the session its place among those who wait went, too.
-                Err(TreeError::NoNode | TreeError::SessionLost) => self.client.pause().await,
+                // The loss of the session also removed the place in the line of the lock.
+                Err(TreeError::NoNode | TreeError::SessionLost) => self.client.back_off().await,
                 lease => return lease,
             }
         }

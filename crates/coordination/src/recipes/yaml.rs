@@ -1,34 +1,36 @@
-//! Maps in nodes that others may have written, by hand or in another language.
+//! YAML maps in nodes that people or programs in other languages may have written.
 
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
 use crate::tree::TreeError;
 
-/// An empty text is an empty map.
+/// Decodes a YAML map. An empty text is an empty map.
 ///
 /// # Errors
-/// Why it is none.
+/// The reason why the text is not a YAML map.
 pub(super) fn decode(data: &[u8]) -> Result<Map<String, Value>, String> {
-    let text = std::str::from_utf8(data).map_err(|_| "it is no UTF-8".to_owned())?;
+    let text = std::str::from_utf8(data).map_err(|_| "not valid UTF-8".to_owned())?;
     if text.trim().is_empty() {
         return Ok(Map::new());
     }
-    // Without the text around what is wrong: a password may stand there, and this is logged.
+    // Error texts leave out the surrounding text, because it may contain a password and the error is logged.
     let options = serde_saphyr::options! { with_snippet: false };
     match serde_saphyr::from_str_with_options(text, options) {
         Ok(Value::Object(map)) => Ok(map),
         Ok(Value::Null) => Ok(Map::new()),
-        Ok(_) => Err("it is YAML, but no map".to_owned()),
+        Ok(_) => Err("the YAML value is not a map".to_owned()),
         Err(error) => Err(error.to_string()),
     }
 }
 
+/// Encodes a map as YAML.
+///
 /// # Errors
-/// [`TreeError::Invalid`] if it cannot be written as YAML.
+/// [`TreeError::Invalid`] if the map cannot be written as YAML.
 pub(super) fn encode(map: &Map<String, Value>) -> Result<Bytes, TreeError> {
     let text = serde_saphyr::to_string(map);
-    text.map(Bytes::from).map_err(|error| TreeError::Invalid(format!("this cannot be written as YAML: {error}")))
+    text.map(Bytes::from).map_err(|error| TreeError::Invalid(format!("cannot encode as YAML: {error}")))
 }
 
 #[cfg(test)]
@@ -38,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_petting_zoo_writes_is_read() {
+    fn petting_zoo_header_is_decoded() {
         let text = "header:\n  metadata: {protocol: memcached, version: 1.0}\n  service_class: kestrel\nhost: localhost\nport: 22133\n";
         let read = decode(text.as_bytes()).unwrap();
         assert_eq!(
@@ -50,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_and_null_are_empty_and_the_rest_is_told() {
+    fn empty_and_null_are_empty_maps_and_other_text_is_an_error() {
         assert_eq!((decode(b""), decode(b" \n"), decode(b"null")), (Ok(Map::new()), Ok(Map::new()), Ok(Map::new())));
         for bad in [&b"[1, 2]"[..], b"text", b"a: [", b"\xff", b"a: 1\na: 2"] {
             assert!(decode(bad).is_err(), "{}", String::from_utf8_lossy(bad));
@@ -58,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_without_what_stands_there() {
+    fn error_texts_do_not_quote_the_document() {
         for bad in [
             "password: [hunter2",
             "password: hunter2\npassword: hunter2",
@@ -66,14 +68,14 @@ mod tests {
             "- hunter2\n- [",
             "&hunter2 [*hunter3]",
         ] {
-            let told = decode(bad.as_bytes()).unwrap_err();
-            assert!(!told.contains("hunter2"), "{told}");
+            let text = decode(bad.as_bytes()).unwrap_err();
+            assert!(!text.contains("hunter2"), "{text}");
         }
     }
 
-    /// Whoever may write a node must not be able to stop those who read it.
+    /// A process that may write a node must not be able to stop the readers of that node.
     #[test]
-    fn what_grows_when_it_is_read_is_refused() {
+    fn expanding_documents_are_rejected() {
         let mut bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
         for level in 1..9 {
             let inner = format!("*a{}", level - 1);

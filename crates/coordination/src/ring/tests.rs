@@ -16,7 +16,7 @@ fn keys() -> Vec<String> {
     (0..KEYS).map(|key| format!("customer/{key}")).collect()
 }
 
-/// How many of them are elsewhere.
+/// Number of keys that have another member in `after`.
 fn moved(before: &BTreeMap<&str, &str>, after: &BTreeMap<&str, &str>) -> usize {
     assert_eq!(before.len(), after.len());
     before.iter().filter(|(key, member)| after[*key] != **member).count()
@@ -28,9 +28,9 @@ fn loads<'a>(assigned: &BTreeMap<&str, &'a str>) -> BTreeMap<&'a str, usize> {
     loads
 }
 
-/// The figures of the issue that this is for: at most 1.2 / n of all keys move when one joins or leaves.
+/// The bound is that at most 1.2 / n of all keys move when one of n members joins or leaves.
 #[test]
-fn of_a_hundred_members_one_that_comes_or_goes_moves_a_hundredth_of_the_keys() {
+fn join_or_leave_moves_a_proportional_part_of_the_keys() {
     let (names, keys) = (names(MEMBERS + 1), keys());
     let ring = Ring::new(&names[..MEMBERS]);
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
@@ -41,34 +41,34 @@ fn of_a_hundred_members_one_that_comes_or_goes_moves_a_hundredth_of_the_keys() {
     let left = Ring::new(names[..MEMBERS].iter().filter(|name| **name != names[17]).cloned());
     let after = left.assign(keys.iter().copied(), share);
     let count = moved(&before, &after);
-    assert!(count * MEMBERS * 10 <= KEYS * 12, "{count} moved as one left");
+    assert!(count * MEMBERS * 10 <= KEYS * 12, "{count} keys moved when one member left");
     assert!(loads(&after).into_values().max().unwrap() <= share);
     let ring = Ring::new(&names[..]);
     let after = ring.assign(keys.iter().copied(), share);
     let count = moved(&before, &after);
-    assert!(count * (MEMBERS + 1) * 10 <= KEYS * 12, "{count} moved as one joined");
+    assert!(count * (MEMBERS + 1) * 10 <= KEYS * 12, "{count} keys moved when one member joined");
     assert!(loads(&after).into_values().max().unwrap() <= share);
 }
 
 #[test]
-fn the_bound_is_kept_where_it_binds() {
+fn assign_respects_a_tight_bound() {
     let (names, keys) = (names(10), keys());
     let keys: Vec<&str> = keys[..1_000].iter().map(String::as_str).collect();
     let ring = Ring::new(&names[..]);
-    let (share, none) = (ring.share(1_000, 0), ring.share(1_000, 1_000));
+    let (share, loose_share) = (ring.share(1_000, 0), ring.share(1_000, 1_000));
     let tight = ring.assign(keys.iter().copied(), share);
     assert!(loads(&tight).into_values().all(|load| load == 100), "{:?}", loads(&tight));
-    let loose = ring.assign(keys.iter().copied(), none);
+    let loose = ring.assign(keys.iter().copied(), loose_share);
     assert!(
         keys.iter().all(|key| ring.owner(key.as_bytes()) == Some(loose[key])),
-        "with room for all, it is the owner"
+        "with a loose bound, the owner has the key"
     );
-    assert!(loads(&loose).into_values().any(|load| load > 100), "or the bound above proves nothing");
+    assert!(loads(&loose).into_values().any(|load| load > 100), "without a bound, some member has more than 100 keys");
 }
 
-/// What it was when it was written: processes of two builds must agree.
+/// The expected values are fixed, because processes of two builds must agree on the owners.
 #[test]
-fn owners_are_those_of_every_build() {
+fn owners_are_the_same_in_every_build() {
     let names = names(5);
     let ring = Ring::new(&names[..]);
     let owners: Vec<_> = ["", "a", "customer/7"].iter().map(|key| ring.owners(key.as_bytes(), 2)).collect();
@@ -79,7 +79,7 @@ fn owners_are_those_of_every_build() {
 
 proptest! {
     #[test]
-    fn order_and_doubles_do_not_matter(mut names in proptest::collection::vec("[a-z]{1,4}", 1..20), key: u64) {
+    fn name_order_and_duplicates_are_ignored(mut names in proptest::collection::vec("[a-z]{1,4}", 1..20), key: u64) {
         let ring = Ring::new(&names[..]);
         names.reverse();
         names.extend(names.clone());
@@ -88,7 +88,7 @@ proptest! {
         prop_assert_eq!(owners.first().copied(), ring.owner(&key.to_be_bytes()));
         let all: BTreeSet<&str> = owners.iter().copied().collect();
         prop_assert!(all.len() == owners.len() && all.len() == ring.members().len());
-        // Who leaves is followed by the next.
+        // If the owner leaves, the next member takes over.
         let left = Ring::new(ring.members().filter(|member| *member != owners[0]));
         prop_assert_eq!(left.owner(&key.to_be_bytes()), owners.get(1).copied());
     }

@@ -1,4 +1,4 @@
-//! Who may do what with a node.
+//! Access lists of nodes.
 
 use std::fmt;
 
@@ -8,17 +8,17 @@ use sha1::{Digest as _, Sha1};
 
 use super::TreeError;
 
-/// What a node's creator says of it; it holds for the node alone, not for those below.
+/// Access list that the creator of a node requests. It applies to the node alone and not to the nodes below it.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Acl {
-    /// Everybody may do everything: ZooKeeper's `world:anyone:cdrwa`, and Petting Zoo's layout.
+    /// Grants every permission to anyone: ZooKeeper's `world:anyone:cdrwa`. Petting Zoo uses this list.
     Open,
-    /// Its creator, known by the name and password that its session gave, may do everything, and all others nothing: ZooKeeper's
-    /// `auth`. A session that gave none is refused.
+    /// Grants every permission to the creator alone, identified by the name and password of its session: ZooKeeper's
+    /// `auth`. A session without credentials is rejected.
     Creator,
-    /// Everybody may read; its creator may do everything.
+    /// Grants every permission to the creator, and lets anyone read.
     CreatorReadable,
-    /// Not empty.
+    /// Grants the listed permissions. The list must not be empty.
     Grants(Vec<Grant>),
 }
 
@@ -31,23 +31,23 @@ pub struct Grant {
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Identity {
     Anyone,
-    /// As [`Credentials::identity`] makes it: a name, `:`, and Base64 of SHA-1 of `name:password`, as ZooKeeper's scheme `digest`
-    /// has it.
+    /// An identity from [`Credentials::identity`]: a name, `:`, and Base64 of SHA-1 of `name:password`, as in
+    /// ZooKeeper's scheme `digest`.
     Digest(String),
 }
 
-/// A set of what may be done.
+/// Set of permissions on a node.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Permissions(u8);
 
 impl Permissions {
     pub const READ: Permissions = Permissions(1);
     pub const WRITE: Permissions = Permissions(2);
-    /// Of children.
+    /// Permission to create children.
     pub const CREATE: Permissions = Permissions(4);
-    /// Of children.
+    /// Permission to delete children.
     pub const DELETE: Permissions = Permissions(8);
-    /// To change the list itself.
+    /// Permission to change the access list.
     pub const ADMIN: Permissions = Permissions(16);
     pub const ALL: Permissions = Permissions(31);
 
@@ -61,20 +61,20 @@ impl Permissions {
         self.0 & wanted.0 == wanted.0
     }
 
-    /// As ZooKeeper numbers them.
+    /// Returns the set as bits, numbered as in ZooKeeper.
     #[must_use]
     pub const fn bits(self) -> u8 {
         self.0
     }
 
-    /// Bits that mean nothing are passed over.
+    /// Builds a set from bits, numbered as in ZooKeeper. Ignores unknown bits.
     #[must_use]
     pub const fn from_bits(bits: u8) -> Permissions {
         Permissions(bits & Self::ALL.0)
     }
 }
 
-/// As ZooKeeper's tools write it: `cdrwa`.
+/// Formats the set like ZooKeeper's tools: `cdrwa`.
 impl fmt::Debug for Permissions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let letters =
@@ -83,7 +83,7 @@ impl fmt::Debug for Permissions {
     }
 }
 
-/// What a session says of itself, to the engine alone. A password is never shown.
+/// Name and password that a session gives to the engine. The password is never shown.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credentials {
     pub name: String,
@@ -105,10 +105,10 @@ impl fmt::Debug for Credentials {
 }
 
 impl Acl {
-    /// What it says when it was made by one who is known as `creator`.
+    /// Returns the grants of this access list for a creator with the identities `creator`.
     ///
     /// # Errors
-    /// [`TreeError::InvalidAcl`] if nobody would be granted anything, or that is nobody and matters.
+    /// [`TreeError::InvalidAcl`] if the list grants nothing, or depends on a creator without identities.
     pub fn grants(&self, creator: &[Identity]) -> Result<Vec<Grant>, TreeError> {
         let anyone = |permissions| Grant { to: Identity::Anyone, permissions };
         let own = || creator.iter().map(|to| Grant { to: to.clone(), permissions: Permissions::ALL });
@@ -123,17 +123,17 @@ impl Acl {
     }
 }
 
-/// Whether one who is known as `identities` may do `wanted`.
+/// Returns true if a session with these `identities` has all `wanted` permissions.
 #[must_use]
 pub fn allows(grants: &[Grant], identities: &[Identity], wanted: Permissions) -> bool {
-    let is_meant = |to: &Identity| *to == Identity::Anyone || identities.contains(to);
-    grants.iter().any(|grant| grant.permissions.has(wanted) && is_meant(&grant.to))
+    let applies = |to: &Identity| *to == Identity::Anyone || identities.contains(to);
+    grants.iter().any(|grant| grant.permissions.has(wanted) && applies(&grant.to))
 }
 
-/// For engines: a node's list as it is told to who is known as `identities`.
+/// Returns the access list of a node as a session with these `identities` may see it. Engines call it.
 ///
 /// # Errors
-/// [`TreeError::Forbidden`] if they may neither read the node nor change its list.
+/// [`TreeError::Forbidden`] if the session may neither read the node nor change its access list.
 pub fn shown(mut grants: Vec<Grant>, identities: &[Identity]) -> Result<Vec<Grant>, TreeError> {
     if allows(&grants, identities, Permissions::ADMIN) {
         return Ok(grants);
@@ -154,23 +154,23 @@ pub fn shown(mut grants: Vec<Grant>, identities: &[Identity]) -> Result<Vec<Gran
 mod tests {
     use super::*;
 
-    /// From ZooKeeper's own documentation of `DigestAuthenticationProvider`.
+    /// The expected digest is from ZooKeeper's documentation of `DigestAuthenticationProvider`.
     #[test]
-    fn a_digest_is_zookeepers() {
+    fn digest_equals_zookeepers_digest() {
         let credentials = Credentials { name: "super".to_owned(), password: "admin".to_owned() };
         assert_eq!(credentials.identity(), Identity::Digest("super:xQJmxLMiHGwaqBvst5y6rkB6HQs=".to_owned()));
         assert!(!format!("{credentials:?}").contains("admin"));
     }
 
     #[test]
-    fn nobody_has_nothing_of_their_own() {
+    fn creator_list_without_credentials_is_rejected() {
         assert_eq!(Acl::Creator.grants(&[]), Err(TreeError::InvalidAcl));
         assert_eq!(Acl::CreatorReadable.grants(&[]), Err(TreeError::InvalidAcl));
         assert_eq!(Acl::Grants(Vec::new()).grants(&[]), Err(TreeError::InvalidAcl));
     }
 
     #[test]
-    fn who_is_granted_what_may_do_that() {
+    fn grants_allow_exactly_their_permissions() {
         let (a, b) = (Identity::Digest("a:x".to_owned()), Identity::Digest("b:y".to_owned()));
         let grants = Acl::CreatorReadable.grants(std::slice::from_ref(&a)).unwrap();
         assert!(allows(&grants, &[a], Permissions::ALL));

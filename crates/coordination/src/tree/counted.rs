@@ -1,4 +1,4 @@
-//! An engine whose requests are counted, with a hook for tests.
+//! An engine that counts requests and runs a hook for tests.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use super::{
 
 type Hook = Arc<dyn Fn(&'static str) -> BoxFuture<'static, ()> + Send + Sync>;
 
-/// An engine that counts the requests of all of its sessions, without those that keep them alive, open and close them. Tests
-/// put a hook between a request and its answer.
+/// An engine that counts the requests of all of its sessions, except those that open, close and keep alive a session.
+/// Tests can run a hook between a request and its response.
 pub struct Counted<T: ?Sized = dyn Trees> {
     trees: Arc<T>,
     count: Arc<AtomicU64>,
@@ -28,7 +28,7 @@ impl<T: Trees + ?Sized> Counted<T> {
         Counted { trees, count: Arc::default(), hook: None }
     }
 
-    /// `hook` is called with a request's name after the engine has answered it, and before the caller sees the answer.
+    /// Calls `hook` with the name of a request after the engine has responded and before the caller gets the response.
     #[must_use]
     pub fn with_hook(
         trees: Arc<T>,
@@ -37,7 +37,7 @@ impl<T: Trees + ?Sized> Counted<T> {
         Counted { hook: Some(Arc::new(hook)), ..Counted::new(trees) }
     }
 
-    /// So far.
+    /// Number of requests until now.
     #[must_use]
     pub fn requests(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
@@ -66,12 +66,12 @@ struct CountedTree {
 }
 
 impl CountedTree {
-    fn counted<'a, T: Send + 'a>(&'a self, what: &'static str, answer: Answer<'a, T>) -> Answer<'a, T> {
+    fn counted<'a, T: Send + 'a>(&'a self, name: &'static str, answer: Answer<'a, T>) -> Answer<'a, T> {
         self.count.fetch_add(1, Ordering::Relaxed);
         let Some(hook) = &self.hook else { return answer };
         Box::pin(async move {
             let answer = answer.await;
-            hook(what).await;
+            hook(name).await;
             answer
         })
     }

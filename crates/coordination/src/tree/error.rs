@@ -1,35 +1,35 @@
-//! Why a tree says no.
+//! Errors of a tree.
 
 use super::NodePathError;
 
-/// A call failed as a whole.
+/// Failure of a whole call.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TreeError {
-    #[error("there is no such node")]
+    #[error("the node does not exist")]
     NoNode,
-    #[error("the node is there already")]
+    #[error("the node already exists")]
     NodeExists,
-    #[error("the node has another version than the one expected")]
+    #[error("the node's version differs from the expected one")]
     BadVersion,
     #[error("the node has children")]
     NotEmpty,
-    #[error("an ephemeral node has no children")]
+    #[error("an ephemeral node cannot have children")]
     NoChildrenForEphemerals,
-    /// The node's list does not grant this to who this session is.
-    #[error("the node's access list does not allow this")]
+    /// The node's access list does not grant this permission to the session.
+    #[error("the node's access list does not allow this request")]
     Forbidden,
-    #[error("the access list is empty, or of one who gave no credentials")]
+    #[error("the access list is empty, or names a creator that gave no credentials")]
     InvalidAcl,
-    /// No engine will do this: the text says what to change.
-    #[error("the request cannot be: {0}")]
+    /// No engine accepts this request. The text names the part to change.
+    #[error("invalid request: {0}")]
     Invalid(String),
-    /// Why a multi did nothing: its step `at`, from 0.
+    /// Failure of a multi at its step `at`, counted from 0. The multi changed nothing.
     #[error("step {at} of the multi failed")]
     Multi { at: usize, source: Box<TreeError> },
-    /// The engine cannot be reached, or the connection broke before the answer. A change may have happened.
-    #[error("the coordination engine did not answer: {0}")]
+    /// The engine cannot be reached, or the connection broke before the response. The change may have happened.
+    #[error("the coordination engine did not respond: {0}")]
     Disconnected(String),
-    /// The session has ended, and its ephemeral nodes with it or soon: open another.
+    /// The session has ended, and its ephemeral nodes are deleted or soon will be. Open another session.
     #[error("the session has ended")]
     SessionLost,
 }
@@ -41,7 +41,7 @@ impl From<NodePathError> for TreeError {
 }
 
 impl TreeError {
-    /// Whether the same call may go through later, in this session.
+    /// Returns true if the same call may succeed later in this session.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         matches!(self, TreeError::Disconnected(_))

@@ -3,24 +3,25 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// `/a/b`: absolute, of parts that are not empty, not `.` and not `..`; the root is `/`.
+/// Absolute path such as `/a/b`. No part is empty, `.` or `..`. The root is `/`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodePath(Arc<str>);
 
-/// Why a text is no path.
+/// Reason why a text is not a valid path.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum NodePathError {
-    #[error("a path begins with `/`, ends without one, and has at most {} bytes", NodePath::LEN_MAX)]
+    #[error("invalid path: it must start with `/`, not end with `/`, and have at most {} bytes", NodePath::LEN_MAX)]
     Form,
-    #[error("a path's parts are not empty, not `.` and not `..`")]
+    #[error("invalid path: a part must not be empty, `.` or `..`")]
     Part,
-    /// ZooKeeper refuses control characters and those that Java cannot be sure of.
-    #[error("a path cannot have {0:?}")]
+    /// ZooKeeper rejects control characters and characters that Java may not encode reliably.
+    #[error("invalid path: the character {0:?} is not allowed")]
     Character(char),
 }
 
 impl NodePath {
-    /// What an index of PostgreSQL holds with room to spare; ZooKeeper's own limit is that of a request.
+    /// Longest path in bytes. An index of PostgreSQL holds keys of this length with a wide margin. ZooKeeper limits
+    /// only the whole request.
     pub const LEN_MAX: usize = 1_024;
 
     #[must_use]
@@ -28,8 +29,10 @@ impl NodePath {
         NodePath("/".into())
     }
 
+    /// Parses a path.
+    ///
     /// # Errors
-    /// If it is none.
+    /// If the text is not a valid path.
     pub fn new(text: &str) -> Result<Self, NodePathError> {
         if text == "/" {
             return Ok(NodePath::root());
@@ -42,10 +45,10 @@ impl NodePath {
         Ok(NodePath(text.into()))
     }
 
-    /// A child, or what is further below: `name` may have several parts.
+    /// Returns the path of a node below this one. `name` may have several parts.
     ///
     /// # Errors
-    /// If the path would be none.
+    /// If the result is not a valid path.
     pub fn join(&self, name: &str) -> Result<Self, NodePathError> {
         if name.is_empty() {
             return Err(NodePathError::Part);
@@ -59,14 +62,14 @@ impl NodePath {
         &*self.0 == "/"
     }
 
-    /// `None` for the root.
+    /// Parent of this path, or `None` for the root.
     #[must_use]
     pub fn parent(&self) -> Option<Self> {
         let (parent, _) = self.split()?;
         Some(if parent.is_empty() { NodePath::root() } else { NodePath(parent.into()) })
     }
 
-    /// The last part; empty for the root.
+    /// Last part of this path. Empty for the root.
     #[must_use]
     pub fn name(&self) -> &str {
         self.split().map_or("", |(_, name)| name)
@@ -76,7 +79,7 @@ impl NodePath {
         self.0.rsplit_once('/').filter(|(_, name)| !name.is_empty())
     }
 
-    /// Whether this is `above` or below it.
+    /// Returns true if this path equals `above` or is below it.
     #[must_use]
     pub fn is_within(&self, above: &NodePath) -> bool {
         let rest = self.0.strip_prefix(&*above.0);
@@ -93,8 +96,8 @@ fn check_part(part: &str) -> Result<(), NodePathError> {
     if matches!(part, "" | "." | "..") {
         return Err(NodePathError::Part);
     }
-    let is_refused = |c: &char| matches!(c, '\0'..='\u{1f}' | '\u{7f}'..='\u{9f}' | '\u{e000}'..='\u{f8ff}' | '\u{fff0}'..='\u{ffff}');
-    part.chars().find(is_refused).map_or(Ok(()), |refused| Err(NodePathError::Character(refused)))
+    let is_forbidden = |c: &char| matches!(c, '\0'..='\u{1f}' | '\u{7f}'..='\u{9f}' | '\u{e000}'..='\u{f8ff}' | '\u{fff0}'..='\u{ffff}');
+    part.chars().find(is_forbidden).map_or(Ok(()), |forbidden| Err(NodePathError::Character(forbidden)))
 }
 
 impl fmt::Display for NodePath {
@@ -109,17 +112,17 @@ impl fmt::Debug for NodePath {
     }
 }
 
-/// The number that a tree gave to a sequential node: its parent's count of creations, 32 bits with a sign. After 2³¹ − 1 comes
-/// −2³¹, so a parent's nodes are in the order of their making only until then; recipes that must not err take the
-/// node's [`created`](super::Stat::created).
+/// Number that a tree gives to a sequential node: the count of creations under its parent, as a signed 32-bit number.
+/// −2³¹ follows 2³¹ − 1, so numbers give the order of creation only until then. Recipes that need the exact order use
+/// [`created`](super::Stat::created).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Sequence(pub i32);
 
 impl Sequence {
     const DIGITS: usize = 10;
 
-    /// Of a sequential node's name after the last `prefix` in it; `None` if what is there is no such number. As Curator
-    /// sorts.
+    /// Parses the number of a sequential node: the text after the last `prefix` in the name, as Curator does. Returns
+    /// `None` if that text is not such a number.
     #[must_use]
     pub fn after(name: &str, prefix: &str) -> Option<Self> {
         let (_, text) = name.rsplit_once(prefix)?;
@@ -127,8 +130,9 @@ impl Sequence {
         (sequence.to_string() == text).then_some(sequence)
     }
 
-    /// Of a name whose prefix is not known: its last ten characters, as the recipes of seed 002 and kazoo read it. Below
-    /// −999,999,999 a number needs eleven, and is told from a positive one only where its last ten are no number.
+    /// Parses the number of a name with an unknown prefix: its last ten characters, as kazoo does. A number below
+    /// −999,999,999 has eleven characters. It can be distinguished from a positive number only if its last ten
+    /// characters are not a number.
     #[must_use]
     pub fn of(name: &str) -> Option<Self> {
         let last = |count: usize| name.len().checked_sub(count).and_then(|at| name.get(at..));
@@ -136,14 +140,14 @@ impl Sequence {
         last(Self::DIGITS).and_then(number).or_else(|| last(Self::DIGITS + 1).and_then(number))
     }
 
-    /// The one after it.
+    /// Number after this one, with wraparound.
     #[must_use]
     pub fn next(self) -> Self {
         Sequence(self.0.wrapping_add(1))
     }
 }
 
-/// As it stands at the end of a name.
+/// Formats the number as it appears at the end of a name.
 impl fmt::Display for Sequence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:010}", self.0)

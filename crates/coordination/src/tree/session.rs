@@ -1,12 +1,14 @@
-//! A session's life as its own process knows it: by answers, and by this machine's clock alone.
+//! The state of a session as its own process knows it, from the engine's responses and this machine's clock alone.
 //!
-//! The engine ends a session a timeout after the last sign of life that *it* saw. Here it ends three quarters of the timeout after the last
-//! answered request was *sent*: earlier, whatever the network does, if this machine's clock does not run slower than the engine's by
-//! a quarter. (A follower of ZooKeeper tells its leader of sessions every half tick, which is that whole quarter at the shortest timeout,
-//! of two ticks: who cares for the case that this follower dies at that moment asks for more.)
+//! The engine ends a session when the timeout has passed since the last sign of life that the *engine* saw. This
+//! process ends it earlier: three quarters of the timeout after it *sent* the last request that was answered. The local
+//! end comes first whatever the network does, as long as this machine's clock is not slower than the engine's by a
+//! quarter. (A ZooKeeper follower reports sessions to its leader every half tick. At the shortest timeout, two ticks,
+//! half a tick is the whole quarter, so the death of a follower at that moment removes the margin. Use a longer timeout
+//! where this matters.)
 //!
-//! Always true here: a session that has ended never lives again; of two looks at [`Session::is_valid`] the later is never true after
-//! a false one.
+//! Invariants: an ended session never becomes valid again. After [`Session::is_valid`] has returned false, it never
+//! returns true.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,11 +21,11 @@ use tokio::sync::watch;
 
 use super::TreeError;
 
-/// Of the engine; never given twice by one.
+/// Id that the engine gives to a session. An engine never gives the same id twice.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub i64);
 
-/// As ZooKeeper's tools write it.
+/// Formats the id like ZooKeeper's tools.
 impl fmt::Debug for SessionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "0x{:x}", self.0)
@@ -38,11 +40,12 @@ impl fmt::Display for SessionId {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SessionState {
-    /// The engine answers.
+    /// The engine responds.
     Connected,
-    /// It did not answer lately: the session lives until its deadline, unless it answers before.
+    /// The engine has not responded recently. The session lives until its deadline, and longer if the engine responds
+    /// before.
     Suspended,
-    /// It has ended, or may have: it is not used any more.
+    /// The session has ended, or may have ended. It is not used any more.
     Lost,
 }
 
@@ -53,7 +56,7 @@ impl SessionState {
     }
 }
 
-/// A cheap clone.
+/// Handle of a session's state. Cloning it is cheap.
 #[derive(Clone)]
 pub struct Session(Arc<Inner>);
 
@@ -65,7 +68,7 @@ struct Inner {
 }
 
 impl Session {
-    /// For engines: the session `id` was opened by a request that was sent at `sent`.
+    /// Creates the state of the session `id`, which was opened by a request sent at `sent`. Engines call it.
     #[must_use]
     pub fn new(id: SessionId, timeout: Duration, sent: Monotonic) -> Self {
         let deadline = Deadline::new(deadline(sent, timeout));
@@ -77,49 +80,49 @@ impl Session {
         self.0.id
     }
 
-    /// As the engine has it.
+    /// Timeout that the engine uses.
     #[must_use]
     pub fn timeout(&self) -> Duration {
         self.0.timeout
     }
 
-    /// The present state, and all later ones.
+    /// Receiver of the present state and of all later ones.
     #[must_use]
     pub fn state(&self) -> watch::Receiver<SessionState> {
         self.0.state.subscribe()
     }
 
-    /// The first instant at which it has ended here, unless the engine answers before.
+    /// First instant at which the session counts as ended in this process, unless the engine responds before.
     #[must_use]
     pub fn deadline(&self) -> Monotonic {
         self.0.deadline.at()
     }
 
-    /// Whether what it holds may be relied on at `now`, the present instant.
+    /// Returns true if the locks and nodes of this session may be relied on at `now`, the present instant.
     #[must_use]
     pub fn is_valid(&self, now: Monotonic) -> bool {
         self.0.deadline.is_ahead(now)
     }
 
-    /// Ready when it has ended.
+    /// Completes when the session has ended.
     pub async fn lost(&self) {
-        // The sender lives as long as this does.
+        // The sender lives as long as `self`, so the wait cannot fail.
         drop(self.state().wait_for(|state| state.is_lost()).await);
     }
 
-    /// For engines: a request that was sent at `sent` was answered.
+    /// Records a response to a request that was sent at `sent`. Engines call it.
     pub fn answered(&self, now: Monotonic, sent: Monotonic) {
         if self.0.deadline.extend(now, deadline(sent, self.0.timeout)) {
             self.become_unless_lost(SessionState::Connected);
         }
     }
 
-    /// For engines: a request was not answered.
+    /// Records a request without a response. Engines call it.
     pub fn suspend(&self) {
         self.become_unless_lost(SessionState::Suspended);
     }
 
-    /// For engines: it has ended, or nothing more will be heard of it.
+    /// Records that the session has ended or that its state will not be known again. Engines call it.
     pub fn lose(&self) {
         self.0.deadline.end();
         self.0.state.send_if_modified(|state| std::mem::replace(state, SessionState::Lost) != SessionState::Lost);
@@ -140,8 +143,8 @@ fn deadline(sent: Monotonic, timeout: Duration) -> Monotonic {
     sent + if timeout == Duration::MAX { timeout } else { timeout - timeout / 4 }
 }
 
-/// For engines: asks again and again, until the session has ended. `ping` is any request that the engine counts as a sign of
-/// life.
+/// Sends pings until the session has ended, and then marks the session as lost. Engines call it. `ping` is any request
+/// that the engine counts as a sign of life.
 pub async fn keep(
     runtime: &Runtime,
     session: &Session,
@@ -150,21 +153,21 @@ pub async fn keep(
     tokio::select! {
         biased;
         () = session.lost() => {}
-        () = over(runtime, session) => {}
-        () = ask(runtime, session, ping) => {}
+        () = deadline_passed(runtime, session) => {}
+        () = ping_until_lost(runtime, session, ping) => {}
     }
     session.lose();
 }
 
-/// Until the deadline has passed.
-async fn over(runtime: &Runtime, session: &Session) {
+/// Completes when the deadline has passed.
+async fn deadline_passed(runtime: &Runtime, session: &Session) {
     while session.is_valid(runtime.monotonic()) {
         runtime.sleep_until(session.deadline()).await;
     }
 }
 
-/// Until the engine says that there is no such session.
-async fn ask(
+/// Sends pings until the engine responds that the session does not exist.
+async fn ping_until_lost(
     runtime: &Runtime,
     session: &Session,
     ping: impl Fn() -> BoxFuture<'static, Result<(), TreeError>> + Send,
@@ -203,31 +206,31 @@ mod tests {
         Monotonic::from_start(Duration::from_secs(count))
     }
 
-    /// Keeps a session whose first `answered` pings are answered, at once.
-    fn kept(runtime: &Runtime, answered: u32, then: Option<TreeError>) -> (Session, TaskSet) {
+    /// Keeps a session alive. The first `answered` pings get a response at once.
+    fn kept_alive(runtime: &Runtime, answered: u32, then: Option<TreeError>) -> (Session, TaskSet) {
         let session = Session::new(SessionId(7), TIMEOUT, runtime.monotonic());
         let tasks = TaskSet::new(runtime);
-        let (asked, keeper, world) = (AtomicU32::new(0), session.clone(), runtime.clone());
+        let (pings, keeper, task_runtime) = (AtomicU32::new(0), session.clone(), runtime.clone());
         tasks.spawn("keeper", async move {
-            let ping = || match (asked.fetch_add(1, Ordering::Relaxed) < answered, &then) {
+            let ping = || match (pings.fetch_add(1, Ordering::Relaxed) < answered, &then) {
                 (true, _) => async { Ok(()) }.boxed(),
                 (false, Some(error)) => std::future::ready(Err(error.clone())).boxed(),
                 (false, None) => std::future::pending().boxed(),
             };
-            keep(&world, &keeper, ping).await;
+            keep(&task_runtime, &keeper, ping).await;
         });
         (session, tasks)
     }
 
     #[test]
-    fn a_session_that_is_not_answered_is_suspended_and_then_lost_before_its_engine_ends_it() {
+    fn unanswered_session_is_suspended_then_lost_before_its_timeout() {
         let simulation = Simulation::new(3);
         simulation.run_until(async {
             let runtime = simulation.outside();
             let start = runtime.monotonic();
-            let (session, tasks) = kept(&runtime, 5, None);
+            let (session, tasks) = kept_alive(&runtime, 5, None);
             let mut state = session.state();
-            // Asked at 0, 1, 2, 3 and 4 s, and answered; asked at 5 s, and not.
+            // The pings at 0, 1, 2, 3 and 4 s get a response. The ping at 5 s does not.
             let suspended = state.wait_for(|state| *state == SessionState::Suspended).await.map(|state| *state);
             assert_eq!(suspended.ok(), Some(SessionState::Suspended));
             assert!(session.is_valid(runtime.monotonic()));
@@ -240,12 +243,12 @@ mod tests {
     }
 
     #[test]
-    fn a_session_that_the_engine_does_not_know_is_lost_at_once() {
+    fn session_unknown_to_the_engine_is_lost_at_once() {
         let simulation = Simulation::new(3);
         simulation.run_until(async {
             let runtime = simulation.outside();
             let start = runtime.monotonic();
-            let (session, tasks) = kept(&runtime, 1, Some(TreeError::SessionLost));
+            let (session, tasks) = kept_alive(&runtime, 1, Some(TreeError::SessionLost));
             session.lost().await;
             assert!(runtime.monotonic().since(start) < Duration::from_secs(2));
             tasks.join().await;
@@ -253,11 +256,11 @@ mod tests {
     }
 
     #[test]
-    fn a_session_that_is_answered_goes_on_and_comes_back() {
+    fn answered_session_stays_valid_and_reconnects() {
         let simulation = Simulation::new(3);
         simulation.run_until(async {
             let runtime = simulation.outside();
-            let (session, _tasks) = kept(&runtime, u32::MAX, None);
+            let (session, _tasks) = kept_alive(&runtime, u32::MAX, None);
             runtime.sleep(TIMEOUT * 10).await;
             assert!(session.is_valid(runtime.monotonic()));
             session.suspend();
@@ -268,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_stays_lost() {
+    fn lost_session_stays_lost() {
         let session = Session::new(SessionId(7), TIMEOUT, seconds(0));
         assert_eq!(session.deadline(), seconds(6));
         session.answered(seconds(1), seconds(1));

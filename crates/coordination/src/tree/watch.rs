@@ -1,4 +1,4 @@
-//! What tells of changes.
+//! Watches and event streams that report changes.
 
 use std::fmt;
 use std::pin::Pin;
@@ -11,44 +11,46 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::{NodePath, TreeError};
 
-/// Something happened to a node.
+/// Change of a node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
     Created(NodePath),
-    /// Its data.
+    /// The node's data changed.
     Changed(NodePath),
     Deleted(NodePath),
-    /// Told by [`Watch`]es of children only: [`Events`] tell of each child itself.
+    /// The set of children changed. Only [`Watch`]es of children report this event; [`Events`] report each child
+    /// itself.
     ChildrenChanged(NodePath),
-    /// Told by [`Events`] only: more may have happened than was told, so look at everything again.
+    /// Some events may be missing, so the caller reads all nodes again. Only [`Events`] report this event.
     Gap,
 }
 
-/// A future of the first event after the read that it came with. [`TreeError::SessionLost`] if the session ended first. A connection that
-/// was lost and found again loses no event. Dropped, it is taken back.
-#[must_use = "a watch that is dropped tells nothing"]
+/// Future of the first event after the read that created the watch. Fails with [`TreeError::SessionLost`] if the
+/// session ends first. No event is lost when a connection is lost and restored. Dropping the watch removes it from the
+/// engine.
+#[must_use = "a dropped watch reports nothing"]
 pub struct Watch(BoxFuture<'static, Result<Event, TreeError>>);
 
-/// The far side of a [`Watch`]; dropped, the session has ended.
+/// Sending half of a [`Watch`]. Dropping it signals the end of the session to the watch.
 #[derive(Debug)]
 pub struct WatchSender(oneshot::Sender<Event>);
 
 impl Watch {
-    /// For engines: `event` is ready before a read shows what it tells of.
+    /// Creates a watch from a future. `event` must be ready before a read shows the change. Engines call it.
     pub fn of(event: impl Future<Output = Result<Event, TreeError>> + Send + 'static) -> Self {
         Watch(Box::pin(event))
     }
 
-    /// For engines.
+    /// Creates a watch and its sending half. Engines call it.
     pub fn new() -> (WatchSender, Self) {
         let (sender, receiver) = oneshot::channel();
-        (WatchSender(sender), Watch::of(async { receiver.await.map_err(|_gone| TreeError::SessionLost) }))
+        (WatchSender(sender), Watch::of(async { receiver.await.map_err(|_closed| TreeError::SessionLost) }))
     }
 }
 
 impl WatchSender {
     pub fn fire(self, event: Event) {
-        // Nobody waits any more: that is theirs to say.
+        // A closed channel means that the receiver dropped its watch, which is allowed.
         drop(self.0.send(event));
     }
 
@@ -72,35 +74,35 @@ impl fmt::Debug for Watch {
     }
 }
 
-/// All that happens, in its order; ends with the session. As many events wait as [`Events::WAITING_MAX`]: to who is
-/// slower the rest is told as one [`Event::Gap`].
-#[must_use = "events that are not read tell nothing"]
+/// Stream of all events in their order. It ends with the session. At most [`Events::WAITING_MAX`] events wait. A slower
+/// reader gets one [`Event::Gap`] in place of the rest.
+#[must_use = "events must be read from the stream"]
 pub struct Events(BoxStream<'static, Event>);
 
-/// The far side of [`Events`]; dropped, the session has ended.
+/// Sending half of [`Events`]. Dropping it signals the end of the session to the reader.
 #[derive(Debug)]
 pub struct EventSender {
     sender: mpsc::Sender<Event>,
-    /// Events were left out since the last that was sent.
+    /// True if events were left out since the last event that was sent.
     is_behind: bool,
 }
 
 impl Events {
     pub const WAITING_MAX: usize = 4_096;
 
-    /// For engines.
+    /// Creates the stream from another stream. Engines call it.
     pub fn of(events: impl Stream<Item = Event> + Send + 'static) -> Self {
         Events(events.boxed())
     }
 
-    /// For engines.
+    /// Creates the stream and its sending half. Engines call it.
     pub fn new() -> (EventSender, Self) {
         let (sender, mut receiver) = mpsc::channel(Self::WAITING_MAX);
         (EventSender { sender, is_behind: false }, Events::of(poll_fn(move |cx| receiver.poll_recv(cx))))
     }
 
-    /// Without waiting: `None` if nothing is there yet, or any more; and now and then, in a long loop of one of tokio's tasks, which
-    /// lets others have a turn.
+    /// Returns the next event without waiting. Returns `None` if no event is ready or the stream has ended. In a long
+    /// loop inside a tokio task it also returns `None` now and then, because tokio makes the task yield.
     pub fn try_next(&mut self) -> Option<Event> {
         self.next().now_or_never().flatten()
     }
@@ -112,9 +114,9 @@ impl EventSender {
         !self.sender.is_closed()
     }
 
-    /// False if nobody listens any more.
+    /// Sends an event. Returns false if the reader has dropped the stream.
     pub fn send(&mut self, event: Event) -> bool {
-        // The last place is kept for the gap, so that it is told even if nothing more happens.
+        // The last slot is reserved for the gap, so that the reader learns of the gap even if nothing else happens.
         if self.is_behind && self.sender.capacity() == Events::WAITING_MAX {
             self.is_behind = false;
         }
@@ -150,11 +152,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_much_is_told_as_one_gap() {
+    fn excess_events_are_reported_as_one_gap() {
         let (mut sender, mut events) = Events::new();
         for round in 0..2 {
             for number in 0..Events::WAITING_MAX + 10 {
-                assert!(sender.send(event(number)), "somebody listens");
+                assert!(sender.send(event(number)), "the reader still exists");
             }
             for number in 0..Events::WAITING_MAX - 1 {
                 assert_eq!(events.try_next(), Some(event(number)), "round {round}");
@@ -163,21 +165,21 @@ mod tests {
             assert_eq!(events.try_next(), None);
         }
         assert!(sender.send(event(7)));
-        assert_eq!(events.try_next(), Some(event(7)), "what happens after a gap was read is told");
+        assert_eq!(events.try_next(), Some(event(7)), "events after a gap was read are reported");
     }
 
     #[test]
-    fn a_gap_stands_until_it_is_read() {
+    fn gap_is_kept_until_it_is_read() {
         let (mut sender, mut events) = Events::new();
         (0..Events::WAITING_MAX).for_each(|number| assert!(sender.send(event(number))));
         assert_eq!(events.try_next(), Some(event(0)));
-        assert!(sender.send(event(7)), "it is left out: the gap comes after it");
+        assert!(sender.send(event(7)), "the event is accepted and left out, because a gap follows");
         let rest = std::iter::from_fn(|| events.try_next());
         assert_eq!(rest.last(), Some(Event::Gap));
     }
 
     #[test]
-    fn who_listens_no_more_is_seen() {
+    fn sender_notices_a_dropped_receiver() {
         let (mut sender, events) = Events::new();
         drop(events);
         assert!(!sender.is_wanted() && !sender.send(event(0)));

@@ -1,25 +1,25 @@
-//! Who is told of what: for engines that see every change.
+//! A registry of watches, for engines that see every change.
 
 use std::collections::BTreeMap;
 
 use super::{Event, EventSender, Events, NodePath, SessionId, Watch, WatchSender};
 
-/// All that waits for a change of one tree.
+/// All watches of one tree.
 #[derive(Debug, Default)]
 pub struct Watchers {
-    /// By the path that is watched.
+    /// Watches by the watched path.
     at: BTreeMap<NodePath, Vec<Watcher>>,
 }
 
 #[derive(Debug)]
 struct Watcher {
     session: SessionId,
-    what: Watched,
+    kind: Watched,
 }
 
 #[derive(Debug)]
 enum Watched {
-    /// Of the node and its data.
+    /// Watch on the node and its data.
     Node(WatchSender),
     Children(WatchSender),
     All(EventSender),
@@ -27,19 +27,19 @@ enum Watched {
 
 impl Watcher {
     fn is_wanted(&self) -> bool {
-        match &self.what {
+        match &self.kind {
             Watched::Node(sender) | Watched::Children(sender) => sender.is_wanted(),
             Watched::All(sender) => sender.is_wanted(),
         }
     }
 
-    /// `path` is `watched` or below it. Itself, if it waits for more.
-    fn tell(mut self, watched: &NodePath, path: &NodePath, event: &Event) -> Option<Self> {
-        let is_it = watched == path;
+    /// Reports an event at `path`, which is `watched` or below it. Returns `self` if the watch waits for more events.
+    fn report(mut self, watched: &NodePath, path: &NodePath, event: &Event) -> Option<Self> {
+        let is_same = watched == path;
         let is_child = || path.parent().as_ref() == Some(watched);
-        match self.what {
-            Watched::Node(sender) if is_it => sender.fire(event.clone()),
-            Watched::Children(sender) if is_it && matches!(event, Event::Deleted(_)) => sender.fire(event.clone()),
+        match self.kind {
+            Watched::Node(sender) if is_same => sender.fire(event.clone()),
+            Watched::Children(sender) if is_same && matches!(event, Event::Deleted(_)) => sender.fire(event.clone()),
             Watched::Children(sender) if !matches!(event, Event::Changed(_)) && is_child() => {
                 sender.fire(Event::ChildrenChanged(watched.clone()));
             }
@@ -56,62 +56,62 @@ impl Watchers {
         self.at.is_empty()
     }
 
-    /// Fires when the node comes or goes, or its data change.
+    /// Adds a watch that fires when the node is created or deleted, or its data changes.
     pub fn node(&mut self, session: SessionId, path: &NodePath) -> Watch {
         let (sender, watch) = Watch::new();
         self.add(session, path, Watched::Node(sender));
         watch
     }
 
-    /// Fires when a child comes or goes, and when the node goes.
+    /// Adds a watch that fires when a child is created or deleted, and when the node itself is deleted.
     pub fn children(&mut self, session: SessionId, path: &NodePath) -> Watch {
         let (sender, watch) = Watch::new();
         self.add(session, path, Watched::Children(sender));
         watch
     }
 
-    /// Tells of the node and all below it.
+    /// Adds a stream of the events of the node and of all nodes below it.
     pub fn all(&mut self, session: SessionId, path: &NodePath) -> Events {
         let (sender, events) = Events::new();
         self.add(session, path, Watched::All(sender));
         events
     }
 
-    fn add(&mut self, session: SessionId, path: &NodePath, what: Watched) {
+    fn add(&mut self, session: SessionId, path: &NodePath, kind: Watched) {
         let here = self.at.entry(path.clone()).or_default();
         if here.len() == here.capacity() {
             here.retain(Watcher::is_wanted);
         }
-        here.push(Watcher { session, what });
+        here.push(Watcher { session, kind });
     }
 
-    /// Those of a session end: they would tell nobody.
+    /// Removes the watches of an ended session.
     pub fn end(&mut self, session: SessionId) {
         self.retain(|watcher| watcher.session != session);
     }
 
-    /// Those that nobody waits for any more go. They do so by themselves where anything happens.
+    /// Removes the watches that have no receiver any more. The paths of events are cleaned without this call.
     pub fn sweep(&mut self) {
         self.retain(Watcher::is_wanted);
     }
 
-    fn retain(&mut self, is_kept: impl Fn(&Watcher) -> bool) {
+    fn retain(&mut self, is_retained: impl Fn(&Watcher) -> bool) {
         self.at.retain(|_, here| {
-            here.retain(&is_kept);
+            here.retain(&is_retained);
             !here.is_empty()
         });
     }
 
-    /// A node came, went, or has other data.
+    /// Reports that a node was created or deleted, or that its data changed.
     pub fn tell(&mut self, event: &Event) {
         let (Event::Created(path) | Event::Changed(path) | Event::Deleted(path)) = event else { return };
         let mut at = Some(path.clone());
         while let Some(watched) = at {
             if let Some(here) = self.at.remove(&watched) {
-                let left: Vec<Watcher> =
-                    here.into_iter().filter_map(|watcher| watcher.tell(&watched, path, event)).collect();
-                if !left.is_empty() {
-                    self.at.insert(watched.clone(), left);
+                let remaining: Vec<Watcher> =
+                    here.into_iter().filter_map(|watcher| watcher.report(&watched, path, event)).collect();
+                if !remaining.is_empty() {
+                    self.at.insert(watched.clone(), remaining);
                 }
             }
             at = watched.parent();

@@ -1,4 +1,4 @@
-//! Processes that stand for leader: `examples/candidate.rs`.
+//! Candidate processes that run `examples/candidate.rs`.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
@@ -12,24 +12,25 @@ use test_servers::Namespace;
 use crate::history::History;
 use crate::sink::Sink;
 
-/// All that stand for leader at `/group`.
+/// Leader group at `/group` with its sink and its history.
 pub(crate) struct Group {
     pub(crate) sink: Sink,
     pub(crate) history: History,
     session: Duration,
 }
 
-/// One of them. Dropped, it is killed.
+/// Candidate process. Dropping it kills the process.
 pub(crate) struct Candidate {
     pub(crate) id: String,
     child: Child,
 }
 
-/// `cargo test --package coordination-connect` builds the examples beside the tests; told `--test faults`, it leaves them as they are, old ones, too.
+/// Returns the path of the candidate program. `cargo test --package coordination` builds the examples together
+/// with the tests. With `--test faults` it does not build them, and an old program may run.
 fn program() -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     let program = tests.parent().unwrap().parent().unwrap().join("examples/candidate");
-    assert!(program.exists(), "build it with `cargo build --package coordination-connect --example candidate`");
+    assert!(program.exists(), "no candidate program; run `cargo build --package coordination --example candidate`");
     program
 }
 
@@ -53,9 +54,9 @@ impl Group {
         thread::spawn(move || {
             let mut lines = BufReader::new(stdout);
             let mut line = String::new();
-            // The last of one that was killed may be cut short.
+            // The last line of a killed process may be incomplete.
             while lines.read_line(&mut line).is_ok() && line.ends_with('\n') {
-                history.note(&name, line.trim_end());
+                history.record(&name, line.trim_end());
                 line.clear();
             }
         });
@@ -69,7 +70,7 @@ impl Candidate {
         self.child.wait().unwrap();
     }
 
-    /// It stands still, and nothing in it knows.
+    /// Pauses the process without any notice to it.
     pub(crate) fn pause(&self) {
         self.signal(Signal::STOP);
     }
@@ -85,7 +86,7 @@ impl Candidate {
 
 impl Drop for Candidate {
     fn drop(&mut self) {
-        // It may be gone already.
+        // The process may have ended already.
         drop(self.child.kill());
         drop(self.child.wait());
     }

@@ -1,4 +1,4 @@
-//! The engines that the criteria are held up against, and ways to them.
+//! Engines of the fault tests, and routes to them that the tests can cut.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,44 +14,44 @@ use test_servers::postgres::Postgres;
 use test_servers::zookeeper::Zookeeper;
 
 enum Servers {
-    /// An ensemble of three.
+    /// Ensemble of three servers.
     Zookeeper(Zookeeper),
     Postgres(Postgres),
 }
 
-/// A tree of a test's own, on servers that it may share with others.
+/// Tree of one test, on servers that it may share with other tests.
 pub(crate) struct Engine {
     servers: &'static Servers,
-    /// The root's name, or the database's.
+    /// Name of the root on ZooKeeper, or of the database on PostgreSQL.
     name: String,
-    /// Who may stop the servers has them alone.
-    _alone: Option<MutexGuard<'static, ()>>,
+    /// Lock of a test that needs the servers exclusively, because it stops them.
+    _exclusive: Option<MutexGuard<'static, ()>>,
 }
 
-/// A way to all servers of an engine, which can be cut.
-pub(crate) struct Way {
+/// Route through proxies to all servers of an engine.
+pub(crate) struct Route {
     pub(crate) url: String,
     proxies: Vec<Proxy>,
 }
 
 type Shared = OnceLock<Servers>;
 
-/// Those that go on, and those that are stopped by one test at a time.
+/// Servers that all tests share, and servers that one test at a time may stop.
 static ZOOKEEPER: [Shared; 2] = [const { OnceLock::new() }; 2];
 static POSTGRES: [Shared; 2] = [const { OnceLock::new() }; 2];
-static ALONE: LazyLock<[Mutex<()>; 2]> = LazyLock::new(Default::default);
+static EXCLUSIVE: LazyLock<[Mutex<()>; 2]> = LazyLock::new(Default::default);
 
 fn zookeeper_of(shared: &'static Shared) -> &'static Servers {
-    shared.get_or_init(|| Servers::Zookeeper(Zookeeper::start(3).expect("Java and Maven are installed")))
+    shared.get_or_init(|| Servers::Zookeeper(Zookeeper::start(3).expect("Java and Maven must be installed")))
 }
 
 fn postgres_of(shared: &'static Shared) -> &'static Servers {
-    shared.get_or_init(|| Servers::Postgres(Postgres::start().expect("PostgreSQL is installed")))
+    shared.get_or_init(|| Servers::Postgres(Postgres::start().expect("PostgreSQL must be installed")))
 }
 
-fn alone(at: usize) -> Option<MutexGuard<'static, ()>> {
-    // A test that has failed leaves servers that run, or the next fails, too.
-    Some(ALONE[at].lock().unwrap_or_else(PoisonError::into_inner))
+fn lock_exclusively(at: usize) -> Option<MutexGuard<'static, ()>> {
+    // A failed test must leave running servers, or the next test fails as well.
+    Some(EXCLUSIVE[at].lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 impl Engine {
@@ -63,35 +63,38 @@ impl Engine {
         Engine::on(postgres_of(&POSTGRES[0]), None)
     }
 
-    /// Of the same kind, on servers that nobody else uses now.
-    pub(crate) fn alone(&self) -> Self {
+    /// Engine of the same kind on servers that no other test uses at the same time.
+    pub(crate) fn exclusive(&self) -> Self {
         match self.servers {
             Servers::Zookeeper(_) => {
-                let alone = alone(0);
-                Engine::on(zookeeper_of(&ZOOKEEPER[1]), alone)
+                let exclusive = lock_exclusively(0);
+                Engine::on(zookeeper_of(&ZOOKEEPER[1]), exclusive)
             }
             Servers::Postgres(_) => {
-                let alone = alone(1);
-                Engine::on(postgres_of(&POSTGRES[1]), alone)
+                let exclusive = lock_exclusively(1);
+                Engine::on(postgres_of(&POSTGRES[1]), exclusive)
             }
         }
     }
 
-    fn on(servers: &'static Servers, alone: Option<MutexGuard<'static, ()>>) -> Self {
+    fn on(servers: &'static Servers, exclusive: Option<MutexGuard<'static, ()>>) -> Self {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let name = match servers {
             Servers::Zookeeper(_) => format!("criteria-{}", NEXT.fetch_add(1, Ordering::Relaxed)),
             Servers::Postgres(server) => {
                 let url = server.create_database().unwrap();
                 let migrated = url.clone();
-                // A thread of its own: this may be called from within a runtime.
-                let migrating =
-                    || on_real(async move |runtime| coordination_connect::migrate(&runtime, &migrated, None).await);
+                // Migrate on a separate thread, because the caller may already be inside a runtime.
+                let migrating = || {
+                    with_real_runtime(async move |runtime| {
+                        coordination_connect::migrate(&runtime, &migrated, None).await
+                    })
+                };
                 thread::spawn(migrating).join().unwrap().unwrap();
                 url.rsplit_once('/').unwrap().1.to_owned()
             }
         };
-        Engine { servers, name, _alone: alone }
+        Engine { servers, name, _exclusive: exclusive }
     }
 
     pub(crate) fn url(&self) -> String {
@@ -101,29 +104,29 @@ impl Engine {
         }
     }
 
-    /// A way to it, from this address of the machine.
-    pub(crate) fn way_at(&self, host: Ipv4Addr) -> Way {
+    /// Opens a route to the engine from this address of the machine.
+    pub(crate) fn route_at(&self, host: Ipv4Addr) -> Route {
         let proxy = |port: u16| Proxy::start_at(IpAddr::V4(host), ([127, 0, 0, 1], port).into()).unwrap();
         match self.servers {
             Servers::Zookeeper(servers) => {
                 let proxies: Vec<Proxy> = (0..servers.count()).map(|at| proxy(servers.port(at))).collect();
                 let addresses: Vec<String> = proxies.iter().map(|proxy| proxy.address().to_string()).collect();
-                Way { url: format!("zookeeper://{}/{}", addresses.join(","), self.name), proxies }
+                Route { url: format!("zookeeper://{}/{}", addresses.join(","), self.name), proxies }
             }
             Servers::Postgres(server) => {
                 let proxy = proxy(server.port());
                 let direct: SocketAddr = ([127, 0, 0, 1], server.port()).into();
                 let url = server.url(&self.name).replace(&direct.to_string(), &proxy.address().to_string());
-                Way { url, proxies: vec![proxy] }
+                Route { url, proxies: vec![proxy] }
             }
         }
     }
 
-    pub(crate) fn way(&self) -> Way {
-        self.way_at(Ipv4Addr::LOCALHOST)
+    pub(crate) fn route(&self) -> Route {
+        self.route_at(Ipv4Addr::LOCALHOST)
     }
 
-    /// All servers are killed, and started again on what they have called durable.
+    /// Kills all servers, and starts them again on their durable data.
     pub(crate) fn restart(&self) {
         match self.servers {
             Servers::Zookeeper(servers) => servers.restart_all().unwrap(),
@@ -134,7 +137,7 @@ impl Engine {
         }
     }
 
-    /// All servers stand still: connections stay open, and nobody answers.
+    /// Pauses or resumes all servers. Connections to paused servers stay open but get no response.
     pub(crate) fn pause(&self, is_paused: bool) {
         match (self.servers, is_paused) {
             (Servers::Zookeeper(servers), true) => (0..servers.count()).for_each(|at| servers.pause(at).unwrap()),
@@ -144,7 +147,7 @@ impl Engine {
         }
     }
 
-    /// The server that most depends on is killed, and comes back: the ensemble's leader, or the database.
+    /// Kills and restarts the most important server: the leader of the ensemble, or the database.
     pub(crate) fn restart_leader(&self) {
         match self.servers {
             Servers::Zookeeper(servers) => servers.restart(servers.leader().unwrap()).unwrap(),
@@ -157,17 +160,17 @@ impl Engine {
     }
 }
 
-impl Way {
+impl Route {
     pub(crate) fn cut(&self, is_cut: bool) {
         self.proxies.iter().for_each(|proxy| proxy.cut(is_cut));
     }
 
-    /// Of whichever server it goes to.
-    pub(crate) fn lose_answer(&self, to: &str) {
+    /// Loses the response of the server that receives the matching request.
+    pub(crate) fn lose_response(&self, to: &str) {
         self.proxies.iter().for_each(|proxy| proxy.lose_answer(to));
     }
 
-    pub(crate) fn has_lost_answer(&self) -> bool {
+    pub(crate) fn has_lost_response(&self) -> bool {
         self.proxies.iter().any(Proxy::has_lost_answer)
     }
 
@@ -176,7 +179,7 @@ impl Way {
     }
 }
 
-/// A process's part, in the test's own process.
+/// Client that plays a separate process inside the test's own process.
 pub(crate) struct Peer {
     pub(crate) runtime: Runtime,
     pub(crate) client: Client,
@@ -199,28 +202,28 @@ impl Peer {
     }
 
     pub(crate) async fn tree(&self) -> Arc<dyn Tree> {
-        self.answered("a session", async || self.client.session().await).await
+        self.retry("a session is open", async || self.client.session().await).await
     }
 
-    /// Closes the session. The session expires by itself if a busy server does not answer in time.
+    /// Closes the session. If a busy server does not respond in time, the session expires by itself.
     pub(crate) async fn close(&self) {
         if let Err(error) = self.client.close().await {
             assert!(matches!(error, TreeError::Disconnected(_) | TreeError::SessionLost), "{error}");
         }
     }
 
-    /// Who stands for leader, the leader first: as it is now.
-    pub(crate) async fn standing(&self) -> Vec<String> {
-        let ask = async || {
+    /// Returns the ids of all candidates, the leader first.
+    pub(crate) async fn candidate_ids(&self) -> Vec<String> {
+        let request = async || {
             self.client.session().await?.sync().await?;
             self.selector("", Trust::default()).participants().await
         };
-        self.answered("the participants", ask).await.into_iter().map(|one| one.id).collect()
+        self.retry("the participants are listed", request).await.into_iter().map(|one| one.id).collect()
     }
 
-    /// The names of the group's nodes.
+    /// Returns the names of the nodes in the leader group.
     pub(crate) async fn nodes(&self) -> Vec<String> {
-        let ask = async || {
+        let request = async || {
             let tree = self.client.session().await?;
             tree.sync().await?;
             match tree.children(&path("/group")).await {
@@ -229,36 +232,36 @@ impl Peer {
                 Err(error) => Err(error),
             }
         };
-        self.answered("the names of the group's nodes", ask).await
+        self.retry("the nodes of the leader group are listed", request).await
     }
 
-    /// Asks again while a busy server does not answer in time, in another session if this one is lost by that.
-    async fn answered<T>(&self, what: &str, ask: impl AsyncFn() -> Result<T, TreeError>) -> T {
-        let asking = async {
+    /// Retries while a busy server does not respond in time, in another session if the session is lost.
+    async fn retry<T>(&self, event: &str, request: impl AsyncFn() -> Result<T, TreeError>) -> T {
+        let retrying = async {
             loop {
-                match ask().await {
+                match request().await {
                     Ok(answer) => return answer,
                     Err(TreeError::Disconnected(_) | TreeError::SessionLost) => {}
-                    Err(error) => panic!("{what}: {error}"),
+                    Err(error) => panic!("waiting until {event}: {error}"),
                 }
                 self.runtime.sleep(Duration::from_millis(10)).await;
             }
         };
-        self.within(what, asking).await
+        self.within(event, retrying).await
     }
 
-    pub(crate) async fn until(&self, what: &str, mut is_so: impl AsyncFnMut() -> bool) {
+    pub(crate) async fn until(&self, event: &str, mut condition: impl AsyncFnMut() -> bool) {
         let looking = async {
-            while !is_so().await {
+            while !condition().await {
                 self.runtime.sleep(Duration::from_millis(10)).await;
             }
         };
-        self.within(what, looking).await;
+        self.within(event, looking).await;
     }
 
-    pub(crate) async fn within<T>(&self, what: &str, future: impl Future<Output = T>) -> T {
-        let limited = self.runtime.timeout(crate::PATIENCE, future).await;
-        limited.unwrap_or_else(|| panic!("it never came: {what}"))
+    pub(crate) async fn within<T>(&self, event: &str, future: impl Future<Output = T>) -> T {
+        let limited = self.runtime.timeout(crate::TIMEOUT, future).await;
+        limited.unwrap_or_else(|| panic!("timed out waiting until {event}"))
     }
 }
 
@@ -266,7 +269,7 @@ pub(crate) fn path(text: &str) -> NodePath {
     NodePath::new(text).unwrap()
 }
 
-pub(crate) fn on_real<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {
+pub(crate) fn with_real_runtime<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {
     let tokio = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     tokio.block_on(async { test(Runtime::real()).await })
 }

@@ -1,4 +1,5 @@
-//! Who is woken when a leader goes, and how soon it leads: A5, and A6 of leaders that go by themselves.
+//! Handover to the next leader: which candidates are woken, and how soon the next one leads (criterion A5, and A6 for
+//! leaders that resign).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,24 +10,25 @@ use futures_util::FutureExt as _;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 
 use crate::LONG;
-use crate::engine::{Engine, Peer, on_real};
+use crate::engine::{Engine, Peer, with_real_runtime};
 
 on_both! {
-    a5_each_release_wakes_one_of_thirty_and_asks_no_more_than_of_two
-    a6_a_leader_that_goes_by_itself_is_followed_at_once
+    a5_each_release_wakes_one_of_thirty_candidates
+    a6_resigning_leader_is_followed_at_once
 }
 
-/// Each in a session of its own, of so many processes' worth of connections.
+/// Number of candidates, each with its own session, spread over the connections of several processes.
 const CANDIDATES: usize = 30;
 const PROCESSES: usize = 5;
-/// What one asks from when it is woken to when its place is gone: a listing, to know that it is the first; a watch of its own node, which it
-/// looks at once more when that goes; and the removal.
+/// Requests of one candidate from its wake-up to the removal of its place: a listing that shows that it is the first, a
+/// watch of its own node, a second look when that node is deleted, and the removal.
 const REQUESTS: u64 = 4;
-/// A removal, a watch and a listing take some milliseconds; as often as not, on a machine that does much else, too.
-const AT_ONCE: Duration = Duration::from_millis(500);
+/// Limit for the median handover. A removal, a watch and a listing take some milliseconds, even on a busy machine in
+/// most cases.
+const HANDOVER_MAX: Duration = Duration::from_millis(500);
 
-fn a5_each_release_wakes_one_of_thirty_and_asks_no_more_than_of_two(engine: &Engine) {
-    on_real(async |runtime| {
+fn a5_each_release_wakes_one_of_thirty_candidates(engine: &Engine) {
+    with_real_runtime(async |runtime| {
         let mut peers = Vec::new();
         for _ in 0..PROCESSES {
             let trees = coordination_connect::trees(&runtime, &engine.url(), None).await.unwrap();
@@ -40,60 +42,61 @@ fn a5_each_release_wakes_one_of_thirty_and_asks_no_more_than_of_two(engine: &Eng
         for (at, (peer, _)) in peers.iter().enumerate() {
             waiting.push(async move { (at, peer.selector(&at.to_string(), Trust::UntilLost).lead().await.unwrap()) });
         }
-        let (mut leader, mut held) = watcher.within("somebody leads", waiting.next()).await.unwrap();
+        let (mut leader, mut held) = watcher.within("a candidate leads", waiting.next()).await.unwrap();
         let requests = || peers.iter().map(|(_, counted)| counted.requests()).collect::<Vec<u64>>();
         let mut quiet = (requests(), 0);
         let all = async {
-            // Until all wait, and nothing of that is under way.
+            // Wait until all candidates wait and no request is in progress.
             while quiet.1 < 20 || watcher.nodes().await.len() < CANDIDATES {
-                assert!(waiting.next().now_or_never().is_none(), "two lead");
+                assert!(waiting.next().now_or_never().is_none(), "two candidates lead");
                 runtime.sleep(Duration::from_millis(25)).await;
                 let now = requests();
                 quiet = if now == quiet.0 { (now, quiet.1 + 1) } else { (now, 0) };
             }
         };
-        watcher.within("all wait", all).await;
+        watcher.within("all candidates wait", all).await;
         let before = quiet.0;
         let mut done = vec![leader];
         while done.len() < CANDIDATES {
             held.release().await;
-            (leader, held) = watcher.within("the next leads", waiting.next()).await.unwrap();
+            (leader, held) = watcher.within("the next candidate leads", waiting.next()).await.unwrap();
             done.push(leader);
-            // Of all hand-overs until now nobody heard who is still to come.
+            // No handover so far has woken a candidate that still waits.
             let now = requests();
             for at in (0..CANDIDATES).filter(|at| !done.contains(at)) {
-                assert_eq!(now[at], before[at], "{at} was woken by another's turn: {done:?}");
+                assert_eq!(now[at], before[at], "candidate {at} was woken before its turn: {done:?}");
             }
         }
         held.release().await;
-        let asked: Vec<u64> = requests().iter().zip(&before).map(|(now, before)| now - before).collect();
-        assert!(asked.iter().all(|asked| *asked <= REQUESTS), "{asked:?} requests");
+        let sent: Vec<u64> = requests().iter().zip(&before).map(|(now, before)| now - before).collect();
+        assert!(sent.iter().all(|sent| *sent <= REQUESTS), "too many requests: {sent:?}");
     });
 }
 
-fn a6_a_leader_that_goes_by_itself_is_followed_at_once(engine: &Engine) {
-    on_real(async |runtime| {
+fn a6_resigning_leader_is_followed_at_once(engine: &Engine) {
+    with_real_runtime(async |runtime| {
         let (one, two) = (engine.peer(&runtime, LONG).await, engine.peer(&runtime, LONG).await);
         let (first, second) = (one.selector("one", Trust::default()), two.selector("two", Trust::default()));
-        let mut held = one.within("it leads", first.lead()).await.unwrap();
+        let mut held = one.within("the candidate leads", first.lead()).await.unwrap();
         let mut took = Vec::new();
         for round in 0..10 {
             let (to, selector) = if round % 2 == 0 { (&two, &second) } else { (&one, &first) };
             let mut waiting = selector.lead().boxed();
-            to.until("it waits", async || {
-                assert!((&mut waiting).now_or_never().is_none(), "the other leads");
-                to.standing().await.len() == 2
+            to.until("the candidate waits", async || {
+                assert!((&mut waiting).now_or_never().is_none(), "the other candidate still leads");
+                to.candidate_ids().await.len() == 2
             })
             .await;
-            // It has its watch by then, or looks after the release.
+            // The candidate has set its watch by now, or looks after the release.
             let (term, released) = (held.term(), runtime.monotonic());
-            let (next, ()) = to.within("it leads", futures_util::future::join(waiting, held.release())).await;
+            let (next, ()) =
+                to.within("the candidate leads", futures_util::future::join(waiting, held.release())).await;
             took.push(runtime.monotonic().since(released));
             held = next.unwrap();
             assert!(held.term() > term);
         }
         took.sort_unstable();
-        assert!(took[took.len() / 2] < AT_ONCE && took[took.len() - 1] < LONG / 2, "{took:?}");
+        assert!(took[took.len() / 2] < HANDOVER_MAX && took[took.len() - 1] < LONG / 2, "{took:?}");
         held.release().await;
     });
 }

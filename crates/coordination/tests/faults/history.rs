@@ -1,4 +1,5 @@
-//! What candidates said, by the one clock that all processes of a machine share; and what must be true of it.
+//! Events of the candidates on a clock that all processes of the machine share, and checks of the promises on these
+//! events.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -8,7 +9,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::until;
 
-/// Of `CLOCK_BOOTTIME`.
+/// Time of `CLOCK_BOOTTIME`.
 pub(crate) type Nanos = u128;
 
 pub(crate) fn now() -> Nanos {
@@ -21,122 +22,133 @@ pub(crate) enum Event {
     Start(Nanos),
     Live(Nanos),
     Wrote { zxid: i64 },
-    Refused { to: String },
+    Rejected { to: String },
     Stop,
     Late { to: String, is_taken: bool },
 }
 
 #[derive(Clone, Debug)]
-struct Said {
+struct Entry {
     id: String,
     term: u64,
     event: Event,
 }
 
-/// When a process led.
+/// Leadership of one process.
 #[derive(Clone, Debug)]
 pub(crate) struct Leadership {
     pub(crate) id: String,
     pub(crate) term: u64,
     pub(crate) start: Nanos,
-    /// The last instant at which its hold was good.
+    /// Last instant at which the guard was valid.
     pub(crate) last_live: Nanos,
 }
 
 #[derive(Clone, Default)]
-pub(crate) struct History(Arc<Mutex<Vec<Said>>>);
+pub(crate) struct History(Arc<Mutex<Vec<Entry>>>);
 
 impl History {
-    /// A line of a candidate.
-    pub(crate) fn note(&self, id: &str, line: &str) {
+    /// Records a line of a candidate's output.
+    pub(crate) fn record(&self, id: &str, line: &str) {
         let words: Vec<&str> = line.split(' ').collect();
         let event = match words[..] {
             ["start", _, at] => Event::Start(at.parse().unwrap()),
             ["live", _, at] => Event::Live(at.parse().unwrap()),
             ["wrote", _, zxid] => Event::Wrote { zxid: zxid.parse().unwrap() },
-            ["refused", _, to, ..] => Event::Refused { to: to.to_owned() },
+            ["refused", _, to, ..] => Event::Rejected { to: to.to_owned() },
             ["stop", ..] => Event::Stop,
-            ["late", _, to, what] => Event::Late { to: to.to_owned(), is_taken: what == "taken" },
-            _ => panic!("a candidate says none of this: {line}"),
+            ["late", _, to, result] => Event::Late { to: to.to_owned(), is_taken: result == "taken" },
+            _ => panic!("unknown line of a candidate: {line}"),
         };
-        self.0.lock().unwrap().push(Said { id: id.to_owned(), term: words[1].parse().unwrap(), event });
+        self.0.lock().unwrap().push(Entry { id: id.to_owned(), term: words[1].parse().unwrap(), event });
     }
 
-    fn said(&self) -> Vec<Said> {
+    fn entries(&self) -> Vec<Entry> {
         self.0.lock().unwrap().clone()
     }
 
-    /// In the order of their terms.
+    /// Returns the leaderships sorted by term.
     pub(crate) fn leaderships(&self) -> Vec<Leadership> {
         let mut by_term = BTreeMap::<u64, Leadership>::new();
-        for Said { id, term, event } in self.said() {
+        for Entry { id, term, event } in self.entries() {
             match event {
                 Event::Start(start) => {
                     let earlier = by_term.insert(term, Leadership { id, term, start, last_live: start });
-                    assert!(earlier.is_none(), "two had the term {term}: {earlier:?}");
+                    assert!(earlier.is_none(), "two leaderships have the term {term}: {earlier:?}");
                 }
-                Event::Live(at) => by_term.get_mut(&term).expect("it began").last_live = at,
+                Event::Live(at) => {
+                    by_term.get_mut(&term).expect("a `start` line precedes every `live` line").last_live = at
+                }
                 _ => {}
             }
         }
         by_term.into_values().collect()
     }
 
-    /// Somebody leads under a later term, and has not stopped.
+    /// Waits for a leader with a term above `term` that has written and not stopped.
     #[track_caller]
     pub(crate) fn leader_after(&self, term: u64) -> Leadership {
-        until("somebody leads", || {
+        until("a candidate leads", || {
             let last = self.leaderships().pop().filter(|last| last.term > term)?;
-            let has_stopped = |said: &Said| said.term == last.term && matches!(said.event, Event::Stop);
-            // It is at work.
-            let has_written = |said: &Said| said.term == last.term && matches!(said.event, Event::Wrote { .. });
-            let said = self.said();
-            (said.iter().any(has_written) && !said.iter().any(has_stopped)).then_some(last)
+            let has_stopped = |entry: &Entry| entry.term == last.term && matches!(entry.event, Event::Stop);
+            // A write shows that the leader is working.
+            let has_written = |entry: &Entry| entry.term == last.term && matches!(entry.event, Event::Wrote { .. });
+            let entries = self.entries();
+            (entries.iter().any(has_written) && !entries.iter().any(has_stopped)).then_some(last)
         })
     }
 
-    /// What became of the writes of this term after its leadership was over; waits for all of them.
+    /// Waits for all writes that the holder of `term` tried after its leadership, and returns whether each was
+    /// accepted.
     #[track_caller]
     pub(crate) fn late_writes_of(&self, term: u64) -> BTreeMap<String, bool> {
-        until("it writes late", || {
-            let late = self.said().into_iter().filter(|said| said.term == term).filter_map(|said| match said.event {
-                Event::Late { to, is_taken } => Some((to, is_taken)),
-                _ => None,
-            });
+        until("the former leader has tried its late writes", || {
+            let late =
+                self.entries().into_iter().filter(|entry| entry.term == term).filter_map(|entry| match entry.event {
+                    Event::Late { to, is_taken } => Some((to, is_taken)),
+                    _ => None,
+                });
             let late: BTreeMap<String, bool> = late.collect();
             (late.len() == 3).then_some(late)
         })
     }
 
-    /// Of all leaderships, each was over before the next began; and no leader was told by the sink that there is a later one.
+    /// Asserts that each leadership ended before the next began, and that the sink rejected no write of a leader
+    /// because of a later one.
     #[track_caller]
-    pub(crate) fn is_exclusive(&self) {
+    pub(crate) fn assert_exclusive(&self) {
         let all = self.leaderships();
         for pair in all.windows(2) {
-            assert!(pair[0].last_live < pair[1].start, "two led at once: {pair:?}");
+            assert!(pair[0].last_live < pair[1].start, "two leaderships overlap: {pair:?}");
         }
-        let is_by_sink = |said: &&Said| matches!(&said.event, Event::Refused { to } if to == "sink");
-        assert!(self.said().iter().find(is_by_sink).is_none(), "a leader wrote beside a later one: {all:?}");
-        self.is_fenced();
+        let is_rejected_by_sink = |entry: &&Entry| matches!(&entry.event, Event::Rejected { to } if to == "sink");
+        assert!(
+            self.entries().iter().find(is_rejected_by_sink).is_none(),
+            "a leader wrote while a later one led: {all:?}"
+        );
+        self.assert_fenced();
     }
 
-    /// The tree took no write of an older term after one of a later.
+    /// Asserts that the tree accepted no write of an older term after a write of a later term.
     #[track_caller]
-    pub(crate) fn is_fenced(&self) {
+    pub(crate) fn assert_fenced(&self) {
         let mut terms = BTreeMap::new();
-        for Said { id, term, event } in self.said() {
+        for Entry { id, term, event } in self.entries() {
             if let Event::Wrote { zxid } = event {
                 terms.insert(zxid, (term, id));
             }
         }
-        assert!(!terms.is_empty(), "nobody wrote");
+        assert!(!terms.is_empty(), "no candidate wrote");
         let terms: Vec<_> = terms.into_values().collect();
-        assert!(terms.is_sorted_by_key(|(term, _)| *term), "an older term wrote after a later one: {terms:?}");
+        assert!(
+            terms.is_sorted_by_key(|(term, _)| *term),
+            "a write of an older term follows one of a later term: {terms:?}"
+        );
     }
 
-    /// That it wrote, and was told so.
+    /// Returns the number of accepted writes under a term.
     pub(crate) fn writes_of(&self, term: u64) -> usize {
-        let is_write = |said: &&Said| said.term == term && matches!(said.event, Event::Wrote { .. });
-        self.said().iter().filter(is_write).count()
+        let is_write = |entry: &&Entry| entry.term == term && matches!(entry.event, Event::Wrote { .. });
+        self.entries().iter().filter(is_write).count()
     }
 }

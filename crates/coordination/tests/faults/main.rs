@@ -1,23 +1,27 @@
-//! What leaders promise (criteria A1 to A8), on a real ZooKeeper and a real PostgreSQL, while processes, servers and networks fail.
+//! Promises of leader election (criteria A1 to A8), on a real ZooKeeper and a real PostgreSQL, while processes, servers
+//! and networks fail.
 //!
-//! - A1: of two leaders of a group, one is over by every clock of the machine before the other begins; and what is written with an older
-//!   term is refused.
-//! - A2: terms rise strictly, whatever is deleted, made anew or started again.
-//! - A3: who is not answered any more knows, by its own clock alone, that it does not lead, before anybody else may.
-//! - A4: what was made though nobody heard of it blocks nobody for longer than the session.
-//! - A5: who goes wakes one, however many wait.
-//! - A6: where one candidate and the engine live, somebody leads within the session's timeout and a little.
-//! - A7: who lost its session stands again by itself, behind the others.
-//! - A8: what a user's code does while it leads holds up neither the session nor the client.
+//! - A1: Two leaderships of a leader group never overlap by any clock of the machine. Writes with an older term are
+//!   rejected.
+//! - A2: Terms rise strictly, even if nodes are deleted and created again or servers are restarted.
+//! - A3: A leader that gets no response knows by its own clock that it does not lead any more before another process
+//!   may lead.
+//! - A4: A node whose creation got no response blocks other processes for at most the session's timeout.
+//! - A5: A departure wakes one candidate, however many wait.
+//! - A6: If one candidate and the engine are alive, there is a leader within the session's timeout plus a short time.
+//! - A7: A candidate that lost its session joins again by itself, at the end of the line.
+//! - A8: User code that runs during a leadership blocks neither the session nor the client.
 //!
-//! What one process can show, `coordination_conformance::recipes` asks of these engines, too, and of the one in memory.
+//! The suite `coordination_conformance::recipes` covers the promises that a single process can show. It runs on these
+//! engines, too, and on the engine in memory.
 //!
-//! `examples/candidate.rs` is the process that is killed, stopped and cut off. Needs root, for network namespaces.
+//! `examples/candidate.rs` is the program that the tests kill, pause and cut off. The tests need root for network
+//! namespaces.
 
-#![expect(clippy::disallowed_methods, reason = "the tests stand outside: clocks, threads and processes are real")]
-#![expect(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
+#![expect(clippy::disallowed_methods, reason = "the tests use real clocks, threads and processes")]
+#![expect(clippy::unwrap_used, reason = "a helper of tests fails like a test")]
 
-/// Each of these, on both engines, as a test of its own.
+/// Creates a test of each case for both engines.
 macro_rules! on_both {
     ($($case:ident)*) => {
         mod zookeeper {
@@ -42,25 +46,26 @@ mod users;
 
 use std::time::{Duration, Instant};
 
-/// A machine with two cores and much to do is given this long for what takes it milliseconds.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Of sessions whose end is waited for. A process of a busy machine may stand still for half of it and nobody minds.
+/// Longest wait for a step that usually takes milliseconds, on a busy machine with two cores.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Timeout of sessions whose end a test waits for. It tolerates pauses of half of it in processes of a busy machine.
 const SESSION: Duration = Duration::from_secs(3);
-/// Of sessions whose end nobody waits for.
+/// Timeout of sessions whose end no test waits for.
 const LONG: Duration = Duration::from_secs(30);
-/// What a new leader may take beyond the session's timeout. ZooKeeper looks at sessions once in a tick (100 ms here), PostgreSQL's clients
-/// look four times in a second; after that it is a watch and one or two requests. The rest is for a machine that is busy.
+/// Time that a new leader may take beyond the session's timeout. ZooKeeper checks sessions once in a tick (100 ms
+/// here), and PostgreSQL's clients check four times per second. A watch and one or two requests follow. The rest allows
+/// for a busy machine.
 const BOUND: Duration = Duration::from_secs(4);
 
-/// Asks again and again, as a real process tells nobody when it has come so far.
+/// Polls until `look` returns a value, because a real process does not notify the test of its progress.
 #[track_caller]
-fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
+fn until<T>(event: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + TIMEOUT;
     loop {
-        if let Some(seen) = look() {
-            return seen;
+        if let Some(value) = look() {
+            return value;
         }
-        assert!(Instant::now() < deadline, "it never came: {what}");
+        assert!(Instant::now() < deadline, "timed out waiting until {event}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

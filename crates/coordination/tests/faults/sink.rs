@@ -1,4 +1,4 @@
-//! A service outside of the tree that takes no write of a term below the highest it has heard of.
+//! A service outside of the tree that rejects a write with a term below the greatest term it has received.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -8,7 +8,7 @@ use std::thread;
 
 use tempfile::TempDir;
 
-/// Reached by its socket's path, from any network namespace.
+/// The service, which any network namespace can reach through the path of its socket.
 pub(crate) struct Sink {
     folder: TempDir,
     highest: Arc<Mutex<u64>>,
@@ -18,7 +18,7 @@ impl Sink {
     pub(crate) fn start() -> Self {
         let sink = Sink { folder: tempfile::tempdir().unwrap(), highest: Arc::default() };
         let (listener, highest) = (UnixListener::bind(sink.path()).unwrap(), sink.highest.clone());
-        // It ends with the tests.
+        // The thread ends with the test process.
         thread::spawn(move || {
             for writer in listener.incoming().map_while(Result::ok) {
                 let highest = highest.clone();

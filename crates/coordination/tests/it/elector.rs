@@ -1,4 +1,4 @@
-//! The elector in memory keeps the port's promises, and the promises' tests can fail.
+//! The elector in memory passes the suite of its port, and the suite detects deliberate bugs.
 
 mod mutants;
 
@@ -13,7 +13,7 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use runtime::Runtime;
 
-use crate::support::{on_real, slow};
+use crate::support::{slow, with_real_runtime};
 
 mod real {
     use super::*;
@@ -21,11 +21,11 @@ mod real {
     coordination_conformance::elector_conformance_tests!(run);
 
     fn run(case: Case<dyn Subject>) {
-        on_real(async |runtime| case.run(&Memory::new(runtime, MemoryOptions::default())).await);
+        with_real_runtime(async |runtime| case.run(&Memory::new(runtime, MemoryOptions::default())).await);
     }
 }
 
-/// Calls interleave as the seed says.
+/// Runs the cases with an interleaving of calls that the seed determines.
 mod simulated {
     use super::*;
 
@@ -39,7 +39,7 @@ mod simulated {
     }
 }
 
-/// The elector in memory as a subject of the suite.
+/// Elector in memory as a subject of the suite.
 struct Memory {
     runtime: Runtime,
     options: MemoryOptions,
@@ -53,7 +53,7 @@ impl Memory {
         Memory { runtime, options, electors: Mutex::default(), wrap }
     }
 
-    /// Breaks every elector that is opened here.
+    /// Wraps each opened elector in a broken one.
     fn broken(self, wrap: impl Fn(MemoryElector) -> Arc<dyn Elector> + Send + Sync + 'static) -> Self {
         Memory { wrap: Box::new(wrap), ..self }
     }
@@ -66,7 +66,7 @@ impl Subject for Memory {
 
     fn elector<'a>(&'a self, group: &'a str) -> BoxFuture<'a, Arc<dyn Elector>> {
         async {
-            let mut electors = self.electors.lock().expect("nothing panics in here");
+            let mut electors = self.electors.lock().expect("no code panics while it holds this mutex");
             let new = || MemoryElector::new(self.runtime.clone(), self.options.clone());
             let elector = electors.entry(group.to_owned()).or_insert_with(new);
             (self.wrap)(elector.reopen(self.runtime.clone()))

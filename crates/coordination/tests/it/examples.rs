@@ -1,7 +1,7 @@
-//! The examples, as processes that are killed, stopped where they are, and started again, on a real ZooKeeper and a real PostgreSQL.
+//! The examples as processes that are killed, paused and restarted, on a real ZooKeeper and a real PostgreSQL.
 
-#![expect(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
-#![expect(clippy::disallowed_methods, reason = "these are tests of processes, which live by the machine's clocks")]
+#![expect(clippy::unwrap_used, reason = "a helper of tests fails like a test")]
+#![expect(clippy::disallowed_methods, reason = "the tests start processes, which use the machine's clocks")]
 
 mod cronulla;
 mod streams;
@@ -17,12 +17,12 @@ use coordination::tree::{Node, NodePath, SessionOptions, TreeError};
 use runtime::Runtime;
 use rustix::process::{Pid, Signal};
 
-/// For what should take seconds at most.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// What this machine may take for what a promise has no bound for: to start a process, to answer a request.
+/// Longest wait for a step that takes seconds at most.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Extra time for steps without a bound in the promise: the start of a process, the response to a request.
 const SLACK: Duration = Duration::from_secs(10);
 
-/// Below a root of the test's own.
+/// URL with a separate root for each test.
 fn zookeeper() -> String {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let next = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -31,34 +31,34 @@ fn zookeeper() -> String {
 
 fn postgres() -> String {
     let url = test_servers::postgres::shared().create_database().unwrap();
-    on_real(async |runtime| coordination_connect::migrate(&runtime, &url, None).await.unwrap());
+    with_real_runtime(async |runtime| coordination_connect::migrate(&runtime, &url, None).await.unwrap());
     url
 }
 
-fn on_real<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {
+fn with_real_runtime<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {
     let tokio = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     tokio.block_on(async { test(Runtime::real()).await })
 }
 
 #[track_caller]
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "{what}");
+fn until(event: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + TIMEOUT;
+    while !condition() {
+        assert!(Instant::now() < deadline, "timed out waiting until {event}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// [`until`], for what is asked of an engine.
-async fn until_async(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !is_so().await {
-        assert!(Instant::now() < deadline, "{what}");
+/// Polls like [`until`] for a condition that sends requests to an engine.
+async fn until_async(event: &str, mut condition: impl AsyncFnMut() -> bool) {
+    let deadline = Instant::now() + TIMEOUT;
+    while !condition().await {
+        assert!(Instant::now() < deadline, "timed out waiting until {event}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
-/// The test's own look at the nodes.
+/// Nodes as the test sees them.
 #[derive(Clone)]
 struct Nodes {
     client: Client,
@@ -70,10 +70,10 @@ impl Nodes {
         Nodes { client: Client::new(runtime, trees, SessionOptions::default()) }
     }
 
-    /// Of the children; none if there is no such node.
+    /// Returns the names of the children, or nothing if the node does not exist.
     async fn names(&self, path: &NodePath) -> Vec<String> {
         let tree = self.client.session().await.unwrap();
-        let children = patiently(async || {
+        let children = retry(async || {
             tree.sync().await?;
             tree.children(path).await
         });
@@ -82,14 +82,14 @@ impl Nodes {
 
     async fn get(&self, path: &NodePath) -> Option<Node> {
         let tree = self.client.session().await.unwrap();
-        patiently(async || tree.get(path).await).await
+        retry(async || tree.get(path).await).await
     }
 }
 
-/// `None` if there is no such node. A database with much to do may not answer in time.
-async fn patiently<T>(ask: impl AsyncFn() -> Result<T, TreeError>) -> Option<T> {
+/// Retries while a busy database does not respond in time. Returns `None` if the node does not exist.
+async fn retry<T>(request: impl AsyncFn() -> Result<T, TreeError>) -> Option<T> {
     loop {
-        match ask().await {
+        match request().await {
             Err(TreeError::NoNode) => return None,
             Err(error) if error.is_retryable() => tokio::time::sleep(Duration::from_millis(50)).await,
             answer => return Some(answer.unwrap()),
@@ -97,7 +97,7 @@ async fn patiently<T>(ask: impl AsyncFn() -> Result<T, TreeError>) -> Option<T> 
     }
 }
 
-/// `cargo test` builds the examples beside the tests.
+/// Returns the path of an example. `cargo test` builds the examples together with the tests.
 fn program(name: &str) -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     tests.parent().unwrap().parent().unwrap().join("examples").join(name)
@@ -110,59 +110,59 @@ fn example(name: &str, arguments: &[&str]) -> Command {
 }
 
 fn run(name: &str, arguments: &[&str]) -> Output {
-    example(name, arguments).output().expect("`cargo test` has built the example, or `cargo build --examples` does")
+    example(name, arguments).output().expect("run `cargo test` or `cargo build --examples`, which build the example")
 }
 
-/// What it says, and ends well.
+/// Runs an example that must succeed, and returns its standard output.
 #[track_caller]
-fn said(name: &str, arguments: &[&str]) -> String {
+fn stdout_of_success(name: &str, arguments: &[&str]) -> String {
     let output = run(name, arguments);
     assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// What it says to who starts it wrongly.
+/// Runs an example that must fail, and returns its standard error.
 #[track_caller]
-fn refused(name: &str, arguments: &[&str]) -> String {
+fn stderr_of_failure(name: &str, arguments: &[&str]) -> String {
     let output = run(name, arguments);
     assert!(!output.status.success(), "{arguments:?}");
     String::from_utf8(output.stderr).unwrap()
 }
 
-/// An example that runs. What it tells is in a file. Dropped, it is killed.
+/// Running example with its output in a file. Dropping it kills the process.
 struct Process {
     child: Child,
-    told: PathBuf,
+    output: PathBuf,
 }
 
 impl Process {
     fn start(folder: &Path, replica: &str, name: &str, arguments: &[&str]) -> Self {
-        let told = folder.join(format!("{replica}.txt"));
-        let file = std::fs::File::create(&told).unwrap();
+        let output = folder.join(format!("{replica}.txt"));
+        let file = std::fs::File::create(&output).unwrap();
         let mut command = example(name, arguments);
         let command = command.stdout(file.try_clone().unwrap()).stderr(file);
-        Process { child: command.spawn().expect("`cargo test` has built the example"), told }
+        Process { child: command.spawn().expect("`cargo test` builds the example"), output }
     }
 
-    fn told(&self) -> String {
-        std::fs::read_to_string(&self.told).unwrap()
+    fn output(&self) -> String {
+        std::fs::read_to_string(&self.output).unwrap()
     }
 
     fn signal(&self, signal: Signal) {
         rustix::process::kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// By SIGKILL.
+    /// Kills the process with SIGKILL.
     fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// As Ctrl-C does.
+    /// Interrupts the process like Ctrl-C.
     fn interrupt(mut self) -> ExitStatus {
         self.signal(Signal::INT);
         let mut ended = None;
-        until("it ends when it is interrupted", || {
+        until("the interrupted process ends", || {
             ended = self.child.try_wait().unwrap();
             ended.is_some()
         });
@@ -175,7 +175,7 @@ impl Drop for Process {
         drop(self.child.kill());
         drop(self.child.wait());
         if std::thread::panicking() {
-            eprintln!("--- {}\n{}", self.told.display(), self.told());
+            eprintln!("--- {}\n{}", self.output.display(), self.output());
         }
     }
 }

@@ -1,7 +1,9 @@
-//! The engines in memory keep the promises of their ports, the recipes hold on them, and the promises' tests can fail.
+//! The engines in memory pass the suites of their ports, the recipes pass on them, and the suites detect deliberate
+//! bugs.
 
 mod elector;
 mod examples;
+mod pages;
 mod pitfalls;
 mod recipes;
 mod support;

@@ -1,6 +1,6 @@
-//! `docs/pitfalls.md` lists everything, and each test that it names is there.
+//! Checks that `docs/pitfalls.md` lists every pitfall and that each test it names exists.
 
-#![expect(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
+#![expect(clippy::unwrap_used, reason = "a test fails at an unexpected error")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,23 +9,23 @@ use std::path::{Path, PathBuf};
 const NUMBERED: u32 = 38;
 const PETTING_ZOO: [&str; 8] = [
     "An item without its token",
-    "What happens while the connection is lost",
-    "A callback runs on the thread of events, under a lock.",
-    "Nobody registers again",
-    "The last child goes, and the cache keeps it.",
-    "YAML from a node that all may write is loaded with all that YAML can do.",
+    "Events while the connection is lost",
+    "A callback runs on the event thread, under a lock.",
+    "Members do not register again",
+    "The last child is removed, and the cache keeps it.",
+    "YAML from a node that all may write is loaded with unsafe features.",
     "A rewrite is a delete and a create",
     "Two processes of one address have one key.",
 ];
 const CONSEQUENCES: [&str; 14] = [
-    "Lost reply to a create.",
+    "Lost response to a create.",
     "Event during an acquisition.",
     "Suspension during an acquisition.",
     "Expiry during an acquisition.",
     "Two suspensions in a row.",
     "Parent deleted.",
-    "Parent made anew",
-    "Process that stands still",
+    "Parent created again",
+    "Paused process",
     "Watches above 1 MiB after a reconnect.",
     "50,000 ephemerals in one session.",
     "Negative numbers.",
@@ -38,7 +38,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// What stands at each entry, by its number or its name.
+/// Text of each entry, by its number or its name.
 fn entries(document: &str) -> BTreeMap<String, String> {
     let mut entries: BTreeMap<String, String> = BTreeMap::new();
     let mut last = None;
@@ -47,7 +47,7 @@ fn entries(document: &str) -> BTreeMap<String, String> {
         let named = line.strip_prefix("- **").and_then(|rest| rest.split_once("**"));
         let name = numbered.map(|(number, _)| number).or(named.map(|(name, _)| name));
         if let Some(name) = name {
-            assert!(entries.insert(name.to_owned(), String::new()).is_none(), "{name} is there twice");
+            assert!(entries.insert(name.to_owned(), String::new()).is_none(), "{name} is listed twice");
             last = Some(name.to_owned());
         } else if line.is_empty() || line.starts_with('#') {
             last = None;
@@ -60,7 +60,7 @@ fn entries(document: &str) -> BTreeMap<String, String> {
     entries
 }
 
-/// Every function that is run as a test, as `folder::file::name`, from the folders of crates on.
+/// Every test function as `folder::file::name`, starting with the folder `crates`.
 fn tests() -> BTreeSet<String> {
     let (mut tests, mut folders) = (BTreeSet::new(), vec![root().join("crates")]);
     while let Some(folder) = folders.pop() {
@@ -83,7 +83,7 @@ fn tests() -> BTreeSet<String> {
     tests
 }
 
-/// After `#[test]`, or in `proptest!`.
+/// Functions after `#[test]`, also inside `proptest!`.
 fn attributed(text: &str) -> Vec<String> {
     let mut is_test = false;
     let mut names = Vec::new();
@@ -99,7 +99,7 @@ fn attributed(text: &str) -> Vec<String> {
     names
 }
 
-/// What `suite!` makes tests of, each with its module, and what `on_both!` does.
+/// Cases of `suite!` with their modules, and cases of `on_both!`.
 fn listed(text: &str) -> Vec<(String, String)> {
     let mut names = Vec::new();
     for suite in text.split("\nconformance::suite! {").skip(1) {
@@ -117,11 +117,11 @@ fn listed(text: &str) -> Vec<(String, String)> {
     names
 }
 
-fn is_there(tests: &BTreeSet<String>, named: &str) -> bool {
+fn exists(tests: &BTreeSet<String>, named: &str) -> bool {
     tests.iter().any(|test| test.ends_with(&format!("::{named}")))
 }
 
-/// Between backticks, and with a path.
+/// Words between backticks that contain a path.
 fn named(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2).filter(|word| word.contains("::"))
 }
@@ -137,15 +137,14 @@ fn every_pitfall_has_a_test_or_a_reason_why_it_needs_none() {
     for (name, text) in &entries {
         let has_test = text.split_once("Test: ").is_some_and(|(_, rest)| named(rest).next().is_some());
         let has_reason = text.split_once("Cannot apply: ").is_some_and(|(_, rest)| rest.trim().ends_with('.'));
-        assert!(has_test != has_reason, "{name} has either a test or a reason why it needs none");
+        assert!(has_test != has_reason, "{name} must have either a test or a reason why it needs none");
     }
-    let missing: Vec<&str> =
-        named(&document).filter(|named| !named.ends_with('…') && !is_there(&tests, named)).collect();
-    assert!(missing.is_empty(), "there are no such tests: {missing:#?}");
+    let missing: Vec<&str> = named(&document).filter(|named| !named.ends_with('…') && !exists(&tests, named)).collect();
+    assert!(missing.is_empty(), "the document names missing tests: {missing:#?}");
 }
 
 #[test]
-fn what_is_no_test_is_seen_to_be_none() {
+fn only_test_functions_are_found() {
     let text = "#[test]\nfn a_test() {}\nfn no_test() {}\n// suite! in a comment {\nconformance::suite! { $ dyn X, y, [z];\n    one {\n        a_case\n    }\n    \
                 two {\n        another\n        and_another\n    }\n}\nfn after() {}\non_both! {\n    on_each\n}\n";
     assert_eq!(attributed(text), ["a_test"]);
@@ -153,6 +152,6 @@ fn what_is_no_test_is_seen_to_be_none() {
     let listed: Vec<_> = listed.iter().map(|(module, name)| format!("{module}::{name}")).collect();
     assert_eq!(listed, ["one::a_case", "two::another", "two::and_another", "self::on_each"]);
     let tests = tests();
-    assert!(is_there(&tests, "pitfalls::what_is_no_test_is_seen_to_be_none"));
-    assert!(!is_there(&tests, "pitfalls::is_there") && !is_there(&tests, "what_is_not_there"));
+    assert!(exists(&tests, "pitfalls::only_test_functions_are_found"));
+    assert!(!exists(&tests, "pitfalls::exists") && !exists(&tests, "missing_test"));
 }

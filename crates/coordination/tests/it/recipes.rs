@@ -1,4 +1,4 @@
-//! The recipes keep their promises on the tree in memory; and over many seeds of faults.
+//! The recipes pass their suite on the tree in memory, also with faults under many seeds.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -16,7 +16,7 @@ use simulator::Simulation;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{MemoryForest, on_real, slow};
+use crate::support::{MemoryForest, slow, with_real_runtime};
 
 mod real {
     use super::*;
@@ -24,11 +24,11 @@ mod real {
     coordination_conformance::recipe_conformance_tests!(run);
 
     fn run(case: Case<dyn Subject>) {
-        on_real(async |runtime| case.run(&MemoryForest::new(runtime, MemoryOptions::default())).await);
+        with_real_runtime(async |runtime| case.run(&MemoryForest::new(runtime, MemoryOptions::default())).await);
     }
 }
 
-/// Calls interleave as the seed says.
+/// Runs the cases with an interleaving of calls that the seed determines.
 mod simulated {
     use super::*;
 
@@ -43,39 +43,44 @@ mod simulated {
 }
 
 #[test]
-fn a_line_goes_on_past_the_last_number() {
+fn line_continues_after_the_last_number() {
     for seed in 0..8 {
         let sim = Simulation::new(seed);
         sim.run_until(async {
             let forest = MemoryForest::new(sim.outside(), slow());
             let set_next = |path: &NodePath, next| forest.trees().set_sequence(path, next);
-            coordination_conformance::recipes::a_line_goes_on_past_the_last_number(&forest, set_next).await;
+            coordination_conformance::recipes::line_continues_past_the_last_number(&forest, set_next).await;
         });
     }
 }
 
-/// Whoever leads now: criterion A1 is that there is never a second.
+/// Present leader and all terms so far. Criterion A1 demands that there is never a second leader.
 #[derive(Default)]
-struct Throne {
-    holder: Option<usize>,
+struct Leaders {
+    leader: Option<usize>,
     terms: Vec<Term>,
 }
 
-/// Until it is told that it is over.
-async fn sit(throne: &Mutex<Throne>, member: usize, leading: Leading, runtime: &Runtime, may_tire: bool) {
+/// Leads until the leadership is over, or until this member resigns.
+async fn lead(leaders: &Mutex<Leaders>, member: usize, leading: Leading, runtime: &Runtime, may_resign: bool) {
     {
-        let mut throne = throne.lock().expect("nothing panics in here");
-        assert_eq!(throne.holder.replace(member), None, "two lead");
-        assert!(throne.terms.last() < Some(&leading.term), "terms rise: {:?}, then {:?}", throne.terms, leading.term);
-        throne.terms.push(leading.term);
+        let mut leaders = leaders.lock().expect("no code panics while it holds this mutex");
+        assert_eq!(leaders.leader.replace(member), None, "two members lead");
+        assert!(
+            leaders.terms.last() < Some(&leading.term),
+            "terms must rise: {:?}, then {:?}",
+            leaders.terms,
+            leading.term
+        );
+        leaders.terms.push(leading.term);
     }
-    let tired = Duration::from_millis(if may_tire { runtime.random() % 2_000 } else { u64::from(u32::MAX) });
-    let _told = runtime.timeout(tired, leading.over.cancelled()).await;
-    throne.lock().expect("nothing panics in here").holder = None;
+    let longest = Duration::from_millis(if may_resign { runtime.random() % 2_000 } else { u64::from(u32::MAX) });
+    let _ended = runtime.timeout(longest, leading.over.cancelled()).await;
+    leaders.lock().expect("no code panics while it holds this mutex").leader = None;
 }
 
 #[test]
-fn a1_there_is_never_a_second_leader_whatever_is_cut() {
+fn a1_at_most_one_process_leads_during_connection_cuts() {
     const MEMBERS: usize = 4;
     let mut leaderships = 0;
     for seed in 0..40 {
@@ -83,19 +88,19 @@ fn a1_there_is_never_a_second_leader_whatever_is_cut() {
         sim.run_until(async {
             let runtime = sim.outside();
             let forest = MemoryForest::new(runtime.clone(), slow());
-            let (throne, stop) = (Arc::<Mutex<Throne>>::default(), CancellationToken::new());
+            let (leaders, stop) = (Arc::<Mutex<Leaders>>::default(), CancellationToken::new());
             let (mut processes, tasks) = (Vec::new(), TaskSet::new(&runtime));
             for member in 0..MEMBERS {
                 let process = forest.process().await;
                 let options = SessionOptions { timeout: Duration::from_secs(2), ..SessionOptions::default() };
                 let client = Client::new(&runtime, process.clone(), options);
                 let trust = if seed % 2 == 0 { Trust::UntilSuspended } else { Trust::UntilLost };
-                let candidate = Candidate { acl: Acl::Open, trust, ..Candidate::new("somebody") };
+                let candidate = Candidate { acl: Acl::Open, trust, ..Candidate::new("candidate") };
                 let selector = LeaderSelector::new(&client, NodePath::new("/throne").unwrap(), candidate);
-                let (throne, stop, runtime) = (throne.clone(), stop.clone(), runtime.clone());
+                let (leaders, stop, runtime) = (leaders.clone(), stop.clone(), runtime.clone());
                 tasks.spawn("candidate", async move {
-                    let may_tire = member % 2 == 0;
-                    let led = selector.run(&stop, |leading| sit(&throne, member, leading, &runtime, may_tire));
+                    let may_resign = member % 2 == 0;
+                    let led = selector.run(&stop, |leading| lead(&leaders, member, leading, &runtime, may_resign));
                     led.await.unwrap();
                 });
                 processes.push(process);
@@ -106,14 +111,14 @@ fn a1_there_is_never_a_second_leader_whatever_is_cut() {
                 processes[usize::try_from(member).unwrap()].cut(is_cut);
             }
             processes.iter().for_each(|process| process.cut(false));
-            // A6: somebody leads soon, and goes on to.
-            let before = throne.lock().unwrap().terms.len();
+            // A6: there is a leader soon after the connections are restored.
+            let before = leaders.lock().unwrap().terms.len();
             runtime.sleep(Duration::from_secs(15)).await;
-            let terms = throne.lock().unwrap().terms.len();
-            assert!(throne.lock().unwrap().holder.is_some() || terms > before, "seed {seed}: nobody leads");
+            let terms = leaders.lock().unwrap().terms.len();
+            assert!(leaders.lock().unwrap().leader.is_some() || terms > before, "seed {seed}: no member leads");
             stop.cancel();
             tasks.join().await;
-            assert_eq!(throne.lock().unwrap().holder, None);
+            assert_eq!(leaders.lock().unwrap().leader, None);
             leaderships += terms;
         });
     }
@@ -121,8 +126,8 @@ fn a1_there_is_never_a_second_leader_whatever_is_cut() {
 }
 
 #[test]
-fn who_stood_still_sees_by_the_clock_that_it_leads_no_more_also_before_it_is_told() {
-    let mut untold = 0;
+fn paused_leader_sees_its_end_before_its_task_is_notified() {
+    let mut unnotified = 0;
     for seed in 0..20 {
         let sim = Simulation::new(seed);
         sim.run_until(async {
@@ -149,20 +154,20 @@ fn who_stood_still_sees_by_the_clock_that_it_leads_no_more_also_before_it_is_tol
             });
             leads.cancelled().await;
             sim.pause("a", Duration::from_secs(5));
-            untold += u32::from(saw.await.unwrap() == Ended::Done(false));
+            unnotified += u32::from(saw.await.unwrap() == Ended::Done(false));
         });
     }
-    assert!(untold > 0, "the clock says it first, now and then");
+    assert!(unnotified > 0, "in some seeds the clock shows the end before the notification");
 }
 
 #[test]
-fn files_stand_in_for_an_engine_that_cannot_be_reached() {
+fn files_replace_an_unreachable_engine() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::create_dir(folder.path().join("kestrel")).unwrap();
     let file = "server_list:\n- {host: a, port: 1}\n- {host: b, port: 2}\n";
     std::fs::write(folder.path().join("kestrel/platform.yml"), file).unwrap();
     std::fs::write(folder.path().join("kestrel/bad.yml"), "server_list: 7").unwrap();
-    on_real(async |runtime| {
+    with_real_runtime(async |runtime| {
         let forest = MemoryForest::new(runtime.clone(), MemoryOptions::default());
         let (process, other) = (forest.process().await, forest.process().await);
         let open = |process| Client::new(&runtime, process, SessionOptions::default());
@@ -184,7 +189,7 @@ fn files_stand_in_for_an_engine_that_cannot_be_reached() {
         drop(registered);
         let gone = found.until(|found| found.source == Source::Files && found.all.len() == 2);
         assert!(runtime.timeout(Duration::from_secs(10), gone).await.is_some());
-        // A file that is not understood is as none.
+        // An invalid file counts as no file.
         assert_eq!(discovery.follow(&service("bad")).await.unwrap().now().source, Source::Engine);
     });
 }

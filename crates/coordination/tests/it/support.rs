@@ -1,4 +1,4 @@
-//! The tree in memory as a subject of its suite.
+//! Tree in memory as a subject of its suite.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,12 +13,12 @@ pub(crate) fn slow() -> MemoryOptions {
     MemoryOptions { latency: Some(Duration::ZERO..=Duration::from_millis(8)), ..MemoryOptions::default() }
 }
 
-pub(crate) fn on_real<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {
+pub(crate) fn with_real_runtime<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {
     let tokio = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("tokio starts");
     tokio.block_on(async { test(Runtime::real()).await })
 }
 
-/// The tree in memory as a subject of its suite.
+/// Tree in memory as a subject of its suite.
 pub(crate) struct MemoryForest {
     runtime: Runtime,
     trees: MemoryTrees,

@@ -1,4 +1,4 @@
-//! The tree in memory keeps the port's promises, and the promises' tests can fail.
+//! The tree in memory passes the suite of its port, and the suite detects deliberate bugs.
 
 mod mutants;
 
@@ -8,19 +8,19 @@ use coordination::tree::{Acl, CreateMode, NodePath, Sequence, SessionOptions, Tr
 use coordination_conformance::Case;
 use coordination_conformance::tree::{Subject, case};
 
-use crate::support::{MemoryForest, on_real, slow};
+use crate::support::{MemoryForest, slow, with_real_runtime};
 
 #[test]
-fn after_the_last_number_comes_the_least() {
-    on_real(async |runtime| {
+fn least_number_follows_the_greatest() {
+    with_real_runtime(async |runtime| {
         let trees = MemoryTrees::new(runtime, MemoryOptions::default());
         let tree = trees.open(SessionOptions::default()).await.unwrap();
         trees.set_sequence(&NodePath::root(), i32::MAX);
         let path = NodePath::new("/n-").unwrap();
         let mut names = Vec::new();
         for _ in 0..2 {
-            let made = tree.create(&path, Bytes::new(), CreateMode::PersistentSequential, Acl::Open).await.unwrap();
-            names.push(made.path.name().to_owned());
+            let created = tree.create(&path, Bytes::new(), CreateMode::PersistentSequential, Acl::Open).await.unwrap();
+            names.push(created.path.name().to_owned());
         }
         assert_eq!(names, ["n-2147483647", "n--2147483648"]);
         let numbers = names.iter().map(|name| Sequence::after(name, "n-"));
@@ -29,8 +29,8 @@ fn after_the_last_number_comes_the_least() {
 }
 
 #[test]
-fn a_session_that_the_engine_has_ended_finds_out_with_its_next_call() {
-    on_real(async |runtime| {
+fn expired_session_is_lost_at_its_next_call() {
+    with_real_runtime(async |runtime| {
         let trees = MemoryTrees::new(runtime, MemoryOptions::default());
         let (tree, other) = (
             trees.open(SessionOptions::default()).await.unwrap(),
@@ -51,7 +51,7 @@ mod real {
     coordination_conformance::tree_conformance_tests!(run);
 
     fn run(case: Case<dyn Subject>) {
-        on_real(async |runtime| case.run(&MemoryForest::new(runtime, MemoryOptions::default())).await);
+        with_real_runtime(async |runtime| case.run(&MemoryForest::new(runtime, MemoryOptions::default())).await);
     }
 }
 
@@ -61,11 +61,11 @@ mod load {
     coordination_conformance::load_conformance_tests!(run);
 
     fn run(case: Case<dyn Subject>) {
-        on_real(async |runtime| case.run(&MemoryForest::new(runtime, MemoryOptions::default())).await);
+        with_real_runtime(async |runtime| case.run(&MemoryForest::new(runtime, MemoryOptions::default())).await);
     }
 }
 
-/// Calls interleave as the seed says.
+/// Runs the cases with an interleaving of calls that the seed determines.
 mod simulated {
     use super::*;
 
@@ -79,15 +79,15 @@ mod simulated {
     }
 }
 
-/// What was not answered was done as often as not.
+/// A call without a response has happened in about half of the cases.
 #[test]
-fn histories_have_one_order_though_calls_fail() {
+fn histories_have_one_order_when_calls_fail() {
     for seed in 0..20 {
         let sim = simulator::Simulation::new(seed);
         let options = MemoryOptions { fail_one_in: Some(8), ..slow() };
         sim.run_until(async {
             let forest = MemoryForest::new(sim.outside(), options);
-            case("what_is_cut_off_and_lost_is_answered_in_one_order").run(&forest).await;
+            case("calls_with_cuts_and_lost_sessions_are_linearizable").run(&forest).await;
         });
     }
 }

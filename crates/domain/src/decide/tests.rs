@@ -6,16 +6,16 @@ use proptest::prelude::*;
 use super::*;
 use crate::{Cron, HttpTarget, Incarnation, PollerId, RetryPolicy, Revision, ScheduleId, Spec, Target, TenantId};
 
-const MADE_AT: Timestamp = Timestamp::from_millis(1_790_000_000_000);
+const CREATED_AT: Timestamp = Timestamp::from_millis(1_790_000_000_000);
 const FAILURE: AttemptResult = AttemptResult::Answered(500);
 const SUCCESS: AttemptResult = AttemptResult::Answered(204);
 
 fn after(secs: u64) -> Timestamp {
-    MADE_AT + Duration::from_secs(secs)
+    CREATED_AT + Duration::from_secs(secs)
 }
 
 fn schedule(when: When) -> Schedule {
-    let incarnation = Incarnation::new(MADE_AT, 7);
+    let incarnation = Incarnation::new(CREATED_AT, 7);
     let id = ScheduleId::from_incarnation(incarnation);
     let poller = PollerId::of(TenantId(1), 0, 4, &id);
     let target = Target::Http(HttpTarget {
@@ -32,8 +32,8 @@ fn schedule(when: When) -> Schedule {
         poller,
         revision: Revision(3),
         status: Status::Active,
-        created_at: MADE_AT,
-        updated_at: MADE_AT,
+        created_at: CREATED_AT,
+        updated_at: CREATED_AT,
         next: None,
         spec: Spec { when, target, payload, labels, retry },
     }
@@ -48,61 +48,61 @@ fn once() -> Schedule {
 }
 
 fn first_key(schedule: &Schedule) -> DueKey {
-    first(schedule, MADE_AT).expect("it has an occurrence")
+    first(schedule, CREATED_AT).expect("the schedule has an occurrence")
 }
 
 fn retry_of(schedule: &Schedule) -> DueKey {
     DueKey { attempt: 2, ..first_key(schedule) }
 }
 
-fn replay_of(schedule: &Schedule, now: Timestamp) -> DueKey {
+fn redrive_of(schedule: &Schedule, now: Timestamp) -> DueKey {
     let key = first_key(schedule);
-    redrive(key.occurrence, key.target, now).expect("it was not replayed before")
+    redrive(key.occurrence, key.target, now).expect("the occurrence was not redriven before")
 }
 
 #[test]
-fn a_late_one_shot_is_due_at_once_under_its_own_instant() {
-    let schedule = schedule(When::At(MADE_AT));
+fn late_one_shot_is_due_at_once_with_its_own_nominal_instant() {
+    let schedule = schedule(When::At(CREATED_AT));
     let key = first(&schedule, after(5)).expect("a one-shot is always due");
-    assert_eq!((key.position, key.occurrence.nominal), (after(5), MADE_AT));
+    assert_eq!((key.position, key.occurrence.nominal), (after(5), CREATED_AT));
     assert_eq!((key.attempt, key.occurrence.replay, key.occurrence.revision), (1, 0, Revision(3)));
     assert_eq!(at_start(&schedule, &key, after(3_600)), Start::Fire { advance: None });
 }
 
 #[test]
-fn a_recurring_schedule_first_fires_an_interval_after_it_was_made() {
+fn recurring_schedule_first_fires_one_interval_after_creation() {
     assert_eq!(first_key(&every_minute()).occurrence.nominal, after(60));
 }
 
 #[test]
-fn a_recurring_occurrence_asks_for_the_next_one_when_it_starts() {
+fn start_of_a_recurring_occurrence_writes_the_next_row() {
     let schedule = every_minute();
     let key = first_key(&schedule);
     let Start::Fire { advance: Some(next) } = at_start(&schedule, &key, after(60)) else {
-        panic!("it is due and goes on");
+        panic!("the occurrence is due and has a next one");
     };
     assert_eq!((next.position, next.occurrence.nominal, next.attempt), (after(120), after(120), 1));
     assert_eq!(next.target, key.target);
 }
 
 #[test]
-fn of_several_overdue_occurrences_the_latest_fires_and_one_record_stands_for_the_others() {
+fn latest_overdue_occurrence_fires_and_others_are_missed() {
     let schedule = every_minute();
     let key = first_key(&schedule);
     let Start::Skip { missed, latest } = at_start(&schedule, &key, after(330)) else {
-        panic!("five are due");
+        panic!("five occurrences are due");
     };
     assert_eq!(missed.state, RunState::Missed { last: after(240), count: 4 });
     assert_eq!(missed.occurrence, key.occurrence);
     assert_eq!((latest.occurrence.nominal, latest.position), (after(300), after(330)));
     let Start::Fire { advance: Some(next) } = at_start(&schedule, &latest, after(330)) else {
-        panic!("the latest fires");
+        panic!("the latest occurrence fires");
     };
     assert_eq!(next.position, after(360));
 }
 
 #[test]
-fn a_row_of_an_older_revision_is_void_and_its_retry_is_cancelled() {
+fn row_of_an_older_revision_is_void_and_its_retry_is_cancelled() {
     for mut schedule in [once(), every_minute()] {
         let (key, retry) = (first_key(&schedule), retry_of(&schedule));
         schedule.revision = Revision(4);
@@ -112,18 +112,18 @@ fn a_row_of_an_older_revision_is_void_and_its_retry_is_cancelled() {
 }
 
 #[test]
-fn a_cancelled_schedule_fires_nothing_not_even_what_a_person_asked_for_again() {
+fn cancelled_schedule_fires_neither_occurrences_nor_redrives() {
     let mut schedule = once();
-    let (key, replay) = (first_key(&schedule), replay_of(&schedule, after(60)));
+    let (key, replay) = (first_key(&schedule), redrive_of(&schedule, after(60)));
     schedule.status = Status::Cancelled;
     assert_eq!(at_start(&schedule, &key, after(60)), Start::Drop(Void::Superseded));
     assert_eq!(at_start(&schedule, &replay, after(60)), Start::Cancel);
 }
 
 #[test]
-fn a_replay_fires_whatever_the_revision_and_after_the_end() {
+fn redrive_fires_after_a_change_and_after_the_end() {
     let mut schedule = once();
-    let replay = replay_of(&schedule, after(3_600));
+    let replay = redrive_of(&schedule, after(3_600));
     assert_eq!((replay.occurrence.replay, replay.attempt, replay.position), (1, 1, after(3_600)));
     schedule.revision = Revision(4);
     schedule.status = Status::Ended;
@@ -131,7 +131,7 @@ fn a_replay_fires_whatever_the_revision_and_after_the_end() {
 }
 
 #[test]
-fn a_second_row_of_a_one_shot_that_has_ended_is_void() {
+fn duplicate_row_of_an_ended_one_shot_is_void() {
     let mut schedule = once();
     let key = first_key(&schedule);
     schedule.status = Status::Ended;
@@ -139,18 +139,18 @@ fn a_second_row_of_a_one_shot_that_has_ended_is_void() {
 }
 
 #[test]
-fn a_stored_expression_that_is_not_understood_waits_and_does_not_end() {
+fn unreadable_expression_is_deferred_and_does_not_end() {
     let schedule = schedule(When::Cron(Cron::from_stored("0 9 * * FUNDAY", "UTC")));
-    let key = planned(&schedule, after(60), schedule.spec.target.key(), MADE_AT);
+    let key = due_row(&schedule, after(60), schedule.spec.target.key(), CREATED_AT);
     let Start::Unreadable { defer, .. } = at_start(&schedule, &key, after(60)) else {
-        panic!("nobody knows this day");
+        panic!("FUNDAY is not a day");
     };
     assert_eq!(defer, DueKey { position: after(60) + UNREADABLE_WAIT, ..key });
     assert!(!after_attempt(&schedule, &key, &SUCCESS, None, after(61), 0).ends);
 }
 
 #[test]
-fn a_success_ends_a_one_shot_and_leaves_a_recurring_schedule_alone() {
+fn success_ends_a_one_shot_but_not_a_recurring_schedule() {
     for (schedule, ends) in [(once(), true), (every_minute(), false)] {
         let outcome = after_attempt(&schedule, &first_key(&schedule), &SUCCESS, None, after(61), 0);
         assert_eq!(outcome, Outcome { state: RunState::Succeeded, then: None, ends });
@@ -158,7 +158,7 @@ fn a_success_ends_a_one_shot_and_leaves_a_recurring_schedule_alone() {
 }
 
 #[test]
-fn a_failure_is_tried_again_as_the_same_occurrence_until_the_attempts_are_used_up() {
+fn failure_is_retried_as_the_same_occurrence_until_attempts_end() {
     let schedule = once();
     let mut key = first_key(&schedule);
     for attempt in 1..5 {
@@ -174,7 +174,7 @@ fn a_failure_is_tried_again_as_the_same_occurrence_until_the_attempts_are_used_u
 }
 
 #[test]
-fn an_attempt_of_a_changed_schedule_is_the_last_and_ends_nothing() {
+fn attempt_of_a_changed_schedule_is_not_retried_or_ended() {
     let mut schedule = once();
     let key = first_key(&schedule);
     schedule.revision = Revision(1);
@@ -185,7 +185,7 @@ fn an_attempt_of_a_changed_schedule_is_the_last_and_ends_nothing() {
 }
 
 #[test]
-fn an_interval_that_leaves_the_years_that_can_be_named_ends() {
+fn interval_beyond_the_last_instant_ends() {
     let mut schedule = every_minute();
     schedule.updated_at = Timestamp::MAX - Duration::from_secs(90);
     let key = first_key(&schedule);
@@ -195,7 +195,7 @@ fn an_interval_that_leaves_the_years_that_can_be_named_ends() {
 
 proptest! {
     #[test]
-    fn no_row_asked_for_is_before_now_or_its_own_instant_and_a_run_has_a_retry_or_an_end(
+    fn rows_are_never_before_now_and_a_run_has_a_retry_or_an_end(
         interval_millis in 1_u64..200_000,
         late_millis in 0_u64..400_000,
         attempt in 1_u16..8,

@@ -7,7 +7,7 @@ fn millis(text: &str) -> Result<u128, DurationError> {
 }
 
 #[test]
-fn people_and_machines_write_the_same_durations() {
+fn human_and_iso_8601_durations_are_parsed() {
     for (text, expected) in [
         ("30s", 30_000),
         ("5m", 300_000),
@@ -29,7 +29,7 @@ fn people_and_machines_write_the_same_durations() {
 }
 
 #[test]
-fn what_is_no_fixed_number_of_milliseconds_is_refused_by_its_reason() {
+fn invalid_duration_is_rejected_with_its_reason() {
     for (text, expected) in [
         ("", DurationError::Syntax),
         ("30", DurationError::Syntax),
@@ -51,7 +51,7 @@ fn what_is_no_fixed_number_of_milliseconds_is_refused_by_its_reason() {
 }
 
 #[test]
-fn a_duration_is_written_as_short_as_it_can_be() {
+fn duration_is_written_in_its_shortest_form() {
     for (secs, text) in [(0, "0s"), (30, "30s"), (90, "1m30s"), (5_400, "1h30m"), (86_400, "1d"), (90_061, "1d1h1m1s")]
     {
         assert_eq!(format(Duration::from_secs(secs)), text);
@@ -61,7 +61,7 @@ fn a_duration_is_written_as_short_as_it_can_be() {
 
 proptest! {
     #[test]
-    fn what_is_written_reads_back(millis in 0..10 * 366 * 86_400_000_u64) {
+    fn written_duration_reads_back(millis in 0..10 * 366 * 86_400_000_u64) {
         let duration = Duration::from_millis(millis);
         prop_assert_eq!(parse(&format(duration)), Ok(duration));
     }
@@ -72,7 +72,7 @@ proptest! {
     }
 
     #[test]
-    fn any_text_of_the_right_letters_is_a_duration_or_an_error(text in "[-+PTYMWDHSymwdhsnu0-9. ,:]{0,30}") {
+    fn any_text_of_duration_characters_is_a_duration_or_an_error(text in "[-+PTYMWDHSymwdhsnu0-9. ,:]{0,30}") {
         if let Ok(duration) = parse(&text) {
             prop_assert_eq!(parse(&format(duration)), Ok(duration));
         }

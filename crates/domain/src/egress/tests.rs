@@ -1,6 +1,6 @@
 use super::*;
 
-/// Nothing, each class alone, and all of them.
+/// Policies with no class, with each single class, and with all classes.
 fn policies() -> Vec<Egress> {
     let mut policies: Vec<Egress> =
         Class::ALL.into_iter().map(|class| Egress { allow: [class].into(), ..Egress::default() }).collect();
@@ -109,7 +109,7 @@ const RESERVED: &[&str] = &[
     "::1:0:0:1",
 ];
 
-/// Each way of writing an IPv4 address inside one of IPv6.
+/// Lists all IPv6 addresses that contain the given IPv4 address.
 fn translations(inner: &str) -> Vec<String> {
     let [a, b, c, d] = inner.parse::<Ipv4Addr>().unwrap().octets();
     let hex = format!("{a:02x}{b:02x}:{c:02x}{d:02x}");
@@ -126,7 +126,7 @@ fn translations(inner: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_public_address_is_called_by_everybody() {
+fn public_address_is_allowed_by_every_policy() {
     for address in PUBLIC {
         assert_eq!(kind(address), Kind::Public, "{address}");
         for policy in policies() {
@@ -136,7 +136,7 @@ fn a_public_address_is_called_by_everybody() {
 }
 
 #[test]
-fn an_address_of_a_class_is_called_by_those_that_may() {
+fn address_of_a_class_needs_a_policy_with_that_class() {
     for (class, addresses) in CLASSED {
         for address in *addresses {
             assert_eq!(kind(address), Kind::Of(*class), "{address}");
@@ -149,7 +149,7 @@ fn an_address_of_a_class_is_called_by_those_that_may() {
 }
 
 #[test]
-fn no_class_reaches_a_metadata_service_or_what_is_reserved() {
+fn no_class_allows_metadata_services_or_reserved_addresses() {
     for (addresses, expected) in [(METADATA, Kind::Metadata), (RESERVED, Kind::Reserved)] {
         for address in addresses {
             assert_eq!(kind(address), expected, "{address}");
@@ -162,7 +162,7 @@ fn no_class_reaches_a_metadata_service_or_what_is_reserved() {
     for address in METADATA {
         assert!(
             wide.check(address.parse().unwrap()).is_err(),
-            "{address}: only a network of this one address names it"
+            "{address}: only a network of this single address allows it"
         );
     }
     let named = with_networks(&["169.254.169.254", "fd00:ec2::254/128"]);
@@ -172,14 +172,14 @@ fn no_class_reaches_a_metadata_service_or_what_is_reserved() {
 }
 
 #[test]
-fn an_address_within_an_address_is_called_only_if_both_may_be() {
+fn embedded_address_is_allowed_only_if_both_are_allowed() {
     for inner in ["8.8.8.8", "127.0.0.1", "10.0.0.1", "169.254.169.254", "100.64.0.1"] {
         for outer in translations(inner) {
             assert_eq!(kind(&outer), Kind::Translated(inner.parse().unwrap()), "{outer}");
             for policy in policies() {
                 assert!(policy.check(outer.parse().unwrap()).is_err(), "{outer} {policy:?}");
             }
-            // One who has a gateway names it; that does not open what lies behind it.
+            // A policy that allows the gateway does not allow the address behind it.
             let named = with_networks(&["::/0"]);
             assert_eq!(named.check(outer.parse().unwrap()).is_ok(), inner == "8.8.8.8", "{outer}");
         }
@@ -188,7 +188,7 @@ fn an_address_within_an_address_is_called_only_if_both_may_be() {
 }
 
 #[test]
-fn a_network_that_is_named_is_called_and_none_beside_it() {
+fn network_allows_its_addresses_and_no_others() {
     let policy = with_networks(&["10.1.0.0/16", "192.0.2.7", "fd12:3456::/32"]);
     for address in ["10.1.0.0", "10.1.255.255", "192.0.2.7", "::ffff:10.1.2.3", "fd12:3456:ffff::1"] {
         assert_eq!(policy.check(address.parse().unwrap()), Ok(()), "{address}");
@@ -199,7 +199,7 @@ fn a_network_that_is_named_is_called_and_none_beside_it() {
 }
 
 #[test]
-fn a_network_is_written_in_one_way() {
+fn network_has_exactly_one_written_form() {
     for text in ["10.1.0.0/16", "0.0.0.0/0", "1.2.3.4/32", "::/0", "fd00::/8", "2001:db8::1/128"] {
         assert_eq!(text.parse::<Network>().unwrap().to_string(), text);
     }
@@ -229,7 +229,7 @@ fn a_network_is_written_in_one_way() {
 }
 
 #[test]
-fn a_url_is_judged_by_what_it_says_itself() {
+fn url_is_checked_without_name_resolution() {
     let judge = |policy: &Egress, url: &str| policy.check_url(&url.parse().unwrap());
     let none = Egress::default();
     for url in [
@@ -241,20 +241,20 @@ fn a_url_is_judged_by_what_it_says_itself() {
     ] {
         assert!(judge(&none, url).is_err(), "{url}");
     }
-    // Names, and what only a resolver might take for an address.
+    // Names, and texts that only a resolver might read as addresses.
     for url in
         ["http://localhost/", "http://2130706433/", "http://0x7f.1/", "http://8.8.8.8/", "https://hooks.example/"]
     {
         assert_eq!(judge(&none, url), Ok(()), "{url}");
     }
     let strict = Egress { forbid_http: true, ..Egress::default() };
-    assert_eq!(judge(&strict, "http://hooks.example/"), Err(EgressRefusal::Http));
-    assert_eq!(judge(&strict, "HTTP://8.8.8.8/"), Err(EgressRefusal::Http));
+    assert_eq!(judge(&strict, "http://hooks.example/"), Err(EgressRejection::Http));
+    assert_eq!(judge(&strict, "HTTP://8.8.8.8/"), Err(EgressRejection::Http));
     assert_eq!(judge(&strict, "https://hooks.example/"), Ok(()));
 }
 
 #[test]
-fn a_class_is_known_by_its_name() {
+fn class_is_parsed_from_its_name() {
     for class in Class::ALL {
         assert_eq!(class.name().parse(), Ok(class));
     }

@@ -1,13 +1,15 @@
-//! Cron expressions in a zone: when they fire, and why they are refused.
+//! Cron expressions in a time zone: the instants at which they fire, and the errors in them.
 //!
-//! The rule at changes of the clock, which docs/decisions/0051 explains: an expression that names its hours is about
-//! the clock on the wall. Every local time it names comes once a day: one that the clock leaps over fires at the first
-//! instant after the leap (several of one leap fire once), one that the clock shows twice fires the first time. An
-//! expression whose hours are all 24 is about time that passes: it fires whenever the clock shows a time that it
-//! names, twice in an hour that comes twice, and not for an hour that never was.
+//! docs/decisions/0051 explains the rules at clock changes. An expression that lists its hours follows the wall clock.
+//! Each local time in it occurs once a day. If the clock skips a local time, the expression fires at the first instant
+//! after the skip, once for all skipped times together. If the clock shows a local time twice, the expression fires the
+//! first time. An expression with all 24 hours follows elapsed time: it fires whenever the wall clock shows a matching
+//! time, twice in a repeated hour, and not for a skipped hour.
 //!
-//! A search looks at no more than [`SEARCH_SECS`] and takes a step for each day of it at most, so that no expression
-//! costs more than another by orders of magnitude.
+//! A search covers at most [`SEARCH_SECS`] and takes at most one step per day, so that the cost of expressions does not
+//! differ by orders of magnitude.
+//!
+//! docs/decisions/0050-parse-cron-with-croner.md gives the reasons for the design.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -18,15 +20,16 @@ use jiff::tz::TimeZone;
 use super::fields::Fields;
 use crate::Timestamp;
 
-/// 41 years: 29 February comes on a given weekday after 40 years at the latest.
+/// 41 years. A 29 February on a given weekday recurs within 40 years.
 const SEARCH_SECS: i64 = 41 * 366 * 86_400;
 
-/// A cron expression of 5 or 6 fields (six: seconds first) in an IANA zone. It is printed and compared by its text.
+/// Cron expression of five or six fields (six: seconds first) in an IANA zone. Its text defines its printed form and
+/// equality.
 #[derive(Clone)]
 pub struct Cron {
     expression: Box<str>,
     zone: Box<str>,
-    /// Made at first use. `None` in it: the text is not understood, although it once was.
+    /// Set at first use. The inner `None` means that this program no longer understands the text.
     evaluator: OnceLock<Option<Arc<Evaluator>>>,
 }
 
@@ -34,15 +37,17 @@ impl Cron {
     pub const EXPRESSION_BYTES_MAX: usize = 256;
     pub const ZONE_BYTES_MAX: usize = 64;
 
+    /// Parses and checks an expression.
+    ///
     /// # Errors
-    /// If `expression` is not a cron expression or never fires, or if `zone` is not known.
+    /// If `expression` is not a cron expression or never fires, or if `zone` is unknown.
     pub fn parse(expression: &str, zone: &str) -> Result<Self, CronError> {
         let evaluator = Evaluator::parse(expression, zone)?;
         let zone = evaluator.zone.iana_name().unwrap_or(zone).into();
         Ok(Cron { expression: expression.into(), zone, evaluator: OnceLock::from(Some(Arc::new(evaluator))) })
     }
 
-    /// From the text of one that [`Cron::parse`] took before: nothing is looked at until it is used.
+    /// Creates an expression from text that [`Cron::parse`] accepted before. The text is parsed at first use.
     #[must_use]
     pub fn from_stored(expression: impl Into<Box<str>>, zone: impl Into<Box<str>>) -> Self {
         Cron { expression: expression.into(), zone: zone.into(), evaluator: OnceLock::new() }
@@ -58,10 +63,10 @@ impl Cron {
         &self.zone
     }
 
-    /// Whether a stored text is still understood. If not, it has no instants.
+    /// Checks that this program still understands the stored text. Otherwise the expression has no instants.
     ///
     /// # Errors
-    /// As [`Cron::parse`].
+    /// The errors of [`Cron::parse`].
     pub fn check(&self) -> Result<(), CronError> {
         match self.evaluator() {
             Some(_) => Ok(()),
@@ -69,19 +74,19 @@ impl Cron {
         }
     }
 
-    /// The first instant after `after`.
+    /// Returns the first instant after `after`.
     #[must_use]
     pub fn next_after(&self, after: Timestamp) -> Option<Timestamp> {
         self.evaluator()?.first_from(after.as_millis().div_euclid(1_000) + 1).and_then(timestamp)
     }
 
-    /// The last instant at or before `at`.
+    /// Returns the last instant at or before `at`.
     #[must_use]
     pub fn latest_at(&self, at: Timestamp) -> Option<Timestamp> {
         self.evaluator()?.last_upto(at.as_millis().div_euclid(1_000)).and_then(timestamp)
     }
 
-    /// How many instants there are after `after` and before `before`.
+    /// Counts the instants after `after` and before `before`.
     #[must_use]
     pub fn count_between(&self, after: Timestamp, before: Timestamp) -> u64 {
         let from = after.as_millis().div_euclid(1_000) + 1;
@@ -89,8 +94,8 @@ impl Cron {
         self.evaluator().map_or(0, |evaluator| evaluator.count(from, to))
     }
 
-    /// The shortest distance of two of its times on the clock, in seconds; at most a day. Changes of the clock may
-    /// bring two nearer.
+    /// Returns the shortest distance between two of its times on the wall clock, in seconds, at most a day. A clock
+    /// change may bring two instants closer together.
     #[must_use]
     pub fn distance_min_secs(&self) -> u32 {
         self.evaluator().map_or(0, |evaluator| evaluator.fields.distance_min_secs())
@@ -116,7 +121,7 @@ impl fmt::Debug for Cron {
     }
 }
 
-/// `None` after the last instant that can be named.
+/// Converts seconds to an instant; `None` after the last representable instant.
 fn timestamp(unix_secs: i64) -> Option<Timestamp> {
     Some(Timestamp::from_millis(unix_secs.checked_mul(1_000)?)).filter(|found| *found <= Timestamp::MAX)
 }
@@ -126,15 +131,15 @@ struct Evaluator {
     zone: TimeZone,
 }
 
-/// A stretch of time in which the zone's offset is the same. Its wall time is unix time plus `offset`.
+/// Period of time in which the zone's offset is constant. Wall time is unix time plus `offset`.
 #[derive(Clone, Copy)]
 struct Stretch {
-    /// The first second in it; `i64::MIN` if it has no beginning.
+    /// First second of the period, or `i64::MIN` if it has no start.
     start: i64,
-    /// The first second after it; `i64::MAX` if it has no end.
+    /// First second after the period, or `i64::MAX` if it has no end.
     end: i64,
     offset: i64,
-    /// The offset just before `start`.
+    /// Offset just before `start`.
     offset_before: i64,
 }
 
@@ -149,7 +154,7 @@ impl Evaluator {
         }
     }
 
-    /// The first second that fires, at or after `from`.
+    /// Returns the first second at or after `from` at which the expression fires.
     fn first_from(&self, from: i64) -> Option<i64> {
         let limit = from.saturating_add(SEARCH_SECS);
         let mut at = from;
@@ -167,7 +172,7 @@ impl Evaluator {
         None
     }
 
-    /// The last second that fires, at or before `upto`.
+    /// Returns the last second at or before `upto` at which the expression fires.
     fn last_upto(&self, upto: i64) -> Option<i64> {
         let limit = upto.saturating_sub(SEARCH_SECS);
         let mut at = upto;
@@ -185,7 +190,7 @@ impl Evaluator {
         None
     }
 
-    /// How many seconds of `from..to` fire.
+    /// Counts the seconds in `from..to` at which the expression fires.
     fn count(&self, from: i64, to: i64) -> u64 {
         let mut times = 0_u64;
         let mut at = from;
@@ -202,20 +207,20 @@ impl Evaluator {
         times
     }
 
-    /// The wall time at `at`, or later where the clock shows again what it has shown already.
+    /// Returns the wall time at `at`, or a later one while the clock repeats times that it has already shown.
     fn wall_from(&self, stretch: Stretch, at: i64) -> i64 {
         let wall = at + stretch.offset;
         if self.fields.is_every_hour() { wall } else { wall.max(stretch.start.saturating_add(stretch.offset_before)) }
     }
 
-    /// The clock leaps at the beginning of `stretch`, over a time that is named.
+    /// Returns true if the clock skips a matching time at the start of `stretch`.
     fn fires_for_leap(&self, stretch: Stretch) -> bool {
         let before = stretch.start.saturating_add(stretch.offset_before);
         let after = stretch.start.saturating_add(stretch.offset);
         !self.fields.is_every_hour() && self.fields.first(before, after).is_some()
     }
 
-    /// `None` outside the years that the time library knows.
+    /// Returns the period that contains `at`, or `None` outside the years that the time library supports.
     fn stretch(&self, at: i64) -> Option<Stretch> {
         let second = |unix| jiff::Timestamp::from_second(unix).ok();
         let offset_at = |at| i64::from(self.zone.to_offset(at).seconds());
@@ -249,23 +254,23 @@ fn parse_fields(expression: &str) -> Result<Fields, CronError> {
         6 => &FIELDS[..],
         count => return Err(CronError::FieldCount(count)),
     };
-    let refused = |kind: CronField, text: &str, problem: String| CronError::Field {
+    let field_error = |kind: CronField, text: &str, problem: String| CronError::Field {
         field: kind,
-        // Both are slices of one text.
+        // Both texts are slices of `expression`.
         at: text.as_ptr().addr() - expression.as_ptr().addr(),
         text: text.to_owned(),
         problem,
     };
     for (kind, text) in kinds.iter().zip(&texts) {
-        check_characters(*kind, text).map_err(|problem| refused(*kind, text, problem))?;
+        check_characters(*kind, text).map_err(|problem| field_error(*kind, text, problem))?;
     }
     match parser().parse(expression) {
         Ok(parsed) => Fields::of(&parsed.pattern).ok_or(CronError::NeverFires),
-        // The parser does not say which field it means: try them one by one.
+        // The parser does not report the field of the error, so parse each field separately.
         Err(error) => Err(kinds
             .iter()
             .zip(&texts)
-            .find_map(|(kind, text)| Some(refused(*kind, text, problem_of_field(*kind, text)?)))
+            .find_map(|(kind, text)| Some(field_error(*kind, text, problem_of_field(*kind, text)?)))
             .unwrap_or_else(|| CronError::Expression(error.to_string()))),
     }
 }
@@ -284,7 +289,7 @@ fn problem_of_field(kind: CronField, text: &str) -> Option<String> {
     }
 }
 
-/// What the parser would take, and understand in a way that nobody means: `1MON` as 11, `MON` as a minute, `,` as never.
+/// Rejects text that the parser accepts with a surprising meaning: `1MON` as 11, `MON` as a minute, `,` as never.
 fn check_characters(kind: CronField, text: &str) -> Result<(), String> {
     let is_day = matches!(kind, CronField::DayOfMonth | CronField::DayOfWeek);
     let is_known = |(at, c): &(usize, char)| match c {
@@ -306,7 +311,7 @@ fn check_characters(kind: CronField, text: &str) -> Result<(), String> {
         let (word, after) = word_on.split_at(end);
         let touches_digit =
             before.ends_with(|c: char| c.is_ascii_digit()) || after.starts_with(|c: char| c.is_ascii_digit());
-        if !kind.takes_word(&word.to_ascii_uppercase(), touches_digit) {
+        if !kind.accepts_word(&word.to_ascii_uppercase(), touches_digit) {
             return Err(format!("{word:?} has no meaning here"));
         }
         rest = after;
@@ -337,7 +342,7 @@ const MONTHS: [&str; 12] = ["JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AU
 const WEEK_DAYS: [&str; 7] = ["SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"];
 
 impl CronField {
-    fn takes_word(self, word: &str, touches_digit: bool) -> bool {
+    fn accepts_word(self, word: &str, touches_digit: bool) -> bool {
         match self {
             CronField::Second | CronField::Minute | CronField::Hour => false,
             CronField::DayOfMonth => matches!(word, "L" | "W" | "LW"),
@@ -348,7 +353,7 @@ impl CronField {
         }
     }
 
-    /// What the field takes, for people.
+    /// Returns a description of the allowed values, for error messages.
     fn values(self) -> &'static str {
         match self {
             CronField::Second | CronField::Minute => "0-59",
@@ -375,20 +380,20 @@ impl fmt::Display for CronField {
 
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CronError {
-    #[error("a cron expression has at most {max} bytes, this one has {bytes}", max = Cron::EXPRESSION_BYTES_MAX)]
+    #[error("cron expression has {bytes} bytes, more than the limit of {max}", max = Cron::EXPRESSION_BYTES_MAX)]
     TooLong { bytes: usize },
     #[error(
-        "a cron expression has 5 fields (minute hour day-of-month month day-of-week) or 6 (second first), this one has {0}"
+        "cron expression has {0} fields, but must have 5 (minute hour day-of-month month day-of-week) or 6 (second first)"
     )]
     FieldCount(usize),
-    /// `at` counts bytes of the expression, from 0.
-    #[error("the {field} field, {text:?} at byte {at}: {problem}; it takes {values}; or *, lists (1,2), ranges (1-5), steps (*/2)", values = field.values())]
+    /// Invalid field. `at` is the byte offset in the expression, from 0.
+    #[error("invalid {field} field {text:?} at byte {at}: {problem}; use {values}, *, lists (1,2), ranges (1-5) or steps (*/2)", values = field.values())]
     Field { field: CronField, at: usize, text: String, problem: String },
     #[error("{0}")]
     Expression(String),
-    #[error("it never fires: no day has the days and months that it names")]
+    #[error("the expression never fires: no date matches its days and months")]
     NeverFires,
-    #[error("{0:?} is not a zone of the IANA time zone database; one looks like \"Europe/Berlin\" or \"UTC\"")]
+    #[error("{0:?} is not in the IANA time zone database; use a zone such as \"Europe/Berlin\" or \"UTC\"")]
     Zone(String),
 }
 

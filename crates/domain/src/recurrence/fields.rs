@@ -1,7 +1,7 @@
-//! A cron's fields over the clock on the wall, which knows no zone: days have 86,400 seconds, one after the other.
+//! Fields of a cron expression, matched against wall time without a zone: every day has 86,400 seconds.
 //!
-//! Wall time is counted in seconds from 1970-01-01T00:00:00 of whatever zone it is. Every search is over a stretch
-//! and takes at most one step for each of its days.
+//! Wall time counts seconds from 1970-01-01T00:00:00 local time. Every search covers a range and takes at most one step
+//! for each of its days.
 
 use croner::{CronComponent, CronPattern};
 use jiff::Timestamp;
@@ -10,10 +10,10 @@ use jiff::tz::Offset;
 
 const DAY_SECS: i64 = 86_400;
 
-/// The parsed expression, in a form that is quick to search.
+/// Parsed expression in a form that is fast to search.
 #[derive(Clone, Debug)]
 pub(super) struct Fields {
-    /// Bit `n` stands for value `n`.
+    /// Bits of the seconds: bit `n` stands for value `n`.
     seconds: u64,
     minutes: u64,
     hours: u64,
@@ -23,21 +23,21 @@ pub(super) struct Fields {
 
 #[derive(Clone, Debug)]
 enum Days {
-    /// Bits of the days of the month, and of the days of the week from Sunday.
+    /// Bits of the days of the month and of the days of the week (Sunday is 0). `both` requires a match in both.
     Plain { month_days: u64, week_days: u64, both: bool },
-    /// With `L`, `W` or `#`, which depend on the month: left to the parser's own rule.
+    /// Fields with `L`, `W` or `#`, which depend on the month. The parser's own rule decides.
     Modified(Box<CronPattern>),
 }
 
 impl Fields {
-    /// `None` if a field has no value at all, as `,` has not.
+    /// Converts a parsed pattern; `None` if a field matches no value, as `,` does.
     pub(super) fn of(pattern: &CronPattern) -> Option<Self> {
         let (month_days, week_days) = (&pattern.days, &pattern.days_of_week);
         let modified = month_days.has_modifiers() || week_days.has_modifiers();
         let days = if modified {
             Days::Modified(Box::new(pattern.clone()))
         } else {
-            // A star leaves the choice to the other field; two lists are an "or" (POSIX crontab), with `+` an "and".
+            // A star leaves the choice to the other field. Two lists match as "or" (POSIX crontab), with `+` as "and".
             let stars = pattern.is_dom_wildcard() || pattern.is_dow_wildcard();
             let both = stars || pattern.matches_dom_and_dow();
             Days::Plain { month_days: bits(month_days), week_days: bits(week_days), both }
@@ -55,12 +55,12 @@ impl Fields {
         (!empty && !no_day).then_some(fields)
     }
 
-    /// All 24 hours are named.
+    /// Returns true if all 24 hours match.
     pub(super) fn is_every_hour(&self) -> bool {
         self.hours.count_ones() == 24
     }
 
-    /// The first match in `from..to`.
+    /// Returns the first match in `from..to`.
     pub(super) fn first(&self, from: i64, to: i64) -> Option<i64> {
         if from >= to {
             return None;
@@ -74,7 +74,7 @@ impl Fields {
         (found < to).then_some(found)
     }
 
-    /// The last match in `from..to`.
+    /// Returns the last match in `from..to`.
     pub(super) fn last(&self, from: i64, to: i64) -> Option<i64> {
         if from >= to {
             return None;
@@ -92,7 +92,7 @@ impl Fields {
         self.first(wall, wall + 1).is_some()
     }
 
-    /// How many matches `from..to` has.
+    /// Counts the matches in `from..to`.
     pub(super) fn count(&self, from: i64, to: i64) -> u64 {
         if from >= to {
             return 0;
@@ -100,7 +100,7 @@ impl Fields {
         let (first_day, last_day) = (from.div_euclid(DAY_SECS), to.div_euclid(DAY_SECS));
         let mut times = 0_u64;
         let mut day = first_day;
-        // The stretch as whole days, its last one up to `to` only; then what the first one has before `from` goes off.
+        // Count whole days, but the last day only up to `to`. Then subtract the matches of the first day before `from`.
         while let Some(found) = self.first_day(day, last_day) {
             let until = if found == last_day { second_of_day(to) } else { DAY_LAST_SECOND + 1 };
             times += self.times_before(until);
@@ -112,7 +112,7 @@ impl Fields {
         times
     }
 
-    /// The shortest distance of two matches, if they may come on neighbouring days; at most a day.
+    /// Returns the shortest distance between two matches, assuming matches on adjacent days; at most a day.
     pub(super) fn distance_min_secs(&self) -> u32 {
         let hours = distance_min(self.hours, 24);
         let minutes = distance_min_within(self.minutes).min(hours * 60 - width(self.minutes));
@@ -201,7 +201,7 @@ impl Fields {
         Some(hour * 3_600 + highest_bit(self.minutes) * 60 + highest_bit(self.seconds))
     }
 
-    /// Matches of a day before its second `end`.
+    /// Counts the matches of a matching day before its second `end`.
     fn times_before(&self, end: u32) -> u64 {
         let (hour, minute, second) = (end / 3_600, end / 60 % 60, end % 60);
         let in_minute = u64::from(self.seconds.count_ones());
@@ -227,7 +227,7 @@ fn second_of_day(wall: i64) -> u32 {
     u32::try_from(wall.rem_euclid(DAY_SECS)).unwrap_or(0)
 }
 
-/// `None` outside the years that the time library knows, -9999 to 9999.
+/// Converts a day to a date; `None` outside the years that the time library supports, -9999 to 9999.
 fn date_of(day: i64) -> Option<Date> {
     let midnight = Timestamp::from_second(day.checked_mul(DAY_SECS)?).ok()?;
     Some(Offset::UTC.to_datetime(midnight).date())
@@ -254,13 +254,13 @@ fn has_u32(bits: u64, value: u32) -> bool {
     value < 64 && bits >> value & 1 == 1
 }
 
-/// The lowest set bit at or above `from`.
+/// Returns the lowest set bit at or above `from`.
 fn first_bit(bits: u64, from: u32) -> Option<u32> {
     let rest = bits & u64::MAX.checked_shl(from).unwrap_or(0);
     (rest != 0).then(|| rest.trailing_zeros())
 }
 
-/// The highest set bit below `end`.
+/// Returns the highest set bit below `end`.
 fn last_bit(bits: u64, end: u32) -> Option<u32> {
     let rest = bits & !u64::MAX.checked_shl(end).unwrap_or(0);
     (rest != 0).then(|| highest_bit(rest))
@@ -274,17 +274,17 @@ fn count_below(bits: u64, end: u32) -> u64 {
     u64::from((bits & !u64::MAX.checked_shl(end).unwrap_or(0)).count_ones())
 }
 
-/// From the lowest set bit to the highest.
+/// Returns the distance from the lowest set bit to the highest.
 fn width(bits: u64) -> u32 {
     highest_bit(bits) - bits.trailing_zeros()
 }
 
-/// The shortest distance of two set bits on a circle of `size`; `size` if there is one.
+/// Returns the shortest distance between two set bits on a circle of `size`, or `size` if only one bit is set.
 fn distance_min(bits: u64, size: u32) -> u32 {
     distance_min_within(bits).min(size - width(bits))
 }
 
-/// The shortest distance of two set bits; `u32::MAX` if there is one.
+/// Returns the shortest distance between two set bits, or `u32::MAX` if only one bit is set.
 fn distance_min_within(bits: u64) -> u32 {
     let mut distance = u32::MAX;
     let mut at = bits.trailing_zeros();
@@ -295,7 +295,7 @@ fn distance_min_within(bits: u64) -> u32 {
     distance
 }
 
-/// Counts the days that this thread's searches look at.
+/// Counts the days that the searches of this thread examine.
 #[cfg(test)]
 pub(super) mod steps {
     use std::cell::Cell;

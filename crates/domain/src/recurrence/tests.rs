@@ -2,45 +2,45 @@ use proptest::prelude::*;
 
 use super::*;
 
-const MADE_AT: Timestamp = Timestamp::from_millis(1_790_000_000_123);
+const CREATED_AT: Timestamp = Timestamp::from_millis(1_790_000_000_123);
 
 fn every(millis: u64) -> When {
     When::Every(Duration::from_millis(millis))
 }
 
 #[test]
-fn a_one_shot_has_one_instant() {
-    let when = When::At(MADE_AT);
-    assert_eq!(when.next_after(MADE_AT, MADE_AT - Duration::from_millis(1)), Some(MADE_AT));
-    assert_eq!(when.next_after(MADE_AT, MADE_AT), None);
-    assert_eq!(when.missed(MADE_AT, MADE_AT, Timestamp::MAX), None);
+fn one_shot_has_one_instant() {
+    let when = When::At(CREATED_AT);
+    assert_eq!(when.next_after(CREATED_AT, CREATED_AT - Duration::from_millis(1)), Some(CREATED_AT));
+    assert_eq!(when.next_after(CREATED_AT, CREATED_AT), None);
+    assert_eq!(when.missed(CREATED_AT, CREATED_AT, Timestamp::MAX), None);
 }
 
 #[test]
-fn an_interval_counts_from_its_anchor_and_does_not_drift() {
+fn interval_counts_from_its_anchor_without_drift() {
     let when = every(30_000);
-    let late = MADE_AT + Duration::from_millis(60_007);
-    assert_eq!(when.next_after(MADE_AT, MADE_AT), Some(MADE_AT + Duration::from_secs(30)));
-    assert_eq!(when.next_after(MADE_AT, late), Some(MADE_AT + Duration::from_secs(90)));
-    assert_eq!(when.next_after(MADE_AT, Timestamp::MIN), Some(MADE_AT + Duration::from_secs(30)));
-    assert_eq!(when.next_after(MADE_AT, Timestamp::MAX), None);
+    let late = CREATED_AT + Duration::from_millis(60_007);
+    assert_eq!(when.next_after(CREATED_AT, CREATED_AT), Some(CREATED_AT + Duration::from_secs(30)));
+    assert_eq!(when.next_after(CREATED_AT, late), Some(CREATED_AT + Duration::from_secs(90)));
+    assert_eq!(when.next_after(CREATED_AT, Timestamp::MIN), Some(CREATED_AT + Duration::from_secs(30)));
+    assert_eq!(when.next_after(CREATED_AT, Timestamp::MAX), None);
 }
 
 #[test]
-fn a_cron_of_every_second_that_was_down_for_a_month_counts_what_it_missed() {
+fn cron_of_every_second_counts_a_month_of_missed_instants() {
     let when = When::Cron(Cron::parse("* * * * * *", "Europe/Berlin").expect("a cron"));
     let nominal = Timestamp::from_millis(1_790_000_000_000);
     let now = nominal + Duration::from_secs(30 * 86_400);
-    let missed = when.missed(MADE_AT, nominal, now).expect("all of them");
+    let missed = when.missed(CREATED_AT, nominal, now).expect("all instants of the month are overdue");
     assert_eq!(missed, Missed { latest: now, last: now - Duration::from_secs(1), count: 30 * 86_400 });
 }
 
 #[test]
-fn an_instant_that_a_later_time_zone_database_moved_still_counts_as_missed() {
+fn instant_moved_by_a_new_time_zone_database_counts_as_missed() {
     let when = When::Cron(Cron::parse("0 9 * * *", "UTC").expect("a cron"));
     let nine = Timestamp::from_millis(1_789_981_200_000);
     let nominal = nine - Duration::from_secs(1_800);
-    let missed = when.missed(MADE_AT, nominal, nine).expect("nine o'clock came");
+    let missed = when.missed(CREATED_AT, nominal, nine).expect("the new instant is due");
     assert_eq!(missed, Missed { latest: nine, last: nominal, count: 1 });
 }
 
@@ -56,15 +56,15 @@ fn recurring() -> impl Strategy<Value = When> {
 
 proptest! {
     #[test]
-    fn what_was_missed_is_what_a_walk_over_the_instants_finds(
+    fn missed_instants_equal_those_of_a_step_by_step_walk(
         when in recurring(),
         after_millis in 0_i64..40_000_000_000,
         late_millis in 0_u64..2_000_000_000,
     ) {
-        let start = Timestamp::from_millis(MADE_AT.as_millis() + after_millis);
-        let nominal = when.next_after(MADE_AT, start).expect("it goes on");
+        let start = Timestamp::from_millis(CREATED_AT.as_millis() + after_millis);
+        let nominal = when.next_after(CREATED_AT, start).expect("a recurring schedule has a next instant");
         let now = nominal + Duration::from_millis(late_millis % (86_400_000 * 20));
-        let walked: Vec<Timestamp> = std::iter::successors(Some(nominal), |at| when.next_after(MADE_AT, *at))
+        let walked: Vec<Timestamp> = std::iter::successors(Some(nominal), |at| when.next_after(CREATED_AT, *at))
             .take_while(|at| *at <= now)
             .take(20_000)
             .collect();
@@ -73,6 +73,6 @@ proptest! {
             [.., last, latest] => Some(Missed { latest, last, count: u64::try_from(walked.len() - 1).unwrap() }),
             _ => None,
         };
-        prop_assert_eq!(when.missed(MADE_AT, nominal, now), expected);
+        prop_assert_eq!(when.missed(CREATED_AT, nominal, now), expected);
     }
 }

@@ -5,7 +5,7 @@ use super::*;
 const LARGEST: u64 = u64::MAX;
 
 #[test]
-fn the_default_bounds_double_from_one_second_and_end_after_four_waits() {
+fn default_policy_doubles_from_one_second_over_four_waits() {
     let policy = RetryPolicy::default();
     let waits: Vec<u128> =
         (1..).map_while(|attempt| policy.wait(attempt, LARGEST, None)).map(|wait| wait.as_millis() + 1).collect();
@@ -13,7 +13,7 @@ fn the_default_bounds_double_from_one_second_and_end_after_four_waits() {
 }
 
 #[test]
-fn a_wait_is_drawn_evenly_from_nothing_to_its_bound() {
+fn wait_is_uniform_between_zero_and_its_bound() {
     let policy = RetryPolicy { attempts_max: 10, ..RetryPolicy::default() };
     let half = policy.wait(4, 1 << 63, None);
     assert_eq!(half, Some(Duration::from_secs(4)));
@@ -21,7 +21,7 @@ fn a_wait_is_drawn_evenly_from_nothing_to_its_bound() {
 }
 
 #[test]
-fn retry_after_is_waited_for_and_the_drawn_wait_comes_on_top() {
+fn random_wait_is_added_to_retry_after() {
     let policy = RetryPolicy::default();
     assert_eq!(policy.wait(1, 0, Some(Duration::from_secs(30))), Some(Duration::from_secs(30)));
     assert_eq!(policy.wait(1, 1 << 63, Some(Duration::from_secs(30))), Some(Duration::from_millis(30_500)));
@@ -31,7 +31,7 @@ fn retry_after_is_waited_for_and_the_drawn_wait_comes_on_top() {
 
 proptest! {
     #[test]
-    fn no_wait_is_outside_a_millisecond_and_the_longest_backoff(
+    fn wait_is_between_one_millisecond_and_backoff_max(
         attempts_max in 1_u16..,
         attempt in 1_u16..,
         random: u64,

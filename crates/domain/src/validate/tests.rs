@@ -39,12 +39,12 @@ fn with_http(change: impl FnOnce(&mut HttpTarget)) -> Spec {
 }
 
 #[test]
-fn a_spec_within_all_limits_has_no_violations() {
+fn spec_within_all_limits_has_no_violations() {
     assert_eq!(violations(&spec(), &Limits::default(), NOW), []);
 }
 
 #[test]
-fn every_header_that_reveille_or_the_connection_sets_is_reserved() {
+fn headers_of_reveille_and_of_the_connection_are_reserved() {
     for name in ["Webhook-Id", "reveille-anything", "traceparent", "tracestate", "Host", "content-length", "te"] {
         let spec = with_http(|http| http.headers = vec![(name.to_owned(), "x".into())]);
         assert!(matches!(violations(&spec, &Limits::default(), NOW)[..], [Violation::HeaderReserved { .. }]), "{name}");
@@ -56,14 +56,14 @@ fn every_header_that_reveille_or_the_connection_sets_is_reserved() {
 }
 
 #[test]
-fn an_instant_may_be_a_minute_past_and_ten_years_ahead_and_no_more() {
+fn instant_may_be_one_minute_past_and_ten_years_ahead() {
     let Limits { past_max, horizon, .. } = Limits::default();
-    let grain = Duration::from_millis(1);
+    let resolution = Duration::from_millis(1);
     for (at, expected) in [
         (NOW - past_max, None),
-        (NOW - past_max - grain, Some(Field::At)),
+        (NOW - past_max - resolution, Some(Field::At)),
         (NOW + horizon, None),
-        (NOW + horizon + grain, Some(Field::At)),
+        (NOW + horizon + resolution, Some(Field::At)),
         (Timestamp::from_millis(i64::MIN), Some(Field::At)),
         (Timestamp::from_millis(i64::MAX), Some(Field::At)),
     ] {
@@ -73,7 +73,7 @@ fn an_instant_may_be_a_minute_past_and_ten_years_ahead_and_no_more() {
 }
 
 #[test]
-fn nothing_fires_more_often_than_the_shortest_interval() {
+fn schedule_fires_no_more_often_than_interval_min() {
     let limits = Limits { interval_min: Duration::from_secs(60), ..Limits::default() };
     let cron = |text| When::Cron(Cron::parse(text, "UTC").expect("a cron"));
     for (when, expected) in [
@@ -95,7 +95,7 @@ fn nothing_fires_more_often_than_the_shortest_interval() {
 }
 
 #[test]
-fn a_url_is_absolute_http_with_a_host_and_nothing_hidden_in_it() {
+fn url_must_be_absolute_http_with_a_host_and_no_user_name() {
     for url in [
         "http://example.org",
         "https://example.org:8443/a/b?c=d",
@@ -135,7 +135,7 @@ fn a_url_is_absolute_http_with_a_host_and_nothing_hidden_in_it() {
 }
 
 #[test]
-fn a_method_is_a_token_and_neither_connect_nor_trace() {
+fn method_is_a_token_other_than_connect_and_trace() {
     for method in ["", "PO ST", "GET\r\n", "CONNECT", "TRACE", "É", &"X".repeat(10_000)] {
         assert_eq!(fields(&with_http(|http| http.method = method.to_owned())), [Field::Method], "{method}");
     }
@@ -145,7 +145,7 @@ fn a_method_is_a_token_and_neither_connect_nor_trace() {
 }
 
 #[test]
-fn no_header_breaks_out_of_its_line_or_passes_for_one_of_ours() {
+fn header_cannot_break_its_line_or_imitate_reveille() {
     for (name, value) in [
         ("x-a", "b\r\nx-c: d"),
         ("x-a", "b\n"),
@@ -174,21 +174,21 @@ fn no_header_breaks_out_of_its_line_or_passes_for_one_of_ours() {
 }
 
 #[test]
-fn what_an_answer_shows_in_place_of_a_value_is_not_taken_for_one() {
+fn redaction_placeholder_is_rejected_as_a_header_value() {
     let spec = with_http(|http| http.headers = vec![("x-token".to_owned(), Secret::REDACTED.into())]);
     assert_eq!(violations(&spec, &Limits::default(), NOW), [Violation::HeaderRedacted { name: "x-token".to_owned() }]);
 }
 
 #[test]
-fn what_is_sealed_is_weighed_as_what_it_holds() {
-    let sealed = |bytes: usize| Secret::Sealed(vec![b'\n'; bytes + Secret::SEALED_OVERHEAD].into());
+fn encrypted_header_counts_with_its_plain_length() {
+    let sealed = |bytes: usize| Secret::Encrypted(vec![b'\n'; bytes + Secret::ENCRYPTION_OVERHEAD].into());
     let header = |bytes: usize| ("x-a".to_owned(), sealed(bytes));
     assert_eq!(fields(&with_http(|http| http.headers = vec![header(8 * 1024 - 3)])), []);
     assert_eq!(fields(&with_http(|http| http.headers = vec![header(8 * 1024 - 2)])), [Field::Headers]);
 }
 
 #[test]
-fn headers_are_counted_and_weighed() {
+fn number_and_bytes_of_headers_are_limited() {
     let header = |bytes: usize| ("x-a".to_owned(), Secret::from("v".repeat(bytes)));
     assert_eq!(fields(&with_http(|http| http.headers = vec![header(1); 32])), []);
     assert_eq!(fields(&with_http(|http| http.headers = vec![header(1); 33])), [Field::Headers]);
@@ -197,7 +197,7 @@ fn headers_are_counted_and_weighed() {
 }
 
 #[test]
-fn labels_are_counted_and_measured_and_have_names() {
+fn labels_need_names_and_have_limits() {
     let labels = |pairs: &[(&str, &str)]| Spec {
         labels: pairs.iter().map(|(name, value)| (String::from(*name), String::from(*value))).collect(),
         ..spec()
@@ -212,7 +212,7 @@ fn labels_are_counted_and_measured_and_have_names() {
 }
 
 #[test]
-fn everything_wrong_is_found_at_once_in_the_order_of_the_fields() {
+fn all_violations_are_found_in_the_order_of_the_fields() {
     let mut spec = with_http(|http| {
         http.url = "gopher://example.org".to_owned();
         http.timeout = Duration::ZERO;
@@ -233,7 +233,7 @@ fn everything_wrong_is_found_at_once_in_the_order_of_the_fields() {
 }
 
 #[test]
-fn a_violation_says_what_would_be_right() {
+fn violation_states_the_allowed_value() {
     let spec = Spec { when: When::Every(Duration::from_millis(10)), ..spec() };
     let texts: Vec<String> = violations(&spec, &Limits::default(), NOW).iter().map(ToString::to_string).collect();
     assert_eq!(texts, ["10ms is too short; the shortest is 1s"]);
@@ -241,7 +241,7 @@ fn a_violation_says_what_would_be_right() {
 
 proptest! {
     #[test]
-    fn what_is_found_good_can_be_sent(
+    fn target_without_violations_can_be_sent(
         url in "(http|HTTP|https|ftp)?(://)?[a-z0-9.:@\\[\\]-]{0,12}[/?#]?\\PC{0,10}",
         name in "\\PC{0,8}|[a-zA-Z-]{1,12}",
         value in "\\PC{0,8}|[ -~\\t\\r\\n]{0,8}",
@@ -253,7 +253,7 @@ proptest! {
         });
         let found = fields(&spec);
         if !found.contains(&Field::Url) {
-            let uri: Uri = url.parse().expect("it is a URL");
+            let uri: Uri = url.parse().expect("the URL was accepted");
             prop_assert!(uri.host().is_some_and(|host| !host.is_empty()) && !url.contains(['#', ' ']));
             prop_assert!(uri.authority().is_some_and(|authority| !authority.as_str().contains('@')));
             prop_assert!(uri.port().is_none_or(|port| port.as_u16() > 0));

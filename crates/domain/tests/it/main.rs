@@ -1,12 +1,12 @@
-//! Names as others see them: what they are, what they survive, and how evenly they spread.
+//! Public ids: their forms, their stability, and their distribution over pollers and shards.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use domain::id::SHARDS;
 use domain::{
-    Edition, HttpTarget, Incarnation, Occurrence, PollerId, Revision, RunId, ScheduleId, Target, TargetKey, TenantId,
-    Timestamp,
+    HttpTarget, Incarnation, Occurrence, PollerId, Revision, RunId, ScheduleId, ScheduleVersion, Target, TargetKey,
+    TenantId, Timestamp,
 };
 use proptest::prelude::*;
 
@@ -24,7 +24,7 @@ fn occurrence() -> impl Strategy<Value = Occurrence> {
 
 proptest! {
     #[test]
-    fn a_run_id_names_its_occurrence_and_nothing_else(of in occurrence(), other in occurrence()) {
+    fn run_id_identifies_exactly_one_occurrence(of in occurrence(), other in occurrence()) {
         let id = of.run_id();
         prop_assert_eq!(RunId::parse(id.as_str()), Some(of));
         prop_assert_eq!(id == other.run_id(), of == other);
@@ -32,18 +32,18 @@ proptest! {
     }
 
     #[test]
-    fn an_edition_has_one_name(incarnation in any::<u128>(), revision in any::<u32>()) {
-        let edition = Edition { incarnation: Incarnation(incarnation), revision: Revision(revision) };
+    fn edition_has_exactly_one_name(incarnation in any::<u128>(), revision in any::<u32>()) {
+        let edition = ScheduleVersion { incarnation: Incarnation(incarnation), revision: Revision(revision) };
         let name = edition.name();
-        prop_assert_eq!(Edition::parse(&name), Some(edition));
+        prop_assert_eq!(ScheduleVersion::parse(&name), Some(edition));
         prop_assert!(name.len() <= 37 && name.bytes().all(|c| c.is_ascii_alphanumeric() || c == b'-'));
         for other in [name.to_uppercase(), format!("{name}0"), name.replace('-', "-0"), name.replace('-', "-+")] {
-            prop_assert_ne!(Edition::parse(&other), Some(edition));
+            prop_assert_ne!(ScheduleVersion::parse(&other), Some(edition));
         }
     }
 
     #[test]
-    fn a_text_is_a_run_id_only_if_it_is_written_so(
+    fn only_a_canonical_text_is_a_run_id(
         text in prop_oneof!["\\PC{0,60}", "[0-7][0-9a-z]{25}[0-7][0-9a-z]{25}", "[0-9a-zA-Z]{52}"],
     ) {
         if let Some(occurrence) = RunId::parse(&text) {
@@ -52,13 +52,13 @@ proptest! {
     }
 
     #[test]
-    fn run_ids_of_one_schedule_sort_as_their_occurrences(one in occurrence(), mut other in occurrence()) {
+    fn run_ids_of_one_schedule_sort_like_its_occurrences(one in occurrence(), mut other in occurrence()) {
         other.incarnation = one.incarnation;
         prop_assert_eq!(one.run_id().cmp(&other.run_id()), one.cmp(&other));
     }
 
     #[test]
-    fn an_id_is_made_of_the_letters_it_may_have(text in "\\PC{0,140}|[A-Za-z0-9_-]{0,140}") {
+    fn schedule_id_accepts_only_allowed_characters(text in "\\PC{0,140}|[A-Za-z0-9_-]{0,140}") {
         let is_good = (1..=128).contains(&text.len())
             && text.bytes().all(|c| c.is_ascii_alphanumeric() || c == b'_' || c == b'-');
         let id = ScheduleId::new(&text);
@@ -67,30 +67,30 @@ proptest! {
     }
 
     #[test]
-    fn an_id_made_by_the_server_names_its_incarnation(value: u128) {
+    fn server_generated_id_contains_its_incarnation(value: u128) {
         let id = ScheduleId::from_incarnation(Incarnation(value));
         prop_assert_eq!(id.to_incarnation(), Some(Incarnation(value)));
         prop_assert_eq!(ScheduleId::new(id.as_str()), Ok(id));
     }
 
     #[test]
-    fn an_id_that_names_an_incarnation_is_the_one_made_of_it(text in "s[0-9a-z]{26}|[A-Za-z0-9_-]{27}") {
-        let id = ScheduleId::new(&text).expect("letters and digits");
+    fn id_with_an_incarnation_is_generated_from_it(text in "s[0-9a-z]{26}|[A-Za-z0-9_-]{27}") {
+        let id = ScheduleId::new(&text).expect("the text has letters and digits only");
         if let Some(incarnation) = id.to_incarnation() {
             prop_assert_eq!(ScheduleId::from_incarnation(incarnation), id);
         }
     }
 
     #[test]
-    fn incarnations_sort_by_the_instant_they_were_made(
+    fn incarnations_sort_by_creation_instant(
         early in 0_i64..1 << 47, later in 1_i64..1 << 46, one: u128, other: u128,
     ) {
-        let made = |millis, random| Incarnation::new(Timestamp::from_millis(millis), random);
-        prop_assert!(made(early, one) < made(early + later, other));
+        let incarnation = |millis, random| Incarnation::new(Timestamp::from_millis(millis), random);
+        prop_assert!(incarnation(early, one) < incarnation(early + later, other));
     }
 
     #[test]
-    fn a_target_is_its_scheme_host_and_port(
+    fn target_key_depends_on_scheme_host_and_port_only(
         host in "[a-z]{1,10}(\\.[a-z]{2,5})?", port in 1_u16.., path in "(/[a-z]{0,5}){0,3}", query in "(\\?[a-z:/]{0,8})?",
     ) {
         let plain = key(&format!("https://{host}:{port}"));
@@ -106,8 +106,8 @@ fn key(url: &str) -> TargetKey {
 }
 
 #[test]
-fn schedules_spread_evenly_over_pollers_whoever_names_them() {
-    let named = |text: String| ScheduleId::new(&text).expect("letters, digits and dashes");
+fn schedules_spread_evenly_over_pollers_for_all_kinds_of_ids() {
+    let named = |text: String| ScheduleId::new(&text).expect("the text has letters, digits and dashes only");
     let numbered = |n: u32| named(n.to_string());
     let orders = |n: u32| named(format!("order-{n}"));
     let uuids = |n: u32| {
@@ -119,7 +119,7 @@ fn schedules_spread_evenly_over_pollers_whoever_names_them() {
     let suffixed = |n: u32| named(format!("{n}-reminder_2"));
     let server_made = |n: u32| {
         let now = Timestamp::from_millis(1_790_000_000_000 + i64::from(n / 40));
-        // SplitMix64's constants: different numbers, no pattern.
+        // SplitMix64's multiplier gives distinct numbers without a visible pattern.
         let random = u128::from(n).wrapping_mul(0x9e37_79b9_7f4a_7c15_bf58_476d_1ce4_e5b9);
         ScheduleId::from_incarnation(Incarnation::new(now, random))
     };
@@ -139,20 +139,20 @@ fn pollers_spread_evenly_over_shards() {
     assert_even(large_tenants, SHARDS, "many pollers of some tenants");
 }
 
-/// Pearson's chi-square, which a fair draw exceeds once in a thousand times (p = 0.001) with 63 and with 255 degrees of freedom.
-/// What is drawn here is always the same, so it is exceeded never, or always.
+/// Quantiles of the chi-square distribution (p = 0.001) with 63 and with 255 degrees of freedom: a fair draw exceeds
+/// them once in a thousand times. The input of these tests is fixed, so the result is always the same.
 const CHI_SQUARE_MAX: [(u16, f64); 2] = [(64, 103.442), (256, 330.520)];
 
-fn assert_even(places: impl Iterator<Item = u16>, place_count: u16, what: &str) {
+fn assert_even(buckets: impl Iterator<Item = u16>, bucket_count: u16, input: &str) {
     let mut counts = BTreeMap::new();
     let mut total = 0.0;
-    for place in places {
-        *counts.entry(place).or_insert(0.0) += 1.0;
+    for bucket in buckets {
+        *counts.entry(bucket).or_insert(0.0) += 1.0;
         total += 1.0;
     }
-    assert_eq!(counts.len(), usize::from(place_count), "{what}: every place is used");
-    let expected = total / f64::from(place_count);
+    assert_eq!(counts.len(), usize::from(bucket_count), "{input}: every bucket is used");
+    let expected = total / f64::from(bucket_count);
     let chi_square: f64 = counts.values().map(|count: &f64| (count - expected).powi(2) / expected).sum();
-    let bound = CHI_SQUARE_MAX.iter().find(|(places, _)| *places == place_count).expect("its bound is known").1;
-    assert!(chi_square < bound, "{what}: chi-square {chi_square:.1}, more than {bound}");
+    let bound = CHI_SQUARE_MAX.iter().find(|(buckets, _)| *buckets == bucket_count).expect("the table has the bound").1;
+    assert!(chi_square < bound, "{input}: chi-square is {chi_square:.1}, but the bound is {bound}");
 }

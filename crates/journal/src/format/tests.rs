@@ -17,7 +17,7 @@ fn header(bytes: &[u8], salt: u64, offset: u64) -> Option<RecordHeader> {
     RecordHeader::decode(bytes.first_chunk().unwrap(), salt, offset, LENGTH)
 }
 
-/// The entries, if these are the bytes of a whole record.
+/// Returns the entries if `bytes` are a whole record.
 fn decode(bytes: &[u8], salt: u64, offset: u64) -> Option<Vec<(u64, Bytes)>> {
     let header = header(bytes, salt, offset)?;
     let body = bytes.get(HEADER_BYTES..HEADER_BYTES + header.body_bytes())?;
@@ -27,7 +27,7 @@ fn decode(bytes: &[u8], salt: u64, offset: u64) -> Option<Vec<(u64, Bytes)>> {
 
 proptest! {
     #[test]
-    fn a_record_gives_back_its_entries(
+    fn record_round_trips_its_entries(
         salt: u64,
         block in 1..1000_u64,
         first_index in 1..u64::MAX / 2,
@@ -35,7 +35,7 @@ proptest! {
     ) {
         let offset = block * BLOCK;
         let mut buffer = RecordBuffer::default();
-        // What was in the buffer before does not show.
+        // The earlier contents of the buffer must not show.
         let _earlier = record(&mut buffer, salt, BLOCK, 1, &[vec![0xff; 9000]]);
         let bytes = record(&mut buffer, salt, offset, first_index, &entries);
         prop_assert_eq!(bytes.len() as u64 % BLOCK, 0);
@@ -45,7 +45,7 @@ proptest! {
     }
 
     #[test]
-    fn a_record_changed_anywhere_is_none(
+    fn changed_record_is_rejected(
         salt: u64,
         entries in vec(vec(any::<u8>(), 0..300), 1..4),
         at: prop::sample::Index,
@@ -59,7 +59,7 @@ proptest! {
     }
 
     #[test]
-    fn a_record_of_another_use_or_at_another_place_is_none(salt: u64, other: u64, block in 2..1000_u64) {
+    fn record_of_another_use_or_at_another_offset_is_rejected(salt: u64, other: u64, block in 2..1000_u64) {
         let bytes = record(&mut RecordBuffer::default(), salt, BLOCK, 1, &[b"entry".to_vec()]);
         prop_assert!(header(&bytes, salt, BLOCK).is_some());
         prop_assert_eq!(header(&bytes, salt, block * BLOCK), None);
@@ -68,13 +68,13 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_the_parser_panic(bytes in vec(any::<u8>(), HEADER_BYTES..400), salt: u64) {
+    fn parser_never_panics(bytes in vec(any::<u8>(), HEADER_BYTES..400), salt: u64) {
         let _nothing = (decode(&bytes, salt, BLOCK), SegmentHeader::decode(bytes.first_chunk().unwrap()));
         let _nothing = (0..20).map(|count| is_whole(&bytes, count)).filter(|whole| *whole).count();
     }
 
     #[test]
-    fn a_segment_header_round_trips_and_any_change_shows(
+    fn segment_header_round_trips_and_detects_changes(
         header in (any::<u128>(), any::<u64>(), any::<u64>(), any::<u64>(), 2..1000_u64),
         at in 0..HEADER_BYTES,
         change in 1..=255_u8,
@@ -88,7 +88,7 @@ proptest! {
     }
 }
 
-/// The bytes of `testdata/v1`, which is read through the public API in `tests/it/golden.rs`.
+/// Returns the bytes of `testdata/v1`, which `tests/it/golden.rs` reads through the public API.
 fn golden() -> Vec<u8> {
     let header = SegmentHeader {
         journal_id: 0x0f0e_0d0c_0b0a_0908_0706_0504_0302_0100,
@@ -111,7 +111,7 @@ fn golden() -> Vec<u8> {
 }
 
 #[test]
-fn the_format_is_that_of_the_golden_file() {
+fn encoder_writes_the_golden_file() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/v1/segment-00000000000000000001.journal");
-    assert!(std::fs::read(path).unwrap() == golden(), "the format has changed: it needs a new version");
+    assert!(std::fs::read(path).unwrap() == golden(), "the format has changed; increase its version");
 }

@@ -6,21 +6,21 @@ use journal::{Journal, Options};
 use runtime::{Runtime, TaskSet};
 use simulator::{Faults, Incident, Simulation, run_seeds};
 
-use crate::support::{DIR, Record, Ticket, end, seeds, small};
+use crate::support::{DIR, History, Ticket, end, seeds, small};
 
-/// Appends, waits, idles, releases: every state that a journal can be in is passed.
-async fn work(runtime: &Runtime, record: &Record, journal: &Journal<Ticket>, rounds: usize) {
+/// Appends, waits, idles and releases, so that the journal passes through every state.
+async fn work(runtime: &Runtime, history: &History, journal: &Journal<Ticket>, rounds: usize) {
     for round in 0..rounds {
         let count = 1 + usize::try_from(runtime.random() % 6).unwrap();
         let sizes = (0..count).map(|_| if runtime.random().is_multiple_of(4) { 9000 } else { 300 });
-        let answers = record.append(journal, sizes.collect::<Vec<_>>()).await;
+        let responses = history.append(journal, sizes.collect::<Vec<_>>()).await;
         if runtime.random().is_multiple_of(3) {
             continue;
         }
-        for answer in answers {
-            let index = answer.await.expect("an open journal answers");
+        for response in responses {
+            let index = response.await.expect("an open journal commits its entries");
             if round % 5 == 4 {
-                record.release(journal, index.saturating_sub(3));
+                history.release(journal, index.saturating_sub(3));
             }
         }
         if round % 7 == 0 {
@@ -29,33 +29,33 @@ async fn work(runtime: &Runtime, record: &Record, journal: &Journal<Ticket>, rou
     }
 }
 
-async fn start(runtime: Runtime, record: Record, options: Options, rounds: usize) {
+async fn start(runtime: Runtime, history: History, options: Options, rounds: usize) {
     let tasks = TaskSet::new(&runtime);
-    let journal = record.open(&runtime, &tasks, Path::new(DIR), options).await.expect("a crash damages nothing");
-    work(&runtime, &record, &journal, rounds).await;
+    let journal = history.open(&runtime, &tasks, Path::new(DIR), options).await.expect("a crash causes no damage");
+    work(&runtime, &history, &journal, rounds).await;
     end(&journal, tasks).await;
 }
 
 #[test]
-fn a_cut_of_power_in_any_disk_operation_loses_nothing_that_was_durable() {
-    // Through two starts: the second one's recovery is cut as well.
+fn power_loss_in_any_disk_operation_loses_no_durable_entry() {
+    // The power fails during two starts, so that the second one's recovery is interrupted as well.
     let operations = Cell::new(1);
     let scenario = |sim: &Simulation| {
-        let record = Record::default();
+        let history = History::default();
         sim.run_until(async {
             let a = sim.member("a");
             let number = sim.seed() % 400 + 1;
             sim.volume("a").crash_at_operation(number);
-            let mut done = sim.call("a", start(a, record.clone(), small(), 25)).await;
+            let mut done = sim.call("a", start(a, history.clone(), small(), 25)).await;
             operations.set(operations.get().max(sim.volume("a").operations()));
             let mut again = 0;
-            // The first cut may come as late as in a later start; at most two more come.
+            // The first power loss may come as late as in a later start; at most two more follow.
             while again < 4 || done.is_none() {
                 let a = if done.is_none() { sim.restart("a") } else { sim.member("a") };
                 if again < 2 && done.is_none() {
                     sim.volume("a").crash_at_operation(sim.draw(|random| 1 + random.below(80)));
                 }
-                done = sim.call("a", start(a, record.clone(), small(), 6)).await;
+                done = sim.call("a", start(a, history.clone(), small(), 6)).await;
                 again += 1;
             }
             assert_eq!(sim.halts("a"), Vec::<String>::new());
@@ -67,16 +67,16 @@ fn a_cut_of_power_in_any_disk_operation_loses_nothing_that_was_durable() {
 }
 
 #[test]
-fn a_kill_at_any_time_loses_nothing_even_if_the_power_goes_next() {
+fn kill_followed_by_power_loss_loses_no_durable_entry() {
     let coverage = run_seeds("journal-kill", seeds(150), |sim| {
-        let record = Record::default();
+        let history = History::default();
         sim.run_until(async {
             let mut a = sim.member("a");
             for _ in 0..4 {
-                let worked = sim.call("a", start(a, record.clone(), small(), 1000));
+                let worked = sim.call("a", start(a, history.clone(), small(), 1000));
                 let wait = Duration::from_micros(sim.draw(|random| random.below(60_000)));
                 let outcome = sim.outside().timeout(wait, worked).await;
-                assert!(outcome.is_none(), "it works until it is killed");
+                assert!(outcome.is_none(), "the member works until it is killed");
                 if sim.draw(simulator::Random::coin) {
                     sim.kill("a")
                 } else {
@@ -84,7 +84,7 @@ fn a_kill_at_any_time_loses_nothing_even_if_the_power_goes_next() {
                 }
                 a = sim.restart("a");
             }
-            sim.call("a", start(a, record.clone(), small(), 5)).await.unwrap();
+            sim.call("a", start(a, history.clone(), small(), 5)).await.unwrap();
         });
         assert_eq!(sim.halts("a"), Vec::<String>::new());
     });
@@ -92,20 +92,22 @@ fn a_kill_at_any_time_loses_nothing_even_if_the_power_goes_next() {
 }
 
 #[test]
-fn after_a_failed_sync_or_write_the_process_ends_and_nothing_that_was_told_is_lost() {
+fn failed_sync_or_write_stops_the_process_without_loss() {
     let coverage = run_seeds("journal-sync", seeds(150), |sim| {
-        let record = Record::default();
+        let history = History::default();
         sim.run_until(async {
             let mut a = sim.member("a");
             for _ in 0..4 {
                 sim.set_faults(Faults { sync_fail: 0.02, write_fail: 0.005, sync_slow: 0.01, ..Faults::default() });
                 let opened = a.clone();
-                let record_there = record.clone();
-                // An error while opening is told; later it ends the process.
+                let history_inside = history.clone();
+                // An error during the opening is returned; a later one stops the process.
                 let worked = async move {
                     let tasks = TaskSet::new(&opened);
-                    let Ok(journal) = record_there.open(&opened, &tasks, Path::new(DIR), small()).await else { return };
-                    work(&opened, &record_there, &journal, 60).await;
+                    let Ok(journal) = history_inside.open(&opened, &tasks, Path::new(DIR), small()).await else {
+                        return;
+                    };
+                    work(&opened, &history_inside, &journal, 60).await;
                     end(&journal, tasks).await;
                 };
                 let worked = sim.call("a", worked).await;
@@ -115,7 +117,7 @@ fn after_a_failed_sync_or_write_the_process_ends_and_nothing_that_was_told_is_lo
                     None => sim.restart("a"),
                 };
             }
-            sim.call("a", start(a, record.clone(), small(), 5)).await.unwrap();
+            sim.call("a", start(a, history.clone(), small(), 5)).await.unwrap();
         });
         for reason in sim.halts("a") {
             assert!(reason.starts_with("the journal cannot"), "{reason}");
@@ -125,36 +127,40 @@ fn after_a_failed_sync_or_write_the_process_ends_and_nothing_that_was_told_is_lo
 }
 
 #[test]
-fn a_torn_record_that_nothing_overwrites_is_not_taken_for_damage_later() {
+fn torn_record_that_is_never_overwritten_is_not_damage() {
     let options = || Options { entry_bytes_max: 16_000, ..small() };
     let coverage = run_seeds("journal-torn", 0..60, |sim| {
-        let record = Record::default();
+        let history = History::default();
         sim.run_until(async {
-            let (a, there) = (sim.member("a"), record.clone());
+            let (a, history_inside) = (sim.member("a"), history.clone());
             let volume = sim.volume("a");
             let torn = async move {
                 let tasks = TaskSet::new(&a);
-                let journal = there.open(&a, &tasks, Path::new(DIR), options()).await.unwrap();
+                let journal = history_inside.open(&a, &tasks, Path::new(DIR), options()).await.unwrap();
                 for size in [8, 8, 8, 8] {
-                    for answer in there.append(&journal, [size]).await {
-                        answer.await.unwrap();
+                    for response in history_inside.append(&journal, [size]).await {
+                        response.await.unwrap();
                     }
                 }
                 volume.crash_at_operation(1);
-                // The rest of the segment.
-                for answer in there.append(&journal, [9000]).await {
-                    answer.await.unwrap();
+                // This history needs the rest of the segment.
+                for response in history_inside.append(&journal, [9000]).await {
+                    response.await.unwrap();
                 }
             };
             assert!(sim.call("a", torn).await.is_none());
             for _ in 0..2 {
-                let (a, there) = (if sim.is_up("a") { sim.member("a") } else { sim.restart("a") }, record.clone());
+                let (a, history_inside) =
+                    (if sim.is_up("a") { sim.member("a") } else { sim.restart("a") }, history.clone());
                 let next = async move {
                     let tasks = TaskSet::new(&a);
-                    let journal = there.open(&a, &tasks, Path::new(DIR), options()).await.expect("nothing is damaged");
-                    // More than is left of the segment: it goes to the next one.
-                    for answer in there.append(&journal, [16_000]).await {
-                        answer.await.unwrap();
+                    let journal = history_inside
+                        .open(&a, &tasks, Path::new(DIR), options())
+                        .await
+                        .expect("a torn record is not damage");
+                    // The entry is larger than the rest of the segment, so it goes to the next segment.
+                    for response in history_inside.append(&journal, [16_000]).await {
+                        response.await.unwrap();
                     }
                     end(&journal, tasks).await;
                 };

@@ -1,4 +1,4 @@
-//! One flipped bit anywhere in a journal.
+//! Tests with one flipped bit anywhere in a journal.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,28 +8,28 @@ use journal::{Damage, Journal, OpenError, Options};
 use runtime::TaskSet;
 use simulator::{Handle, Simulation};
 
-use crate::support::{DIR, Record, end, read_all, segment_path, small};
+use crate::support::{DIR, History, end, read_all, segment_path, small};
 
 fn tiny() -> Options {
     Options { segment_bytes: 6 * 4096, entry_bytes_max: 6000, batch_bytes_max: 2 * 4096, ..small() }
 }
 
-/// Records of one block and of two, over three segments.
+/// Sizes of entries that make records of one block and of two, over three segments.
 const SIZES: [usize; 7] = [60, 4100, 30, 200, 8, 4100, 40];
 
-/// The last one is prepared, and nothing is in it.
+/// Number of segments; the last one is prepared and empty.
 const SEGMENTS: u64 = 4;
 
-/// A journal with a record for each of [`SIZES`], in a world with nothing else in it.
-async fn image(sim: &Handle, record: &Record, closed: bool) {
+/// Writes a journal with one record for each of [`SIZES`] on a new member.
+async fn image(sim: &Handle, history: &History, closed: bool) {
     let a = sim.member("a");
-    let writer = record.clone();
+    let writer = history.clone();
     let write = async move {
         let tasks = TaskSet::new(&a);
         let journal = writer.open(&a, &tasks, Path::new(DIR), tiny()).await.unwrap();
         for size in SIZES {
-            for answer in writer.append(&journal, [size]).await {
-                answer.await.unwrap();
+            for response in writer.append(&journal, [size]).await {
+                response.await.unwrap();
             }
         }
         if closed {
@@ -38,19 +38,19 @@ async fn image(sim: &Handle, record: &Record, closed: bool) {
         }
         Some((journal, tasks))
     };
-    // A handle that is dropped closes the journal.
+    // Keep the handle until after the kill: dropping it would close the journal.
     let left_open = sim.call("a", write).await.unwrap();
     assert!(!closed || contents(sim).len() as u64 == SEGMENTS);
     sim.kill("a");
     drop(left_open);
 }
 
-/// What opening it gives.
+/// Opens the journal and returns its entries.
 async fn open(sim: &Handle) -> Result<Vec<Bytes>, OpenError> {
     Ok(open_from(sim).await?.1)
 }
 
-/// The oldest index held, and the entries from there.
+/// Opens the journal and returns the oldest retained index and the entries from there.
 async fn open_from(sim: &Handle) -> Result<(u64, Vec<Bytes>), OpenError> {
     let a = if sim.is_up("a") { sim.member("a") } else { sim.restart("a") };
     let open = async move {
@@ -73,32 +73,32 @@ fn contents(sim: &Handle) -> BTreeMap<PathBuf, Vec<u8>> {
 #[derive(Default, Debug)]
 struct Tally {
     harmless: usize,
-    named: usize,
+    reported: usize,
     torn: usize,
 }
 
-/// Flips one bit at each of `offsets`, in a journal that was `closed` or killed after its last answer.
-fn flip_each(closed: bool, wanted: impl Fn(&Path, u64, u8) -> bool) -> Tally {
+/// Flips one bit at each selected offset, in a journal that was closed, or killed after its last commit.
+fn flip_each(closed: bool, is_selected: impl Fn(&Path, u64, u8) -> bool) -> Tally {
     let mut tally = Tally::default();
-    let mut world: Option<(Simulation, Record, BTreeMap<PathBuf, Vec<u8>>)> = None;
+    let mut world: Option<(Simulation, History, BTreeMap<PathBuf, Vec<u8>>)> = None;
     let template = Simulation::new(1);
-    template.run_until(image(&template, &Record::default(), closed));
+    template.run_until(image(&template, &History::default(), closed));
     for (path, bytes) in contents(&template) {
         for (offset, byte) in (0..).zip(&bytes) {
-            if !wanted(&path, offset, *byte) {
+            if !is_selected(&path, offset, *byte) {
                 continue;
             }
-            let (sim, record, before) = world.take().unwrap_or_else(|| {
-                let (sim, record) = (Simulation::new(1), Record::default());
-                sim.run_until(image(&sim, &record, closed));
+            let (sim, history, before) = world.take().unwrap_or_else(|| {
+                let (sim, history) = (Simulation::new(1), History::default());
+                sim.run_until(image(&sim, &history, closed));
                 let before = contents(&sim);
-                (sim, record, before)
+                (sim, history, before)
             });
             let bit = u32::try_from(offset % 8).unwrap();
             sim.volume("a").flip_bit(&path, offset, bit);
             let flipped = contents(&sim);
             let found = sim.run_until(open(&sim));
-            let expected = record.state().appended.clone();
+            let expected = history.state().appended.clone();
             match found {
                 Ok(entries) if entries == expected => tally.harmless += 1,
                 Ok(entries) => {
@@ -108,8 +108,8 @@ fn flip_each(closed: bool, wanted: impl Fn(&Path, u64, u8) -> bool) -> Tally {
                 }
                 Err(OpenError::Damaged(damage)) => {
                     check_damage(&damage, &path, offset);
-                    assert_eq!(contents(&sim), flipped, "what is refused is not touched");
-                    tally.named += 1;
+                    assert_eq!(contents(&sim), flipped, "a rejected journal is not changed");
+                    tally.reported += 1;
                 }
                 Err(OpenError::Version { segment, .. }) => panic!("{} at {offset}: a version", segment.display()),
                 Err(error) => panic!("{} at {offset}: {error}", path.display()),
@@ -118,7 +118,7 @@ fn flip_each(closed: bool, wanted: impl Fn(&Path, u64, u8) -> bool) -> Tally {
                 sim.volume("a").flip_bit(&path, offset, bit);
             }
             if contents(&sim) == before {
-                world = Some((sim, record, before));
+                world = Some((sim, history, before));
             }
         }
     }
@@ -130,21 +130,21 @@ fn check_damage(damage: &Damage, path: &Path, offset: u64) {
     assert!(damage.offset <= offset, "flipped at {offset}: {damage}");
     assert!(damage.first_index >= 1 && damage.first_index <= SIZES.len() as u64 + 1, "{damage}");
     if damage.offset > 0 {
-        // A record has one entry here.
+        // Each record has one entry.
         assert_eq!(damage.end_index, Some(damage.first_index + 1), "flipped at {offset}: {damage}");
     }
 }
 
 #[test]
-fn any_flipped_bit_of_a_closed_journal_is_harmless_or_named() {
-    // All that is written, and a sample of the zeros between.
+fn flipped_bit_in_a_closed_journal_is_harmless_or_reported() {
+    // Flip all written bytes, and a sample of the zeros between them.
     let tally = flip_each(true, |_, offset, byte| byte != 0 || offset % 4096 < 80 || offset % 37 == 0);
     assert_eq!(tally.torn, 0);
-    assert!(tally.named > 8000 && tally.harmless > 500, "{tally:?}");
+    assert!(tally.reported > 8000 && tally.harmless > 500, "{tally:?}");
 }
 
 #[test]
-fn a_flipped_bit_right_after_a_kill_can_pass_for_a_torn_write_in_the_last_record_only() {
+fn flipped_bit_after_a_kill_looks_torn_only_in_the_last_record() {
     let last = segment_path(SEGMENTS - 1);
     let tally = flip_each(false, |path, offset, byte| path != last && byte != 0 && offset % 23 == 0);
     assert_eq!(tally.torn, 0, "{tally:?}");
@@ -153,21 +153,21 @@ fn a_flipped_bit_right_after_a_kill_can_pass_for_a_torn_write_in_the_last_record
 }
 
 #[test]
-fn a_missing_or_cut_segment_is_named_and_never_passes_for_the_end() {
+fn missing_or_shortened_segment_is_reported_as_damage() {
     for number in 1..=SEGMENTS {
         for cut in [None, Some(0), Some(4096), Some(5 * 4096)] {
-            let (sim, record) = (Simulation::new(1), Record::default());
+            let (sim, history) = (Simulation::new(1), History::default());
             let result = sim.run_until(async {
-                image(&sim, &record, true).await;
+                image(&sim, &history, true).await;
                 cut_file(&sim, segment_path(number), cut).await;
                 open_from(&sim).await
             });
             match (result, cut) {
-                // It may have been released: the consumer looks at `first`.
+                // The first segment may have been released; the consumer checks `first`.
                 (Ok((first, _)), None) if number == 1 => assert!(first > 1),
-                // Nothing was in it yet.
-                (Ok((1, entries)), None) if number == SEGMENTS => assert_eq!(entries, record.state().appended),
-                (Ok(_), _) => panic!("segment {number} cut to {cut:?} goes unnoticed"),
+                // The last segment was empty.
+                (Ok((1, entries)), None) if number == SEGMENTS => assert_eq!(entries, history.state().appended),
+                (Ok(_), _) => panic!("the cut of segment {number} to {cut:?} was not detected"),
                 (Err(OpenError::Damaged(damage)), _) => assert_eq!(damage.segment, segment_path(number), "{damage}"),
                 (Err(error), _) => panic!("{error}"),
             }
@@ -191,17 +191,17 @@ async fn cut_file(sim: &Handle, path: PathBuf, length: Option<u64>) {
 }
 
 #[test]
-fn damage_is_told_in_words_that_help() {
+fn damage_error_names_the_place_and_the_next_step() {
     let sim = Simulation::new(1);
-    let told = sim.run_until(async {
-        image(&sim, &Record::default(), true).await;
+    let message = sim.run_until(async {
+        image(&sim, &History::default(), true).await;
         sim.volume("a").flip_bit(segment_path(1), 4096 + 70, 1);
         open(&sim).await.unwrap_err().to_string()
     });
     assert_eq!(
-        told,
-        "/data/journal/segment-00000000000000000001.journal is damaged at byte 4096: a record's entries are not what \
-         was written; entries 1 to 1 are lost. Nothing was changed: copy the data folder aside, then restore it from a \
+        message,
+        "/data/journal/segment-00000000000000000001.journal is damaged at byte 4096: a record's entries are corrupt; \
+         entries 1 to 1 are lost. Nothing was changed: copy the data folder aside, then restore it from a \
          backup"
     );
 }

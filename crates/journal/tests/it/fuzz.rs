@@ -1,4 +1,4 @@
-//! A journal that anything may have happened to: opening it never panics and never gives a wrong entry.
+//! Tests that corrupt a journal at random: opening it never panics and never returns a wrong entry.
 
 use std::path::{Path, PathBuf};
 
@@ -6,33 +6,33 @@ use journal::{Journal, OpenError};
 use runtime::{OpenMode, Runtime, TaskSet};
 use simulator::{Random, Simulation, run_seeds};
 
-use crate::support::{DIR, Record, end, read_all, seeds, small};
+use crate::support::{DIR, History, end, read_all, seeds, small};
 
 #[test]
-fn whatever_happened_to_its_files_a_journal_gives_no_wrong_entry() {
+fn corrupted_files_never_yield_a_wrong_entry() {
     run_seeds("journal-fuzz", seeds(400), |sim| {
-        let record = Record::default();
+        let history = History::default();
         let a = sim.member("a");
         let mut random = Random::new(sim.seed());
         let write = {
-            let record = record.clone();
+            let history = history.clone();
             async move {
                 let tasks = TaskSet::new(&a);
-                let journal = record.open(&a, &tasks, Path::new(DIR), small()).await.unwrap();
+                let journal = history.open(&a, &tasks, Path::new(DIR), small()).await.unwrap();
                 for sizes in [vec![100; 5], vec![9000], vec![50, 4000], vec![11_000, 11_000], vec![3; 10], vec![2500]] {
-                    for answer in record.append(&journal, sizes).await {
-                        answer.await.unwrap();
+                    for response in history.append(&journal, sizes).await {
+                        response.await.unwrap();
                     }
                 }
-                record.release(&journal, random.below(9));
+                history.release(&journal, random.below(9));
                 end(&journal, tasks).await;
                 let mutations = 1 + random.index(4);
                 for _ in 0..mutations {
                     mutate(&a, &mut random).await;
                 }
-                open_again(&a, &record).await;
-                // Once more: what the first open did must not have made it worse.
-                open_again(&a, &record).await;
+                open_again(&a, &history).await;
+                // Open again: the first open must not have made the damage worse.
+                open_again(&a, &history).await;
             }
         };
         sim.run_until(async { sim.call("a", write).await.unwrap() });
@@ -40,13 +40,13 @@ fn whatever_happened_to_its_files_a_journal_gives_no_wrong_entry() {
     });
 }
 
-async fn open_again(runtime: &Runtime, record: &Record) {
+async fn open_again(runtime: &Runtime, history: &History) {
     let tasks = TaskSet::new(runtime);
     match Journal::<()>::open(runtime, &tasks, Path::new(DIR), small()).await {
         Ok(opened) => {
             let entries = read_all(&opened.journal, opened.first).await;
             for (index, entry) in (opened.first..).zip(&entries) {
-                let state = record.state();
+                let state = history.state();
                 assert_eq!(Some(entry), state.appended.get(usize::try_from(index).unwrap() - 1), "entry {index}");
             }
             opened.journal.close().await;
@@ -57,7 +57,7 @@ async fn open_again(runtime: &Runtime, record: &Record) {
     }
 }
 
-/// One thing that a disk, a person or a program that does not know better may do.
+/// Applies one random fault that a disk, a person or a program may cause.
 async fn mutate(runtime: &Runtime, random: &mut Random) {
     let disk = runtime.disk();
     let segments = || async {
@@ -81,7 +81,7 @@ async fn mutate(runtime: &Runtime, random: &mut Random) {
         2 if path != other => disk.rename(path, other).await.unwrap(),
         3 => file.write_at(block, &vec![0; 4096]).await.unwrap(),
         4 => {
-            // A block that the disk wrote to the wrong place.
+            // Simulate a block that the disk wrote to the wrong place.
             let from = disk.open(other, OpenMode::Read).await.unwrap();
             let mut bytes = vec![0; 4096];
             let from_length = from.len().await.unwrap();
@@ -94,23 +94,23 @@ async fn mutate(runtime: &Runtime, random: &mut Random) {
             let bytes: Vec<u8> = (0..random.index(64)).map(|_| random.bits().to_le_bytes()[0]).collect();
             file.write_at(at, &bytes).await.unwrap();
         }
-        // In a header, where it matters most.
+        // Corrupt a header, which is the most critical part.
         6 => file.write_at(block + random.below(64), &[random.bits().to_le_bytes()[0]]).await.unwrap(),
         _ => file.write_at(at, &[random.bits().to_le_bytes()[0]]).await.unwrap(),
     }
 }
 
 #[test]
-fn one_seed_finds_the_same_twice() {
+fn same_seed_gives_the_same_trace() {
     let hash = |seed| {
         let sim = Simulation::new(seed);
-        let record = Record::default();
+        let history = History::default();
         let a = sim.member("a");
         let work = async move {
             let tasks = TaskSet::new(&a);
-            let journal = record.open(&a, &tasks, Path::new(DIR), small()).await.unwrap();
-            for answer in record.append(&journal, [100, 9000, 9000, 9000]).await {
-                answer.await.unwrap();
+            let journal = history.open(&a, &tasks, Path::new(DIR), small()).await.unwrap();
+            for response in history.append(&journal, [100, 9000, 9000, 9000]).await {
+                response.await.unwrap();
             }
             end(&journal, tasks).await;
         };

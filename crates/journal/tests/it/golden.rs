@@ -1,4 +1,4 @@
-//! A journal that version 1 of the format wrote. The file never changes; what reads it may.
+//! Tests that read a journal written by version 1 of the format. The file never changes; the code that reads it may.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ fn copy() -> tempfile::TempDir {
 }
 
 #[tokio::test]
-async fn a_journal_of_format_1_is_read() {
+async fn journal_of_format_1_is_readable() {
     let (dir, runtime) = (copy(), Runtime::real());
     let tasks = TaskSet::new(&runtime);
     let opened = Journal::<()>::open(&runtime, &tasks, dir.path(), small()).await.unwrap();
@@ -29,7 +29,7 @@ async fn a_journal_of_format_1_is_read() {
 }
 
 #[tokio::test]
-async fn a_journal_of_a_later_format_is_refused_by_name() {
+async fn journal_of_a_later_format_is_rejected_with_its_version() {
     let (dir, runtime) = (copy(), Runtime::real());
     let path = dir.path().join(SEGMENT);
     let mut bytes = std::fs::read(&path).unwrap();
@@ -38,6 +38,6 @@ async fn a_journal_of_a_later_format_is_refused_by_name() {
     bytes[8..12].copy_from_slice(&crc.to_le_bytes());
     std::fs::write(&path, bytes).unwrap();
     let tasks = TaskSet::new(&runtime);
-    let refused = Journal::<()>::open(&runtime, &tasks, dir.path(), small()).await.err().unwrap();
-    assert!(matches!(refused, OpenError::Version { found: 2, .. }), "{refused}");
+    let rejected = Journal::<()>::open(&runtime, &tasks, dir.path(), small()).await.err().unwrap();
+    assert!(matches!(rejected, OpenError::Version { found: 2, .. }), "{rejected}");
 }

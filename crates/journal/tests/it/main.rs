@@ -1,6 +1,6 @@
-//! The journal as its consumers see it: on a real disk, and on the simulated one with everything that can go wrong.
+//! Tests of the journal's public API, on a real disk and on the simulated disk with all of its faults.
 
-#![expect(clippy::unwrap_used, reason = "a test stops at what it does not expect")]
+#![expect(clippy::unwrap_used, reason = "a test stops at an unexpected error")]
 
 mod crashes;
 mod damage;

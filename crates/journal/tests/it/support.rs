@@ -1,4 +1,4 @@
-//! A consumer that remembers what it was told, and the check that a journal kept it.
+//! Consumer that records the commits, and the check that a journal retained them.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use journal::{Commit, Journal, OpenError, Opened, Options};
 use runtime::{Runtime, TaskSet};
 use tokio::sync::{mpsc, oneshot};
 
-/// Small enough that a few entries fill a segment.
+/// Options with segments that a few entries fill.
 pub(crate) fn small() -> Options {
     Options {
         segment_bytes: 9 * 4096,
@@ -28,83 +28,81 @@ pub(crate) fn segment_path(number: u64) -> PathBuf {
     Path::new(DIR).join(format!("segment-{number:020}.journal"))
 }
 
-/// As many seeds as fit a test; `REVEILLE_FUZZ_RUNS` is for a longer search.
-#[expect(clippy::disallowed_methods, reason = "a longer search is asked for by hand")]
+/// Range of seeds for a test. `REVEILLE_FUZZ_RUNS` sets a larger number for a longer search.
+#[expect(clippy::disallowed_methods, reason = "a developer starts a longer search by hand")]
 pub(crate) fn seeds(usual: u64) -> Range<u64> {
     0..std::env::var("REVEILLE_FUZZ_RUNS").map_or(usual, |runs| runs.parse().expect("REVEILLE_FUZZ_RUNS is a number"))
 }
 
 pub(crate) type Ticket = oneshot::Sender<u64>;
 
-/// What was asked of a journal and what it answered, over all its starts.
+/// Appends to a journal and its commits, over all of its starts.
 #[derive(Clone, Default)]
-pub(crate) struct Record(Arc<Mutex<State>>);
+pub(crate) struct History(Arc<Mutex<State>>);
 
 #[derive(Default)]
 pub(crate) struct State {
-    /// Entry `i` has index `i + 1`, if it got to be one.
+    /// Appended entries. Entry `i` has index `i + 1` if it was committed.
     pub(crate) appended: Vec<Bytes>,
-    /// How many of them were told durable.
+    /// Number of entries whose commit was received.
     pub(crate) durable: usize,
     pub(crate) released_below: u64,
 }
 
-impl Record {
+impl History {
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap()
     }
 
-    /// An entry that no other is equal to.
+    /// Returns a unique entry.
     pub(crate) fn entry(&self, bytes: usize) -> Bytes {
         let number = self.state().appended.len() as u64;
         let mut entry: Vec<u8> =
             number.to_le_bytes().iter().map(|byte| byte ^ 0xa5).cycle().take(bytes.max(8)).collect();
-        // What a payload may look like at its worst.
+        // Imitate a record's magic number, the worst case for a payload.
         if entry.len() > 12 {
             entry[8..12].copy_from_slice(b"RVRC");
         }
         entry.into()
     }
 
-    /// Entries of these sizes, one by one; a ticket for each. Stops at the first that is refused.
+    /// Appends entries of these sizes one by one, and returns a receiver for each ticket. Stops at the first rejected
+    /// entry.
     pub(crate) async fn append(
         &self,
         journal: &Journal<Ticket>,
         sizes: impl IntoIterator<Item = usize>,
     ) -> Vec<oneshot::Receiver<u64>> {
-        let mut answers = Vec::new();
+        let mut responses = Vec::new();
         for bytes in sizes {
             let entry = self.entry(bytes);
-            let (ticket, answer) = oneshot::channel();
+            let (ticket, response) = oneshot::channel();
             self.state().appended.push(entry.clone());
             if journal.append(entry, ticket).await.is_err() {
                 self.state().appended.pop();
                 break;
             }
-            answers.push(answer);
+            responses.push(response);
         }
-        answers
+        responses
     }
 
-    /// Receives until the journal ends, and answers tickets with their entry's index.
+    /// Receives commits until the journal ends, and sends each entry's index through its ticket.
     pub(crate) async fn consume(self, mut commits: mpsc::Receiver<Commit<Ticket>>) {
         while let Some(Commit { first_index, entries }) = commits.recv().await {
             assert!(!entries.is_empty(), "a commit has entries");
             for (index, (entry, ticket)) in (first_index..).zip(entries) {
                 let mut state = self.state();
-                assert_eq!(index, state.durable as u64 + 1, "indexes follow each other");
-                assert_eq!(
-                    entry, state.appended[state.durable],
-                    "entries come in the order that they were appended in"
-                );
+                assert_eq!(index, state.durable as u64 + 1, "indexes are consecutive");
+                assert_eq!(entry, state.appended[state.durable], "entries arrive in the order of their appends");
                 state.durable += 1;
                 drop(state);
-                let _unheard = ticket.send(index);
+                let _closed = ticket.send(index);
             }
         }
     }
 
-    /// Opens the journal and checks that it has what it told durable, and nothing that was not appended.
+    /// Opens the journal, and checks that it has all committed entries and no entry that was not appended.
     pub(crate) async fn open(
         &self,
         runtime: &Runtime,
@@ -115,10 +113,10 @@ impl Record {
         let Opened { journal, commits, first, next } = Journal::open(runtime, tasks, dir, options).await?;
         let found = read_all(&journal, first).await;
         let mut state = self.state();
-        assert_eq!(found.len() as u64, next - first, "all that is announced can be read");
-        assert!(next > state.durable as u64, "{} entries were durable, and {} are there", state.durable, next - 1);
-        assert!(next - 1 <= state.appended.len() as u64, "there are more entries than were ever appended");
-        assert!(first <= state.released_below.max(1), "entries from {first} on only, which were not released");
+        assert_eq!(found.len() as u64, next - first, "every announced entry can be read");
+        assert!(next > state.durable as u64, "{} entries were durable, but only {} exist", state.durable, next - 1);
+        assert!(next - 1 <= state.appended.len() as u64, "there are more entries than were appended");
+        assert!(first <= state.released_below.max(1), "entries before {first} are missing without a release");
         for (index, entry) in (first..).zip(&found) {
             assert_eq!(*entry, state.appended[usize::try_from(index).unwrap() - 1], "entry {index}");
         }
@@ -140,14 +138,14 @@ impl Record {
 pub(crate) async fn read_all<T>(journal: &Journal<T>, from: u64) -> Vec<Bytes> {
     let mut reader = journal.reader(from);
     let mut entries = Vec::new();
-    while let Some((index, entry)) = reader.next().await.expect("what is held can be read") {
-        assert_eq!(index, from + entries.len() as u64, "a reader leaves nothing out");
+    while let Some((index, entry)) = reader.next().await.expect("retained entries can be read") {
+        assert_eq!(index, from + entries.len() as u64, "a reader skips no entry");
         entries.push(entry);
     }
     entries
 }
 
-/// Closes, and waits for every task.
+/// Closes the journal and waits for every task.
 pub(crate) async fn end(journal: &Journal<Ticket>, tasks: TaskSet) {
     journal.close().await;
     for (task, end) in tasks.join().await {

@@ -1,12 +1,12 @@
-//! The suite, each case in a database of its own.
+//! The conformance suite; each case has its own database.
 
 use membership_conformance::{Case, Subject};
 
-use crate::support::{Subjected, database, on_real};
+use crate::support::{TestEngine, database, on_real};
 
 membership_conformance::conformance_tests!(run);
 
 fn run(case: Case<dyn Subject>) {
     let url = database();
-    on_real(async |runtime| case.run(&Subjected { runtime, url }).await);
+    on_real(async |runtime| case.run(&TestEngine { runtime, url }).await);
 }

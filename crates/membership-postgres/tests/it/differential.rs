@@ -1,4 +1,5 @@
-//! The same calls on the engine in memory, which is the model: the same answers, and the same view.
+//! Makes the same calls on this engine and on the in-memory engine, which is the model, and compares the results
+//! and views.
 
 use std::time::Duration;
 
@@ -7,12 +8,12 @@ use membership::memory::{EngineOptions, MemoryOwnership};
 use membership::{ClaimName, MemberId, Ownership, View};
 use runtime::Runtime;
 
-use crate::support::{database, member, on_real, open_patiently};
+use crate::support::{database, member, on_real, open_with_long_timeout};
 
 const LONG: Duration = Duration::from_secs(600);
 const CALLS: usize = 600;
 
-/// Numbers that are the same on every run.
+/// Pseudorandom numbers that are the same on every run.
 struct Numbers(u64);
 
 impl Numbers {
@@ -27,7 +28,7 @@ impl Numbers {
     }
 }
 
-/// What can be compared.
+/// Text of the parts of a view that both engines must agree on.
 fn shown(view: View) -> String {
     format!("{:?} {:?} {}", view.members, view.claims, view.first_end.is_some())
 }
@@ -44,11 +45,11 @@ async fn call(ownership: &dyn Ownership, kind: u64, id: MemberId, names: Vec<Cla
 }
 
 #[test]
-fn the_database_answers_as_the_model_does() {
+fn database_behaves_like_the_model() {
     let url = database();
     on_real(async |runtime: Runtime| {
         let model = MemoryOwnership::new(runtime.clone(), EngineOptions::default());
-        let engine = open_patiently(&runtime, &url).await;
+        let engine = open_with_long_timeout(&runtime, &url).await;
         let mut numbers = Numbers(1);
         let mut lives = [0_u128; 4];
         let mut granted = 0;
@@ -59,10 +60,10 @@ fn the_database_answers_as_the_model_does() {
             let expected = call(&model, kind, id, names.clone()).await;
             assert_eq!(call(&engine, kind, id, names.clone()).await, expected, "call {at}, {names:?}");
             granted += usize::from(expected.contains("true"));
-            // An id has one session.
+            // An id has only one session.
             lives[who] += u128::from(kind == 2);
         }
-        assert!(granted > CALLS / 10, "hardly anything was granted: {granted}");
+        assert!(granted > CALLS / 10, "too few claims were granted: {granted}");
         assert_eq!(shown(engine.view().await.unwrap()), shown(model.view().await.unwrap()));
     });
 }

@@ -1,4 +1,4 @@
-//! What stalls, dies and comes back: nothing hangs, and a session outlives what it can.
+//! Tests with a server or connection that stalls, dies or returns: no call hangs, and sessions survive.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use postgres_client::{Server, tokio_postgres};
 use runtime::{Runtime, TaskSet};
 use test_servers::postgres::shared;
 
-use crate::support::{database, member, name_of, on_real, open, open_patiently, own_server};
+use crate::support::{database, member, name_of, on_real, open, open_with_long_timeout, own_server};
 
 const LONG: Duration = Duration::from_secs(60);
-/// Of a call with the default options, whatever happens; a busy machine may add to it.
+/// Longest duration of a call with the default options, plus a margin for a busy machine.
 const CALL_MAX: Duration = Duration::from_millis(1_500);
 
 fn shard(number: u16) -> ClaimName {
@@ -36,17 +36,17 @@ fn profile(name: &str) -> Profile {
 async fn until(runtime: &Runtime, what: &str, limit: Duration, mut is_so: impl AsyncFnMut() -> bool) {
     let end = runtime.monotonic() + limit;
     while !is_so().await {
-        assert!(runtime.monotonic() < end, "it never came: {what}");
+        assert!(runtime.monotonic() < end, "condition not reached in time: {what}");
         runtime.sleep(Duration::from_millis(10)).await;
     }
 }
 
-/// Each call of the port once; all must fail so that the caller tries again, and soon.
+/// Makes each call of the port once. All calls must fail soon with a retryable error.
 async fn every_call_fails_soon(runtime: &Runtime, coordination: &PostgresOwnership, id: MemberId) {
     let limited = async |what: &str, call: membership::Answer<'_, ()>| {
         let began = runtime.monotonic();
-        let answer = runtime.timeout(LONG, call).await.unwrap_or(Ok(()));
-        assert!(matches!(&answer, Err(error) if error.is_retryable()), "{what}: {answer:?}");
+        let response = runtime.timeout(LONG, call).await.unwrap_or(Ok(()));
+        assert!(matches!(&response, Err(error) if error.is_retryable()), "{what}: {response:?}");
         let took = runtime.monotonic().since(began);
         assert!(took < CALL_MAX, "{what} took {took:?}");
     };
@@ -59,7 +59,7 @@ async fn every_call_fails_soon(runtime: &Runtime, coordination: &PostgresOwnersh
 }
 
 #[test]
-fn a_server_that_pauses_stops_or_dies_hangs_nobody_and_keeps_sessions() {
+fn server_outage_blocks_no_call_and_keeps_sessions() {
     on_real(async |runtime| {
         let (server, url) = own_server(&runtime).await;
         let options = Options { statement_timeout: Duration::from_millis(150), ..Options::default() };
@@ -78,36 +78,36 @@ fn a_server_that_pauses_stops_or_dies_hangs_nobody_and_keeps_sessions() {
         server.pause().unwrap();
         every_call_fails_soon(&runtime, &coordination, MemberId(1)).await;
         server.resume().unwrap();
-        back("it answers after a pause").await;
+        back("the server responds after a pause").await;
 
-        // What the paused server had been sent, it did later: the join and the claims of others, perhaps.
-        until(&runtime, "it leaves", LONG, async || coordination.leave(MemberId(9)).await.is_ok()).await;
-        until(&runtime, "it claims", LONG, async || {
+        // The paused server later executed the calls it had received, possibly the join and the claims.
+        until(&runtime, "the member leaves", LONG, async || coordination.leave(MemberId(9)).await.is_ok()).await;
+        until(&runtime, "the member claims", LONG, async || {
             coordination.claim(MemberId(1), vec![shard(1)]).await == Ok(vec![true])
         })
         .await;
 
         server.restart().unwrap();
-        back("it answers after a restart").await;
+        back("the server responds after a restart").await;
         server.kill().unwrap();
         every_call_fails_soon(&runtime, &coordination, MemberId(1)).await;
         server.restart().unwrap();
-        back("it answers after a crash").await;
+        back("the server responds after a crash").await;
 
-        // And changes are heard of again.
+        // The engine reports changes again.
         let other = open(&runtime, &url).await;
-        until(&runtime, "a change is told", Duration::from_secs(20), async || {
+        until(&runtime, "a change is reported", Duration::from_secs(20), async || {
             let changed = coordination.changed();
             other.claim(MemberId(1), vec![shard(2)]).await.unwrap();
-            let told = runtime.timeout(Duration::from_millis(200), changed).await.is_some();
+            let is_reported = runtime.timeout(Duration::from_millis(200), changed).await.is_some();
             other.release(MemberId(1), vec![shard(2)]).await.unwrap();
-            told
+            is_reported
         })
         .await;
     });
 }
 
-/// A connection of somebody else's, in the middle of a transaction.
+/// Opens another client's connection in the middle of a transaction.
 async fn stalled(runtime: &Runtime, url: &str, tasks: &TaskSet, statement: &str) -> tokio_postgres::Client {
     let server = Server::new(url, postgres_client::Options::default()).unwrap();
     let (client, mut messages) = server.connect(runtime).await.unwrap();
@@ -118,7 +118,7 @@ async fn stalled(runtime: &Runtime, url: &str, tasks: &TaskSet, statement: &str)
 }
 
 #[test]
-fn a_stalled_transaction_of_somebody_else_hangs_nobody() {
+fn stalled_foreign_transaction_blocks_no_call() {
     let url = database();
     on_real(async |runtime| {
         let tasks = TaskSet::new(&runtime);
@@ -136,7 +136,7 @@ fn a_stalled_transaction_of_somebody_else_hangs_nobody() {
             let took = runtime.monotonic().since(began);
             assert!(matches!(&released, Err(error) if error.is_retryable()), "{held}: {released:?}");
             assert!(took < CALL_MAX, "{held}: {took:?}");
-            coordination.renew(MemberId(1), LONG).await.expect("renewals take no turn");
+            coordination.renew(MemberId(1), LONG).await.expect("renewals wait for no other call");
             assert_eq!(coordination.view().await.unwrap().claims.len(), 1, "views lock nothing");
             other.batch_execute("rollback").await.unwrap();
             assert_eq!(coordination.claim(MemberId(1), vec![shard(2)]).await, Ok(vec![true]), "{held}");
@@ -146,7 +146,7 @@ fn a_stalled_transaction_of_somebody_else_hangs_nobody() {
 }
 
 #[test]
-fn a_renewal_does_not_queue_behind_a_claim_that_waits() {
+fn renewal_does_not_wait_for_a_blocked_claim() {
     let url = database();
     on_real(async |runtime| {
         let tasks = TaskSet::new(&runtime);
@@ -157,7 +157,7 @@ fn a_renewal_does_not_queue_behind_a_claim_that_waits() {
         for _ in 0..3 {
             let renewed = futures_util::future::select(coordination.renew(MemberId(1), LONG), claim).await;
             let futures_util::future::Either::Left((renewed, waiting)) = renewed else {
-                panic!("the claim came first")
+                panic!("the claim completed first")
             };
             renewed.unwrap();
             claim = waiting;
@@ -167,14 +167,14 @@ fn a_renewal_does_not_queue_behind_a_claim_that_waits() {
     });
 }
 
-/// A renewal that is executed, and not committed before the lease it renews is over: whoever claims meanwhile waits for
-/// what becomes of it.
+/// The renewal was executed, but not committed before its lease ended. A concurrent claim waits for its commit or
+/// rollback.
 #[test]
-fn a_renewal_in_flight_at_the_end_of_its_lease_keeps_its_claims() {
+fn uncommitted_renewal_at_the_end_of_the_lease_keeps_claims() {
     let url = database();
     on_real(async |runtime| {
         let tasks = TaskSet::new(&runtime);
-        let coordination = open_patiently(&runtime, &url).await;
+        let coordination = open_with_long_timeout(&runtime, &url).await;
         coordination.join(member(2), LONG).await.unwrap();
         for (number, end, is_kept) in [(1, "commit", true), (3, "rollback", false)] {
             let id = MemberId(number);
@@ -200,9 +200,9 @@ fn a_renewal_in_flight_at_the_end_of_its_lease_keeps_its_claims() {
     });
 }
 
-/// As when a network drops what is sent on some connections: they stay open, and nothing comes back on them.
+/// The connections stay open but return nothing, as when a network drops the packets of some connections.
 #[test]
-fn a_connection_that_fell_silent_is_given_up_even_if_no_caller_waits_for_long() {
+fn silent_connection_is_replaced_despite_short_caller_timeouts() {
     let url = database();
     on_real(async |runtime| {
         let coordination = open(&runtime, &url).await;
@@ -215,14 +215,14 @@ fn a_connection_that_fell_silent_is_given_up_even_if_no_caller_waits_for_long() 
             assert!(Command::new("kill").arg(signal).args(pids.split_whitespace()).status().unwrap().success());
         };
         signal("-STOP");
-        let impatient = Duration::from_millis(50);
-        until(&runtime, "another connection answers", Duration::from_secs(10), async || {
-            runtime.timeout(impatient, coordination.renew(MemberId(1), LONG)).await.is_some_and(|it| it.is_ok())
+        let short = Duration::from_millis(50);
+        until(&runtime, "another connection responds", Duration::from_secs(10), async || {
+            runtime.timeout(short, coordination.renew(MemberId(1), LONG)).await.is_some_and(|it| it.is_ok())
         })
         .await;
         until(&runtime, "another connection claims", Duration::from_secs(10), async || {
             let claiming = coordination.claim(MemberId(1), vec![shard(1)]);
-            runtime.timeout(impatient * 4, claiming).await.is_some_and(|it| it.is_ok())
+            runtime.timeout(short * 4, claiming).await.is_some_and(|it| it.is_ok())
         })
         .await;
         signal("-CONT");
@@ -230,25 +230,25 @@ fn a_connection_that_fell_silent_is_given_up_even_if_no_caller_waits_for_long() 
 }
 
 #[test]
-fn a_release_that_arrives_late_takes_away_no_later_claim() {
+fn late_release_does_not_remove_a_later_claim() {
     let url = database();
     on_real(async |runtime| {
         let coordination = open(&runtime, &url).await;
         coordination.join(member(1), LONG).await.unwrap();
         coordination.claim(MemberId(1), vec![shard(1), shard(2)]).await.unwrap();
-        // The next call of this process is number 2; the one after it claims again.
+        // The next call of this process has the number 2; the call after it claims again.
         coordination.release(MemberId(1), vec![shard(3)]).await.unwrap();
         coordination.claim(MemberId(1), vec![shard(1)]).await.unwrap();
         let late =
             format!("select reveille_coordination.release('{}'::uuid, array['shard/1', 'shard/2'], 2)", MemberId(1));
         shared().sql(name_of(&url), &late).unwrap();
         let view = coordination.view().await.unwrap();
-        assert_eq!(view.claims.keys().collect::<Vec<_>>(), [&shard(1)], "claimed again after that release was sent");
+        assert_eq!(view.claims.keys().collect::<Vec<_>>(), [&shard(1)], "the claim after that release stays");
     });
 }
 
 #[test]
-fn a_lease_ends_by_its_own_clock_while_the_server_is_paused() {
+fn lease_ends_by_the_local_clock_while_the_server_is_paused() {
     on_real(async |runtime| {
         let (server, url) = own_server(&runtime).await;
         let lease_length = Duration::from_secs(2);
@@ -262,14 +262,14 @@ fn a_lease_ends_by_its_own_clock_while_the_server_is_paused() {
         let mut status = membership.status();
         server.pause().unwrap();
         let paused = runtime.monotonic();
-        let told = runtime.timeout(LONG, status.wait_for(|status| matches!(status, Status::Lost))).await.is_some();
+        let is_lost = runtime.timeout(LONG, status.wait_for(|status| matches!(status, Status::Lost))).await.is_some();
         let took = runtime.monotonic().since(paused);
-        assert!(told && !lease.is_valid(runtime.monotonic()));
-        assert!(took < lease_length, "it was told {took:?} after the server fell silent");
+        assert!(is_lost && !lease.is_valid(runtime.monotonic()));
+        assert!(took < lease_length, "the loss was reported {took:?} after the server was paused");
         server.resume().unwrap();
         let again = membership.joined().await.unwrap();
         assert_ne!(again.member(), lease.member());
-        // Nothing is left of the first session once its lease, and what was under way, is over.
+        // Once the lease and the calls in progress have ended, nothing remains of the first session.
         until(&runtime, "the old claims are gone", LONG, async || {
             membership.refresh().await.is_ok_and(|view| view.claims.is_empty() && view.members.len() == 1)
         })
@@ -278,9 +278,9 @@ fn a_lease_ends_by_its_own_clock_while_the_server_is_paused() {
     });
 }
 
-/// The machine's clock beside a database's that is set otherwise.
+/// Compares the machine's clock with a database clock that is wrong.
 #[test]
-fn a_database_whose_clock_is_off_is_noticed() {
+fn wrong_database_clock_is_detected() {
     for (ahead_seconds, is_off) in [(0, false), (5, true), (-5, true)] {
         let url = database();
         let skew = format!(
@@ -304,7 +304,7 @@ fn a_database_whose_clock_is_off_is_noticed() {
 }
 
 #[test]
-fn a_session_that_ended_while_its_member_was_cut_off_is_lost() {
+fn session_that_ended_during_a_disconnect_is_lost() {
     let url = database();
     on_real(async |runtime| {
         let coordination = open(&runtime, &url).await;

@@ -1,5 +1,5 @@
-//! Processes that fight for 256 claims while some of them are killed and the server fails: no two ever hold one, by the
-//! one clock that all of them share.
+//! Processes compete for 256 claims while some of them are killed and the server fails. No two processes ever own
+//! the same claim, by the clock that they all share.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -20,24 +20,24 @@ use crate::support::{member, on_real, open, own_server};
 
 const LEASE: Duration = Duration::from_millis(1_500);
 
-/// From when until when a member relied on a claim.
+/// A period in which a member owned a claim.
 #[derive(Clone, Copy, Debug)]
-struct Held {
+struct Tenure {
     shard: ShardId,
     member: MemberId,
     from: Monotonic,
     until: Monotonic,
 }
 
-/// What all processes have held so far.
+/// All periods recorded so far, over all processes.
 #[derive(Clone, Default)]
-struct Records(Arc<Mutex<Vec<Held>>>);
+struct Records(Arc<Mutex<Vec<Tenure>>>);
 
 impl Records {
-    fn overlaps(&self) -> Vec<(Held, Held)> {
-        let mut held = self.0.lock().unwrap().clone();
-        held.sort_by_key(|held| (held.shard, held.from));
-        let pairs = held.windows(2).map(|pair| (pair[0], pair[1]));
+    fn overlaps(&self) -> Vec<(Tenure, Tenure)> {
+        let mut tenures = self.0.lock().unwrap().clone();
+        tenures.sort_by_key(|tenure| (tenure.shard, tenure.from));
+        let pairs = tenures.windows(2).map(|pair| (pair[0], pair[1]));
         pairs.filter(|(one, next)| one.shard == next.shard && next.from < one.until).collect()
     }
 
@@ -51,7 +51,7 @@ struct Process {
     membership: Membership,
 }
 
-/// `None`: the server did not answer in time to open.
+/// Starts a process. Returns `None` if the server did not respond in time.
 async fn start(runtime: &Runtime, url: &str, name: &str, records: &Records) -> Option<Process> {
     let coordination = PostgresOwnership::open(runtime, url, &Options::with_lease(LEASE)).await.ok()?;
     let tasks = TaskSet::new(runtime);
@@ -69,7 +69,8 @@ async fn start(runtime: &Runtime, url: &str, name: &str, records: &Records) -> O
     Some(Process { _tasks: tasks, membership })
 }
 
-/// Relies on its claims, and writes down for how long. Dropped (killed), it writes down what it still relied on.
+/// Owns its claims and records for how long. When it is dropped (killed), it records the claims that it still
+/// owned.
 struct Owner {
     membership: Membership,
     runtime: Runtime,
@@ -81,20 +82,20 @@ impl Owner {
     async fn run(mut self) {
         let mut view = self.membership.view();
         loop {
-            self.work();
+            self.check_leases();
             let seen = view.borrow_and_update().clone();
             if let Some(lease) = self.membership.lease() {
                 let plan = assign::plan(&seen.shards(), &seen.owners(), SHARDS);
                 let is_mine = |shard: &ShardId| plan.get(shard) == Some(&lease.member());
-                let lets_go =
+                let surplus =
                     seen.shards().into_iter().filter(|(shard, holder)| *holder == lease.member() && !is_mine(shard));
-                let lets_go: Vec<ShardId> = lets_go.map(|(shard, _)| shard).collect();
-                self.let_go(|shard, _| lets_go.contains(&shard));
-                if !lets_go.is_empty() {
-                    let _retried = self.membership.release(lets_go.into_iter().map(ClaimName::shard).collect()).await;
+                let surplus: Vec<ShardId> = surplus.map(|(shard, _)| shard).collect();
+                self.release(|shard, _| surplus.contains(&shard));
+                if !surplus.is_empty() {
+                    let _retried = self.membership.release(surplus.into_iter().map(ClaimName::shard).collect()).await;
                 }
-                let wants = |shard: &ShardId| is_mine(shard) && !self.owned.contains_key(shard);
-                let names: Vec<ShardId> = (0..SHARDS).map(ShardId).filter(wants).collect();
+                let is_missing = |shard: &ShardId| is_mine(shard) && !self.owned.contains_key(shard);
+                let names: Vec<ShardId> = (0..SHARDS).map(ShardId).filter(is_missing).collect();
                 if !names.is_empty() {
                     self.take(names).await;
                 }
@@ -115,40 +116,41 @@ impl Owner {
         }
     }
 
-    /// As an owner that fires: the lease is looked at each time, and what was held until now is known.
-    fn work(&mut self) {
+    /// Behaves like an owner that fires: it checks the lease each time, and records until when it owned the
+    /// claims.
+    fn check_leases(&mut self) {
         let now = self.runtime.monotonic();
         for (lease, _, until) in self.owned.values_mut() {
             if lease.is_valid(now) {
                 *until = now;
             }
         }
-        self.let_go(|_, lease| !lease.is_valid(now));
+        self.release(|_, lease| !lease.is_valid(now));
     }
 
-    fn let_go(&mut self, which: impl Fn(ShardId, &Lease) -> bool) {
+    fn release(&mut self, is_released: impl Fn(ShardId, &Lease) -> bool) {
         let now = self.runtime.monotonic();
         let records = self.records.clone();
         self.owned.retain(|shard, (lease, from, until)| {
-            let goes = which(*shard, lease);
-            if goes {
+            let is_released = is_released(*shard, lease);
+            if is_released {
                 let until = if lease.is_valid(now) { now } else { *until };
-                records.0.lock().unwrap().push(Held { shard: *shard, member: lease.member(), from: *from, until });
+                records.0.lock().unwrap().push(Tenure { shard: *shard, member: lease.member(), from: *from, until });
             }
-            !goes
+            !is_released
         });
     }
 }
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        self.work();
-        self.let_go(|_, _| true);
+        self.check_leases();
+        self.release(|_, _| true);
     }
 }
 
-/// Every shard is claimed by a living member, evenly.
-async fn settled(runtime: &Runtime, processes: &[Option<Process>], limit: Duration) -> Duration {
+/// Waits until live members own all shards evenly, and returns how long that took.
+async fn wait_until_balanced(runtime: &Runtime, processes: &[Option<Process>], limit: Duration) -> Duration {
     let began = runtime.monotonic();
     let living: Vec<&Process> = processes.iter().flatten().collect();
     loop {
@@ -167,7 +169,7 @@ async fn settled(runtime: &Runtime, processes: &[Option<Process>], limit: Durati
     }
 }
 
-async fn strike(
+async fn inject_fault(
     runtime: &Runtime,
     server: &Postgres,
     url: &str,
@@ -177,7 +179,7 @@ async fn strike(
 ) {
     let victim = usize::try_from(kind).unwrap() % processes.len();
     match kind % 5 {
-        // A process is killed, and another comes.
+        // Kill a process; another one starts below.
         0 | 1 => {
             processes[victim] = None;
             runtime.sleep(Duration::from_millis(300)).await;
@@ -197,15 +199,15 @@ async fn strike(
             }
         }
     }
-    for (at, place) in processes.iter_mut().enumerate() {
-        if place.is_none() {
-            *place = start(runtime, url, &format!("process-{at}"), records).await;
+    for (at, slot) in processes.iter_mut().enumerate() {
+        if slot.is_none() {
+            *slot = start(runtime, url, &format!("process-{at}"), records).await;
         }
     }
 }
 
 #[test]
-fn no_two_hold_one_of_256_claims_whatever_fails() {
+fn claim_never_has_two_owners_under_faults() {
     on_real(async |runtime| {
         let (server, url) = own_server(&runtime).await;
         let records = Records::default();
@@ -213,20 +215,20 @@ fn no_two_hold_one_of_256_claims_whatever_fails() {
         for at in 0..3 {
             processes.push(start(&runtime, &url, &format!("process-{at}"), &records).await);
         }
-        settled(&runtime, &processes, LEASE * 10).await;
+        wait_until_balanced(&runtime, &processes, LEASE * 10).await;
         for kind in 0..7 {
-            strike(&runtime, &server, &url, &mut processes, &records, kind).await;
+            inject_fault(&runtime, &server, &url, &mut processes, &records, kind).await;
             runtime.sleep(Duration::from_millis(runtime.random() % 400)).await;
         }
-        settled(&runtime, &processes, LEASE * 10).await;
+        wait_until_balanced(&runtime, &processes, LEASE * 10).await;
         drop(processes);
-        assert!(records.count() > 600, "the claims hardly moved: {}", records.count());
+        assert!(records.count() > 600, "too few claims moved: {}", records.count());
         let overlaps = records.overlaps();
         if let Some((one, next)) = overlaps.first() {
             let by = next.from.since(one.until).max(one.until.since(next.from));
             let count = overlaps.len();
             panic!(
-                "{count} overlaps; {:?} was held by {} and {:?} by {}, {by:?} at once",
+                "{count} overlaps: {:?} was owned by {} and {:?} by {} at the same time for {by:?}",
                 one.shard, one.member, next.shard, next.member
             );
         }
@@ -235,31 +237,31 @@ fn no_two_hold_one_of_256_claims_whatever_fails() {
 
 #[test]
 #[ignore = "a measurement"]
-fn how_long_hand_overs_take() {
+fn measure_hand_over_times() {
     on_real(async |runtime| {
         let (_server, url) = own_server(&runtime).await;
         let records = Records::default();
         let mut processes =
             vec![start(&runtime, &url, "a", &records).await, start(&runtime, &url, "b", &records).await];
-        println!("two join: {:?}", settled(&runtime, &processes, LEASE * 10).await);
+        println!("two join: {:?}", wait_until_balanced(&runtime, &processes, LEASE * 10).await);
         processes.push(start(&runtime, &url, "c", &records).await);
-        println!("a third joins: {:?}", settled(&runtime, &processes, LEASE * 10).await);
+        println!("a third joins: {:?}", wait_until_balanced(&runtime, &processes, LEASE * 10).await);
         let leaver = processes.remove(0).unwrap();
         let began = runtime.monotonic();
         leaver.membership.leave().await;
-        settled(&runtime, &processes, LEASE * 10).await;
+        wait_until_balanced(&runtime, &processes, LEASE * 10).await;
         println!("one leaves: {:?}", runtime.monotonic().since(began));
         drop(processes.remove(0));
-        println!("one is killed, lease {LEASE:?}: {:?}", settled(&runtime, &processes, LEASE * 10).await);
+        println!("one is killed, lease {LEASE:?}: {:?}", wait_until_balanced(&runtime, &processes, LEASE * 10).await);
         drop(processes);
         assert!(records.overlaps().is_empty());
-        let times = one_claim_changes_hands(&runtime, &url).await;
+        let times = measure_claim_transfers(&runtime, &url).await;
         println!("release to claim: p50 {:?}, p99 {:?}", times[100], times[198]);
     });
 }
 
-/// From the moment that one asks to release to the moment that another, who hears of it, has the claim.
-async fn one_claim_changes_hands(runtime: &Runtime, url: &str) -> Vec<Duration> {
+/// Measures the time from the start of a release until another member, notified of the change, has the claim.
+async fn measure_claim_transfers(runtime: &Runtime, url: &str) -> Vec<Duration> {
     let mut peers = Vec::new();
     for id in [1, 2] {
         let coordination = open(runtime, url).await;
@@ -279,7 +281,7 @@ async fn one_claim_changes_hands(runtime: &Runtime, url: &str) -> Vec<Duration> 
             runtime.monotonic().since(began)
         };
         times.push(futures_util::future::join(from.release(*holder, name()), taking).await.1);
-        // The claim's own change is heard, too, before the next round.
+        // Both members receive the claim's own change before the next round.
         runtime.sleep(Duration::from_millis(5)).await;
     }
     times.sort();

@@ -1,4 +1,4 @@
-//! The schema that members and claims share with the rest of coordination.
+//! Tests of the schema that members and claims share with the rest of coordination.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use membership_postgres::{OpenError, Options, PostgresOwnership};
 use runtime::Runtime;
 use test_servers::postgres::{PASSWORD, shared};
 
-use crate::support::{Subjected, database, member, name_of, on_real, open};
+use crate::support::{TestEngine, database, member, name_of, on_real, open};
 
 const LONG: Duration = Duration::from_secs(60);
 
-async fn refusal(runtime: &Runtime, url: &str) -> OpenError {
+async fn open_error(runtime: &Runtime, url: &str) -> OpenError {
     PostgresOwnership::open(runtime, url, &Options::default()).await.map(drop).unwrap_err()
 }
 
@@ -21,8 +21,8 @@ async fn refusal(runtime: &Runtime, url: &str) -> OpenError {
 fn second_migration_keeps_members() {
     let url = shared().create_database().unwrap();
     on_real(async |runtime| {
-        let refused = refusal(&runtime, &url).await;
-        assert!(matches!(refused, OpenError::SchemaMissing { .. }), "{refused:?}");
+        let error = open_error(&runtime, &url).await;
+        assert!(matches!(error, OpenError::SchemaMissing { .. }), "{error:?}");
         migrate(&runtime, &url, &Options::default()).await.unwrap();
         let ownership = open(&runtime, &url).await;
         ownership.join(member(1), LONG).await.unwrap();
@@ -33,9 +33,9 @@ fn second_migration_keeps_members() {
     });
 }
 
-/// Its members go on meanwhile.
+/// Its members keep their sessions during the migration.
 #[test]
-fn an_older_schema_is_brought_along_with_its_members() {
+fn migration_of_an_older_schema_keeps_its_members() {
     let url = shared().create_database().unwrap();
     let first = include_str!("../../../coordination-postgres/migrations/0001.sql");
     let version = "insert into reveille_coordination.meta (version) values (1)";
@@ -49,15 +49,15 @@ fn an_older_schema_is_brought_along_with_its_members() {
         assert_eq!(coordination.id(), other.id());
         coordination.renew(MemberId(1), LONG).await.unwrap();
         for owns in [true, false] {
-            let told = Member { owns, ..member(2) };
-            coordination.join(told.clone(), LONG).await.unwrap();
-            assert_eq!(other.view().await.unwrap().members.last(), Some(&told));
+            let updated = Member { owns, ..member(2) };
+            coordination.join(updated.clone(), LONG).await.unwrap();
+            assert_eq!(other.view().await.unwrap().members.last(), Some(&updated));
         }
     });
 }
 
 #[test]
-fn another_user_than_the_schemas_owner_works_with_the_permissions_that_are_told() {
+fn documented_permissions_suffice_for_another_user() {
     let url = database();
     let database = name_of(&url).to_owned();
     let user = format!("runner_of_{database}");
@@ -65,22 +65,22 @@ fn another_user_than_the_schemas_owner_works_with_the_permissions_that_are_told(
     sql(&format!("create role {user} login password 'secret'"));
     let theirs = format!("postgresql://{user}:secret@127.0.0.1:{}/{database}", shared().port());
     on_real(async |runtime| {
-        let refused = refusal(&runtime, &theirs).await;
-        assert!(!refused.is_retryable() && refused.to_string().contains("permission denied"), "{refused}");
+        let error = open_error(&runtime, &theirs).await;
+        assert!(!error.is_retryable() && error.to_string().contains("permission denied"), "{error}");
         sql(&format!("grant usage on schema reveille_coordination to {user}"));
         sql(&format!("grant select, insert, update, delete on all tables in schema reveille_coordination to {user}"));
         let coordination = open(&runtime, &theirs).await;
-        let case = membership_conformance::case("claims_go_with_those_who_leave");
-        case.run(&Subjected { runtime: runtime.clone(), url: theirs.clone() }).await;
+        let case = membership_conformance::case("leave_frees_all_claims_of_the_member");
+        case.run(&TestEngine { runtime: runtime.clone(), url: theirs.clone() }).await;
         sql(&format!("revoke all on all tables in schema reveille_coordination from {user}"));
-        let refused = coordination.view().await.unwrap_err();
-        assert!(!refused.is_retryable() && refused.to_string().contains("permission denied"), "{refused}");
+        let error = coordination.view().await.unwrap_err();
+        assert!(!error.is_retryable() && error.to_string().contains("permission denied"), "{error}");
     });
 }
 
-/// What is held is in rows, which outlive connections, and in tables that outlive a crash.
+/// Claims and leases are rows, which outlive connections, in tables that survive a crash.
 #[test]
-fn no_lock_of_a_connection_holds_anything() {
+fn claims_and_leases_survive_the_loss_of_connections() {
     let url = database();
     on_real(async |runtime| {
         let coordination = open(&runtime, &url).await;
@@ -104,7 +104,11 @@ fn no_lock_of_a_connection_holds_anything() {
             .unwrap();
         let other = open(&runtime, &url).await;
         other.join(member(2), LONG).await.unwrap();
-        assert_eq!(other.claim(member(2).id, claims.to_vec()).await, Ok(vec![false]), "it is held all the same");
+        assert_eq!(
+            other.claim(member(2).id, claims.to_vec()).await,
+            Ok(vec![false]),
+            "the claim survives the connection"
+        );
         let elector = electors().await.elector(&group);
         assert!(!elector.is_leader("two", LONG).await.unwrap().leads);
     });

@@ -1,4 +1,4 @@
-//! A database of a test's own, on the server of the test's process.
+//! Databases for the tests, on the server of the test process.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -17,23 +17,23 @@ pub(crate) fn on_real<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {
     tokio.block_on(async { test(Runtime::real()).await })
 }
 
-/// A database with the schema.
+/// Creates a database with the schema.
 pub(crate) fn database() -> String {
     static TEMPLATE: OnceLock<String> = OnceLock::new();
     let template = TEMPLATE.get_or_init(|| {
         let url = shared().create_database().unwrap();
-        // Its own thread: this may be called from within a runtime.
+        // This function may be called within a runtime, so the migration runs on its own thread.
         let migrated = url.clone();
         let migrating =
             move || on_real(async |runtime| migrate(&runtime, &migrated, &Options::default()).await.unwrap());
-        #[expect(clippy::disallowed_methods, reason = "a test's")]
+        #[expect(clippy::disallowed_methods, reason = "a test may spawn threads")]
         std::thread::spawn(migrating).join().unwrap();
         url.rsplit_once('/').unwrap().1.to_owned()
     });
     shared().copy_database(template).unwrap()
 }
 
-/// A server for this test alone, which it may stop, and a database with the schema on it.
+/// Starts a server for one test, which the test may stop, and creates a database with the schema on it.
 pub(crate) async fn own_server(runtime: &Runtime) -> (Postgres, String) {
     let server = Postgres::start().unwrap();
     let url = server.create_database().unwrap();
@@ -45,8 +45,9 @@ pub(crate) async fn open(runtime: &Runtime, url: &str) -> PostgresOwnership {
     PostgresOwnership::open(runtime, url, &Options::default()).await.unwrap()
 }
 
-/// Where no limit is looked at: the machine may be busy with other tests.
-pub(crate) async fn open_patiently(runtime: &Runtime, url: &str) -> PostgresOwnership {
+/// Opens the engine with a long timeout, for tests in which no time limit matters, because the machine may be
+/// busy.
+pub(crate) async fn open_with_long_timeout(runtime: &Runtime, url: &str) -> PostgresOwnership {
     let options = Options { statement_timeout: Duration::from_secs(10), ..Options::default() };
     PostgresOwnership::open(runtime, url, &options).await.unwrap()
 }
@@ -60,12 +61,12 @@ pub(crate) fn member(id: u128) -> Member {
     Member { id: MemberId(id), name: text("host"), address: text("host:1"), owns: true, build: text("test") }
 }
 
-pub(crate) struct Subjected {
+pub(crate) struct TestEngine {
     pub(crate) runtime: Runtime,
     pub(crate) url: String,
 }
 
-impl Subject for Subjected {
+impl Subject for TestEngine {
     fn runtime(&self) -> Runtime {
         self.runtime.clone()
     }
@@ -75,6 +76,6 @@ impl Subject for Subjected {
     }
 
     fn open(&self) -> BoxFuture<'_, Arc<dyn Ownership>> {
-        async { Arc::new(open_patiently(&self.runtime, &self.url).await) as Arc<dyn Ownership> }.boxed()
+        async { Arc::new(open_with_long_timeout(&self.runtime, &self.url).await) as Arc<dyn Ownership> }.boxed()
     }
 }

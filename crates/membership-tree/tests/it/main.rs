@@ -1,7 +1,7 @@
-//! Members and claims on a tree keep the port's promises: on the tree in memory, with real and with simulated time, and on
-//! ZooKeeper.
+//! Tests that members and claims on a tree keep the port's promises: on the in-memory tree, with real and with
+//! simulated time, and on ZooKeeper.
 
-#![expect(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -29,7 +29,7 @@ mod real {
     }
 }
 
-/// Calls interleave as the seed says.
+/// Runs the suite in simulated time; the seed determines how calls interleave.
 mod simulated {
     use super::*;
 
@@ -45,7 +45,7 @@ mod simulated {
     }
 }
 
-/// On an ensemble of three.
+/// Runs the suite on an ensemble of three servers.
 mod zookeeper {
     use std::sync::OnceLock;
 
@@ -71,7 +71,7 @@ fn open(runtime: &Runtime, trees: Arc<dyn Trees>) -> Arc<dyn Ownership> {
     Arc::new(TreeOwnership::new(runtime, trees, &root, Acl::Open, Vec::new()).unwrap())
 }
 
-/// The tree in memory.
+/// The in-memory tree.
 struct Memory {
     runtime: Runtime,
     trees: MemoryTrees,
@@ -97,12 +97,12 @@ impl Subject for Memory {
     }
 }
 
-/// ZooKeeper, below a root of the case's own.
+/// ZooKeeper, below a separate root for each case.
 struct Ensemble {
     runtime: Runtime,
     servers: &'static Zookeeper,
     root: String,
-    /// Each process has the next server.
+    /// Number of opened processes; each uses the next server.
     processes: AtomicUsize,
 }
 
@@ -118,7 +118,7 @@ impl Subject for Ensemble {
         self.runtime.clone()
     }
 
-    /// Two ticks and a half would be ZooKeeper's least.
+    /// ZooKeeper's minimum would be two and a half ticks.
     fn lease(&self) -> Duration {
         Duration::from_millis(600)
     }

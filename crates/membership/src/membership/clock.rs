@@ -1,4 +1,4 @@
-//! This machine's wall clock beside the engine's.
+//! Comparison of this machine's wall clock with the engine's.
 
 use std::time::Duration;
 
@@ -7,42 +7,42 @@ use runtime::{Monotonic, Runtime};
 
 use crate::Renewed;
 
-/// How far the engine's wall clock is ahead of this machine's.
+/// Difference between the engine's wall clock and this machine's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ClockOffset {
-    /// Negative: behind.
+    /// Time by which the engine's clock is ahead; negative if it is behind.
     pub ahead_millis: i64,
-    /// By how much that may be wrong, either way: half of the call's time, as nobody knows when in it the engine looked
-    /// at its clock (Cristian, 1989), and the clocks' grain.
+    /// Possible error of the difference, in either direction. It is half of the call's duration, because the
+    /// engine may read its clock at any time during the call (Cristian, 1989), plus the resolution of the clocks.
     pub uncertainty: Duration,
 }
 
 const GRAIN: Duration = Duration::from_millis(1);
 
-/// When a call was made, to be compared with the engine's clock once it is answered.
-pub(super) struct Asked {
+/// Start of a call, for a comparison with the engine's clock when the response arrives.
+pub(super) struct CallStart {
     monotonic: Monotonic,
 }
 
-impl Asked {
+impl CallStart {
     pub(super) fn now(runtime: &Runtime) -> Self {
-        Asked { monotonic: runtime.monotonic() }
+        CallStart { monotonic: runtime.monotonic() }
     }
 
-    pub(super) fn answered(&self, runtime: &Runtime, seen: Renewed) -> ClockOffset {
-        ClockOffset::of(runtime.monotonic().since(self.monotonic), runtime.now(), seen)
+    pub(super) fn offset(&self, runtime: &Runtime, renewed: Renewed) -> ClockOffset {
+        ClockOffset::of(runtime.monotonic().since(self.monotonic), runtime.now(), renewed)
     }
 }
 
 impl ClockOffset {
-    fn of(round_trip: Duration, received: Timestamp, seen: Renewed) -> Self {
+    fn of(round_trip: Duration, received: Timestamp, renewed: Renewed) -> Self {
         let half = round_trip / 2;
-        let ahead_millis = seen.engine_now.as_millis().saturating_sub((received - half).as_millis());
+        let ahead_millis = renewed.engine_now.as_millis().saturating_sub((received - half).as_millis());
         ClockOffset { ahead_millis, uncertainty: half + GRAIN }
     }
 }
 
-/// What is known of the offset so far.
+/// The measured offset, and whether it is too large.
 pub(super) struct Clock {
     offset_max: Duration,
     offset: Option<ClockOffset>,
@@ -62,7 +62,8 @@ impl Clock {
         self.offset
     }
 
-    /// Whether that changed [`Clock::is_off`]: a measurement that leaves both open changes nothing.
+    /// Records a measurement, and returns whether it changed [`Clock::is_off`]. A measurement whose uncertainty
+    /// includes both results changes nothing.
     pub(super) fn measured(&mut self, offset: ClockOffset) -> bool {
         self.offset = Some(offset);
         let distance = Duration::from_millis(offset.ahead_millis.unsigned_abs());
@@ -82,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_engine_is_taken_to_have_looked_in_the_middle_of_the_call() {
+    fn clock_offset_assumes_the_middle_of_the_call() {
         let at = Timestamp::from_millis;
         let offset = |engine_now| ClockOffset::of(Duration::from_millis(100), at(10_000), Renewed { engine_now });
         assert_eq!(offset(at(9_950)), ClockOffset { ahead_millis: 0, uncertainty: Duration::from_millis(51) });
@@ -91,16 +92,16 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_is_off_only_when_the_measurement_leaves_no_doubt() {
+    fn clock_is_off_only_beyond_the_measurement_uncertainty() {
         let mut clock = Clock::new(Duration::from_millis(500));
         let mut measured = |ahead_millis, uncertainty| {
             let is_changed =
                 clock.measured(ClockOffset { ahead_millis, uncertainty: Duration::from_millis(uncertainty) });
             (clock.is_off(), is_changed)
         };
-        assert_eq!(measured(-700, 300), (false, false), "it may be 400 only");
+        assert_eq!(measured(-700, 300), (false, false), "the offset may be only 400");
         assert_eq!(measured(-700, 100), (true, true));
-        assert_eq!(measured(450, 100), (true, false), "it may be 550 still");
+        assert_eq!(measured(450, 100), (true, false), "the offset may still be 550");
         assert_eq!(measured(450, 10), (false, true));
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use runtime::{Monotonic, Runtime};
 
-use super::clock::Asked;
+use super::clock::CallStart;
 use super::{BeforeRenewal, Lease, Profile, Shared, Status};
 use crate::{Member, MemberId, Ownership, OwnershipError, Renewed};
 
@@ -13,16 +13,16 @@ pub(super) struct Keeper {
     shared: Arc<Shared>,
     profile: Profile,
     before_renewal: BeforeRenewal,
-    /// The session that is open, or may be.
+    /// The session that is open or may be open.
     member: MemberId,
-    /// Whether others see it as one that takes shards; `None` if that is not known.
-    seen_to_own: Option<bool>,
+    /// True if the engine shows this member as one that takes shards; `None` if unknown.
+    announced_owns: Option<bool>,
 }
 
 impl Keeper {
     pub(super) fn new(shared: Arc<Shared>, profile: Profile, before_renewal: BeforeRenewal) -> Self {
         let member = MemberId::random(&shared.runtime);
-        Keeper { shared, profile, before_renewal, member, seen_to_own: None }
+        Keeper { shared, profile, before_renewal, member, announced_owns: None }
     }
 
     pub(super) async fn run(mut self) {
@@ -30,34 +30,36 @@ impl Keeper {
         tokio::select! {
             biased;
             () = shared.stopped() => {}
-            () = self.live() => {}
+            () = self.run_sessions() => {}
         }
         self.end_lease();
         if let Err(error) = self.leave().await {
-            tracing::warn!(%error, member = %self.member, "could not leave; the claims are free when the lease has ended");
+            let member = self.member;
+            tracing::warn!(%error, %member, "cannot leave; the claims become free at the end of the lease");
         }
         self.shared.status.send_replace(Status::Left);
     }
 
-    /// One session after the other.
-    async fn live(&mut self) {
+    /// Opens one session after another.
+    async fn run_sessions(&mut self) {
         loop {
             let (lease, renewed) = self.join().await;
-            tracing::info!(member = %self.member, name = self.profile.name, "joined");
-            self.tell(&lease);
+            tracing::info!(member = %self.member, name = self.profile.name, "member joined");
+            self.publish(&lease);
             self.keep(&lease, renewed).await;
             self.end_lease();
             self.shared.status.send_replace(Status::Lost);
-            tracing::warn!(member = %self.member, "lost the session: what it claimed is no longer ours");
-            // Its claims need not wait for the engine to end it. An engine that is away ends it alone.
+            tracing::warn!(member = %self.member, "session lost; the member no longer owns its claims");
+            // Leaving frees the claims before the engine ends the session. If the engine is unreachable, it ends
+            // the session itself.
             let _gone = self.leave().await;
             self.member = MemberId::random(&self.shared.runtime);
         }
     }
 
-    /// Tries until there is a session; its lease, and when that was asked for.
+    /// Retries until a session is open. Returns its lease, and the start of the successful call.
     async fn join(&mut self) -> (Lease, Monotonic) {
-        let mut told = None;
+        let mut logged = None;
         loop {
             let began = self.runtime().monotonic();
             match self.open().await {
@@ -66,31 +68,31 @@ impl Keeper {
                     if lease.is_valid(self.runtime().monotonic()) {
                         return (lease, began);
                     }
-                    // Answered too late, by a process that was paused, say.
+                    // The response came too late, for example because the process was paused.
                     let _gone = self.leave().await;
                     self.member = MemberId::random(self.runtime());
                 }
                 Err(OwnershipError::Lost) => self.member = MemberId::random(self.runtime()),
                 Err(error) => {
-                    // Once for each reason, however long it lasts.
-                    if told.as_ref() != Some(&error) {
-                        tracing::warn!(%error, "cannot join; trying again until it can");
-                        told = Some(error);
+                    // Log each error once, even if it persists.
+                    if logged.as_ref() != Some(&error) {
+                        tracing::warn!(%error, "cannot join; retrying");
+                        logged = Some(error);
                     }
-                    self.pause().await;
+                    self.back_off().await;
                 }
             }
         }
     }
 
-    /// Opens the session, or tells of it again: while the clock is off, as of one that takes no shards, so that the
-    /// others' plans leave it none.
+    /// Opens the session, or updates its member. While the clock is off, the member is announced as one that takes
+    /// no shards, so the other members' plans assign it none.
     async fn open(&mut self) -> Result<(), OwnershipError> {
         let owns = self.owns();
-        self.seen_to_own = None;
+        self.announced_owns = None;
         let member = Member { owns, ..self.profile.member(self.member) };
         self.measured(self.ownership().join(member, self.shared.options.lease)).await?;
-        self.seen_to_own = Some(owns);
+        self.announced_owns = Some(owns);
         Ok(())
     }
 
@@ -98,12 +100,12 @@ impl Keeper {
         self.profile.owns && !self.shared.clock().is_off()
     }
 
-    /// Until the lease is over.
+    /// Keeps the session until the lease ends.
     async fn keep(&mut self, lease: &Lease, renewed: Monotonic) {
         let shared = self.shared.clone();
         tokio::select! {
             biased;
-            () = over(&shared, lease) => {}
+            () = lease_end(&shared, lease) => {}
             () = self.renew(lease, renewed) => {}
         }
     }
@@ -115,49 +117,49 @@ impl Keeper {
         let period = self.shared.options.lease / 3;
         let mut next = renewed + period;
         loop {
-            if self.seen_to_own == Some(self.owns()) {
+            if self.announced_owns == Some(self.owns()) {
                 self.runtime().sleep_until(next).await;
             }
-            // Before the marks are read, not only before the call: see the module's documentation.
+            // Take the time before the check runs, not just before the call; see the module's documentation.
             let began = self.runtime().monotonic();
             match self.try_renew().await {
                 Ok(()) if lease.extend(self.runtime().monotonic(), self.deadline(began)) => {
-                    self.tell(lease);
+                    self.publish(lease);
                     next = began + period;
                 }
                 Ok(()) | Err(OwnershipError::Lost) => return,
                 Err(error) => {
-                    tracing::warn!(%error, "cannot renew; trying again while the lease lasts");
-                    self.pause().await;
+                    tracing::warn!(%error, "cannot renew the session; retrying until the lease ends");
+                    self.back_off().await;
                 }
             }
         }
     }
 
     async fn try_renew(&mut self) -> Result<(), OwnershipError> {
-        let agreed = self.runtime().timeout(self.shared.options.call_limit(), (self.before_renewal)()).await;
-        if agreed != Some(true) {
-            let why = if agreed.is_none() { "took too long" } else { "failed" };
-            return Err(OwnershipError::Unavailable(format!("what comes before a renewal {why}")));
+        let approved = self.runtime().timeout(self.shared.options.call_limit(), (self.before_renewal)()).await;
+        if approved != Some(true) {
+            let why = if approved.is_none() { "timed out" } else { "failed" };
+            return Err(OwnershipError::Unavailable(format!("the check before the renewal {why}")));
         }
-        if self.seen_to_own != Some(self.owns()) {
+        if self.announced_owns != Some(self.owns()) {
             return self.open().await;
         }
         self.measured(self.ownership().renew(self.member, self.shared.options.lease)).await
     }
 
-    /// A call that says what the engine's clock shows.
+    /// Awaits a call that returns the engine's time, and records the clock offset.
     async fn measured(&self, call: crate::Answer<'_, Renewed>) -> Result<(), OwnershipError> {
-        let asked = Asked::now(self.runtime());
-        let seen = self.shared.limited(call).await?;
-        let offset = asked.answered(self.runtime(), seen);
+        let start = CallStart::now(self.runtime());
+        let renewed = self.shared.limited(call).await?;
+        let offset = start.offset(self.runtime(), renewed);
         let mut clock = self.shared.clock();
         if clock.measured(offset) {
             let ahead_millis = offset.ahead_millis;
             if clock.is_off() {
                 tracing::warn!(
                     ahead_millis,
-                    "the engine's clock and this machine's are too far apart: set the clocks (NTP)"
+                    "the engine's clock and this machine's differ too much; synchronize the clocks (NTP)"
                 );
             } else {
                 tracing::info!(ahead_millis, "the engine's clock and this machine's agree again");
@@ -166,8 +168,8 @@ impl Keeper {
         Ok(())
     }
 
-    /// Publishes the session, if it is new or the clock's state is.
-    fn tell(&self, lease: &Lease) {
+    /// Publishes the session if it is new or the state of the clock has changed.
+    fn publish(&self, lease: &Lease) {
         let is_off = self.shared.clock().is_off();
         let now = Status::Joined { member: lease.member(), lease: lease.clone(), clock_is_off: is_off };
         self.shared.status.send_if_modified(|status| {
@@ -180,7 +182,7 @@ impl Keeper {
         });
     }
 
-    /// Before anything else is said or done: whoever holds the lease must stop.
+    /// Ends the lease before anything else is published or done, because users of the lease must stop.
     fn end_lease(&self) {
         if let Status::Joined { lease, .. } = &*self.shared.status.borrow() {
             lease.end();
@@ -195,11 +197,11 @@ impl Keeper {
         began + (self.shared.options.lease - self.shared.options.margin)
     }
 
-    /// Longer by chance, so that members that failed together do not try together.
-    async fn pause(&self) {
-        let pause = self.shared.options.retry_pause();
+    /// Waits before the next attempt. A random part keeps members that failed together from retrying together.
+    async fn back_off(&self) {
+        let backoff = self.shared.options.retry_backoff();
         let tenths = u32::try_from(self.runtime().random() % 10).unwrap_or(0);
-        self.runtime().sleep(pause + pause * tenths / 10).await;
+        self.runtime().sleep(backoff + backoff * tenths / 10).await;
     }
 
     fn runtime(&self) -> &Runtime {
@@ -211,7 +213,7 @@ impl Keeper {
     }
 }
 
-async fn over(shared: &Shared, lease: &Lease) {
+async fn lease_end(shared: &Shared, lease: &Lease) {
     while lease.is_valid(shared.runtime.monotonic()) {
         tokio::select! {
             biased;

@@ -1,4 +1,4 @@
-//! How long a session may be relied on, by this machine's clock alone.
+//! Validity of a session, by this machine's clock alone.
 
 use std::fmt;
 
@@ -6,9 +6,9 @@ use instants::{Deadline, Monotonic};
 
 use crate::MemberId;
 
-/// A cheap clone; a look at it is one atomic load.
+/// Right to use a session's claims. Cloning is cheap, and checking it is one atomic load.
 ///
-/// Always true here: once it was seen to be invalid, it is never valid again.
+/// Invariant: a lease that was observed as invalid never becomes valid again.
 #[derive(Clone)]
 pub struct Lease {
     member: MemberId,
@@ -20,25 +20,27 @@ impl Lease {
         Lease { member, deadline: Deadline::new(deadline) }
     }
 
-    /// Whose session it is.
+    /// Member whose session this is.
     #[must_use]
     pub fn member(&self) -> MemberId {
         self.member
     }
 
-    /// The first instant at which it is not valid, unless it is renewed before; the clock's start if it is over.
+    /// First instant at which the lease is invalid, unless it is renewed before; the clock's start if it has
+    /// ended.
     #[must_use]
     pub fn deadline(&self) -> Monotonic {
         self.deadline.at()
     }
 
-    /// Whether what the session has claimed may be acted on at `now`, the present instant.
+    /// Returns whether the member may rely on the session's claims at `now`, the current instant.
     #[must_use]
     pub fn is_valid(&self, now: Monotonic) -> bool {
         self.deadline.is_ahead(now)
     }
 
-    /// Whether it was still valid; if so, it is until `deadline` now, or until a later one that it had.
+    /// Extends the lease to `deadline`, unless it already ends later. Returns false, without a change, if it was
+    /// no longer valid.
     pub(super) fn extend(&self, now: Monotonic, deadline: Monotonic) -> bool {
         self.deadline.extend(now, deadline)
     }

@@ -1,11 +1,11 @@
-//! Keeps the view fresh.
+//! The task that refreshes the view.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Shared;
 
-/// From one look to the next at least: a burst of changes is seen in few looks.
+/// Shortest interval between two reads, so that a burst of changes costs few reads.
 const LOOK_GAP: Duration = Duration::from_millis(5);
 
 pub(super) async fn run(shared: Arc<Shared>) {
@@ -18,13 +18,13 @@ pub(super) async fn run(shared: Arc<Shared>) {
 
 async fn watch(shared: &Shared) {
     loop {
-        // Before the look: what changes during it makes another.
+        // Subscribe before the read: a change during the read causes another read.
         let changed = shared.ownership.changed();
         let began = shared.runtime.monotonic();
         let first_end = match shared.refresh().await {
             Ok(view) => view.first_end,
             Err(error) => {
-                tracing::debug!(%error, "the view could not be read");
+                tracing::debug!(%error, "cannot read the view");
                 None
             }
         };

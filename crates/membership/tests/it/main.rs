@@ -1,8 +1,8 @@
-//! The engine in memory keeps the port's promises, and a membership over it keeps its own; and the promises' tests can
-//! fail.
+//! Tests that the in-memory engine keeps the port's promises, that a membership over it keeps its own, and that
+//! the conformance suite detects deliberate bugs.
 
-mod keeping;
 mod mutants;
+mod sessions;
 mod support;
 
 use membership::memory::EngineOptions;
@@ -20,7 +20,7 @@ mod real {
     }
 }
 
-/// Calls interleave as the seed says.
+/// Runs the suite in simulated time; the seed determines how calls interleave.
 mod simulated {
     use super::*;
 

@@ -1,4 +1,4 @@
-//! Deliberate bugs in an engine, each of which the suite must see.
+//! Deliberate bugs in an engine. The conformance suite must detect each of them.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -17,54 +17,55 @@ use crate::support::{Memory, slow};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Bug {
-    AnswersBackwards,
-    ChangesAreNotTold,
-    ClaimIsReadThenWritten,
+    ResultsAreReversed,
+    ChangesAreNotReported,
+    ClaimIsNotAtomic,
     ClaimIsStolen,
-    ClockStandsStill,
-    EndOfSessionsIsNotTold,
-    JoinAgainIsRefused,
-    JoinAgainTellsNothing,
-    LeaseIsHalf,
+    ClockIsFrozen,
+    FirstEndIsMissing,
+    RepeatedJoinIsRejected,
+    RepeatedJoinUpdatesNothing,
+    LeaseIsHalved,
     LeaseNeverEnds,
-    LeaveLeavesNothing,
-    LostIsNotTold,
+    LeaveHasNoEffect,
+    LostIsNotReported,
     NamesFoldCase,
-    OwnClaimIsRefused,
-    ReleaseOfAnyones,
+    OwnClaimIsRejected,
+    ReleaseIgnoresHolder,
     RenewalHasNoEffect,
-    TextIsCut,
+    TextIsTruncated,
 }
 
 const CAUGHT_BY: &[(Bug, &str)] = &[
-    (Bug::AnswersBackwards, "a_batch_is_answered_in_order_and_whole"),
-    (Bug::ChangesAreNotTold, "who_waits_for_a_change_is_woken"),
-    (Bug::ClaimIsReadThenWritten, "of_those_who_claim_at_once_one_holds_each_name"),
-    (Bug::ClaimIsStolen, "a_claim_has_one_holder"),
-    (Bug::ClockStandsStill, "the_engines_clock_is_told"),
-    (Bug::EndOfSessionsIsNotTold, "the_view_tells_when_the_first_session_ends"),
-    (Bug::JoinAgainIsRefused, "a_join_made_again_is_a_renewal"),
-    (Bug::JoinAgainTellsNothing, "a_join_made_again_tells_what_is_new_of_its_member"),
-    (Bug::LeaseIsHalf, "claims_go_at_the_end_of_the_lease_and_not_before"),
-    (Bug::LeaseNeverEnds, "the_view_shows_the_living_only"),
-    (Bug::LeaveLeavesNothing, "claims_go_with_those_who_leave"),
-    (Bug::LostIsNotTold, "an_ended_session_is_lost_for_all_calls"),
-    (Bug::LostIsNotTold, "a_renewal_and_a_claim_at_the_end_of_a_lease_agree"),
-    (Bug::NamesFoldCase, "names_are_apart"),
-    (Bug::OwnClaimIsRefused, "an_own_claim_is_granted_again"),
-    (Bug::ReleaseOfAnyones, "a_release_of_anothers_claim_does_nothing"),
-    (Bug::RenewalHasNoEffect, "a_renewed_session_lives_on"),
-    (Bug::TextIsCut, "a_member_with_a_text_that_is_too_long_is_refused"),
+    (Bug::ResultsAreReversed, "claim_batch_returns_all_results_in_order"),
+    (Bug::ChangesAreNotReported, "change_wakes_waiting_processes"),
+    (Bug::ClaimIsNotAtomic, "concurrent_claims_give_each_name_one_holder"),
+    (Bug::ClaimIsStolen, "claim_has_one_holder"),
+    (Bug::ClockIsFrozen, "renewal_returns_the_engines_clock"),
+    (Bug::FirstEndIsMissing, "view_contains_the_end_of_the_first_session"),
+    (Bug::RepeatedJoinIsRejected, "repeated_join_renews_the_session"),
+    (Bug::RepeatedJoinUpdatesNothing, "repeated_join_updates_the_member"),
+    (Bug::LeaseIsHalved, "claims_become_free_exactly_when_the_lease_ends"),
+    (Bug::LeaseNeverEnds, "view_shows_only_live_members"),
+    (Bug::LeaveHasNoEffect, "leave_frees_all_claims_of_the_member"),
+    (Bug::LostIsNotReported, "ended_session_is_lost_for_all_calls"),
+    (Bug::LostIsNotReported, "renewal_and_claim_at_the_end_of_a_lease_are_consistent"),
+    (Bug::NamesFoldCase, "similar_claim_names_are_distinct"),
+    (Bug::OwnClaimIsRejected, "repeated_claim_by_its_holder_is_granted"),
+    (Bug::ReleaseIgnoresHolder, "release_of_another_members_claim_has_no_effect"),
+    (Bug::RenewalHasNoEffect, "renewal_extends_the_session"),
+    (Bug::TextIsTruncated, "member_with_a_too_long_text_is_rejected"),
 ];
 
 #[test]
-fn each_deliberate_bug_is_caught_by_its_case() {
+fn each_deliberate_bug_is_detected_by_its_case() {
     let missed: Vec<_> =
         CAUGHT_BY.iter().filter(|(bug, case)| !(0..20).any(|seed| catches(*bug, case, seed))).collect();
-    assert!(missed.is_empty(), "no seed catches {missed:?}");
+    assert!(missed.is_empty(), "no seed detects {missed:?}");
 }
 
-/// Whether the case fails on an engine with this bug. (That it passes on one without is what the suites show.)
+/// Returns whether the case fails on an engine with this bug. The suites of the engines show that the case passes
+/// without it.
 fn catches(bug: Bug, name: &str, seed: u64) -> bool {
     let sim = Simulation::new(seed);
     sim.run_until(async {
@@ -84,22 +85,22 @@ struct Broken {
 impl Broken {
     fn lease(&self, lease: Duration) -> Duration {
         match self.bug {
-            Bug::LeaseIsHalf => lease / 2,
+            Bug::LeaseIsHalved => lease / 2,
             Bug::LeaseNeverEnds => membership::LEASE_MAX,
             _ => lease,
         }
     }
 
-    fn seen(&self, answer: Result<Renewed, OwnershipError>) -> Result<Renewed, OwnershipError> {
-        let seen = Renewed { engine_now: self.runtime.now() };
+    fn renewed(&self, answer: Result<Renewed, OwnershipError>) -> Result<Renewed, OwnershipError> {
+        let faked = Renewed { engine_now: self.runtime.now() };
         match (self.bug, answer) {
-            (Bug::LostIsNotTold, Err(OwnershipError::Lost)) => Ok(seen),
-            (Bug::ClockStandsStill, Ok(_)) => Ok(Renewed { engine_now: Timestamp::from_millis(1) }),
+            (Bug::LostIsNotReported, Err(OwnershipError::Lost)) => Ok(faked),
+            (Bug::ClockIsFrozen, Ok(_)) => Ok(Renewed { engine_now: Timestamp::from_millis(1) }),
             (_, answer) => answer,
         }
     }
 
-    /// Takes the names from whoever has them.
+    /// Releases the names, whichever members hold them.
     async fn steal(&self, names: &[ClaimName]) -> Result<(), OwnershipError> {
         for (name, holder) in self.inner.view().await?.claims {
             if names.contains(&name) {
@@ -113,19 +114,19 @@ impl Broken {
 impl Ownership for Broken {
     fn join(&self, mut member: Member, lease: Duration) -> Answer<'_, Renewed> {
         Box::pin(async move {
-            if self.bug == Bug::JoinAgainTellsNothing && self.inner.view().await?.member(member.id).is_some() {
+            if self.bug == Bug::RepeatedJoinUpdatesNothing && self.inner.view().await?.member(member.id).is_some() {
                 return self.inner.renew(member.id, lease).await;
             }
-            if self.bug == Bug::JoinAgainIsRefused && self.inner.view().await?.member(member.id).is_some() {
+            if self.bug == Bug::RepeatedJoinIsRejected && self.inner.view().await?.member(member.id).is_some() {
                 return Err(OwnershipError::Lost);
             }
-            if self.bug == Bug::TextIsCut {
+            if self.bug == Bug::TextIsTruncated {
                 for text in [&mut member.name, &mut member.address, &mut member.build] {
                     *text = text.chars().take(10).filter(|c| *c != '\0').collect();
                 }
             }
             let answer = self.inner.join(member, self.lease(lease)).await;
-            self.seen(answer)
+            self.renewed(answer)
         })
     }
 
@@ -135,13 +136,13 @@ impl Ownership for Broken {
                 return Ok(Renewed { engine_now: self.runtime.now() });
             }
             let answer = self.inner.renew(member, self.lease(lease)).await;
-            self.seen(answer)
+            self.renewed(answer)
         })
     }
 
     fn leave(&self, member: MemberId) -> Answer<'_, ()> {
         Box::pin(async move {
-            if self.bug == Bug::LeaveLeavesNothing {
+            if self.bug == Bug::LeaveHasNoEffect {
                 return Ok(());
             }
             self.inner.leave(member).await
@@ -152,26 +153,27 @@ impl Ownership for Broken {
         Box::pin(async move {
             match self.bug {
                 Bug::ClaimIsStolen => self.steal(&names).await?,
-                Bug::ClaimIsReadThenWritten => {
+                Bug::ClaimIsNotAtomic => {
                     let known = self.inner.view().await?.claims;
                     let free: Vec<ClaimName> = names.iter().filter(|name| !known.contains_key(name)).cloned().collect();
                     self.steal(&free).await?;
                 }
                 Bug::NamesFoldCase => {
                     for name in &mut names {
-                        *name = ClaimName::new(&name.as_str().to_ascii_lowercase()).expect("as valid as before");
+                        *name = ClaimName::new(&name.as_str().to_ascii_lowercase())
+                            .expect("lower case keeps the name valid");
                     }
                 }
                 _ => {}
             }
             let mut before = View::default();
-            if self.bug == Bug::OwnClaimIsRefused {
+            if self.bug == Bug::OwnClaimIsRejected {
                 before = self.inner.view().await?;
             }
             let is_own = names.iter().map(|name| before.claims.get(name) == Some(&member)).collect::<Vec<_>>();
             let mut held = self.inner.claim(member, names).await?;
             held.iter_mut().zip(is_own).for_each(|(held, is_own)| *held &= !is_own);
-            if self.bug == Bug::AnswersBackwards {
+            if self.bug == Bug::ResultsAreReversed {
                 held.reverse();
             }
             Ok(held)
@@ -180,7 +182,7 @@ impl Ownership for Broken {
 
     fn release(&self, member: MemberId, names: Vec<ClaimName>) -> Answer<'_, ()> {
         Box::pin(async move {
-            if self.bug == Bug::ReleaseOfAnyones {
+            if self.bug == Bug::ReleaseIgnoresHolder {
                 return self.steal(&names).await;
             }
             self.inner.release(member, names).await
@@ -190,7 +192,7 @@ impl Ownership for Broken {
     fn view(&self) -> Answer<'_, View> {
         Box::pin(async move {
             let mut view = self.inner.view().await?;
-            if self.bug == Bug::EndOfSessionsIsNotTold {
+            if self.bug == Bug::FirstEndIsMissing {
                 view.first_end = None;
             }
             Ok(view)
@@ -198,7 +200,7 @@ impl Ownership for Broken {
     }
 
     fn changed(&self) -> BoxFuture<'static, ()> {
-        if self.bug == Bug::ChangesAreNotTold {
+        if self.bug == Bug::ChangesAreNotReported {
             return std::future::pending().boxed();
         }
         self.inner.changed()

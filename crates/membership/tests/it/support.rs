@@ -1,4 +1,4 @@
-//! The engine in memory as a subject of the suite.
+//! The in-memory engine as a subject of the conformance suite.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ impl Memory {
         Memory { runtime, ownership, wrap }
     }
 
-    /// Breaks every engine that is opened here.
+    /// Wraps every engine that the subject opens.
     pub(crate) fn broken(self, wrap: impl Fn(MemoryOwnership) -> Arc<dyn Ownership> + Send + Sync + 'static) -> Self {
         Memory { wrap: Box::new(wrap), ..self }
     }

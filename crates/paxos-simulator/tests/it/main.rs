@@ -1,37 +1,37 @@
-//! The world of paxos groups from outside: raft-rs runs in it (what is sound is not called broken, and what is broken is), and what
-//! it prints of a failure is obeyed.
+//! Tests of the simulation's public API. raft-rs runs in it: a sound program breaks no rule, and an unsound one does.
+//! The replay command that a failure prints is run, too.
 
 mod raft;
 mod replay;
-mod shelf;
+mod storage;
 
 use ::raft::eraftpb::MessageType;
-use paxos_simulator::{Coverage, Incident, Knobs, Mutation, Rule, run};
+use paxos_simulator::{Coverage, Incident, Mutation, Rule, RunConfig, run};
 
 use crate::raft::{Careful, Driver, Raft};
 
-/// All faults are left in: it takes them all. A system group is ours alone.
-fn knobs(seed: u64) -> Knobs {
-    Knobs { has_system: false, ..Knobs::draw(seed, Mutation::None) }
+/// Returns a configuration with all faults but without a system group, which raft-rs does not have.
+fn config(seed: u64) -> RunConfig {
+    RunConfig { has_system: false, ..RunConfig::draw(seed, Mutation::None) }
 }
 
 #[test]
-fn raft_rs_holds_in_this_world() {
+fn raft_rs_breaks_no_rule() {
     let mut coverage = Coverage::default();
     for seed in 0..400 {
-        let outcome = run::<Raft<Careful>>(&knobs(seed), false);
+        let outcome = run::<Raft<Careful>>(&config(seed), false);
         assert_eq!(outcome.result, Ok(()), "seed {seed}");
         coverage.add(&outcome);
     }
     assert!(coverage.acknowledged > 10_000, "{coverage}");
-    // Those of leases and moves it has not, as it has no such leases.
+    // raft-rs has none of the incidents of leases and moves, because it has no such leases.
     let ours = [
         Incident::LeaseExpired,
         Incident::MovedByConsent,
         Incident::MovedByShortening,
-        Incident::OwnAgain,
+        Incident::MastershipRenewed,
         Incident::VoidBeMaster,
-        Incident::ConsentRefused,
+        Incident::ConsentDeclined,
         Incident::LivenessExpired,
         Incident::MoveBegun,
         Incident::MoveTakenOver,
@@ -39,57 +39,57 @@ fn raft_rs_holds_in_this_world() {
         Incident::Moved,
     ];
     for incident in Incident::ALL.into_iter().filter(|incident| !ours.contains(incident)) {
-        assert!(coverage.of(incident) > 0, "{incident:?} never is: {coverage}");
+        assert!(coverage.of(incident) > 0, "{incident:?} never occurs: {coverage}");
     }
 }
 
 #[test]
-fn the_same_seed_is_the_same_run() {
+fn same_seed_gives_the_same_run() {
     for seed in 0..20 {
-        let hash = || run::<Raft<Careful>>(&knobs(seed), false).trace_hash;
+        let hash = || run::<Raft<Careful>>(&config(seed), false).trace_hash;
         assert_eq!(hash(), hash(), "seed {seed}");
     }
-    let hash = |seed| run::<Raft<Careful>>(&knobs(seed), false).trace_hash;
+    let hash = |seed| run::<Raft<Careful>>(&config(seed), false).trace_hash;
     assert_ne!(hash(0), hash(1));
 }
 
 fn caught<D: Driver>() -> Rule {
-    let found = (0..2_000).find_map(|seed| run::<Raft<D>>(&knobs(seed), false).result.err());
-    found.expect("it is caught").rule
+    let found = (0..2_000).find_map(|seed| run::<Raft<D>>(&config(seed), false).result.err());
+    found.expect("some seed catches the bug").rule
 }
 
 #[test]
-fn a_vote_that_is_told_before_its_sync_is_caught() {
+fn vote_sent_before_its_sync_is_caught() {
     struct Hasty;
     impl Driver for Hasty {
-        const HURRIES: Option<MessageType> = Some(MessageType::MsgRequestVoteResponse);
+        const SENDS_EARLY: Option<MessageType> = Some(MessageType::MsgRequestVoteResponse);
     }
     assert_eq!(caught::<Hasty>(), Rule::PromisesKept);
 }
 
 #[test]
-fn an_entry_that_is_told_before_its_sync_is_caught() {
+fn entry_sent_before_its_sync_is_caught() {
     struct Hasty;
     impl Driver for Hasty {
-        const HURRIES: Option<MessageType> = Some(MessageType::MsgAppendResponse);
+        const SENDS_EARLY: Option<MessageType> = Some(MessageType::MsgAppendResponse);
     }
     assert_eq!(caught::<Hasty>(), Rule::AcknowledgedIsDurable);
 }
 
 #[test]
-fn a_vote_that_is_forgotten_at_a_restart_is_caught() {
+fn vote_lost_at_a_restart_is_caught() {
     struct Forgetful;
     impl Driver for Forgetful {
-        const IS_FORGETFUL: bool = true;
+        const LOSES_VOTE: bool = true;
     }
     assert_eq!(caught::<Forgetful>(), Rule::PromisesKept);
 }
 
 #[test]
-fn an_acknowledgement_of_what_another_proposed_is_caught() {
+fn acknowledgement_of_a_foreign_proposal_is_caught() {
     struct Careless;
     impl Driver for Careless {
-        const GOES_BY_PLACE: bool = true;
+        const TRUSTS_INDEX: bool = true;
     }
-    assert_eq!(caught::<Careless>(), Rule::ToldTheTruth);
+    assert_eq!(caught::<Careless>(), Rule::TrueOutcomes);
 }

@@ -1,34 +1,35 @@
-//! raft-rs (TiKV's Raft, 0.7) in the world of paxos groups: an oracle that is known to be sound, so that what the world
-//! calls broken is broken.
+//! raft-rs (TiKV's Raft, 0.7) in the simulation of paxos groups. raft-rs is known to be sound, so it is an oracle for
+//! the rules of the simulation.
 //!
-//! Checked of it: one value for each slot, no gap, snapshots that are the log's, acknowledged only what is durable at a
-//! quorum and is what was proposed, and terms and votes that a node never goes back behind, over restarts too. Its index 1 stands for the
-//! founders, so slot n is index n + 1.
+//! The simulation checks these rules of raft-rs: one value per slot, no gaps, snapshots that equal the log,
+//! acknowledgements only for proposals that are durable on a quorum, and terms and votes that never decrease, even
+//! across restarts. The raft-rs index 1 stands for the founders, so slot n is index n + 1.
 //!
-//! Not checked: that one is master at a time. Its leases count ticks, which a bound on clocks says nothing about, and a
-//! follower that restarts, or hears of a higher term, votes before they are over. So a leader says that it served until
-//! the beginning of time: clients and operators find it, and [`paxos_simulator::Rule::OneMaster`] has nothing to see.
+//! The simulation does not check that one master serves at a time. raft-rs leases count ticks, to which the bound on
+//! clocks does not apply, and a follower that restarts or receives a higher term votes before they are over. A leader
+//! therefore reports the beginning of time as the end of its service. Clients and operators find the leader, and
+//! [`paxos_simulator::Rule::OneMaster`] is never broken.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::marker::PhantomData;
 
 use bytes::Bytes;
 use paxos::{Ballot, GroupId, Instant, NodeId, Slot};
-use paxos_simulator::{Incident, Input, Knobs, OnDisk, Out, Program, Request, Seat, Told, View};
+use paxos_simulator::{Incident, Input, NodeConfig, Observation, OnDisk, Out, Program, Request, RunConfig, View};
 use raft::eraftpb::{ConfChange, ConfChangeType, ConfState, Entry, EntryType, Message, MessageType, Snapshot};
 use raft::{Config, ProgressState, RawNode, SnapshotStatus, StateRole};
 use simulator::Random;
 
-use crate::shelf::{FOUNDED, Part, Shelf, chain_of, decode, encode, parse, snapshot};
+use crate::storage::{FOUNDED, LogStorage, Part, chain_of, decode, encode, parse, snapshot};
 
-/// How whoever drives raft-rs does it.
+/// Behaviour of the driver of raft-rs.
 pub(crate) trait Driver {
-    /// These it does not hold back until their sync is over.
-    const HURRIES: Option<MessageType> = None;
-    /// After a restart it does not know whom it voted for.
-    const IS_FORGETFUL: bool = false;
-    /// Goes by the place of a proposal, and does not look whether it is what was decided there.
-    const GOES_BY_PLACE: bool = false;
+    /// Type of messages that the driver sends before their sync.
+    const SENDS_EARLY: Option<MessageType> = None;
+    /// True if the driver loses its vote at a restart.
+    const LOSES_VOTE: bool = false;
+    /// True if the driver acknowledges a proposal by its index, without a comparison with the decided entry.
+    const TRUSTS_INDEX: bool = false;
 }
 
 pub(crate) struct Careful;
@@ -43,59 +44,60 @@ pub(crate) struct Raft<D> {
 
 struct Replica {
     id: GroupId,
-    node: RawNode<Shelf>,
-    /// The state after each index from the log's base on, and the members there.
+    node: RawNode<LogStorage>,
+    /// State and members after each index since the base of the log.
     history: Vec<(u64, ConfState)>,
-    /// What waits for a sync, in order.
+    /// Ready states that wait for a sync, in order.
     waiting: VecDeque<Waiting>,
-    /// By their index: proposals of this leadership that are not decided.
+    /// Undecided proposals of this leadership, by index.
     proposed: BTreeMap<u64, u64>,
     term: u64,
-    /// Those that counted when the last step began.
+    /// Voters at the start of the last step.
     members_before: Vec<u64>,
     ticks: usize,
 }
 
-/// A `Ready` that is not durable yet.
+/// `Ready` state that is not durable yet.
 struct Waiting {
     token: u64,
     number: u64,
-    letters: Vec<Letter>,
+    envelopes: Vec<Envelope>,
     snapshot: Snapshot,
 }
 
 #[derive(Clone)]
-pub(crate) struct Letter {
+pub(crate) struct Envelope {
     group: GroupId,
-    /// Whom the sender voted for in its term.
+    /// Node for which the sender voted in its term.
     vote: u64,
     message: Message,
 }
 
 impl<D: Driver> Program for Raft<D> {
-    type Message = Letter;
+    type Message = Envelope;
 
-    fn start(seat: &Seat<'_>, records: Vec<Bytes>, _: Instant, out: &mut Out<Letter>) -> Self {
-        let founders: Vec<_> = seat.founders.iter().map(|node| u64::from(node.0)).collect();
-        let mut shelves: BTreeMap<_, _> = seat.groups.iter().map(|group| (*group, Shelf::new(&founders))).collect();
+    fn start(node_config: &NodeConfig<'_>, records: Vec<Bytes>, _: Instant, out: &mut Out<Envelope>) -> Self {
+        let founders: Vec<_> = node_config.founders.iter().map(|node| u64::from(node.0)).collect();
+        let mut storages: BTreeMap<_, _> =
+            node_config.groups.iter().map(|group| (*group, LogStorage::new(&founders))).collect();
         for (group, parts) in records.into_iter().map(decode) {
-            let shelf = shelves.get_mut(&group).expect("the node has it");
-            parts.into_iter().for_each(|part| shelf.apply(part));
+            let storage = storages.get_mut(&group).expect("the node has the group");
+            parts.into_iter().for_each(|part| storage.apply(part));
         }
         let mut replicas = BTreeMap::new();
-        for (group, mut shelf) in shelves {
-            if D::IS_FORGETFUL {
-                shelf.hard_state.vote = 0;
+        for (group, mut storage) in storages {
+            if D::LOSES_VOTE {
+                storage.hard_state.vote = 0;
             }
-            let mut replica = Replica::new(group, seat, shelf);
-            replica.tell_installed(replica.node.store().base.get_metadata().index, out);
+            let mut replica = Replica::new(group, node_config, storage);
+            replica.report_installed(replica.node.store().base.get_metadata().index, out);
             replica.work::<D>(out);
             replicas.insert(group, replica);
         }
         Raft { replicas, has_failed: false, driver: PhantomData }
     }
 
-    fn step(&mut self, _: Instant, input: Input<Letter>, out: &mut Out<Letter>) {
+    fn step(&mut self, _: Instant, input: Input<Envelope>, out: &mut Out<Envelope>) {
         if self.has_failed {
             return;
         }
@@ -103,10 +105,10 @@ impl<D: Driver> Program for Raft<D> {
             replica.members_before = voters(&replica.node);
         }
         match input {
-            Input::Message(_, letter) => {
-                let replica = self.replicas.get_mut(&letter.group).expect("all have all groups");
-                // An error says that the message is nothing to it: of somebody who is no member, for example.
-                drop(replica.node.step(letter.message));
+            Input::Message(_, envelope) => {
+                let replica = self.replicas.get_mut(&envelope.group).expect("every node has all groups");
+                // An error means that the message has no effect, as from a node that is not a member.
+                drop(replica.node.step(envelope.message));
             }
             Input::Persisted(token) => {
                 self.replicas.values_mut().for_each(|replica| replica.persisted(token, out));
@@ -114,10 +116,10 @@ impl<D: Driver> Program for Raft<D> {
             Input::StorageFailed => self.has_failed = true,
             Input::Tick => self.replicas.values_mut().for_each(Replica::tick),
             Input::Propose(group, id) => {
-                self.replicas.get_mut(&group).expect("all have all groups").propose(id, out);
+                self.replicas.get_mut(&group).expect("every node has all groups").propose(id, out);
             }
             Input::Request(group, request) => {
-                self.replicas.get_mut(&group).expect("all have all groups").request(request, out);
+                self.replicas.get_mut(&group).expect("every node has all groups").request(request, out);
             }
         }
         self.replicas.values_mut().for_each(|replica| replica.work::<D>(out));
@@ -127,9 +129,10 @@ impl<D: Driver> Program for Raft<D> {
         self.replicas[&group].view()
     }
 
-    fn vow(Letter { group, vote, message }: &Letter) -> Option<(GroupId, Ballot)> {
-        let is_vow = matches!(message.msg_type, MessageType::MsgRequestVoteResponse | MessageType::MsgAppendResponse);
-        (is_vow && !message.reject).then(|| (*group, Ballot { round: message.term, node: node_id(*vote) }))
+    fn promised_ballot(Envelope { group, vote, message }: &Envelope) -> Option<(GroupId, Ballot)> {
+        let is_promise =
+            matches!(message.msg_type, MessageType::MsgRequestVoteResponse | MessageType::MsgAppendResponse);
+        (is_promise && !message.reject).then(|| (*group, Ballot { round: message.term, node: node_id(*vote) }))
     }
 
     fn note(record: &Bytes, shadow: &mut dyn FnMut(GroupId, OnDisk)) {
@@ -141,7 +144,7 @@ impl<D: Driver> Program for Raft<D> {
                     entries.iter().take(1).for_each(|first| {
                         shadow(group, OnDisk::Truncate { after: slot(first.index - 1) });
                     });
-                    entries.iter().for_each(|entry| shadow(group, OnDisk::Push { value: stands_for(entry) }));
+                    entries.iter().for_each(|entry| shadow(group, OnDisk::Push { value: entry_hash(entry) }));
                 }
                 Part::Installed(snapshot) => {
                     let slot = slot(snapshot.get_metadata().index);
@@ -155,23 +158,23 @@ impl<D: Driver> Program for Raft<D> {
         }
     }
 
-    fn describe(Letter { group, vote, message }: &Letter) -> String {
+    fn describe(Envelope { group, vote, message }: &Envelope) -> String {
         let Message { msg_type, term, log_term, index, commit, reject, entries, .. } = message;
-        let refused = if *reject { ", refused" } else { "" };
+        let rejected = if *reject { ", rejected" } else { "" };
         let count = entries.len();
         format!(
-            "{group} {msg_type:?} of {term}, {count} after {index} of {log_term}, {commit} decided, vote {vote}{refused}"
+            "{group} {msg_type:?} of {term}, {count} after {index} of {log_term}, {commit} decided, vote {vote}{rejected}"
         )
     }
 }
 
 impl Replica {
-    fn new(id: GroupId, seat: &Seat<'_>, shelf: Shelf) -> Self {
-        let base = shelf.base.get_metadata();
-        let history = vec![(chain_of(&shelf.base), base.get_conf_state().clone())];
-        let config = config(id, seat, base.index);
+    fn new(id: GroupId, node_config: &NodeConfig<'_>, storage: LogStorage) -> Self {
+        let base = storage.base.get_metadata();
+        let history = vec![(chain_of(&storage.base), base.get_conf_state().clone())];
+        let raft_config = raft_config(id, node_config, base.index);
         let logger = slog::Logger::root(slog::Discard, slog::o!());
-        let node = RawNode::new(&config, shelf, &logger).expect("the disk has what was written");
+        let node = RawNode::new(&raft_config, storage, &logger).expect("the stored log is valid");
         Replica {
             id,
             members_before: voters(&node),
@@ -184,12 +187,12 @@ impl Replica {
         }
     }
 
-    /// All that raft-rs wants done.
-    fn work<D: Driver>(&mut self, out: &mut Out<Letter>) {
+    /// Carries out all work that raft-rs requests.
+    fn work<D: Driver>(&mut self, out: &mut Out<Envelope>) {
         while self.node.has_ready() {
             let mut ready = self.node.ready();
             if ready.ss().is_some_and(|state| state.raft_state == StateRole::Leader) {
-                out.told.push(Told::Leads);
+                out.observations.push(Observation::Leads);
             }
             let mut parts = Vec::new();
             let snapshot = ready.snapshot().clone();
@@ -206,60 +209,62 @@ impl Replica {
             parts.into_iter().for_each(|part| self.node.mut_store().apply(part));
 
             let vote = self.node.raft.vote;
-            let letter = |message| Letter { group: self.id, vote, message };
-            send(ready.take_messages().into_iter().map(letter), out);
-            let mut letters: Vec<_> = ready.take_persisted_messages().into_iter().map(letter).collect();
-            send(letters.extract_if(.., |letter| Some(letter.message.msg_type) == D::HURRIES), out);
-            // What comes after something that is not durable waits for it.
+            let envelope = |message| Envelope { group: self.id, vote, message };
+            send(ready.take_messages().into_iter().map(envelope), out);
+            let mut envelopes: Vec<_> = ready.take_persisted_messages().into_iter().map(envelope).collect();
+            send(envelopes.extract_if(.., |envelope| Some(envelope.message.msg_type) == D::SENDS_EARLY), out);
+            // Work that follows an entry that is not durable waits for it.
             let before = self.waiting.back().map(|waiting| waiting.token);
             let token = if ready.must_sync() { Some(out.token) } else { before };
             let number = ready.number();
             let committed = ready.take_committed_entries();
             self.node.advance_append_async(ready);
-            let waiting = Waiting { token: token.unwrap_or_default(), number, letters, snapshot };
+            let waiting = Waiting { token: token.unwrap_or_default(), number, envelopes, snapshot };
             match token {
                 Some(_) => self.waiting.push_back(waiting),
                 None => self.is_durable(waiting, out),
             }
             self.apply::<D>(committed, out);
         }
-        let leads_on = self.node.raft.state == StateRole::Leader && self.node.raft.term == self.term;
-        if !leads_on && !D::GOES_BY_PLACE {
+        let still_leads = self.node.raft.state == StateRole::Leader && self.node.raft.term == self.term;
+        if !still_leads && !D::TRUSTS_INDEX {
             self.term = self.node.raft.term;
-            out.told.extend(std::mem::take(&mut self.proposed).into_values().map(|id| Told::Unknown { id }));
+            out.observations
+                .extend(std::mem::take(&mut self.proposed).into_values().map(|id| Observation::Unknown { id }));
         }
     }
 
-    fn persisted(&mut self, token: u64, out: &mut Out<Letter>) {
+    fn persisted(&mut self, token: u64, out: &mut Out<Envelope>) {
         while let Some(waiting) = self.waiting.pop_front_if(|waiting| waiting.token <= token) {
             self.is_durable(waiting, out);
         }
     }
 
-    fn is_durable(&mut self, waiting: Waiting, out: &mut Out<Letter>) {
+    fn is_durable(&mut self, waiting: Waiting, out: &mut Out<Envelope>) {
         self.node.on_persist_ready(waiting.number);
-        send(waiting.letters, out);
+        send(waiting.envelopes, out);
         if !waiting.snapshot.is_empty() {
             let meta = waiting.snapshot.get_metadata();
             self.history = vec![(chain_of(&waiting.snapshot), meta.get_conf_state().clone())];
             self.node.advance_apply_to(meta.index);
-            out.told.push(Told::Happened(Incident::SnapshotInstalled));
-            self.tell_installed(meta.index, out);
+            out.observations.push(Observation::Incident(Incident::SnapshotInstalled));
+            self.report_installed(meta.index, out);
         }
     }
 
-    fn apply<D: Driver>(&mut self, entries: Vec<Entry>, out: &mut Out<Letter>) {
+    fn apply<D: Driver>(&mut self, entries: Vec<Entry>, out: &mut Out<Envelope>) {
         for entry in entries {
-            let value = stands_for(&entry);
+            let value = entry_hash(&entry);
             let chain = mix(self.chain() ^ value);
             let leads = self.node.raft.state == StateRole::Leader && entry.term == self.node.raft.term;
-            let mut members = self.history.last().expect("it begins somewhere").1.clone();
+            let mut members = self.history.last().expect("the history is never empty").1.clone();
             if entry.entry_type == EntryType::EntryConfChange {
                 let change: ConfChange = parse(&entry.data);
-                members = self.node.apply_conf_change(&change).expect("it was proposed as a change of one");
-                out.told.push(Told::Happened(Incident::MembersChanged));
+                members =
+                    self.node.apply_conf_change(&change).expect("the change was proposed as a change of one member");
+                out.observations.push(Observation::Incident(Incident::MembersChanged));
                 let raft = &mut self.node.raft;
-                // raft-rs lets one who is no member lead on, and panics at its next entry.
+                // raft-rs lets a removed leader continue, and panics at its next entry.
                 if raft.state == StateRole::Leader && !members.voters.contains(&raft.id) {
                     raft.become_follower(raft.term, 0);
                 }
@@ -267,28 +272,28 @@ impl Replica {
             self.history.push((chain, members.clone()));
             self.node.mut_store().newest = snapshot(entry.index, entry.term, members, chain);
             self.node.advance_apply_to(entry.index);
-            out.told.push(Told::Decided { group: self.id, slot: slot(entry.index), value, chain });
+            out.observations.push(Observation::Decided { group: self.id, slot: slot(entry.index), value, chain });
             if let Ok(id) = <[u8; 8]>::try_from(&entry.data[..]).map(u64::from_le_bytes) {
-                out.told.push(Told::Holds { group: self.id, slot: slot(entry.index), id });
+                out.observations.push(Observation::Contains { group: self.id, slot: slot(entry.index), id });
             }
             match self.proposed.remove(&entry.index) {
-                Some(id) if leads || D::GOES_BY_PLACE => {
-                    out.told.push(Told::Acknowledged { group: self.id, slot: slot(entry.index), id });
+                Some(id) if leads || D::TRUSTS_INDEX => {
+                    out.observations.push(Observation::Acknowledged { group: self.id, slot: slot(entry.index), id });
                 }
-                _ if leads && entry.data.is_empty() => out.told.push(Told::Serves),
+                _ if leads && entry.data.is_empty() => out.observations.push(Observation::Serves),
                 Some(_) | None => {}
             }
         }
     }
 
-    /// Whether a snapshot is on its way to the disk: the log begins above what is applied.
+    /// Returns whether a snapshot is being written, so that the log begins after the applied index.
     fn awaits_snapshot(&self) -> bool {
         self.waiting.iter().any(|waiting| !waiting.snapshot.is_empty())
     }
 
     fn tick(&mut self) {
-        // Who campaigns looks for changes of members that are not applied, and raft-rs panics where they are in a
-        // snapshot. TiKV does not tick either while one is pending (`on_raft_base_tick`).
+        // A candidate looks for membership changes that are not applied, and raft-rs panics if they are in a snapshot.
+        // TiKV also does not tick while a snapshot is pending (`on_raft_base_tick`).
         if self.awaits_snapshot() {
             return;
         }
@@ -297,35 +302,35 @@ impl Replica {
         if self.node.raft.state != StateRole::Leader || !self.ticks.is_multiple_of(self.node.raft.election_timeout()) {
             return;
         }
-        // Nobody says whether a snapshot arrived, and raft-rs waits for word of it for good.
+        // No report shows whether a snapshot arrived, and raft-rs waits for a report forever.
         let progress = self.node.raft.prs().iter();
-        let unsure = progress.filter(|(_, progress)| progress.state == ProgressState::Snapshot);
-        let mut unsure: Vec<_> = unsure.map(|(id, _)| *id).collect();
-        unsure.sort_unstable();
-        unsure.into_iter().for_each(|id| self.node.report_snapshot(id, SnapshotStatus::Failure));
+        let unconfirmed = progress.filter(|(_, progress)| progress.state == ProgressState::Snapshot);
+        let mut unconfirmed: Vec<_> = unconfirmed.map(|(id, _)| *id).collect();
+        unconfirmed.sort_unstable();
+        unconfirmed.into_iter().for_each(|id| self.node.report_snapshot(id, SnapshotStatus::Failure));
     }
 
-    fn propose(&mut self, id: u64, out: &mut Out<Letter>) {
+    fn propose(&mut self, id: u64, out: &mut Out<Envelope>) {
         let leads = self.node.raft.state == StateRole::Leader;
         if leads && self.node.propose(Vec::new(), id.to_le_bytes().to_vec()).is_ok() {
             self.proposed.insert(self.node.raft.raft_log.last_index(), id);
         } else {
-            out.told.push(Told::Refused { id });
+            out.observations.push(Observation::Rejected { id });
         }
     }
 
-    fn request(&mut self, request: Request, out: &mut Out<Letter>) {
+    fn request(&mut self, request: Request, out: &mut Out<Envelope>) {
         match request {
             Request::Take => self.node.transfer_leader(self.node.raft.id),
-            // The nearest that it has: the one who leads gives it away.
+            // The closest operation of raft-rs: the leader transfers its leadership.
             Request::Shorten(to, _) if self.node.raft.state == StateRole::Leader => {
                 self.node.transfer_leader(u64::from(to.0));
             }
             Request::Shorten(..) => {}
-            Request::Admit(node) => self.change(node, ConfChangeType::AddNode),
-            Request::Dismiss(node) => self.change(node, ConfChangeType::RemoveNode),
+            Request::AddMember(node) => self.change(node, ConfChangeType::AddNode),
+            Request::RemoveMember(node) => self.change(node, ConfChangeType::RemoveNode),
             Request::Snapshot(back) => self.trim(back, out),
-            // It balances nothing.
+            // raft-rs balances no leaders.
             Request::Drain(..) => {}
         }
     }
@@ -338,12 +343,12 @@ impl Replica {
         }
         let mut change = ConfChange::default();
         (change.change_type, change.node_id) = (kind, id);
-        // It refuses if another is under way; who gives orders will repeat it.
+        // raft-rs rejects a change while another one is pending. The requester repeats its request.
         drop(self.node.propose_conf_change(Vec::new(), change));
     }
 
-    /// The log up to so many slots back becomes a snapshot.
-    fn trim(&mut self, back: u64, out: &mut Out<Letter>) {
+    /// Replaces the log by a snapshot, up to `back` slots before the last applied one.
+    fn trim(&mut self, back: u64, out: &mut Out<Envelope>) {
         if self.awaits_snapshot() {
             return;
         }
@@ -352,20 +357,24 @@ impl Replica {
         let mut later = self.history.split_off(usize::try_from(place).expect("logs are short"));
         std::mem::swap(&mut self.history, &mut later);
         let (chain, members) = self.history[0].clone();
-        let term = self.node.store().entry(index).expect("it was applied and is above the base").term;
+        let term = self.node.store().entry(index).expect("an applied entry above the base is in the log").term;
         let trimmed = Part::Trimmed(snapshot(index, term, members, chain));
         out.records.push(encode(self.id, std::slice::from_ref(&trimmed)));
         self.node.mut_store().apply(trimmed);
     }
 
-    fn tell_installed(&self, index: u64, out: &mut Out<Letter>) {
+    fn report_installed(&self, index: u64, out: &mut Out<Envelope>) {
         if index > FOUNDED {
-            out.told.push(Told::Installed { group: self.id, slot: slot(index), chain: Some(self.chain()) });
+            out.observations.push(Observation::Installed {
+                group: self.id,
+                slot: slot(index),
+                chain: Some(self.chain()),
+            });
         }
     }
 
     fn chain(&self) -> u64 {
-        self.history.last().expect("it begins somewhere").0
+        self.history.last().expect("the history is never empty").0
     }
 
     fn view(&self) -> View {
@@ -379,7 +388,8 @@ impl Replica {
                 members.extend((change.change_type == ConfChangeType::AddNode).then_some(change.node_id));
             }
         }
-        // A change holds from where it is applied, and what that very step acknowledged was counted without it.
+        // A membership change takes effect when it is applied. Acknowledgements of the same step were counted without
+        // it.
         if decided != self.members_before {
             members.clone_from(&self.members_before);
         }
@@ -393,19 +403,20 @@ impl Replica {
     }
 }
 
-/// raft-rs draws how long it waits for a leader from the machine's chance: from one number here, so that a seed is a run.
-fn config(group: GroupId, seat: &Seat<'_>, applied: u64) -> Config {
-    let Knobs { delay, sync, tick, options, seed, .. } = seat.knobs;
+/// Returns the configuration of raft-rs. raft-rs draws its election timeout from a random source of the machine. Here,
+/// a fixed number determines it, so that a seed determines a run.
+fn raft_config(group: GroupId, node_config: &NodeConfig<'_>, applied: u64) -> Config {
+    let RunConfig { delay, sync, tick, options, seed, .. } = node_config.run;
     let round = 2 * (delay.1 + sync.1);
     let election = 10 + 3 * round / tick;
-    let patience = election + (mix(*seed ^ u64::from(group.0)) + 3 * u64::from(seat.me.0)) % election;
-    let ticks = |count: u64| usize::try_from(count).expect("they are few");
+    let timeout = election + (mix(*seed ^ u64::from(group.0)) + 3 * u64::from(node_config.me.0)) % election;
+    let ticks = |count: u64| usize::try_from(count).expect("the number of ticks is small");
     Config {
-        id: u64::from(seat.me.0),
+        id: u64::from(node_config.me.0),
         election_tick: ticks(election),
         heartbeat_tick: ticks(election / 5),
-        min_election_tick: ticks(patience),
-        max_election_tick: ticks(patience + 1),
+        min_election_tick: ticks(timeout),
+        max_election_tick: ticks(timeout + 1),
         applied,
         max_size_per_msg: options.batch_bytes as u64,
         max_inflight_msgs: options.window_slots,
@@ -415,11 +426,11 @@ fn config(group: GroupId, seat: &Seat<'_>, applied: u64) -> Config {
     }
 }
 
-fn send(letters: impl IntoIterator<Item = Letter>, out: &mut Out<Letter>) {
-    out.sends.extend(letters.into_iter().map(|letter| (node_id(letter.message.to), letter)));
+fn send(envelopes: impl IntoIterator<Item = Envelope>, out: &mut Out<Envelope>) {
+    out.sends.extend(envelopes.into_iter().map(|envelope| (node_id(envelope.message.to), envelope)));
 }
 
-fn voters(node: &RawNode<Shelf>) -> Vec<u64> {
+fn voters(node: &RawNode<LogStorage>) -> Vec<u64> {
     let mut voters: Vec<_> = node.raft.prs().conf().voters().ids().iter().collect();
     voters.sort_unstable();
     voters
@@ -433,8 +444,8 @@ fn slot(index: u64) -> Slot {
     Slot(index.saturating_sub(FOUNDED))
 }
 
-/// Different for different entries, term included.
-fn stands_for(entry: &Entry) -> u64 {
+/// Returns a hash of the entry, including its term.
+fn entry_hash(entry: &Entry) -> u64 {
     let kind = u64::from(entry.entry_type == EntryType::EntryConfChange);
     entry.data.iter().fold(mix(entry.term << 1 ^ kind), |hash, byte| mix(hash ^ u64::from(*byte)))
 }

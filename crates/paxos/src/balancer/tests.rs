@@ -15,7 +15,7 @@ fn nodes(count: u32) -> Vec<Member> {
     (1..=count).map(member).collect()
 }
 
-/// Groups of one weight that everybody may master.
+/// Returns groups of one weight that every node may master.
 fn alike(groups: u32, nodes: u32) -> Vec<Load> {
     let all: Vec<u32> = (1..=nodes).collect();
     (1..=groups).map(|group| load(group, 7, &all)).collect()
@@ -41,22 +41,22 @@ const EXACT: Tolerance = Tolerance { start_percent: 0, goal_percent: 0 };
 
 fn show(present: &Distribution, ideal: &Distribution) -> String {
     let line = |(group, node): (&GroupId, &NodeId)| match present.get(group) {
-        Some(home) if home == node => format!("{group} {node}\n"),
-        Some(home) => format!("{group} {home} -> {node}\n"),
-        None => format!("{group} nobody -> {node}\n"),
+        Some(current) if current == node => format!("{group} {node}\n"),
+        Some(current) => format!("{group} {current} -> {node}\n"),
+        None => format!("{group} (none) -> {node}\n"),
     };
     ideal.iter().map(line).collect()
 }
 
 #[test]
-fn all_on_one_node_are_spread() {
+fn groups_on_one_node_are_spread() {
     let groups = alike(9, 3);
     let ideal = ideal(&nodes(3), &groups, &on(1, &groups), Tolerance::default());
     assert_eq!(counts(&ideal), [3, 3, 3]);
 }
 
 #[test]
-fn a_drained_node_gives_away_all_and_nothing_else_moves() {
+fn only_groups_of_a_drained_node_move() {
     let groups = alike(6, 3);
     let present = ideal(&nodes(3), &groups, &Distribution::new(), Tolerance::default());
     let mut members = nodes(3);
@@ -73,8 +73,9 @@ fn a_drained_node_gives_away_all_and_nothing_else_moves() {
 }
 
 #[test]
-fn room_is_made_through_a_third_node() {
-    // Node 3 has room, but what node 1 has too much of may not go there: node 2 takes it and gives one of its own.
+fn surplus_moves_through_a_third_node() {
+    // Node 3 has capacity left, but the surplus groups of node 1 may not go there. Node 2 takes one of them and gives
+    // one of its own to node 3.
     let mut groups: Vec<Load> = (1..=4).map(|group| load(group, 1, &[1, 2])).collect();
     groups.extend((5..=7).map(|group| load(group, 1, &[2, 3])));
     groups.extend((8..=9).map(|group| load(group, 1, &[3, 1])));
@@ -95,7 +96,7 @@ fn room_is_made_through_a_third_node() {
 }
 
 #[test]
-fn a_member_of_twice_the_capacity_carries_twice_as_much() {
+fn member_with_twice_the_capacity_carries_twice_the_load() {
     let groups = alike(12, 3);
     let mut members = nodes(3);
     members[2].capacity = 2;
@@ -103,7 +104,7 @@ fn a_member_of_twice_the_capacity_carries_twice_as_much() {
 }
 
 #[test]
-fn nothing_moves_within_the_tolerance_and_beyond_it_no_further_than_the_goal() {
+fn moves_begin_beyond_the_tolerance_and_end_at_the_goal() {
     let groups = alike(40, 4);
     let spread = |counts: [u32; 4]| -> Distribution {
         let nodes = (1..=4).flat_map(|node| (0..counts[node as usize - 1]).map(move |_| NodeId(node)));
@@ -117,7 +118,7 @@ fn nothing_moves_within_the_tolerance_and_beyond_it_no_further_than_the_goal() {
 }
 
 #[test]
-fn a_group_that_nobody_may_master_is_left_out() {
+fn group_without_an_eligible_master_is_omitted() {
     let groups = [load(1, 1, &[4]), load(2, 1, &[1])];
     let ideal = ideal(&nodes(2), &groups, &Distribution::new(), EXACT);
     assert_eq!(ideal.into_iter().collect::<Vec<_>>(), [(GroupId(2), NodeId(1))]);
@@ -125,13 +126,13 @@ fn a_group_that_nobody_may_master_is_left_out() {
 }
 
 #[test]
-fn groups_that_weigh_nothing_are_spread_too() {
+fn groups_of_zero_weight_are_spread() {
     let groups: Vec<Load> = (1..=6).map(|group| load(group, 0, &[1, 2, 3])).collect();
     assert_eq!(counts(&ideal(&nodes(3), &groups, &on(2, &groups), EXACT)), [2, 2, 2]);
 }
 
 #[test]
-fn the_greatest_numbers_overflow_nothing() {
+fn greatest_weights_and_capacities_do_not_overflow() {
     let mut members = nodes(40);
     members.iter_mut().take(20).for_each(|member| member.capacity = u32::MAX);
     let all: Vec<u32> = (1..=40).collect();
@@ -139,7 +140,7 @@ fn the_greatest_numbers_overflow_nothing() {
     assert_eq!(ideal(&members, &groups, &on(40, &groups), EXACT).len(), 40);
 }
 
-/// What a case is drawn from: how many nodes, each group's weight, replicas as bits and present master.
+/// Random input of the balancer: members, groups with weights and replicas, and present masters.
 #[derive(Clone, Debug)]
 struct Case {
     members: Vec<Member>,
@@ -175,33 +176,33 @@ fn tolerances() -> impl Strategy<Value = Tolerance> {
     (0..60_u8, 0..30_u8).prop_map(|(start_percent, goal_percent)| Tolerance { start_percent, goal_percent })
 }
 
-/// The least (cost, moves) of all distributions there are, by trying each.
+/// Returns the least (cost, moves) among all distributions, by trying each.
 fn least(plan: &mut Plan, from: usize) -> (i128, usize) {
     if from == plan.groups.len() {
         return value(plan);
     }
     let mut least_found = (i128::MAX, 0);
-    for seat in plan.groups[from].may.clone() {
-        plan.seats[seat].load += plan.groups[from].weight;
-        plan.groups[from].at = seat;
+    for member in plan.groups[from].may.clone() {
+        plan.planned[member].load += plan.groups[from].weight;
+        plan.groups[from].at = member;
         least_found = least_found.min(least(plan, from + 1));
-        plan.seats[seat].load -= plan.groups[from].weight;
+        plan.planned[member].load -= plan.groups[from].weight;
     }
     least_found
 }
 
 fn value(plan: &Plan) -> (i128, usize) {
-    let cost = plan.seats.iter().map(|seat| seat.cost(seat.load)).sum();
-    (cost, plan.groups.iter().filter(|placed| placed.home != Some(placed.at)).count())
+    let cost = plan.planned.iter().map(|member| member.cost(member.load)).sum();
+    (cost, plan.groups.iter().filter(|placed| placed.current != Some(placed.at)).count())
 }
 
-/// The value of a distribution, by the same measure.
+/// Returns the cost and the moves of a distribution.
 fn value_of(case: &Case, distribution: &Distribution, goal_percent: u8) -> (i128, usize) {
     let mut plan = Plan::new(&case.members, &case.groups, distribution, goal_percent);
-    plan.place_homeless();
-    let homes = Plan::new(&case.members, &case.groups, &case.present, goal_percent);
-    for (placed, home) in plan.groups.iter_mut().zip(homes.groups) {
-        placed.home = home.home;
+    plan.place_unassigned();
+    let current_plan = Plan::new(&case.members, &case.groups, &case.present, goal_percent);
+    for (placed, current) in plan.groups.iter_mut().zip(current_plan.groups) {
+        placed.current = current.current;
     }
     value(&plan)
 }
@@ -210,7 +211,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn of_equal_weights_the_cost_is_the_least_there_is_with_the_fewest_moves(
+    fn equal_weights_give_the_least_cost_with_the_fewest_moves(
         case in case(4, 7, 5..6, true), goal_percent in 0..30_u8,
     ) {
         let tolerance = Tolerance { start_percent: 0, goal_percent };
@@ -220,7 +221,7 @@ proptest! {
     }
 
     #[test]
-    fn of_any_weights_no_group_betters_by_moving_alone_or_going_home(case in case(4, 9, 0..100, true), goal in 0..30_u8) {
+    fn no_single_move_improves_the_ideal(case in case(4, 9, 0..100, true), goal in 0..30_u8) {
         let found = ideal(&case.members, &case.groups, &case.present, Tolerance { start_percent: 0, goal_percent: goal });
         let value = value_of(&case, &found, goal);
         let able = |node: &&NodeId| case.members.iter().any(|member| member.node == **node && member.may_master);
@@ -234,26 +235,26 @@ proptest! {
     }
 
     #[test]
-    fn of_any_weights_no_member_carries_more_than_the_bound_nor_less(case in case(5, 30, 1..1000, false), goal in 0..30_u8) {
+    fn loads_stay_within_the_documented_bounds(case in case(5, 30, 1..1000, false), goal in 0..30_u8) {
         let tolerance = Tolerance { start_percent: goal, goal_percent: goal };
         let found = ideal(&case.members, &case.groups, &case.present, tolerance);
         let mut plan = Plan::new(&case.members, &case.groups, &found, goal);
-        plan.place_homeless();
+        plan.place_unassigned();
         let heaviest = plan.groups.iter().map(|placed| placed.weight).max().unwrap_or(0);
-        for seat in &plan.seats {
-            prop_assert!(seat.load <= seat.high.max(seat.share + heaviest + 1));
-            prop_assert!(seat.load >= seat.low.min(seat.share - heaviest));
+        for member in &plan.planned {
+            prop_assert!(member.load <= member.high.max(member.share + heaviest + 1));
+            prop_assert!(member.load >= member.low.min(member.share - heaviest));
         }
     }
 
     #[test]
-    fn the_ideal_of_the_ideal_is_itself(case in case(5, 20, 0..50, true), tolerance in tolerances()) {
+    fn ideal_of_an_ideal_distribution_is_unchanged(case in case(5, 20, 0..50, true), tolerance in tolerances()) {
         let once = ideal(&case.members, &case.groups, &case.present, tolerance);
         prop_assert_eq!(&ideal(&case.members, &case.groups, &once, tolerance), &once);
     }
 
     #[test]
-    fn each_move_made_leaves_one_fewer_to_make(case in case(4, 12, 3..4, true), goal_percent in 0..30_u8) {
+    fn each_move_leaves_one_move_fewer(case in case(4, 12, 3..4, true), goal_percent in 0..30_u8) {
         let tolerance = Tolerance { start_percent: goal_percent, goal_percent };
         let mut present = case.present.clone();
         let mut left = ideal(&case.members, &case.groups, &present, tolerance);
@@ -267,20 +268,20 @@ proptest! {
     }
 
     #[test]
-    fn only_what_must_moves_while_the_rest_is_within_the_tolerance(case in case(5, 20, 0..50, true), goal in 0..30_u8) {
+    fn only_required_moves_happen_within_the_tolerance(case in case(5, 20, 0..50, true), goal in 0..30_u8) {
         let tolerance = Tolerance { start_percent: 255, goal_percent: goal };
         let mut plan = Plan::new(&case.members, &case.groups, &case.present, goal);
-        plan.place_homeless();
+        plan.place_unassigned();
         let found = ideal(&case.members, &case.groups, &case.present, tolerance);
         for placed in &plan.groups {
-            if let Some(home) = placed.home.filter(|_| !plan.is_off_by(255)) {
-                prop_assert_eq!(found[&placed.group], plan.seats[home].node);
+            if let Some(current) = placed.current.filter(|_| !plan.is_off_by(255)) {
+                prop_assert_eq!(found[&placed.group], plan.planned[current].node);
             }
         }
     }
 
     #[test]
-    fn the_order_of_what_is_given_does_not_matter(case in case(5, 15, 0..50, true), tolerance in tolerances()) {
+    fn ideal_does_not_depend_on_the_input_order(case in case(5, 15, 0..50, true), tolerance in tolerances()) {
         let mut turned = case.clone();
         turned.members.reverse();
         turned.groups.reverse();
@@ -292,7 +293,7 @@ proptest! {
     }
 
     #[test]
-    fn a_member_that_comes_or_goes_moves_its_own_share(count in 2..9_u32, groups in 1..120_u32) {
+    fn added_or_removed_member_moves_only_its_share(count in 2..9_u32, groups in 1..120_u32) {
         let loads = alike(groups, count + 1);
         let few = ideal(&nodes(count), &loads, &Distribution::new(), EXACT);
         let many = ideal(&nodes(count + 1), &loads, &few, EXACT);
@@ -303,7 +304,7 @@ proptest! {
     }
 
     #[test]
-    fn with_weights_that_differ_a_member_that_comes_gets_its_share_by_moves_to_it(
+    fn added_member_gets_its_share_with_few_moves(
         weights in prop::collection::vec(50..150_u64, 40..80), count in 2..6_u32,
     ) {
         let all: Vec<u32> = (1..=count + 1).collect();

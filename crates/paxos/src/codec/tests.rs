@@ -6,37 +6,38 @@ use proptest::prelude::*;
 use super::*;
 
 #[test]
-fn bytes_of_version_1_never_change() {
+fn encoding_of_version_1_never_changes() {
     check_golden(include_str!("../../testdata/golden/records-v1.txt"), &records());
     check_golden(include_str!("../../testdata/golden/messages-v1.txt"), &messages());
 }
 
 #[test]
-fn what_cannot_be_read_says_why() {
-    let read = |bytes: &'static [u8]| Record::decode(Bytes::from_static(bytes)).expect_err("it is no record");
+fn invalid_bytes_return_the_matching_error() {
+    let read =
+        |bytes: &'static [u8]| Record::decode(Bytes::from_static(bytes)).expect_err("the bytes are not a record");
     assert_eq!(read(&[]), DecodeError::Short);
     assert_eq!(read(&[2, 7, 3, 5]), DecodeError::Version(2));
     assert_eq!(read(&[1, 7, 9, 5]), DecodeError::Kind(9));
     assert_eq!(read(&[1, 7, 3, 5, 0]), DecodeError::Excess(1));
-    // A group id of 2^32, and a slot of 2^64.
+    // The first input has a group id of 2^32, and the second a slot of 2^64.
     assert_eq!(read(&[1, 0x80, 0x80, 0x80, 0x80, 0x10, 3, 5]), DecodeError::TooLarge);
     assert_eq!(read(&[1, 7, 3, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 2]), DecodeError::TooLarge);
     assert_eq!(read(&[1, 7, 2, 4, 0xff, 0xff, 0xff, 0xff, 0x0f]), DecodeError::Short);
-    // A slot of members 2 and 1.
+    // The slot contains the members 2 and 1, which are not in order.
     assert_eq!(read(&[1, 7, 2, 4, 1, 9, 1, 5, 2, 2, 1]), DecodeError::Order);
 }
 
 #[test]
-fn entries_share_the_bytes_that_they_were_read_from() {
+fn decoded_entries_share_the_input_bytes() {
     let large = Bytes::from(vec![7; 1_024]);
     let entry = Entry { ballot: ballot(3, 1), value: Value::Data(vec![large.clone(), large].into()) };
     let mut bytes = Vec::new();
     Record::Entries { after: Slot(4), entries: vec![entry] }.encode(GroupId(7), &mut bytes);
     let bytes = Bytes::from(bytes);
 
-    let (_, record) = Record::decode(bytes.clone()).expect("it was just encoded");
-    let Record::Entries { entries, .. } = record else { panic!("it has entries") };
-    let Value::Data(batch) = &entries[0].value else { panic!("it has data") };
+    let (_, record) = Record::decode(bytes.clone()).expect("the bytes were just encoded");
+    let Record::Entries { entries, .. } = record else { panic!("the record has entries") };
+    let Value::Data(batch) = &entries[0].value else { panic!("the entry has data") };
     for entry in batch.iter() {
         assert!(bytes.as_ptr_range().contains(&entry.as_ptr()), "an entry was copied");
     }
@@ -44,7 +45,7 @@ fn entries_share_the_bytes_that_they_were_read_from() {
 
 proptest! {
     #[test]
-    fn a_record_is_read_as_it_was_written(group in any_group(), record in any_record()) {
+    fn record_survives_encode_and_decode(group in any_group(), record in any_record()) {
         let mut bytes = Vec::new();
         record.encode(group, &mut bytes);
         check_truncations(&bytes, Record::decode);
@@ -52,16 +53,16 @@ proptest! {
     }
 
     #[test]
-    fn a_message_is_read_as_it_was_written(group in any_group(), message in any_message()) {
+    fn message_survives_encode_and_decode(group in any_group(), message in any_message()) {
         let mut bytes = Vec::new();
         message.encode(group, &mut bytes);
         check_truncations(&bytes, Message::decode);
         prop_assert_eq!(Message::decode(bytes.into()), Ok((group, message)));
     }
 
-    /// What happens to be readable is written and read as the same.
+    /// Bytes that can be decoded are encoded and decoded to the same value.
     #[test]
-    fn any_bytes_are_a_value_or_an_error(kind in 0..17_u8, mut rest in vec(prop_oneof![0..4_u8, any::<u8>()], 0..80)) {
+    fn any_bytes_are_decoded_or_rejected(kind in 0..17_u8, mut rest in vec(prop_oneof![0..4_u8, any::<u8>()], 0..80)) {
         rest.splice(0..0, [VERSION, 7, kind]);
         let bytes = Bytes::from(rest);
         let mut again = Vec::new();
@@ -76,7 +77,7 @@ proptest! {
     }
 
     #[test]
-    fn damage_gives_a_value_or_an_error(
+    fn damaged_bytes_are_decoded_or_rejected(
         (record, message) in (any_record(), any_message()),
         at in any::<prop::sample::Index>(),
         byte in any::<u8>(),
@@ -93,7 +94,7 @@ proptest! {
     }
 }
 
-/// Each line is a name and the bytes. Whoever adds a kind appends a line; no line ever changes.
+/// Each line is a name and its bytes. A new kind appends a line, and existing lines never change.
 fn check_golden<T: Coded + Debug + PartialEq>(golden: &str, examples: &[(&str, T)]) {
     let mut lines = String::new();
     for (name, example) in examples {
@@ -101,10 +102,10 @@ fn check_golden<T: Coded + Debug + PartialEq>(golden: &str, examples: &[(&str, T
         encode(example, GroupId(300), &mut bytes);
         let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         writeln!(lines, "{name} {hex}").expect("a string can grow");
-        let (group, decoded) = decode::<T>(bytes.into()).expect("it was just encoded");
+        let (group, decoded) = decode::<T>(bytes.into()).expect("the bytes were just encoded");
         assert_eq!((group, &decoded), (GroupId(300), example));
     }
-    assert_eq!(lines, golden, "bytes that are on disks and wires have changed");
+    assert_eq!(lines, golden, "the encoding of stored and sent bytes has changed");
 }
 
 fn check_truncations<T: Debug + PartialEq>(bytes: &[u8], decode: impl Fn(Bytes) -> Result<(GroupId, T), DecodeError>) {
@@ -117,29 +118,29 @@ fn ballot(round: u64, node: u32) -> Ballot {
     Ballot { round, node: NodeId(node) }
 }
 
-fn tenure() -> Tenure {
-    Tenure { epoch: Epoch(6), ballot: ballot(9, 2) }
+fn term() -> Term {
+    Term { epoch: Epoch(6), ballot: ballot(9, 2) }
 }
 
-fn agreed() -> Agreed {
+fn state() -> GroupState {
     let shortened = Some(Shortened { to: NodeId(3), remaining: Duration::from_millis(500) });
     let (node, lease_slot) = (Some(NodeId(2)), Slot(40));
-    let mastership = Mastership { tenure: tenure(), node, liveness: 11, lease_slot, shortened };
-    Agreed { mastership, members: vec![NodeId(1), NodeId(2), NodeId(3)].into() }
+    let mastership = Mastership { term: term(), node, liveness: 11, lease_slot, shortened };
+    GroupState { mastership, members: vec![NodeId(1), NodeId(2), NodeId(3)].into() }
 }
 
 fn entries() -> Vec<Entry> {
-    let tenure = tenure();
+    let term = term();
     let members = || Arc::from([NodeId(1), NodeId(2)]);
-    let wish = |claim| Value::BeMaster(BeMaster { node: NodeId(2), liveness: 11, claim, members: members() });
+    let be_master = |claim| Value::BeMaster(BeMaster { node: NodeId(2), liveness: 11, claim, members: members() });
     let batch = vec![Bytes::from_static(b"one"), Bytes::new(), Bytes::from_static(b"three")];
     let values = [
         Value::Noop,
         Value::Data(batch.into()),
-        wish(Claim::Waited { tenure, lease_slot: Slot(40) }),
-        wish(Claim::Own { tenure }),
-        wish(Claim::Consent { tenure }),
-        Value::Shorten(Shorten { tenure, to: NodeId(3), remaining: Duration::from_millis(500) }),
+        be_master(Claim::Waited { term, lease_slot: Slot(40) }),
+        be_master(Claim::Own { term }),
+        be_master(Claim::Consent { term }),
+        Value::Shorten(Shorten { term, to: NodeId(3), remaining: Duration::from_millis(500) }),
         Value::Members(vec![NodeId(1), NodeId(4)].into()),
     ];
     values.into_iter().map(|value| Entry { ballot: ballot(10, 2), value }).collect()
@@ -147,34 +148,35 @@ fn entries() -> Vec<Entry> {
 
 fn records() -> [(&'static str, Record); 5] {
     let (position, application) = (Position { ballot: ballot(9, 2), slot: Slot(41) }, Bytes::from_static(b"state"));
-    let nobodys = Agreed::new(&[NodeId(1)]);
+    let no_master = GroupState::new(&[NodeId(1)]);
     [
         ("promise", Record::Promise(ballot(u64::MAX, u32::MAX))),
         ("entries", Record::Entries { after: Slot(41), entries: entries() }),
         ("decided", Record::Decided(Slot(128))),
-        ("snapshot", Record::Snapshot(Snapshot { position, agreed: agreed(), application: application.clone() })),
-        ("snapshot-nobodys", Record::Snapshot(Snapshot { position, agreed: nobodys, application })),
+        ("snapshot", Record::Snapshot(Snapshot { position, state: state(), application: application.clone() })),
+        ("snapshot-nobodys", Record::Snapshot(Snapshot { position, state: no_master, application })),
     ]
 }
 
 fn messages() -> [(&'static str, Message); 19] {
-    let (ballot, promised, tenure) = (ballot(10, 2), ballot(12, 3), tenure());
+    let (ballot, promised, term) = (ballot(10, 2), ballot(12, 3), term());
     let (after, slot, offset) = (Position { ballot: promised, slot: Slot(41) }, Slot(42), 1 << 20);
-    let (expired, consent) = (Over::Expired { tenure, node: NodeId(2), liveness: 11 }, Over::Consent { tenure });
-    let (head, part) = (SnapshotHead { position: after, agreed: agreed(), len: 5 }, Bytes::from_static(b"ate"));
+    let (expired, consent) =
+        (MastershipEnd::Expired { term, node: NodeId(2), liveness: 11 }, MastershipEnd::Consent { term });
+    let (head, part) = (SnapshotHead { position: after, state: state(), len: 5 }, Bytes::from_static(b"ate"));
     let idle = Duration::from_micros(5_001_002);
     let (process, stamp, fence) = (1 << 60, Instant(77), Fence(4));
     let members = vec![(NodeId(1), 0), (NodeId(3), 200)];
     let serves = vec![Serving { group: GroupId(5), epoch: Epoch(6), members }];
-    let prepared = Some((fence, Preparation::TellProducers));
+    let prepared = Some((fence, Preparation::NotifyProducers));
     let of = Move { fence, group: GroupId(5), from: NodeId(1), to: NodeId(3), epoch: Epoch(6) };
     let orders = |step| Message::Orders(Orders { process, stamp, of, step, within: idle });
     [
-        ("prepare", Message::Prepare { ballot, trial: false, over: Over::Waited { tenure } }),
-        ("prepare-expired", Message::Prepare { ballot, trial: true, over: expired }),
-        ("prepare-consent", Message::Prepare { ballot, trial: true, over: consent }),
-        ("promise", Message::Promise { ballot, trial: true, last: after, idle }),
-        ("refuse", Message::Refuse { ballot, promised }),
+        ("prepare", Message::Prepare { ballot, pre_vote: false, over: MastershipEnd::Waited { term } }),
+        ("prepare-expired", Message::Prepare { ballot, pre_vote: true, over: expired }),
+        ("prepare-consent", Message::Prepare { ballot, pre_vote: true, over: consent }),
+        ("promise", Message::Promise { ballot, pre_vote: true, last: after, idle }),
+        ("refuse", Message::Reject { ballot, promised }),
         ("pull", Message::Pull { ballot, after, offset }),
         ("pulled", Message::Pulled { ballot, after, entries: entries() }),
         ("accept", Message::Accept { ballot, after, entries: entries(), decided: slot }),
@@ -182,9 +184,9 @@ fn messages() -> [(&'static str, Message); 19] {
         ("gap", Message::Gap { ballot, slot }),
         ("snapshot", Message::Snapshot { ballot, head, offset: 2, part }),
         ("received", Message::Received { ballot, slot, offset }),
-        ("ask", Message::Ask { tenure }),
-        ("consent", Message::Consent { tenure, taker: NodeId(3) }),
-        ("decline", Message::Decline { tenure }),
+        ("ask", Message::RequestConsent { term }),
+        ("consent", Message::Consent { term, taker: NodeId(3) }),
+        ("decline", Message::Decline { term }),
         ("forward", Message::Forward { entry: Bytes::from_static(b"one") }),
         (
             "report",
@@ -193,7 +195,7 @@ fn messages() -> [(&'static str, Message); 19] {
                 stamp,
                 serves,
                 prepared,
-                refused: Some((fence, Step::Handover(Scheme::Consent))),
+                rejected: Some((fence, Step::Handover(Scheme::Consent))),
             }),
         ),
         ("orders-prepare", orders(Step::Prepare(Preparation::SyncOffsets))),
@@ -201,7 +203,7 @@ fn messages() -> [(&'static str, Message); 19] {
     ]
 }
 
-/// Small ones as often as large ones, as they have fewer bytes.
+/// Draws small numbers as often as large ones, because they take fewer bytes.
 fn any_number() -> impl Strategy<Value = u64> + Clone {
     prop_oneof![0..200_u64, any::<u64>()]
 }
@@ -222,8 +224,8 @@ fn any_ballot() -> impl Strategy<Value = Ballot> + Clone {
     (any_number(), any_node()).prop_map(|(round, node)| Ballot { round, node })
 }
 
-fn any_tenure() -> impl Strategy<Value = Tenure> + Clone {
-    (any_number(), any_ballot()).prop_map(|(epoch, ballot)| Tenure { epoch: Epoch(epoch), ballot })
+fn any_term() -> impl Strategy<Value = Term> + Clone {
+    (any_number(), any_ballot()).prop_map(|(epoch, ballot)| Term { epoch: Epoch(epoch), ballot })
 }
 
 fn any_position() -> impl Strategy<Value = Position> {
@@ -244,9 +246,9 @@ fn any_members() -> impl Strategy<Value = Arc<[NodeId]>> {
 
 fn any_entries() -> impl Strategy<Value = Vec<Entry>> {
     let claim = prop_oneof![
-        (any_tenure(), any_slot()).prop_map(|(tenure, lease_slot)| Claim::Waited { tenure, lease_slot }),
-        any_tenure().prop_map(|tenure| Claim::Own { tenure }),
-        any_tenure().prop_map(|tenure| Claim::Consent { tenure }),
+        (any_term(), any_slot()).prop_map(|(term, lease_slot)| Claim::Waited { term, lease_slot }),
+        any_term().prop_map(|term| Claim::Own { term }),
+        any_term().prop_map(|term| Claim::Consent { term }),
     ];
     let value = prop_oneof![
         Just(Value::Noop),
@@ -254,8 +256,8 @@ fn any_entries() -> impl Strategy<Value = Vec<Entry>> {
         (any_node(), any_number(), claim, any_members()).prop_map(|(node, liveness, claim, members)| {
             Value::BeMaster(BeMaster { node, liveness, claim, members })
         }),
-        (any_tenure(), any_node(), any_duration()).prop_map(|(tenure, to, remaining)| Value::Shorten(Shorten {
-            tenure,
+        (any_term(), any_node(), any_duration()).prop_map(|(term, to, remaining)| Value::Shorten(Shorten {
+            term,
             to,
             remaining
         })),
@@ -264,13 +266,13 @@ fn any_entries() -> impl Strategy<Value = Vec<Entry>> {
     vec((any_ballot(), value).prop_map(|(ballot, value)| Entry { ballot, value }), 0..4)
 }
 
-fn any_agreed() -> impl Strategy<Value = Agreed> {
+fn any_state() -> impl Strategy<Value = GroupState> {
     let shortened = (any_node(), any_duration()).prop_map(|(to, remaining)| Shortened { to, remaining });
     let (node, shortened) = (prop::option::of(any_node()), prop::option::of(shortened));
-    (any_tenure(), node, any_number(), any_slot(), shortened, any_members()).prop_map(
-        |(tenure, node, liveness, lease_slot, shortened, members)| {
-            let mastership = Mastership { tenure, node, liveness, lease_slot, shortened };
-            Agreed { mastership, members }
+    (any_term(), node, any_number(), any_slot(), shortened, any_members()).prop_map(
+        |(term, node, liveness, lease_slot, shortened, members)| {
+            let mastership = Mastership { term, node, liveness, lease_slot, shortened };
+            GroupState { mastership, members }
         },
     )
 }
@@ -280,29 +282,32 @@ fn any_record() -> impl Strategy<Value = Record> {
         any_ballot().prop_map(Record::Promise),
         (any_slot(), any_entries()).prop_map(|(after, entries)| Record::Entries { after, entries }),
         any_slot().prop_map(Record::Decided),
-        (any_position(), any_agreed(), any_bytes()).prop_map(|(position, agreed, application)| {
-            Record::Snapshot(Snapshot { position, agreed, application })
-        }),
+        (any_position(), any_state(), any_bytes())
+            .prop_map(|(position, state, application)| { Record::Snapshot(Snapshot { position, state, application }) }),
     ]
 }
 
 fn any_message() -> impl Strategy<Value = Message> {
     let over = prop_oneof![
-        any_tenure().prop_map(|tenure| Over::Waited { tenure }),
-        (any_tenure(), any_node(), any_number()).prop_map(|(tenure, node, liveness)| Over::Expired {
-            tenure,
+        any_term().prop_map(|term| MastershipEnd::Waited { term }),
+        (any_term(), any_node(), any_number()).prop_map(|(term, node, liveness)| MastershipEnd::Expired {
+            term,
             node,
             liveness
         }),
-        any_tenure().prop_map(|tenure| Over::Consent { tenure }),
+        any_term().prop_map(|term| MastershipEnd::Consent { term }),
     ];
-    let head = (any_position(), any_agreed(), any_number());
-    let head = head.prop_map(|(position, agreed, len)| SnapshotHead { position, agreed, len });
+    let head = (any_position(), any_state(), any_number());
+    let head = head.prop_map(|(position, state, len)| SnapshotHead { position, state, len });
     prop_oneof![
-        (any_ballot(), any::<bool>(), over).prop_map(|(ballot, trial, over)| Message::Prepare { ballot, trial, over }),
+        (any_ballot(), any::<bool>(), over).prop_map(|(ballot, pre_vote, over)| Message::Prepare {
+            ballot,
+            pre_vote,
+            over
+        }),
         (any_ballot(), any::<bool>(), any_position(), any_duration())
-            .prop_map(|(ballot, trial, last, idle)| Message::Promise { ballot, trial, last, idle }),
-        (any_ballot(), any_ballot()).prop_map(|(ballot, promised)| Message::Refuse { ballot, promised }),
+            .prop_map(|(ballot, pre_vote, last, idle)| Message::Promise { ballot, pre_vote, last, idle }),
+        (any_ballot(), any_ballot()).prop_map(|(ballot, promised)| Message::Reject { ballot, promised }),
         (any_ballot(), any_position(), any_number()).prop_map(|(ballot, after, offset)| Message::Pull {
             ballot,
             after,
@@ -332,9 +337,9 @@ fn any_message() -> impl Strategy<Value = Message> {
             slot,
             offset
         }),
-        any_tenure().prop_map(|tenure| Message::Ask { tenure }),
-        (any_tenure(), any_node()).prop_map(|(tenure, taker)| Message::Consent { tenure, taker }),
-        any_tenure().prop_map(|tenure| Message::Decline { tenure }),
+        any_term().prop_map(|term| Message::RequestConsent { term }),
+        (any_term(), any_node()).prop_map(|(term, taker)| Message::Consent { term, taker }),
+        any_term().prop_map(|term| Message::Decline { term }),
         any_bytes().prop_map(|entry| Message::Forward { entry }),
         any_report().prop_map(Message::Report),
         any_orders().prop_map(Message::Orders),
@@ -346,7 +351,7 @@ fn any_fence() -> impl Strategy<Value = Fence> + Clone {
 }
 
 fn any_preparation() -> impl Strategy<Value = Preparation> + Clone {
-    prop_oneof![Just(Preparation::SyncOffsets), Just(Preparation::TellProducers)]
+    prop_oneof![Just(Preparation::SyncOffsets), Just(Preparation::NotifyProducers)]
 }
 
 fn any_report() -> impl Strategy<Value = Report> {
@@ -355,12 +360,12 @@ fn any_report() -> impl Strategy<Value = Report> {
     let serving = serving.prop_map(|(group, epoch, members)| Serving { group, epoch: Epoch(epoch), members });
     let prepared = prop::option::of((any_fence(), any_preparation()));
     (any_number(), any_number(), vec(serving, 0..4), prepared, prop::option::of((any_fence(), any_step()))).prop_map(
-        |(process, stamp, serves, prepared, refused)| Report {
+        |(process, stamp, serves, prepared, rejected)| Report {
             process,
             stamp: Instant(stamp),
             serves,
             prepared,
-            refused,
+            rejected,
         },
     )
 }

@@ -1,4 +1,4 @@
-//! Phase 2: entries go to all members in a pipeline, and are decided when a quorum has them durable.
+//! Phase 2: the leader sends entries to all members in a pipeline. An entry is decided once it is durable on a quorum.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -7,36 +7,36 @@ use bytes::Bytes;
 
 use super::replication::Peer;
 use super::{Group, Role};
-use crate::effects::{Effects, Event, ProposalId, Refusal};
+use crate::effects::{Effects, Event, ProposalId, Rejection};
 use crate::entry::{Entry, Value};
 use crate::ids::{Ballot, Instant, NodeId, Slot};
 use crate::message::Message;
 use crate::options::Options;
 use crate::simulation::Mutant;
 
-/// Each entry that waits counts for so many more, so that empty ones are bounded, too.
-const HELD_BYTES: usize = size_of::<(Option<ProposalId>, Bytes)>();
+/// Bytes that are added for each waiting entry, so that empty entries are bounded too.
+const WAITING_ENTRY_BYTES: usize = size_of::<(Option<ProposalId>, Bytes)>();
 
 #[derive(Debug)]
 pub(super) struct Leading {
     pub(super) ballot: Ballot,
-    /// The first slot of this ballot: once a quorum has it, it has all before it.
+    /// First slot of this ballot. A quorum that has it has all slots before it.
     pub(super) first: Slot,
     pub(super) peers: BTreeMap<NodeId, Peer>,
-    /// When each slot was proposed that is not decided.
+    /// Undecided slots with the instants of their proposals.
     proposed: VecDeque<(Slot, Instant)>,
     proposed_last: Instant,
-    /// When a slot was decided last, or what is not decided was begun.
+    /// Instant of the last decision, or of the first proposal after all slots were decided.
     pub(super) advanced: Instant,
-    /// The slot in which this node says that it is master, while that is not decided.
-    pub(super) wish: Option<Slot>,
-    /// With whom to tell what became of it.
+    /// Slot of the undecided `BeMaster` entry of this node.
+    pub(super) pending_claim: Option<Slot>,
+    /// Entries that wait for a slot, with the ids of their proposals.
     waiting: VecDeque<(Option<ProposalId>, Bytes)>,
     waiting_bytes: usize,
     waiting_since: Instant,
     undecided: VecDeque<(Slot, Vec<ProposalId>)>,
-    pub(super) admitting: Option<NodeId>,
-    dismissing: Option<NodeId>,
+    pub(super) adding: Option<NodeId>,
+    removing: Option<NodeId>,
 }
 
 impl Leading {
@@ -48,19 +48,20 @@ impl Leading {
             proposed: VecDeque::new(),
             proposed_last: now,
             advanced: now,
-            wish: None,
+            pending_claim: None,
             waiting: VecDeque::new(),
             waiting_bytes: 0,
             waiting_since: now,
             undecided: VecDeque::new(),
-            admitting: None,
-            dismissing: None,
+            adding: None,
+            removing: None,
         }
     }
 
-    /// When this leader proposed the slot, which is decided now, and forgets it; `None` if another did.
+    /// Returns when this leader proposed the slot, which is now decided, and removes the instant. Returns `None` if
+    /// another leader proposed it.
     pub(super) fn take_proposed(&mut self, slot: Slot) -> Option<Instant> {
-        self.wish = self.wish.filter(|wish| *wish > slot);
+        self.pending_claim = self.pending_claim.filter(|pending_claim| *pending_claim > slot);
         self.proposed.pop_front_if(|(at, _)| *at == slot).map(|(_, instant)| instant)
     }
 
@@ -86,36 +87,36 @@ impl Group {
 
     pub(super) fn propose_data(&mut self, id: ProposalId, entry: Bytes, now: Instant, effects: &mut Effects) {
         if let Err(why) = self.enqueue(Some(id), entry, now) {
-            effects.events.push((self.id, Event::Refused { id, why }));
+            effects.events.push((self.id, Event::Rejected { id, why }));
         }
     }
 
     pub(super) fn forward(&mut self, entry: Bytes, now: Instant, effects: &mut Effects) {
-        if let Err(Refusal::NotMaster(Some(master))) = self.enqueue(None, entry.clone(), now) {
+        if let Err(Rejection::NotMaster(Some(master))) = self.enqueue(None, entry.clone(), now) {
             self.send(master, Message::Forward { entry }, effects);
         }
     }
 
-    pub(super) fn enqueue(&mut self, id: Option<ProposalId>, entry: Bytes, now: Instant) -> Result<(), Refusal> {
+    pub(super) fn enqueue(&mut self, id: Option<ProposalId>, entry: Bytes, now: Instant) -> Result<(), Rejection> {
         let serves = self.serves(now).is_some();
         let master = self.master_known();
-        let Role::Leader(leading) = &mut self.role else { return Err(Refusal::NotMaster(master)) };
+        let Role::Leader(leading) = &mut self.role else { return Err(Rejection::NotMaster(master)) };
         if !serves {
-            return Err(Refusal::NotMaster(master));
+            return Err(Rejection::NotMaster(master));
         }
-        let held = leading.waiting_bytes + HELD_BYTES * leading.waiting.len();
+        let used = leading.waiting_bytes + WAITING_ENTRY_BYTES * leading.waiting.len();
         if leading.waiting.is_empty() {
             leading.waiting_since = now;
-        } else if held + entry.len() > self.options.waiting_bytes {
-            return Err(Refusal::Overloaded);
+        } else if used + entry.len() > self.options.waiting_bytes {
+            return Err(Rejection::Overloaded);
         }
         leading.waiting_bytes += entry.len();
         leading.waiting.push_back((id, entry));
         Ok(())
     }
 
-    /// As who leads: the application's entries that are not decided.
-    pub(crate) fn on_its_way(&self) -> impl Iterator<Item = &Bytes> {
+    /// Returns the undecided entries of the application, if this node leads.
+    pub(crate) fn undecided_entries(&self) -> impl Iterator<Item = &Bytes> {
         let leading = if let Role::Leader(leading) = &self.role { Some(leading) } else { None };
         let undecided = leading.into_iter().flat_map(|_| self.log.iter_after(self.decided));
         let written =
@@ -124,27 +125,27 @@ impl Group {
         written.flat_map(|batch| batch.iter()).chain(waiting)
     }
 
-    pub(super) fn refuse_waiting(&mut self, why: Refusal, effects: &mut Effects) {
+    pub(super) fn reject_waiting(&mut self, why: Rejection, effects: &mut Effects) {
         let Role::Leader(leading) = &mut self.role else { return };
         leading.waiting_bytes = 0;
         let ids = leading.waiting.drain(..).filter_map(|(id, _)| id);
-        effects.events.extend(ids.map(|id| (self.id, Event::Refused { id, why })));
+        effects.events.extend(ids.map(|id| (self.id, Event::Rejected { id, why })));
     }
 
-    /// Of what was proposed and is not decided, nobody can say what becomes.
-    pub(super) fn give_up_undecided(&mut self, effects: &mut Effects) {
+    /// Reports an unknown outcome for all undecided proposals.
+    pub(super) fn abandon_undecided(&mut self, effects: &mut Effects) {
         let Role::Leader(leading) = &mut self.role else { return };
         let ids = leading.undecided.drain(..).flat_map(|(_, ids)| ids);
         effects.events.extend(ids.map(|id| (self.id, Event::Unknown { id })));
     }
 
-    /// After each step: decides, proposes and sends what there is.
-    pub(super) fn lead_on(&mut self, now: Instant, effects: &mut Effects) {
+    /// Decides, proposes and sends as far as possible, after each step.
+    pub(super) fn advance(&mut self, now: Instant, effects: &mut Effects) {
         let Role::Leader(_) = &self.role else { return };
         let before = self.decided;
         self.decide_by_quorum(now, effects);
-        if !self.agreed.has(self.me) && !self.tip.has(self.me) {
-            // It was dismissed, and saw to it that this is decided.
+        if !self.committed.has(self.me) && !self.uncommitted.has(self.me) {
+            // This node was removed, and the removal is decided.
             return self.step_down(now, effects);
         }
         self.fill_slots(self.decided > before, now, effects);
@@ -157,9 +158,9 @@ impl Group {
         let own = if self.options.deviation.is(Mutant::VotesBeforeSync) { self.log.last().slot } else { self.synced };
         let Role::Leader(leading) = &self.role else { return };
         let has = |slot: Slot| {
-            let others = self.tip.members.iter().filter_map(|member| leading.peers.get(member));
+            let others = self.uncommitted.members.iter().filter_map(|member| leading.peers.get(member));
             let others = others.filter(|peer| peer.matched >= slot).count();
-            others + usize::from(own >= slot && self.tip.has(self.me)) >= self.tip.quorum()
+            others + usize::from(own >= slot && self.uncommitted.has(self.me)) >= self.uncommitted.quorum()
         };
         let ends = leading.peers.values().map(|peer| peer.matched).chain([own]);
         let is_present = |slot: &Slot| *slot >= leading.first || self.options.deviation.is(Mutant::CountsOldBallot);
@@ -168,24 +169,25 @@ impl Group {
         self.decide(upto, now, effects);
         let Role::Leader(leading) = &mut self.role else { return };
         leading.advanced = now;
-        self.ambition.attempts = 0;
+        self.conditions.attempts = 0;
         let Role::Leader(leading) = &mut self.role else { return };
         while let Some((slot, ids)) = leading.undecided.pop_front_if(|(slot, _)| *slot <= upto) {
             effects.events.extend(ids.into_iter().map(|id| (self.id, Event::Acknowledged { id, slot })));
         }
     }
 
-    /// A proposal goes at once if none is in flight, and else when one returns, or with enough company, or soon.
+    /// Proposes waiting entries: at once if no slot is in flight, and otherwise after a decision, when the batch is
+    /// full, or after `linger`.
     fn fill_slots(&mut self, mut has_returned: bool, now: Instant, effects: &mut Effects) {
         let serves = self.serves(now).is_some();
         loop {
             let in_flight = self.in_flight();
             let Options { batch_entries, batch_bytes, linger, .. } = *self.options;
-            let has_room = self.has_room();
+            let has_capacity = self.has_capacity();
             let Role::Leader(leading) = &mut self.role else { return };
             let is_enough = leading.waiting.len() >= batch_entries || leading.waiting_bytes >= batch_bytes;
             let goes = in_flight == 0 || has_returned || is_enough || now >= leading.waiting_since + linger;
-            if leading.waiting.is_empty() || !goes || !has_room || !serves {
+            if leading.waiting.is_empty() || !goes || !has_capacity || !serves {
                 break;
             }
             has_returned = false;
@@ -203,14 +205,14 @@ impl Group {
             self.propose(Value::Data(batch.into()), now, effects);
         }
         if !serves {
-            self.refuse_waiting(Refusal::NotMaster(self.master_known()), effects);
+            self.reject_waiting(Rejection::NotMaster(self.master_known()), effects);
         }
     }
 
-    /// When [`Group::fill_slots`] does something without anything having returned: what waits goes, or is refused.
+    /// Returns when [`Group::fill_slots`] is due without a decision: waiting entries are then proposed or rejected.
     pub(super) fn proposes_at(&self, leading: &Leading, now: Instant) -> Option<Instant> {
         let serves = self.serves(now).is_some();
-        let is_due = !leading.waiting.is_empty() && (!serves || self.has_room());
+        let is_due = !leading.waiting.is_empty() && (!serves || self.has_capacity());
         is_due.then(|| if serves { leading.waiting_since + self.options.linger } else { now })
     }
 
@@ -218,44 +220,46 @@ impl Group {
         self.log.last().slot.0 - self.decided.0
     }
 
-    /// Whether one more slot may be in flight.
-    fn has_room(&self) -> bool {
+    /// Returns whether one more slot may be in flight.
+    fn has_capacity(&self) -> bool {
         self.in_flight() < self.options.window_slots as u64
     }
 
-    pub(super) fn admit(&mut self, node: NodeId) {
+    pub(super) fn add_member(&mut self, node: NodeId) {
         if let Role::Leader(leading) = &mut self.role
-            && !self.tip.has(node)
+            && !self.uncommitted.has(node)
         {
-            leading.admitting = Some(node);
+            leading.adding = Some(node);
         }
     }
 
-    pub(super) fn dismiss(&mut self, node: NodeId) {
+    pub(super) fn remove_member(&mut self, node: NodeId) {
         if let Role::Leader(leading) = &mut self.role
-            && self.tip.has(node)
+            && self.uncommitted.has(node)
             && node != self.me
         {
-            leading.dismissing = Some(node);
+            leading.removing = Some(node);
         }
     }
 
-    /// One change at a time, and the first not before an entry of this ballot is decided: two quorums in a row always meet.
+    /// Proposes the changes of members, one at a time, and the first only after an entry of this ballot is decided. Any
+    /// two successive quorums then intersect.
     fn change_members(&mut self, now: Instant, effects: &mut Effects) {
-        // Not before it is master: who was it before is a member, or nobody could take over from it.
+        // Wait until this node is master. The earlier master must stay a member until then, because otherwise no node
+        // could take over from it.
         let serves = self.serves(now).is_some();
         let Role::Leader(leading) = &mut self.role else { return };
         let hasty = self.options.deviation.is(Mutant::ChangesMembersTwice);
-        if !serves || !hasty && (self.decided < leading.first || self.tip.members != self.agreed.members) {
+        if !serves || !hasty && (self.decided < leading.first || self.uncommitted.members != self.committed.members) {
             return;
         }
-        let mut members = self.tip.members.to_vec();
+        let mut members = self.uncommitted.members.to_vec();
         let has_caught_up = |node: &NodeId| leading.peers.get(node).is_some_and(|peer| peer.matched >= self.decided);
-        if let Some(node) = leading.admitting.filter(|node| hasty || has_caught_up(node)) {
-            leading.admitting = None;
+        if let Some(node) = leading.adding.filter(|node| hasty || has_caught_up(node)) {
+            leading.adding = None;
             members.push(node);
             members.sort_unstable();
-        } else if let Some(node) = leading.dismissing.take() {
+        } else if let Some(node) = leading.removing.take() {
             members.retain(|member| *member != node);
         } else {
             return;
@@ -263,12 +267,13 @@ impl Group {
         self.propose(Value::Members(Arc::from(members)), now, effects);
     }
 
-    /// Each member, as is decided, and how many slots it is behind; empty if this node does not lead.
+    /// Returns each member of the committed state with the number of slots by which it is behind. The list is empty if
+    /// this node does not lead.
     pub(crate) fn lags(&self) -> Vec<(NodeId, u64)> {
         let Role::Leader(leading) = &self.role else { return Vec::new() };
         let last = self.log.last().slot.0;
         let matched = |node: &NodeId| leading.peers.get(node).map_or(0, |peer| peer.matched.0);
         let lag = |node: &NodeId| if *node == self.me { 0 } else { last - matched(node) };
-        self.agreed.members.iter().map(|node| (*node, lag(node))).collect()
+        self.committed.members.iter().map(|node| (*node, lag(node))).collect()
     }
 }

@@ -1,64 +1,65 @@
-//! Who may serve, and until when; who may follow, and from when.
+//! Leases: which node may serve and until when, and which node may follow and from when.
 //!
-//! A master serves until its lease is over by its own clock, counted from before it proposed what renewed it. Two lines of
-//! defence keep others from being master until then, and each suffices alone:
-//! *acceptors* promise nobody else while the lease of what they accepted may run, and *the log* compares what a candidate knew
-//! when it had waited with what there is where its `BeMaster` lies. Both count from when they saw a slot, which is after it was
-//! proposed, and for longer by what clocks may differ. A node that starts counts from there, as it may have seen one just before.
+//! A master serves until its lease is over by its own clock. The lease counts from before the master proposed the slot
+//! that renewed it. Two lines of defence keep other nodes from being master until then, and each suffices alone.
+//! *Acceptors* promise no other node while the lease of an entry that they accepted may run. *The log* compares the
+//! state that a candidate knew when it had waited with the state before its `BeMaster` entry. Both lines count from
+//! when a node received a slot, which is after its proposal, and add the possible clock drift. A node that starts
+//! counts from its start, because it may have received a slot just before.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::{Group, Leading, Role};
-use crate::agreed::Agreed;
-use crate::effects::{Effects, Event, Refusal};
+use crate::effects::{Effects, Event, Rejection};
 use crate::entry::{BeMaster, Claim, Entry, Shorten, Value};
-use crate::ids::{Instant, NodeId, Slot, Tenure};
-use crate::message::{Message, Over};
+use crate::ids::{Instant, NodeId, Slot, Term};
+use crate::message::{MastershipEnd, Message};
 use crate::options::Options;
 use crate::simulation::Mutant;
+use crate::state::GroupState;
 
-/// Before all that a clock says.
+/// Instant before all readings of a clock.
 const AT_ONCE: Instant = Instant(0);
 
 #[derive(Debug)]
 pub(super) struct Lease {
-    /// Every slot in the log that renewed the lease of the present mastership was proposed before this.
-    pub(super) quiet_since: Instant,
-    /// Likewise, the one that shortened it.
+    /// Latest possible proposal time of all slots in the log that renewed the lease of the present mastership.
+    pub(super) last_renewal: Instant,
+    /// Latest possible proposal time of the slot that shortened the lease.
     shortened_since: Instant,
-    /// This node's liveness epoch, and until when it counts.
+    /// Liveness epoch of this node, and the end of its lease.
     pub(super) of_node: (u64, Instant),
-    /// Of other nodes: all up to this are over.
+    /// Last expired liveness epoch of each other node. All earlier epochs are over too.
     expired: BTreeMap<NodeId, u64>,
 
-    /// As master: by what was decided in this mastership.
-    until: Option<(Tenure, Instant)>,
-    /// By what this node wrote itself, decided or not.
-    cap: Option<(Tenure, Instant)>,
-    yielded: Option<Yielded>,
-    /// What this node was master by, and left to whoever can.
-    given_up: Option<GivenUp>,
-    /// As who follows: the master of this left it to this node.
-    consent: Option<Tenure>,
+    /// End of the lease by the decided slots of this node's mastership.
+    until: Option<(Term, Instant)>,
+    /// End of the lease by a record that this node wrote as master, decided or not.
+    cap: Option<(Term, Instant)>,
+    handed_over: Option<HandedOver>,
+    /// Mastership that this node abandoned, for any member that can take it.
+    abandoned: Option<Abandoned>,
+    /// Mastership whose master handed it over to this node.
+    consent: Option<Term>,
 }
 
-/// The master of this stopped for another.
+/// Mastership whose master stopped in favour of another node.
 #[derive(Clone, Copy, Debug)]
-struct Yielded {
-    tenure: Tenure,
+struct HandedOver {
+    term: Term,
     to: NodeId,
-    /// When it did, or heard that one prepare or pull last.
+    /// Instant when the master stopped, or received the last prepare or pull of the other node.
     at: Instant,
-    is_told: bool,
+    is_sent: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct GivenUp {
-    tenure: Tenure,
+struct Abandoned {
+    term: Term,
     at: Instant,
-    /// When the others were told last, and how often.
-    told: Instant,
+    /// Instant of the last message about it to the other members. `times` is the number of such messages.
+    sent: Instant,
     times: u32,
 }
 
@@ -67,14 +68,14 @@ impl Lease {
         let forgets = options.deviation.is(Mutant::ForgetsWaitAtRestart);
         let since = if forgets { Instant::default() } else { now };
         Lease {
-            quiet_since: since,
+            last_renewal: since,
             shortened_since: since,
             of_node: (0, Instant::default()),
             expired: BTreeMap::new(),
             until: None,
             cap: None,
-            yielded: None,
-            given_up: None,
+            handed_over: None,
+            abandoned: None,
             consent: None,
         }
     }
@@ -84,53 +85,55 @@ impl Lease {
         *known = liveness.max(*known);
     }
 
-    /// The log has one more slot that renews, proposed before `seen`.
-    pub(super) fn renewed_in_log(&mut self, tip: &Agreed, seen: Instant) {
-        self.quiet_since = self.quiet_since.max(seen);
-        if tip.mastership.shortened.is_some() {
-            self.shortened_since = self.shortened_since.max(seen);
+    /// Notes that the log has another slot that renews the lease, proposed before `proposed_before`.
+    pub(super) fn renewed_in_log(&mut self, uncommitted: &GroupState, proposed_before: Instant) {
+        self.last_renewal = self.last_renewal.max(proposed_before);
+        if uncommitted.mastership.shortened.is_some() {
+            self.shortened_since = self.shortened_since.max(proposed_before);
         }
     }
 
     pub(super) fn idle(&self, now: Instant) -> Duration {
-        now.since(self.quiet_since)
+        now.since(self.last_renewal)
     }
 }
 
-/// As master.
+/// Rules for a master.
 impl Group {
-    /// Until when this node serves, by its own clock; `None` if it is not master. It may be over.
+    /// Returns the instant until which this node serves, by its own clock, or `None` if it is not master. The instant
+    /// may be in the past.
     #[must_use]
     pub fn serves_until(&self) -> Option<Instant> {
         let Role::Leader(leading) = &self.role else { return None };
-        let mastership = &self.agreed.mastership;
-        if mastership.node != Some(self.me) || mastership.tenure.ballot != leading.ballot || self.has_yielded() {
+        let mastership = &self.committed.mastership;
+        if mastership.node != Some(self.me) || mastership.term.ballot != leading.ballot || self.has_handed_over() {
             return None;
         }
-        let by_decision = self.lease.until.filter(|(tenure, _)| *tenure == mastership.tenure).map(|(_, until)| until);
+        let by_decision = self.lease.until.filter(|(term, _)| *term == mastership.term).map(|(_, until)| until);
         let (liveness, until) = self.lease.of_node;
-        // Who has that it is master anew, decided or not, judges by that; there is one such slot at a time, the tip's. (What shortens
-        // its lease caps it.)
-        let tip = &self.tip.mastership;
-        let is_told = tip.tenure == mastership.tenure || tip.liveness == liveness;
-        let by_node = (liveness > 0 && mastership.liveness == liveness && is_told).then_some(until);
+        // Other nodes judge by the last `BeMaster` entry in their logs, decided or not. At most one such entry is
+        // undecided, and `uncommitted` includes it. The liveness epoch counts only if that entry names it. (A shortened
+        // lease is limited by its cap.)
+        let uncommitted = &self.uncommitted.mastership;
+        let is_named = uncommitted.term == mastership.term || uncommitted.liveness == liveness;
+        let by_node = (liveness > 0 && mastership.liveness == liveness && is_named).then_some(until);
         let until = by_decision.max(by_node)?;
-        let cap = self.lease.cap.filter(|(tenure, _)| *tenure == mastership.tenure);
+        let cap = self.lease.cap.filter(|(term, _)| *term == mastership.term);
         Some(cap.map_or(until, |(_, cap)| cap.min(until)))
     }
 
-    fn has_yielded(&self) -> bool {
-        let tenure = self.agreed.mastership.tenure;
-        self.has_given_up(tenure)
-            || self.lease.yielded.is_some_and(|yielded| yielded.tenure == tenure)
+    fn has_handed_over(&self) -> bool {
+        let term = self.committed.mastership.term;
+        self.has_abandoned(term)
+            || self.lease.handed_over.is_some_and(|handed_over| handed_over.term == term)
                 && !self.options.deviation.is(Mutant::ServesAfterConsent)
     }
 
-    pub(super) fn has_given_up(&self, tenure: Tenure) -> bool {
-        self.lease.given_up.is_some_and(|given_up| given_up.tenure == tenure)
+    pub(super) fn has_abandoned(&self, term: Term) -> bool {
+        self.lease.abandoned.is_some_and(|abandoned| abandoned.term == term)
     }
 
-    /// A slot is decided; if it is the master's, its lease runs from before it was proposed.
+    /// Extends the lease after a decision. If the slot is the master's own, the lease counts from before its proposal.
     pub(super) fn lease_by_decision(
         &mut self,
         slot: Slot,
@@ -141,15 +144,15 @@ impl Group {
     ) {
         let Role::Leader(leading) = &mut self.role else { return };
         let proposed = leading.take_proposed(slot);
-        let mastership = &self.agreed.mastership;
-        let is_mine = mastership.node == Some(self.me) && mastership.tenure.ballot == leading.ballot;
+        let mastership = &self.committed.mastership;
+        let is_mine = mastership.node == Some(self.me) && mastership.term.ballot == leading.ballot;
         let Some(proposed) = proposed.filter(|_| renews && is_mine) else { return };
         let from = if self.options.deviation.is(Mutant::LeaseFromDecision) { now } else { proposed };
-        self.lease.until = Some((mastership.tenure, from + self.options.lease));
+        self.lease.until = Some((mastership.term, from + self.options.lease));
         match entry.value {
-            Value::BeMaster(_) => effects.events.push((self.id, Event::Serves { tenure: mastership.tenure })),
+            Value::BeMaster(_) => effects.events.push((self.id, Event::Serves { term: mastership.term })),
             Value::Shorten(shorten) if self.options.deviation.is(Mutant::ShortensFromDecision) => {
-                self.lease.cap = Some((mastership.tenure, now + shorten.remaining));
+                self.lease.cap = Some((mastership.term, now + shorten.remaining));
             }
             _ => {}
         }
@@ -157,33 +160,34 @@ impl Group {
 
     pub(super) fn take_over_or_renew(&mut self, now: Instant, effects: &mut Effects) {
         let Role::Leader(leading) = &self.role else { return };
-        if leading.wish.is_some() {
+        if leading.pending_claim.is_some() {
             return;
         }
         let (liveness, until) = self.lease.of_node;
         let soon = now + self.options.lease / 3;
-        let mastership = self.tip.mastership;
+        let mastership = self.uncommitted.mastership;
         if self.serves(now).is_none() {
             if let Some((claim, _)) = self.may_take(now) {
-                self.wish(claim, now, effects);
+                self.propose_claim(claim, now, effects);
             }
         } else if mastership.shortened.is_some() || self.is_capped() {
-            // Its successor is named.
+            // The master has named its successor and renews nothing.
         } else if mastership.liveness != liveness && until > soon {
-            self.wish(Claim::Own { tenure: mastership.tenure }, now, effects);
+            self.propose_claim(Claim::Own { term: mastership.term }, now, effects);
         } else if (mastership.liveness == 0 || until <= soon) && leading.proposed_last() + self.options.lease / 3 <= now
         {
             self.propose(Value::Noop, now, effects);
         }
     }
 
-    /// When [`Group::take_over_or_renew`] does something, or the lease is over and what waits is to be refused.
+    /// Returns when [`Group::take_over_or_renew`] is due, or when the lease ends and the waiting entries must be
+    /// rejected.
     pub(super) fn renews_at(&self, leading: &Leading, now: Instant) -> Option<Instant> {
         let Some(served) = self.serves_until().filter(|until| now < *until) else {
-            return self.may_take_from().filter(|_| leading.wish.is_none()).map(|(from, _)| from);
+            return self.may_take_from().filter(|_| leading.pending_claim.is_none()).map(|(from, _)| from);
         };
-        let mastership = self.tip.mastership;
-        if leading.wish.is_some() || mastership.shortened.is_some() || self.is_capped() {
+        let mastership = self.uncommitted.mastership;
+        if leading.pending_claim.is_some() || mastership.shortened.is_some() || self.is_capped() {
             return Some(served);
         }
         let (liveness, until) = self.lease.of_node;
@@ -197,104 +201,109 @@ impl Group {
         Some(renews.min(served))
     }
 
-    /// Whom to ask instead of this node.
+    /// Returns the node that is master, or is about to be, if this node knows another one.
     pub(super) fn master_known(&self) -> Option<NodeId> {
-        let mastership = &self.agreed.mastership;
-        let yielded = self.lease.yielded.filter(|yielded| yielded.tenure == mastership.tenure);
-        let named = yielded.map(|yielded| yielded.to).or(mastership.shortened.map(|shortened| shortened.to));
+        let mastership = &self.committed.mastership;
+        let handed_over = self.lease.handed_over.filter(|handed_over| handed_over.term == mastership.term);
+        let named =
+            handed_over.map(|handed_over| handed_over.to).or(mastership.shortened.map(|shortened| shortened.to));
         named.or(mastership.node).filter(|node| *node != self.me)
     }
 
     fn is_capped(&self) -> bool {
-        self.lease.cap.is_some_and(|(tenure, _)| tenure == self.agreed.mastership.tenure)
+        self.lease.cap.is_some_and(|(term, _)| term == self.committed.mastership.term)
     }
 
-    pub(super) fn wish(&mut self, claim: Claim, now: Instant, effects: &mut Effects) {
+    pub(super) fn propose_claim(&mut self, claim: Claim, now: Instant, effects: &mut Effects) {
         let (liveness, until) = self.lease.of_node;
         let liveness = if until > now { liveness } else { 0 };
-        let wish = BeMaster { node: self.me, liveness, claim, members: self.tip.members.clone() };
-        let slot = self.propose(Value::BeMaster(wish), now, effects);
+        let be_master = BeMaster { node: self.me, liveness, claim, members: self.uncommitted.members.clone() };
+        let slot = self.propose(Value::BeMaster(be_master), now, effects);
         if let Role::Leader(leading) = &mut self.role {
-            leading.wish = Some(slot);
+            leading.pending_claim = Some(slot);
         }
     }
 
     pub(super) fn shorten(&mut self, to: NodeId, remaining: Duration, now: Instant, effects: &mut Effects) {
-        let tenure = self.agreed.mastership.tenure;
-        let is_settled = self.tip.mastership.tenure == tenure && self.tip.mastership.shortened.is_none();
-        if self.serves(now).is_none() || !is_settled || to == self.me || !self.tip.has(to) {
+        let term = self.committed.mastership.term;
+        let is_settled = self.uncommitted.mastership.term == term && self.uncommitted.mastership.shortened.is_none();
+        if self.serves(now).is_none() || !is_settled || to == self.me || !self.uncommitted.has(to) {
             return;
         }
         let remaining = remaining.min(self.options.lease);
-        // Before it is proposed: whoever sees it counts from later on.
+        // Set the cap before the proposal. All other nodes receive the record later, and count from then.
         if !self.options.deviation.is(Mutant::ShortensFromDecision) {
-            self.lease.cap = Some((tenure, now + remaining));
+            self.lease.cap = Some((term, now + remaining));
         }
-        self.propose(Value::Shorten(Shorten { tenure, to, remaining }), now, effects);
+        self.propose(Value::Shorten(Shorten { term, to, remaining }), now, effects);
     }
 
-    pub(super) fn hear_ask(&mut self, from: NodeId, tenure: Tenure, now: Instant, effects: &mut Effects) {
-        let is_its = self.agreed.mastership.tenure == tenure && self.tip.mastership.tenure == tenure;
-        if let Some(yielded) = self.lease.yielded.as_mut().filter(|yielded| is_its && yielded.tenure == tenure) {
-            if yielded.to == from {
-                yielded.is_told = false;
+    pub(super) fn handle_consent_request(&mut self, from: NodeId, term: Term, now: Instant, effects: &mut Effects) {
+        let is_current = self.committed.mastership.term == term && self.uncommitted.mastership.term == term;
+        if let Some(handed_over) =
+            self.lease.handed_over.as_mut().filter(|handed_over| is_current && handed_over.term == term)
+        {
+            if handed_over.to == from {
+                handed_over.is_sent = false;
                 if !matches!(self.role, Role::Leader(_)) {
-                    // It has stopped, and will have decided nothing more.
-                    self.send(from, Message::Consent { tenure, taker: from }, effects);
+                    // This node no longer leads, so it decides no further slots.
+                    self.send(from, Message::Consent { term, taker: from }, effects);
                 }
                 return;
             }
-        } else if is_its && self.tip.has(from) && self.serves(now).is_some() && !self.is_capped() {
-            // Stop first, then say so.
-            self.lease.yielded = Some(Yielded { tenure, to: from, at: now, is_told: false });
+        } else if is_current && self.uncommitted.has(from) && self.serves(now).is_some() && !self.is_capped() {
+            // Stop serving before the consent is sent.
+            self.lease.handed_over = Some(HandedOver { term, to: from, at: now, is_sent: false });
             if !self.options.deviation.is(Mutant::ServesAfterConsent) {
-                self.refuse_waiting(Refusal::NotMaster(Some(from)), effects);
+                self.reject_waiting(Rejection::NotMaster(Some(from)), effects);
             }
             return;
         }
-        self.send(from, Message::Decline { tenure }, effects);
+        self.send(from, Message::Decline { term }, effects);
     }
 
-    /// It has the consent, and is about to take over.
+    /// Notes that the node with the consent is about to take over.
     pub(super) fn note_taker(&mut self, from: NodeId, now: Instant) {
-        if let Some(yielded) = self.lease.yielded.as_mut().filter(|yielded| yielded.to == from) {
-            yielded.at = now;
+        if let Some(handed_over) = self.lease.handed_over.as_mut().filter(|handed_over| handed_over.to == from) {
+            handed_over.at = now;
         }
     }
 
-    /// Once nothing of the old master's is left undecided.
+    /// Sends the consent once all slots of this master are decided.
     pub(super) fn consent(&mut self, effects: &mut Effects) {
         let is_drained = self.decided == self.log.last().slot;
-        let tenure = self.agreed.mastership.tenure;
-        if let Some(yielded) = &mut self.lease.yielded
-            && yielded.tenure == tenure
+        let term = self.committed.mastership.term;
+        if let Some(handed_over) = &mut self.lease.handed_over
+            && handed_over.term == term
             && is_drained
-            && !yielded.is_told
+            && !handed_over.is_sent
         {
-            yielded.is_told = true;
-            let (to, taker) = (yielded.to, yielded.to);
-            self.send(to, Message::Consent { tenure, taker }, effects);
+            handed_over.is_sent = true;
+            let (to, taker) = (handed_over.to, handed_over.to);
+            self.send(to, Message::Consent { term, taker }, effects);
         }
     }
 
-    /// A master whose node is alive, but that gets nothing decided, or does not come to lead, would keep its paxos group from
-    /// all others for ever: it stops, for whoever can do better. That more than one is told harms nobody: the first that
-    /// follows voids it.
-    pub(super) fn give_up(&mut self, now: Instant, effects: &mut Effects) {
+    /// Abandons the mastership of this node, so that any other member can take it. If a master's node is alive, but the
+    /// master gets no slot decided or does not lead, it would otherwise block its paxos group forever. Several members
+    /// may receive the consent: the first successor makes the others void.
+    pub(super) fn abandon(&mut self, now: Instant, effects: &mut Effects) {
         let (mastership, holds_others) = match &self.role {
-            Role::Leader(_) => (&self.agreed.mastership, self.agreed.mastership.liveness > 0),
-            // It does not serve by that: it does not lead. Others may know an earlier mastership of its alone, by its liveness.
+            Role::Leader(_) => (&self.committed.mastership, self.committed.mastership.liveness > 0),
+            // This node does not lead, so it does not serve. Other nodes may know only an earlier mastership of this
+            // node, which its liveness renews.
             Role::Candidate(_) | Role::Follower(_) => {
-                let by_liveness = [self.tip.mastership.liveness, self.agreed.mastership.liveness, self.lease.of_node.0];
-                (&self.tip.mastership, by_liveness.into_iter().any(|liveness| liveness > 0))
+                let by_liveness =
+                    [self.uncommitted.mastership.liveness, self.committed.mastership.liveness, self.lease.of_node.0];
+                (&self.uncommitted.mastership, by_liveness.into_iter().any(|liveness| liveness > 0))
             }
         };
         if mastership.node == Some(self.me) && holds_others {
-            let tenure = mastership.tenure;
-            let before = self.lease.given_up.filter(|given_up| given_up.tenure == tenure);
-            let times = before.map_or(0, |given_up| given_up.times).saturating_add(1);
-            self.lease.given_up = Some(GivenUp { tenure, at: now, told: now, times });
-            self.tell_given_up(effects);
+            let term = mastership.term;
+            let before = self.lease.abandoned.filter(|abandoned| abandoned.term == term);
+            let times = before.map_or(0, |abandoned| abandoned.times).saturating_add(1);
+            self.lease.abandoned = Some(Abandoned { term, at: now, sent: now, times });
+            self.send_abandoned(effects);
         }
     }
 
@@ -302,155 +311,164 @@ impl Group {
         if self.offers_at().is_none_or(|at| now < at) {
             return;
         }
-        if let Some(given_up) = &mut self.lease.given_up {
-            (given_up.told, given_up.times) = (now, given_up.times.saturating_add(1));
+        if let Some(abandoned) = &mut self.lease.abandoned {
+            (abandoned.sent, abandoned.times) = (now, abandoned.times.saturating_add(1));
         }
-        self.tell_given_up(effects);
+        self.send_abandoned(effects);
     }
 
-    /// When [`Group::offer`] does something.
+    /// Returns when [`Group::offer`] is due.
     pub(super) fn offers_at(&self) -> Option<Instant> {
-        let given_up = self.lease.given_up.filter(|given_up| given_up.tenure == self.tip.mastership.tenure)?;
-        Some(given_up.told + self.options.resend * (1 << (given_up.times - 1).min(5)))
+        let abandoned = self.lease.abandoned.filter(|abandoned| abandoned.term == self.uncommitted.mastership.term)?;
+        Some(abandoned.sent + self.options.resend * (1 << (abandoned.times - 1).min(5)))
     }
 
-    fn tell_given_up(&self, effects: &mut Effects) {
-        let Some(GivenUp { tenure, .. }) = self.lease.given_up else { return };
-        for taker in self.tip.members.iter().copied().filter(|member| *member != self.me) {
-            self.send(taker, Message::Consent { tenure, taker }, effects);
+    fn send_abandoned(&self, effects: &mut Effects) {
+        let Some(Abandoned { term, .. }) = self.lease.abandoned else { return };
+        for taker in self.uncommitted.members.iter().copied().filter(|member| *member != self.me) {
+            self.send(taker, Message::Consent { term, taker }, effects);
         }
     }
 
-    pub(super) fn lease_of_who_starts(&mut self, now: Instant) {
-        if self.options.deviation.is(Mutant::RestartedServes) && self.agreed.mastership.node == Some(self.me) {
-            let ballot = self.agreed.mastership.tenure.ballot;
+    pub(super) fn lease_at_restart(&mut self, now: Instant) {
+        if self.options.deviation.is(Mutant::RestartedServes) && self.committed.mastership.node == Some(self.me) {
+            let ballot = self.committed.mastership.term.ballot;
             self.role = Role::Leader(Leading::new(ballot, self.log.last().slot.next(), now));
-            self.lease.until = Some((self.agreed.mastership.tenure, now + self.options.lease));
+            self.lease.until = Some((self.committed.mastership.term, now + self.options.lease));
         }
     }
 }
 
-/// As who may follow.
+/// Rules for successors and acceptors.
 impl Group {
-    /// What this node may claim, if anything, and what to tell acceptors.
-    pub(super) fn may_take(&self, now: Instant) -> Option<(Claim, Over)> {
+    /// Returns the claim that this node may make now, if any, and the evidence for the acceptors.
+    pub(super) fn may_take(&self, now: Instant) -> Option<(Claim, MastershipEnd)> {
         self.may_take_from().filter(|(from, _)| now >= *from).map(|(_, taking)| taking)
     }
 
-    /// From when on, if nothing more is heard.
-    pub(super) fn may_take_from(&self) -> Option<(Instant, (Claim, Over))> {
-        let tip = &self.tip.mastership;
-        let (tenure, lease_slot) = (tip.tenure, tip.lease_slot);
-        let claim = Claim::Waited { tenure, lease_slot };
-        let Some(master) = tip.node else { return Some((AT_ONCE, (claim, Over::Waited { tenure }))) };
+    /// Returns the earliest instant of a takeover, if no further message arrives, with the claim and the evidence.
+    pub(super) fn may_take_from(&self) -> Option<(Instant, (Claim, MastershipEnd))> {
+        let uncommitted = &self.uncommitted.mastership;
+        let (term, lease_slot) = (uncommitted.term, uncommitted.lease_slot);
+        let claim = Claim::Waited { term, lease_slot };
+        let Some(master) = uncommitted.node else { return Some((AT_ONCE, (claim, MastershipEnd::Waited { term }))) };
         if master == self.me {
-            return Some((self.may_have_again_from(), (Claim::Own { tenure }, Over::Waited { tenure })));
+            return Some((self.may_have_again_from(), (Claim::Own { term }, MastershipEnd::Waited { term })));
         }
         if let Some(left) = self.left_to_me() {
-            return Some((AT_ONCE, (Claim::Consent { tenure }, Over::Consent { tenure: left })));
+            return Some((AT_ONCE, (Claim::Consent { term }, MastershipEnd::Consent { term: left })));
         }
         let over = match self.lease.expired.get(&master).copied().unwrap_or_default() {
-            _ if self.options.deviation.is(Mutant::TakesFromTheLiving) => Over::Waited { tenure },
-            expired if expired < tip.liveness => return None,
-            _ if tip.liveness == 0 => Over::Waited { tenure },
-            liveness => Over::Expired { tenure, node: master, liveness },
+            _ if self.options.deviation.is(Mutant::TakesFromTheLiving) => MastershipEnd::Waited { term },
+            expired if expired < uncommitted.liveness => return None,
+            _ if uncommitted.liveness == 0 => MastershipEnd::Waited { term },
+            liveness => MastershipEnd::Expired { term, node: master, liveness },
         };
         let waited = if self.options.deviation.log_defends() { self.has_waited_from() } else { AT_ONCE };
         let named = self.is_named_from(self.me).unwrap_or(waited);
         Some((named.min(waited), (claim, over)))
     }
 
-    /// The master of the present mastership itself may at any time, but not while another is to follow.
+    /// Returns the instant from which the present master may claim its own mastership again: at any time, except while
+    /// another node is about to follow.
     fn may_have_again_from(&self) -> Instant {
-        let yielded = self.lease.yielded.map(|yielded| (yielded.tenure, yielded.at));
-        let given_up = self.lease.given_up.map(|given_up| (given_up.tenure, given_up.at));
-        let left = [yielded, given_up, self.lease.cap].into_iter().flatten();
-        let left = left.filter(|(tenure, _)| *tenure == self.tip.mastership.tenure);
+        let handed_over = self.lease.handed_over.map(|handed_over| (handed_over.term, handed_over.at));
+        let abandoned = self.lease.abandoned.map(|abandoned| (abandoned.term, abandoned.at));
+        let left = [handed_over, abandoned, self.lease.cap].into_iter().flatten();
+        let left = left.filter(|(term, _)| *term == self.uncommitted.mastership.term);
         left.map(|(_, at)| at + self.options.consent).max().unwrap_or(AT_ONCE)
     }
 
     fn has_waited_from(&self) -> Instant {
-        self.lease.quiet_since + self.options.stretched(self.options.lease)
+        self.lease.last_renewal + self.options.stretched(self.options.lease)
     }
 
-    /// The master named this node, and the time that it took for itself is over from then on.
+    /// Returns the instant at which the remaining time of the master ends, if the master named `node` as its successor.
     fn is_named_from(&self, node: NodeId) -> Option<Instant> {
-        let shortened = self.tip.mastership.shortened.filter(|shortened| shortened.to == node)?;
+        let shortened = self.uncommitted.mastership.shortened.filter(|shortened| shortened.to == node)?;
         Some(self.lease.shortened_since + self.options.stretched(shortened.remaining))
     }
 
-    /// The mastership whose master left it to this node: the last one of this log, or a later one. Of that this log lacks what a
-    /// quorum may have; if so, it is pulled, and the claim is made anew.
-    fn left_to_me(&self) -> Option<Tenure> {
-        self.lease.consent.filter(|left| self.tip.mastership.tenure.is_over_with(*left))
+    /// Returns the mastership whose master handed it over to this node: the last one of this log, or a later one. If it
+    /// is later, this log lacks entries that a quorum may have. The node then pulls them and makes a new claim.
+    fn left_to_me(&self) -> Option<Term> {
+        self.lease.consent.filter(|left| self.uncommitted.mastership.term.is_over_with(*left))
     }
 
-    /// From when on the master leaves it to this node, and to no other.
+    /// Returns the instant from which this node, and no other, may follow the master.
     pub(super) fn is_next_from(&self) -> Option<Instant> {
-        let mastership = &self.tip.mastership;
-        if mastership.node == Some(self.me) || self.ambition.attempts > 0 {
+        let mastership = &self.uncommitted.mastership;
+        if mastership.node == Some(self.me) || self.conditions.attempts > 0 {
             return None;
         }
         if self.left_to_me().is_some() { Some(AT_ONCE) } else { self.is_named_from(self.me) }
     }
 
-    /// The acceptors' line: whether no lease that this node had a part in may still run, or its master has let it go.
-    pub(super) fn may_promise(&self, to: NodeId, over: Over, now: Instant) -> bool {
+    /// Returns whether this node, as an acceptor, may promise: no lease that it took part in may still run, or the
+    /// master has released the lease.
+    pub(super) fn may_promise(&self, to: NodeId, over: MastershipEnd, now: Instant) -> bool {
         self.may_promise_from(to, over).is_some_and(|from| now >= from)
     }
 
-    /// From when on, if nothing more is heard.
-    pub(super) fn may_promise_from(&self, to: NodeId, over: Over) -> Option<Instant> {
-        let tip = &self.tip.mastership;
-        let Some(master) = tip.node else { return Some(AT_ONCE) };
+    /// Returns the earliest instant of the promise, if no further message arrives.
+    pub(super) fn may_promise_from(&self, to: NodeId, over: MastershipEnd) -> Option<Instant> {
+        let uncommitted = &self.uncommitted.mastership;
+        let Some(master) = uncommitted.node else { return Some(AT_ONCE) };
         if master == to || !self.options.deviation.acceptors_defend() {
             return Some(AT_ONCE);
         }
-        let leads = matches!(&self.role, Role::Leader(leading) if leading.ballot == tip.tenure.ballot);
+        let leads = matches!(&self.role, Role::Leader(leading) if leading.ballot == uncommitted.term.ballot);
         if master == self.me && !leads {
-            // That mastership is nobody's, and all before it were over when a quorum promised its ballot.
+            // This node no longer holds that mastership, and all earlier ones were over when a quorum promised its
+            // ballot.
             return Some(AT_ONCE);
         }
-        let told = match over {
-            Over::Consent { tenure } if tip.tenure.is_over_with(tenure) => return Some(AT_ONCE),
-            Over::Expired { node, liveness, .. } if node == master => liveness,
-            Over::Waited { .. } | Over::Expired { .. } | Over::Consent { .. } => 0,
+        let claimed = match over {
+            MastershipEnd::Consent { term } if uncommitted.term.is_over_with(term) => return Some(AT_ONCE),
+            MastershipEnd::Expired { node, liveness, .. } if node == master => liveness,
+            MastershipEnd::Waited { .. } | MastershipEnd::Expired { .. } | MastershipEnd::Consent { .. } => 0,
         };
         let known = self.lease.expired.get(&master).copied().unwrap_or_default();
-        // Who has a later one lives by that, or won it when this one was over.
-        let is_followed = tip.tenure.is_before(over.tenure());
-        let is_over =
-            is_followed || known.max(told) >= tip.liveness || self.options.deviation.is(Mutant::TakesFromTheLiving);
+        // The master of a later mastership serves by the later one, or won it when this one was over.
+        let is_followed = uncommitted.term.is_before(over.term());
+        let is_over = is_followed
+            || known.max(claimed) >= uncommitted.liveness
+            || self.options.deviation.is(Mutant::TakesFromTheLiving);
         let waited = is_over.then(|| self.has_waited_from());
         [self.is_named_from(to), waited].into_iter().flatten().min()
     }
 
-    pub(super) fn ask(&mut self, now: Instant, effects: &mut Effects) {
-        let Some(master) = self.tip.mastership.node.filter(|master| *master != self.me) else { return };
-        if !self.tip.has(self.me) {
+    pub(super) fn request_consent(&mut self, now: Instant, effects: &mut Effects) {
+        let Some(master) = self.uncommitted.mastership.node.filter(|master| *master != self.me) else { return };
+        if !self.uncommitted.has(self.me) {
             return;
         }
-        let tenure = self.tip.mastership.tenure;
+        let term = self.uncommitted.mastership.term;
         if self.options.deviation.is(Mutant::StealsWithoutConsent) {
-            self.hear_consent(tenure, self.me, now, effects);
+            self.handle_consent(term, self.me, now, effects);
         } else {
-            self.send(master, Message::Ask { tenure }, effects);
+            self.send(master, Message::RequestConsent { term }, effects);
         }
     }
 
-    pub(super) fn hear_consent(&mut self, tenure: Tenure, taker: NodeId, now: Instant, effects: &mut Effects) {
-        let tip = &self.tip.mastership;
-        let is_left = tip.tenure.is_over_with(tenure) && tip.node.is_some_and(|master| master != self.me);
-        // Of two masters that stopped in turns, each word would be another.
-        let is_news = self.lease.consent.is_none_or(|known| known.is_before(tenure));
-        if taker != self.me || !is_left || !self.tip.has(self.me) || !is_news {
+    pub(super) fn handle_consent(&mut self, term: Term, taker: NodeId, now: Instant, effects: &mut Effects) {
+        let uncommitted = &self.uncommitted.mastership;
+        let is_left = uncommitted.term.is_over_with(term) && uncommitted.node.is_some_and(|master| master != self.me);
+        // Two masters that stopped may repeat their consents in turn, so only a later consent counts.
+        let is_later = self.lease.consent.is_none_or(|known| known.is_before(term));
+        if taker != self.me || !is_left || !self.uncommitted.has(self.me) || !is_later {
             return;
         }
-        self.lease.consent = Some(tenure);
+        self.lease.consent = Some(term);
         if matches!(self.role, Role::Leader(_)) {
             return self.take_over_or_renew(now, effects);
         }
-        // Nobody has to be asked on trial: the present master is gone already.
-        self.campaign((Claim::Consent { tenure: tip.tenure }, Over::Consent { tenure }), false, now, effects);
+        // No pre-vote is needed, because the present master has already stopped.
+        self.campaign(
+            (Claim::Consent { term: uncommitted.term }, MastershipEnd::Consent { term }),
+            false,
+            now,
+            effects,
+        );
     }
 }

@@ -1,11 +1,12 @@
-//! One member of a paxos group.
+//! Member of one paxos group.
 //!
-//! A log is replicated by Multi-Paxos: phase 1 once per ballot for all slots ([`candidate`]), phase 2 in a pipeline
-//! ([`leader`], [`replication`]), votes when they are durable ([`acceptor`]). An entry's link to the position before it makes its
-//! vote one for all before it, so the first entry of a ballot, always the [`BeMaster`](crate::entry::BeMaster) of who leads it,
-//! re-stamps the tail that it found.
+//! Multi-Paxos replicates the log. Phase 1 runs once per ballot, for all slots ([`candidate`]). Phase 2 is a pipeline
+//! ([`leader`], [`replication`]). Members vote once the entries are durable ([`acceptor`]). Each entry is linked to the
+//! position before it, so a vote for an entry is a vote for all entries before it. The first entry of a ballot is
+//! always the [`BeMaster`](crate::entry::BeMaster) entry of its leader. A vote for that entry covers the undecided
+//! entries that the leader found.
 //!
-//! Who leads is not yet master: that is what the log says, and until when ([`lease`]).
+//! A leader is not yet the master. The log defines the master and the end of its lease ([`lease`]).
 
 mod acceptor;
 mod candidate;
@@ -20,56 +21,57 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use self::candidate::{Ambition, Candidacy};
+use self::candidate::{Candidacy, CandidacyConditions};
 use self::leader::Leading;
 use self::lease::Lease;
-use crate::agreed::Agreed;
-use crate::effects::{Effects, Event, Input, Record, Refusal, Token};
+use crate::effects::{Effects, Event, Input, Record, Rejection, Token};
 use crate::entry::{Entry, Position};
-use crate::ids::{Ballot, GroupId, Instant, NodeId, Slot, Tenure};
+use crate::ids::{Ballot, GroupId, Instant, NodeId, Slot, Term};
 use crate::log::Log;
 use crate::message::{Message, Snapshot, SnapshotHead};
 use crate::options::Options;
 use crate::simulation::Mutant;
+use crate::state::GroupState;
 
-/// A member of one paxos group: `step(now, input)`, and the effects of it.
+/// Member of one paxos group: `step(now, input)` appends its effects to an [`Effects`].
 #[derive(Debug)]
 pub struct Group {
     me: NodeId,
     id: GroupId,
     options: Arc<Options>,
-    /// There was a process of this node before, and what it was sent may arrive until then.
+    /// End of the time in which messages to an earlier process of this node may arrive; `None` if there was none.
     echoes_until: Option<Instant>,
-    /// Storage failed: nothing that it says can be relied on.
+    /// Set when storage failed, because records may then not be durable.
     has_stopped: bool,
 
-    // The acceptor: what it may not forget.
+    // State of the acceptor, which survives restarts.
     promised: Ballot,
     log: Log,
     snapshot: Option<Snapshot>,
-    /// As of the snapshot, of what is decided, and of the log's end.
-    base: Agreed,
-    agreed: Agreed,
-    tip: Agreed,
+    /// State at the snapshot. `committed` is the state at the last decided slot, and `uncommitted` the state at the end
+    /// of the log.
+    base: GroupState,
+    committed: GroupState,
+    uncommitted: GroupState,
     decided: Slot,
-    /// What of [`Group::decided`] was recorded.
+    /// Last slot that the journal records as decided.
     recorded: Slot,
 
-    // Until when it is durable.
+    // Durability of the promise and of the log.
     promise_synced: bool,
     synced: Slot,
     unsynced: VecDeque<(Token, Unsynced)>,
 
     role: Role,
     lease: Lease,
-    ambition: Ambition,
+    conditions: CandidacyConditions,
     incoming: Option<Incoming>,
     learners: Vec<NodeId>,
 }
 
 #[derive(Debug)]
 enum Unsynced {
-    /// And the candidate to tell.
+    /// Promise, and the candidate that receives it once it is durable.
     Promise(Ballot, Option<NodeId>),
     UpTo(Slot),
 }
@@ -83,20 +85,21 @@ enum Role {
 
 #[derive(Debug, Default)]
 struct Following {
-    /// Of what ballot; none was heard of under the present promise.
+    /// Ballot of the leader being followed; `None` if no leader is known under the current promise.
     leader: Option<Ballot>,
-    /// Up to here the log is the leader's.
+    /// Last slot up to which the log equals the leader's.
     matched: Slot,
-    /// Said last.
-    told: Slot,
-    /// The leader, or when this began.
-    heard: Instant,
-    /// When others were asked how far they are, and how often.
-    asked: Instant,
-    asks: u32,
+    /// Last slot that was reported to the leader.
+    reported: Slot,
+    /// Instant of the last message from the leader, or of the start of this role.
+    last_contact: Instant,
+    /// Instant of the last query for decided slots. `queries` is the number of queries.
+    queried: Instant,
+    queries: u32,
 }
 
-/// A snapshot that comes in parts, all from one node: what another has may be put down otherwise.
+/// Snapshot that arrives in parts. All parts come from one node, because another node may encode the same state
+/// differently.
 #[derive(Debug)]
 struct Incoming {
     from: NodeId,
@@ -106,11 +109,11 @@ struct Incoming {
 }
 
 impl Group {
-    /// A member that has these records, none if it never was one. `founders` are the members of a log that begins.
-    /// What is known to be decided is told anew, by effects.
+    /// Starts a member from its records; a new member has none. `founders` are the members of an empty log. The effects
+    /// report again all slots that are known to be decided.
     ///
     /// # Panics
-    /// If records are missing before one that is there, or if nothing could be decided with these options.
+    /// If records are missing before a later record, or if no entry could be decided with these options.
     pub fn start(
         (me, id): (NodeId, GroupId),
         options: Arc<Options>,
@@ -120,7 +123,7 @@ impl Group {
         effects: &mut Effects,
     ) -> Group {
         options.check();
-        let founded = Agreed::new(founders);
+        let founded = GroupState::new(founders);
         let mut group = Group {
             me,
             id,
@@ -130,8 +133,8 @@ impl Group {
             log: Log::new(Position::START),
             snapshot: None,
             base: founded.clone(),
-            agreed: founded.clone(),
-            tip: founded,
+            committed: founded.clone(),
+            uncommitted: founded,
             decided: Slot(0),
             recorded: Slot(0),
             promise_synced: true,
@@ -139,7 +142,7 @@ impl Group {
             unsynced: VecDeque::new(),
             role: Role::Follower(Following::default()),
             lease: Lease::at_start(now, &options),
-            ambition: Ambition::default(),
+            conditions: CandidacyConditions::default(),
             incoming: None,
             learners: Vec::new(),
             options,
@@ -150,9 +153,9 @@ impl Group {
         group.synced = group.log.last().slot;
         group.promised = group.promised.max(group.log.last().ballot);
         group.echoes_until = (group.promised > Ballot::NONE).then(|| now + 16 * group.options.resend);
-        group.tell_decided(now, effects);
+        group.restore_decided(now, effects);
         group.follow(None, now);
-        group.lease_of_who_starts(now);
+        group.lease_at_restart(now);
         group
     }
 
@@ -172,10 +175,10 @@ impl Group {
         }
     }
 
-    /// What was recorded as decided is so, if it is here.
-    fn tell_decided(&mut self, now: Instant, effects: &mut Effects) {
-        (self.decided, self.agreed) = (self.log.base().slot, self.base.clone());
-        self.read_tip();
+    /// Decides the slots that are recorded as decided, as far as the log contains them.
+    fn restore_decided(&mut self, now: Instant, effects: &mut Effects) {
+        (self.decided, self.committed) = (self.log.base().slot, self.base.clone());
+        self.rebuild_uncommitted();
         if let Some(snapshot) = &self.snapshot {
             effects.events.push((self.id, Event::Installed(snapshot.clone())));
         }
@@ -183,20 +186,21 @@ impl Group {
         self.decide(upto, now, effects);
     }
 
-    /// `now` never goes back. A message that no member sends, or that seems to come from this one, is dropped.
+    /// Processes an input. `now` never decreases. Messages that no member would send, and messages that seem to come
+    /// from this node, are dropped.
     ///
     /// # Panics
-    /// If a rule is broken that all agreement rests on; to go on would be to lose what was promised. Of what others send, only
-    /// what contradicts the decided does so: a leader that has another log up to there.
+    /// If a rule is broken on which agreement rests, because continuing could break promises. A message of another node
+    /// breaks a rule only if it contradicts a decided slot, as from a leader whose log differs there.
     pub fn step(&mut self, now: Instant, input: Input, effects: &mut Effects) {
         if self.has_stopped {
             if let Input::Propose { id, .. } = input {
-                effects.events.push((self.id, Event::Refused { id, why: Refusal::NotMaster(None) }));
+                effects.events.push((self.id, Event::Rejected { id, why: Rejection::NotMaster(None) }));
             }
             return;
         }
         match input {
-            Input::Message { from, message } => self.hear(from, message, now, effects),
+            Input::Message { from, message } => self.handle_message(from, message, now, effects),
             Input::Persisted(token) => self.persisted(token, now, effects),
             Input::StorageFailed => {
                 self.has_stopped = true;
@@ -212,41 +216,47 @@ impl Group {
                 self.learners = nodes;
             }
             Input::Expired { node, liveness } => self.lease.note_expired(node, liveness),
-            Input::Admit { node } => self.admit(node),
-            Input::Dismiss { node } => self.dismiss(node),
+            Input::AddMember { node } => self.add_member(node),
+            Input::RemoveMember { node } => self.remove_member(node),
             Input::Shorten { to, remaining } => self.shorten(to, remaining, now, effects),
-            Input::Take => self.ask(now, effects),
+            Input::Take => self.request_consent(now, effects),
         }
-        self.lead_on(now, effects);
+        self.advance(now, effects);
         self.record_decided(effects);
     }
 
-    fn hear(&mut self, from: NodeId, message: Message, now: Instant, effects: &mut Effects) {
+    fn handle_message(&mut self, from: NodeId, message: Message, now: Instant, effects: &mut Effects) {
         if from == self.me || !message.is_sound() {
             return;
         }
         match message {
-            Message::Prepare { ballot, trial, over } => self.hear_prepare(from, (ballot, trial, over), now, effects),
-            Message::Promise { ballot, trial, last, idle } => {
-                self.hear_promise(from, (ballot, trial), (last, idle), now, effects);
+            Message::Prepare { ballot, pre_vote, over } => {
+                self.handle_prepare(from, (ballot, pre_vote, over), now, effects)
             }
-            Message::Refuse { ballot, promised } => self.hear_refuse(ballot, promised, now, effects),
-            Message::Pull { ballot, after, offset } => self.hear_pull(from, (ballot, after, offset), now, effects),
-            Message::Pulled { ballot, after, entries } => self.hear_pulled(from, ballot, after, entries, now, effects),
+            Message::Promise { ballot, pre_vote, last, idle } => {
+                self.handle_promise(from, (ballot, pre_vote), (last, idle), now, effects);
+            }
+            Message::Reject { ballot, promised } => self.handle_reject(ballot, promised, now, effects),
+            Message::Pull { ballot, after, offset } => self.handle_pull(from, (ballot, after, offset), now, effects),
+            Message::Pulled { ballot, after, entries } => {
+                self.handle_pulled(from, ballot, after, entries, now, effects)
+            }
             Message::Accept { ballot, after, entries, decided } => {
-                self.hear_accept(from, (ballot, after, entries), decided, now, effects);
+                self.handle_accept(from, (ballot, after, entries), decided, now, effects);
             }
-            Message::Accepted { ballot, slot, decided } => self.hear_accepted(from, ballot, (slot, decided), now),
-            Message::Gap { ballot, slot } => self.hear_gap(from, ballot, slot, now, effects),
+            Message::Accepted { ballot, slot, decided } => self.handle_accepted(from, ballot, (slot, decided), now),
+            Message::Gap { ballot, slot } => self.handle_gap(from, ballot, slot, now, effects),
             Message::Snapshot { ballot, head, offset, part } => {
-                self.hear_snapshot(from, (ballot, head), (offset, &part), now, effects);
+                self.handle_snapshot(from, (ballot, head), (offset, &part), now, effects);
             }
-            Message::Received { ballot, slot, offset } => self.hear_received(from, ballot, slot, offset, now, effects),
+            Message::Received { ballot, slot, offset } => {
+                self.handle_received(from, ballot, slot, offset, now, effects)
+            }
             Message::Forward { entry } => drop(self.enqueue(None, entry, now)),
-            Message::Ask { tenure } => self.hear_ask(from, tenure, now, effects),
-            Message::Consent { tenure, taker } => self.hear_consent(tenure, taker, now, effects),
-            Message::Decline { tenure } => effects.events.push((self.id, Event::Declined { tenure })),
-            // For the node.
+            Message::RequestConsent { term } => self.handle_consent_request(from, term, now, effects),
+            Message::Consent { term, taker } => self.handle_consent(term, taker, now, effects),
+            Message::Decline { term } => effects.events.push((self.id, Event::Declined { term })),
+            // The node handles these messages.
             Message::Report(_) | Message::Orders(_) => {}
         }
     }
@@ -255,10 +265,10 @@ impl Group {
         self.offer(now, effects);
         match &self.role {
             Role::Follower(_) => {
-                self.ask_around(now, effects);
+                self.query_decided(now, effects);
                 self.consider(now, effects);
             }
-            Role::Candidate(_) => self.ask_again(now, effects),
+            Role::Candidate(_) => self.retry_candidacy(now, effects),
             Role::Leader(_) => {
                 self.resend(now, effects);
                 self.take_over_or_renew(now, effects);
@@ -267,24 +277,24 @@ impl Group {
     }
 
     /// # Panics
-    /// If more is decided than there is, or less than before.
+    /// If the log ends before `upto`.
     fn decide(&mut self, upto: Slot, now: Instant, effects: &mut Effects) {
         while self.decided < upto {
             let slot = self.decided.next();
-            let entry = self.log.get(slot).expect("what is decided is in the log").clone();
-            let before = self.agreed.mastership.tenure;
-            let renews = self.agreed.apply(slot, &entry, self.options.deviation);
+            let entry = self.log.get(slot).expect("decided slots are in the log").clone();
+            let before = self.committed.mastership.term;
+            let renews = self.committed.apply(slot, &entry, self.options.deviation);
             self.decided = slot;
             self.incoming.take_if(|incoming| incoming.head.position.slot <= slot);
             effects.events.push((self.id, Event::Decided { slot, entry: entry.clone() }));
-            if self.agreed.mastership.tenure != before {
-                effects.events.push((self.id, Event::MasterChanged(self.agreed.mastership)));
+            if self.committed.mastership.term != before {
+                effects.events.push((self.id, Event::MasterChanged(self.committed.mastership)));
             }
             self.lease_by_decision(slot, &entry, renews, now, effects);
         }
     }
 
-    /// Never for its own sake: a record that is written anyway takes it along.
+    /// Records the last decided slot, but only together with other records.
     fn record_decided(&mut self, effects: &mut Effects) {
         let writes = effects.records.last().is_some_and(|(group, _)| *group == self.id);
         if writes && self.recorded < self.decided {
@@ -293,9 +303,10 @@ impl Group {
         }
     }
 
-    /// Puts entries behind `after`, which is here: those that are here already are passed over, and what contradicts the
-    /// first new one goes. All were proposed before `seen`. Whether any is new.
-    fn append(&mut self, after: Slot, entries: Vec<Entry>, seen: Instant, effects: &mut Effects) -> bool {
+    /// Appends entries after the slot `after`, which the log contains. The function skips entries that the log contains
+    /// already, and cuts entries that contradict the first new entry. All entries were proposed before
+    /// `proposed_before`. Returns whether any entry is new.
+    fn append(&mut self, after: Slot, entries: Vec<Entry>, proposed_before: Instant, effects: &mut Effects) -> bool {
         let mut slot = after;
         if self.options.deviation.is(Mutant::TruncatesBelowDecided) && slot >= self.log.base().slot {
             self.cut_after(slot);
@@ -317,8 +328,8 @@ impl Group {
         self.cut_after(slot);
         for entry in &fresh {
             let slot = self.log.push(entry.clone());
-            if self.tip.apply(slot, entry, self.options.deviation) {
-                self.lease.renewed_in_log(&self.tip, seen);
+            if self.uncommitted.apply(slot, entry, self.options.deviation) {
+                self.lease.renewed_in_log(&self.uncommitted, proposed_before);
             }
         }
         effects.records.push((self.id, Record::Entries { after: slot, entries: fresh }));
@@ -327,24 +338,24 @@ impl Group {
     }
 
     /// # Panics
-    /// If what is decided would go.
+    /// If a decided slot would be cut.
     fn cut_after(&mut self, slot: Slot) {
         if slot >= self.log.last().slot {
             return;
         }
         assert!(
             slot >= self.decided,
-            "{} {}: what is decided up to {} is never cut after {slot}",
+            "{} {}: decided slots, the last of which is {}, are never cut after {slot}",
             self.me,
             self.id,
             self.decided
         );
         self.log.truncate_after(slot);
         self.unsync_after(slot);
-        self.read_tip();
+        self.rebuild_uncommitted();
     }
 
-    /// What is on its way to the disk there is of a log that is no more.
+    /// Marks the entries after `slot` as not durable. Pending writes of these entries belong to a log that was cut.
     fn unsync_after(&mut self, slot: Slot) {
         self.synced = self.synced.min(slot);
         for (_, unsynced) in &mut self.unsynced {
@@ -354,12 +365,12 @@ impl Group {
         }
     }
 
-    fn read_tip(&mut self) {
-        self.tip = self.agreed.clone();
+    fn rebuild_uncommitted(&mut self) {
+        self.uncommitted = self.committed.clone();
         let mut slot = self.decided;
         while let Some(entry) = self.log.get(slot.next()) {
             slot = slot.next();
-            self.tip.apply(slot, entry, self.options.deviation);
+            self.uncommitted.apply(slot, entry, self.options.deviation);
         }
     }
 
@@ -370,15 +381,15 @@ impl Group {
                 Unsynced::Promise(ballot, to) if ballot == self.promised => {
                     self.promise_synced = true;
                     if let Some(to) = to {
-                        self.tell_promise(to, now, effects);
-                        self.give_way(now);
+                        self.send_promise(to, now, effects);
+                        self.defer_candidacy(now);
                     }
                 }
                 Unsynced::Promise(..) => {}
             }
         }
         match &self.role {
-            Role::Follower(_) => self.tell_accepted(false, effects),
+            Role::Follower(_) => self.send_accepted(false, effects),
             Role::Candidate(_) => self.count_promises(now, effects),
             Role::Leader(_) => {}
         }
@@ -389,9 +400,9 @@ impl Group {
     }
 
     /// # Panics
-    /// If it would go down.
+    /// If the ballot is below the present promise.
     fn promise(&mut self, ballot: Ballot, to: Option<NodeId>, effects: &mut Effects) {
-        assert!(ballot >= self.promised, "promises never go down");
+        assert!(ballot >= self.promised, "promises never decrease");
         self.promised = ballot;
         if self.options.deviation.is(Mutant::ForgetsPromise) {
             self.promise_synced = true;
@@ -402,35 +413,35 @@ impl Group {
         self.unsynced.push_back((effects.token, Unsynced::Promise(ballot, to)));
     }
 
-    /// No leader and no candidate any more.
+    /// Ends the role of leader or candidate.
     fn step_down(&mut self, now: Instant, effects: &mut Effects) {
-        self.refuse_waiting(Refusal::NotMaster(None), effects);
-        self.give_up_undecided(effects);
+        self.reject_waiting(Rejection::NotMaster(None), effects);
+        self.abandon_undecided(effects);
         self.follow(None, now);
     }
 
     fn follow(&mut self, leader: Option<Ballot>, now: Instant) {
-        let (matched, heard) = (self.decided, now);
-        self.role = Role::Follower(Following { leader, matched, heard, ..Following::default() });
+        let (matched, last_contact) = (self.decided, now);
+        self.role = Role::Follower(Following { leader, matched, last_contact, ..Following::default() });
     }
 
     fn take_snapshot(&mut self, slot: Slot, application: Bytes, now: Instant, effects: &mut Effects) {
         let is_fresh = slot > self.log.base().slot && slot <= self.decided && !self.is_sending_snapshot(now);
         let slot = if self.options.deviation.is(Mutant::TrimsPastDeadMember) { self.decided } else { slot };
         let Some(position) = self.log.position(slot).filter(|_| is_fresh) else { return };
-        let mut agreed = self.base.clone();
+        let mut state = self.base.clone();
         let mut at = self.log.base().slot;
         while at < slot {
             at = at.next();
-            let entry = self.log.get(at).expect("it is between the base and what is decided");
-            agreed.apply(at, entry, self.options.deviation);
+            let entry = self.log.get(at).expect("the slot is between the base and the last decided slot");
+            state.apply(at, entry, self.options.deviation);
         }
-        let snapshot = Snapshot { position, agreed, application };
+        let snapshot = Snapshot { position, state, application };
         effects.records.push((self.id, Record::Snapshot(snapshot.clone())));
         self.rebase(snapshot);
     }
 
-    /// The log begins behind the snapshot: with what follows it here, or empty.
+    /// Starts the log after the snapshot: with the entries that follow it in this log, or empty.
     fn rebase(&mut self, snapshot: Snapshot) {
         let position = snapshot.position;
         if self.log.position(position.slot) == Some(position) {
@@ -438,33 +449,34 @@ impl Group {
         } else {
             self.log = Log::new(position);
         }
-        self.base = snapshot.agreed.clone();
+        self.base = snapshot.state.clone();
         self.snapshot = Some(snapshot);
     }
 }
 
-/// What others may look at.
+/// Read access for the driver.
 impl Group {
-    /// The greatest ballot that this member obeys; perhaps not durable yet.
+    /// Returns the greatest ballot that this member obeys. It may not be durable yet.
     #[must_use]
     pub fn promised(&self) -> Ballot {
         self.promised
     }
 
-    /// All up to here is known to be decided.
+    /// Returns the last slot that is known to be decided. All earlier slots are decided too.
     #[must_use]
     pub fn decided(&self) -> Slot {
         self.decided
     }
 
-    /// The end of the log, decided or not.
+    /// Returns the end of the log, decided or not.
     #[must_use]
     pub fn last(&self) -> Position {
         self.log.last()
     }
 
-    /// When the next [`Input::Tick`] is due, which is `now` if it is already; `None` if only other inputs make a difference.
-    /// One before does nothing. To be asked after each step, as that may change it.
+    /// Returns when the next [`Input::Tick`] is due: `now` if it is overdue, and `None` if only other inputs cause a
+    /// change. An earlier tick has no effect. The caller repeats this query after each step, which may change the
+    /// result.
     #[must_use]
     pub fn next_tick(&self, now: Instant) -> Option<Instant> {
         if self.has_stopped {
@@ -472,9 +484,9 @@ impl Group {
         }
         let of_role = match &self.role {
             Role::Follower(following) => {
-                [self.considers_at(following), self.asks_around_at(following)].into_iter().flatten().min()
+                [self.considers_at(following), self.queries_at(following)].into_iter().flatten().min()
             }
-            Role::Candidate(candidacy) => Some(self.asks_again_at(candidacy)),
+            Role::Candidate(candidacy) => Some(self.retries_at(candidacy)),
             Role::Leader(leading) => {
                 let due = [self.proposes_at(leading, now), self.resends_at(leading, now), self.renews_at(leading, now)];
                 due.into_iter().flatten().min()
@@ -483,27 +495,28 @@ impl Group {
         [of_role, self.offers_at()].into_iter().flatten().min().map(|due| due.max(now))
     }
 
-    /// As of what is decided.
+    /// Returns the state at the last decided slot.
     #[must_use]
-    pub fn agreed(&self) -> &Agreed {
-        &self.agreed
+    pub fn committed(&self) -> &GroupState {
+        &self.committed
     }
 
-    /// As of the log's end, decided or not.
+    /// Returns the state at the end of the log, decided or not.
     #[must_use]
-    pub fn tip(&self) -> &Agreed {
-        &self.tip
+    pub fn uncommitted(&self) -> &GroupState {
+        &self.uncommitted
     }
 
-    /// Whether it may propose, which is less than to serve: see [`Group::serves`].
+    /// Returns whether this member may propose. A leader does not necessarily serve: see [`Group::serves`].
     #[must_use]
     pub fn is_leader(&self) -> bool {
         matches!(self.role, Role::Leader(_))
     }
 
-    /// The mastership by which this node serves, if it does; its epoch fences.
+    /// Returns the term of the mastership by which this node serves, if it serves. The epoch of the term is the fencing
+    /// number.
     #[must_use]
-    pub fn serves(&self, now: Instant) -> Option<Tenure> {
-        self.serves_until().filter(|until| now < *until).map(|_| self.agreed.mastership.tenure)
+    pub fn serves(&self, now: Instant) -> Option<Term> {
+        self.serves_until().filter(|until| now < *until).map(|_| self.committed.mastership.term)
     }
 }

@@ -1,4 +1,5 @@
-//! What who leads sends to each member, and sends again: the log, or a snapshot and then the log, and what is decided.
+//! Messages from the leader to each member, with repetition: the log, or a snapshot and then the log, and the last
+//! decided slot.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -11,38 +12,38 @@ use crate::message::Message;
 use crate::options::Options;
 use crate::simulation::Mutant;
 
-/// A member, or who is to be one, and what it was sent.
+/// State of the replication to a member, to a node that is to become one, or to a learner.
 #[derive(Debug)]
 pub(super) struct Peer {
-    /// So far its log is this one, and durable.
+    /// Last slot up to which the durable log of the peer equals this log.
     pub(super) matched: Slot,
-    /// As far as it said or is taken to have: where to begin again.
+    /// Last slot that the peer reported or is assumed to have. Repetition starts after it.
     start: Slot,
     next: Slot,
-    /// Ends and sizes of what is on its way.
+    /// Last slots and sizes of the messages in flight.
     flight: VecDeque<(Slot, usize)>,
     flight_bytes: usize,
-    /// How many messages may be on their way: one after a gap and after a silence, as what overtakes another is lost;
-    /// and twice as many each time that it has more.
+    /// Maximum number of messages in flight. It is one after a gap and after a timeout, because a message that
+    /// overtakes another is lost. It doubles each time that the peer makes progress.
     burst: usize,
     sent: Instant,
-    /// Since when nothing came of what it was sent.
+    /// Instant since which the messages in flight made no progress.
     since: Instant,
-    /// When it had more of the log, or began with a snapshot, or had more of that.
-    pub(super) got_on: Instant,
-    /// Of what is decided.
-    told: Slot,
-    /// How much of that it said that it knows; less, once it was started anew.
-    knows: Slot,
-    /// How often it was told again since it said so.
-    tellings: u32,
-    /// Nothing came of what it was sent: it is asked how far it is, and sent no more until it says so.
-    is_asked: bool,
-    /// The gap that was last heard of: each message behind it tells of one, and what is sent again closes it for all.
+    /// Instant of the last progress: more of the log, the start of a snapshot, or more of the snapshot.
+    pub(super) progressed: Instant,
+    /// Last decided slot that was sent to the peer.
+    decided_sent: Slot,
+    /// Last decided slot that the peer reported to know. It decreases if the peer restarts.
+    decided_known: Slot,
+    /// Number of times that the decided slot was sent again since the peer's last report.
+    decided_resends: u32,
+    /// Set after a timeout: the leader queries the progress of the peer, and sends no entries until the peer responds.
+    is_probed: bool,
+    /// Last reported gap. Each message after a gap causes a report, and one repetition closes the gap for all of them.
     gap: Option<Slot>,
-    /// How much it has of a snapshot.
+    /// Number of bytes of the snapshot that the peer has.
     offset: u64,
-    /// How often what it lacks of that was sent again, since it had more of it.
+    /// Number of repetitions of the next part of the snapshot since the peer's last progress.
     repeats: u32,
     #[cfg(feature = "mutants")]
     stale: Option<crate::entry::Position>,
@@ -59,11 +60,11 @@ impl Peer {
             burst: usize::MAX,
             sent: Instant::default(),
             since: Instant::default(),
-            got_on: Instant::default(),
-            told: Slot(0),
-            knows: Slot(0),
-            tellings: 0,
-            is_asked: false,
+            progressed: Instant::default(),
+            decided_sent: Slot(0),
+            decided_known: Slot(0),
+            decided_resends: 0,
+            is_probed: false,
             gap: None,
             offset: 0,
             repeats: 0,
@@ -78,22 +79,23 @@ impl Peer {
         (self.flight_bytes, self.burst) = (0, 1);
     }
 
-    /// After how long a silence what it was sent is taken for lost. A part of a snapshot is large: where it takes longer than
-    /// that, parts sent again would be in the way of each other.
-    fn patience(&self, base: Slot, options: &Options) -> Duration {
+    /// Returns the time without a response after which messages are treated as lost. Parts of a snapshot are large. If
+    /// they take longer than `resend`, repeated parts would delay each other, so the time grows.
+    fn resend_timeout(&self, base: Slot, options: &Options) -> Duration {
         let is_behind = self.next <= base;
         options.resend * if is_behind { 1 << self.repeats.min(2) } else { 1 }
     }
 
-    /// Whether what was said of what is decided is to be said again, as it may be lost.
-    fn is_unsure_from(&self, decided: Slot, options: &Options) -> Option<Instant> {
-        let is_unsure = self.knows < decided && !options.deviation.is(Mutant::TellsOnce);
-        is_unsure.then(|| self.sent + options.resend * (1 << self.tellings.min(5)))
+    /// Returns when the last decided slot is sent again, if the peer has not confirmed it. The earlier message may be
+    /// lost.
+    fn resends_decided_at(&self, decided: Slot, options: &Options) -> Option<Instant> {
+        let is_unconfirmed = self.decided_known < decided && !options.deviation.is(Mutant::TellsOnce);
+        is_unconfirmed.then(|| self.sent + options.resend * (1 << self.decided_resends.min(5)))
     }
 
     fn has(&mut self, slot: Slot, now: Instant) {
         if slot > self.matched {
-            (self.since, self.got_on) = (now, now);
+            (self.since, self.progressed) = (now, now);
             self.burst = self.burst.saturating_mul(2);
         }
         self.matched = self.matched.max(slot);
@@ -109,22 +111,23 @@ impl Group {
     pub(super) fn replicate(&mut self, now: Instant, effects: &mut Effects) {
         let last = self.log.last().slot;
         let Role::Leader(leading) = &mut self.role else { return };
-        let joining = leading.admitting;
-        // Who is dismissed hears of it, until that is decided.
-        let hears =
-            |node: NodeId| self.tip.has(node) || self.agreed.has(node) || self.learners.binary_search(&node).is_ok();
-        let stays = |node: &NodeId| *node != self.me && (hears(*node) || joining == Some(*node));
+        let joining = leading.adding;
+        // A member that is being removed receives the log until its removal is decided.
+        let receives = |node: NodeId| {
+            self.uncommitted.has(node) || self.committed.has(node) || self.learners.binary_search(&node).is_ok()
+        };
+        let stays = |node: &NodeId| *node != self.me && (receives(*node) || joining == Some(*node));
         leading.peers.retain(|node, _| stays(node));
-        for node in self.tip.members.iter().chain(&self.learners).copied().chain(joining).filter(&stays) {
-            // What it has is not known; it says so if this goes too far.
+        for node in self.uncommitted.members.iter().chain(&self.learners).copied().chain(joining).filter(&stays) {
+            // The log of the peer is unknown. If it ends before this assumed slot, the peer reports a gap.
             leading.peers.entry(node).or_insert_with(|| Peer::new(leading.first.before()));
         }
-        for (node, peer) in leading.peers.iter_mut().filter(|(_, peer)| !peer.is_asked) {
-            let has_room =
+        for (node, peer) in leading.peers.iter_mut().filter(|(_, peer)| !peer.is_probed) {
+            let has_capacity =
                 |peer: &Peer| peer.flight_bytes < self.options.window_bytes && peer.flight.len() < peer.burst;
-            while peer.next <= last && has_room(peer) && peer.next > self.log.base().slot {
+            while peer.next <= last && has_capacity(peer) && peer.next > self.log.base().slot {
                 let entries = self.log.after(peer.next.before(), self.options.window_slots, self.options.chunk_bytes);
-                let after = self.log.position(peer.next.before()).expect("it is not before the base");
+                let after = self.log.position(peer.next.before()).expect("the slot is not before the base");
                 #[cfg(feature = "mutants")]
                 let after =
                     peer.stale.filter(|_| self.options.deviation.is(Mutant::MergesIntoStaleAccept)).unwrap_or(after);
@@ -137,7 +140,7 @@ impl Group {
                 if peer.flight.is_empty() {
                     peer.since = now;
                 }
-                (peer.next, peer.told, peer.sent) = (end.next(), self.decided, now);
+                (peer.next, peer.decided_sent, peer.sent) = (end.next(), self.decided, now);
                 peer.flight.push_back((end, size));
                 peer.flight_bytes += size;
                 let message = Message::Accept { ballot: leading.ballot, after, entries, decided: self.decided };
@@ -146,65 +149,66 @@ impl Group {
         }
     }
 
-    /// When [`Group::resend`] does something.
+    /// Returns when [`Group::resend`] is due.
     pub(super) fn resends_at(&self, leading: &Leading, now: Instant) -> Option<Instant> {
         let Options { resend, linger, .. } = *self.options;
         let (last, base) = (self.log.last().slot, self.log.base().slot);
         let serves = self.serves(now).is_some();
         let of_peers = leading.peers.values().flat_map(|peer| {
-            let late = (peer.matched < last).then(|| peer.since + peer.patience(base, &self.options));
-            let hears = peer.next > base;
-            let untold = (hears && peer.told < self.decided).then(|| leading.advanced + linger);
-            let unsure = peer.is_unsure_from(self.decided, &self.options).filter(|_| hears);
-            let silent = (hears && !serves).then(|| peer.sent + resend);
-            [late, untold, unsure, silent]
+            let late = (peer.matched < last).then(|| peer.since + peer.resend_timeout(base, &self.options));
+            let receives = peer.next > base;
+            let unsent = (receives && peer.decided_sent < self.decided).then(|| leading.advanced + linger);
+            let unconfirmed = peer.resends_decided_at(self.decided, &self.options).filter(|_| receives);
+            let silent = (receives && !serves).then(|| peer.sent + resend);
+            [late, unsent, unconfirmed, silent]
         });
-        // Who serves by time alone does so until that is over.
-        let gives_up = last > self.decided && (!serves || self.agreed.mastership.liveness > 0);
-        let stuck = gives_up.then(|| self.is_stuck_from(leading));
+        // A master without a liveness epoch serves until its lease ends.
+        let abandons = last > self.decided && (!serves || self.committed.mastership.liveness > 0);
+        let stuck = abandons.then(|| self.is_stuck_from(leading));
         of_peers.chain([stuck]).flatten().min()
     }
 
-    /// When nothing will have been decided for so long that another should try. A member that gets on with the snapshot, or the
-    /// log, may be who is missing.
+    /// Returns the instant from which another node should try to lead, because no slot was decided for too long. A
+    /// member that makes progress with the snapshot or the log may be the one that the quorum lacks, so its progress
+    /// delays the instant.
     fn is_stuck_from(&self, leading: &Leading) -> Instant {
-        let members = self.tip.members.iter().filter_map(|member| leading.peers.get(member));
-        let got_on = members.map(|peer| peer.got_on).max();
-        got_on.map_or(leading.advanced, |got_on| got_on.max(leading.advanced)) + 8 * self.options.resend
+        let members = self.uncommitted.members.iter().filter_map(|member| leading.peers.get(member));
+        let progressed = members.map(|peer| peer.progressed).max();
+        progressed.map_or(leading.advanced, |progressed| progressed.max(leading.advanced)) + 8 * self.options.resend
     }
 
-    /// What was not answered, and what is decided to whom does not know it.
+    /// Repeats the messages without a response, and sends the last decided slot to peers that do not know it.
     pub(super) fn resend(&mut self, now: Instant, effects: &mut Effects) {
         let (last, base) = (self.log.last().slot, self.log.base().slot);
         let serves = self.serves(now).is_some();
         let Role::Leader(leading) = &self.role else { return };
         if last > self.decided && now >= self.is_stuck_from(leading) {
-            // Those who hear it may not be heard by it, and would follow it for ever.
+            // Members that receive messages from this leader may be unable to reach it, and would follow it forever.
             if serves {
-                self.give_up(now, effects);
+                self.abandon(now, effects);
             }
             if self.serves(now).is_none() {
                 return self.step_down(now, effects);
             }
         }
         let Role::Leader(leading) = &mut self.role else { return };
-        // The next entry takes it along if it comes soon.
+        // The next entry carries the decided slot if it is proposed soon.
         let has_lingered = now >= leading.advanced + self.options.linger;
         let mut behind = Vec::new();
         for (node, peer) in &mut leading.peers {
             let is_behind = peer.next <= base;
-            let is_untold = peer.told < self.decided && has_lingered;
-            let is_unsure = peer.is_unsure_from(self.decided, &self.options).is_some_and(|at| now >= at);
-            let is_late = peer.matched < last && now.since(peer.since) >= peer.patience(base, &self.options);
-            // Who does not serve says at least that it is there.
+            let is_unsent = peer.decided_sent < self.decided && has_lingered;
+            let is_unconfirmed = peer.resends_decided_at(self.decided, &self.options).is_some_and(|at| now >= at);
+            let is_late = peer.matched < last && now.since(peer.since) >= peer.resend_timeout(base, &self.options);
+            // A leader that does not serve sends heartbeats.
             let is_silent = !serves && now.since(peer.sent) >= self.options.resend;
-            if !is_late && (is_behind || !is_untold && !is_unsure && !is_silent) {
+            if !is_late && (is_behind || !is_unsent && !is_unconfirmed && !is_silent) {
                 continue;
             }
             peer.sent = now;
-            peer.tellings += u32::from(is_unsure);
+            peer.decided_resends += u32::from(is_unconfirmed);
             if is_late {
-                (peer.gap, peer.is_asked) = (None, true);
+                (peer.gap, peer.is_probed) = (None, true);
                 peer.begin_again(peer.start, now);
             }
             if peer.next <= base {
@@ -212,8 +216,8 @@ impl Group {
                 behind.push((*node, peer.offset));
                 continue;
             }
-            peer.told = self.decided;
-            let after = self.log.position(peer.next.before()).expect("it is not before the base");
+            peer.decided_sent = self.decided;
+            let after = self.log.position(peer.next.before()).expect("the slot is not before the base");
             let message = Message::Accept { ballot: leading.ballot, after, entries: Vec::new(), decided: self.decided };
             effects.sends.push((*node, self.id, message));
         }
@@ -231,14 +235,15 @@ impl Group {
         self.send(to, Message::Snapshot { ballot, head: snapshot.head(), offset: from as u64, part }, effects);
     }
 
-    /// Whether somebody is behind the log, and gets on: the next snapshot would have it begin again, and again.
+    /// Returns whether a peer receives the snapshot and makes progress. The next snapshot would make the peer begin
+    /// again.
     pub(super) fn is_sending_snapshot(&self, now: Instant) -> bool {
         let Role::Leader(leading) = &self.role else { return false };
         let base = self.log.base().slot;
-        leading.peers.values().any(|peer| peer.next <= base && now.since(peer.got_on) < 8 * self.options.resend)
+        leading.peers.values().any(|peer| peer.next <= base && now.since(peer.progressed) < 8 * self.options.resend)
     }
 
-    pub(super) fn hear_received(
+    pub(super) fn handle_received(
         &mut self,
         from: NodeId,
         ballot: Ballot,
@@ -250,15 +255,15 @@ impl Group {
         let Some(snapshot) = self.snapshot.as_ref().filter(|snapshot| snapshot.position.slot == slot) else { return };
         let is_whole = offset >= snapshot.application.len() as u64;
         let Some(peer) = self.peer(from, ballot).filter(|peer| peer.next <= slot) else { return };
-        peer.is_asked = false;
+        peer.is_probed = false;
         let has_more = is_whole || offset > peer.offset;
         peer.offset = if is_whole { 0 } else { offset };
-        // What says so once more is not answered, or there would be two of all that follows. Who has less than it said, as it
-        // was started anew, is sent that after a while.
+        // A duplicate report gets no response, because each response would duplicate all later parts. A restarted peer
+        // that has less than it reported gets the part again after a timeout.
         if !has_more {
             return;
         }
-        (peer.since, peer.got_on, peer.repeats) = (now, now, 0);
+        (peer.since, peer.progressed, peer.repeats) = (now, now, 0);
         if is_whole {
             peer.begin_again(slot.max(peer.matched), now);
         } else {
@@ -271,7 +276,13 @@ impl Group {
         if leading.ballot == ballot { leading.peers.get_mut(&node) } else { None }
     }
 
-    pub(super) fn hear_accepted(&mut self, from: NodeId, ballot: Ballot, (slot, decided): (Slot, Slot), now: Instant) {
+    pub(super) fn handle_accepted(
+        &mut self,
+        from: NodeId,
+        ballot: Ballot,
+        (slot, decided): (Slot, Slot),
+        now: Instant,
+    ) {
         let last = self.log.last().slot;
         let Role::Leader(leading) = &mut self.role else { return };
         let is_beyond = ballot > leading.ballot;
@@ -279,24 +290,25 @@ impl Group {
             return;
         }
         let Some(peer) = leading.peers.get_mut(&from) else { return };
-        // Who has promised another, and lacks something, refuses what it is told: so this one leads anew, with its promise.
-        (peer.knows, peer.tellings) = (if is_beyond { slot } else { decided }, 0);
+        // A peer that promised a later ballot, and lacks decided slots, rejects the next message. This node then
+        // campaigns again and gets the peer's promise.
+        (peer.decided_known, peer.decided_resends) = (if is_beyond { slot } else { decided }, 0);
         if !is_beyond && slot <= last {
-            peer.is_asked = false;
+            peer.is_probed = false;
             peer.has(slot, now);
         }
     }
 
-    pub(super) fn hear_gap(&mut self, from: NodeId, ballot: Ballot, slot: Slot, now: Instant, effects: &mut Effects) {
+    pub(super) fn handle_gap(&mut self, from: NodeId, ballot: Ballot, slot: Slot, now: Instant, effects: &mut Effects) {
         let base = self.log.base().slot;
         let Some(peer) = self.peer(from, ballot) else { return };
-        peer.is_asked = false;
+        peer.is_probed = false;
         if slot >= peer.matched && slot.next() < peer.next && peer.gap != Some(slot) {
             peer.gap = Some(slot);
             peer.begin_again(slot, now);
             if peer.next <= base {
                 let offset = peer.offset;
-                peer.got_on = now;
+                peer.progressed = now;
                 self.send_snapshot(from, ballot, offset, effects);
             }
         }

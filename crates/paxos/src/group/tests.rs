@@ -1,7 +1,7 @@
-//! A small world of its own for the core alone: messages lost, doubled and reordered, disks that lose what is not synced, nodes
-//! that crash and clocks that are true. The simulator's is larger; this one finds what is simply wrong in a second.
+//! Small simulation of the core alone: messages are lost, duplicated and reordered, disks lose unsynced records, nodes
+//! crash, and clocks are exact. The paxos simulator covers more; this test finds simple mistakes within a second.
 
-mod strangers;
+mod invalid_messages;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use bytes::Bytes;
 use super::{Leading, Role};
 use crate::{
     Ballot, BeMaster, Claim, Effects, Entry, Epoch, Event, Group, GroupId, Input, Instant, Message, NodeId, Options,
-    ProposalId, Record, Slot, Tenure, Token, Value,
+    ProposalId, Record, Slot, Term, Token, Value,
 };
 
 struct Member {
@@ -30,19 +30,19 @@ struct World {
     messages: Vec<(NodeId, NodeId, Message)>,
     decided: BTreeMap<Slot, Entry>,
     acknowledged: u64,
-    tenures: Vec<(NodeId, Tenure)>,
+    terms: Vec<(NodeId, Term)>,
     ticks: Ticks,
-    /// Each node's liveness epoch, and until when it is alive; what the system group would say.
+    /// Liveness epoch of each node and its end, as the system group would record them.
     alive: BTreeMap<NodeId, (u64, Instant)>,
-    /// Those whose process is not the one that was alive.
+    /// Nodes whose process is not the one that was alive.
     gone: BTreeSet<NodeId>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Ticks {
-    /// One each millisecond, whether it is due or not.
+    /// One tick per millisecond, due or not.
     Often,
-    /// None but what is due.
+    /// Only ticks that are due.
     WhenDue,
 }
 
@@ -69,7 +69,7 @@ impl World {
             messages: Vec::new(),
             decided: BTreeMap::new(),
             acknowledged: 0,
-            tenures: Vec::new(),
+            terms: Vec::new(),
             ticks,
             alive: NODES.map(|node| (node, (1, Instant(0)))).into(),
             gone: BTreeSet::new(),
@@ -93,7 +93,7 @@ impl World {
         member.group.step(self.now, input, &mut member.effects);
         let Effects { records, sends, events, .. } = &member.effects;
         let is_idle = records.is_empty() && sends.is_empty() && events.is_empty();
-        assert!(!is_early || is_idle, "a tick that was not due did something at {node}: {:?}", member.effects);
+        assert!(!is_early || is_idle, "a tick that was not due had effects on {node}: {:?}", member.effects);
         self.collect(node);
     }
 
@@ -110,16 +110,16 @@ impl World {
             match event {
                 Event::Decided { slot, entry } => {
                     let known = self.decided.entry(slot).or_insert_with(|| entry.clone());
-                    assert_eq!(*known, entry, "slot {slot} at {node}");
+                    assert_eq!(*known, entry, "{node} decided a different entry in slot {slot}");
                 }
                 Event::Acknowledged { .. } => self.acknowledged += 1,
-                Event::Serves { tenure } => self.tenures.push((node, tenure)),
+                Event::Serves { term } => self.terms.push((node, term)),
                 _ => {}
             }
         }
         let now = self.now;
         let serving = self.members.values().filter(|member| member.group.serves(now).is_some()).count();
-        assert!(serving <= 1, "{serving} serve");
+        assert!(serving <= 1, "{serving} nodes serve at the same time");
     }
 
     fn tick(&mut self) {
@@ -133,13 +133,13 @@ impl World {
                 if !self.members[&node].is_due(self.now) {
                     break;
                 }
-                assert!(again < 4, "{node} is due however often it is ticked");
+                assert!(again < 4, "{node} is still due after several ticks");
                 self.step(node, Input::Tick);
             }
         }
     }
 
-    /// The node says that it is alive, to the system group as it were.
+    /// Renews the liveness of the node, as the system group would.
     fn renew(&mut self, node: NodeId) {
         if self.gone.contains(&node) {
             return;
@@ -151,7 +151,7 @@ impl World {
         self.step(node, Input::Liveness { liveness, until });
     }
 
-    /// All learn of those that are no longer alive.
+    /// Expires nodes that are no longer alive, on all nodes.
     fn expire(&mut self) {
         for node in NODES {
             let (liveness, until) = self.alive[&node];
@@ -206,41 +206,42 @@ fn start(node: NodeId, options: &Arc<Options>, records: Vec<Record>, now: Instan
 }
 
 #[test]
-fn nothing_is_decided_twice_and_one_serves_at_a_time_whatever_happens() {
-    live_through(Ticks::Often);
+fn faults_cause_no_second_value_and_no_second_master() {
+    run_seeds(Ticks::Often);
 }
 
 #[test]
-fn ticks_that_are_due_suffice() {
-    live_through(Ticks::WhenDue);
+fn due_ticks_alone_suffice() {
+    run_seeds(Ticks::WhenDue);
 }
 
-/// Two that know masterships of their own may both have stopped, and say so again and again: a candidate for each word would depose
-/// itself, and whoever it could follow.
+/// Two nodes may both have stopped as masters, each of its own mastership, and repeat their consents. If each consent
+/// caused a candidacy, the taker would depose itself and every node that it could follow.
 #[test]
-fn of_masters_that_stopped_only_a_later_one_is_news() {
+fn taker_accepts_only_later_consents() {
     let mut world = World::new(1, Ticks::WhenDue);
     let [master, taker, other] = NODES;
     let records = vec![Record::Entries { after: Slot(0), entries: vec![first_master(master, 1)] }];
     world.members.insert(taker, start(taker, &world.options, records, Instant(0)));
-    let mut asks = |from: NodeId, epoch: u64, round: u64| {
-        let tenure = Tenure { epoch: Epoch(epoch), ballot: Ballot { round, node: from } };
-        world.step(taker, Input::Message { from, message: Message::Consent { tenure, taker } });
+    let mut campaigns = |from: NodeId, epoch: u64, round: u64| {
+        let term = Term { epoch: Epoch(epoch), ballot: Ballot { round, node: from } };
+        world.step(taker, Input::Message { from, message: Message::Consent { term, taker } });
         !std::mem::take(&mut world.messages).is_empty()
     };
-    assert!(asks(master, 1, 1), "it is the mastership that it knows");
-    assert!(asks(other, 2, 2), "it is a later one");
-    assert!(!asks(master, 1, 1), "it is over with the later one");
-    assert!(!asks(other, 2, 2), "it is known");
-    assert!(asks(master, 3, 4));
+    assert!(campaigns(master, 1, 1), "the taker knows this mastership");
+    assert!(campaigns(other, 2, 2), "a later mastership counts");
+    assert!(!campaigns(master, 1, 1), "the later mastership ended the earlier one");
+    assert!(!campaigns(other, 2, 2), "a repeated consent has no effect");
+    assert!(campaigns(master, 3, 4));
 }
 
-/// It is heard by too few to lead, and who leads may not be master while it lives: nobody would be, for as long as that lasts.
+/// The master is heard by too few members to lead. The present leader cannot be master while the master's node is
+/// alive, so without this rule no node would ever be master.
 #[test]
-fn a_master_that_another_keeps_from_leading_leaves() {
+fn master_blocked_by_a_leader_abandons_its_mastership() {
     let mut world = World::new(1, Ticks::WhenDue);
     let [master, leader, _] = NODES;
-    // What who leads wrote is void, as there is a master that lives.
+    // The `BeMaster` entry of the leader is void, because the present master is alive.
     let entries = vec![first_master(master, 1), first_master(leader, 2)];
     let records = vec![Record::Entries { after: Slot(0), entries }, Record::Decided(Slot(2))];
     for node in NODES {
@@ -250,7 +251,7 @@ fn a_master_that_another_keeps_from_leading_leaves() {
     let leading = Leading::new(Ballot { round: 2, node: leader }, Slot(3), Instant(0));
     world.members.get_mut(&leader).unwrap().group.role = Role::Leader(leading);
     world.alive.insert(master, (7, Instant(0)));
-    while world.tenures.is_empty() && world.now < Instant(1_000_000) {
+    while world.terms.is_empty() && world.now < Instant(1_000_000) {
         world.tick();
         world.renew(master);
         NODES.iter().for_each(|node| world.sync(*node));
@@ -260,17 +261,21 @@ fn a_master_that_another_keeps_from_leading_leaves() {
             }
         }
     }
-    assert!(matches!(&world.tenures[..], [(node, _)] if *node == leader), "{:?}", world.tenures);
-    assert!(world.now > Instant(0) + 16 * world.options.resend, "not before the master left: {:?}", world.now);
+    assert!(matches!(&world.terms[..], [(node, _)] if *node == leader), "{:?}", world.terms);
+    assert!(
+        world.now > Instant(0) + 16 * world.options.resend,
+        "the leader served before the master abandoned its mastership: {:?}",
+        world.now
+    );
 }
 
 fn first_master(node: NodeId, round: u64) -> Entry {
-    let claim = Claim::Waited { tenure: Tenure::NONE, lease_slot: Slot(0) };
+    let claim = Claim::Waited { term: Term::NONE, lease_slot: Slot(0) };
     let be_master = BeMaster { node, liveness: 7, claim, members: NODES.into() };
     Entry { ballot: Ballot { round, node }, value: Value::BeMaster(be_master) }
 }
 
-fn live_through(ticks: Ticks) {
+fn run_seeds(ticks: Ticks) {
     for seed in 1..=40 {
         let mut world = World::new(u64::wrapping_mul(seed, 0x9e37_79b9_7f4a_7c15), ticks);
         for number in 0..3_000 {
@@ -321,7 +326,7 @@ fn live_through(ticks: Ticks) {
                 _ => {}
             }
         }
-        // Left in peace, it goes on.
+        // Without faults, the paxos group makes progress.
         let before = world.acknowledged;
         for number in 0..1_500 {
             world.tick();
@@ -331,15 +336,23 @@ fn live_through(ticks: Ticks) {
             }
             for node in NODES {
                 world.sync(node);
-                world.step(node, Input::Propose { id: ProposalId(number), entry: Bytes::from_static(b"peace") });
+                world.step(node, Input::Propose { id: ProposalId(number), entry: Bytes::from_static(b"quiet") });
             }
             for (from, to, message) in std::mem::take(&mut world.messages) {
                 world.step(to, Input::Message { from, message });
             }
         }
-        assert!(world.acknowledged > before + 500, "seed {seed}: {} and then {}", before, world.acknowledged);
+        assert!(
+            world.acknowledged > before + 500,
+            "seed {seed}: {} acknowledgements before the quiet phase, {} after it",
+            before,
+            world.acknowledged
+        );
         let last = *world.decided.keys().last().unwrap();
         let ends: Vec<_> = world.members.values().map(|member| member.group.decided()).collect();
-        assert!(ends.iter().all(|end| end.0 + 20 > last.0), "seed {seed}: {ends:?} of {last}");
+        assert!(
+            ends.iter().all(|end| end.0 + 20 > last.0),
+            "seed {seed}: members decided {ends:?}, and the last slot is {last}"
+        );
     }
 }

@@ -8,8 +8,8 @@ const A: NodeId = NodeId(1);
 const B: NodeId = NodeId(2);
 const C: NodeId = NodeId(3);
 
-/// One mover on node A, master of the system group, which decides at once unless told otherwise.
-struct Desk {
+/// One mover on node A, the master of the system group. Proposals are decided at once unless a test disables that.
+struct Harness {
     mover: Mover,
     now: Instant,
     system: System,
@@ -20,10 +20,10 @@ struct Desk {
     decides: bool,
 }
 
-impl Desk {
-    /// Three nodes; the paxos groups 1, 2.. have these masters.
-    fn new(masters: &[NodeId]) -> Desk {
-        let mut desk = Desk {
+impl Harness {
+    /// Returns a harness with three nodes, in which the paxos groups 1, 2 and so on have these masters.
+    fn new(masters: &[NodeId]) -> Harness {
+        let mut harness = Harness {
             mover: Mover::new(Options::default(), Deviation::default()),
             now: Instant(1_000_000),
             system: System::default(),
@@ -34,15 +34,15 @@ impl Desk {
             decides: true,
         };
         for node in [A, B, C] {
-            desk.decide(&Record::Node { node, capacity: 1 });
-            desk.decide(&Record::Join { node, liveness: 1, incarnation: 7, stamp: Instant(1) });
+            harness.decide(&Record::Node { node, capacity: 1 });
+            harness.decide(&Record::Join { node, liveness: 1, incarnation: 7, stamp: Instant(1) });
         }
         for (group, master) in (1..).map(GroupId).zip(masters) {
-            desk.decide(&Record::Group { group, replicas: vec![A, B, C] });
+            harness.decide(&Record::Group { group, replicas: vec![A, B, C] });
             let lag = BTreeMap::from([(A, 0), (B, 0), (C, 0)]);
-            desk.groups.insert(group, Facts { master: Some((*master, Epoch(5))), lag });
+            harness.groups.insert(group, Facts { master: Some((*master, Epoch(5))), lag });
         }
-        desk
+        harness
     }
 
     fn decide(&mut self, record: &Record) {
@@ -50,7 +50,7 @@ impl Desk {
         self.system.apply(self.slot, record);
     }
 
-    fn hear(&mut self, input: Input) -> Vec<Action> {
+    fn handle(&mut self, input: Input) -> Vec<Action> {
         let view = View {
             me: A,
             liveness: 1,
@@ -70,36 +70,36 @@ impl Desk {
         actions
     }
 
-    /// Ticks ten times a second for so long, and tells what is done and when.
+    /// Ticks ten times a second for `millis`, and returns the actions with their times.
     fn pass(&mut self, millis: u64) -> String {
         let end = self.now + Duration::from_millis(millis);
-        let mut story = String::new();
+        let mut output = String::new();
         while self.now < end {
-            story += &self.tell(Input::Tick);
+            output += &self.describe(Input::Tick);
             self.now = self.now + Duration::from_millis(100);
         }
-        story
+        output
     }
 
-    fn tell(&mut self, input: Input) -> String {
+    fn describe(&mut self, input: Input) -> String {
         let at = self.now.0 / 100_000;
-        self.hear(input).iter().map(|action| format!("{}.{} {}\n", at / 10, at % 10, show(action))).collect()
+        self.handle(input).iter().map(|action| format!("{}.{} {}\n", at / 10, at % 10, show(action))).collect()
     }
 
     fn prepared(&mut self, fence: u64, what: Preparation) -> String {
-        self.tell(Input::Prepared { fence: Fence(fence), what })
+        self.describe(Input::Prepared { fence: Fence(fence), what })
     }
 
     fn master(&mut self, group: u32, node: NodeId, epoch: u64) {
         self.groups.get_mut(&GroupId(group)).unwrap().master = Some((node, Epoch(epoch)));
     }
 
-    /// Up to the hand-over of the move under this fence.
+    /// Runs the move under this fence up to its hand-over.
     fn prepare(&mut self, fence: u64) {
         self.pass(300);
         self.prepared(fence, Preparation::SyncOffsets);
         self.pass(200);
-        self.prepared(fence, Preparation::TellProducers);
+        self.prepared(fence, Preparation::NotifyProducers);
     }
 }
 
@@ -109,8 +109,8 @@ fn show(action: &Action) -> String {
         Action::Propose(Record::TokenTake(take)) => {
             format!(
                 "propose take {} over {} {}: {} {} -> {}",
-                take.seen.0.0 + 1,
-                take.seen.1,
+                take.precondition.0.0 + 1,
+                take.precondition.1,
                 take.holder,
                 take.group,
                 take.from,
@@ -126,27 +126,27 @@ fn show(action: &Action) -> String {
     }
 }
 
-fn check(story: &str, expected: &Expect) {
-    expected.assert_eq(story);
+fn check(output: &str, expected: &Expect) {
+    expected.assert_eq(output);
 }
 
 #[test]
-fn a_master_moves_by_consent_and_the_next_move_waits_for_the_pause() {
-    let mut desk = Desk::new(&[A, A, A, B]);
-    let mut story = desk.pass(500);
-    story += &desk.prepared(1, Preparation::SyncOffsets);
-    story += &desk.pass(300);
-    story += &desk.prepared(1, Preparation::TellProducers);
-    story += &desk.pass(300);
-    desk.master(1, C, 6);
-    story += &desk.pass(3000);
+fn master_moves_by_consent_and_the_next_move_waits() {
+    let mut harness = Harness::new(&[A, A, A, B]);
+    let mut output = harness.pass(500);
+    output += &harness.prepared(1, Preparation::SyncOffsets);
+    output += &harness.pass(300);
+    output += &harness.prepared(1, Preparation::NotifyProducers);
+    output += &harness.pass(300);
+    harness.master(1, C, 6);
+    output += &harness.pass(3000);
     check(
-        &story,
+        &output,
         &expect![[r#"
         1.0 propose take 1 over 0 n1: g1 n1 -> n3
         1.1 1: g1 n1 -> n3 SyncOffsets within 5s
-        1.5 propose 1: Prepare(TellProducers)
-        1.5 1: g1 n1 -> n3 TellProducers within 5s
+        1.5 propose 1: Prepare(NotifyProducers)
+        1.5 1: g1 n1 -> n3 NotifyProducers within 5s
         1.8 propose 1: Handover(Consent)
         1.8 1: g1 n1 -> n3 Consent within 2s
         2.1 propose TokenEnd { fence: Fence(1) }
@@ -155,12 +155,12 @@ fn a_master_moves_by_consent_and_the_next_move_waits_for_the_pause() {
 }
 
 #[test]
-fn without_consent_in_time_the_lease_is_waited_for_and_then_the_move_fails_and_is_tried_later() {
-    let mut desk = Desk::new(&[A, A, A]);
-    desk.prepare(1);
-    // Nothing else may move meanwhile.
+fn move_without_consent_waits_for_the_lease_and_fails() {
+    let mut harness = Harness::new(&[A, A, A]);
+    harness.prepare(1);
+    // No other move may begin before this one ends.
     check(
-        &desk.pass(60_000),
+        &harness.pass(60_000),
         &expect![[r#"
             1.5 1: g1 n1 -> n2 Consent within 2s
             3.2 propose 1: Handover(Consent)
@@ -195,21 +195,21 @@ fn without_consent_in_time_the_lease_is_waited_for_and_then_the_move_fails_and_i
 }
 
 #[test]
-fn a_refused_consent_falls_back_at_once() {
-    let mut desk = Desk::new(&[A, A, A]);
-    desk.prepare(1);
-    let mut story = desk.pass(200);
+fn rejected_consent_falls_back_to_waiting_at_once() {
+    let mut harness = Harness::new(&[A, A, A]);
+    harness.prepare(1);
+    let mut output = harness.pass(200);
     let step = Step::Handover(Scheme::Consent);
-    story += &desk.tell(Input::Refused { fence: Fence(9), step });
-    story += &desk.tell(Input::Refused { fence: Fence(1), step });
-    assert!(!desk.mover.is_at(step), "it is given up");
-    // It is said with each report, and says nothing of what is tried then.
-    story += &desk.pass(100);
-    story += &desk.tell(Input::Refused { fence: Fence(1), step });
-    assert!(desk.mover.is_at(Step::Handover(Scheme::Wait)));
-    story += &desk.pass(200);
+    output += &harness.describe(Input::Rejected { fence: Fence(9), step });
+    output += &harness.describe(Input::Rejected { fence: Fence(1), step });
+    assert!(!harness.mover.is_at(step), "the mover no longer pursues the rejected step");
+    // The node repeats the rejection with each report. The repetition does not reject the next step.
+    output += &harness.pass(100);
+    output += &harness.describe(Input::Rejected { fence: Fence(1), step });
+    assert!(harness.mover.is_at(Step::Handover(Scheme::Wait)));
+    output += &harness.pass(200);
     check(
-        &story,
+        &output,
         &expect![[r#"
         1.5 1: g1 n1 -> n2 Consent within 2s
         1.7 propose 1: Handover(Wait)
@@ -218,27 +218,27 @@ fn a_refused_consent_falls_back_at_once() {
     );
 }
 
-/// Where deciding takes longer than the token's lease, its holder may begin nothing.
+/// If decisions take longer than the lease of the token, its holder may begin no step.
 #[test]
-fn a_step_that_cannot_be_begun_fails_the_move_all_the_same() {
-    let mut desk = Desk::new(&[A, A, A]);
-    desk.decides = false;
-    let mut story = desk.pass(500);
+fn step_that_cannot_begin_fails_the_move() {
+    let mut harness = Harness::new(&[A, A, A]);
+    harness.decides = false;
+    let mut output = harness.pass(500);
     let take = Take {
-        seen: (Fence(0), Slot(0)),
+        precondition: (Fence(0), Slot(0)),
         holder: A,
         liveness: 1,
         group: GroupId(1),
         from: A,
         to: B,
         epoch: Epoch(5),
-        stamp: desk.now,
+        stamp: harness.now,
     };
-    desk.now = desk.now + Duration::from_secs(10);
-    desk.decide(&Record::TokenTake(take));
-    story += &desk.pass(7000);
+    harness.now = harness.now + Duration::from_secs(10);
+    harness.decide(&Record::TokenTake(take));
+    output += &harness.pass(7000);
     check(
-        &story,
+        &output,
         &expect![[r#"
         1.0 propose take 1 over 0 n1: g1 n1 -> n2
         11.5 propose 1: Prepare(SyncOffsets)
@@ -253,10 +253,10 @@ fn a_step_that_cannot_be_begun_fails_the_move_all_the_same() {
 }
 
 #[test]
-fn a_preparation_that_is_not_answered_fails_the_move_and_another_goes_first() {
-    let mut desk = Desk::new(&[A, A, A]);
+fn unfinished_preparation_fails_the_move() {
+    let mut harness = Harness::new(&[A, A, A]);
     check(
-        &desk.pass(7000),
+        &harness.pass(7000),
         &expect![[r#"
             1.0 propose take 1 over 0 n1: g1 n1 -> n2
             1.1 1: g1 n1 -> n2 SyncOffsets within 5s
@@ -270,19 +270,19 @@ fn a_preparation_that_is_not_answered_fails_the_move_and_another_goes_first() {
 }
 
 #[test]
-fn of_two_moves_the_one_that_failed_less_often_comes_first() {
-    let mut desk = Desk::new(&[A, A, A]);
+fn move_with_fewer_failures_goes_first() {
+    let mut harness = Harness::new(&[A, A, A]);
     let options = Options { backoff: Duration::ZERO, ..Options::default() };
-    desk.mover = Mover::new(options, Deviation::default());
-    let mut story = String::new();
+    harness.mover = Mover::new(options, Deviation::default());
+    let mut output = String::new();
     for _ in 0..4 {
-        story += &desk.pass(200);
-        let fence = desk.system.token().unwrap().fence;
-        desk.tell(Input::Refused { fence, step: Step::FIRST });
-        desk.pass(6000);
+        output += &harness.pass(200);
+        let fence = harness.system.token().unwrap().fence;
+        harness.describe(Input::Rejected { fence, step: Step::FIRST });
+        harness.pass(6000);
     }
     check(
-        &story,
+        &output,
         &expect![[r#"
             1.0 propose take 1 over 0 n1: g1 n1 -> n2
             1.1 1: g1 n1 -> n2 SyncOffsets within 5s
@@ -297,35 +297,35 @@ fn of_two_moves_the_one_that_failed_less_often_comes_first() {
 }
 
 #[test]
-fn a_drained_node_gives_its_masters_away_one_by_one() {
-    let mut desk = Desk::new(&[A, B, C, B]);
-    assert_eq!(desk.pass(5000), "");
-    desk.decide(&Record::Drain { node: B, draining: true });
-    let mut story = String::new();
+fn masters_leave_a_drained_node_one_by_one() {
+    let mut harness = Harness::new(&[A, B, C, B]);
+    assert_eq!(harness.pass(5000), "");
+    harness.decide(&Record::Drain { node: B, draining: true });
+    let mut output = String::new();
     for fence in 1..=2 {
-        story += &desk.pass(1500);
-        story += &desk.prepared(fence, Preparation::SyncOffsets);
-        story += &desk.pass(100);
-        story += &desk.prepared(fence, Preparation::TellProducers);
-        story += &desk.pass(100);
-        let Token { group, to, .. } = *desk.system.token().unwrap();
-        desk.master(group.0, to, 6);
+        output += &harness.pass(1500);
+        output += &harness.prepared(fence, Preparation::SyncOffsets);
+        output += &harness.pass(100);
+        output += &harness.prepared(fence, Preparation::NotifyProducers);
+        output += &harness.pass(100);
+        let Token { group, to, .. } = *harness.system.token().unwrap();
+        harness.master(group.0, to, 6);
     }
-    story += &desk.pass(5000);
+    output += &harness.pass(5000);
     check(
-        &story,
+        &output,
         &expect![[r#"
         6.0 propose take 1 over 0 n1: g2 n2 -> n1
         6.1 1: g2 n2 -> n1 SyncOffsets within 5s
-        7.5 propose 1: Prepare(TellProducers)
-        7.5 1: g2 n2 -> n1 TellProducers within 5s
+        7.5 propose 1: Prepare(NotifyProducers)
+        7.5 1: g2 n2 -> n1 NotifyProducers within 5s
         7.6 propose 1: Handover(Consent)
         7.6 1: g2 n2 -> n1 Consent within 2s
         7.7 propose TokenEnd { fence: Fence(1) }
         8.8 propose take 2 over 0 n1: g4 n2 -> n3
         8.9 2: g4 n2 -> n3 SyncOffsets within 5s
-        9.2 propose 2: Prepare(TellProducers)
-        9.2 2: g4 n2 -> n3 TellProducers within 5s
+        9.2 propose 2: Prepare(NotifyProducers)
+        9.2 2: g4 n2 -> n3 NotifyProducers within 5s
         9.3 propose 2: Handover(Consent)
         9.3 2: g4 n2 -> n3 Consent within 2s
         9.4 propose TokenEnd { fence: Fence(2) }
@@ -334,20 +334,20 @@ fn a_drained_node_gives_its_masters_away_one_by_one() {
 }
 
 #[test]
-fn a_target_that_lags_or_is_not_reached_is_passed_over() {
-    let mut desk = Desk::new(&[A, A, A, A, A, A]);
-    desk.reachable.remove(&B);
-    desk.groups.get_mut(&GroupId(2)).unwrap().lag.insert(C, 1001);
-    let ideal = desk.mover.ideal(&View {
+fn lagging_or_unreachable_target_is_skipped() {
+    let mut harness = Harness::new(&[A, A, A, A, A, A]);
+    harness.reachable.remove(&B);
+    harness.groups.get_mut(&GroupId(2)).unwrap().lag.insert(C, 1001);
+    let ideal = harness.mover.ideal(&View {
         me: A,
         liveness: 1,
         masters_system: true,
-        system: &desk.system,
-        groups: &desk.groups,
-        reachable: &desk.reachable,
+        system: &harness.system,
+        groups: &harness.groups,
+        reachable: &harness.reachable,
     });
     check(
-        &format!("{:?}\n{}", ideal.values().collect::<Vec<_>>(), desk.pass(200)),
+        &format!("{:?}\n{}", ideal.values().collect::<Vec<_>>(), harness.pass(200)),
         &expect![[r#"
         [NodeId(2), NodeId(3), NodeId(2), NodeId(3), NodeId(1), NodeId(1)]
         1.0 propose take 1 over 0 n1: g4 n1 -> n3
@@ -357,18 +357,18 @@ fn a_target_that_lags_or_is_not_reached_is_passed_over() {
 }
 
 #[test]
-fn a_token_that_is_anothers_is_taken_over_after_the_wait_with_its_move() {
-    let mut desk = Desk::new(&[A, A, A]);
+fn token_of_another_node_is_taken_over_after_the_wait() {
+    let mut harness = Harness::new(&[A, A, A]);
     let (group, epoch) = (GroupId(3), Epoch(5));
-    let seen = (Fence(0), Slot(0));
-    let take = Take { seen, holder: C, liveness: 1, group, from: A, to: B, epoch, stamp: Instant(77) };
-    desk.decide(&Record::TokenTake(take));
-    let mut story = desk.pass(20_000);
-    // It lives: it is waited for anew.
-    desk.decide(&Record::TokenStep { fence: Fence(1), step: Step::FIRST, stamp: Instant(99) });
-    story += &desk.pass(28_000);
+    let precondition = (Fence(0), Slot(0));
+    let take = Take { precondition, holder: C, liveness: 1, group, from: A, to: B, epoch, stamp: Instant(77) };
+    harness.decide(&Record::TokenTake(take));
+    let mut output = harness.pass(20_000);
+    // The holder renews its token, so the wait starts again.
+    harness.decide(&Record::TokenStep { fence: Fence(1), step: Step::FIRST, stamp: Instant(99) });
+    output += &harness.pass(28_000);
     check(
-        &story,
+        &output,
         &expect![[r#"
         47.0 propose take 2 over 11 n1: g3 n1 -> n2
         47.1 2: g3 n1 -> n2 SyncOffsets within 5s
@@ -378,13 +378,22 @@ fn a_token_that_is_anothers_is_taken_over_after_the_wait_with_its_move() {
 }
 
 #[test]
-fn anothers_token_whose_move_is_done_is_ended_without_a_wait() {
-    let mut desk = Desk::new(&[A, B, C]);
-    let seen = (Fence(0), Slot(0));
+fn token_of_a_finished_move_ends_without_a_wait() {
+    let mut harness = Harness::new(&[A, B, C]);
+    let precondition = (Fence(0), Slot(0));
     let (group, epoch, stamp) = (GroupId(3), Epoch(4), Instant(77));
-    desk.decide(&Record::TokenTake(Take { seen, holder: B, liveness: 1, group, from: A, to: C, epoch, stamp }));
+    harness.decide(&Record::TokenTake(Take {
+        precondition,
+        holder: B,
+        liveness: 1,
+        group,
+        from: A,
+        to: C,
+        epoch,
+        stamp,
+    }));
     check(
-        &desk.pass(300),
+        &harness.pass(300),
         &expect![[r#"
         1.0 propose TokenEnd { fence: Fence(1) }
     "#]],
@@ -392,39 +401,39 @@ fn anothers_token_whose_move_is_done_is_ended_without_a_wait() {
 }
 
 #[test]
-fn the_token_of_an_earlier_process_of_this_node_is_anothers() {
-    let mut desk = Desk::new(&[A, A, A]);
-    desk.pass(200);
-    desk.mover = Mover::new(Options::default(), Deviation::default());
-    desk.decide(&Record::Join { node: A, liveness: 2, incarnation: 8, stamp: Instant(1) });
-    let fence = desk.system.token().unwrap().fence;
+fn token_of_an_earlier_process_requires_a_takeover() {
+    let mut harness = Harness::new(&[A, A, A]);
+    harness.pass(200);
+    harness.mover = Mover::new(Options::default(), Deviation::default());
+    harness.decide(&Record::Join { node: A, liveness: 2, incarnation: 8, stamp: Instant(1) });
+    let fence = harness.system.token().unwrap().fence;
     let view = View {
         me: A,
         liveness: 2,
         masters_system: true,
-        system: &desk.system,
-        groups: &desk.groups,
-        reachable: &desk.reachable,
+        system: &harness.system,
+        groups: &harness.groups,
+        reachable: &harness.reachable,
     };
     let input = Input::Prepared { fence, what: Preparation::SyncOffsets };
-    assert_eq!(desk.mover.step(desk.now, &view, input), []);
-    let waited = desk.now + Options::default().wait;
-    assert!(matches!(desk.mover.step(waited, &view, input)[..], [Action::Propose(Record::TokenTake(_))]));
+    assert_eq!(harness.mover.step(harness.now, &view, input), []);
+    let waited = harness.now + Options::default().wait;
+    assert!(matches!(harness.mover.step(waited, &view, input)[..], [Action::Propose(Record::TokenTake(_))]));
 }
 
 #[test]
-fn no_step_begins_after_the_tokens_lease_until_it_is_renewed() {
-    let mut desk = Desk::new(&[A, A, A]);
-    desk.pass(100);
-    desk.decides = false;
-    desk.masters_system = false;
-    desk.pass(6000);
-    desk.masters_system = true;
-    let mut story = desk.pass(1500);
-    desk.decides = true;
-    story += &desk.pass(1000);
+fn step_begins_only_within_the_lease_of_the_token() {
+    let mut harness = Harness::new(&[A, A, A]);
+    harness.pass(100);
+    harness.decides = false;
+    harness.masters_system = false;
+    harness.pass(6000);
+    harness.masters_system = true;
+    let mut output = harness.pass(1500);
+    harness.decides = true;
+    output += &harness.pass(1000);
     check(
-        &story,
+        &output,
         &expect![[r#"
         7.1 propose 1: Prepare(SyncOffsets)
         8.1 propose 1: Prepare(SyncOffsets)
@@ -435,11 +444,11 @@ fn no_step_begins_after_the_tokens_lease_until_it_is_renewed() {
 }
 
 #[test]
-fn what_is_not_decided_is_proposed_again() {
-    let mut desk = Desk::new(&[A, A, A]);
-    desk.decides = false;
+fn undecided_record_is_proposed_again() {
+    let mut harness = Harness::new(&[A, A, A]);
+    harness.decides = false;
     check(
-        &desk.pass(2500),
+        &harness.pass(2500),
         &expect![[r#"
         1.0 propose take 1 over 0 n1: g1 n1 -> n2
         2.0 propose take 1 over 0 n1: g1 n1 -> n2
@@ -449,23 +458,23 @@ fn what_is_not_decided_is_proposed_again() {
 }
 
 #[test]
-fn a_node_that_does_not_master_the_system_group_does_nothing() {
-    let mut desk = Desk::new(&[A, A, A]);
-    desk.masters_system = false;
-    assert_eq!(desk.pass(60_000), "");
+fn mover_acts_only_on_the_master_of_the_system_group() {
+    let mut harness = Harness::new(&[A, A, A]);
+    harness.masters_system = false;
+    assert_eq!(harness.pass(60_000), "");
 }
 
 #[test]
-fn a_move_is_given_up_when_its_target_is_drained_or_another_became_master() {
-    let mut desk = Desk::new(&[A, A, A]);
-    desk.pass(300);
-    desk.decide(&Record::Drain { node: B, draining: true });
-    // Its preparation may go on until its limit.
-    let mut story = desk.pass(6500);
-    desk.master(desk.system.token().unwrap().group.0, A, 6);
-    story += &desk.pass(300);
+fn move_ends_if_its_target_drains_or_the_master_changes() {
+    let mut harness = Harness::new(&[A, A, A]);
+    harness.pass(300);
+    harness.decide(&Record::Drain { node: B, draining: true });
+    // The preparation may continue until its limit.
+    let mut output = harness.pass(6500);
+    harness.master(harness.system.token().unwrap().group.0, A, 6);
+    output += &harness.pass(300);
     check(
-        &story,
+        &output,
         &expect![[r#"
             6.1 propose TokenEnd { fence: Fence(1) }
             7.2 propose take 2 over 0 n1: g1 n1 -> n3
@@ -476,25 +485,26 @@ fn a_move_is_given_up_when_its_target_is_drained_or_another_became_master() {
 }
 
 #[test]
-fn balancing_goes_on_to_the_goal_and_does_not_begin_within_the_start() {
-    // Shares of 13.3: 11 and 15 are within a fifth of that, 17 are not; then 14 and 12 are within a tenth.
+fn balancing_begins_beyond_the_start_and_reaches_the_goal() {
+    // The shares are 13.3. The loads 11 and 15 are within a fifth of that, and 17 is not. Then 14 and 12 are within a
+    // tenth.
     let masters = |counts: [usize; 3]| -> Vec<NodeId> {
         [A, B, C].into_iter().zip(counts).flat_map(|(node, count)| vec![node; count]).collect()
     };
-    assert_eq!(Desk::new(&masters([15, 14, 11])).pass(5000), "");
-    let mut desk = Desk::new(&masters([17, 12, 11]));
+    assert_eq!(Harness::new(&masters([15, 14, 11])).pass(5000), "");
+    let mut harness = Harness::new(&masters([17, 12, 11]));
     let mut moved = 0;
     loop {
-        desk.pass(1500);
-        let Some(token) = desk.system.token().cloned() else { break };
-        desk.master(token.group.0, token.to, 6);
+        harness.pass(1500);
+        let Some(token) = harness.system.token().cloned() else { break };
+        harness.master(token.group.0, token.to, 6);
         moved += 1;
     }
     assert_eq!(moved, 3);
 }
 
 #[test]
-#[should_panic(expected = "a token is waited for as long as its holder may act")]
-fn a_wait_shorter_than_a_move_is_refused() {
+#[should_panic(expected = "the wait for a token covers the time in which its holder may act")]
+fn wait_shorter_than_a_move_is_rejected() {
     drop(Mover::new(Options { wait: Duration::from_secs(25), ..Options::default() }, Deviation::default()));
 }

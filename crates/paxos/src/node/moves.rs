@@ -1,16 +1,19 @@
-//! A node's part in moving masters.
+//! Role of a node in moves of masters.
 //!
-//! Each node tells the system group's master what it serves, and is answered with orders while a move concerns it. They
-//! count from when the report was made, by the clock of the process that made it. So orders that were long on their way are
-//! known to be late, and all that was ordered under one token is over before there is another.
+//! Each node reports its masterships to the master of the system group. While a move concerns the node, the response
+//! contains orders. The time limit of orders counts from the instant of the report, by the clock of the process that
+//! sent it. A node can therefore recognise late orders, and all orders under one token are over before the next token
+//! exists.
 //!
-//! The system group's master hears the reports, and has a [`Mover`] that decides by them.
+//! The master of the system group receives the reports and runs a [`Mover`], which decides by them.
+//!
+//! docs/decisions/0155-send-orders-as-responses-to-reports.md gives the reasons for the design.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Node;
 use crate::effects::{Effects, Event, Input};
-use crate::ids::{GroupId, Instant, NodeId, Tenure};
+use crate::ids::{GroupId, Instant, NodeId, Term};
 use crate::message::{Message, Orders, Report, Serving};
 use crate::mover::{self, Action, Facts, Move, Mover, View};
 use crate::options::Options;
@@ -20,53 +23,54 @@ use crate::system::{Fence, Preparation, Record, Scheme, Step};
 #[derive(Debug)]
 pub(super) struct Moves {
     mover: Mover,
-    /// When that was asked last because it was time to.
-    asked_at: Instant,
-    /// What nodes told last, this one among them, and when that came.
+    /// Instant of the last periodic step of the mover.
+    stepped_at: Instant,
+    /// Last report of each node, including this node, and the instant of its arrival.
     reports: BTreeMap<NodeId, (Report, Instant)>,
-    /// What the mover began last, and until when.
+    /// Step that the mover began last, and its end.
     begun: Option<(Move, Step, Instant)>,
-    /// When this node made its last report.
+    /// Instant of this node's last report.
     reported: Instant,
-    obeyed: Option<Obeyed>,
+    obeyed: Option<ActiveOrders>,
     prepared: Option<(Fence, Preparation)>,
-    refused: Option<(Fence, Step)>,
-    /// Who asked to take over, before this node was ordered to let it.
-    asking: Option<(NodeId, GroupId, Tenure)>,
+    rejected: Option<(Fence, Step)>,
+    /// Request for consent that arrived before the orders to grant it.
+    pending_request: Option<(NodeId, GroupId, Term)>,
 }
 
-/// What this node was ordered last.
+/// Last orders that this node accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Obeyed {
+pub struct ActiveOrders {
     pub of: Move,
     pub step: Step,
-    /// By this node's clock.
+    /// End of the orders, by this node's clock.
     pub until: Instant,
 }
 
 impl Moves {
     /// # Panics
-    /// A token could be taken over while what its holder ordered may be under way, or no master could ever leave within its orders.
+    /// If the options would allow a process to take over a token while orders of its holder may be in effect, or if
+    /// they leave a master no time to hand over within its orders.
     pub(super) fn new(options: &Options) -> Self {
         let in_flight = options.stretched(options.mover.in_flight());
-        assert!(options.mover.wait >= in_flight, "a token is waited for as long as its holder may act");
+        assert!(options.mover.wait >= in_flight, "the wait for a token covers the time in which its holder may act");
         let mover::Options { remaining, handover_within, lease_within, .. } = options.mover;
         let has_time = remaining < handover_within && options.lease < lease_within;
-        assert!(has_time, "a master that is told to leave can do so within the time that it has for it");
+        assert!(has_time, "a master can hand over within its orders");
         Moves {
             mover: Mover::new(options.mover, options.deviation),
-            asked_at: Instant::default(),
+            stepped_at: Instant::default(),
             reports: BTreeMap::new(),
             begun: None,
             reported: Instant::default(),
             obeyed: None,
             prepared: None,
-            refused: None,
-            asking: None,
+            rejected: None,
+            pending_request: None,
         }
     }
 
-    /// The nodes that were heard of lately, and what is known of the paxos groups by them.
+    /// Returns the nodes that reported recently, and the state of the paxos groups by their reports.
     fn facts(&mut self, now: Instant, options: &Options) -> (BTreeSet<NodeId>, BTreeMap<GroupId, Facts>) {
         self.reports.retain(|_, (_, at)| now.since(*at) < 3 * options.report);
         let mut groups: BTreeMap<GroupId, Facts> = BTreeMap::new();
@@ -84,13 +88,13 @@ impl Moves {
 }
 
 impl Node {
-    /// The orders that this node obeys at this instant.
+    /// Returns the orders that are in effect on this node at this instant.
     #[must_use]
-    pub fn orders(&self, now: Instant) -> Option<Obeyed> {
+    pub fn orders(&self, now: Instant) -> Option<ActiveOrders> {
         self.moves.obeyed.filter(|obeyed| now < obeyed.until)
     }
 
-    /// Reports, and moves masters, as far as that is this node's to do.
+    /// Sends a report if it is due, and runs the mover if its periodic step is due.
     pub(super) fn tend_moves(&mut self, now: Instant, effects: &mut Effects) {
         if let Some((master, at)) = self.reports_at()
             && now >= at
@@ -103,33 +107,34 @@ impl Node {
                 effects.sends.push((master, GroupId::SYSTEM, Message::Report(report)));
             }
         }
-        if self.asks_mover_at(now).is_some_and(|at| now >= at) {
-            self.ask_mover(mover::Input::Tick, now, effects);
+        if self.mover_due_at(now).is_some_and(|at| now >= at) {
+            self.step_mover(mover::Input::Tick, now, effects);
         }
     }
 
-    /// When [`Node::tend_moves`] does something.
+    /// Returns when [`Node::tend_moves`] is due.
     pub(super) fn moves_tick(&self, now: Instant) -> Option<Instant> {
         let reports = self.reports_at().map(|(_, at)| at);
-        [reports, self.asks_mover_at(now)].into_iter().flatten().min()
+        [reports, self.mover_due_at(now)].into_iter().flatten().min()
     }
 
-    /// To whom, and when.
+    /// Returns the receiver and the instant of the next report.
     fn reports_at(&self) -> Option<(NodeId, Instant)> {
-        let master = self.groups.get(&GroupId::SYSTEM)?.agreed().mastership.node?;
+        let master = self.groups.get(&GroupId::SYSTEM)?.committed().mastership.node?;
         let me = self.process.node;
         let is_concerned = self.system().token().is_some_and(|token| token.from == me || token.to == me);
         let pause = if is_concerned { self.options.resend } else { self.options.report };
         Some((master, self.moves.reported + pause))
     }
 
-    /// On the system group's master alone: all others ask when there is news.
-    fn asks_mover_at(&self, now: Instant) -> Option<Instant> {
-        let asks = self.told.is_some() && self.masters_system(now);
-        asks.then(|| self.moves.asked_at + self.options.resend / 2)
+    /// Returns when the periodic step of the mover is due. Only the master of the system group has one. Other nodes run
+    /// the mover when the system group decides.
+    fn mover_due_at(&self, now: Instant) -> Option<Instant> {
+        let acts = self.published.is_some() && self.masters_system(now);
+        acts.then(|| self.moves.stepped_at + self.options.resend / 2)
     }
 
-    /// What has to be said is said with the next tick.
+    /// Makes the report due with the next tick.
     pub(super) fn report_soon(&mut self) {
         self.moves.reported = Instant::default();
     }
@@ -140,11 +145,11 @@ impl Node {
         });
         let is_present = |fence: Fence| self.system().token().is_some_and(|token| token.fence == fence);
         let prepared = self.moves.prepared.filter(|(fence, _)| is_present(*fence));
-        let refused = self.moves.refused.filter(|(fence, _)| is_present(*fence));
-        Report { process: self.process.incarnation, stamp: now, serves: serves.collect(), prepared, refused }
+        let rejected = self.moves.rejected.filter(|(fence, _)| is_present(*fence));
+        Report { process: self.process.incarnation, stamp: now, serves: serves.collect(), prepared, rejected }
     }
 
-    pub(super) fn hear_report(&mut self, from: NodeId, report: Report, now: Instant, effects: &mut Effects) {
+    pub(super) fn handle_report(&mut self, from: NodeId, report: Report, now: Instant, effects: &mut Effects) {
         let (process, stamp) = (report.process, report.stamp);
         let is_overtaken = |(known, _): &(Report, Instant)| known.process == process && known.stamp > stamp;
         if self.moves.reports.get(&from).is_some_and(is_overtaken) {
@@ -158,20 +163,20 @@ impl Node {
     }
 
     fn note_report(&mut self, from: NodeId, report: Report, now: Instant, effects: &mut Effects) {
-        let Report { prepared, refused, .. } = report;
+        let Report { prepared, rejected, .. } = report;
         self.moves.reports.insert(from, (report, now));
         if let Some((fence, what)) = prepared {
-            self.ask_mover(mover::Input::Prepared { fence, what }, now, effects);
+            self.step_mover(mover::Input::Prepared { fence, what }, now, effects);
         }
-        if let Some((fence, step)) = refused {
-            self.ask_mover(mover::Input::Refused { fence, step }, now, effects);
+        if let Some((fence, step)) = rejected {
+            self.step_mover(mover::Input::Rejected { fence, step }, now, effects);
         }
     }
 
-    pub(super) fn ask_mover(&mut self, input: mover::Input, now: Instant, effects: &mut Effects) {
+    pub(super) fn step_mover(&mut self, input: mover::Input, now: Instant, effects: &mut Effects) {
         let masters_system = self.masters_system(now);
-        let Some((liveness, _)) = self.told.as_ref().map(|told| told.lease) else { return };
-        let is_due = self.asks_mover_at(now).is_some_and(|at| now >= at);
+        let Some((liveness, _)) = self.published.as_ref().map(|published| published.lease) else { return };
+        let is_due = self.mover_due_at(now).is_some_and(|at| now >= at);
         let (reachable, groups) =
             if masters_system { self.moves.facts(now, &self.options) } else { Default::default() };
         let view = View {
@@ -190,17 +195,18 @@ impl Node {
             }
         }
         if let Some((of, step, until)) = self.begun_for(self.process.node, now) {
-            self.obey(Obeyed { of, step, until }, now, effects);
+            self.obey(ActiveOrders { of, step, until }, now, effects);
         }
         if is_due {
-            self.moves.asked_at = now;
-            for record in self.misplaced(groups) {
+            self.moves.stepped_at = now;
+            for record in self.unrecorded_members(groups) {
                 self.propose(&record, now, effects);
             }
         }
     }
 
-    /// What the mover has begun, and not given up, that this node has a part in, and until when.
+    /// Returns the step that the mover has begun and not abandoned, with its move and its end, if `node` takes part in
+    /// it.
     fn begun_for(&self, node: NodeId, now: Instant) -> Option<(Move, Step, Instant)> {
         let is_present = |of: Move| self.system().token().is_some_and(|token| token.fence == of.fence);
         let begun = self.moves.begun.filter(|(of, _, until)| now < *until && is_present(*of));
@@ -211,39 +217,39 @@ impl Node {
         })
     }
 
-    /// What the system group does not know yet of who is a member of which paxos group.
-    fn misplaced(&self, groups: BTreeMap<GroupId, Facts>) -> Vec<Record> {
+    /// Returns records for members of paxos groups that the system group does not know yet.
+    fn unrecorded_members(&self, groups: BTreeMap<GroupId, Facts>) -> Vec<Record> {
         let system = self.liveness.system();
         let placed = groups.into_iter().map(|(group, facts)| (group, facts.lag.into_keys().collect::<Vec<_>>()));
-        let is_news = |(group, replicas): &(GroupId, Vec<NodeId>)| {
+        let is_unknown = |(group, replicas): &(GroupId, Vec<NodeId>)| {
             let is_known = replicas.iter().all(|node| system.node(*node).is_some());
             is_known && system.groups().get(group).is_none_or(|group| group.replicas != *replicas)
         };
-        placed.filter(is_news).map(|(group, replicas)| Record::Group { group, replicas }).collect()
+        placed.filter(is_unknown).map(|(group, replicas)| Record::Group { group, replicas }).collect()
     }
 
-    pub(super) fn hear_orders(&mut self, orders: &Orders, now: Instant, effects: &mut Effects) {
+    pub(super) fn handle_orders(&mut self, orders: &Orders, now: Instant, effects: &mut Effects) {
         let Orders { process, stamp, of, step, within } = *orders;
         if process != self.process.incarnation {
             return;
         }
         let from = if self.options.deviation.is(Mutant::OrdersFromArrival) { now } else { stamp };
-        self.obey(Obeyed { of, step, until: from + self.options.shrunk(within) }, now, effects);
+        self.obey(ActiveOrders { of, step, until: from + self.options.shrunk(within) }, now, effects);
     }
 
-    fn obey(&mut self, orders: Obeyed, now: Instant, effects: &mut Effects) {
-        let Obeyed { of, step, until } = orders;
+    fn obey(&mut self, orders: ActiveOrders, now: Instant, effects: &mut Effects) {
+        let ActiveOrders { of, step, until } = orders;
         let before = self.moves.obeyed;
         let is_late = now >= until || before.is_some_and(|before| (before.of.fence, before.step) > (of.fence, step));
         let group = self.groups.get(&of.group);
-        let is_moot = group.is_none_or(|group| group.agreed().mastership.tenure.epoch != of.epoch);
+        let is_moot = group.is_none_or(|group| group.committed().mastership.term.epoch != of.epoch);
         if is_late || is_moot {
             return;
         }
         self.moves.obeyed = Some(orders);
         let is_first = before.is_none_or(|before| (before.of.fence, before.step) != (of.fence, step));
         let is_from = of.from == self.process.node;
-        // What is not over when its orders are would outlive the move.
+        // A lease that ends after the orders would outlast the move.
         let has_no_end = self.options.deviation.is(Mutant::LeavesAfterOrders);
         let shorten =
             |remaining| (has_no_end || now + remaining <= until).then_some(Input::Shorten { to: of.to, remaining });
@@ -254,9 +260,9 @@ impl Node {
                 }
                 return;
             }
-            Step::Handover(Scheme::Consent) if is_from => match self.moves.asking.take() {
-                Some((from, group, tenure)) if self.lets(from, group, tenure, now) => {
-                    Some(Input::Message { from, message: Message::Ask { tenure } })
+            Step::Handover(Scheme::Consent) if is_from => match self.moves.pending_request.take() {
+                Some((from, group, term)) if self.may_hand_over(from, group, term, now) => {
+                    Some(Input::Message { from, message: Message::RequestConsent { term } })
                 }
                 Some(_) | None => None,
             },
@@ -270,28 +276,29 @@ impl Node {
         }
     }
 
-    /// Whether this node was ordered to leave its mastership to that one.
-    fn lets(&self, to: NodeId, group: GroupId, tenure: Tenure, now: Instant) -> bool {
-        self.orders(now).is_some_and(|Obeyed { of, step, .. }| {
+    /// Returns whether this node has orders to hand this mastership over to `to`.
+    fn may_hand_over(&self, to: NodeId, group: GroupId, term: Term, now: Instant) -> bool {
+        self.orders(now).is_some_and(|ActiveOrders { of, step, .. }| {
             step == Step::Handover(Scheme::Consent)
-                && (of.from, of.to, of.group, of.epoch) == (self.process.node, to, group, tenure.epoch)
+                && (of.from, of.to, of.group, of.epoch) == (self.process.node, to, group, term.epoch)
         })
     }
 
-    /// Where there is a system group, masters leave by its orders alone. Who asks earlier is heard when they come.
-    pub(super) fn hear_ask(
+    /// Handles a request for consent. On nodes with a system group, masters consent only by its orders. An earlier
+    /// request waits for the orders.
+    pub(super) fn handle_consent_request(
         &mut self,
         from: NodeId,
         group: GroupId,
-        tenure: Tenure,
+        term: Term,
         now: Instant,
         effects: &mut Effects,
     ) {
         let is_free = group == GroupId::SYSTEM || !self.groups.contains_key(&GroupId::SYSTEM);
-        if is_free || self.lets(from, group, tenure, now) {
-            self.step_group(group, now, Input::Message { from, message: Message::Ask { tenure } }, effects);
+        if is_free || self.may_hand_over(from, group, term, now) {
+            self.step_group(group, now, Input::Message { from, message: Message::RequestConsent { term } }, effects);
         } else {
-            self.moves.asking = Some((from, group, tenure));
+            self.moves.pending_request = Some((from, group, term));
         }
     }
 
@@ -300,12 +307,12 @@ impl Node {
         self.report_soon();
     }
 
-    /// The master of this did not let it go: what this node was ordered cannot be done.
-    pub(super) fn declined(&mut self, group: GroupId, tenure: Tenure, now: Instant) {
-        if let Some(Obeyed { of, step, .. }) = self.orders(now)
-            && (of.group, of.epoch) == (group, tenure.epoch)
+    /// Notes that the master of this mastership declined, so that this node cannot do its step.
+    pub(super) fn declined(&mut self, group: GroupId, term: Term, now: Instant) {
+        if let Some(ActiveOrders { of, step, .. }) = self.orders(now)
+            && (of.group, of.epoch) == (group, term.epoch)
         {
-            self.moves.refused = Some((of.fence, step));
+            self.moves.rejected = Some((of.fence, step));
             self.report_soon();
         }
     }

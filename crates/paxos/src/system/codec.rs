@@ -1,8 +1,9 @@
-//! The bytes of the system group's records and of its snapshots.
+//! Encoding of the system group's records and of its snapshots.
 //!
-//! A byte for the version, for a record one for its kind, then numbers as LEB128 (seven bits a byte, the lowest first),
-//! each list after its length. One value has one form: bytes that are not what their value is written as are refused. The
-//! layers below have checked the bytes' sum; what is refused here was written by another build, or by nobody.
+//! The first byte is the version, and in a record the second is the kind. All numbers are LEB128 (seven bits per byte,
+//! lowest first), and each list follows its length. Each value has exactly one encoding, and all other bytes are
+//! rejected. The layers below have verified a checksum, so rejected bytes come from another build or from an unrelated
+//! program.
 
 use std::collections::BTreeMap;
 
@@ -11,22 +12,22 @@ use thiserror::Error;
 use super::{Fence, Group, Node, Preparation, Record, Scheme, Step, System, Take, Token};
 use crate::ids::{BEYOND_COUNT, Epoch, GroupId, Instant, NodeId, Slot};
 
-/// Written first in records and in snapshots.
+/// First byte of records and of snapshots.
 const VERSION: u8 = 1;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum DecodeError {
-    /// Of another build; this one must not guess.
-    #[error("version {0} is not known")]
+    /// Version of another build, which this build must not interpret.
+    #[error("unknown version {0}")]
     Version(u8),
-    #[error("{what} {number} is not known")]
+    #[error("unknown {what} {number}")]
     Unknown { what: &'static str, number: u64 },
-    #[error("the bytes end too early")]
+    #[error("truncated: the bytes end before the end of the value")]
     Short,
-    #[error("a number is too large for its place")]
+    #[error("a number is too large for its field")]
     Range,
-    /// Bytes are left over, a number is longer than need be, or a list is out of order.
-    #[error("the bytes are not how this value is written")]
+    /// Bytes that continue after the value, a number that is longer than necessary, or an unsorted list.
+    #[error("the bytes are not the canonical encoding of the value")]
     Form,
 }
 
@@ -49,7 +50,7 @@ impl Record {
             }
             Record::Expire { node, liveness, last } => writer.kind(7).node(*node).number(*liveness).number(last.0),
             Record::TokenTake(take) => {
-                let Take { seen: (fence, slot), holder, liveness, group, from, to, epoch, stamp } = take;
+                let Take { precondition: (fence, slot), holder, liveness, group, from, to, epoch, stamp } = take;
                 writer.kind(8).number(fence.0).number(slot.0).node(*holder).number(*liveness);
                 writer.number(u64::from(group.0)).node(*from).node(*to).number(epoch.0).number(stamp.0)
             }
@@ -61,7 +62,8 @@ impl Record {
         writer.0
     }
 
-    /// How all records begin of which the first that is decided makes this one stale, or needless: the same, with another stamp.
+    /// Returns the first bytes of this record and of its rivals, which differ only in the stamp. Once one of them is
+    /// decided, the others are stale or redundant.
     pub(crate) fn rivals(&self) -> Option<Vec<u8>> {
         let mut writer = Writer(vec![VERSION]);
         match self {
@@ -76,7 +78,7 @@ impl Record {
     }
 
     /// # Errors
-    /// The bytes are none that [`Record::encode`] of this version gives.
+    /// If the bytes are not an encoding that [`Record::encode`] of this version produces.
     pub fn decode(bytes: &[u8]) -> Result<Record, DecodeError> {
         let mut reader = Reader::new(bytes)?;
         let record = match reader.number()? {
@@ -98,7 +100,7 @@ impl Record {
             },
             7 => Record::Expire { node: reader.node()?, liveness: reader.number()?, last: Slot(reader.number()?) },
             8 => Record::TokenTake(Take {
-                seen: (Fence(reader.number()?), Slot(reader.number()?)),
+                precondition: (Fence(reader.number()?), Slot(reader.number()?)),
                 holder: reader.node()?,
                 liveness: reader.number()?,
                 group: reader.group()?,
@@ -120,14 +122,14 @@ impl Record {
 }
 
 impl System {
-    /// All of it, to be given to [`System::restore`].
+    /// Returns the encoded state, for [`System::restore`].
     #[must_use]
     pub fn snapshot(&self) -> Vec<u8> {
         let mut writer = Writer(vec![VERSION]);
         writer.number(self.applied.0).number(self.fence.0);
         writer.list(&self.nodes, |writer, (id, node)| {
             writer.node(*id).number(u64::from(node.capacity)).number(u64::from(node.draining)).number(node.liveness);
-            // Slot 0 is none: the first record is at slot 1.
+            // Slot 0 stands for `None`, because the first record is at slot 1.
             writer.number(node.incarnation).number(node.stamp.0).number(node.alive.map_or(0, |slot| slot.0));
         });
         writer.list(&self.groups, |writer, (id, group)| {
@@ -142,7 +144,7 @@ impl System {
     }
 
     /// # Errors
-    /// The bytes are none that [`System::snapshot`] of this version gives.
+    /// If the bytes are not an encoding that [`System::snapshot`] of this version produces.
     pub fn restore(bytes: &[u8]) -> Result<System, DecodeError> {
         let mut reader = Reader::new(bytes)?;
         let system = System {
@@ -162,7 +164,7 @@ impl System {
 fn step_number(step: Step) -> u64 {
     match step {
         Step::Prepare(Preparation::SyncOffsets) => 1,
-        Step::Prepare(Preparation::TellProducers) => 2,
+        Step::Prepare(Preparation::NotifyProducers) => 2,
         Step::Handover(Scheme::Wait) => 3,
         Step::Handover(Scheme::Shorten) => 4,
         Step::Handover(Scheme::Consent) => 5,
@@ -178,7 +180,7 @@ impl Writer {
 
     fn number(&mut self, mut number: u64) -> &mut Writer {
         loop {
-            let low = u8::try_from(number & 0x7f).expect("seven bits fit");
+            let low = u8::try_from(number & 0x7f).expect("seven bits fit into a byte");
             number >>= 7;
             if number == 0 {
                 self.0.push(low);
@@ -204,7 +206,7 @@ impl Writer {
         write: impl Fn(&mut Writer, T),
     ) -> &mut Writer {
         let items = items.into_iter();
-        self.number(u64::try_from(items.clone().count()).expect("what is in memory is counted in 64 bits"));
+        self.number(u64::try_from(items.clone().count()).expect("the length of a list in memory fits into 64 bits"));
         items.for_each(|item| write(self, item));
         self
     }
@@ -238,7 +240,7 @@ impl<'a> Reader<'a> {
         Err(DecodeError::Range)
     }
 
-    /// One that is counted on from.
+    /// Reads a number that is incremented later, and so must be below [`BEYOND_COUNT`].
     fn count(&mut self) -> Result<u64, DecodeError> {
         Some(self.number()?).filter(|number| *number < BEYOND_COUNT).ok_or(DecodeError::Range)
     }
@@ -266,7 +268,7 @@ impl<'a> Reader<'a> {
     fn step(&mut self) -> Result<Step, DecodeError> {
         match self.number()? {
             1 => Ok(Step::Prepare(Preparation::SyncOffsets)),
-            2 => Ok(Step::Prepare(Preparation::TellProducers)),
+            2 => Ok(Step::Prepare(Preparation::NotifyProducers)),
             3 => Ok(Step::Handover(Scheme::Wait)),
             4 => Ok(Step::Handover(Scheme::Shorten)),
             5 => Ok(Step::Handover(Scheme::Consent)),
@@ -301,7 +303,7 @@ impl<'a> Reader<'a> {
     }
 
     fn list<T>(&mut self, mut read: impl FnMut(&mut Self) -> Result<T, DecodeError>) -> Result<Vec<T>, DecodeError> {
-        // No room is made for what a length says before it is there: each item has a byte at least.
+        // Each item takes at least one byte, so a length beyond the input is rejected before any allocation.
         let length = usize::try_from(self.number()?).map_err(|_| DecodeError::Range)?;
         if length > self.0.len() {
             return Err(DecodeError::Short);

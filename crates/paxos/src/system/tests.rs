@@ -21,7 +21,7 @@ fn expire(node: NodeId, liveness: u64, last: u64) -> Record {
 
 fn take(holder: NodeId, fence: u64, slot: u64) -> Record {
     Record::TokenTake(Take {
-        seen: (Fence(fence), Slot(slot)),
+        precondition: (Fence(fence), Slot(slot)),
         holder,
         liveness: 1,
         group: GroupId(7),
@@ -36,32 +36,32 @@ fn step(fence: u64, step: Step, stamp: u64) -> Record {
     Record::TokenStep { fence: Fence(fence), step, stamp: Instant(stamp) }
 }
 
-/// Applies each at the next slot, and says what became of it.
-fn tell(system: &mut System, records: &[Record]) -> String {
-    let mut story = String::new();
+/// Applies each record at the next slot, and returns a line with its outcome.
+fn apply_all(system: &mut System, records: &[Record]) -> String {
+    let mut lines = String::new();
     for record in records {
         let slot = system.applied.next();
         let outcome = system.apply(slot, record);
-        story += &format!("{slot} {record:?}: {outcome:?}\n");
+        lines += &format!("{slot} {record:?}: {outcome:?}\n");
     }
-    story
+    lines
 }
 
 fn check(records: &[Record], expected: &Expect) {
-    expected.assert_eq(&tell(&mut System::default(), records));
+    expected.assert_eq(&apply_all(&mut System::default(), records));
 }
 
-/// A and B are alive in epoch 1, and master paxos group 7; four slots are used.
+/// Returns a system in which A and B are alive in epoch 1 and are the replicas of paxos group 7.
 fn two_nodes() -> System {
     let mut system = System::default();
     let node = |node| Record::Node { node, capacity: 10 };
     let group = Record::Group { group: GroupId(7), replicas: vec![A, B] };
-    tell(&mut system, &[node(A), node(B), join(A, 1, 5), join(B, 1, 6), group]);
+    apply_all(&mut system, &[node(A), node(B), join(A, 1, 5), join(B, 1, 6), group]);
     system
 }
 
 #[test]
-fn a_node_lives_by_renewals_of_the_epoch_it_took_up() {
+fn node_stays_alive_by_renewing_its_liveness_epoch() {
     check(
         &[
             join(A, 1, 5),
@@ -103,28 +103,28 @@ fn a_node_lives_by_renewals_of_the_epoch_it_took_up() {
 }
 
 impl System {
-    /// Whether it is decided that this liveness epoch is over.
+    /// Returns whether this liveness epoch is over by decision.
     fn is_expired(&self, node: NodeId, liveness: u64) -> bool {
         self.node(node).is_some_and(|node| (node.liveness, node.alive.is_none()) >= (liveness, true))
     }
 }
 
 #[test]
-fn an_epoch_is_over_when_it_expired_or_a_later_one_began() {
+fn liveness_epoch_ends_by_expiry_or_by_a_later_epoch() {
     let mut system = two_nodes();
     assert!(!system.is_expired(A, 1) && system.is_alive(A));
-    tell(&mut system, &[expire(A, 1, 3)]);
+    apply_all(&mut system, &[expire(A, 1, 3)]);
     assert!(system.is_expired(A, 1) && !system.is_alive(A));
-    assert!(!system.is_expired(A, 2), "an epoch that nobody took up is not over");
-    tell(&mut system, &[join(A, 2, 1), join(B, 2, 1)]);
+    assert!(!system.is_expired(A, 2), "an epoch that no process took up is not over");
+    apply_all(&mut system, &[join(A, 2, 1), join(B, 2, 1)]);
     assert!(system.is_expired(A, 1) && system.is_expired(B, 1) && system.is_alive(A));
-    assert!(!system.is_expired(NodeId(9), 1), "of a node that is unknown nothing is decided");
+    assert!(!system.is_expired(NodeId(9), 1), "an unknown node has no expired epoch");
 }
 
 #[test]
-fn one_move_is_in_flight_at_a_time_and_each_take_has_a_greater_fence() {
+fn token_allows_one_move_at_a_time_with_rising_fences() {
     let mut system = two_nodes();
-    let story = [
+    let lines = [
         take(A, 0, 0),
         take(B, 0, 0),
         take(B, 1, 0),
@@ -140,7 +140,7 @@ fn one_move_is_in_flight_at_a_time_and_each_take_has_a_greater_fence() {
         take(A, 2, 0),
     ];
     let mut outcomes = String::new();
-    for record in &story {
+    for record in &lines {
         let slot = system.applied.next();
         let outcome = system.apply(slot, record);
         let token = system.token().map(|token| (token.fence.0, token.holder.0, token.step, token.last.0));
@@ -165,9 +165,9 @@ fn one_move_is_in_flight_at_a_time_and_each_take_has_a_greater_fence() {
 }
 
 #[test]
-fn a_process_that_is_not_its_nodes_last_takes_no_token() {
+fn outdated_process_cannot_take_the_token() {
     let mut system = two_nodes();
-    tell(&mut system, &[join(A, 2, 1), expire(B, 1, 4)]);
+    apply_all(&mut system, &[join(A, 2, 1), expire(B, 1, 4)]);
     assert_eq!(system.apply(Slot(8), &take(A, 0, 0)), RecordOutcome::Stale);
     assert_eq!(system.apply(Slot(9), &take(B, 0, 0)), RecordOutcome::Stale);
     assert_eq!(system.apply(Slot(10), &take(L, 0, 0)), RecordOutcome::Unknown);
@@ -175,7 +175,7 @@ fn a_process_that_is_not_its_nodes_last_takes_no_token() {
 }
 
 #[test]
-fn weights_of_groups_that_there_are_count_though_others_are_unknown() {
+fn known_groups_are_weighed_despite_unknown_ones() {
     let mut system = two_nodes();
     let weigh = Record::Weigh { weights: vec![(GroupId(8), 1), (GroupId(7), 99)] };
     assert_eq!(system.apply(Slot(6), &weigh), RecordOutcome::Unknown);
@@ -188,9 +188,9 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-// What is on disks somewhere: a change here needs another version.
+// These bytes are on disks, so a change requires a new version.
 #[test]
-fn the_bytes_of_records_are_these() {
+fn record_encoding_never_changes() {
     let records = [
         Record::Node { node: L, capacity: 100_000 },
         Record::Drain { node: A, draining: true },
@@ -200,7 +200,7 @@ fn the_bytes_of_records_are_these() {
         alive(A, 3, 1_000, 2_000_000),
         expire(A, 3, 130),
         take(A, 9, 127),
-        step(10, Step::Prepare(Preparation::TellProducers), 1),
+        step(10, Step::Prepare(Preparation::NotifyProducers), 1),
         step(10, Step::Handover(Scheme::Consent), 2),
         step(10, Step::Handover(Scheme::Shorten), 3),
         step(10, Step::Handover(Scheme::Wait), 4),
@@ -226,17 +226,17 @@ fn the_bytes_of_records_are_these() {
 }
 
 #[test]
-fn the_bytes_of_a_snapshot_are_these() {
+fn snapshot_encoding_never_changes() {
     let mut system = two_nodes();
     let drain = Record::Drain { node: B, draining: true };
-    tell(&mut system, &[alive(A, 1, 3, 300), take(A, 0, 0), expire(B, 1, 4), drain]);
+    apply_all(&mut system, &[alive(A, 1, 3, 300), take(A, 0, 0), expire(B, 1, 4), drain]);
     expect!["01090102010a0001e907ac0206020a0101e90706000107000201020101010107010204013207"]
         .assert_eq(&hex(&system.snapshot()));
     assert_eq!(System::restore(&System::default().snapshot()), Ok(System::default()));
 }
 
 #[test]
-fn bytes_that_are_no_record_are_told_apart() {
+fn invalid_records_return_the_matching_error() {
     let decode = |bytes: &[u8]| Record::decode(bytes).unwrap_err();
     assert_eq!(decode(&[]), DecodeError::Short);
     assert_eq!(decode(&[2, 10, 1]), DecodeError::Version(2));
@@ -249,7 +249,8 @@ fn bytes_that_are_no_record_are_told_apart() {
     assert_eq!(decode(&[1, 10, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f]), DecodeError::Range);
     assert_eq!(decode(&[1, 10, 1, 0]), DecodeError::Form);
     assert_eq!(decode(&[1, 10, 0x81, 0]), DecodeError::Form);
-    // From 2^62 nobody could count on: as the last slot, the last fence, a node's liveness or its slot, and the token's fence or slot.
+    // Numbers from 2^62 on are rejected, because they are incremented later: the last slot, the last fence, a node's
+    // liveness and its slot, and the token's fence and slot.
     let (far, near) = ([&[0x80; 8][..], &[0x40]].concat(), vec![1]);
     for index in 0..6 {
         let [applied, fence, liveness, alive, token, last] =
@@ -263,7 +264,7 @@ fn bytes_that_are_no_record_are_told_apart() {
 
 #[test]
 #[should_panic(expected = "slot 1 is applied after 1")]
-fn a_slot_is_applied_once() {
+fn applying_a_slot_twice_panics() {
     let mut system = System::default();
     system.apply(Slot(1), &alive(A, 1, 0, 1));
     system.apply(Slot(1), &alive(A, 1, 0, 1));
@@ -271,21 +272,21 @@ fn a_slot_is_applied_once() {
 
 fn steps() -> impl Strategy<Value = Step> {
     prop_oneof![
-        prop_oneof![Just(Preparation::SyncOffsets), Just(Preparation::TellProducers)].prop_map(Step::Prepare),
+        prop_oneof![Just(Preparation::SyncOffsets), Just(Preparation::NotifyProducers)].prop_map(Step::Prepare),
         prop_oneof![Just(Scheme::Wait), Just(Scheme::Shorten), Just(Scheme::Consent)].prop_map(Step::Handover),
     ]
 }
 
-/// Mostly of few nodes and small numbers, so that many apply.
+/// Draws records, mostly of few nodes and with small numbers, so that many of them apply.
 fn records() -> impl Strategy<Value = Record> {
     let number = || prop_oneof![9 => 0..6_u64, 1 => any::<u64>()];
     let node = || prop_oneof![9 => 0..4_u32, 1 => any::<u32>()].prop_map(NodeId);
     let group = || prop_oneof![9 => 0..3_u32, 1 => any::<u32>()].prop_map(GroupId);
     let take = ((number(), number()), node(), number(), group(), (node(), node()), number(), number()).prop_map(
         |((fence, slot), holder, liveness, group, (from, to), epoch, stamp)| {
-            let seen = (Fence(fence), Slot(slot));
+            let precondition = (Fence(fence), Slot(slot));
             let (epoch, stamp) = (Epoch(epoch), Instant(stamp));
-            Record::TokenTake(Take { seen, holder, liveness, group, from, to, epoch, stamp })
+            Record::TokenTake(Take { precondition, holder, liveness, group, from, to, epoch, stamp })
         },
     );
     prop_oneof![
@@ -310,24 +311,24 @@ fn records() -> impl Strategy<Value = Record> {
 
 proptest! {
     #[test]
-    fn a_record_comes_back_from_its_bytes(record in records()) {
+    fn record_survives_encode_and_decode(record in records()) {
         prop_assert_eq!(Record::decode(&record.encode()), Ok(record));
     }
 
     #[test]
-    fn a_snapshot_comes_back_and_goes_on_as_what_it_was_taken_of(
+    fn restored_system_behaves_like_the_original(
         before in prop::collection::vec(records(), 0..60), after in prop::collection::vec(records(), 0..20),
     ) {
         let mut system = System::default();
-        tell(&mut system, &before);
+        apply_all(&mut system, &before);
         let mut restored = System::restore(&system.snapshot()).unwrap();
         prop_assert_eq!(&restored, &system);
-        prop_assert_eq!(tell(&mut restored, &after), tell(&mut system, &after));
+        prop_assert_eq!(apply_all(&mut restored, &after), apply_all(&mut system, &after));
         prop_assert_eq!(restored.snapshot(), system.snapshot());
     }
 
     #[test]
-    fn any_bytes_are_decoded_or_refused(bytes in prop::collection::vec(prop_oneof![0..12_u8, any::<u8>()], 0..60)) {
+    fn any_bytes_are_decoded_or_rejected(bytes in prop::collection::vec(prop_oneof![0..12_u8, any::<u8>()], 0..60)) {
         for version in [&[][..], &[1]] {
             let bytes = [version, &bytes].concat();
             if let Ok(record) = Record::decode(&bytes) {
@@ -340,13 +341,13 @@ proptest! {
     }
 
     #[test]
-    fn bytes_cut_short_are_refused(record in records(), cut in any::<prop::sample::Index>()) {
+    fn truncated_records_are_rejected(record in records(), cut in any::<prop::sample::Index>()) {
         let bytes = record.encode();
         prop_assert!(Record::decode(&bytes[..cut.index(bytes.len())]).is_err());
     }
 
     #[test]
-    fn fences_and_epochs_only_grow_and_an_expired_epoch_never_lives_again(
+    fn fences_and_epochs_only_increase_and_expiry_is_final(
         records in prop::collection::vec(records(), 0..100),
     ) {
         let mut system = System::default();

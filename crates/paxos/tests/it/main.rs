@@ -1,8 +1,8 @@
-//! The crate as who drives it sees it.
+//! Tests of the crate's public API, as a driver uses it.
 
-#![expect(clippy::unwrap_used, reason = "a test stops at what it does not expect")]
+#![expect(clippy::unwrap_used, reason = "a test fails on unexpected errors")]
 
 mod nodes;
-mod stories;
+mod scenarios;
 mod words;
 mod world;

@@ -1,9 +1,9 @@
-//! How stories put what is sent, written and told.
+//! Text of messages, records and entries in the output of scenarios.
 
 use std::time::Duration;
 
 use bytes::Bytes;
-use paxos::{Claim, Entry, Instant, Message, NodeId, Over, Position, Record, Slot, Tenure, Value};
+use paxos::{Claim, Entry, Instant, MastershipEnd, Message, NodeId, Position, Record, Slot, Term, Value};
 
 pub(crate) fn time(instant: Instant) -> String {
     format!("{:?}", Duration::from_micros(instant.0))
@@ -21,22 +21,23 @@ pub(crate) fn value(value: &Value) -> String {
     match value {
         Value::Noop => "noop".to_owned(),
         Value::Data(batch) => format!("[{}]", batch.iter().map(text).collect::<Vec<_>>().join(" ")),
-        Value::BeMaster(wish) => {
-            let liveness = if wish.liveness > 0 { format!(" by liveness {}", wish.liveness) } else { String::new() };
-            let claim = match wish.claim {
-                Claim::Waited { tenure: Tenure::NONE, .. } => "nobody was".to_owned(),
-                Claim::Waited { tenure, lease_slot } => format!("{tenure} is over since {lease_slot}"),
-                Claim::Own { tenure } => format!("{tenure} is mine"),
-                Claim::Consent { tenure } => format!("{tenure} was left to me"),
+        Value::BeMaster(be_master) => {
+            let liveness =
+                if be_master.liveness > 0 { format!(" by liveness {}", be_master.liveness) } else { String::new() };
+            let claim = match be_master.claim {
+                Claim::Waited { term: Term::NONE, .. } => "no earlier master".to_owned(),
+                Claim::Waited { term, lease_slot } => format!("{term} is over, last renewed by slot {lease_slot}"),
+                Claim::Own { term } => format!("it holds {term}"),
+                Claim::Consent { term } => format!("it has the consent for {term}"),
             };
-            format!("{} is master{liveness}: {claim}", wish.node)
+            format!("{} is master{liveness}: {claim}", be_master.node)
         }
-        Value::Shorten(shorten) => format!("{} ends in {:?}, for {}", shorten.tenure, shorten.remaining, shorten.to),
+        Value::Shorten(shorten) => format!("{} ends in {:?}, for {}", shorten.term, shorten.remaining, shorten.to),
         Value::Members(members) => format!("members {}", nodes(members)),
     }
 }
 
-/// With its ballot, if it is not that of the one before.
+/// Returns the entries, each with its ballot if it differs from the ballot of the entry before.
 pub(crate) fn entries<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> String {
     let mut ballot = None;
     let words = entries.into_iter().map(|entry| match ballot.replace(entry.ballot) {
@@ -52,20 +53,20 @@ fn position(position: Position) -> String {
 
 pub(crate) fn message(message: &Message) -> String {
     match message {
-        Message::Prepare { ballot, trial, over } => {
-            let trial = if *trial { " on trial" } else { "" };
+        Message::Prepare { ballot, pre_vote, over } => {
+            let pre_vote = if *pre_vote { " as pre-vote" } else { "" };
             let over = match over {
-                Over::Waited { .. } => String::new(),
-                Over::Expired { node, liveness, .. } => format!(", liveness {liveness} of {node} is expired"),
-                Over::Consent { tenure } => format!(", {tenure} was left to me"),
+                MastershipEnd::Waited { .. } => String::new(),
+                MastershipEnd::Expired { node, liveness, .. } => format!(", liveness {liveness} of {node} has expired"),
+                MastershipEnd::Consent { term } => format!(", with the consent for {term}"),
             };
-            format!("prepare {ballot}{trial}{over}")
+            format!("prepare {ballot}{pre_vote}{over}")
         }
-        Message::Promise { ballot, trial, last, idle } => {
-            let trial = if *trial { " on trial" } else { "" };
-            format!("promise {ballot}{trial}, log to {}, idle {idle:?}", position(*last))
+        Message::Promise { ballot, pre_vote, last, idle } => {
+            let pre_vote = if *pre_vote { " as pre-vote" } else { "" };
+            format!("promise {ballot}{pre_vote}, log to {}, idle {idle:?}", position(*last))
         }
-        Message::Refuse { ballot, promised } => format!("refuse {ballot}, promised {promised}"),
+        Message::Reject { ballot, promised } => format!("reject {ballot}, promised {promised}"),
         Message::Pull { ballot, after, offset: 0 } => format!("pull for {ballot} after {}", position(*after)),
         Message::Pull { ballot, offset, .. } => format!("pull for {ballot} the snapshot from byte {offset}"),
         Message::Pulled { ballot, after, entries } => {
@@ -83,10 +84,10 @@ pub(crate) fn message(message: &Message) -> String {
         }
         Message::Received { ballot, slot, offset } => format!("received {ballot} snapshot to {slot}, {offset} bytes"),
         Message::Forward { entry } => format!("forward {}", text(entry)),
-        Message::Ask { tenure } => format!("ask for {tenure}"),
-        Message::Consent { tenure, taker } => format!("consent: {tenure} is left to {taker}"),
-        Message::Decline { tenure } => format!("decline {tenure}"),
-        Message::Report(_) | Message::Orders(_) => unreachable!("stories have no nodes, but members alone"),
+        Message::RequestConsent { term } => format!("request consent for {term}"),
+        Message::Consent { term, taker } => format!("consent: {term} is handed over to {taker}"),
+        Message::Decline { term } => format!("decline {term}"),
+        Message::Report(_) | Message::Orders(_) => unreachable!("scenarios have members only, not whole nodes"),
     }
 }
 

@@ -1,6 +1,6 @@
-//! Members of one paxos group, their disks and the links between them, each of which does what it is told.
+//! Members of one paxos group, with disks and links that scenario commands control.
 //!
-//! Always checked: one node at most serves, and none decides what another did not.
+//! Each step checks that at most one node serves, and that all nodes decide the same entries.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use paxos::{
-    Effects, Entry, Event, Group, GroupId, Input, Instant, Message, NodeId, Options, Record, Refusal, Slot, Token,
+    Effects, Entry, Event, Group, GroupId, Input, Instant, Message, NodeId, Options, Record, Rejection, Slot, Token,
     Value,
 };
 
-use crate::stories::duration;
+use crate::scenarios::duration;
 use crate::words;
 
 const GROUP: GroupId = GroupId(1);
@@ -27,8 +27,8 @@ pub(crate) struct World {
     pub(crate) cut: BTreeSet<NodeId>,
     pub(crate) proposals: Vec<String>,
     decided: BTreeMap<Slot, Entry>,
-    pub(crate) told: String,
-    /// Tells of events alone.
+    pub(crate) output: String,
+    /// Limits the output to events.
     is_quiet: bool,
 }
 
@@ -40,7 +40,7 @@ struct Member {
     records: Vec<(Token, Record)>,
     synced: usize,
     is_slow: bool,
-    /// What was decided, as an application that knows nothing but the order.
+    /// Decided entries in order, as the state of a simple application.
     applied: String,
 }
 
@@ -64,7 +64,7 @@ impl Default for World {
             cut: BTreeSet::new(),
             proposals: Vec::new(),
             decided: BTreeMap::new(),
-            told: String::new(),
+            output: String::new(),
             is_quiet: false,
         }
     }
@@ -80,7 +80,7 @@ impl World {
             "chunk_bytes" => self.options.chunk_bytes = value.parse().unwrap(),
             "waiting_bytes" => self.options.waiting_bytes = value.parse().unwrap(),
             "window_bytes" => self.options.window_bytes = value.parse().unwrap(),
-            _ => panic!("not an option of stories: {name}"),
+            _ => panic!("unknown option in a scenario: {name}"),
         }
     }
 
@@ -118,10 +118,10 @@ impl World {
         let is_slow = member.is_slow;
         member.records.extend(written.iter().map(|record| (token, record.clone())));
         for record in written.iter().filter(|_| is_slow) {
-            self.tell(&format!("  {node} writes {}, not yet durable", words::record(record)));
+            self.print(&format!("  {node} writes {}, not yet durable", words::record(record)));
         }
         for (_, event) in events {
-            self.hear(node, event);
+            self.record_event(node, event);
         }
         let serving: Vec<_> = self.members.iter().filter(|(_, member)| member.serves(self.now)).collect();
         assert!(serving.len() <= 1, "two masters: {:?}", serving.iter().map(|(node, _)| node).collect::<Vec<_>>());
@@ -130,12 +130,12 @@ impl World {
         }
     }
 
-    fn hear(&mut self, node: NodeId, event: Event) {
+    fn record_event(&mut self, node: NodeId, event: Event) {
         let name = |id: paxos::ProposalId| self.proposals[usize::try_from(id.0).unwrap()].clone();
         let what = match event {
             Event::Decided { slot, entry } => {
                 let known = self.decided.entry(slot).or_insert_with(|| entry.clone());
-                assert_eq!(*known, entry, "slot {slot} at {node}");
+                assert_eq!(*known, entry, "{node} decided a different entry in slot {slot}");
                 let applied = &mut self.members.get_mut(&node).unwrap().applied;
                 if let Value::Data(batch) = &entry.value {
                     applied.extend(batch.iter().map(words::text));
@@ -145,36 +145,38 @@ impl World {
             Event::Installed(snapshot) => {
                 let applied = &mut self.members.get_mut(&node).unwrap().applied;
                 *applied = words::text(&snapshot.application);
-                format!("has the snapshot to {}: {applied}", snapshot.position.slot)
+                format!("installs the snapshot to {}: {applied}", snapshot.position.slot)
             }
             Event::Acknowledged { id, slot } => format!("acknowledges {} at {slot}", name(id)),
-            Event::Refused { id, why: Refusal::Overloaded } => format!("refuses {}: overloaded", name(id)),
-            Event::Refused { id, why: Refusal::NotMaster(Some(master)) } => {
-                format!("refuses {}: {master} is master", name(id))
+            Event::Rejected { id, why: Rejection::Overloaded } => format!("rejects {}: overloaded", name(id)),
+            Event::Rejected { id, why: Rejection::NotMaster(Some(master)) } => {
+                format!("rejects {}: {master} is master", name(id))
             }
-            Event::Refused { id, why: Refusal::NotMaster(None) } => format!("refuses {}: it is not master", name(id)),
-            Event::Unknown { id } => format!("cannot say what becomes of {}", name(id)),
-            Event::Serves { tenure } => {
+            Event::Rejected { id, why: Rejection::NotMaster(None) } => {
+                format!("rejects {}: it is not master", name(id))
+            }
+            Event::Unknown { id } => format!("does not know the outcome of {}", name(id)),
+            Event::Serves { term } => {
                 let until = self.members[&node].group.as_ref().unwrap().serves_until();
-                format!("serves {tenure} until {}", until.map_or_else(|| "?".to_owned(), words::time))
+                format!("serves {term} until {}", until.map_or_else(|| "?".to_owned(), words::time))
             }
             Event::Leads { ballot, after } => format!("leads {ballot} after {}", after.slot),
-            Event::Declined { tenure } => format!("is declined {tenure}"),
-            // What is decided says so, too.
+            Event::Declined { term } => format!("gets no consent for {term}"),
+            // The line about the decided entry already contains the master.
             Event::MasterChanged(_) => return,
-            Event::Prepare { .. } => unreachable!("stories have no nodes, but members alone"),
+            Event::Prepare { .. } => unreachable!("scenarios have members only, not whole nodes"),
         };
-        writeln!(self.told, "      {node} {what}").unwrap();
+        writeln!(self.output, "      {node} {what}").unwrap();
     }
 
-    fn tell(&mut self, what: &str) {
+    fn print(&mut self, what: &str) {
         if !self.is_quiet {
-            writeln!(self.told, "    {what}").unwrap();
+            writeln!(self.output, "    {what}").unwrap();
         }
     }
 }
 
-/// Time.
+/// Commands that advance the time.
 impl World {
     pub(crate) fn tick(&mut self, duration: Duration, only: Option<NodeId>) {
         self.now = self.now + duration;
@@ -195,24 +197,24 @@ impl World {
     }
 
     pub(crate) fn lead(&mut self, node: NodeId) {
-        let told = self.told.len();
+        let output = self.output.len();
         for _ in 0..20 {
             if !self.members[&node].serves(self.now) {
                 self.tick(Duration::from_millis(10), Some(node));
                 self.deliver_all();
             }
         }
-        assert!(self.members[&node].serves(self.now), "{node} does not serve: {}", self.told);
+        assert!(self.members[&node].serves(self.now), "{node} does not serve: {}", self.output);
         self.tick(Duration::from_millis(5), Some(node));
         self.deliver_all();
-        self.told.truncate(told);
+        self.output.truncate(output);
         let group = self.members[&node].group.as_ref().unwrap();
-        let (tenure, until) = (group.serves(self.now).unwrap(), group.serves_until().unwrap());
-        writeln!(self.told, "      {node} serves {tenure} until {}", words::time(until)).unwrap();
+        let (term, until) = (group.serves(self.now).unwrap(), group.serves_until().unwrap());
+        writeln!(self.output, "      {node} serves {term} until {}", words::time(until)).unwrap();
     }
 }
 
-/// Links.
+/// Commands that control links.
 impl World {
     pub(crate) fn deliver_all(&mut self) {
         while let Some(index) = self.wire.iter().position(|(from, to, _)| !self.held.contains(&(*from, *to))) {
@@ -236,7 +238,7 @@ impl World {
         let is_up = self.members.get(&to).is_some_and(|member| member.group.is_some());
         let is_lost = !is_up || self.cut.contains(&from) || self.cut.contains(&to);
         let lost = if is_lost { " (lost)" } else { "" };
-        self.tell(&format!("{from} -> {to}: {}{lost}", words::message(&message)));
+        self.print(&format!("{from} -> {to}: {}{lost}", words::message(&message)));
         if !is_lost {
             let mut bytes = Vec::new();
             message.encode(GROUP, &mut bytes);
@@ -248,23 +250,23 @@ impl World {
     pub(crate) fn lose(&mut self, link: (NodeId, NodeId)) {
         for index in self.on(link).into_iter().rev() {
             let (from, to, message) = self.wire.remove(index).unwrap();
-            self.tell(&format!("{from} -> {to}: {} (lost)", words::message(&message)));
+            self.print(&format!("{from} -> {to}: {} (lost)", words::message(&message)));
         }
     }
 
-    pub(crate) fn double(&mut self, link: (NodeId, NodeId)) {
+    pub(crate) fn duplicate(&mut self, link: (NodeId, NodeId)) {
         let again: Vec<_> = self.on(link).into_iter().map(|index| self.wire[index].clone()).collect();
         self.wire.extend(again);
     }
 
     pub(crate) fn show_wire(&mut self) {
         for (from, to, message) in self.wire.clone() {
-            self.tell(&format!("{from} -> {to}: {}", words::message(&message)));
+            self.print(&format!("{from} -> {to}: {}", words::message(&message)));
         }
     }
 }
 
-/// Disks.
+/// Commands that control disks.
 impl World {
     pub(crate) fn slow(&mut self, node: NodeId) {
         self.members.get_mut(&node).unwrap().is_slow = true;
@@ -284,7 +286,7 @@ impl World {
         member.group = None;
         let lost = member.records.split_off(member.synced);
         for (_, record) in lost {
-            self.tell(&format!("  {node} has lost {}", words::record(&record)));
+            self.print(&format!("  {node} has lost {}", words::record(&record)));
         }
     }
 
@@ -297,9 +299,9 @@ impl World {
 
 impl World {
     pub(crate) fn show(&mut self) {
-        writeln!(self.told, "    at {}", words::time(self.now)).unwrap();
+        writeln!(self.output, "    at {}", words::time(self.now)).unwrap();
         for (node, member) in &self.members {
-            writeln!(self.told, "    {node} {}", member.show(self.now)).unwrap();
+            writeln!(self.output, "    {node} {}", member.show(self.now)).unwrap();
         }
     }
 }
@@ -312,16 +314,16 @@ impl Member {
     fn show(&self, now: Instant) -> String {
         let Some(group) = &self.group else { return "is down".to_owned() };
         let role = match (group.is_leader(), group.serves(now)) {
-            (_, Some(tenure)) => format!("serves {tenure}, "),
+            (_, Some(term)) => format!("serves {term}, "),
             (true, None) => "leads, ".to_owned(),
             (false, None) => String::new(),
         };
-        let (promised, decided, members) = (group.promised(), group.decided(), &group.agreed().members);
+        let (promised, decided, members) = (group.promised(), group.decided(), &group.committed().members);
         let members = words::nodes(members);
         format!("{role}promised {promised}, decided {decided}, members {members}; log {}", self.log())
     }
 
-    /// As its records have it, durable or not.
+    /// Returns the log by the records of this member, durable or not.
     fn log(&self) -> String {
         let (mut base, mut log): (Slot, Vec<Entry>) = (Slot(0), Vec::new());
         for (_, record) in &self.records {

@@ -23,14 +23,14 @@ fn written() -> HeaderMap {
 }
 
 #[test]
-fn a_head_is_read_and_proved_as_it_was_written() {
+fn head_round_trips_and_verifies_with_the_secret() {
     let read = || Head::read(&written()).unwrap();
-    assert_eq!(read().proved(&secret()), Some(head()));
-    assert_eq!(read().proved(&ClusterSecret::new(&[4; 32])), None);
+    assert_eq!(read().verified(&secret()), Some(head()));
+    assert_eq!(read().verified(&ClusterSecret::new(&[4; 32])), None);
 }
 
 #[test]
-fn every_header_counts() {
+fn mac_covers_every_header() {
     let others = [
         (OPERATION, "put".to_owned()),
         (FROM, Sender::new("other").as_str().to_owned()),
@@ -43,27 +43,27 @@ fn every_header_counts() {
     for (name, other) in others {
         let mut headers = written();
         headers.insert(&name, HeaderValue::from_str(&other).unwrap());
-        assert_eq!(Head::read(&headers).unwrap().proved(&secret()), None, "{name}");
+        assert_eq!(Head::read(&headers).unwrap().verified(&secret()), None, "{name}");
         headers.remove(&name);
         assert!(Head::read(&headers).is_none(), "{name}");
         for strange in ["", "\u{1}", "+1", "a b", "é"] {
             if let Ok(value) = HeaderValue::from_bytes(strange.as_bytes()) {
                 headers.insert(&name, value);
-                assert!(Head::read(&headers).and_then(|claimed| claimed.proved(&secret())).is_none(), "{name}");
+                assert!(Head::read(&headers).and_then(|unverified| unverified.verified(&secret())).is_none(), "{name}");
             }
         }
     }
 }
 
 #[test]
-fn an_answer_is_proved_for_its_request_status_and_body_only() {
-    let (ok, body) = (StatusCode::OK, sha256(b"reply"));
+fn response_mac_covers_request_status_and_body() {
+    let (ok, body) = (StatusCode::OK, sha256(b"response"));
     let mut headers = HeaderMap::new();
-    prove_answer(&secret(), 9, ok, &body, &mut headers);
-    let mac = answer_mac(&headers).unwrap();
-    assert!(is_answer_proved(&secret(), 9, ok, &body, &mac));
-    assert!(!is_answer_proved(&secret(), 8, ok, &body, &mac));
-    assert!(!is_answer_proved(&secret(), 9, StatusCode::CREATED, &body, &mac));
-    assert!(!is_answer_proved(&secret(), 9, ok, &sha256(b"other"), &mac));
-    assert!(!is_answer_proved(&ClusterSecret::new(&[4; 32]), 9, ok, &body, &mac));
+    sign_response(&secret(), 9, ok, &body, &mut headers);
+    let mac = response_mac(&headers).unwrap();
+    assert!(is_response_authentic(&secret(), 9, ok, &body, &mac));
+    assert!(!is_response_authentic(&secret(), 8, ok, &body, &mac));
+    assert!(!is_response_authentic(&secret(), 9, StatusCode::CREATED, &body, &mac));
+    assert!(!is_response_authentic(&secret(), 9, ok, &sha256(b"other"), &mac));
+    assert!(!is_response_authentic(&ClusterSecret::new(&[4; 32]), 9, ok, &body, &mac));
 }

@@ -1,4 +1,5 @@
-//! Members that ask each other over real sockets, and strangers between them.
+//! Tests of members that send each other requests over real sockets, and of unauthenticated processes between
+//! them.
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 

@@ -1,4 +1,4 @@
-//! A member that answers, one that asks, and a network in between that a test can listen on.
+//! A member that responds, a client, and a network between them that a test can intercept.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -26,19 +26,20 @@ pub(crate) fn secret() -> ClusterSecret {
 pub(crate) fn member(address: SocketAddr) -> Member {
     Member {
         id: MemberId(u128::from(address.port())),
-        name: "the one asked".to_owned(),
+        name: "receiver".to_owned(),
         address: address.to_string(),
         owns: true,
         build: "test".to_owned(),
     }
 }
 
-/// A member that answers; its id is its port, so that one that comes back on it is the same.
-pub(crate) struct Answering {
+/// A member that responds to requests. Its id is its port, so a restarted member with the same port has the same
+/// id.
+pub(crate) struct TestMember {
     pub(crate) address: SocketAddr,
     pub(crate) stop: CancellationToken,
-    /// Requests that came to the handler.
-    pub(crate) asked: Arc<AtomicUsize>,
+    /// Number of requests that reached the handler.
+    pub(crate) handled: Arc<AtomicUsize>,
     ended: BoxFuture<'static, runtime::TaskEnd>,
 }
 
@@ -56,7 +57,7 @@ impl Default for Setup {
     }
 }
 
-impl Answering {
+impl TestMember {
     pub(crate) async fn start(
         setup: Setup,
         handler: impl Fn(String, Bytes) -> Handling + Send + Sync + 'static,
@@ -64,8 +65,8 @@ impl Answering {
         let listener = Listener::bind(&setup.runtime, setup.address, setup.options).await.unwrap();
         let address = listener.local_addr();
         let me = member(address).id;
-        let (stop, asked) = (CancellationToken::new(), Arc::new(AtomicUsize::new(0)));
-        let count = asked.clone();
+        let (stop, handled) = (CancellationToken::new(), Arc::new(AtomicUsize::new(0)));
+        let count = handled.clone();
         let handler: Handler = Arc::new(move |operation, request| {
             count.fetch_add(1, Ordering::SeqCst);
             handler(operation, request)
@@ -74,53 +75,53 @@ impl Answering {
         let serving =
             listener.serve_until(secret, Arc::new(move |id| id == me), handler, stop.clone().cancelled_owned());
         let ended = Runtime::real().spawn("listener", serving).end;
-        Answering { address, stop, asked, ended }
+        TestMember { address, stop, handled, ended }
     }
 
-    /// Answers every request as [`echo`] does.
+    /// Starts a member that handles every request with [`echo`].
     pub(crate) async fn echoing() -> Self {
         Self::start(Setup::default(), echo).await
     }
 
-    pub(crate) fn asked(&self) -> usize {
-        self.asked.load(Ordering::SeqCst)
+    pub(crate) fn handled(&self) -> usize {
+        self.handled.load(Ordering::SeqCst)
     }
 
-    /// Whether the listener ends within `limit`.
+    /// Returns whether the listener ends within `limit`.
     pub(crate) async fn ends_within(&mut self, limit: Duration) -> bool {
         let end = Runtime::real().timeout(limit, &mut self.ended).await;
-        assert!(end.is_none_or(|end| end == runtime::TaskEnd::Finished), "it ended as {end:?}");
+        assert!(end.is_none_or(|end| end == runtime::TaskEnd::Finished), "the listener ended with {end:?}");
         end.is_some()
     }
 
     pub(crate) async fn ended(mut self) {
-        assert!(self.ends_within(Duration::from_secs(5)).await, "the listener does not end");
+        assert!(self.ends_within(Duration::from_secs(5)).await, "the listener does not end in time");
     }
 }
 
-pub(crate) fn asking() -> HttpPeers {
-    HttpPeers::new(&Runtime::real(), secret(), "the one who asks", PeersOptions::default())
+pub(crate) fn client() -> HttpPeers {
+    HttpPeers::new(&Runtime::real(), secret(), "sender", PeersOptions::default())
 }
 
-pub(crate) fn hurried(request_timeout: Duration) -> HttpPeers {
+pub(crate) fn client_with_timeout(request_timeout: Duration) -> HttpPeers {
     let options = PeersOptions { request_timeout, ..PeersOptions::default() };
-    HttpPeers::new(&Runtime::real(), secret(), "the one who asks", options)
+    HttpPeers::new(&Runtime::real(), secret(), "sender", options)
 }
 
 pub(crate) fn reason(answer: Result<Bytes, PeerError>) -> String {
     match answer {
         Err(PeerError::Unreachable { member, reason }) => {
-            assert_eq!(member, "the one asked");
+            assert_eq!(member, "receiver");
             reason
         }
-        Ok(response) => panic!("it was answered: {response:?}"),
+        Ok(response) => panic!("unexpected response: {response:?}"),
     }
 }
 
-/// The operation of most tests.
+/// Operation of most tests.
 pub(crate) const NUDGE: &str = "nudge";
 
-/// Requests [`NUDGE`] with a body of three bytes.
+/// Sends a [`NUDGE`] with a body of three bytes.
 pub(crate) fn nudge(peers: &HttpPeers, to: &Member) -> BoxFuture<'static, Result<Bytes, PeerError>> {
     peers.request(to, NUDGE, Bytes::from_static(b"now"))
 }
@@ -142,21 +143,22 @@ pub(crate) fn echo(operation: String, request: Bytes) -> Handling {
     Box::pin(async move { Ok(echo_of(&operation, &request)) })
 }
 
-/// Accepts one connection, reads one request whole, answers it with `answer`, and closes. The request's bytes.
+/// Accepts one connection, reads one whole request, responds with `answer`, and closes. Returns the request's
+/// bytes.
 pub(crate) async fn answer_once(listener: &TcpListener, answer: &[u8]) -> Vec<u8> {
     let (mut stream, _) = listener.accept().await.unwrap();
     let request = read_message(&mut stream).await;
-    // Who has read enough may close before the end.
+    // The client may close the connection before it has read everything.
     let _may_fail = stream.write_all(answer).await;
     request
 }
 
-/// A head and the body whose length it tells; less if the other end closes.
+/// Reads a head and its body by the declared length; returns fewer bytes if the other end closes.
 pub(crate) async fn read_message(stream: &mut TcpStream) -> Vec<u8> {
     AsyncConnection::new(stream).read_bytes().await
 }
 
-/// What is answered to these bytes.
+/// Sends these bytes and returns the response as text.
 pub(crate) async fn sent_raw(address: SocketAddr, request: &[u8]) -> String {
     String::from_utf8_lossy(&sent_raw_bytes(address, request).await).into_owned()
 }
@@ -167,7 +169,7 @@ pub(crate) async fn sent_raw_bytes(address: SocketAddr, request: &[u8]) -> Vec<u
     read_message(&mut stream).await
 }
 
-/// The bytes of a genuine request for `to`, which it does not get.
+/// Returns the bytes of a genuine request for `to` that never reaches it.
 pub(crate) async fn intercepted(peers: &HttpPeers, to: &Member) -> Vec<u8> {
     let between = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let detour = Member { address: between.local_addr().unwrap().to_string(), ..to.clone() };
@@ -177,7 +179,7 @@ pub(crate) async fn intercepted(peers: &HttpPeers, to: &Member) -> Vec<u8> {
     request
 }
 
-/// A machine whose wall clock is off by so many milliseconds.
+/// Returns a runtime whose wall clock is off by `millis`.
 pub(crate) fn with_clock_off(millis: i64) -> Runtime {
     Runtime::new(Arc::new(Off { world: Runtime::real().world().clone(), millis }))
 }

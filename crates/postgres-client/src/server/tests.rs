@@ -5,7 +5,7 @@ fn server(url: &str) -> Result<Server, UrlError> {
 }
 
 #[test]
-fn a_server_is_shown_without_its_password() {
+fn displayed_server_has_no_password() {
     let urls = [
         ("postgresql://ann:sec%40ret@db:5433/jobs?sslmode=require", "postgresql://ann@db:5433/jobs"),
         ("postgres://ann:sec?ret@db/jobs", "postgresql://ann@db:5432/jobs"),
@@ -21,7 +21,7 @@ fn a_server_is_shown_without_its_password() {
 }
 
 #[test]
-fn a_url_that_cannot_be_used_is_refused_without_its_password() {
+fn error_of_invalid_url_has_no_password() {
     let urls = [
         "mysql://ann:secret@db/jobs",
         "postgresql://",
@@ -35,13 +35,13 @@ fn a_url_that_cannot_be_used_is_refused_without_its_password() {
     ];
     for url in urls {
         let error = server(url).unwrap_err();
-        let said = format!("{error} {error:?}");
-        assert!(!said.contains("secret"), "{said}");
+        let text = format!("{error} {error:?}");
+        assert!(!text.contains("secret"), "{text}");
     }
 }
 
 #[test]
-fn modes_of_tls_and_the_rest_of_the_query_are_told_apart() {
+fn tls_parameters_are_separated_from_the_query() {
     let (rest, ssl) = take_ssl("postgresql://db/jobs?a=1&sslmode=verify-full&sslrootcert=%2Fa%20b&b=2").unwrap();
     assert_eq!(
         (rest.as_str(), ssl.mode, ssl.roots.as_deref()),

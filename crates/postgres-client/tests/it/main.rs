@@ -1,6 +1,6 @@
-//! Against a real server: what is connected to and what is not, and what happens when it goes away.
+//! Tests against a real server: connections, rejected connections and lost connections.
 
-#![expect(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
+#![expect(clippy::unwrap_used, reason = "a failed step ends the test")]
 
 mod connecting;
-mod losing;
+mod reconnecting;

@@ -1,8 +1,8 @@
-//! Receivers over real sockets, with a real PostgreSQL behind them.
+//! Tests of receivers over real sockets, with a real PostgreSQL.
 
-#![expect(clippy::unwrap_used, reason = "a test stops at what it does not expect")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
-mod marks;
+mod handled;
 mod once;
 mod requests;
 mod support;

@@ -1,4 +1,4 @@
-//! Doubles, failures and rude ends, each with its transaction.
+//! Tests of duplicates, failures and disconnects, each with its transaction.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ async fn effect(transaction: &Transaction, what: &str) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Until as many transactions of this database wait for another one as there should be.
+/// Waits until the number of transactions of this database that wait for a lock equals `waiters`.
 async fn wait_for_waiters(runtime: &Runtime, pool: &Pool, waiters: i64) {
     let query = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
     let connection = pool.get().await.unwrap();
@@ -39,21 +39,21 @@ async fn wait_for_waiters(runtime: &Runtime, pool: &Pool, waiters: i64) {
     }
 }
 
-/// A handler that says that it is there, and goes on when it may.
+/// Stops a handler until the test releases it, and reports when the handler arrives.
 #[derive(Clone)]
-struct Held {
+struct Gate {
     entered: Arc<Semaphore>,
-    may_go: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
-impl Held {
+impl Gate {
     fn new() -> Self {
-        Held { entered: Arc::new(Semaphore::new(0)), may_go: Arc::new(Semaphore::new(0)) }
+        Gate { entered: Arc::new(Semaphore::new(0)), permits: Arc::new(Semaphore::new(0)) }
     }
 
     async fn pass(&self) {
         self.entered.add_permits(1);
-        self.may_go.acquire().await.unwrap().forget();
+        self.permits.acquire().await.unwrap().forget();
     }
 
     async fn wait_entered(&self) {
@@ -61,12 +61,12 @@ impl Held {
     }
 
     fn release(&self) {
-        self.may_go.add_permits(1);
+        self.permits.add_permits(1);
     }
 }
 
 #[test]
-fn a_double_is_answered_200_and_no_handler_hears_of_it() {
+fn duplicate_receives_200_without_a_handler_call() {
     on_real(async |runtime| {
         let pool = pool().await;
         let handler = async |callback: Callback, transaction: Transaction| effect(&transaction, &callback.id).await;
@@ -76,16 +76,16 @@ fn a_double_is_answered_200_and_no_handler_hears_of_it() {
         }
         assert_eq!(Sent::new(&runtime, "two", "1").to(address).await.0, 200);
         assert_eq!((count(&pool, "effects").await, count(&pool, "reveille_callbacks").await), (2, 2));
-        assert!(pool.status().size <= 2, "connections are used again: {:?}", pool.status());
+        assert!(pool.status().size <= 2, "connections are reused: {:?}", pool.status());
     });
 }
 
 #[test]
-fn of_two_doubles_at_once_one_waits_for_the_other_and_is_then_dropped() {
+fn concurrent_duplicate_waits_and_is_then_dropped() {
     on_real(async |runtime| {
         let pool = pool().await;
-        let held = Held::new();
-        let (inside, calls) = (held.clone(), Arc::new(AtomicU32::new(0)));
+        let gate = Gate::new();
+        let (inside, calls) = (gate.clone(), Arc::new(AtomicU32::new(0)));
         let counted = calls.clone();
         let handler = async move |transaction: Transaction| {
             counted.fetch_add(1, Ordering::Relaxed);
@@ -96,9 +96,9 @@ fn of_two_doubles_at_once_one_waits_for_the_other_and_is_then_dropped() {
         let address = receiver(&runtime, &pool, handler).await;
         let sent = Sent::new(&runtime, "one", "1");
         let (first, second, ()) = tokio::join!(sent.to(address), sent.to(address), async {
-            held.wait_entered().await;
+            gate.wait_entered().await;
             wait_for_waiters(&runtime, &pool, 1).await;
-            held.release();
+            gate.release();
         });
         assert_eq!((first.0, second.0), (200, 200));
         assert_eq!((calls.load(Ordering::Relaxed), count(&pool, "effects").await), (1, 1));
@@ -106,27 +106,27 @@ fn of_two_doubles_at_once_one_waits_for_the_other_and_is_then_dropped() {
 }
 
 #[test]
-fn a_double_that_waited_for_one_that_failed_is_handled_in_its_place() {
+fn duplicate_is_handled_after_the_first_one_fails() {
     on_real(async |runtime| {
         let pool = pool().await;
-        let held = Held::new();
-        let (inside, calls) = (held.clone(), Arc::new(AtomicU32::new(0)));
+        let gate = Gate::new();
+        let (inside, calls) = (gate.clone(), Arc::new(AtomicU32::new(0)));
         let handler = async move |transaction: Transaction| {
             effect(&transaction, "done").await?;
             inside.pass().await;
             match calls.fetch_add(1, Ordering::Relaxed) {
-                0 => Err(Failed::from("not this time")),
+                0 => Err(Failed::from("intended failure")),
                 _ => Ok(()),
             }
         };
         let address = receiver(&runtime, &pool, handler).await;
         let sent = Sent::new(&runtime, "one", "1");
         let (first, second, ()) = tokio::join!(sent.to(address), sent.to(address), async {
-            held.wait_entered().await;
+            gate.wait_entered().await;
             wait_for_waiters(&runtime, &pool, 1).await;
-            held.release();
-            held.wait_entered().await;
-            held.release();
+            gate.release();
+            gate.wait_entered().await;
+            gate.release();
         });
         let mut answers = [first.0, second.0];
         answers.sort_unstable();
@@ -135,11 +135,11 @@ fn a_double_that_waited_for_one_that_failed_is_handled_in_its_place() {
 }
 
 #[test]
-fn a_double_does_not_wait_for_ever() {
+fn duplicate_stops_waiting_after_the_limit() {
     on_real(async |runtime| {
         let pool = pool().await;
-        let held = Held::new();
-        let inside = held.clone();
+        let gate = Gate::new();
+        let inside = gate.clone();
         let once = Once::new(verifier(), pool.clone()).wait_max(Duration::from_millis(50));
         let handler = async move |transaction: Transaction| {
             effect(&transaction, "done").await?;
@@ -151,24 +151,24 @@ fn a_double_does_not_wait_for_ever() {
         let address = listen(&runtime, routes).await;
         let sent = Sent::new(&runtime, "one", "1");
         let (first, ()) = tokio::join!(sent.to(address), async {
-            held.wait_entered().await;
+            gate.wait_entered().await;
             assert_eq!(sent.to(address).await.0, 503);
-            held.release();
+            gate.release();
         });
         assert_eq!((first.0, sent.to(address).await.0, count(&pool, "effects").await), (200, 200, 1));
     });
 }
 
 #[test]
-fn a_handler_that_fails_leaves_nothing_and_the_next_attempt_is_handled() {
+fn failed_handler_is_rolled_back_and_the_next_attempt_runs() {
     on_real(async |runtime| {
         let pool = pool().await;
         let calls = Arc::new(AtomicU32::new(0));
         let handler = async move |transaction: Transaction| {
             effect(&transaction, "done").await?;
             match calls.fetch_add(1, Ordering::Relaxed) {
-                0 => Err(Failed::from("a mail server is away")),
-                1 => panic!("a bug"),
+                0 => Err(Failed::from("the mail server is down")),
+                1 => panic!("intended panic"),
                 _ => Ok(()),
             }
         };
@@ -183,7 +183,7 @@ fn a_handler_that_fails_leaves_nothing_and_the_next_attempt_is_handled() {
 }
 
 #[test]
-fn a_statement_that_failed_is_not_hidden_by_a_handler_that_says_that_all_is_well() {
+fn failed_statement_prevents_the_commit_of_a_successful_handler() {
     on_real(async |runtime| {
         let pool = pool().await;
         let calls = Arc::new(AtomicU32::new(0));
@@ -202,7 +202,7 @@ fn a_statement_that_failed_is_not_hidden_by_a_handler_that_says_that_all_is_well
 }
 
 #[test]
-fn a_transaction_that_outlives_its_handler_is_not_committed() {
+fn transaction_that_outlives_its_handler_is_not_committed() {
     on_real(async |runtime| {
         let pool = pool().await;
         let (keep, kept) = tokio::sync::mpsc::unbounded_channel();
@@ -220,11 +220,11 @@ fn a_transaction_that_outlives_its_handler_is_not_committed() {
 }
 
 #[test]
-fn a_caller_that_goes_away_leaves_nothing_behind() {
+fn disconnect_rolls_the_transaction_back() {
     on_real(async |runtime| {
         let pool = pool().await;
-        let held = Held::new();
-        let inside = held.clone();
+        let gate = Gate::new();
+        let inside = gate.clone();
         let handler = async move |transaction: Transaction| {
             effect(&transaction, "done").await?;
             inside.pass().await;
@@ -234,19 +234,19 @@ fn a_caller_that_goes_away_leaves_nothing_behind() {
         let sent = Sent::new(&runtime, "one", "1");
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(&sent.text()).await.unwrap();
-        held.wait_entered().await;
+        gate.wait_entered().await;
         drop(stream);
-        // The next attempt waits until the first one's transaction is gone, and is not its double.
+        // The next attempt waits until the first one's transaction ends, and does not count as its duplicate.
         let (answer, ()) = tokio::join!(sent.to(address), async {
-            held.wait_entered().await;
-            held.release();
+            gate.wait_entered().await;
+            gate.release();
         });
         assert_eq!((answer.0, count(&pool, "effects").await), (200, 1));
     });
 }
 
 #[test]
-fn while_the_database_is_away_the_answer_is_503_and_afterwards_the_effect_comes() {
+fn callback_receives_503_until_the_database_returns() {
     on_real(async |runtime| {
         let postgres = Postgres::start().unwrap();
         let pool = pool_of(&postgres.create_database().unwrap());

@@ -1,4 +1,4 @@
-//! Requests as strangers and Reveille send them, to a receiver that verifies.
+//! Tests of a verifying receiver, with requests from Reveille and from unauthenticated senders.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,7 +12,7 @@ use tokio::io::AsyncWriteExt as _;
 
 use crate::support::{KEY, Sent, answer_to, listen, on_real, secret, verifier};
 
-/// Answers with what it was called with; counts its calls.
+/// Responds with the request's content, and counts the calls.
 fn echo(verifier: Verifier, calls: &Arc<AtomicU32>) -> Router {
     let calls = calls.clone();
     let handler = async move |callback: Callback, body: String| {
@@ -23,7 +23,7 @@ fn echo(verifier: Verifier, calls: &Arc<AtomicU32>) -> Router {
 }
 
 #[test]
-fn a_callback_reaches_its_handler_and_nothing_else_does() {
+fn only_verified_callback_reaches_the_handler() {
     on_real(async |runtime| {
         let calls = Arc::default();
         let address = listen(&runtime, echo(verifier(), &calls)).await;
@@ -49,7 +49,7 @@ fn a_callback_reaches_its_handler_and_nothing_else_does() {
 }
 
 #[test]
-fn a_body_is_read_up_to_its_limit_and_no_further() {
+fn body_over_the_limit_is_rejected() {
     on_real(async |runtime| {
         let calls = Arc::default();
         let options = Options { body_bytes_max: 1_000, ..Options::default() };
@@ -58,9 +58,9 @@ fn a_body_is_read_up_to_its_limit_and_no_further() {
         let of = |length: usize| Sent::new(&runtime, "run", &format!("{:length$}", 1));
         assert_eq!(of(1_000).to(address).await.0, 200);
         let (status, text) = of(1_001).to(address).await;
-        assert_eq!((status, text.as_str()), (413, "a body has at most 1000 bytes here"));
+        assert_eq!((status, text.as_str()), (413, "the body exceeds 1000 bytes"));
 
-        // One that does not say how long it is, and does not end.
+        // A chunked body without a declared length that does not end.
         let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
         stream.write_all(b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n").await.unwrap();
         let chunk = format!("400\r\n{}\r\n", " ".repeat(0x400));
@@ -70,7 +70,7 @@ fn a_body_is_read_up_to_its_limit_and_no_further() {
 }
 
 #[test]
-fn a_body_that_does_not_come_or_breaks_off_is_not_waited_for() {
+fn incomplete_body_is_rejected_after_the_timeout() {
     on_real(async |runtime| {
         let calls = Arc::default();
         let options = Options { body_timeout: Duration::from_millis(50), ..Options::default() };
@@ -78,13 +78,13 @@ fn a_body_that_does_not_come_or_breaks_off_is_not_waited_for() {
         let address = listen(&runtime, echo(verifier, &calls)).await;
         let mut request = Sent::new(&runtime, "run", "[1, 2]").text();
         request.truncate(request.len() - 1);
-        assert_eq!(answer_to(address, &request).await, (408, "the body did not come in time".to_owned()));
+        assert_eq!(answer_to(address, &request).await, (408, "the body did not arrive in time".to_owned()));
         assert_eq!(calls.load(Ordering::Relaxed), 0);
     });
 }
 
 #[test]
-fn a_route_without_its_middleware_verifies_nothing_and_answers_500() {
+fn route_without_middleware_responds_with_500() {
     on_real(async |runtime| {
         let callback = listen(&runtime, Router::new().route("/", post(async |_: Callback| ()))).await;
         let transaction = Router::new().route("/", post(async |_: Transaction| ()));
@@ -98,7 +98,7 @@ fn a_route_without_its_middleware_verifies_nothing_and_answers_500() {
 }
 
 #[test]
-fn what_made_a_handler_fail_is_told_to_nobody_else() {
+fn handler_error_is_not_sent_to_the_caller() {
     on_real(async |runtime| {
         let handler = async || -> Result<(), Failed> { Err("the password is hunter2".into()) };
         let routes = Router::new().route("/", post(handler)).route_layer(from_fn_with_state(verifier(), verified));

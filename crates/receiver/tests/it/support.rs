@@ -1,4 +1,4 @@
-//! A receiver that listens, a database of its own, and callbacks signed as Reveille signs them.
+//! A listening receiver, a new database, and callbacks with Reveille's signature.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -14,8 +14,8 @@ use test_servers::postgres::shared;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_postgres::NoTls;
 
-/// Nothing here takes so long; a test that would hang fails instead.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+/// Time limit of a test step. No step takes that long, so a hanging test fails.
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) const KEY: [u8; 32] = [7; 32];
 pub(crate) const OTHER_KEY: [u8; 32] = [8; 32];
 
@@ -23,8 +23,8 @@ pub(crate) fn on_real(test: impl AsyncFnOnce(Runtime)) {
     let tokio = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     tokio.block_on(async {
         let runtime = Runtime::real();
-        let ended = runtime.timeout(PATIENCE * 2, test(runtime.clone())).await;
-        assert!(ended.is_some(), "it hangs");
+        let ended = runtime.timeout(TEST_TIMEOUT * 2, test(runtime.clone())).await;
+        assert!(ended.is_some(), "the test exceeds its time limit");
     });
 }
 
@@ -36,7 +36,7 @@ pub(crate) fn verifier() -> Verifier {
     Verifier::new(secret(&KEY).parse().unwrap(), Options::default())
 }
 
-/// A pool on a new database with the receiver's table, and a table for what handlers do.
+/// Returns a pool on a new database that has the receiver's table, and a table for the effects of handlers.
 pub(crate) async fn pool() -> Pool {
     let pool = pool_of(&shared().create_database().unwrap());
     let connection = pool.get().await.unwrap();
@@ -54,7 +54,7 @@ pub(crate) async fn count(pool: &Pool, table: &str) -> i64 {
     pool.get().await.unwrap().query_one(&query, &[]).await.unwrap().get(0)
 }
 
-/// Serves until the test ends.
+/// Serves requests until the test ends.
 pub(crate) async fn listen(runtime: &Runtime, routes: Router) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -62,7 +62,7 @@ pub(crate) async fn listen(runtime: &Runtime, routes: Router) -> SocketAddr {
     address
 }
 
-/// A callback as Reveille makes it, signed now.
+/// A callback in Reveille's format, with a current signature.
 pub(crate) struct Sent {
     pub(crate) headers: Vec<(&'static str, String)>,
     pub(crate) body: Vec<u8>,
@@ -90,7 +90,8 @@ impl Sent {
         [head.as_bytes(), &self.body].concat()
     }
 
-    /// The status and body of the answer; 0 if the connection ended without one.
+    /// Sends the callback, and returns the status and body of the response. The status is 0 if the connection ends
+    /// without a response.
     pub(crate) async fn to(&self, address: SocketAddr) -> (u16, String) {
         answer_to(address, &self.text()).await
     }
@@ -98,8 +99,8 @@ impl Sent {
 
 pub(crate) async fn answer_to(address: SocketAddr, request: &[u8]) -> (u16, String) {
     let mut connection = AsyncConnection::new(TcpStream::connect(address).await.unwrap());
-    // What is refused early may be refused before all of it is written.
-    let _refused = connection.write(request).await;
+    // The receiver may reject the request before it is written completely.
+    let _rejected = connection.write(request).await;
     let answer = connection.read().await.ok();
     answer.map_or((0, String::new()), |answer| (answer.status().unwrap_or(0), answer.text()))
 }

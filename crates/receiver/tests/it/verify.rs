@@ -1,10 +1,10 @@
-//! Signatures, without a connection.
+//! Tests of signatures, without a connection.
 
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use http::HeaderMap;
-use reveille_receiver::{Options, Refusal, Secret, SecretError, Verifier};
+use reveille_receiver::{Options, Rejection, Secret, SecretError, Verifier};
 
 use crate::support::{KEY, OTHER_KEY, secret, verifier};
 
@@ -24,12 +24,12 @@ fn headers(id: &str, timestamp: &str, signature: &str) -> HeaderMap {
     pairs.into_iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect()
 }
 
-fn verdict(verifier: &Verifier, headers: &HeaderMap) -> Result<(), Refusal> {
+fn verdict(verifier: &Verifier, headers: &HeaderMap) -> Result<(), Rejection> {
     verifier.verify(headers, Bytes::from_static(BODY), now()).map(drop)
 }
 
 #[test]
-fn what_reveille_signs_is_a_callback_with_all_that_its_headers_say() {
+fn signed_callback_exposes_its_headers_and_payload() {
     let mut headers = signed_by(&KEY, "run", NOW_S, BODY);
     headers.insert("reveille-schedule-id", "invoice-4711".parse().unwrap());
     headers.insert("reveille-attempt", "3".parse().unwrap());
@@ -46,13 +46,13 @@ fn what_reveille_signs_is_a_callback_with_all_that_its_headers_say() {
 }
 
 #[test]
-fn what_an_independent_implementation_signs_is_accepted() {
+fn signature_of_an_independent_implementation_is_accepted() {
     let signature = standardwebhooks::Webhook::new(&secret(&KEY)).unwrap().sign("run", NOW_S, BODY).unwrap();
     assert_eq!(verdict(&verifier(), &headers("run", &NOW_S.to_string(), &signature)), Ok(()));
 }
 
 #[test]
-fn a_changed_body_id_time_or_signature_is_refused() {
+fn changed_body_id_time_or_signature_is_rejected() {
     let good = signed_by(&KEY, "run", NOW_S, BODY);
     let changed = |name: &'static str, value: &str| {
         let mut headers = good.clone();
@@ -61,23 +61,23 @@ fn a_changed_body_id_time_or_signature_is_refused() {
     };
     assert_eq!(verdict(&verifier(), &good), Ok(()));
     let body = Bytes::from_static(br#"{"order": 18}"#);
-    assert_eq!(verifier().verify(&good, body, now()), Err(Refusal::Signature));
-    assert_eq!(changed("webhook-id", "another"), Err(Refusal::Signature));
-    assert_eq!(changed("webhook-timestamp", &(NOW_S + 1).to_string()), Err(Refusal::Signature));
+    assert_eq!(verifier().verify(&good, body, now()), Err(Rejection::Signature));
+    assert_eq!(changed("webhook-id", "another"), Err(Rejection::Signature));
+    assert_eq!(changed("webhook-timestamp", &(NOW_S + 1).to_string()), Err(Rejection::Signature));
     let signature = good["webhook-signature"].to_str().unwrap();
     for at in 3..signature.len() - 1 {
         let mut bytes = signature.as_bytes().to_vec();
         bytes[at] = if bytes[at] == b'A' { b'B' } else { b'A' };
         let changed = changed("webhook-signature", std::str::from_utf8(&bytes).unwrap());
-        assert_eq!(changed, Err(Refusal::Signature), "digit {at}");
+        assert_eq!(changed, Err(Rejection::Signature), "digit {at}");
     }
     for signature in ["", "v1", "v1,", "v1, ", "v2,abc", "v1a,abc", &signature[3..], &signature[..20], "v1,?"] {
-        assert_eq!(changed("webhook-signature", signature), Err(Refusal::Signature), "{signature:?}");
+        assert_eq!(changed("webhook-signature", signature), Err(Rejection::Signature), "{signature:?}");
     }
 }
 
 #[test]
-fn while_one_secret_takes_over_either_signature_is_enough_and_afterwards_only_the_new_one_is() {
+fn either_secret_is_accepted_only_during_rotation() {
     let [old, new] = [&KEY, &OTHER_KEY].map(|key| secret(key).parse::<Secret>().unwrap());
     let both = Verifier::new(old.clone(), Options::default()).or(new.clone());
     let [only_old, only_new] = [old, new].map(|secret| Verifier::new(secret, Options::default()));
@@ -90,60 +90,61 @@ fn while_one_secret_takes_over_either_signature_is_enough_and_afterwards_only_th
     }
     assert_eq!(verdict(&only_old, &by_both), Ok(()));
     assert_eq!(verdict(&only_new, &by_both), Ok(()));
-    assert_eq!(verdict(&only_new, &by_old), Err(Refusal::Signature));
-    assert_eq!(verdict(&only_old, &by_new), Err(Refusal::Signature));
-    assert_eq!(verdict(&verifier(), &signed_by(&[9; 32], "run", NOW_S, BODY)), Err(Refusal::Signature));
+    assert_eq!(verdict(&only_new, &by_old), Err(Rejection::Signature));
+    assert_eq!(verdict(&only_old, &by_new), Err(Rejection::Signature));
+    assert_eq!(verdict(&verifier(), &signed_by(&[9; 32], "run", NOW_S, BODY)), Err(Rejection::Signature));
 }
 
 #[test]
-fn what_was_signed_long_ago_or_in_the_future_is_refused() {
+fn signature_outside_the_time_tolerance_is_rejected() {
     for (distance, is_late) in [(0, false), (300, false), (301, true), (-300, false), (-301, true)] {
-        let refused = verdict(&verifier(), &signed_by(&KEY, "run", NOW_S - distance, BODY));
-        assert_eq!(refused, if is_late { Err(Refusal::Time) } else { Ok(()) }, "{distance} s");
+        let rejected = verdict(&verifier(), &signed_by(&KEY, "run", NOW_S - distance, BODY));
+        assert_eq!(rejected, if is_late { Err(Rejection::Time) } else { Ok(()) }, "{distance} s");
     }
     let short = Options { tolerance: Duration::from_secs(1), ..Options::default() };
     let short = Verifier::new(secret(&KEY).parse().unwrap(), short);
-    assert_eq!(verdict(&short, &signed_by(&KEY, "run", NOW_S - 2, BODY)), Err(Refusal::Time));
-    // A stranger is not told whether the clocks agree.
-    assert_eq!(verdict(&verifier(), &signed_by(&OTHER_KEY, "run", 0, BODY)), Err(Refusal::Signature));
+    assert_eq!(verdict(&short, &signed_by(&KEY, "run", NOW_S - 2, BODY)), Err(Rejection::Time));
+    // The verifier checks the signature first, so an unauthenticated sender learns nothing about the clocks.
+    assert_eq!(verdict(&verifier(), &signed_by(&OTHER_KEY, "run", 0, BODY)), Err(Rejection::Signature));
 }
 
 #[test]
-fn a_header_that_is_missing_repeated_or_no_such_thing_is_named() {
+fn missing_repeated_or_malformed_header_is_named_in_the_error() {
     let good = signed_by(&KEY, "run", NOW_S, BODY);
     for name in ["webhook-id", "webhook-timestamp", "webhook-signature"] {
         let mut headers = good.clone();
         let value = headers.remove(name).unwrap();
-        assert_eq!(verdict(&verifier(), &headers), Err(Refusal::Header { name, count: 0 }));
+        assert_eq!(verdict(&verifier(), &headers), Err(Rejection::Header { name, count: 0 }));
         headers.append(name, value.clone());
         headers.append(name, value);
-        assert_eq!(verdict(&verifier(), &headers), Err(Refusal::Header { name, count: 2 }));
+        assert_eq!(verdict(&verifier(), &headers), Err(Rejection::Header { name, count: 2 }));
         let mut headers = good.clone();
         headers.insert(name, http::HeaderValue::from_bytes(b"\xff").unwrap());
-        assert_eq!(verdict(&verifier(), &headers), Err(Refusal::Malformed { name }));
+        assert_eq!(verdict(&verifier(), &headers), Err(Rejection::Malformed { name }));
     }
     for id in ["", "with space", "run.1800000000", &"a".repeat(257)] {
         let headers = signed_by(&KEY, id, NOW_S, BODY);
-        assert_eq!(verdict(&verifier(), &headers), Err(Refusal::Malformed { name: "webhook-id" }), "{id:?}");
+        assert_eq!(verdict(&verifier(), &headers), Err(Rejection::Malformed { name: "webhook-id" }), "{id:?}");
     }
     for time in ["", "now", "-1", "+1", "1.5", "1e9", "99999999999999999999", "18446744073709551615"] {
-        let refused = verdict(&verifier(), &headers("run", time, "v1,"));
-        assert_eq!(refused, Err(Refusal::Malformed { name: "webhook-timestamp" }), "{time:?}");
+        let rejected = verdict(&verifier(), &headers("run", time, "v1,"));
+        assert_eq!(rejected, Err(Rejection::Malformed { name: "webhook-timestamp" }), "{time:?}");
     }
 }
 
 #[test]
-fn one_signature_is_of_one_id_time_and_body_only() {
-    // Signed as `run`, at this time, with a body that begins like a time: read as `run.TIME` it would be another body.
+fn signature_cannot_be_split_into_another_id_time_and_body() {
+    // The signature covers the id `run`, this time, and a body that begins like a time. With the id `run.TIME`,
+    // the rest would be another body.
     let body = format!("{NOW_S}.x");
     let signature = callback::sign(&KEY, "run", NOW_S, body.as_bytes());
     let moved = headers(&format!("run.{NOW_S}"), &NOW_S.to_string(), &signature);
-    let refused = verifier().verify(&moved, Bytes::from_static(b"x"), now());
-    assert_eq!(refused, Err(Refusal::Malformed { name: "webhook-id" }));
+    let rejected = verifier().verify(&moved, Bytes::from_static(b"x"), now());
+    assert_eq!(rejected, Err(Rejection::Malformed { name: "webhook-id" }));
 }
 
 #[test]
-fn a_secret_is_read_with_the_white_space_of_its_file_and_what_is_none_is_told_without_it() {
+fn secret_is_trimmed_and_errors_never_contain_it() {
     assert!(format!(" {}\n", secret(&KEY)).parse::<Secret>().is_ok());
     let error = |text: &str| text.parse::<Secret>().unwrap_err();
     assert_eq!(error("k1.abcdef"), SecretError::Prefix);

@@ -1,10 +1,10 @@
-//! What the examples share: a shop with a database, a connection to Reveille, and a place where callbacks arrive.
+//! Common code of the examples: a shop with a database, a client of Reveille, and a server for callbacks.
 //!
-//! Server and key are found as the commands find them (docs/cli.md); the database is one that `--database` names, or a PostgreSQL
-//! of the example's own, if its programs are installed.
+//! The examples find the server and the key as the commands do (docs/cli.md). `--database` names the database. Without
+//! it an example starts its own PostgreSQL server, if its programs are installed.
 
-#![allow(dead_code, reason = "each example uses a part")]
-#![expect(clippy::disallowed_methods, reason = "an example stands outside, as its readers' programs do")]
+#![allow(dead_code, reason = "each example uses a part of this module")]
+#![expect(clippy::disallowed_methods, reason = "an example uses no runtime of Reveille, like its readers' programs")]
 
 use std::fs;
 use std::path::PathBuf;
@@ -24,29 +24,29 @@ use tokio_postgres::types::{FromSqlOwned, ToSql};
 
 #[derive(Parser)]
 struct Arguments {
-    /// The server's address [default: that of the server that runs on --data]
+    /// URL of the server [default: the URL of the server that runs on --data]
     #[arg(long, env = "REVEILLE_URL")]
     server: Option<String>,
-    /// A file with the key [default: one that `serve` left in --data]
+    /// File with the key [default: the key file that `serve` wrote to --data]
     #[arg(long, env = "REVEILLE_KEY_FILE")]
     key_file: Option<PathBuf>,
-    /// A file with the secret that callbacks are signed with [default: the one that `serve` left in --data]
+    /// File with the secret that signs callbacks [default: the file that `serve` wrote to --data]
     #[arg(long, env = "REVEILLE_SECRET_FILE")]
     secret_file: Option<PathBuf>,
-    /// The data folder of the server on this machine
+    /// Data folder of the server on this machine
     #[arg(long, env = "REVEILLE_DATA", default_value = "./data")]
     data: PathBuf,
-    /// The shop's database, as postgresql://me@localhost/shop [default: one that is started for the example, and deleted]
+    /// Database of the shop, such as postgresql://me@localhost/shop [default: a temporary database]
     #[arg(long, env = "DATABASE_URL", hide_env_values = true)]
     database: Option<String>,
 }
 
 impl Arguments {
-    fn read(&self, named: Option<&PathBuf>, left: &str) -> anyhow::Result<String> {
-        let path = named.cloned().unwrap_or_else(|| self.data.join(left));
+    fn read(&self, path: Option<&PathBuf>, default_name: &str) -> anyhow::Result<String> {
+        let path = path.cloned().unwrap_or_else(|| self.data.join(default_name));
         let text = fs::read_to_string(&path).with_context(|| {
             format!(
-                "cannot read {}: start `reveille serve`, name its folder with --data, or see --help",
+                "cannot read {}: start `reveille serve`, name its folder with --data, or use the options in --help",
                 path.display()
             )
         })?;
@@ -58,12 +58,12 @@ pub(crate) struct Shop {
     pub(crate) reveille: Client,
     pub(crate) database: Pool,
     verifier: Verifier,
-    /// Ends with the example.
+    /// Database server that stops at the end of the example.
     _postgres: Option<Postgres>,
 }
 
 impl Shop {
-    /// With these tables.
+    /// Connects to the server and the database, and creates these tables.
     pub(crate) async fn open(tables: &str) -> anyhow::Result<Shop> {
         let arguments = Arguments::parse();
         let server = match &arguments.server {
@@ -76,12 +76,13 @@ impl Shop {
         let (url, postgres) = match arguments.database {
             Some(url) => (url, None),
             None => {
-                let postgres = Postgres::start().context("name a PostgreSQL with --database, or install one")?;
+                let postgres = Postgres::start()
+                    .context("cannot start PostgreSQL: install it, or name a database with --database")?;
                 (postgres.create_database()?, Some(postgres))
             }
         };
         let database = Pool::builder(Manager::new(url.parse()?, NoTls)).build()?;
-        let connection = database.get().await.context("the shop's database cannot be reached")?;
+        let connection = database.get().await.context("cannot connect to the shop's database")?;
         connection.batch_execute(tables).await?;
         reveille_receiver::create_table(&connection).await?;
         drop(connection);
@@ -89,7 +90,7 @@ impl Shop {
         Ok(Shop { reveille, database, verifier, _postgres: postgres })
     }
 
-    /// Takes callbacks at these routes until the example ends, each once, in a transaction; tells where.
+    /// Handles callbacks at these routes until the example ends, each once and in a transaction. Returns the base URL.
     pub(crate) async fn listen(&self, routes: Router) -> anyhow::Result<String> {
         let state = Once::new(self.verifier.clone(), self.database.clone());
         let routes = routes.route_layer(middleware::from_fn_with_state(state, once));
@@ -99,8 +100,8 @@ impl Shop {
         Ok(url)
     }
 
-    /// What this query answers: one row with one value.
-    pub(crate) async fn ask<T: FromSqlOwned>(
+    /// Returns the value of a query that has one row with one column.
+    pub(crate) async fn query<T: FromSqlOwned>(
         &self,
         query: &str,
         parameters: &[&(dyn ToSql + Sync)],
@@ -108,24 +109,25 @@ impl Shop {
         Ok(self.database.get().await?.query_one(query, parameters).await?.try_get(0)?)
     }
 
-    pub(crate) async fn tell(&self, statement: &str, parameters: &[&(dyn ToSql + Sync)]) -> anyhow::Result<()> {
+    /// Executes a statement.
+    pub(crate) async fn execute(&self, statement: &str, parameters: &[&(dyn ToSql + Sync)]) -> anyhow::Result<()> {
         self.database.get().await?.execute(statement, parameters).await?;
         Ok(())
     }
 
-    /// Waits until this query answers `true`.
+    /// Waits until this query returns `true`.
     pub(crate) async fn until(&self, query: &str, parameters: &[&(dyn ToSql + Sync)]) -> anyhow::Result<()> {
         for _ in 0..3_000 {
-            if self.ask(query, parameters).await? {
+            if self.query(query, parameters).await? {
                 return Ok(());
             }
             sleep(Duration::from_millis(10)).await;
         }
-        bail!("for half a minute this did not come true: {query}")
+        bail!("this query did not become true within 30 seconds: {query}")
     }
 }
 
-/// The instant that is this far from now.
+/// Returns the instant after this duration from now.
 pub(crate) fn after(duration: Duration) -> Time {
     Time::from(SystemTime::now()) + duration
 }
@@ -134,10 +136,10 @@ pub(crate) async fn sleep(duration: Duration) {
     tokio::time::sleep(duration).await;
 }
 
-/// A number that no order, payment or product had before.
+/// Returns a number that no earlier order, payment or product has.
 pub(crate) fn new_number() -> i64 {
     static COUNT: AtomicI64 = AtomicI64::new(0);
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is after 1970");
-    let micros = i64::try_from(since.as_micros()).expect("it is before the year 290,000");
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is after 1970");
+    let micros = i64::try_from(since.as_micros()).expect("the clock is before the year 290,000");
     micros * 1_000 + COUNT.fetch_add(1, Ordering::Relaxed)
 }

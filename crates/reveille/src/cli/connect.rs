@@ -1,4 +1,4 @@
-//! Which server, and as whom: what was said, or else what `serve` left in its data folder.
+//! Server address and key of a command. The defaults are in the files that `serve` writes to its data folder.
 
 use std::fmt;
 use std::fs;
@@ -17,30 +17,31 @@ use crate::{identity, server_url};
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Server")]
 pub(super) struct Connect {
-    /// The server's address [default: that of the server that runs on --data]
+    /// URL of the server [default: the URL of the server that runs on --data]
     #[arg(long, env = "REVEILLE_URL", value_name = "URL")]
     server: Option<String>,
     #[command(flatten)]
     key: Key,
-    /// The data folder of the server on this machine
+    /// Data folder of the server on this machine
     #[arg(long, env = "REVEILLE_DATA", default_value = "./data", value_name = "FOLDER")]
     data: PathBuf,
-    /// An authority to trust beside the public ones, in PEM, for a server with a certificate of your own
+    /// PEM file with a certificate authority to trust in addition to the public ones
     #[arg(long, env = "REVEILLE_ROOT_CERTIFICATE", value_name = "FILE")]
     root_certificate: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]
 struct KeyArguments {
-    /// A file with the key [default: one that `serve` left in --data]
+    /// File with the key [default: a key file that `serve` wrote to --data]
     #[arg(long, env = "REVEILLE_KEY_FILE", value_name = "FILE")]
     key_file: Option<PathBuf>,
-    /// The key itself; on the command line everyone on this machine sees it, so prefer the variable
+    /// Key; every user of this machine can see a key on the command line, so prefer the variable
     #[arg(long, env = "REVEILLE_KEY", hide_env_values = true)]
     key: Option<Hidden>,
 }
 
-/// At most one of the two. A flag wins over the other one's variable, which `conflicts_with` would refuse to tell apart.
+/// Key or key file, but not both. A flag overrides the variable of the other option. `conflicts_with` cannot express
+/// that, because it treats flags and variables alike.
 #[derive(Debug)]
 struct Key(KeyArguments);
 
@@ -64,7 +65,7 @@ impl FromArgMatches for Key {
                 (false, true) => Ok(Key(KeyArguments { key_file: None, ..given })),
                 _ => Err(clap::Error::raw(
                     ErrorKind::ArgumentConflict,
-                    "there are a --key-file (REVEILLE_KEY_FILE) and a --key (REVEILLE_KEY); give one of them\n",
+                    "both --key-file (REVEILLE_KEY_FILE) and --key (REVEILLE_KEY) are set: set only one of them\n",
                 )),
             },
             _ => Ok(Key(given)),
@@ -77,7 +78,7 @@ impl FromArgMatches for Key {
     }
 }
 
-/// A key as it was given.
+/// Key as the user wrote it. Its `Debug` output hides it.
 #[derive(Clone)]
 struct Hidden(String);
 
@@ -87,7 +88,7 @@ impl fmt::Debug for Hidden {
     }
 }
 
-/// Takes any text: a refusal here would be printed with it.
+/// Accepts any text, because clap prints a rejected value in its error.
 impl FromStr for Hidden {
     type Err = std::convert::Infallible;
 
@@ -96,61 +97,62 @@ impl FromStr for Hidden {
     }
 }
 
-/// Whose key is taken if none was named.
+/// Key file in the data folder that a command uses if the user names no key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum As {
-    /// The tenant `default`'s admin.
+pub(super) enum DefaultKey {
+    /// Admin key of the tenant `default`.
     Admin,
+    /// Operator's key.
     Operator,
 }
 
 impl Connect {
+    /// Returns a client of the server.
+    ///
     /// # Errors
-    /// If the server, the key or the certificate was not said and is not to be found, with what to say.
-    pub(super) fn client(&self, who: As) -> anyhow::Result<Client> {
+    /// If the server, the key or the certificate is unknown or cannot be read. The error names the flags that set it.
+    pub(super) fn client(&self, default_key: DefaultKey) -> anyhow::Result<Client> {
         let url = match &self.server {
             Some(url) => url.clone(),
-            None => self.url_left_behind()?,
+            None => self.url_of_local_server()?,
         };
-        let key = self.key(who)?;
+        let key = self.key(default_key)?;
         let options = Options { extra_roots: self.extra_roots()?, ..Options::default() };
         Ok(Client::new(&url, &key, options)?)
     }
 
-    fn url_left_behind(&self) -> anyhow::Result<String> {
+    fn url_of_local_server(&self) -> anyhow::Result<String> {
         let path = server_url::path(&self.data);
         fs::read_to_string(&path).map(|text| text.trim().to_owned()).with_context(|| {
             format!(
-                "no server is known: {} is not to be read. Start one with `reveille serve`, name its folder with --data, \
-                 or say where it is with --server or REVEILLE_URL",
+                "no server found, because {} cannot be read: start one with `reveille serve`, name its folder with \
+                 --data, or give its URL with --server or REVEILLE_URL",
                 path.display()
             )
         })
     }
 
-    fn key(&self, who: As) -> anyhow::Result<String> {
+    fn key(&self, default_key: DefaultKey) -> anyhow::Result<String> {
         let Key(given) = &self.key;
         if let Some(Hidden(key)) = &given.key {
             return Ok(key.clone());
         }
-        let path = match (&given.key_file, who) {
+        let path = match (&given.key_file, default_key) {
             (Some(path), _) => path.clone(),
-            (None, As::Admin) => identity::admin_key_path(&self.data),
-            (None, As::Operator) => identity::operator_key_path(&self.data),
+            (None, DefaultKey::Admin) => identity::admin_key_path(&self.data),
+            (None, DefaultKey::Operator) => identity::operator_key_path(&self.data),
         };
         fs::read_to_string(&path).with_context(|| {
-            format!(
-                "no key: {} is not to be read. Give --key-file FILE, or put the key in REVEILLE_KEY",
-                path.display()
-            )
+            format!("no key, because {} cannot be read: give --key-file FILE, or set REVEILLE_KEY", path.display())
         })
     }
 
     fn extra_roots(&self) -> anyhow::Result<Vec<CertificateDer<'static>>> {
         let Some(path) = &self.root_certificate else { return Ok(Vec::new()) };
-        let roots = read_roots(path).with_context(|| format!("{} is no certificate in PEM", path.display()))?;
+        let roots =
+            read_roots(path).with_context(|| format!("cannot read certificates in PEM from {}", path.display()))?;
         if roots.is_empty() {
-            bail!("there is no certificate in {}", path.display());
+            bail!("no certificate in {}", path.display());
         }
         Ok(roots)
     }

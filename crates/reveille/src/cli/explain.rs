@@ -1,4 +1,4 @@
-//! What a person should do about an error of the server's.
+//! Errors of the SDK as text for people, with the next step.
 
 use std::error::Error as _;
 
@@ -6,16 +6,16 @@ use anyhow::anyhow;
 use reveille_client::api::FieldError;
 use reveille_client::{Client, Error};
 
-use super::show::harmless;
+use super::show::escaped;
 
-/// The error in words, each field by the flag that sets it, and the next step.
+/// Returns the error as text. Each invalid field is named by the flag that sets it, and the next step follows.
 pub(super) fn explain(client: &Client, error: &Error) -> anyhow::Error {
     let mut text = match error {
-        Error::Refused(refused) => format!("{}: {}", refused.problem.title, refused.problem.detail),
+        Error::Rejected(refused) => format!("{}: {}", refused.problem.title, refused.problem.detail),
         error => error.to_string(),
     };
     if !error.field_errors().is_empty() {
-        text = "the server refuses it:".to_owned();
+        text = "the server rejected the request:".to_owned();
         for field in error.field_errors() {
             text.push_str("\n  ");
             text.push_str(&field_line(field));
@@ -30,9 +30,9 @@ pub(super) fn explain(client: &Client, error: &Error) -> anyhow::Error {
         text.push_str(&format!("\n{step}"));
     }
     if let (true, Some(id)) = (error.status().is_some_and(|status| status >= 500), error.request_id()) {
-        text.push_str(&format!("\nthe server's log tells more of request {id}"));
+        text.push_str(&format!("\nthe server's log has details of request {id}"));
     }
-    anyhow!(text.lines().map(harmless).collect::<Vec<_>>().join("\n"))
+    anyhow!(text.lines().map(escaped).collect::<Vec<_>>().join("\n"))
 }
 
 fn field_line(error: &FieldError) -> String {
@@ -46,7 +46,7 @@ fn field_line(error: &FieldError) -> String {
     format!("{place}{colon}{}{hint}", error.detail)
 }
 
-/// The flag of `reveille schedule` that sets what a JSON Pointer points to.
+/// Returns the flag of `reveille schedule` that sets the field at this JSON Pointer.
 fn flag_of(pointer: &str) -> Option<&'static str> {
     const FLAGS: [(&str, &str); 13] = [
         ("/id", "--id"),
@@ -68,12 +68,12 @@ fn flag_of(pointer: &str) -> Option<&'static str> {
     known.or_else(|| is_under("/retry/backoff").then_some("--backoff"))
 }
 
-/// It is there, and its certificate is not believed.
+/// Returns `true` if the server responds with a certificate that the client does not trust.
 fn is_distrusted(error: &Error) -> bool {
     has_tls_error(error, |error| matches!(error, rustls::Error::InvalidCertificate(_)))
 }
 
-/// It is there, and what it says is no TLS.
+/// Returns `true` if the server responds without TLS.
 fn is_plain(error: &Error) -> bool {
     has_tls_error(error, |error| matches!(error, rustls::Error::InvalidMessage(_)))
 }
@@ -86,7 +86,7 @@ fn has_tls_error(error: &Error, is_it: impl Fn(&rustls::Error) -> bool) -> bool 
         if found.or_else(|| error.downcast_ref()).is_some_and(&is_it) {
             return true;
         }
-        // What another error was wrapped into is told by that one, and not as its source.
+        // `source` of an `io::Error` skips the error that it wraps. Therefore continue with the wrapped error.
         source = inner.map(|inner| inner as &(dyn std::error::Error + 'static)).or_else(|| error.source());
     }
     false
@@ -96,49 +96,51 @@ fn next_step(client: &Client, error: &Error) -> Option<String> {
     let url = client.url();
     let step = match (error, error.code()) {
         (Error::Unreachable { .. }, _) if is_distrusted(error) => {
-            "give the authority that its certificate comes from with --root-certificate or REVEILLE_ROOT_CERTIFICATE, and with \
-             --server a name that the certificate is of"
+            "name the certificate authority of the server with --root-certificate or REVEILLE_ROOT_CERTIFICATE, and \
+             use a host name of the certificate with --server"
         }
         (Error::Unreachable { .. }, _) if is_plain(error) => {
-            "what listens there answers in plain HTTP: say `http://` with --server or REVEILLE_URL"
+            "the server responds in plain HTTP: use `http://` with --server or REVEILLE_URL"
         }
         (Error::Unreachable { .. }, _) => {
-            "start it with `reveille serve`, or say where it is with --server or REVEILLE_URL"
+            "start the server with `reveille serve`, or give its URL with --server or REVEILLE_URL"
         }
         (Error::Foreign { .. } | Error::Unreadable { .. }, _) => {
-            return Some(format!("look whether {url} is Reveille; --server or REVEILLE_URL say where it is"));
+            return Some(format!("check whether {url} is Reveille; --server or REVEILLE_URL set the URL"));
         }
         (Error::Broken { .. } | Error::TimedOut { .. }, _) => {
-            "what was asked for may have been done: look (`reveille schedule get`, `… list`) before you ask again"
+            "the request may have taken effect: check with `reveille schedule get` or `… list` before you repeat it"
         }
         (_, Some("invalid_credentials")) => {
-            "look at --key-file or REVEILLE_KEY: the key may be revoked, expired, or of another server"
+            "check --key-file or REVEILLE_KEY: the key may be revoked, expired, or of another server"
         }
         (_, Some("role_forbidden")) => {
-            "take another key with --key-file: the operator's (`operator.key` in the data folder) makes tenants and raises ceilings, a \
-             tenant's (`admin.key`, or one of `reveille key create`) does all else"
+            "use another key with --key-file: an operator's key (`operator.key` in the data folder) creates tenants \
+             and raises ceilings, a tenant's key (`admin.key`, or one of `reveille key create`) does everything else"
         }
-        (_, Some("schedule_not_found")) => "`reveille schedule list` tells which there are",
-        (_, Some("run_not_found" | "not_dead_letter")) => "`reveille run dead-letters` tells which there are",
-        (_, Some("tenant_not_found")) => "`reveille tenant list` tells which there are; --tenant names one",
-        (_, Some("key_not_found")) => "`reveille key list` and `reveille secret list` tell which there are",
-        (_, Some("schedule_exists")) => "--replace replaces it; without --id it gets an id of its own",
-        (_, Some("tenant_exists")) => "`reveille tenant get` shows it; `reveille key create` makes a key for it",
+        (_, Some("schedule_not_found")) => "`reveille schedule list` shows the schedules",
+        (_, Some("run_not_found" | "not_dead_letter")) => "`reveille run dead-letters` shows the dead letters",
+        (_, Some("tenant_not_found")) => "`reveille tenant list` shows the tenants; --tenant names one of them",
+        (_, Some("key_not_found")) => "`reveille key list` and `reveille secret list` show the keys and the secrets",
+        (_, Some("schedule_exists")) => "--replace replaces the schedule; without --id the server chooses a new id",
+        (_, Some("tenant_exists")) => {
+            "`reveille tenant get` shows the tenant; `reveille key create` creates a key for it"
+        }
         (_, Some("quota_exceeded" | "rate_exceeded")) => {
-            "`reveille quota get` shows what there is, `reveille quota set` changes it"
+            "`reveille quota get` shows the quotas, `reveille quota set` changes them"
         }
         (_, Some("quota_ceiling")) => {
-            "an operator raises it: `reveille quota set --tenant NAME --ceiling QUOTA=NUMBER`"
+            "an operator can raise the ceiling: `reveille quota set --tenant NAME --ceiling QUOTA=NUMBER`"
         }
         (_, Some("schedule_over")) => {
-            "one that is cancelled is made anew with `reveille schedule create --id ID --replace`, one that has ended goes on at a new time \
-             with `reveille schedule reschedule`"
+            "to create a cancelled schedule again, use `reveille schedule create --id ID --replace`; to continue an \
+             ended schedule at a new time, use `reveille schedule reschedule`"
         }
         (_, Some("precondition_failed")) => {
-            "somebody changed it meanwhile: `reveille schedule get` shows it, and its tag"
+            "another client changed the schedule: `reveille schedule get` shows it with its new tag"
         }
         (_, Some("store_unavailable" | "storage_full")) => {
-            "try again later; `reveille cluster status` and the server's log tell more"
+            "try again later; `reveille cluster status` and the server's log show details"
         }
         _ => return None,
     };
@@ -150,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_place_in_a_body_has_its_flag() {
+    fn json_pointers_map_to_flags() {
         assert_eq!(flag_of("/retry/backoff"), Some("--backoff"));
         assert_eq!(flag_of("/retry/backoff_max"), Some("--backoff-max"));
         assert_eq!(flag_of("/target/http/headers/x-a"), Some("--header"));

@@ -1,4 +1,4 @@
-//! `reveille key`.
+//! `reveille key`: creates, lists and revokes keys of a tenant.
 
 use std::time::Duration;
 
@@ -10,40 +10,40 @@ use reveille_client::{Key, KeyRequest, Role, Time};
 use runtime::Runtime;
 
 use super::Output;
-use super::connect::{As, Connect};
+use super::connect::{Connect, DefaultKey};
 use super::explain::explain;
 use super::show::{self, or_dash, word};
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
-    /// Make a key; it is printed, this once
+    /// Create a key; it is printed only now
     Create(Create),
     /// List a tenant's keys
-    List(Whose),
+    List(TenantArguments),
     /// Revoke a key
     Revoke(Revoke),
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct Create {
-    /// What it may do, and what those before it may
+    /// Role of the key; it includes the permissions of the roles listed before it
     #[arg(long, value_enum, default_value_t = RoleName::Writer)]
     role: RoleName,
-    /// What you call it
+    /// Name of the key in lists
     #[arg(long, default_value = "")]
     name: String,
-    /// It ends after a while: 12h, 90d [default: never]
+    /// Lifetime of the key, such as 12h or 90d [default: unlimited]
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     expires_in: Option<Duration>,
     #[command(flatten)]
-    whose: Whose,
+    common: TenantArguments,
 }
 
-/// What every command about something of a tenant's takes.
+/// Arguments of every command about keys or secrets of a tenant.
 #[derive(Args, Debug)]
-pub(crate) struct Whose {
+pub(crate) struct TenantArguments {
     #[command(flatten)]
-    pub(super) of: Of,
+    pub(super) scope: TenantScope,
     #[command(flatten)]
     pub(super) output: Output,
     #[command(flatten)]
@@ -52,16 +52,16 @@ pub(crate) struct Whose {
 
 #[derive(Args, Debug)]
 pub(crate) struct Revoke {
-    /// The part of the key before its dot
+    /// Id of the key: the part before its dot
     id: String,
     #[command(flatten)]
-    whose: Whose,
+    common: TenantArguments,
 }
 
-/// Whose it is.
+/// Tenant that a command is about.
 #[derive(Args, Debug)]
-pub(super) struct Of {
-    /// Whose
+pub(super) struct TenantScope {
+    /// Tenant that owns the key or the secret
     #[arg(long, env = "REVEILLE_TENANT", default_value = "default", value_name = "NAME")]
     pub(super) tenant: String,
 }
@@ -70,11 +70,11 @@ pub(super) struct Of {
 enum RoleName {
     /// Reads schedules and runs
     Reader,
-    /// Makes and changes schedules
+    /// Creates and changes schedules
     Writer,
     /// Changes the tenant's keys and secrets
     Admin,
-    /// Makes tenants; of the tenant `operator` only
+    /// Creates tenants; only for keys of the tenant `operator`
     Operator,
 }
 
@@ -89,7 +89,7 @@ impl From<RoleName> for Role {
     }
 }
 
-pub(super) async fn obey(runtime: &Runtime, command: Command) -> anyhow::Result<()> {
+pub(super) async fn execute(runtime: &Runtime, command: Command) -> anyhow::Result<()> {
     match command {
         Command::Create(arguments) => create(runtime, arguments).await,
         Command::List(arguments) => list(arguments).await,
@@ -98,25 +98,25 @@ pub(super) async fn obey(runtime: &Runtime, command: Command) -> anyhow::Result<
 }
 
 async fn create(runtime: &Runtime, arguments: Create) -> anyhow::Result<()> {
-    let Whose { of, output, connect } = arguments.whose;
-    let client = connect.client(As::Operator)?;
+    let TenantArguments { scope, output, connect } = arguments.common;
+    let client = connect.client(DefaultKey::Operator)?;
     let expires_at = arguments.expires_in.map(|after| Time((runtime.now() + after).as_millis()));
     let request = KeyRequest { role: arguments.role.into(), name: arguments.name, expires_at };
-    let made = client.create_key(&of.tenant, &request).await.map_err(|error| explain(&client, &error))?;
+    let created = client.create_key(&scope.tenant, &request).await.map_err(|error| explain(&client, &error))?;
     if output.json {
-        return show::json(&made);
+        return show::json(&created);
     }
     show::fields(&[
-        ("key", Some(made.secret.0)),
-        ("role", Some(word(&made.key.role))),
-        ("expires", Some(or_dash(made.key.expires_at))),
-        ("", Some("it is told this once: keep it".to_owned())),
+        ("key", Some(created.secret.0)),
+        ("role", Some(word(&created.key.role))),
+        ("expires", Some(or_dash(created.key.expires_at))),
+        ("", Some("the key is shown only now: store it safely".to_owned())),
     ])
 }
 
-async fn list(arguments: Whose) -> anyhow::Result<()> {
-    let client = arguments.connect.client(As::Operator)?;
-    let keys = client.keys(&arguments.of.tenant).await.map_err(|error| explain(&client, &error))?;
+async fn list(arguments: TenantArguments) -> anyhow::Result<()> {
+    let client = arguments.connect.client(DefaultKey::Operator)?;
+    let keys = client.keys(&arguments.scope.tenant).await.map_err(|error| explain(&client, &error))?;
     if arguments.output.json {
         return show::json(&KeyList { keys });
     }
@@ -129,12 +129,12 @@ async fn list(arguments: Whose) -> anyhow::Result<()> {
 }
 
 async fn revoke(arguments: Revoke) -> anyhow::Result<()> {
-    let Whose { of, output, connect } = arguments.whose;
-    let client = connect.client(As::Operator)?;
-    let revoked = client.revoke_key(&of.tenant, &arguments.id).await;
+    let TenantArguments { scope, output, connect } = arguments.common;
+    let client = connect.client(DefaultKey::Operator)?;
+    let revoked = client.revoke_key(&scope.tenant, &arguments.id).await;
     let revoked = revoked.map_err(|error| explain(&client, &error))?;
     match output.json {
         true => show::json(&revoked),
-        false => Ok(console::line(&format!("{} is revoked; other members know within seconds", revoked.id))?),
+        false => Ok(console::line(&format!("{} is revoked; other members reject it within seconds", revoked.id))?),
     }
 }

@@ -1,26 +1,26 @@
-//! `reveille quota`.
+//! `reveille quota`: shows and sets the quotas of a tenant.
 
 use clap::{Args, Subcommand};
 use reveille_client::api::{Tenant, TenantPatch};
 use reveille_client::{Quota, QuotaSheet};
 
 use super::Output;
-use super::connect::{As, Connect};
+use super::connect::{Connect, DefaultKey};
 use super::explain::explain;
 use super::show::{self, word};
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
-    /// Show what a tenant may use, and how high its admins may set that
+    /// Show a tenant's quotas, and the ceilings up to which its admins may set them
     Get(Get),
-    /// Set quotas; those that are not named stay as they are
+    /// Set quotas; other quotas do not change
     Set(Set),
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct Get {
     #[command(flatten)]
-    of: Of,
+    scope: OptionalTenant,
     #[command(flatten)]
     output: Output,
     #[command(flatten)]
@@ -29,14 +29,14 @@ pub(crate) struct Get {
 
 #[derive(Args, Debug)]
 pub(crate) struct Set {
-    /// As `pending_max=1000`, or `pending_max=none` for as much as the service takes from anybody
+    /// Quota and its value, such as `pending_max=1000`; `pending_max=none` leaves only the limit of the service
     #[arg(required = true, value_name = "QUOTA=NUMBER", value_parser = setting)]
     settings: Vec<(Quota, Option<u32>)>,
-    /// Set how high the tenant's admins may set them; for operators, with --tenant
+    /// Set the ceilings up to which the tenant's admins may set the quotas; requires an operator's key and --tenant
     #[arg(long, requires = "tenant")]
     ceiling: bool,
     #[command(flatten)]
-    of: Of,
+    scope: OptionalTenant,
     #[command(flatten)]
     output: Output,
     #[command(flatten)]
@@ -44,24 +44,25 @@ pub(crate) struct Set {
 }
 
 #[derive(Args, Debug)]
-struct Of {
-    /// Of this tenant, as an operator [default: the key's own]
+struct OptionalTenant {
+    /// Tenant that has the quotas; requires an operator's key [default: the tenant of the key]
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
 }
 
 fn setting(text: &str) -> Result<(Quota, Option<u32>), String> {
-    let (name, number) = text.split_once('=').ok_or("it has the form QUOTA=NUMBER")?;
+    let (name, number) = text.split_once('=').ok_or("not of the form QUOTA=NUMBER")?;
     let quota = serde_json::from_value(name.into()).map_err(|error| error.to_string())?;
     match number {
         "none" => Ok((quota, None)),
         number => {
-            Ok((quota, Some(number.parse().map_err(|_| format!("{number:?} is no whole number up to {}", u32::MAX))?)))
+            let number = number.parse().map_err(|_| format!("{number:?} is not a whole number up to {}", u32::MAX))?;
+            Ok((quota, Some(number)))
         }
     }
 }
 
-pub(super) async fn obey(command: Command) -> anyhow::Result<()> {
+pub(super) async fn execute(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Get(arguments) => get(arguments).await,
         Command::Set(arguments) => set(arguments).await,
@@ -69,8 +70,8 @@ pub(super) async fn obey(command: Command) -> anyhow::Result<()> {
 }
 
 async fn get(arguments: Get) -> anyhow::Result<()> {
-    let client = arguments.connect.client(arguments.of.who())?;
-    let sheet = match &arguments.of.tenant {
+    let client = arguments.connect.client(arguments.scope.default_key())?;
+    let sheet = match &arguments.scope.tenant {
         Some(name) => client.tenant(name).await.map(sheet_of),
         None => client.quotas().await,
     };
@@ -78,9 +79,9 @@ async fn get(arguments: Get) -> anyhow::Result<()> {
 }
 
 async fn set(arguments: Set) -> anyhow::Result<()> {
-    let client = arguments.connect.client(arguments.of.who())?;
+    let client = arguments.connect.client(arguments.scope.default_key())?;
     let settings = arguments.settings.into_iter().collect();
-    let sheet = match &arguments.of.tenant {
+    let sheet = match &arguments.scope.tenant {
         Some(name) => {
             let patch = match arguments.ceiling {
                 true => TenantPatch { ceilings: settings, ..TenantPatch::default() },
@@ -97,11 +98,11 @@ fn sheet_of(tenant: Tenant) -> QuotaSheet {
     QuotaSheet { quotas: tenant.quotas, ceilings: tenant.ceilings }
 }
 
-impl Of {
-    fn who(&self) -> As {
+impl OptionalTenant {
+    fn default_key(&self) -> DefaultKey {
         match self.tenant {
-            Some(_) => As::Operator,
-            None => As::Admin,
+            Some(_) => DefaultKey::Operator,
+            None => DefaultKey::Admin,
         }
     }
 }
@@ -114,6 +115,6 @@ fn show_sheet(sheet: &QuotaSheet, output: Output) -> anyhow::Result<()> {
         Some(Some(number)) => number.to_string(),
         Some(None) | None => "none".to_owned(),
     };
-    let row = |(quota, own)| [word(quota), number(Some(own)), number(sheet.ceilings.get(quota))];
-    show::table(["quota", "is", "at most"], &sheet.quotas.iter().map(row).collect::<Vec<_>>())
+    let row = |(quota, value)| [word(quota), number(Some(value)), number(sheet.ceilings.get(quota))];
+    show::table(["quota", "value", "ceiling"], &sheet.quotas.iter().map(row).collect::<Vec<_>>())
 }

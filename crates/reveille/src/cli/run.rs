@@ -1,4 +1,4 @@
-//! `reveille run`: what failed for good, and running it again.
+//! `reveille run`: lists dead letters, and redrives them.
 
 use anyhow::bail;
 use clap::{Args, Subcommand};
@@ -10,16 +10,16 @@ use runtime::Runtime;
 use serde::Serialize;
 
 use super::Output;
-use super::connect::{As, Connect};
+use super::connect::{Connect, DefaultKey};
 use super::explain::explain;
 use super::show::{self, or_dash, word};
 use crate::progress::Progress;
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
-    /// List the runs that failed for good, and were not redriven
+    /// List the dead letters: runs that failed after their last attempt and are not redriven
     DeadLetters(DeadLetters),
-    /// Run dead letters again, at once
+    /// Run dead letters again immediately
     Redrive(Redrive),
 }
 
@@ -35,10 +35,10 @@ pub(crate) struct DeadLetters {
 
 #[derive(Args, Debug)]
 pub(crate) struct Redrive {
-    /// The runs, by their ids
+    /// Ids of the runs
     #[arg(required_unless_present = "all")]
     ids: Vec<String>,
-    /// All dead letters that there are now
+    /// Redrive all dead letters that exist now
     #[arg(long, conflicts_with = "ids")]
     all: bool,
     #[command(flatten)]
@@ -47,25 +47,26 @@ pub(crate) struct Redrive {
     connect: Connect,
 }
 
-/// A part of a list.
+/// Page of a list.
 #[derive(Args, Debug)]
 pub(crate) struct Page {
-    /// How many at most
+    /// Maximum entries to print
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=1_000))]
     pub(super) limit: u16,
-    /// Go on where a page before ended
+    /// Token that the previous page printed; the list continues there
     #[arg(long, value_name = "TOKEN")]
     pub(super) page_token: Option<String>,
 }
 
-/// Asked of the server at once.
+/// Maximum concurrent redrive requests.
 const REDRIVES_AT_ONCE: usize = 16;
-/// Of one command; their ids are kept, some 100 bytes each.
+/// Maximum redrives of one command. It keeps their ids in memory, about 100 bytes each.
 const REDRIVES_MAX: usize = 1_000_000;
-/// A redrive whose outcome is not known is asked for again: a run is redriven once.
-const ASKS_MAX: usize = 3;
+/// Maximum requests for one redrive with an unknown outcome. A repeated request is safe, because a run is redriven only
+/// once.
+const REQUESTS_MAX: usize = 3;
 
-pub(super) async fn obey(runtime: &Runtime, command: Command) -> anyhow::Result<()> {
+pub(super) async fn execute(runtime: &Runtime, command: Command) -> anyhow::Result<()> {
     match command {
         Command::DeadLetters(arguments) => dead_letters(arguments).await,
         Command::Redrive(arguments) => redrive(runtime, arguments).await,
@@ -73,7 +74,7 @@ pub(super) async fn obey(runtime: &Runtime, command: Command) -> anyhow::Result<
 }
 
 async fn dead_letters(arguments: DeadLetters) -> anyhow::Result<()> {
-    let client = arguments.connect.client(As::Admin)?;
+    let client = arguments.connect.client(DefaultKey::Admin)?;
     let Page { limit, page_token } = &arguments.page;
     let page = client.dead_letters_page(*limit, page_token.as_deref()).await;
     show_page(&page.map_err(|error| explain(&client, &error))?, arguments.output)
@@ -86,7 +87,7 @@ pub(super) fn show_page(page: &RunPage, output: Output) -> anyhow::Result<()> {
     let rows: Vec<_> = page.runs.iter().map(row).collect();
     show::table(["run", "schedule", "state", "scheduled at", "attempts", "last"], &rows)?;
     match &page.next_page_token {
-        Some(token) => Ok(console::line(&format!("\nmore: --page-token {}", show::harmless(token)))?),
+        Some(token) => Ok(console::line(&format!("\nmore: --page-token {}", show::escaped(token)))?),
         None => Ok(()),
     }
 }
@@ -106,59 +107,60 @@ fn row(run: &Run) -> [String; 6] {
     [run.id.clone(), or_dash(schedule), state, run.scheduled_at.to_string(), attempts.to_string(), or_dash(last)]
 }
 
-/// What became of one redrive.
+/// JSON output for one redrive.
 #[derive(Serialize)]
-struct Told {
+struct RedriveLine {
     redriven: String,
     #[serde(flatten)]
     by: Redriven,
 }
 
 async fn redrive(runtime: &Runtime, arguments: Redrive) -> anyhow::Result<()> {
-    let client = arguments.connect.client(As::Admin)?;
+    let client = arguments.connect.client(DefaultKey::Admin)?;
     let mut progress = Progress::new(runtime);
-    // All are known before the first runs again: one that fails again is a dead letter again.
+    // Read all ids before the first redrive, because a redriven run that fails becomes a dead letter again.
     let ids = match arguments.all {
         true => all(&client, &mut progress).await.map_err(|error| explain(&client, &error))?,
         false => arguments.ids,
     };
-    let is_cut = ids.len() == REDRIVES_MAX;
-    let asked = ids.len();
-    let mut answers = stream::iter(ids)
+    let is_truncated = ids.len() == REDRIVES_MAX;
+    let requested = ids.len();
+    let mut responses = stream::iter(ids)
         .map(|id| async {
-            let answer = redrive_one(&client, &id).await;
-            (id, answer)
+            let response = redrive_one(&client, &id).await;
+            (id, response)
         })
         .buffered(REDRIVES_AT_ONCE);
-    let (mut done, mut before, mut failed) = (0_usize, 0_usize, None);
-    while let Some((id, answer)) = answers.next().await {
-        match answer {
+    let (mut done, mut already_redriven, mut failed) = (0_usize, 0_usize, None);
+    while let Some((id, response)) = responses.next().await {
+        match response {
             Ok(by) => {
                 done += 1;
                 match arguments.output.json {
-                    true => show::json(&Told { redriven: id, by })?,
+                    true => show::json(&RedriveLine { redriven: id, by })?,
                     false if arguments.all => {}
                     false => show::fields(&[("redriven", Some(id)), ("as run", Some(by.run_id))])?,
                 }
             }
-            // Somebody else was faster, or an answer of ours was lost.
-            Err(error) if arguments.all && error.code() == Some("not_dead_letter") => before += 1,
+            // Another client has redriven the run, or the response to an earlier request of this command was lost.
+            Err(error) if arguments.all && error.code() == Some("not_dead_letter") => already_redriven += 1,
             Err(error) => {
-                let context = format!("{} is not redriven", show::harmless(&id));
+                let context = format!("{} is not redriven", show::escaped(&id));
                 failed.get_or_insert((0_usize, explain(&client, &error).context(context))).0 += 1;
             }
         }
-        progress.tell(|| format!("{done} of {asked} redriven"));
+        progress.update(|| format!("{done} of {requested} redriven"));
     }
     drop(progress);
     if arguments.all && !arguments.output.json {
-        let before = if before > 0 { format!(", {before} were already") } else { String::new() };
-        let more = if is_cut { "; there may be more: ask again" } else { "" };
-        console::line(&format!("{done} redriven{before}{more}"))?;
+        let already =
+            if already_redriven > 0 { format!(", {already_redriven} already redriven") } else { String::new() };
+        let more = if is_truncated { "; there may be more: run the command again" } else { "" };
+        console::line(&format!("{done} redriven{already}{more}"))?;
     }
     match failed {
         Some((1, error)) => Err(error),
-        Some((count, error)) => bail!("{count} of {asked} are not redriven; the first: {error:#}"),
+        Some((count, error)) => bail!("{count} of {requested} runs are not redriven; the first error: {error:#}"),
         None => Ok(()),
     }
 }
@@ -168,7 +170,7 @@ async fn all(client: &Client, progress: &mut Progress) -> Result<Vec<String>, Er
     let mut runs = client.dead_letters();
     while let Some(run) = runs.try_next().await? {
         ids.push(run.id);
-        progress.tell(|| format!("{} dead letters found", ids.len()));
+        progress.update(|| format!("{} dead letters found", ids.len()));
         if ids.len() == REDRIVES_MAX {
             break;
         }
@@ -177,11 +179,11 @@ async fn all(client: &Client, progress: &mut Progress) -> Result<Vec<String>, Er
 }
 
 async fn redrive_one(client: &Client, id: &str) -> Result<Redriven, Error> {
-    let mut asks = 1;
+    let mut requests = 1;
     loop {
         match client.redrive(id).await {
-            Err(error) if error.is_outcome_unknown() && asks < ASKS_MAX => asks += 1,
-            answer => return answer,
+            Err(error) if error.is_outcome_unknown() && requests < REQUESTS_MAX => requests += 1,
+            response => return response,
         }
     }
 }

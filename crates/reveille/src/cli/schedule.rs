@@ -1,8 +1,8 @@
-//! `reveille schedule`.
+//! `reveille schedule`: creates, shows, changes and cancels schedules.
 
-mod ask;
 mod file;
 mod list;
+mod request;
 mod reschedule;
 
 use std::path::PathBuf;
@@ -13,14 +13,14 @@ use reveille_client::{CancelResult, Cancelled, DryRun, Schedule, ScheduleSummary
 use runtime::Runtime;
 
 use super::Output;
-use super::connect::{As, Connect};
+use super::connect::{Connect, DefaultKey};
 use super::explain::explain;
 use super::run::{self, Page};
 use super::show::{self, or_dash, word};
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
-    /// Make a schedule, or many from a file
+    /// Create a schedule, or many from a file
     #[command(
         after_help = "Examples:\n  reveille schedule create --in 10m --url https://shop.example/remind --payload '{\"order\": 17}'\n  \
                       reveille schedule create --id report --cron '0 9 * * MON-FRI' --zone Europe/Berlin --url https://shop.example/report --replace\n  \
@@ -28,30 +28,30 @@ pub(crate) enum Command {
     )]
     Create(Box<Create>),
     /// Show a schedule
-    Get(Of),
-    /// List schedules: all, or those of a state, a label or a time
+    Get(Get),
+    /// List all schedules, or those with a state, a label or a due time
     List(list::List),
-    /// Move a schedule to another time, and leave all else of it as it is
+    /// Change only the timing of a schedule
     Reschedule(reschedule::Reschedule),
     /// Cancel schedules
     Cancel(Cancel),
-    /// Show what became of a schedule's occurrences
+    /// List the runs of a schedule
     Runs(Runs),
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct Create {
     #[command(flatten)]
-    ask: ask::Ask,
-    /// Replace the schedule of this --id if there is one
+    request: request::RequestArguments,
+    /// Replace the schedule with this --id if it exists
     #[arg(long, requires = "id")]
     replace: bool,
-    /// Have the server check it and tell when it would fire, and make nothing
+    /// Validate the schedule and print its next instants, without creating it
     #[arg(long, conflicts_with = "file")]
     dry_run: bool,
-    /// Take schedules from a file, `-` for standard input: JSON objects as the API takes them, one after the other; each is made, and none
-    /// tried or replaced
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["ask", "replace"])]
+    /// File with schedules to create, `-` for standard input: JSON objects of the API, one after the other; it excludes
+    /// --replace and --dry-run
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["request", "replace"])]
     file: Option<PathBuf>,
     #[command(flatten)]
     output: Output,
@@ -60,8 +60,8 @@ pub(crate) struct Create {
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct Of {
-    /// The schedule's id
+pub(crate) struct Get {
+    /// Id of the schedule
     id: String,
     #[command(flatten)]
     output: Output,
@@ -71,7 +71,7 @@ pub(crate) struct Of {
 
 #[derive(Args, Debug)]
 pub(crate) struct Cancel {
-    /// The schedules' ids
+    /// Ids of the schedules
     #[arg(required = true)]
     ids: Vec<String>,
     #[command(flatten)]
@@ -82,7 +82,7 @@ pub(crate) struct Cancel {
 
 #[derive(Args, Debug)]
 pub(crate) struct Runs {
-    /// The schedule's id
+    /// Id of the schedule
     id: String,
     #[command(flatten)]
     page: Page,
@@ -92,7 +92,7 @@ pub(crate) struct Runs {
     connect: Connect,
 }
 
-pub(super) async fn obey(runtime: &Runtime, command: Command) -> anyhow::Result<()> {
+pub(super) async fn execute(runtime: &Runtime, command: Command) -> anyhow::Result<()> {
     match command {
         Command::Create(arguments) => create(runtime, *arguments).await,
         Command::Get(arguments) => get(arguments).await,
@@ -104,11 +104,11 @@ pub(super) async fn obey(runtime: &Runtime, command: Command) -> anyhow::Result<
 }
 
 async fn create(runtime: &Runtime, arguments: Create) -> anyhow::Result<()> {
-    let client = arguments.connect.client(As::Admin)?;
+    let client = arguments.connect.client(DefaultKey::Admin)?;
     if let Some(path) = arguments.file {
         return file::create_all(runtime, &client, path, arguments.output).await;
     }
-    let request = arguments.ask.request(runtime.now())?;
+    let request = arguments.request.request(runtime.now())?;
     if arguments.dry_run {
         let dry = match (&request.id, arguments.replace) {
             (Some(id), true) => client.dry_run_put(id, &request).await,
@@ -116,15 +116,15 @@ async fn create(runtime: &Runtime, arguments: Create) -> anyhow::Result<()> {
         };
         return show_dry_run(&dry.map_err(|error| explain(&client, &error))?, arguments.output);
     }
-    let made = match (&request.id, arguments.replace) {
+    let created = match (&request.id, arguments.replace) {
         (Some(id), true) => client.put(id, &request).await.map(|put| put.schedule),
         _ => client.create(&request).await,
     };
-    show_summary(&made.map_err(|error| explain(&client, &error))?, arguments.output)
+    show_summary(&created.map_err(|error| explain(&client, &error))?, arguments.output)
 }
 
-async fn get(arguments: Of) -> anyhow::Result<()> {
-    let client = arguments.connect.client(As::Admin)?;
+async fn get(arguments: Get) -> anyhow::Result<()> {
+    let client = arguments.connect.client(DefaultKey::Admin)?;
     let (schedule, tag) = client.get_tagged(&arguments.id).await.map_err(|error| explain(&client, &error))?;
     match arguments.output.json {
         true => show::json(&schedule),
@@ -132,16 +132,16 @@ async fn get(arguments: Of) -> anyhow::Result<()> {
     }
 }
 
-/// Each of them, whatever became of those before; the first error is told at the end.
+/// Cancels every schedule, even if an earlier one fails. Returns the first error at the end.
 async fn cancel(arguments: Cancel) -> anyhow::Result<()> {
-    let client = arguments.connect.client(As::Admin)?;
+    let client = arguments.connect.client(DefaultKey::Admin)?;
     let mut failed = None;
     for id in &arguments.ids {
         match client.cancel(id).await {
             Ok(cancelled) if arguments.output.json => show::json(&cancelled)?,
-            Ok(cancelled) => show::fields(&[(id, Some(words_of(&cancelled)))])?,
+            Ok(cancelled) => show::fields(&[(id, Some(describe(&cancelled)))])?,
             Err(error) => {
-                let explained = explain(&client, &error).context(format!("{} is not cancelled", show::harmless(id)));
+                let explained = explain(&client, &error).context(format!("{} is not cancelled", show::escaped(id)));
                 failed.get_or_insert(explained);
             }
         }
@@ -149,18 +149,19 @@ async fn cancel(arguments: Cancel) -> anyhow::Result<()> {
     failed.map_or(Ok(()), Err)
 }
 
-fn words_of(cancelled: &Cancelled) -> String {
+fn describe(cancelled: &Cancelled) -> String {
     match cancelled.result {
-        CancelResult::Cancelled => "cancelled: it will not fire, or not again".to_owned(),
-        CancelResult::TooLate => "too late: a callback is on its way; no other will be".to_owned(),
+        CancelResult::Cancelled => "cancelled: no callback will be sent".to_owned(),
+        CancelResult::TooLate => "too late: a callback is in flight; no other will be sent".to_owned(),
         CancelResult::Pending => {
-            format!("pending: its owner is not there; no callback begins after {}", or_dash(cancelled.decided_by))
+            let decided_by = or_dash(cancelled.decided_by);
+            format!("pending: the owner of the schedule is unavailable; no callback starts after {decided_by}")
         }
     }
 }
 
 async fn runs(arguments: Runs) -> anyhow::Result<()> {
-    let client = arguments.connect.client(As::Admin)?;
+    let client = arguments.connect.client(DefaultKey::Admin)?;
     let Page { limit, page_token } = &arguments.page;
     let page = client.runs_page(&arguments.id, *limit, page_token.as_deref()).await;
     run::show_page(&page.map_err(|error| explain(&client, &error))?, arguments.output)
@@ -174,20 +175,20 @@ fn show_dry_run(dry: &DryRun, output: Output) -> anyhow::Result<()> {
     let upcoming: Vec<String> = dry.upcoming.iter().map(ToString::to_string).collect();
     show::fields(&[
         ("upcoming", Some(upcoming.join("  "))),
-        ("dry run", Some("nothing was made or changed".to_owned())),
+        ("dry run", Some("nothing was created or changed".to_owned())),
     ])
 }
 
-fn show_summary(made: &ScheduleSummary, output: Output) -> anyhow::Result<()> {
+fn show_summary(summary: &ScheduleSummary, output: Output) -> anyhow::Result<()> {
     if output.json {
-        return show::json(made);
+        return show::json(summary);
     }
-    let too_late = made.too_late.then(|| "a callback of what it replaced is on its way".to_owned());
+    let too_late = summary.too_late.then(|| "a callback of the replaced schedule is in flight".to_owned());
     show::fields(&[
-        ("id", Some(made.id.to_string())),
-        ("state", Some(word(&made.state))),
-        ("next", Some(or_dash(made.next))),
-        ("revision", Some(made.revision.to_string())),
+        ("id", Some(summary.id.to_string())),
+        ("state", Some(word(&summary.state))),
+        ("next", Some(or_dash(summary.next))),
+        ("revision", Some(summary.revision.to_string())),
         ("too late", too_late),
     ])
 }
@@ -199,7 +200,7 @@ fn show_schedule(schedule: &Schedule, tag: Option<Tag>) -> anyhow::Result<()> {
         (!pairs.is_empty()).then(|| pairs.join("  "))
     };
     let retry = &schedule.retry;
-    let attempts = format!("{}, {} apart and more, at most {}", retry.attempts_max, retry.backoff, retry.backoff_max);
+    let attempts = format!("up to {}, backoff {} to {}", retry.attempts_max, retry.backoff, retry.backoff_max);
     show::fields(&[
         ("id", Some(schedule.id.clone())),
         ("state", Some(word(&schedule.state))),

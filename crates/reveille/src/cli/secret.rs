@@ -1,33 +1,33 @@
-//! `reveille secret`: what a tenant's callbacks are signed with.
+//! `reveille secret`: secrets that sign a tenant's callbacks.
 
 use clap::{Args, Subcommand};
 use cli_support::console;
 use reveille_client::api::SigningSecretList;
 
-use super::connect::As;
+use super::connect::DefaultKey;
 use super::explain::explain;
-use super::key::Whose;
+use super::key::TenantArguments;
 use super::show;
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
-    /// Make a second secret, printed this once; callbacks are signed with both until one is deleted
-    Create(Whose),
-    /// List what callbacks are signed with, without what is secret
-    List(Whose),
-    /// Delete a secret, once no receiver needs it
+    /// Create a second secret, which is printed only now; callbacks are signed with both until one is deleted
+    Create(TenantArguments),
+    /// List the ids of the secrets, without their values
+    List(TenantArguments),
+    /// Delete a secret that no receiver needs any more
     Delete(Delete),
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct Delete {
-    /// As `reveille secret list` has it
+    /// Id of the secret in `reveille secret list`
     id: String,
     #[command(flatten)]
-    whose: Whose,
+    common: TenantArguments,
 }
 
-pub(super) async fn obey(command: Command) -> anyhow::Result<()> {
+pub(super) async fn execute(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Create(arguments) => create(arguments).await,
         Command::List(arguments) => list(arguments).await,
@@ -35,23 +35,24 @@ pub(super) async fn obey(command: Command) -> anyhow::Result<()> {
     }
 }
 
-async fn create(arguments: Whose) -> anyhow::Result<()> {
-    let client = arguments.connect.client(As::Operator)?;
-    let made = client.create_signing_secret(&arguments.of.tenant).await;
-    let made = made.map_err(|error| explain(&client, &error))?;
+async fn create(arguments: TenantArguments) -> anyhow::Result<()> {
+    let client = arguments.connect.client(DefaultKey::Operator)?;
+    let created = client.create_signing_secret(&arguments.scope.tenant).await;
+    let created = created.map_err(|error| explain(&client, &error))?;
     if arguments.output.json {
-        return show::json(&made);
+        return show::json(&created);
     }
+    let hint = "the secret is shown only now: configure it in all receivers, then delete the older secret";
     show::fields(&[
-        ("id", Some(made.signing_secret.id)),
-        ("secret", Some(made.secret.0)),
-        ("", Some("it is told this once: give it to the receivers, then delete the older one".to_owned())),
+        ("id", Some(created.signing_secret.id)),
+        ("secret", Some(created.secret.0)),
+        ("", Some(hint.to_owned())),
     ])
 }
 
-async fn list(arguments: Whose) -> anyhow::Result<()> {
-    let client = arguments.connect.client(As::Operator)?;
-    let signing_secrets = client.signing_secrets(&arguments.of.tenant).await;
+async fn list(arguments: TenantArguments) -> anyhow::Result<()> {
+    let client = arguments.connect.client(DefaultKey::Operator)?;
+    let signing_secrets = client.signing_secrets(&arguments.scope.tenant).await;
     let signing_secrets = signing_secrets.map_err(|error| explain(&client, &error))?;
     if arguments.output.json {
         return show::json(&SigningSecretList { signing_secrets });
@@ -61,9 +62,9 @@ async fn list(arguments: Whose) -> anyhow::Result<()> {
 }
 
 async fn delete(arguments: Delete) -> anyhow::Result<()> {
-    let Whose { of, output, connect } = arguments.whose;
-    let client = connect.client(As::Operator)?;
-    let deleted = client.delete_signing_secret(&of.tenant, &arguments.id).await;
+    let TenantArguments { scope, output, connect } = arguments.common;
+    let client = connect.client(DefaultKey::Operator)?;
+    let deleted = client.delete_signing_secret(&scope.tenant, &arguments.id).await;
     let deleted = deleted.map_err(|error| explain(&client, &error))?;
     match output.json {
         true => show::json(&deleted),

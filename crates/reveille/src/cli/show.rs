@@ -8,54 +8,54 @@ pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
     Ok(console::line(&serde_json::to_string(value)?)?)
 }
 
-/// Rows under heads, each column as wide as its widest cell.
+/// Prints rows below their headings. Each column is as wide as its widest cell.
 pub(crate) fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> anyhow::Result<()> {
     Ok(console::line(text_of(heads, rows).trim_end())?)
 }
 
-/// One thing, a field a line; those without a value are left out.
+/// Prints one object with one field per line. Fields without a value are omitted.
 pub(crate) fn fields(fields: &[(&str, Option<String>)]) -> anyhow::Result<()> {
     let width = fields.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
-    let told = fields.iter().filter_map(|(name, value)| Some((name, value.as_ref()?)));
-    let lines: Vec<String> = told.map(|(name, value)| format!("{name:<width$}  {}", harmless(value))).collect();
+    let present = fields.iter().filter_map(|(name, value)| Some((name, value.as_ref()?)));
+    let lines: Vec<String> = present.map(|(name, value)| format!("{name:<width$}  {}", escaped(value))).collect();
     Ok(console::line(&lines.join("\n"))?)
 }
 
 fn text_of<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> String {
-    let rows = rows.iter().map(|row| row.each_ref().map(|cell| harmless(cell)));
+    let rows = rows.iter().map(|row| row.each_ref().map(|cell| escaped(cell)));
     let lines: Vec<[String; N]> = [heads.map(str::to_uppercase)].into_iter().chain(rows).collect();
     let mut text = String::new();
     for line in &lines {
-        let mut told = String::new();
+        let mut padded = String::new();
         for (at, cell) in line.iter().enumerate() {
             let width = lines.iter().map(|line| line[at].chars().count()).max().unwrap_or(0);
-            told.push_str(&format!("{cell:<width$}  "));
+            padded.push_str(&format!("{cell:<width$}  "));
         }
-        text.push_str(told.trim_end());
+        text.push_str(padded.trim_end());
         text.push('\n');
     }
     text
 }
 
-/// Labels, names and answers were written by others: what would drive a terminal is spelled out.
-pub(crate) fn harmless(text: &str) -> String {
+/// Escapes control characters. Labels, names and responses come from other users and could contain terminal commands.
+pub(crate) fn escaped(text: &str) -> String {
     let spell = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
     text.chars().map(spell).collect()
 }
 
-/// As [`harmless`], with the ends of lines and tabs as they are.
-pub(crate) fn harmless_lines(text: &str) -> String {
+/// Escapes control characters as [`escaped`] does, except line ends and tabs.
+pub(crate) fn escaped_lines(text: &str) -> String {
     let spell =
         |c: char| if c.is_control() && !"\n\t".contains(c) { c.escape_default().to_string() } else { c.to_string() };
     text.chars().map(spell).collect()
 }
 
-/// A value that may not be there.
+/// Returns the value as text, or `-` if there is none.
 pub(crate) fn or_dash(value: Option<impl ToString>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value.to_string())
 }
 
-/// The wire's own word for a value of an enum.
+/// Returns the name that the API uses for a value of an enum.
 pub(super) fn word(value: &impl Serialize) -> String {
     serde_json::to_value(value).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
 }
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_as_wide_as_their_cells_and_nothing_drives_the_terminal() {
+    fn table_aligns_columns_and_escapes_control_characters() {
         let rows = [
             ["a".to_owned(), "größer".to_owned(), "x".to_owned()],
             ["\u{1b}[2J".to_owned(), "b".to_owned(), String::new()],

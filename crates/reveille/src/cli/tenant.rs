@@ -1,31 +1,31 @@
-//! `reveille tenant`.
+//! `reveille tenant`: creates and shows tenants, and sets their egress policy.
 
 use clap::{Args, Subcommand};
 use reveille_client::TryStreamExt as _;
 use reveille_client::api::{AuditPage, Egress, Tenant, TenantList, TenantPatch, TenantRequest};
 
 use super::Output;
-use super::connect::{As, Connect};
+use super::connect::{Connect, DefaultKey};
 use super::explain::explain;
 use super::show;
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
-    /// Make a tenant; its first key and signing secret are printed, this once
-    Create(Of),
+    /// Create a tenant; its first key and signing secret are printed only now
+    Create(NameArguments),
     /// List all tenants
     List(List),
     /// Show a tenant
-    Get(Of),
-    /// Set where a tenant's callbacks may go beside public addresses; what is not named is not allowed
-    Egress(EgressOf),
-    /// Show what was changed about a tenant, when, and by which key
-    Audit(Of),
+    Get(NameArguments),
+    /// Set the addresses that a tenant's callbacks may go to, in addition to public ones; all others are forbidden
+    Egress(EgressArguments),
+    /// List the changes of a tenant, with their times and keys
+    Audit(NameArguments),
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct Of {
-    /// The tenant's name
+pub(crate) struct NameArguments {
+    /// Name of the tenant
     name: String,
     #[command(flatten)]
     output: Output,
@@ -34,16 +34,16 @@ pub(crate) struct Of {
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct EgressOf {
-    /// The tenant's name
+pub(crate) struct EgressArguments {
+    /// Name of the tenant
     name: String,
-    /// Addresses of this class: loopback, private, link_local or shared
+    /// Class of addresses to allow: loopback, private, link_local or shared
     #[arg(long, value_name = "CLASS")]
     allow: Vec<String>,
-    /// Addresses of this network, as 10.1.0.0/16
+    /// Network to allow, such as 10.1.0.0/16
     #[arg(long, value_name = "NETWORK")]
     allow_network: Vec<String>,
-    /// Only https is called
+    /// Allow only targets with https
     #[arg(long)]
     forbid_http: bool,
     #[command(flatten)]
@@ -60,7 +60,7 @@ pub(crate) struct List {
     connect: Connect,
 }
 
-pub(super) async fn obey(command: Command) -> anyhow::Result<()> {
+pub(super) async fn execute(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Create(arguments) => create(arguments).await,
         Command::List(arguments) => list(arguments).await,
@@ -70,23 +70,23 @@ pub(super) async fn obey(command: Command) -> anyhow::Result<()> {
     }
 }
 
-async fn create(arguments: Of) -> anyhow::Result<()> {
-    let client = arguments.connect.client(As::Operator)?;
-    let made = client.create_tenant(&TenantRequest::new(arguments.name)).await;
-    let made = made.map_err(|error| explain(&client, &error))?;
+async fn create(arguments: NameArguments) -> anyhow::Result<()> {
+    let client = arguments.connect.client(DefaultKey::Operator)?;
+    let created = client.create_tenant(&TenantRequest::new(arguments.name)).await;
+    let created = created.map_err(|error| explain(&client, &error))?;
     if arguments.output.json {
-        return show::json(&made);
+        return show::json(&created);
     }
     show::fields(&[
-        ("tenant", Some(made.tenant.name)),
-        ("admin's key", Some(made.key.secret.0)),
-        ("signing secret", Some(made.signing_secret.secret.0)),
-        ("", Some("these two are told this once: keep them".to_owned())),
+        ("tenant", Some(created.tenant.name)),
+        ("admin's key", Some(created.key.secret.0)),
+        ("signing secret", Some(created.signing_secret.secret.0)),
+        ("", Some("the key and the secret are shown only now: store them safely".to_owned())),
     ])
 }
 
 async fn list(arguments: List) -> anyhow::Result<()> {
-    let client = arguments.connect.client(As::Operator)?;
+    let client = arguments.connect.client(DefaultKey::Operator)?;
     let tenants = client.tenants().await.map_err(|error| explain(&client, &error))?;
     if arguments.output.json {
         return show::json(&TenantList { tenants });
@@ -95,15 +95,15 @@ async fn list(arguments: List) -> anyhow::Result<()> {
     show::table(["tenant", "keys", "version"], &tenants.iter().map(row).collect::<Vec<_>>())
 }
 
-async fn get(arguments: Of) -> anyhow::Result<()> {
-    let client = arguments.connect.client(As::Operator)?;
+async fn get(arguments: NameArguments) -> anyhow::Result<()> {
+    let client = arguments.connect.client(DefaultKey::Operator)?;
     let tenant = client.tenant(&arguments.name).await.map_err(|error| explain(&client, &error))?;
     show_tenant(tenant, arguments.output)
 }
 
-async fn set_egress(arguments: EgressOf) -> anyhow::Result<()> {
-    let client = arguments.connect.client(As::Operator)?;
-    let EgressOf { allow, allow_network: allow_networks, forbid_http, .. } = arguments;
+async fn set_egress(arguments: EgressArguments) -> anyhow::Result<()> {
+    let client = arguments.connect.client(DefaultKey::Operator)?;
+    let EgressArguments { allow, allow_network: allow_networks, forbid_http, .. } = arguments;
     let patch = TenantPatch { egress: Some(Egress { allow, allow_networks, forbid_http }), ..TenantPatch::default() };
     let tenant = client.update_tenant(&arguments.name, &patch).await.map_err(|error| explain(&client, &error))?;
     show_tenant(tenant, arguments.output)
@@ -127,8 +127,8 @@ fn show_tenant(tenant: Tenant, output: Output) -> anyhow::Result<()> {
     ])
 }
 
-async fn audit(arguments: Of) -> anyhow::Result<()> {
-    let client = arguments.connect.client(As::Operator)?;
+async fn audit(arguments: NameArguments) -> anyhow::Result<()> {
+    let client = arguments.connect.client(DefaultKey::Operator)?;
     let entries: Result<Vec<_>, _> = client.audit(&arguments.name).try_collect().await;
     let entries = entries.map_err(|error| explain(&client, &error))?;
     if arguments.output.json {
@@ -138,5 +138,5 @@ async fn audit(arguments: Of) -> anyhow::Result<()> {
         .into_iter()
         .map(|entry| [entry.version.to_string(), entry.at.to_string(), entry.actor, entry.action, entry.subject])
         .collect();
-    show::table(["version", "at", "by", "what", "of"], &rows)
+    show::table(["version", "at", "actor", "action", "subject"], &rows)
 }

@@ -6,7 +6,7 @@ fn command() -> Command {
     command
 }
 
-/// What a file of this text says, as flags; or what is wrong with it.
+/// Reads a file with this text. Returns its words of the command line, or the error text.
 fn read(text: &str) -> Result<Vec<String>, String> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("reveille.toml");
@@ -18,48 +18,45 @@ fn read(text: &str) -> Result<Vec<String>, String> {
 }
 
 #[test]
-fn a_key_is_a_flag_and_its_value_any_form_of_what_the_flag_takes() {
+fn file_keys_become_flags_with_the_same_values() {
     let text =
         "listen = '0.0.0.0:80'\nthreads = 0x10\nno-receiver = true\nroles = ['api']\ndrain = \"1m\"\nname = \"17\"\n";
-    let said = ["--drain=1m", "--listen=0.0.0.0:80", "--name=17", "--no-receiver", "--roles=api", "--threads=16"];
-    assert_eq!(read(text).unwrap(), said);
+    let words = ["--drain=1m", "--listen=0.0.0.0:80", "--name=17", "--no-receiver", "--roles=api", "--threads=16"];
+    assert_eq!(read(text).unwrap(), words);
     assert_eq!(read("no-receiver = false\n\n# nothing\n").unwrap(), Vec::<String>::new());
 }
 
 #[test]
-fn what_is_wrong_with_a_file_is_told_with_its_line_the_key_and_what_may_be_there() {
-    for (text, said) in [
-        ("\nin_flight_max = 3", "FILE:2: there is no option `in_flight_max`; did you mean `in-flight-max`?"),
-        ("colour = 3", "FILE:1: there is no option `colour`; `reveille serve --help` lists them"),
-        ("config = 'x'", "FILE:1: there is no option `config`; `reveille serve --help` lists them"),
-        ("drain = '1m'\nin-flight-max = 0", "FILE:2: `in-flight-max` cannot be this: 0 is not in 1..=1000000"),
-        ("drain = '1h'", "FILE:1: `drain` cannot be this: it is not between 0s and 10m"),
-        (
-            "drain = 5",
-            "FILE:1: `drain` cannot be this: it is not a duration; one looks like 30s, 5m, 1h30m, 500ms or PT30S",
-        ),
-        ("roles = ['king']", "FILE:1: `roles` cannot be this: it is one of api, pollers"),
-        ("no-receiver = 'yes'", "FILE:1: `no-receiver` is true or false"),
-        ("[listen]\nport = 3", "FILE:1: `listen` is one text or number, and no table or list"),
-        ("listen = ['a', 'b']", "FILE:1: `listen` is one text or number, and no table or list"),
+fn file_errors_name_the_line_the_key_and_valid_values() {
+    for (text, expected) in [
+        ("\nin_flight_max = 3", "FILE:2: unknown option `in_flight_max`: did you mean `in-flight-max`?"),
+        ("colour = 3", "FILE:1: unknown option `colour`: `reveille serve --help` lists the options"),
+        ("config = 'x'", "FILE:1: unknown option `config`: `reveille serve --help` lists the options"),
+        ("drain = '1m'\nin-flight-max = 0", "FILE:2: invalid value of `in-flight-max`: 0 is not in 1..=1000000"),
+        ("drain = '1h'", "FILE:1: invalid value of `drain`: not between 0s and 10m"),
+        ("drain = 5", "FILE:1: invalid value of `drain`: not a duration; write 30s, 5m, 1h30m, 500ms or PT30S"),
+        ("roles = ['king']", "FILE:1: invalid value of `roles`: must be one of api, pollers"),
+        ("no-receiver = 'yes'", "FILE:1: invalid value of `no-receiver`: must be true or false"),
+        ("[listen]\nport = 3", "FILE:1: invalid value of `listen`: must be a string or a number"),
+        ("listen = ['a', 'b']", "FILE:1: invalid value of `listen`: must be a string or a number"),
     ] {
-        assert_eq!(read(text).unwrap_err(), said, "{text}");
+        assert_eq!(read(text).unwrap_err(), expected, "{text}");
     }
     let twice = read("drain = '1s'\ndrain = '2s'").unwrap_err();
-    assert!(twice.starts_with("FILE:2: this is not TOML"), "{twice}");
+    assert!(twice.starts_with("FILE:2: invalid TOML"), "{twice}");
 }
 
 #[test]
-fn no_error_repeats_what_may_be_a_password() {
+fn file_errors_never_contain_a_password() {
     for text in ["store = 'postgres://a:hunter2@b/c", "store = ['hunter2']", "store = 'x' hunter2", "stroe = 'hunter2'"]
     {
-        let said = read(text).unwrap_err();
-        assert!(!said.contains("hunter2"), "{said}");
+        let error = read(text).unwrap_err();
+        assert!(!error.contains("hunter2"), "{error}");
     }
 }
 
 #[test]
-fn a_url_is_shown_without_its_password_however_that_is_written() {
+fn password_in_a_url_is_redacted() {
     for (url, shown) in [
         ("postgres://me:hunter2@db:5432/reveille", "postgres://me:***@db:5432/reveille"),
         ("postgres://me@db/reveille?sslmode=require", "postgres://me@db/reveille?sslmode=require"),
@@ -76,7 +73,7 @@ fn a_url_is_shown_without_its_password_however_that_is_written() {
 }
 
 #[test]
-fn every_option_can_be_set_in_the_environment_by_its_name_and_says_what_it_is() {
+fn every_option_has_help_and_an_environment_variable_of_its_name() {
     for (long, option) in options(&command()) {
         let variable = format!("REVEILLE_{}", long.replace('-', "_").to_uppercase());
         assert_eq!(option.get_env().and_then(|name| name.to_str()), Some(variable.as_str()), "--{long}");
@@ -85,7 +82,7 @@ fn every_option_can_be_set_in_the_environment_by_its_name_and_says_what_it_is() 
 }
 
 #[test]
-fn what_is_shown_is_a_file_that_says_the_same() {
+fn shown_configuration_is_a_valid_configuration_file() {
     let command = command();
     let words = ["reveille", "serve", "--print-config", "--name", "a \"b\"\\\t", "--roles", "api", "--drain", "7s"];
     let matches = command.clone().get_matches_from(words);
@@ -102,11 +99,11 @@ fn what_is_shown_is_a_file_that_says_the_same() {
     ] {
         assert!(shown.lines().any(|shown| shown == line), "{line} is not in\n{shown}");
     }
-    let said = read(&shown).unwrap();
-    assert!(said.contains(&"--name=a \"b\"\\\t".to_owned()), "{said:?}");
+    let words = read(&shown).unwrap();
+    assert!(words.contains(&"--name=a \"b\"\\\t".to_owned()), "{words:?}");
 }
 
-/// What comes before and after, in the bound's own unit.
+/// Returns the values before and after the bound, in the bound's unit.
 fn neighbours(bound: &str) -> [String; 2] {
     let digits = bound.find(|c: char| !c.is_ascii_digit()).unwrap_or(bound.len());
     let (number, unit) = bound.split_at(digits);
@@ -115,7 +112,7 @@ fn neighbours(bound: &str) -> [String; 2] {
 }
 
 #[test]
-fn every_bound_that_an_option_tells_of_holds_and_every_number_has_bounds() {
+fn every_number_option_enforces_the_bounds_in_its_help() {
     let command = command();
     let is_taken = |key: &str, value: &str| check(&command, key, &[format!("--{key}={value}")]).is_ok();
     let mut bounded = 0;
@@ -123,13 +120,13 @@ fn every_bound_that_an_option_tells_of_holds_and_every_number_has_bounds() {
         let help = option.get_help().unwrap().to_string();
         let bounds = help.split_once('[').and_then(|(_, rest)| rest.split_once(']')?.0.split_once(" to "));
         let Some((least, most)) = bounds else {
-            assert!(!is_taken(long, "3") || is_taken(long, "three"), "--{long} tells no bounds");
+            assert!(!is_taken(long, "3") || is_taken(long, "three"), "--{long} shows no bounds");
             continue;
         };
         bounded += 1;
         assert!(is_taken(long, least) && is_taken(long, most), "--{long}");
         let beyond = [&neighbours(least)[0], &neighbours(most)[1]];
-        assert!(beyond.iter().all(|value| !is_taken(long, value)), "--{long} takes one of {beyond:?}");
+        assert!(beyond.iter().all(|value| !is_taken(long, value)), "--{long} accepts one of {beyond:?}");
     }
     assert!(bounded >= 20, "{bounded}");
 }

@@ -1,4 +1,4 @@
-//! Sends spans, some at a time, over HTTP: OTLP/HTTP with a body in protobuf.
+//! Sends spans in batches with OTLP/HTTP and protobuf bodies.
 
 use std::fmt;
 use std::str::FromStr;
@@ -21,20 +21,22 @@ use tokio_util::sync::CancellationToken;
 
 use super::message::{ExportTraceServiceRequest, KeyValue, Resource, ResourceSpans, Scope, ScopeSpans, Span};
 
-/// Spans of one request at most, and how long the first of them waits for others.
+/// Maximum spans of one request.
 const BATCH: usize = 512;
+/// Longest time that the first span of a batch waits for more spans.
 const GATHER: Duration = Duration::from_secs(1);
-/// How long a collector may take to answer.
-const ANSWER_MAX: Duration = Duration::from_secs(10);
-/// How often the same spans are sent, and the first wait between, which doubles.
+/// Timeout of one request to the collector.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum attempts to send the same spans.
 const ATTEMPTS: u32 = 3;
+/// Wait after the first attempt. It doubles after each further attempt.
 const RETRY_FIRST: Duration = Duration::from_millis(500);
-/// How long a stop waits for what is left to be sent.
+/// Longest time that a stop waits for the remaining spans to be sent.
 const FLUSH_MAX: Duration = Duration::from_secs(5);
-/// What is dropped is told so often at most.
-const TOLD_PERIOD: Duration = Duration::from_secs(60);
+/// Shortest time between two log lines about dropped spans.
+const REPORT_PERIOD: Duration = Duration::from_secs(60);
 
-/// Where a collector takes spans: the address that it was given, with `/v1/traces`.
+/// URL to which spans are sent: the base URL of the collector with `/v1/traces` appended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Endpoint(Uri);
 
@@ -42,7 +44,7 @@ impl FromStr for Endpoint {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        const NONE: &str = "it is not the URL of a collector; one looks like http://127.0.0.1:4318";
+        const NONE: &str = "not the URL of a collector; an example is http://127.0.0.1:4318";
         let base: Uri = text.parse().map_err(|_| NONE)?;
         let is_http = matches!(base.scheme_str(), Some("http" | "https"));
         if !is_http || base.host().is_none() || base.query().is_some() || text.contains('@') {
@@ -66,7 +68,8 @@ pub(crate) struct Exporter {
     dropped: Arc<AtomicU64>,
 }
 
-/// An exporter at work. Its spans come from as long as the process lives, so it is stopped, not ended.
+/// Handle of a running exporter. The exporter runs until [`Exporting::stop`], because any part of the process may
+/// create spans.
 pub(crate) struct Exporting {
     runtime: Runtime,
     stop: CancellationToken,
@@ -74,11 +77,11 @@ pub(crate) struct Exporting {
 }
 
 impl Exporting {
-    /// Sends what has come so far, within some seconds.
+    /// Sends the spans that are waiting, for at most [`FLUSH_MAX`], and stops the exporter.
     pub(crate) async fn stop(self) {
         self.stop.cancel();
         if self.runtime.timeout(FLUSH_MAX, self.tasks.join()).await.is_none() {
-            tracing::warn!("the collector did not take the last spans in time");
+            tracing::warn!("last spans not sent: the collector did not respond in time");
         }
     }
 }
@@ -103,7 +106,7 @@ impl Exporter {
     async fn run(mut self, stop: CancellationToken) {
         let connector = HttpsConnectorBuilder::new().with_webpki_roots().https_or_http().enable_http1().build();
         let client = Client::builder(TokioExecutor::new()).build(connector);
-        let mut told = None;
+        let mut reported_at = None;
         while let Some(first) = self.next(&stop).await {
             let mut spans = vec![first];
             let deadline = self.runtime.monotonic() + GATHER;
@@ -123,14 +126,14 @@ impl Exporter {
             let count = spans.len() as u64;
             if let Err(reason) = self.send(&client, request_of(spans)).await {
                 self.dropped.fetch_add(count, Ordering::Relaxed);
-                self.tell(&mut told, &reason);
+                self.report_dropped(&mut reported_at, &reason);
             } else if self.dropped.load(Ordering::Relaxed) > 0 {
-                self.tell(&mut told, "there are more than it takes");
+                self.report_dropped(&mut reported_at, "spans arrive faster than the collector accepts them");
             }
         }
     }
 
-    /// `None` once it is to stop, and nothing is left.
+    /// Waits for the next span. Returns `None` once `stop` is cancelled and no span is left.
     async fn next(&mut self, stop: &CancellationToken) -> Option<Span> {
         if !stop.is_cancelled() {
             tokio::select! {
@@ -155,15 +158,15 @@ impl Exporter {
             *request.uri_mut() = self.endpoint.0.clone();
             let kind = hyper::header::HeaderValue::from_static("application/x-protobuf");
             request.headers_mut().insert(CONTENT_TYPE, kind);
-            reason = match self.runtime.timeout(ANSWER_MAX, Box::pin(client.request(request))).await {
-                Some(Ok(answer)) if answer.status().is_success() => return Ok(()),
-                // The others do not get better by asking again (OTLP 1, "OTLP/HTTP Response").
-                Some(Ok(answer)) if !is_retryable(answer.status()) => {
-                    return Err(format!("it answers {}", answer.status()));
+            reason = match self.runtime.timeout(RESPONSE_TIMEOUT, Box::pin(client.request(request))).await {
+                Some(Ok(response)) if response.status().is_success() => return Ok(()),
+                // A retry does not help with any other status (OTLP 1, "OTLP/HTTP Response").
+                Some(Ok(response)) if !is_retryable(response.status()) => {
+                    return Err(format!("the collector responded with status {}", response.status()));
                 }
-                Some(Ok(answer)) => format!("it answers {}", answer.status()),
+                Some(Ok(response)) => format!("the collector responded with status {}", response.status()),
                 Some(Err(error)) => error.to_string(),
-                None => "it does not answer in time".to_owned(),
+                None => "the collector did not respond in time".to_owned(),
             };
             if attempt < ATTEMPTS {
                 self.runtime.sleep(wait).await;
@@ -173,12 +176,12 @@ impl Exporter {
         Err(reason)
     }
 
-    fn tell(&self, told: &mut Option<Monotonic>, reason: &str) {
+    fn report_dropped(&self, reported_at: &mut Option<Monotonic>, reason: &str) {
         let now = self.runtime.monotonic();
-        if told.is_none_or(|at| now.since(at) >= TOLD_PERIOD) {
+        if reported_at.is_none_or(|at| now.since(at) >= REPORT_PERIOD) {
             let dropped = self.dropped.swap(0, Ordering::Relaxed);
-            tracing::warn!(dropped, reason, endpoint = %self.endpoint, "spans were dropped that the collector did not take");
-            *told = Some(now);
+            tracing::warn!(dropped, reason, endpoint = %self.endpoint, "spans dropped: not accepted by the collector");
+            *reported_at = Some(now);
         }
     }
 }

@@ -1,14 +1,14 @@
-//! The part of OTLP 1 that spans need: `opentelemetry/proto/collector/trace/v1/trace_service.proto` and what that imports.
+//! The part of OTLP 1 that spans need: `opentelemetry/proto/collector/trace/v1/trace_service.proto` and its imports.
 //!
-//! The numbers are the protocol's, and never change. What is left out is left at its default.
+//! The tag numbers come from the protocol and never change. Fields that are missing here have their default values.
 
 use prost::{Message, Oneof};
 
-/// Of `Status.code`.
+/// Value of `Status.code`.
 pub(super) const UNSET: i32 = 0;
 pub(super) const ERROR: i32 = 2;
 
-/// Of `Span.kind`.
+/// Values of `Span.kind`.
 pub(super) mod kind {
     pub(in super::super) const INTERNAL: i32 = 1;
     pub(in super::super) const SERVER: i32 = 2;
@@ -57,7 +57,7 @@ pub(super) struct Span {
     pub(super) trace_id: Vec<u8>,
     #[prost(bytes = "vec", tag = "2")]
     pub(super) span_id: Vec<u8>,
-    /// Empty: it has none.
+    /// Empty if the span has no parent.
     #[prost(bytes = "vec", tag = "4")]
     pub(super) parent_span_id: Vec<u8>,
     #[prost(string, tag = "5")]

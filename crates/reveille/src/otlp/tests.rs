@@ -3,13 +3,13 @@ use super::*;
 const CALLER: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
 #[test]
-fn a_trace_that_a_client_names_is_read_and_what_is_no_such_name_is_not() {
-    let place = Place { trace: 0x4bf9_2f35_77b3_4da6_a3ce_929d_0e0e_4736, span: 0x00f0_67aa_0ba9_02b7 };
-    assert_eq!(traceparent(CALLER), Some(place));
+fn valid_traceparent_is_parsed_and_invalid_ones_are_ignored() {
+    let ids = SpanIds { trace: 0x4bf9_2f35_77b3_4da6_a3ce_929d_0e0e_4736, span: 0x00f0_67aa_0ba9_02b7 };
+    assert_eq!(traceparent(CALLER), Some(ids));
     assert_eq!(
         traceparent(&CALLER.replace("00-4b", "cc-4b").replace("-01", "-01-more")),
-        Some(place),
-        "of a later version"
+        Some(ids),
+        "later version of the header"
     );
     for text in [
         "",
@@ -25,21 +25,21 @@ fn a_trace_that_a_client_names_is_read_and_what_is_no_such_name_is_not() {
 }
 
 #[test]
-fn the_span_that_made_a_schedule_has_an_id_of_its_own_for_each_revision() {
-    let of = |incarnation, revision| made(Incarnation(incarnation), Revision(revision));
+fn each_revision_of_a_schedule_has_its_own_request_span() {
+    let of = |incarnation, revision| request_span(Incarnation(incarnation), Revision(revision));
     assert_eq!(of(1, 0), of(1, 0));
     for other in [of(1, 1), of(2, 0)] {
         assert!(other.trace != of(1, 0).trace && other.span != of(1, 0).span);
     }
-    // Members of different builds must agree.
+    // Members with different builds must derive the same ids.
     assert_eq!(
         of(1, 0),
-        Place { trace: 144_029_813_531_492_208_873_865_044_328_560_399_234, span: 6_700_168_756_073_535_006 }
+        SpanIds { trace: 144_029_813_531_492_208_873_865_044_328_560_399_234, span: 6_700_168_756_073_535_006 }
     );
 }
 
 #[test]
-fn an_endpoint_is_a_url_to_which_the_path_of_traces_is_added() {
+fn endpoint_appends_the_traces_path_to_its_url() {
     let endpoint = |text: &str| text.parse::<Endpoint>().map(|endpoint| endpoint.to_string());
     for (text, uri) in [
         ("http://127.0.0.1:4318", "http://127.0.0.1:4318/v1/traces"),

@@ -1,4 +1,4 @@
-//! The instances of services, from the command line.
+//! `discover`: lists instances of services.
 
 use std::path::PathBuf;
 
@@ -14,19 +14,19 @@ use crate::cli::show;
 
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
-    /// What kind of service: `kestrel`, or `queues/kestrel`
+    /// Class of the service, such as `kestrel` or `queues/kestrel`
     class: String,
-    /// Which of them; without it, all of the class, and of those below it
+    /// Name of the service; without it, all services of the class and of the classes below it
     name: Option<String>,
     #[command(flatten)]
     engine: Engine,
-    /// Where services are
+    /// Path of the node that holds all services
     #[arg(long, default_value = Discovery::ROOT, value_parser = path)]
     root: NodePath,
-    /// Folders with files of instances, for when the engine knows none
+    /// Folder with files of instances to use when the engine has none; may be repeated
     #[arg(long)]
     files: Vec<PathBuf>,
-    /// Print them again as they come and go, until it is stopped
+    /// Print the instances again after each change, until the command is stopped
     #[arg(long)]
     watch: bool,
     /// Print JSON
@@ -34,7 +34,7 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-pub(super) async fn obey(runtime: &Runtime, arguments: &Arguments) -> anyhow::Result<()> {
+pub(super) async fn execute(runtime: &Runtime, arguments: &Arguments) -> anyhow::Result<()> {
     let client = arguments.engine.client(runtime).await?;
     let discovery = Discovery::new(&client, arguments.root.clone(), arguments.engine.acl());
     let discovery = discovery.with_files(arguments.files.clone());
@@ -45,10 +45,10 @@ pub(super) async fn obey(runtime: &Runtime, arguments: &Arguments) -> anyhow::Re
         }
         None => discovery.follow_class(&arguments.class).await,
     };
-    let mut following = following.context("cannot look for instances")?;
+    let mut following = following.context("cannot read the instances")?;
     let mut now = following.now();
     loop {
-        tell(&now, arguments.json)?;
+        print(&now, arguments.json)?;
         if !arguments.watch {
             drop(following);
             return Ok(client.close().await?);
@@ -57,7 +57,7 @@ pub(super) async fn obey(runtime: &Runtime, arguments: &Arguments) -> anyhow::Re
     }
 }
 
-fn tell(instances: &Instances, as_json: bool) -> anyhow::Result<()> {
+fn print(instances: &Instances, as_json: bool) -> anyhow::Result<()> {
     let source = match instances.source {
         Source::Engine => "engine",
         Source::Cache => "cache",
@@ -88,5 +88,5 @@ fn tell(instances: &Instances, as_json: bool) -> anyhow::Result<()> {
         ]
     };
     let rows: Vec<_> = instances.all.iter().map(row).collect();
-    show::table(["class", "name", "key", "source", "says"], &rows)
+    show::table(["class", "name", "key", "source", "payload"], &rows)
 }

@@ -1,8 +1,10 @@
-//! A command that runs only while its process leads: leadership for shell scripts.
+//! `elect`: runs a command only while this process is the leader. It provides leader election for shell scripts.
 //!
-//! Beside the command stands a supervisor ([`super::supervise`]), which ends it at the leadership's deadline though this process stands still,
-//! and when this process is gone. While this process runs, it ends the command itself, and all of its group, before it gives the
-//! leadership back.
+//! A supervisor process ([`super::supervise`]) kills the command at the deadline of the leadership even if this process
+//! is paused, and when this process has ended. While this process runs, it ends the command's whole process group
+//! itself before it releases the leadership.
+//!
+//! docs/decisions/0149-end-commands-with-a-supervisor.md gives the reasons for the design.
 
 use std::ffi::OsString;
 use std::process::{ExitStatus, Stdio};
@@ -19,49 +21,50 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::process::{Child, ChildStdin, Command};
 
 use super::supervise::signal;
-use super::{Engine, path, told};
+use super::{Engine, explain, path};
 use crate::stop::Signals;
 
-/// Between two words on how long the leadership lasts.
+/// Period in which the supervisor receives the current deadline of the leadership.
 const PERIOD: Duration = Duration::from_millis(200);
-/// Between two looks whether what was told to end has ended.
-const LOOK: Duration = Duration::from_millis(10);
-const CANNOT: &str = "cannot start the command";
-/// What was killed is waited for so long once nothing is held any more.
-const DYING_MAX: Duration = Duration::from_secs(5);
+/// Period of checks whether the processes of a stopped command have ended.
+const CHECK_PERIOD: Duration = Duration::from_millis(10);
+const CANNOT_START: &str = "cannot start the command";
+/// Longest wait for killed processes to end once the leadership has expired.
+const KILL_WAIT_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
-    /// The group: a node under which all candidates stand
+    /// Path of the group: the node below which all candidates have their nodes
     #[arg(long, value_parser = path)]
     group: NodePath,
-    /// What the others see [default: this machine's name]
+    /// Name of this candidate that others see [default: this machine's name]
     #[arg(long)]
     id: Option<String>,
-    /// Whose nodes the group has
+    /// Layout of the group's nodes; all candidates must use the same one
     #[arg(long, value_enum, default_value_t = Layout::Selector)]
     layout: Layout,
-    /// Seconds from SIGTERM to SIGKILL for the command, when this process is told to stop, and at most a part of the session when the engine is not
-    /// heard of [0 to 3600]
+    /// Seconds from SIGTERM to SIGKILL for the command when this process stops; a part of the session at most if the
+    /// engine is unreachable [0 to 3600]
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(..=3_600))]
     grace: u64,
     #[command(flatten)]
     engine: Engine,
-    /// What is run while this process leads, with REVEILLE_TERM in its environment
+    /// Command to run while this process leads, with REVEILLE_TERM in its environment
     #[arg(last = true, required = true)]
     command: Vec<OsString>,
 }
 
 #[derive(ValueEnum, Clone, Copy, Debug)]
 enum Layout {
-    /// Curator's LeaderSelector
+    /// Layout of Curator's LeaderSelector
     Selector,
-    /// Curator's LeaderLatch
+    /// Layout of Curator's LeaderLatch
     Latch,
 }
 
-/// Ends with the command's own end, as the command did. When the leadership is lost, the command is stopped, and this stands again.
-pub(super) async fn obey(runtime: &Runtime, arguments: &Arguments) -> anyhow::Result<()> {
+/// Runs the command whenever this process leads. Exits with the command's code when the command ends by itself. After a
+/// loss of the leadership it stops the command and becomes a candidate again.
+pub(super) async fn execute(runtime: &Runtime, arguments: &Arguments) -> anyhow::Result<()> {
     let mut signals = Signals::listen()?;
     let client = arguments.engine.client(runtime).await?;
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
@@ -71,134 +74,148 @@ pub(super) async fn obey(runtime: &Runtime, arguments: &Arguments) -> anyhow::Re
             Layout::Selector => coordination::recipes::Layout::Selector,
             Layout::Latch => coordination::recipes::Layout::Latch,
         },
-        // A connection that is lost for a moment stops no command.
+        // A short loss of the connection does not stop the command.
         trust: Trust::UntilLost,
         ..Candidate::new(arguments.id.as_deref().unwrap_or(&name))
     };
     let selector = LeaderSelector::new(&client, arguments.group.clone(), candidate);
     let code = loop {
-        tracing::info!(group = %arguments.group, "stands for leader");
-        let held = tokio::select! {
+        tracing::info!(group = %arguments.group, "waiting for the leadership");
+        let leadership = tokio::select! {
             biased;
             () = signals.next() => break 0,
-            held = selector.lead() => held.map_err(told(&arguments.group)).context("cannot stand for leader")?,
+            leadership = selector.lead() => {
+                leadership.map_err(explain(&arguments.group)).context("cannot become a candidate")?
+            }
         };
-        tracing::info!(group = %arguments.group, term = held.term().0, "leads");
-        let ended = lead(runtime, &held, arguments, &mut signals).await;
-        held.release().await;
+        tracing::info!(group = %arguments.group, term = leadership.term().0, "became the leader");
+        let ended = lead(runtime, &leadership, arguments, &mut signals).await;
+        leadership.release().await;
         match ended? {
-            Ended::Itself(code) => break code,
-            Ended::Told => break 0,
-            Ended::Lost => tracing::warn!(group = %arguments.group, "the leadership is lost"),
-            Ended::Unwatched => bail!("something has ended the command's supervisor, so the command was ended, too"),
+            Ended::Exited(code) => break code,
+            Ended::Signalled => break 0,
+            Ended::LeadershipLost => tracing::warn!(group = %arguments.group, "lost the leadership"),
+            Ended::Unsupervised => {
+                bail!("the supervisor of the command was killed, so the command was killed as well")
+            }
         }
     };
     if let Err(error) = client.close().await {
-        tracing::warn!(%error, "the session ends by itself");
+        tracing::warn!(%error, "cannot close the session; it ends after its timeout");
     }
     std::process::exit(code)
 }
 
+/// Reason for the end of the command.
 #[derive(Clone, Copy, Debug)]
 enum Ended {
-    /// With this code.
-    Itself(i32),
-    /// This process was told to stop.
-    Told,
-    Lost,
-    /// The supervisor has ended.
-    Unwatched,
+    /// The command exited with this code.
+    Exited(i32),
+    /// This process received a signal to stop.
+    Signalled,
+    LeadershipLost,
+    Unsupervised,
 }
 
-/// Nothing of the command is left when it answers.
-async fn lead(runtime: &Runtime, held: &Held, arguments: &Arguments, signals: &mut Signals) -> anyhow::Result<Ended> {
-    let mut led = Led::start(runtime, held, arguments).await?;
+/// Runs the command until one of the reasons in [`Ended`]. When this function returns, no process of the command is
+/// left.
+async fn lead(
+    runtime: &Runtime,
+    leadership: &Held,
+    arguments: &Arguments,
+    signals: &mut Signals,
+) -> anyhow::Result<Ended> {
+    let mut running = Running::start(runtime, leadership, arguments).await?;
     let grace = Duration::from_secs(arguments.grace);
-    // Of what the session has, which may be less than what was asked for: the engine answers several times in half of that.
-    let farewell = grace.min(held.deadline().since(runtime.monotonic()) / 2);
-    let Led { command, supervisor, words, until, .. } = &mut led;
-    let keeping = async {
-        while runtime.monotonic() + farewell < held.deadline() {
-            *until = held.deadline();
-            tell(words, *until).await;
+    // The engine may grant a shorter session than requested, so the grace is also limited by half of the actual
+    // session. A healthy engine renews the session several times within that half.
+    let loss_grace = grace.min(leadership.deadline().since(runtime.monotonic()) / 2);
+    let Running { command, supervisor, deadlines, until, .. } = &mut running;
+    let renewing = async {
+        while runtime.monotonic() + loss_grace < leadership.deadline() {
+            *until = leadership.deadline();
+            send_deadline(deadlines, *until).await;
             runtime.sleep(PERIOD).await;
         }
     };
     let (ended, grace) = tokio::select! {
         biased;
-        () = held.cancelled() => (Ended::Lost, Duration::ZERO),
-        status = command.wait() => (Ended::Itself(code_of(status?)), grace),
-        _ = supervisor.wait() => (Ended::Unwatched, Duration::ZERO),
-        () = signals.next() => (Ended::Told, grace),
-        () = keeping => (Ended::Lost, farewell),
+        () = leadership.cancelled() => (Ended::LeadershipLost, Duration::ZERO),
+        status = command.wait() => (Ended::Exited(code_of(status?)), grace),
+        _ = supervisor.wait() => (Ended::Unsupervised, Duration::ZERO),
+        () = signals.next() => (Ended::Signalled, grace),
+        () = renewing => (Ended::LeadershipLost, loss_grace),
     };
-    let is_in_time = runtime.monotonic() < led.until;
-    tracing::info!(?ended, ?grace, "ends what is left of the command");
-    led.end(held, grace, signals).await;
-    // Later, the supervisor may have ended it.
-    Ok(if matches!(ended, Ended::Itself(_)) && !is_in_time { Ended::Lost } else { ended })
+    let is_in_time = runtime.monotonic() < running.until;
+    tracing::info!(?ended, ?grace, "ending the processes of the command");
+    running.end(leadership, grace, signals).await;
+    // After the deadline the supervisor may have killed the command, so its exit code has no meaning.
+    Ok(if matches!(ended, Ended::Exited(_)) && !is_in_time { Ended::LeadershipLost } else { ended })
 }
 
-/// A command, in a group of processes of its own, and its supervisor.
-struct Led {
+/// Running command in its own process group, and its supervisor.
+struct Running {
     runtime: Runtime,
     command: Child,
     group: Pid,
     supervisor: Child,
-    words: ChildStdin,
-    /// What the supervisor was told last.
+    /// Standard input of the supervisor, which reads deadlines from it.
+    deadlines: ChildStdin,
+    /// Last deadline sent to the supervisor.
     until: Monotonic,
 }
 
-impl Led {
-    /// The command begins once it has a supervisor.
-    async fn start(runtime: &Runtime, held: &Held, arguments: &Arguments) -> anyhow::Result<Self> {
-        let (until, term) = (held.deadline(), held.term().0.to_string());
+impl Running {
+    /// Starts the supervisor, then lets the command begin.
+    async fn start(runtime: &Runtime, leadership: &Held, arguments: &Arguments) -> anyhow::Result<Self> {
+        let (until, term) = (leadership.deadline(), leadership.term().0.to_string());
         let mut command = this_program();
         command.args(["--ends-with-parent", "become", "--"]).args(&arguments.command);
-        let mut command = command.env("REVEILLE_TERM", term).stdin(Stdio::piped()).spawn().context(CANNOT)?;
-        let group = command.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)).context(CANNOT)?;
+        let mut command = command.env("REVEILLE_TERM", term).stdin(Stdio::piped()).spawn().context(CANNOT_START)?;
+        let group = command.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)).context(CANNOT_START)?;
         let nanos = until.since_start().as_nanos().to_string();
         let mut supervisor = this_program();
         supervisor.args(["supervise", "--group", &group.as_raw_nonzero().to_string(), "--until", &nanos]);
-        // What is read on its input is said by this process alone.
-        let mut supervisor = supervisor.stdin(Stdio::piped()).spawn().context(CANNOT)?;
-        let (mut go, words) = command.stdin.take().zip(supervisor.stdin.take()).context(CANNOT)?;
-        go.write_all(b"go\n").await.context(CANNOT)?;
-        Ok(Led { runtime: runtime.clone(), command, group, supervisor, words, until })
+        // The pipe is private, so only this process can write deadlines.
+        let mut supervisor = supervisor.stdin(Stdio::piped()).spawn().context(CANNOT_START)?;
+        let (mut go, deadlines) = command.stdin.take().zip(supervisor.stdin.take()).context(CANNOT_START)?;
+        go.write_all(b"go\n").await.context(CANNOT_START)?;
+        Ok(Running { runtime: runtime.clone(), command, group, supervisor, deadlines, until })
     }
 
-    /// Ends all of the group: asked to, and after so much time made to; at once when nothing is held any more, and at a second signal.
-    async fn end(mut self, held: &Held, grace: Duration, signals: &mut Signals) {
+    /// Ends all processes of the group: SIGTERM first, and SIGKILL after `grace`. SIGKILL follows immediately if the
+    /// leadership has expired, or at another signal to this process.
+    async fn end(mut self, leadership: &Held, grace: Duration, signals: &mut Signals) {
         let mut kill_at = self.runtime.monotonic() + grace;
         let mut is_there = grace.is_zero() || signal(self.group, Signal::TERM);
         let mut is_killed = false;
         while is_there {
-            if !is_killed && (self.runtime.monotonic() >= kill_at || !held.is_valid()) {
+            if !is_killed && (self.runtime.monotonic() >= kill_at || !leadership.is_valid()) {
                 signal(self.group, Signal::KILL);
                 is_killed = true;
-                kill_at = self.runtime.monotonic() + DYING_MAX;
+                kill_at = self.runtime.monotonic() + KILL_WAIT_MAX;
             }
-            if is_killed && !held.is_valid() && self.runtime.monotonic() >= kill_at {
-                tracing::error!(group = ?self.group, "processes of the command are still there");
+            if is_killed && !leadership.is_valid() && self.runtime.monotonic() >= kill_at {
+                tracing::error!(group = ?self.group, "processes of the command are still running after SIGKILL");
                 break;
             }
             if !is_killed {
-                self.runtime.timeout(LOOK, tell(&mut self.words, held.deadline())).await;
+                self.runtime.timeout(CHECK_PERIOD, send_deadline(&mut self.deadlines, leadership.deadline())).await;
             }
             tokio::select! {
                 biased;
                 () = signals.next(), if !is_killed => kill_at = self.runtime.monotonic(),
-                () = self.runtime.sleep(LOOK) => {}
+                () = self.runtime.sleep(CHECK_PERIOD) => {}
             }
-            is_there = self.is_there();
+            is_there = self.has_processes();
         }
-        // Not by the end of its input, which would have it end a group that is not there any more.
+        // Kill the supervisor. At the end of its input it would signal the id of a group that does not exist any more.
         drop(self.supervisor.kill().await);
     }
 
-    /// Whether there are processes of the group; those that were left to this one, as they are to the first of a container, are buried.
-    fn is_there(&mut self) -> bool {
+    /// Returns `true` if the group has processes. Also reaps ended processes of the group that this process has
+    /// adopted, as the first process of a container does.
+    fn has_processes(&mut self) -> bool {
         if !matches!(self.command.try_wait(), Ok(None)) {
             while let Ok(Some(_)) = rustix::process::waitpgid(self.group, WaitOptions::NOHANG) {}
         }
@@ -206,20 +223,21 @@ impl Led {
     }
 }
 
-/// As it runs, though its file may have been replaced.
+/// Returns a command for the running program, even if its file has been replaced.
 fn this_program() -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("reveille").process_group(0);
     command
 }
 
-/// A supervisor that has ended, or stands still, is of no use; its words are.
-async fn tell(words: &mut ChildStdin, until: Monotonic) {
+/// Sends a deadline to the supervisor. Errors are ignored, because the caller waits for the end of the supervisor
+/// separately.
+async fn send_deadline(deadlines: &mut ChildStdin, until: Monotonic) {
     let line = format!("{}\n", until.since_start().as_nanos());
-    let _has_ended = words.write_all(line.as_bytes()).await;
+    let _has_ended = deadlines.write_all(line.as_bytes()).await;
 }
 
-/// As a shell has it.
+/// Returns the exit code as a shell reports it.
 fn code_of(status: ExitStatus) -> i32 {
     use std::os::unix::process::ExitStatusExt as _;
 

@@ -1,13 +1,13 @@
-//! A role match, from the command line.
+//! `roles`: shows a role match.
 
 use coordination::recipes::{LeaderQueue, RoleMatch};
 use runtime::Runtime;
 use serde_json::json;
 
-use super::At;
+use super::NodeArguments;
 use crate::cli::show;
 
-pub(super) async fn obey(runtime: &Runtime, at: &At) -> anyhow::Result<()> {
+pub(super) async fn execute(runtime: &Runtime, at: &NodeArguments) -> anyhow::Result<()> {
     let client = at.engine.client(runtime).await?;
     client.session().await?.sync().await?;
     let acl = at.engine.acl();
@@ -46,5 +46,5 @@ pub(super) async fn obey(runtime: &Runtime, at: &At) -> anyhow::Result<()> {
     };
     let rows: Vec<_> = jobs.iter().map(row).collect();
     show::table(["job", "description", "holder", "since"], &rows)?;
-    Ok(cli_support::console::line(&format!("{} wait for a job", waiting.len()))?)
+    Ok(cli_support::console::line(&format!("candidates waiting for a job: {}", waiting.len()))?)
 }

@@ -1,4 +1,5 @@
-//! What stands beside `elect` and its command: it ends the command when the leadership's deadline has passed, and when `elect` is gone.
+//! Supervisor of the command of `elect`: it kills the command when the deadline of the leadership has passed, or when
+//! `elect` has ended.
 
 use std::ffi::OsString;
 use std::io::ErrorKind;
@@ -15,31 +16,33 @@ use crate::stop::Signals;
 
 #[derive(Args, Debug)]
 pub(crate) struct SuperviseArguments {
-    /// The group of processes that is ended
+    /// Process group to kill
     #[arg(long, value_parser = group)]
     group: Pid,
-    /// Nanoseconds of the machine's clock since it was started, at which the leadership ends if nothing else is said
+    /// Deadline of the leadership in nanoseconds since the machine started, until `elect` writes a later one
     #[arg(long)]
     until: u64,
 }
 
 fn group(text: &str) -> Result<Pid, String> {
     let pid = text.parse().ok().filter(|pid| *pid > 1).and_then(Pid::from_raw);
-    pid.ok_or_else(|| "this is no process".to_owned())
+    pid.ok_or_else(|| "not the id of a process group".to_owned())
 }
 
-/// Until `elect`, which writes to it each deadline, ends it.
+/// Reads deadlines from standard input, where `elect` writes them, and kills the group when the last deadline has
+/// passed or the input has ended. `elect` kills this process when it is not needed any more.
 pub(super) async fn supervise(runtime: &Runtime, arguments: &SuperviseArguments) -> anyhow::Result<()> {
-    // A service manager tells all processes of a unit to end: this one lasts as long as `elect`.
-    let _unheard = Signals::listen()?;
+    // A service manager signals all processes of a unit at once. This process must live as long as `elect`, so it
+    // ignores the signals.
+    let _ignored = Signals::listen()?;
     let mut until = Monotonic::from_start(Duration::from_nanos(arguments.until));
-    let mut words = BufReader::new(tokio::io::stdin()).lines();
+    let mut lines = BufReader::new(tokio::io::stdin()).lines();
     loop {
         tokio::select! {
             biased;
-            word = words.next_line() => {
-                let Some(word) = word.ok().flatten() else { break };
-                if let Ok(nanos) = word.parse() {
+            line = lines.next_line() => {
+                let Some(line) = line.ok().flatten() else { break };
+                if let Ok(nanos) = line.parse() {
                     until = until.max(Monotonic::from_start(Duration::from_nanos(nanos)));
                 }
             }
@@ -50,13 +53,13 @@ pub(super) async fn supervise(runtime: &Runtime, arguments: &SuperviseArguments)
     Ok(())
 }
 
-/// Whether anything of the group was there to get it.
+/// Sends the signal to the group. Returns `false` if the group has no process.
 pub(super) fn signal(group: Pid, signal: Signal) -> bool {
     match rustix::process::kill_process_group(group, signal) {
         Ok(()) => true,
         Err(Errno::SRCH) => false,
         Err(error) => {
-            tracing::error!(%error, ?group, "the command cannot be ended from here: was it started as another user?");
+            tracing::error!(%error, ?group, "cannot signal the command; it may run as another user");
             true
         }
     }
@@ -68,19 +71,20 @@ pub(crate) struct BecomeArguments {
     command: Vec<OsString>,
 }
 
-/// Waits for a line on standard input; then this process is the command, without that input. Answers only if it cannot be.
-pub(super) fn become_it(arguments: &BecomeArguments) -> anyhow::Error {
+/// Waits for a line on standard input, then replaces this process by the command, with an empty standard input. Returns
+/// only if that fails.
+pub(super) fn become_command(arguments: &BecomeArguments) -> anyhow::Error {
     let mut line = String::new();
     match std::io::stdin().read_line(&mut line) {
         Ok(1..) => {}
         Ok(0) => return anyhow::anyhow!("`elect` has ended"),
         Err(error) => return error.into(),
     }
-    let (program, others) = arguments.command.split_first().expect("clap asks for one");
+    let (program, others) = arguments.command.split_first().expect("clap requires at least one word");
     let error = std::process::Command::new(program).args(others).stdin(std::process::Stdio::null()).exec();
     let next = match error.kind() {
-        ErrorKind::NotFound => ": is it in PATH?",
-        ErrorKind::PermissionDenied => ": may it be executed?",
+        ErrorKind::NotFound => ": check that it is in PATH",
+        ErrorKind::PermissionDenied => ": check that it is executable",
         _ => "",
     };
     anyhow::Error::new(error).context(format!("cannot run {}{next}", program.display()))

@@ -1,4 +1,4 @@
-//! Nodes, from the command line.
+//! `tree`: shows and changes nodes.
 
 use std::io::{self, Read as _, Write as _};
 use std::time::Duration;
@@ -15,10 +15,10 @@ use futures_util::StreamExt as _;
 use runtime::Runtime;
 use serde_json::{Value, json};
 
-use super::{At, told};
+use super::{NodeArguments, explain};
 use crate::cli::show;
 
-/// Between two tries to be told again.
+/// Wait between two attempts to watch again.
 const RETRY_WAIT: Duration = Duration::from_millis(500);
 
 #[derive(Subcommand, Debug)]
@@ -26,48 +26,48 @@ pub(crate) enum Command {
     /// List the children of a node
     Ls {
         #[command(flatten)]
-        at: At,
-        /// And what is below them
+        at: NodeArguments,
+        /// List all nodes below the node
         #[arg(long, short)]
         recursive: bool,
     },
-    /// Print what a node holds
+    /// Print the data of a node
     Get {
         #[command(flatten)]
-        at: At,
-        /// Its bytes as they are, and nothing else
+        at: NodeArguments,
+        /// Print the bytes unchanged, without a line end
         #[arg(long, conflicts_with = "json")]
         raw: bool,
     },
-    /// Write to a node; with `--create`, make it and what is missing above it
+    /// Write the data of a node; with `--create`, create the node and missing nodes above it
     Set {
         #[command(flatten)]
-        at: At,
-        /// What to write; without it, standard input
+        at: NodeArguments,
+        /// Data to write; without it, the data comes from standard input
         value: Option<String>,
-        /// Only if the node has this version
+        /// Version that the node must have
         #[arg(long, conflicts_with = "create")]
         version: Option<i32>,
-        /// Make it if it is not there
+        /// Create the node if it does not exist
         #[arg(long)]
         create: bool,
     },
-    /// Print what happens to a node and below it, until it is stopped
-    Watch(At),
+    /// Print the changes of a node and of all nodes below it, until the command is stopped
+    Watch(NodeArguments),
     /// Delete a node
     Rm {
         #[command(flatten)]
-        at: At,
-        /// And all below it
+        at: NodeArguments,
+        /// Delete all nodes below the node as well
         #[arg(long, short)]
         recursive: bool,
-        /// Only if the node has this version
+        /// Version that the node must have
         #[arg(long, conflicts_with = "recursive")]
         version: Option<i32>,
     },
 }
 
-pub(super) async fn obey(runtime: &Runtime, command: Command) -> anyhow::Result<()> {
+pub(super) async fn execute(runtime: &Runtime, command: Command) -> anyhow::Result<()> {
     let at = match &command {
         Command::Watch(at) => at,
         Command::Ls { at, .. } | Command::Get { at, .. } | Command::Set { at, .. } | Command::Rm { at, .. } => at,
@@ -89,7 +89,7 @@ pub(super) async fn obey(runtime: &Runtime, command: Command) -> anyhow::Result<
         Command::Rm { at, recursive, version } => rm(&*tree, at, *recursive, *version).await,
     };
     if let Err(error) = client.close().await {
-        tracing::debug!(%error, "the session ends by itself");
+        tracing::debug!(%error, "cannot close the session; it ends after its timeout");
     }
     done
 }
@@ -100,15 +100,15 @@ fn standard_input() -> anyhow::Result<Bytes> {
     Ok(data.into())
 }
 
-async fn ls(tree: &dyn Tree, at: &At, recursive: bool) -> anyhow::Result<()> {
-    // Of those that are closed nothing is known but that they are there.
+async fn ls(tree: &dyn Tree, at: &NodeArguments, recursive: bool) -> anyhow::Result<()> {
+    // The list contains nodes without read access, but only their paths.
     let mut found = Vec::new();
     let mut unread = vec![at.path.clone()];
     while let Some(parent) = unread.pop() {
         let children = match tree.children(&parent).await {
-            // It went meanwhile, or is another's.
+            // Another process has deleted the node, or its access is restricted.
             Err(TreeError::NoNode | TreeError::Forbidden) if parent != at.path => continue,
-            children => children.map_err(told(&parent))?,
+            children => children.map_err(explain(&parent))?,
         };
         for name in children.names {
             let child = parent.join(&name)?;
@@ -121,21 +121,23 @@ async fn ls(tree: &dyn Tree, at: &At, recursive: bool) -> anyhow::Result<()> {
                     }
                 }
                 Err(TreeError::Forbidden) => found.push((child, None)),
-                Err(error) => return Err(told(&child)(error)),
+                Err(error) => return Err(explain(&child)(error)),
             }
         }
     }
     found.sort_by(|(one, _), (other, _)| one.cmp(other));
     if at.json {
-        let of = |(path, stat): &(NodePath, Option<Stat>)| match stat {
-            Some(stat) => of(path, stat),
+        let node_json = |(path, stat): &(NodePath, Option<Stat>)| match stat {
+            Some(stat) => node_json(path, stat),
             None => json!({"path": path.as_str(), "closed": true}),
         };
-        return show::json(&found.iter().map(of).collect::<Vec<Value>>());
+        return show::json(&found.iter().map(node_json).collect::<Vec<Value>>());
     }
     let row = |(path, stat): &(NodePath, Option<Stat>)| {
         let name = (if recursive { path.as_str() } else { path.name() }).to_owned();
-        let Some(stat) = stat else { return [name, "closed".into(), "-".into(), "-".into(), "-".into(), "-".into()] };
+        let Some(stat) = stat else {
+            return [name, "no access".into(), "-".into(), "-".into(), "-".into(), "-".into()];
+        };
         [
             name,
             stat.data_bytes.to_string(),
@@ -149,7 +151,7 @@ async fn ls(tree: &dyn Tree, at: &At, recursive: bool) -> anyhow::Result<()> {
     show::table(["node", "bytes", "children", "version", "owner", "modified"], &rows)
 }
 
-fn of(path: &NodePath, stat: &Stat) -> Value {
+fn node_json(path: &NodePath, stat: &Stat) -> Value {
     json!({
         "path": path.as_str(),
         "bytes": stat.data_bytes,
@@ -163,14 +165,14 @@ fn of(path: &NodePath, stat: &Stat) -> Value {
     })
 }
 
-async fn get(tree: &dyn Tree, at: &At, raw: bool) -> anyhow::Result<()> {
-    let Node { data, stat } = tree.get(&at.path).await.map_err(told(&at.path))?;
+async fn get(tree: &dyn Tree, at: &NodeArguments, raw: bool) -> anyhow::Result<()> {
+    let Node { data, stat } = tree.get(&at.path).await.map_err(explain(&at.path))?;
     if raw {
         return Ok(io::stdout().lock().write_all(&data)?);
     }
     let text = std::str::from_utf8(&data);
     if at.json {
-        let mut node = of(&at.path, &stat);
+        let mut node = node_json(&at.path, &stat);
         match text {
             Ok(text) => node["text"] = text.into(),
             Err(_) => node["base64"] = BASE64.encode(&data).into(),
@@ -178,54 +180,60 @@ async fn get(tree: &dyn Tree, at: &At, raw: bool) -> anyhow::Result<()> {
         return show::json(&node);
     }
     match text {
-        Ok(text) => Ok(console::line(&show::harmless_lines(text))?),
+        Ok(text) => Ok(console::line(&show::escaped_lines(text))?),
         Err(_) => Ok(console::line(&format!("base64:{}", BASE64.encode(&data)))?),
     }
 }
 
-async fn set(tree: &dyn Tree, at: &At, data: Bytes, version: Option<i32>, create: bool) -> anyhow::Result<()> {
+async fn set(
+    tree: &dyn Tree,
+    at: &NodeArguments,
+    data: Bytes,
+    version: Option<i32>,
+    create: bool,
+) -> anyhow::Result<()> {
     let expected = version.map_or(Expected::Any, Expected::Version);
     let stat = match tree.set(&at.path, data.clone(), expected).await {
-        Err(TreeError::NoNode) if create => make(tree, at, data).await?,
+        Err(TreeError::NoNode) if create => create_with_parents(tree, at, data).await?,
         Err(TreeError::NoNode) => {
-            anyhow::bail!("there is no node {}: `--create` makes it", at.path)
+            anyhow::bail!("no such node: {}; `--create` creates it", at.path)
         }
         Err(TreeError::BadVersion) => {
             let now = tree.exists(&at.path).await?.map(|stat| stat.version);
             anyhow::bail!("{} has another version: {}", at.path, show::or_dash(now))
         }
-        stat => stat.map_err(told(&at.path))?,
+        stat => stat.map_err(explain(&at.path))?,
     };
     if at.json {
-        return show::json(&of(&at.path, &stat));
+        return show::json(&node_json(&at.path, &stat));
     }
     Ok(console::line(&format!("{} has version {}", at.path, stat.version))?)
 }
 
-/// With what is missing above it.
-async fn make(tree: &dyn Tree, at: &At, data: Bytes) -> anyhow::Result<Stat> {
+/// Creates the node, and the missing nodes above it.
+async fn create_with_parents(tree: &dyn Tree, at: &NodeArguments, data: Bytes) -> anyhow::Result<Stat> {
     let acl = at.engine.acl();
     let mut missing = vec![at.path.clone()];
     while let Some(path) = missing.last().cloned() {
         let data = if path == at.path { data.clone() } else { Bytes::new() };
         match tree.create(&path, data, CreateMode::Persistent, acl.clone()).await {
-            Ok(made) if path == at.path => return Ok(made.stat),
+            Ok(created) if path == at.path => return Ok(created.stat),
             Ok(_) | Err(TreeError::NodeExists) => drop(missing.pop()),
             Err(TreeError::NoNode) => missing.extend(path.parent()),
-            Err(error) => return Err(told(&path)(error)),
+            Err(error) => return Err(explain(&path)(error)),
         }
     }
-    tree.set(&at.path, data, Expected::Any).await.map_err(told(&at.path))
+    tree.set(&at.path, data, Expected::Any).await.map_err(explain(&at.path))
 }
 
-/// From one session to the next.
-async fn watch(client: &Client, at: &At) -> anyhow::Result<()> {
-    let tell = |what: &str, path: Option<&NodePath>| {
+/// Prints events. After the end of a session it continues with a new one.
+async fn watch(client: &Client, at: &NodeArguments) -> anyhow::Result<()> {
+    let print = |event: &str, path: Option<&NodePath>| {
         let path = path.map(|path| path.as_str());
         if at.json {
-            return show::json(&json!({"event": what, "path": path}));
+            return show::json(&json!({"event": event, "path": path}));
         }
-        Ok(console::line(&format!("{what:<8} {}", path.unwrap_or("more may have happened: look again")))?)
+        Ok(console::line(&format!("{event:<8} {}", path.unwrap_or("events may be missing: read the nodes again")))?)
     };
     loop {
         let watching = async { client.session().await?.watch_all(&at.path).await };
@@ -235,23 +243,23 @@ async fn watch(client: &Client, at: &At) -> anyhow::Result<()> {
                 client.runtime().sleep(RETRY_WAIT).await;
                 continue;
             }
-            Err(error) => return Err(told(&at.path)(error)),
+            Err(error) => return Err(explain(&at.path)(error)),
         };
         while let Some(event) = events.next().await {
             match &event {
-                Event::Created(path) => tell("created", Some(path))?,
-                Event::Changed(path) => tell("changed", Some(path))?,
-                Event::Deleted(path) => tell("deleted", Some(path))?,
-                Event::ChildrenChanged(path) => tell("children", Some(path))?,
-                Event::Gap => tell("gap", None)?,
+                Event::Created(path) => print("created", Some(path))?,
+                Event::Changed(path) => print("changed", Some(path))?,
+                Event::Deleted(path) => print("deleted", Some(path))?,
+                Event::ChildrenChanged(path) => print("children", Some(path))?,
+                Event::Gap => print("gap", None)?,
             }
         }
-        tell("gap", None)?;
+        print("gap", None)?;
     }
 }
 
-async fn rm(tree: &dyn Tree, at: &At, recursive: bool, version: Option<i32>) -> anyhow::Result<()> {
-    ensure!(!at.path.is_root(), "the root stays");
+async fn rm(tree: &dyn Tree, at: &NodeArguments, recursive: bool, version: Option<i32>) -> anyhow::Result<()> {
+    ensure!(!at.path.is_root(), "cannot delete the root");
     let mut paths = vec![at.path.clone()];
     let mut next = 0;
     while recursive && next < paths.len() {
@@ -263,7 +271,7 @@ async fn rm(tree: &dyn Tree, at: &At, recursive: bool, version: Option<i32>) -> 
                 }
             }
             Err(TreeError::NoNode) if parent != at.path => {}
-            Err(error) => return Err(told(&parent)(error)),
+            Err(error) => return Err(explain(&parent)(error)),
         }
         next += 1;
     }
@@ -272,9 +280,9 @@ async fn rm(tree: &dyn Tree, at: &At, recursive: bool, version: Option<i32>) -> 
         let expected = version.map_or(Expected::Any, Expected::Version);
         match tree.delete(path, expected).await {
             Ok(()) => count += 1,
-            // It went meanwhile; a container, because what was in it did.
+            // Another process has deleted the node, or the engine has deleted an empty container.
             Err(TreeError::NoNode) if *path != at.path || count > 0 => {}
-            Err(error) => return Err(told(path)(error)),
+            Err(error) => return Err(explain(path)(error)),
         }
     }
     if at.json {

@@ -1,4 +1,5 @@
-//! Data that an earlier build wrote opens and fires with the present build: tests/fixtures/before-relayout/README.md describes it.
+//! Data of an earlier build opens and fires with the present build. tests/fixtures/before-relayout/README.md describes
+//! the data.
 
 use std::collections::BTreeSet;
 use std::net::TcpListener;
@@ -23,7 +24,7 @@ use crate::{now_millis, until};
 const TARGET: &str = "127.77.22.1:22022";
 
 #[test]
-fn data_folder_of_the_build_before_opens_and_fires() {
+fn earlier_data_folder_opens_and_fires() {
     let (receiver, _alone) = receiver();
     let folder = tempfile::tempdir().unwrap();
     let data = unpack("data", folder.path());
@@ -31,13 +32,13 @@ fn data_folder_of_the_build_before_opens_and_fires() {
 }
 
 #[test]
-fn backup_of_the_build_before_is_restored_and_fires() {
+fn earlier_backup_is_restored_and_fires() {
     let (receiver, _alone) = receiver();
     let folder = tempfile::tempdir().unwrap();
     let backup = unpack("backup", folder.path());
     let data = folder.path().join("restored");
     run(Command::new(BINARY).arg("restore").arg("--from").arg(&backup).arg("--data").arg(&data));
-    // A backup holds no keys, apart from their hashes: an operator copies these files.
+    // A backup contains only the hashes of keys, so an operator copies the key files.
     let original = unpack("data", folder.path());
     for name in ["admin.key", "store.key"] {
         std::fs::copy(original.join(name), data.join(name)).unwrap();
@@ -57,7 +58,7 @@ fn opens_and_fires(data: &Path, receiver: &Receiver) {
 }
 
 #[test]
-fn database_of_the_build_before_opens_and_fires() {
+fn earlier_database_opens_and_fires() {
     let (receiver, _alone) = receiver();
     let recorded = Recorded::read("postgres");
     let database = Database::load("postgres", &recorded);
@@ -75,7 +76,7 @@ fn database_of_the_build_before_opens_and_fires() {
 }
 
 #[test]
-fn export_of_the_build_before_opens_and_fires() {
+fn earlier_export_opens_and_fires() {
     let (receiver, _alone) = receiver();
     let recorded = Recorded::read("exported");
     let database = Database::load("exported", &recorded);
@@ -86,14 +87,14 @@ fn export_of_the_build_before_opens_and_fires() {
     assert!(server.stop().success());
 }
 
-/// The receiver that all tests of this file share, and the right to use it.
+/// Returns the receiver that all tests of this file share, with a guard. Only one test at a time has the guard.
 fn receiver() -> (Receiver, MutexGuard<'static, ()>) {
     static ALONE: Mutex<()> = Mutex::new(());
     static RECEIVER: OnceLock<Receiver> = OnceLock::new();
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let receiver = RECEIVER.get_or_init(|| {
         let mut listener = None;
-        // Another test process of this machine may use the address.
+        // Another test process on this machine may be using the address.
         until("the address of the targets becomes free", || {
             listener = TcpListener::bind(TARGET).ok();
             listener.is_some()
@@ -130,7 +131,7 @@ fn uncompressed(name: &str) -> String {
     String::from_utf8(run(Command::new("gzip").args(["-dc"]).arg(fixture(name)))).expect("the fixture is text")
 }
 
-/// A database that holds the dump of this name.
+/// Database that contains the dump of this name.
 struct Database {
     folder: tempfile::TempDir,
     url: String,
@@ -152,7 +153,7 @@ impl Database {
         std::fs::write(folder.path().join("admin.key"), recorded.key("admin")).unwrap();
         let store_key = folder.path().join("store.key");
         std::fs::copy(fixture(&format!("{name}.store.key")), &store_key).unwrap();
-        // Git does not keep that only its owner may read it.
+        // Git does not record file modes, so make the file readable for its owner only.
         std::fs::set_permissions(&store_key, std::fs::Permissions::from_mode(0o600)).unwrap();
         Database { folder, url, store_key }
     }
@@ -164,7 +165,8 @@ impl Database {
         Server::start_where(command, |_| self.folder.path().to_owned())
     }
 
-    /// A member that owns no shard fires nothing. While overdue rows wait, no member removes history, however old it is.
+    /// A member that owns no shard fires nothing. While overdue rows wait, no member removes history, however old it
+    /// is.
     fn is_read_without_change(&self, recorded: &Recorded) {
         let server = self.start(&["--roles", "api"]);
         recorded.compare(&server, Firing::Paused);
@@ -172,14 +174,14 @@ impl Database {
     }
 }
 
-/// Whether active schedules may have fired between the record and the comparison.
+/// State of active schedules between the record and the comparison: they do not fire, or they may have fired.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Firing {
     Paused,
     Underway,
 }
 
-/// Keys, secrets and answers of the build that made the fixture.
+/// Keys, secrets and responses of the build that created the fixture.
 struct Recorded(Value);
 
 impl Recorded {
@@ -195,27 +197,27 @@ impl Recorded {
         Client::connect(server.address, self.key(key)).unwrap()
     }
 
-    fn answers(&self) -> impl Iterator<Item = &Value> {
+    fn responses(&self) -> impl Iterator<Item = &Value> {
         self.0["answers"].as_array().into_iter().flatten()
     }
 
     fn body<'a>(&'a self, path: &str) -> Option<&'a Value> {
-        self.answers().find(|answer| answer["path"] == path).map(|answer| &answer["body"])
+        self.responses().find(|response| response["path"] == path).map(|response| &response["body"])
     }
 
-    /// Asks again for everything that was recorded.
+    /// Sends all recorded requests again and compares the responses.
     fn compare(&self, server: &Server, firing: Firing) {
-        assert!(self.answers().count() > 40, "the record has answers");
-        for recorded in self.answers() {
+        assert!(self.responses().count() > 40, "the record has responses");
+        for recorded in self.responses() {
             let (path, key) = (recorded["path"].as_str().unwrap(), recorded["key"].as_str().unwrap());
             if path.contains("/inbox-") {
                 continue;
             }
-            let answer = self.client(server, key).get(path);
-            assert_eq!(recorded["status"], answer.status, "{path} by {key}: {}", answer.body);
-            assert_eq!(recorded.get("etag").and_then(Value::as_str), answer.etag.as_deref(), "{path}");
+            let response = self.client(server, key).get(path);
+            assert_eq!(recorded["status"], response.status, "{path} by {key}: {}", response.body);
+            assert_eq!(recorded.get("etag").and_then(Value::as_str), response.etag.as_deref(), "{path}");
             let mut expected = recorded["body"].clone();
-            let mut present = answer.json();
+            let mut present = response.json();
             if let Some(problem) = present.as_object_mut() {
                 problem.remove("request_id");
             }
@@ -224,7 +226,8 @@ impl Recorded {
         }
     }
 
-    /// Removes what may differ without a fault: the inbox's schedules, and the progress of active schedules once they fire.
+    /// Removes what may differ without a fault: the inbox's schedules, and the progress of active schedules once they
+    /// fire.
     fn leave_out_moving(&self, expected: &mut Value, present: &mut Value, firing: Firing) {
         if expected["state"] == "active" && firing == Firing::Underway {
             for body in [&mut *expected, &mut *present] {
@@ -262,7 +265,8 @@ impl Recorded {
         }
     }
 
-    /// Sees overdue, recurring and future schedules fire. `from` is the number of callbacks that belong to earlier tests.
+    /// Checks that overdue, recurring and future schedules fire. `from` is the number of callbacks that belong to earlier
+    /// tests.
     fn fires(&self, server: &Server, receiver: &Receiver, from: usize) {
         let waits = |id: &str| self.body(&format!("/v1/schedules/{id}")).is_some_and(|body| body["state"] == "active");
         let overdue = ["overdue", "overdue-of-billing", "retrying"].into_iter().filter(|id| waits(id));
@@ -286,7 +290,7 @@ impl Recorded {
         });
         let hits = &hits[from..];
         self.verify(hits);
-        let first = |id: &str| hits.iter().find(|hit| hit.schedule == id).expect("it was waited for");
+        let first = |id: &str| hits.iter().find(|hit| hit.schedule == id).expect("the callback has arrived");
         assert_eq!(
             (first("later").authorization.as_str(), &*first("later").body),
             ("Bearer of-the-target", r#"{"later": true}"#)

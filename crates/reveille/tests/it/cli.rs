@@ -1,4 +1,4 @@
-//! The commands that are clients of a server, as a person or a script runs them.
+//! The commands that act as clients of a server.
 
 use std::io::Write;
 use std::path::Path;
@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::receiver::Receiver;
 use crate::server::{BINARY, Server, serve};
 
-/// What a command did.
+/// Result of a command.
 struct Ran {
     code: i32,
     stdout: String,
@@ -18,8 +18,8 @@ struct Ran {
 
 impl Ran {
     fn of(output: &Output) -> Self {
-        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("it prints text");
-        let code = output.status.code().expect("it ends by itself");
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("the output is UTF-8");
+        let code = output.status.code().expect("the command exits by itself");
         Ran { code, stdout: text(&output.stdout), stderr: text(&output.stderr) }
     }
 
@@ -30,7 +30,7 @@ impl Ran {
     }
 
     #[track_caller]
-    fn refused(self, code: i32) -> String {
+    fn failed(self, code: i32) -> String {
         assert_eq!(self.code, code, "{}\n{}", self.stdout, self.stderr);
         self.stderr
     }
@@ -50,8 +50,8 @@ fn run(data: &Path, arguments: &[&str]) -> Ran {
 }
 
 fn json(data: &Path, arguments: &[&str]) -> Value {
-    let told = run(data, &[arguments, &["--json"]].concat()).done();
-    serde_json::from_str(&told).unwrap_or_else(|error| panic!("{error} in {told}"))
+    let text = run(data, &[arguments, &["--json"]].concat()).done();
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"))
 }
 
 fn with_input(data: &Path, arguments: &[&str], input: &str) -> Ran {
@@ -64,17 +64,17 @@ fn with_input(data: &Path, arguments: &[&str], input: &str) -> Ran {
 const URL: &str = "http://127.0.0.1:9/hook";
 
 #[test]
-fn a_schedule_is_made_shown_replaced_and_cancelled_without_a_word_about_server_or_key() {
+fn schedule_commands_use_the_local_server_and_key_by_default() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let server = Server::start(&data);
-    let made =
+    let created =
         run(&data, &["schedule", "create", "--id", "one", "--in", "10m", "--url", URL, "--label", "team: a"]).done();
-    assert!(made.contains("state     active"), "{made}");
+    assert!(created.contains("state     active"), "{created}");
     let dry = ["schedule", "create", "--dry-run", "--every", "1h", "--url", URL];
     assert_eq!(json(&data, &dry)["upcoming"].as_array().unwrap().len(), 5);
-    let told = run(&data, &[&dry[..], &["--id", "one", "--replace"]].concat()).done();
-    assert!(told.contains("revision  1") && told.contains("nothing was made"), "{told}");
+    let text = run(&data, &[&dry[..], &["--id", "one", "--replace"]].concat()).done();
+    assert!(text.contains("revision  1") && text.contains("nothing was created"), "{text}");
     assert_eq!(json(&data, &["schedule", "get", "one"])["revision"], 0);
     let flags = ["--payload", r#"{"b":1, "a":2}"#, "--header", "x-a:b", "--attempts-max", "2", "--backoff", "3s"];
     let cron = ["schedule", "create", "--id", "one", "--replace", "--cron", "0 9 * * 1", "--zone", "Europe/Berlin"];
@@ -83,13 +83,13 @@ fn a_schedule_is_made_shown_replaced_and_cancelled_without_a_word_about_server_o
     let listed = run(&data, &["schedule", "list", "--state", "active"]).done();
     assert!(listed.starts_with("SCHEDULE  STATE") && listed.contains("\none       active"), "{listed}");
     assert_eq!(json(&data, &["schedule", "list", "--label", "team:b"])["schedules"], serde_json::json!([]));
-    run(&data, &["schedule", "list", "--state", "active", "--label", "a:b"]).refused(2);
+    run(&data, &["schedule", "list", "--state", "active", "--label", "a:b"]).failed(2);
     let shown = json(&data, &["schedule", "get", "one"]);
     assert_eq!(shown["payload"].to_string(), r#"{"a":2,"b":1}"#);
     assert_eq!((&shown["target"]["http"]["method"], &shown["zone"]), (&"PUT".into(), &"Europe/Berlin".into()));
     assert_eq!((&shown["retry"]["attempts_max"], &shown["retry"]["backoff"]), (&2.into(), &"3s".into()));
-    let told = run(&data, &["schedule", "get", "one"]).done();
-    assert!(told.contains(r#"{"b":1, "a":2}"#) && told.contains(&format!("PUT {URL}")), "{told}");
+    let text = run(&data, &["schedule", "get", "one"]).done();
+    assert!(text.contains(r#"{"b":1, "a":2}"#) && text.contains(&format!("PUT {URL}")), "{text}");
     let payload = folder.path().join("payload.json");
     std::fs::write(&payload, "[1]\n").unwrap();
     let payload = payload.to_str().unwrap();
@@ -97,44 +97,44 @@ fn a_schedule_is_made_shown_replaced_and_cancelled_without_a_word_about_server_o
     let id = json(&data, &from_file)["id"].as_str().unwrap().to_owned();
     assert_eq!(json(&data, &["schedule", "get", &id])["payload"].to_string(), "[1]");
     let cancelled = run(&data, &["schedule", "cancel", "one", &id]).done();
-    assert_eq!(cancelled.matches("it will not fire").count(), 2, "{cancelled}");
+    assert_eq!(cancelled.matches("no callback will be sent").count(), 2, "{cancelled}");
     assert_eq!(json(&data, &["schedule", "cancel", "one"])["result"], "cancelled");
     assert!(server.stop().success());
 }
 
 #[test]
-fn a_schedule_is_moved_and_nothing_else_of_it_changes_nor_what_somebody_else_changed() {
+fn reschedule_changes_only_the_timing_and_checks_the_tag() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let server = Server::start(&data);
     let create = ["schedule", "create", "--id", "one", "--in", "10m", "--url", URL, "--label", "team: a"];
     run(&data, &create).done();
-    let told = run(&data, &["schedule", "get", "one"]).done();
-    let tag = told.lines().find_map(|line| line.strip_prefix("tag")).unwrap().trim().to_owned();
+    let text = run(&data, &["schedule", "get", "one"]).done();
+    let tag = text.lines().find_map(|line| line.strip_prefix("tag")).unwrap().trim().to_owned();
     let cron = ["schedule", "reschedule", "one", "--cron", "0 9 * * 1", "--zone", "Europe/Berlin", "--if-match", &tag];
     assert_eq!(json(&data, &cron)["revision"], 1);
-    let told = run(&data, &cron).refused(1);
-    assert!(told.contains("somebody changed it") && told.contains("reveille schedule get"), "{told}");
+    let text = run(&data, &cron).failed(1);
+    assert!(text.contains("another client changed") && text.contains("reveille schedule get"), "{text}");
     let shown = json(&data, &["schedule", "get", "one"]);
     assert_eq!((&shown["cron"], &shown["labels"]["team"], shown.get("at")), (&"0 9 * * 1".into(), &"a".into(), None));
     run(&data, &["schedule", "reschedule", "one", "--zone", "Asia/Tokyo"]).done();
     assert_eq!(json(&data, &["schedule", "get", "one"])["zone"], "Asia/Tokyo");
-    let told = run(&data, &["schedule", "reschedule", "one", "--at", "2030-02-01T00:00:00Z"]).done();
-    assert!(told.contains("next      2030-02-01T00:00:00.000Z"), "{told}");
+    let text = run(&data, &["schedule", "reschedule", "one", "--at", "2030-02-01T00:00:00Z"]).done();
+    assert!(text.contains("next      2030-02-01T00:00:00.000Z"), "{text}");
     run(&data, &["schedule", "reschedule", "one", "--in", "1h"]).done();
     run(&data, &["schedule", "reschedule", "one", "--every", "2h"]).done();
     assert_eq!(json(&data, &["schedule", "get", "one"])["every"], "2h");
-    assert!(run(&data, &["schedule", "reschedule", "one"]).refused(2).contains("--at"));
+    assert!(run(&data, &["schedule", "reschedule", "one"]).failed(2).contains("--at"));
     let wrong = ["schedule", "reschedule", "one", "--in", "1h", "--if-match", "word"];
-    assert!(run(&data, &wrong).refused(2).contains("quotes"));
+    assert!(run(&data, &wrong).failed(2).contains("quotes"));
     run(&data, &["schedule", "cancel", "one"]).done();
-    let told = run(&data, &["schedule", "reschedule", "one", "--in", "1h"]).refused(1);
-    assert!(told.contains("reveille schedule create"), "{told}");
+    let text = run(&data, &["schedule", "reschedule", "one", "--in", "1h"]).failed(1);
+    assert!(text.contains("reveille schedule create"), "{text}");
     assert!(server.stop().success());
 }
 
 #[test]
-fn what_failed_for_good_is_listed_and_run_again_one_by_one_or_all() {
+fn dead_letters_are_listed_and_redriven_one_by_one_or_all() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let server = Server::start(&data);
@@ -143,8 +143,8 @@ fn what_failed_for_good_is_listed_and_run_again_one_by_one_or_all() {
     }
     let dead = || json(&data, &["run", "dead-letters"])["runs"].as_array().unwrap().clone();
     while dead().len() < 3 {}
-    let told = run(&data, &["run", "dead-letters"]).done();
-    assert!(told.starts_with("RUN") && told.contains("connection refused"), "{told}");
+    let text = run(&data, &["run", "dead-letters"]).done();
+    assert!(text.starts_with("RUN") && text.contains("connection refused"), "{text}");
     let page = json(&data, &["run", "dead-letters", "--limit", "2"]);
     let token = page["next_page_token"].as_str().unwrap();
     let last = json(&data, &["run", "dead-letters", "--page-token", token]);
@@ -155,21 +155,21 @@ fn what_failed_for_good_is_listed_and_run_again_one_by_one_or_all() {
     assert_eq!(again["redriven"], run_id.as_str());
     let runs = json(&data, &["schedule", "runs", "a"]);
     assert!(runs["runs"].as_array().unwrap().iter().any(|run| run["state"] == "failed"), "{runs}");
-    let told = run(&data, &["run", "redrive", &run_id]).refused(1);
-    assert!(told.contains("is not redriven") && told.contains("reveille run dead-letters"), "{told}");
+    let text = run(&data, &["run", "redrive", &run_id]).failed(1);
+    assert!(text.contains("is not redriven") && text.contains("reveille run dead-letters"), "{text}");
     while dead().len() < 3 {}
     assert_eq!(run(&data, &["run", "redrive", "--all"]).done(), "3 redriven\n");
     assert!(server.stop().success());
 }
 
 #[test]
-fn operators_make_tenants_and_keys_and_each_key_is_good_for_what_its_role_says() {
+fn operator_creates_tenants_and_keys_with_enforced_roles() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let server = Server::start(&data);
-    let made = json(&data, &["tenant", "create", "billing"]);
-    let told = run(&data, &["tenant", "list"]).done();
-    assert!(told.contains("billing") && told.contains("default"), "{told}");
+    let tenant = json(&data, &["tenant", "create", "billing"]);
+    let text = run(&data, &["tenant", "list"]).done();
+    assert!(text.contains("billing") && text.contains("default"), "{text}");
     assert_eq!(json(&data, &["tenant", "list"])["tenants"].as_array().unwrap().len(), 3);
     assert_eq!(json(&data, &["tenant", "get", "billing"])["keys"], 1);
 
@@ -180,10 +180,10 @@ fn operators_make_tenants_and_keys_and_each_key_is_good_for_what_its_role_says()
         Ran::of(&command.env("REVEILLE_KEY", key.as_str().unwrap()).output().unwrap())
     };
     by(&reader["secret"], &["run", "dead-letters"]).done();
-    let refused = by(&reader["secret"], &["schedule", "create", "--in", "1h", "--url", URL]).refused(1);
-    assert!(refused.contains("role") && refused.contains("reveille key create"), "{refused}");
+    let failed = by(&reader["secret"], &["schedule", "create", "--in", "1h", "--url", URL]).failed(1);
+    assert!(failed.contains("role") && failed.contains("reveille key create"), "{failed}");
     let elsewhere = "https://example.org/hook";
-    by(&made["key"]["secret"], &["schedule", "create", "--in", "1h", "--url", elsewhere]).done();
+    by(&tenant["key"]["secret"], &["schedule", "create", "--in", "1h", "--url", elsewhere]).done();
     let keys = run(&data, &["key", "list", "--tenant", "billing"]).done();
     assert!(keys.contains("board") && keys.contains("reader"), "{keys}");
     assert!(
@@ -191,8 +191,8 @@ fn operators_make_tenants_and_keys_and_each_key_is_good_for_what_its_role_says()
             .done()
             .contains("revoked")
     );
-    let refused = by(&reader["secret"], &["run", "dead-letters"]).refused(1);
-    assert!(refused.contains("REVEILLE_KEY"), "{refused}");
+    let failed = by(&reader["secret"], &["run", "dead-letters"]).failed(1);
+    assert!(failed.contains("REVEILLE_KEY"), "{failed}");
 
     let secret = json(&data, &["secret", "create", "--tenant", "billing"]);
     let listed = json(&data, &["secret", "list", "--tenant", "billing"]);
@@ -207,7 +207,7 @@ fn operators_make_tenants_and_keys_and_each_key_is_good_for_what_its_role_says()
 }
 
 #[test]
-fn a_key_on_the_command_line_wins_over_one_of_a_variable() {
+fn key_on_the_command_line_overrides_variables() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("other.key");
     std::fs::write(&file, "no-key").unwrap();
@@ -217,49 +217,52 @@ fn a_key_on_the_command_line_wins_over_one_of_a_variable() {
         Ran::of(&command(folder.path(), &arguments).envs(variables.iter().copied()).output().unwrap())
     };
     let (by_file, by_text) = (("REVEILLE_KEY_FILE", file), ("REVEILLE_KEY", "a.b"));
-    let taken = |ran: Ran| ran.refused(1);
+    let taken = |ran: Ran| ran.failed(1);
     assert!(taken(get(&[], &[by_text])).contains("cannot be reached"));
-    assert!(!taken(get(&["--key-file", file], &[by_text])).contains("cannot be reached"), "the file holds no key");
+    assert!(
+        !taken(get(&["--key-file", file], &[by_text])).contains("cannot be reached"),
+        "the file contains no valid key"
+    );
     assert!(taken(get(&["--key", "a.b"], &[by_file])).contains("cannot be reached"));
     for both in [get(&["--key", "a.b", "--key-file", file], &[]), get(&[], &[by_file, by_text])] {
-        let told = both.refused(2);
-        assert!(told.contains("--key-file") && told.contains("REVEILLE_KEY") && !told.contains("a.b"), "{told}");
+        let text = both.failed(2);
+        assert!(text.contains("--key-file") && text.contains("REVEILLE_KEY") && !text.contains("a.b"), "{text}");
     }
 }
 
 #[test]
-fn quotas_are_shown_and_set_and_the_ceiling_is_the_operators() {
+fn quotas_are_shown_and_set_up_to_the_operators_ceiling() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let server = Server::start(&data);
-    let told = run(&data, &["quota", "get"]).done();
-    assert!(told.starts_with("QUOTA") && told.contains("pending_max"), "{told}");
+    let text = run(&data, &["quota", "get"]).done();
+    assert!(text.starts_with("QUOTA") && text.contains("pending_max"), "{text}");
     let ceiling = ["quota", "set", "--tenant", "default", "--ceiling", "pending_max=1", "horizon_days=none"];
     assert_eq!(json(&data, &ceiling)["ceilings"]["pending_max"], 1);
-    let told = run(&data, &["quota", "set", "pending_max=2"]).refused(1);
-    assert!(told.contains("--ceiling"), "{told}");
+    let text = run(&data, &["quota", "set", "pending_max=2"]).failed(1);
+    assert!(text.contains("--ceiling"), "{text}");
     let set = json(&data, &["quota", "set", "pending_max=1", "payload_bytes_max=3"]);
     assert_eq!((&set["quotas"]["pending_max"], &set["quotas"]["payload_bytes_max"]), (&1.into(), &3.into()));
     assert_eq!(json(&data, &["quota", "get", "--tenant", "default"]), set);
     let large = ["schedule", "create", "--in", "1h", "--url", URL, "--payload", "[1, 2, 3]"];
-    assert!(run(&data, &large).refused(1).contains("reveille quota get"));
+    assert!(run(&data, &large).failed(1).contains("reveille quota get"));
     for (setting, step) in [("pending=1", "pending_max"), ("pending_max", "QUOTA=NUMBER"), ("pending_max=-1", "whole")]
     {
-        let told = run(&data, &["quota", "set", setting]).refused(2);
-        assert!(told.contains(step), "{told}");
+        let text = run(&data, &["quota", "set", setting]).failed(2);
+        assert!(text.contains(step), "{text}");
     }
-    assert!(run(&data, &["quota", "set", "--ceiling", "pending_max=1"]).refused(2).contains("--tenant"));
+    assert!(run(&data, &["quota", "set", "--ceiling", "pending_max=1"]).failed(2).contains("--tenant"));
     assert!(server.stop().success());
 }
 
 #[test]
-fn many_schedules_come_from_a_pipe_and_what_is_refused_is_told_by_its_number() {
+fn schedules_are_created_from_a_pipe_and_rejections_are_numbered() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let server = Server::start(&data);
     let create = ["schedule", "create", "--file", "-"];
     let good = format!("{{\"every\": \"1h\",\n \"target\": {{\"http\": {{\"url\": \"{URL}\"}}}}}}\n");
-    assert_eq!(with_input(&data, &create, &good.repeat(2_000)).done(), "2000 made, 0 refused\n");
+    assert_eq!(with_input(&data, &create, &good.repeat(2_000)).done(), "2000 created, 0 rejected\n");
     let lines = with_input(&data, &["schedule", "create", "--json", "--file", "-"], &good.repeat(3)).done();
     let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(lines.iter().map(|line| line["line"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 3]);
@@ -267,24 +270,24 @@ fn many_schedules_come_from_a_pipe_and_what_is_refused_is_told_by_its_number() {
     let bad = r#"{"every":"soon","target":{"http":{"url":"http://a"}}}"#;
     let ran = with_input(&data, &create, &format!("{good}{bad}{good}"));
     assert!(
-        ran.stdout.contains("number 2 is refused: /every") && ran.stdout.contains("2 made, 1 refused"),
+        ran.stdout.contains("number 2 is rejected: /every") && ran.stdout.contains("2 created, 1 rejected"),
         "{}",
         ran.stdout
     );
-    assert!(ran.refused(1).contains("1 were refused"));
+    assert!(ran.failed(1).contains("1 schedules were rejected"));
     let ran = with_input(&data, &create, &format!("{good}{{\"evry\":1}}"));
-    assert!(ran.stdout.contains("1 made"), "{}", ran.stdout);
-    let told = ran.refused(1);
+    assert!(ran.stdout.contains("1 created"), "{}", ran.stdout);
+    let text = ran.failed(1);
     assert!(
-        told.contains("standard input is read no further") && told.contains("evry") && told.contains("line"),
-        "{told}"
+        text.contains("cannot read further from standard input") && text.contains("evry") && text.contains("line"),
+        "{text}"
     );
-    assert!(run(&data, &["schedule", "create", "--file", "nowhere"]).refused(1).contains("nowhere"));
+    assert!(run(&data, &["schedule", "create", "--file", "nowhere"]).failed(1).contains("nowhere"));
     assert!(server.stop().success());
 }
 
 #[test]
-fn where_the_server_takes_no_more_of_a_file_is_told() {
+fn batch_above_the_line_limit_reports_where_it_stopped() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let mut limited = serve(&data);
@@ -293,22 +296,22 @@ fn where_the_server_takes_no_more_of_a_file_is_told() {
     let good = format!("{{\"every\":\"1h\",\"target\":{{\"http\":{{\"url\":\"{URL}\"}}}}}}\n");
     let bad = good.replace("1h", "soon");
     let ran = with_input(&data, &["schedule", "create", "--file", "-"], &format!("{good}{bad}{}", good.repeat(100)));
-    assert!(ran.stdout.contains("2 made, 1 refused"), "{}", ran.stdout);
-    let told = ran.refused(1);
-    assert!(told.contains("broke off at number 4: nothing from there on was made"), "{told}");
+    assert!(ran.stdout.contains("2 created, 1 rejected"), "{}", ran.stdout);
+    let text = ran.failed(1);
+    assert!(text.contains("stopped at number 4: no schedule from there on was created"), "{text}");
     assert!(server.stop().success());
 }
 
 #[test]
-fn what_is_wrong_is_told_by_its_flag_with_the_next_step() {
+fn errors_name_the_flag_and_the_next_step() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let server = Server::start(&data);
     let bad =
         ["schedule", "create", "--cron", "99 * * * *", "--url", "mailto:me", "--header", "host:a", "--backoff", "no"];
-    let told = run(&data, &bad).refused(1);
+    let text = run(&data, &bad).failed(1);
     for flag in ["--cron: ", "--url: ", "--header: ", "--backoff: "] {
-        assert!(told.contains(flag), "{flag} in {told}");
+        assert!(text.contains(flag), "{flag} in {text}");
     }
     run(&data, &["schedule", "create", "--id", "one", "--in", "1h", "--url", URL]).done();
     let cases: [(&[&str], i32, &str); 12] = [
@@ -326,37 +329,37 @@ fn what_is_wrong_is_told_by_its_flag_with_the_next_step() {
         (&["schedule", "get", "one", "--server", "nowhere"], 1, "http://"),
     ];
     for (arguments, code, step) in cases {
-        let told = run(&data, arguments).refused(code);
-        assert!(told.contains(step), "{arguments:?}: {told}");
+        let text = run(&data, arguments).failed(code);
+        assert!(text.contains(step), "{arguments:?}: {text}");
     }
-    let odd = run(&data, &["schedule", "cancel", "\u{1b}[2J"]).refused(1);
+    let odd = run(&data, &["schedule", "cancel", "\u{1b}[2J"]).failed(1);
     assert!(!odd.contains('\u{1b}'), "{odd:?}");
 
     let left = data.join("server.url");
     let url = std::fs::read_to_string(&left).unwrap();
     assert_eq!(url, format!("http://{}\n", server.address));
     assert!(server.stop().success());
-    assert!(!left.exists(), "a server that has stopped is not to be found");
-    assert!(run(&data, &["schedule", "get", "one"]).refused(1).contains("reveille serve"));
+    assert!(!left.exists(), "the file remains after the server has stopped");
+    assert!(run(&data, &["schedule", "get", "one"]).failed(1).contains("reveille serve"));
     let away = ["schedule", "get", "one", "--server", url.trim()];
-    let told = run(&data, &away).refused(1);
-    assert!(told.contains("cannot be reached") && told.contains("reveille serve"), "{told}");
-    let nobody = run(folder.path(), &["schedule", "get", "one", "--server", url.trim()]).refused(1);
-    assert!(nobody.contains("--key-file"), "{nobody}");
+    let text = run(&data, &away).failed(1);
+    assert!(text.contains("cannot be reached") && text.contains("reveille serve"), "{text}");
+    let without_key = run(folder.path(), &["schedule", "get", "one", "--server", url.trim()]).failed(1);
+    assert!(without_key.contains("--key-file"), "{without_key}");
 }
 
 #[test]
-fn another_server_at_the_address_is_told_from_reveille() {
+fn server_other_than_reveille_is_recognized() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("admin.key"), "a.b\n").unwrap();
     let receiver = Receiver::start();
-    let told =
-        run(folder.path(), &["schedule", "get", "one", "--server", receiver.url().trim_end_matches('/')]).refused(1);
-    assert!(told.contains("--server"), "{told}");
+    let text =
+        run(folder.path(), &["schedule", "get", "one", "--server", receiver.url().trim_end_matches('/')]).failed(1);
+    assert!(text.contains("--server"), "{text}");
 }
 
 #[test]
-fn shells_get_what_they_complete_with() {
+fn completion_scripts_exist_for_every_shell() {
     let shells = [
         ("bash", "complete -F"),
         ("zsh", "#compdef reveille"),
@@ -368,5 +371,5 @@ fn shells_get_what_they_complete_with() {
         let script = run(Path::new("data"), &["completions", shell]).done();
         assert!(script.contains(sign) && script.contains("redrive"), "{shell}");
     }
-    assert!(run(Path::new("data"), &["completions", "cmd"]).refused(2).contains("bash"));
+    assert!(run(Path::new("data"), &["completions", "cmd"]).failed(2).contains("bash"));
 }

@@ -1,4 +1,4 @@
-//! Several processes over one PostgreSQL, which meet there or in a ZooKeeper: what a cluster promises, and how it refuses.
+//! Clusters of several processes with one PostgreSQL database, coordinated by that database or by a ZooKeeper.
 
 mod zookeeper;
 
@@ -12,17 +12,17 @@ use serde_json::{Value, json};
 use test_servers::postgres;
 use test_servers::zookeeper::Zookeeper;
 
-use crate::PATIENCE;
-use crate::client::{Answer, Client, one_shot, rfc3339};
+use crate::TIMEOUT;
+use crate::client::{Client, Response, one_shot, rfc3339};
 use crate::receiver::{Hit, Receiver};
 use crate::server::{BINARY, Server};
 use crate::{Stalls, now_millis, until};
 
-/// A database with its schema, and a folder with its key.
-pub(crate) struct Home {
+/// Database with a schema, and a folder with its keys and the data folders of the members.
+pub(crate) struct TestCluster {
     folder: tempfile::TempDir,
     url: String,
-    /// Where its members meet, if not in the database.
+    /// URL of the coordination engine, if it is not the database.
     coordination: Option<String>,
 }
 
@@ -30,14 +30,14 @@ fn run(command: &mut Command) -> Output {
     command.env("NO_COLOR", "1").env_remove("RUST_LOG").output().expect("the binary starts")
 }
 
-/// What a command that must fail says.
+/// Runs a command that must fail. Returns its standard error.
 #[track_caller]
-fn refusal(command: &mut Command) -> String {
+fn failure(command: &mut Command) -> String {
     let output = run(command);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success(), "{}{said}", String::from_utf8_lossy(&output.stdout));
-    assert!(!said.contains("panicked"), "{said}");
-    said
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success(), "{}{message}", String::from_utf8_lossy(&output.stdout));
+    assert!(!message.contains("panicked"), "{message}");
+    message
 }
 
 fn migrate(url: &str, data: &Path) -> Command {
@@ -46,31 +46,31 @@ fn migrate(url: &str, data: &Path) -> Command {
     command
 }
 
-impl Home {
+impl TestCluster {
     pub(crate) fn new() -> Self {
-        Home::whose_members_meet(None)
+        TestCluster::with_coordination(None)
     }
 
-    /// Below a root of this home's own.
+    /// Creates a cluster that is coordinated by a ZooKeeper, below its own root.
     fn on_zookeeper(servers: &Zookeeper) -> Self {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let root = format!("cluster-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        Home::whose_members_meet(Some(format!("zookeeper://{}/{root}", servers.addresses())))
+        TestCluster::with_coordination(Some(format!("zookeeper://{}/{root}", servers.addresses())))
     }
 
-    fn whose_members_meet(coordination: Option<String>) -> Self {
+    fn with_coordination(coordination: Option<String>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let url = postgres::shared().create_database().unwrap();
-        let home = Home { folder, url, coordination };
-        let mut migrate = migrate(&home.url, &home.key_folder());
-        let output = run(home.meeting(&mut migrate));
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let cluster = TestCluster { folder, url, coordination };
+        let mut migrate = migrate(&cluster.url, &cluster.key_folder());
+        let output = run(cluster.add_coordination(&mut migrate));
+        let message = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        assert!(said.contains("made the schema") && said.contains("admin.key"), "{said}");
-        home
+        assert!(message.contains("created the schema") && message.contains("admin.key"), "{message}");
+        cluster
     }
 
-    fn meeting<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+    fn add_coordination<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         command.args(self.coordination.iter().flat_map(|url| ["--coordination", url]))
     }
 
@@ -88,7 +88,7 @@ impl Home {
         let mut command = Command::new(BINARY);
         command.args(["serve", "--listen", "127.0.0.1:0", "--no-receiver", "--store", &self.url]);
         command.args(["--lease", "2", "--name", name, "--data"]).arg(self.folder.path().join(name));
-        self.meeting(&mut command);
+        self.add_coordination(&mut command);
         command
     }
 
@@ -99,14 +99,14 @@ impl Home {
     fn status(&self) -> Value {
         let mut command = Command::new(BINARY);
         command.args(["cluster", "status", "--json", "--store", &self.url]);
-        let output = run(self.meeting(&mut command));
+        let output = run(self.add_coordination(&mut command));
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    /// Waits until the members named, and no others, own all shards in even shares.
-    pub(crate) fn settle(&self, names: &[&str]) {
-        let deadline = Instant::now() + PATIENCE;
+    /// Waits until exactly the members with these names own all shards, in equal shares.
+    pub(crate) fn wait_until_balanced(&self, names: &[&str]) {
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let status = self.status();
             let owners: Vec<&Value> =
@@ -117,7 +117,7 @@ impl Home {
             if known && owners.len() == names.len() && even && counts.iter().sum::<u64>() == 256 {
                 return;
             }
-            assert!(Instant::now() < deadline, "the shards are not shared out: {status}");
+            assert!(Instant::now() < deadline, "the shards are not balanced: {status}");
             std::thread::sleep(Duration::from_millis(50));
         }
     }
@@ -132,16 +132,17 @@ fn counts(hits: &[Hit]) -> BTreeMap<String, usize> {
 }
 
 #[test]
-fn members_share_the_work_take_any_request_and_a_polite_stop_doubles_nothing() {
-    share_the_work(&Home::new());
+fn members_share_work_and_a_graceful_stop_duplicates_nothing() {
+    share_the_work(&TestCluster::new());
 }
 
-fn share_the_work(home: &Home) {
+fn share_the_work(cluster: &TestCluster) {
     let receiver = Receiver::start();
-    let (a, b) = (home.start("a"), home.start("b"));
-    home.settle(&["a", "b"]);
+    let (a, b) = (cluster.start("a"), cluster.start("b"));
+    cluster.wait_until_balanced(&["a", "b"]);
 
-    // After all are made, on a slow machine, too: one that has fired and is moved fires twice.
+    // All schedules are created before the first is due, even on a slow machine. A schedule that is moved after it has
+    // fired would fire twice.
     let from = now_millis() + 6_000;
     let mut clients = [a.client(), b.client()];
     for n in 0..200_u64 {
@@ -155,7 +156,7 @@ fn share_the_work(home: &Home) {
     assert_eq!((cancelled.status, cancelled.json()["result"].clone()), (200, json!("cancelled")), "{}", cancelled.body);
     let moved = one_shot("n198", from + 100, &receiver.url(), &json!(198)).to_string();
     assert_eq!(clients[0].send("PUT", "/v1/schedules/n198", &moved).unwrap().status, 200);
-    assert!(now_millis() < from, "this machine is too slow for what comes");
+    assert!(now_millis() < from, "this machine is too slow for the rest of the test");
 
     receiver.wait(|hits| hits.len() >= 60);
     let leads = |status: Value| -> Vec<String> {
@@ -163,15 +164,18 @@ fn share_the_work(home: &Home) {
         let leaders = members.iter().filter(|member| member["leads"] == true);
         leaders.map(|member| member["name"].as_str().unwrap().to_owned()).collect()
     };
-    assert_eq!(leads(home.status()).len(), 1, "one member leads");
+    assert_eq!(leads(cluster.status()).len(), 1, "exactly one member leads");
     assert!(a.stop().success());
-    home.settle(&["b"]);
+    cluster.wait_until_balanced(&["b"]);
     let hits = receiver.wait(|hits| hits.len() >= 199);
-    assert!(!hits.iter().any(|hit| hit.schedule == "n199"), "it was cancelled");
+    assert!(!hits.iter().any(|hit| hit.schedule == "n199"), "a cancelled schedule fired");
     let runs_of =
         |n: u64| hits.iter().filter(|hit| hit.schedule == format!("n{n}")).map(|hit| &hit.run).collect::<Vec<_>>();
     let not_once: Vec<_> = (0..199).map(|n| (n, runs_of(n))).filter(|(_, runs)| runs.len() != 1).collect();
-    assert!(not_once.is_empty() && counts(&hits).len() == 199, "each once, but for {not_once:?}");
+    assert!(
+        not_once.is_empty() && counts(&hits).len() == 199,
+        "schedules that did not fire exactly once: {not_once:?}"
+    );
     let runs = b.client().get("/v1/schedules/n3/runs").json();
     assert_eq!(runs["runs"][0]["state"], "succeeded", "{runs}");
     let metrics = b.client().get("/metrics").body;
@@ -187,22 +191,23 @@ fn share_the_work(home: &Home) {
 }
 
 #[test]
-fn the_shards_of_a_killed_member_fire_again_within_its_lease_and_a_second() {
-    kill_a_member(&Home::new());
+fn shards_of_a_killed_member_fire_within_a_lease_and_a_second() {
+    kill_a_member(&TestCluster::new());
 }
 
-fn kill_a_member(home: &Home) {
+fn kill_a_member(cluster: &TestCluster) {
     let receiver = Receiver::start();
-    let (a, b) = (home.start("a"), home.start("b"));
-    home.settle(&["a", "b"]);
-    // On a slow machine making them takes longer than they have: due is what is made and whose time has come.
+    let (a, b) = (cluster.start("a"), cluster.start("b"));
+    cluster.wait_until_balanced(&["a", "b"]);
+    // On a slow machine the creation takes longer than the time before the first is due. Therefore a schedule counts as
+    // due from the later of its instant and its creation.
     let from = now_millis() + 1_000;
     let mut client = b.client();
     let due: Vec<u64> = (0..400)
         .map(|n| {
             let at = from + 10 * n;
-            let made = client.create(&one_shot(&format!("n{n}"), at, &receiver.url(), &json!(n)));
-            assert_eq!(made.status, 201, "{}", made.body);
+            let created = client.create(&one_shot(&format!("n{n}"), at, &receiver.url(), &json!(n)));
+            assert_eq!(created.status, 201, "{}", created.body);
             at.max(now_millis())
         })
         .collect();
@@ -211,44 +216,44 @@ fn kill_a_member(home: &Home) {
     let killed = now_millis();
     a.kill();
     let hits = receiver.wait(|hits| counts(hits).len() == 400);
-    let stood = stalls.millis();
+    let stalled = stalls.millis();
     let late = hits.iter().map(|hit| {
         let due = due[hit.schedule[1..].parse::<usize>().unwrap()];
         (hit.at_millis.saturating_sub(due), &hit.schedule, hit.at_millis.cast_signed() - killed.cast_signed())
     });
     let (late, which, after) = late.max().unwrap();
     assert!(
-        late < 2_000 + 1_000 + 500 + stood,
-        "{which} was {late} ms late, {after} ms after the kill: a lease of 2 s, a second, and {stood} ms of noise"
+        late < 2_000 + 1_000 + 500 + stalled,
+        "{which} was {late} ms late, {after} ms after the kill, with a lease of 2 s and {stalled} ms of stalls"
     );
-    assert!(hits.len() < 410, "few were in flight at the kill: {} callbacks for 400", hits.len());
+    assert!(hits.len() < 410, "too many duplicates: {} callbacks for 400 schedules", hits.len());
     assert!(b.stop().success());
 }
 
 #[test]
-fn a_member_may_answer_only_or_own_only() {
-    let home = Home::new();
+fn roles_separate_api_members_from_poller_members() {
+    let cluster = TestCluster::new();
     let receiver = Receiver::start();
-    let mut answers = home.serve("answers");
-    answers.args(["--roles", "api"]);
-    let answers = Server::start_where(answers, |_| home.key_folder());
-    let mut owns = home.serve("owns");
-    owns.args(["--roles", "pollers"]);
-    let owns = Server::start_where(owns, |_| home.key_folder());
-    home.settle(&["owns"]);
+    let mut api = cluster.serve("api");
+    api.args(["--roles", "api"]);
+    let api = Server::start_where(api, |_| cluster.key_folder());
+    let mut pollers = cluster.serve("pollers");
+    pollers.args(["--roles", "pollers"]);
+    let pollers = Server::start_where(pollers, |_| cluster.key_folder());
+    cluster.wait_until_balanced(&["pollers"]);
 
     let schedule = one_shot("n1", now_millis() + 300, &receiver.url(), &json!(1));
-    let refused = owns.client().create(&schedule);
-    assert_eq!(refused.status, 404, "{}", refused.body);
-    assert!(refused.body.contains("role `api`"), "{}", refused.body);
-    assert_eq!(owns.client().get("/readyz").status, 200);
-    assert_eq!(answers.client().create(&schedule).status, 201);
+    let rejected = pollers.client().create(&schedule);
+    assert_eq!(rejected.status, 404, "{}", rejected.body);
+    assert!(rejected.body.contains("role `api`"), "{}", rejected.body);
+    assert_eq!(pollers.client().get("/readyz").status, 200);
+    assert_eq!(api.client().create(&schedule).status, 201);
     receiver.wait(|hits| hits.len() == 1);
-    assert!(owns.stop().success() && answers.stop().success());
+    assert!(pollers.stop().success() && api.stop().success());
 }
 
 #[test]
-fn what_cannot_be_a_cluster_is_refused_with_the_next_step_and_without_a_password() {
+fn invalid_cluster_setup_fails_with_a_next_step_and_no_password() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let serve = |arguments: &[&str]| {
@@ -257,54 +262,54 @@ fn what_cannot_be_a_cluster_is_refused_with_the_next_step_and_without_a_password
         command
     };
     let empty = postgres::shared().create_database().unwrap();
-    let said = refusal(&mut serve(&["--store", &empty]));
-    assert!(said.contains("reveille store migrate"), "{said}");
+    let message = failure(&mut serve(&["--store", &empty]));
+    assert!(message.contains("reveille store migrate"), "{message}");
 
-    let said = refusal(&mut serve(&["--coordination", &empty]));
-    assert!(said.contains("--store postgres://") && said.contains("leave out --coordination"), "{said}");
+    let message = failure(&mut serve(&["--coordination", &empty]));
+    assert!(message.contains("--store postgres://") && message.contains("leave out --coordination"), "{message}");
 
-    let said = refusal(&mut serve(&["--store", "mysql://someone:hunter2@db/x"]));
-    assert!(said.contains("postgres://") && !said.contains("hunter2"), "{said}");
-    let said = refusal(&mut serve(&["--store", "postgres://someone:hun@ter2@127.0.0.1:9/reveille"]));
-    assert!(said.contains("%40") && !said.contains("ter2"), "{said}");
+    let message = failure(&mut serve(&["--store", "mysql://someone:hunter2@db/x"]));
+    assert!(message.contains("postgres://") && !message.contains("hunter2"), "{message}");
+    let message = failure(&mut serve(&["--store", "postgres://someone:hun@ter2@127.0.0.1:9/reveille"]));
+    assert!(message.contains("%40") && !message.contains("ter2"), "{message}");
 
-    let nobody = "postgres://someone:hunter2@127.0.0.1:9/reveille";
-    let said = refusal(&mut serve(&["--store", nobody]));
-    assert!(said.contains("127.0.0.1:9") && !said.contains("hunter2"), "{said}");
+    let unreachable = "postgres://someone:hunter2@127.0.0.1:9/reveille";
+    let message = failure(&mut serve(&["--store", unreachable]));
+    assert!(message.contains("127.0.0.1:9") && !message.contains("hunter2"), "{message}");
 
     let wrong = empty.replacen("postgres:", "postgres_wrong:", 2).replacen("postgres_wrong://", "postgres://", 1);
-    let said = refusal(&mut serve(&["--store", &wrong]));
-    assert!(!said.contains("hunter2") && said.contains("cannot open the store"), "{said}");
+    let message = failure(&mut serve(&["--store", &wrong]));
+    assert!(!message.contains("hunter2") && message.contains("cannot open the store"), "{message}");
 
-    let home = Home::new();
-    let said = refusal(home.serve("a").args(["--peer-listen", "0.0.0.0:0"]));
-    assert!(said.contains("--peer-advertise"), "{said}");
-    let said = refusal(home.serve("a").args(["--history-days", "101"]));
-    assert!(said.contains("100"), "{said}");
-    let said = refusal(home.serve("a").args(["--peer-advertise", "10.9.9.9"]));
-    assert!(said.contains("HOST:PORT"), "{said}");
-    let server = home.start("a");
-    let said = refusal(&mut home.serve("a"));
-    assert!(said.contains("another member") && said.contains("--data"), "{said}");
+    let cluster = TestCluster::new();
+    let message = failure(cluster.serve("a").args(["--peer-listen", "0.0.0.0:0"]));
+    assert!(message.contains("--peer-advertise"), "{message}");
+    let message = failure(cluster.serve("a").args(["--history-days", "101"]));
+    assert!(message.contains("100"), "{message}");
+    let message = failure(cluster.serve("a").args(["--peer-advertise", "10.9.9.9"]));
+    assert!(message.contains("HOST:PORT"), "{message}");
+    let server = cluster.start("a");
+    let message = failure(&mut cluster.serve("a"));
+    assert!(message.contains("another member") && message.contains("--data"), "{message}");
     assert!(server.stop().success());
-    let other = Home::new();
-    let said = refusal(home.serve("b").args(["--coordination", &other.url]));
-    assert!(said.contains("meet elsewhere") && said.contains("--coordination"), "{said}");
+    let other = TestCluster::new();
+    let message = failure(cluster.serve("b").args(["--coordination", &other.url]));
+    assert!(message.contains("another coordination engine") && message.contains("--coordination"), "{message}");
     let mut alone = Command::new(BINARY);
-    alone.args(["serve", "--listen", "127.0.0.1:0", "--no-receiver", "--data"]).arg(home.folder.path().join("a"));
-    let said = refusal(&mut alone);
-    assert!(said.contains("--store") && !home.folder.path().join("a/store").exists(), "{said}");
+    alone.args(["serve", "--listen", "127.0.0.1:0", "--no-receiver", "--data"]).arg(cluster.folder.path().join("a"));
+    let message = failure(&mut alone);
+    assert!(message.contains("--store") && !cluster.folder.path().join("a/store").exists(), "{message}");
     assert!(Server::start(&data).stop().success());
-    let said = refusal(&mut serve(&["--store", &home.url]));
-    assert!(said.contains("reveille export"), "{said}");
+    let message = failure(&mut serve(&["--store", &cluster.url]));
+    assert!(message.contains("reveille export"), "{message}");
     let mut elsewhere = Command::new(BINARY);
     elsewhere.args(["serve", "--listen", "127.0.0.1:0", "--no-receiver", "--store", &other.url, "--data"]);
-    let said = refusal(elsewhere.arg(home.folder.path().join("a")));
-    assert!(said.contains("another cluster") && said.contains("--data"), "{said}");
+    let message = failure(elsewhere.arg(cluster.folder.path().join("a")));
+    assert!(message.contains("another cluster") && message.contains("--data"), "{message}");
 
-    postgres::shared().sql(database(&home.url), "update reveille.meta set version = 1000").unwrap();
-    let said = refusal(&mut home.serve("b"));
-    assert!(said.contains("1000") && said.contains("build"), "{said}");
+    postgres::shared().sql(database(&cluster.url), "update reveille.meta set version = 1000").unwrap();
+    let message = failure(&mut cluster.serve("b"));
+    assert!(message.contains("1000") && message.contains("build"), "{message}");
 }
 
 fn database(url: &str) -> &str {
@@ -312,7 +317,7 @@ fn database(url: &str) -> &str {
 }
 
 #[test]
-fn what_one_process_began_a_cluster_goes_on_with_and_back() {
+fn export_and_import_preserve_schedules_and_runs() {
     let folder = tempfile::tempdir().unwrap();
     let (data, back) = (folder.path().join("data"), folder.path().join("back"));
     let receiver = Receiver::start();
@@ -340,33 +345,33 @@ fn what_one_process_began_a_cluster_goes_on_with_and_back() {
     let every = json!({ "id": "every", "every": "1h", "target": { "http": { "url": receiver.url() } } });
     assert_eq!(client.create(&every).status, 201);
     let before = client.get("/v1/schedules/every").json();
-    until("the dead letter comes", || {
+    until("the dead letter appears", || {
         client.get("/v1/runs?dead_letter=true").json()["runs"].as_array().is_some_and(|runs| !runs.is_empty())
     });
     let dead = client.get("/v1/runs?dead_letter=true").json()["runs"][0].clone();
-    let said = refusal(&mut transfer("export", &data));
-    assert!(said.contains("in use by another Reveille"), "{said}");
+    let message = failure(&mut transfer("export", &data));
+    assert!(message.contains("in use by another Reveille"), "{message}");
     assert!(server.stop().success());
 
     let exported = run(&mut transfer("export", &data));
-    let said = String::from_utf8_lossy(&exported.stdout).into_owned();
+    let message = String::from_utf8_lossy(&exported.stdout).into_owned();
     assert!(exported.status.success(), "{}", String::from_utf8_lossy(&exported.stderr));
-    assert!(said.contains("1 tenants, 22 schedules") && said.contains("1 runs"), "{said}");
-    let said = refusal(&mut transfer("export", &data));
-    assert!(said.contains("copy to an empty one"), "{said}");
-    let said = refusal(&mut transfer("export", &back));
-    assert!(said.contains("holds no schedules") && !back.exists(), "{said}");
-    // By mistake: the same callbacks would be made twice.
-    let said = refusal(&mut crate::server::serve(&data));
-    assert!(said.contains("exported") && said.contains("--store"), "{said}");
+    assert!(message.contains("1 tenants, 22 schedules") && message.contains("1 runs"), "{message}");
+    let message = failure(&mut transfer("export", &data));
+    assert!(message.contains("copy to an empty store"), "{message}");
+    let message = failure(&mut transfer("export", &back));
+    assert!(message.contains("holds no schedules") && !back.exists(), "{message}");
+    // A start by mistake would send the same callbacks twice.
+    let message = failure(&mut crate::server::serve(&data));
+    assert!(message.contains("exported") && message.contains("--store"), "{message}");
 
     let mut member = Command::new(BINARY);
     member.args(["serve", "--listen", "127.0.0.1:0", "--no-receiver", "--store", &url, "--data"]);
     member.arg(folder.path().join("member")).arg("--store-key").arg(data.join("store.key"));
     let member = Server::start_where(member, |_| data.clone());
     assert_eq!(member.key, key);
-    let said = refusal(&mut transfer("import", &back));
-    assert!(said.contains("stop the members"), "{said}");
+    let message = failure(&mut transfer("import", &back));
+    assert!(message.contains("stop the members"), "{message}");
     let mut client = member.client();
     assert_eq!(client.get("/v1/schedules/every").json(), before);
     assert_eq!(client.get("/v1/runs?dead_letter=true").json()["runs"][0], dead);
@@ -377,8 +382,8 @@ fn what_one_process_began_a_cluster_goes_on_with_and_back() {
 
     let imported = run(&mut transfer("import", &back));
     assert!(imported.status.success(), "{}", String::from_utf8_lossy(&imported.stderr));
-    let said = refusal(&mut crate::server::serve(&back));
-    assert!(said.contains("bring a copy"), "{said}");
+    let message = failure(&mut crate::server::serve(&back));
+    assert!(message.contains("missing key file"), "{message}");
     std::fs::copy(data.join("store.key"), back.join("store.key")).unwrap();
     let server = Server::start_where(crate::server::serve(&back), |_| data.clone());
     let mut client = server.client();
@@ -386,39 +391,42 @@ fn what_one_process_began_a_cluster_goes_on_with_and_back() {
     assert_eq!(client.get("/v1/runs?dead_letter=true").json()["runs"][0], dead);
     assert!(server.stop().success());
     let hits = receiver.hits();
-    assert_eq!((counts(&hits).len(), hits.len()), (19, 19), "each once");
+    assert_eq!((counts(&hits).len(), hits.len()), (19, 19), "each schedule fires once");
     assert!(
         hits.iter().all(|hit| hit.authorization == format!("Bearer {}", hit.body)),
-        "with the header that was sealed"
+        "each callback has its decrypted header"
     );
 }
 
 #[test]
-fn a_row_and_its_callback_commit_together_or_not_at_all() {
-    let home = Home::new();
+fn inbox_requests_commit_with_their_transaction() {
+    let cluster = TestCluster::new();
     let receiver = Receiver::start();
-    let server = home.start("a");
-    home.settle(&["a"]);
-    let sql = |text: &str| postgres::shared().sql(database(&home.url), text).unwrap();
+    let server = cluster.start("a");
+    cluster.wait_until_balanced(&["a"]);
+    let sql = |text: &str| postgres::shared().sql(database(&cluster.url), text).unwrap();
     let spec = |millis: u64, n: u64| {
         let at = rfc3339(millis);
         json!({ "at": at, "target": { "http": { "url": receiver.url() } }, "payload": { "n": n } })
     };
     sql("create table orders (id text primary key)");
     let due = now_millis() + 2_500;
-    let ask = |id: &str, spec: &Value| format!("select reveille.schedule('default', '{id}', '{spec}')");
-    sql(&format!("begin; insert into orders values ('one'); {}; commit", ask("one", &spec(due, 1))));
-    sql(&format!("begin; insert into orders values ('two'); {}; rollback", ask("two", &spec(due, 2))));
-    sql(&format!("begin; {}; select reveille.cancel('default', 'three'); commit", ask("three", &spec(due, 3))));
-    // Its instant is long past when it commits.
-    sql(&ask("four", &spec(now_millis() - 600_000, 4)));
+    let schedule = |id: &str, spec: &Value| format!("select reveille.schedule('default', '{id}', '{spec}')");
+    sql(&format!("begin; insert into orders values ('one'); {}; commit", schedule("one", &spec(due, 1))));
+    sql(&format!("begin; insert into orders values ('two'); {}; rollback", schedule("two", &spec(due, 2))));
+    sql(&format!("begin; {}; select reveille.cancel('default', 'three'); commit", schedule("three", &spec(due, 3))));
+    // The instant of this schedule is ten minutes before its commit.
+    sql(&schedule("four", &spec(now_millis() - 600_000, 4)));
     sql("select reveille.schedule('default', 'broken', '{\"at\": \"never\"}')");
-    sql(&ask("one", &spec(due, 5)));
+    sql(&schedule("one", &spec(due, 5)));
 
     let hits = receiver.wait(|hits| hits.len() >= 2);
-    assert!(hits.iter().any(|hit| hit.schedule == "four" && hit.at_millis < due), "it fires at once: {hits:?}");
-    server.log.wait(|line| line.contains("the id is taken").then_some(())).expect("it is told");
-    server.log.wait(|line| (line.contains("broken") && line.contains("/at")).then_some(())).expect("it is told");
+    let is_immediate = |hit: &Hit| hit.schedule == "four" && hit.at_millis < due;
+    assert!(hits.iter().any(is_immediate), "an overdue schedule fires immediately: {hits:?}");
+    let is_taken = |line: &str| line.contains("the id of its schedule is taken").then_some(());
+    server.log.wait(is_taken).expect("the log names the taken id");
+    let is_broken = |line: &str| (line.contains("broken") && line.contains("/at")).then_some(());
+    server.log.wait(is_broken).expect("the log names the invalid field");
     std::thread::sleep(Duration::from_millis(500));
     let bodies: Vec<String> = receiver.hits().into_iter().map(|hit| hit.body).collect();
     assert_eq!(bodies.len(), 2, "{bodies:?}");
@@ -428,11 +436,11 @@ fn a_row_and_its_callback_commit_together_or_not_at_all() {
 }
 
 #[test]
-fn what_was_over_for_a_month_is_forgotten_by_the_leading_member() {
-    let home = Home::new();
+fn leader_deletes_schedules_older_than_the_history() {
+    let cluster = TestCluster::new();
     let receiver = Receiver::start();
-    let server = home.start("a");
-    home.settle(&["a"]);
+    let server = cluster.start("a");
+    cluster.wait_until_balanced(&["a"]);
     let mut client = server.client();
     for id in ["old", "young"] {
         assert_eq!(client.create(&one_shot(id, now_millis() + 3_600_000, &receiver.url(), &json!(id))).status, 201);
@@ -441,43 +449,44 @@ fn what_was_over_for_a_month_is_forgotten_by_the_leading_member() {
     assert!(server.stop().success());
     let age =
         "update reveille.schedule set ended_at = ended_at - 86400000::bigint * case id when 'old' then 31 else 29 end";
-    postgres::shared().sql(database(&home.url), age).unwrap();
+    postgres::shared().sql(database(&cluster.url), age).unwrap();
 
     let is_forgotten = |server: &Server, id: &str| {
-        server.log.wait(|line| line.contains("housekeeping dropped").then_some(())).expect("it is told");
+        let is_logged = |line: &str| line.contains("housekeeping dropped").then_some(());
+        server.log.wait(is_logged).expect("the log reports the deletion");
         assert_eq!(server.client().get(&format!("/v1/schedules/{id}")).status, 404, "{id}");
     };
-    let server = home.start("b");
+    let server = cluster.start("b");
     is_forgotten(&server, "old");
     assert_eq!(server.client().get("/v1/schedules/young").json()["state"], "cancelled");
     assert!(server.stop().success());
 
-    // Somebody who keeps less.
-    let mut command = home.serve("c");
+    // A member with a shorter history.
+    let mut command = cluster.serve("c");
     command.args(["--history-days", "28"]);
-    let server = Server::start_where(command, |_| home.key_folder());
+    let server = Server::start_where(command, |_| cluster.key_folder());
     is_forgotten(&server, "young");
     assert!(server.stop().success());
 }
 
 #[test]
-fn a_tenant_made_at_one_member_is_served_by_all_and_its_revoked_key_by_none() {
-    let home = Home::new();
+fn tenant_and_key_changes_reach_all_members() {
+    let cluster = TestCluster::new();
     let receiver = Receiver::start();
-    let (a, b) = (home.start("a"), home.start("b"));
-    home.settle(&["a", "b"]);
-    let operator = std::fs::read_to_string(home.key_folder().join("operator.key")).unwrap();
+    let (a, b) = (cluster.start("a"), cluster.start("b"));
+    cluster.wait_until_balanced(&["a", "b"]);
+    let operator = std::fs::read_to_string(cluster.key_folder().join("operator.key")).unwrap();
     let mut at_a = Client::connect(a.address, operator.trim()).unwrap();
-    let made = at_a.send("POST", "/v1/tenants", r#"{"name":"billing","egress":{"allow":["loopback"]}}"#).unwrap();
-    assert_eq!(made.status, 201, "{}", made.body);
-    let made = made.json();
-    let key = made["key"]["secret"].as_str().unwrap();
+    let created = at_a.send("POST", "/v1/tenants", r#"{"name":"billing","egress":{"allow":["loopback"]}}"#).unwrap();
+    assert_eq!(created.status, 201, "{}", created.body);
+    let tenant = created.json();
+    let key = tenant["key"]["secret"].as_str().unwrap();
     let read = |server: &Server| Client::connect(server.address, key).unwrap().get("/v1/runs?dead_letter=true").status;
-    assert_eq!(read(&a), 200, "the member that was asked knows at once");
-    let answers = |wanted: u16, server: &Server| until(&format!("{wanted} is answered"), || read(server) == wanted);
-    answers(200, &b);
+    assert_eq!(read(&a), 200, "the member that created the tenant accepts its key immediately");
+    let await_status = |status: u16, server: &Server| until(&format!("status {status}"), || read(server) == status);
+    await_status(200, &b);
 
-    // Whichever member owns its new pollers.
+    // This works for each owner of the tenant's new pollers.
     let mut at_b = Client::connect(b.address, key).unwrap();
     for n in 0..20 {
         let created = at_b.create(&one_shot(&format!("n{n}"), now_millis() + 200, &receiver.url(), &json!(n)));
@@ -486,47 +495,47 @@ fn a_tenant_made_at_one_member_is_served_by_all_and_its_revoked_key_by_none() {
     let hits = receiver.wait(|hits| hits.len() >= 20);
     assert_eq!(counts(&hits).len(), 20);
 
-    let id = made["key"]["id"].as_str().unwrap();
+    let id = tenant["key"]["id"].as_str().unwrap();
     let mut at_b = Client::connect(b.address, operator.trim()).unwrap();
     let path = format!("/v1/tenants/billing/keys/{id}");
     let revoked = at_b.send("DELETE", &path, "").unwrap();
     assert_eq!(revoked.status, 200, "{}", revoked.body);
-    assert_eq!(read(&b), 401, "the member that was asked knows at once");
-    answers(401, &a);
+    assert_eq!(read(&b), 401, "the member that revoked the key rejects it immediately");
+    await_status(401, &a);
     assert!(a.stop().success() && b.stop().success());
 }
 
-/// One request of each member at the same time, each with this header.
-fn at_both(members: [&Server; 2], header: (&str, &str), method: &str, path: &str, bodies: [&str; 2]) -> [Answer; 2] {
+/// Sends one request to each member at the same time, each with this header.
+fn at_both(members: [&Server; 2], header: (&str, &str), method: &str, path: &str, bodies: [&str; 2]) -> [Response; 2] {
     std::thread::scope(|scope| {
         let send = |member: usize| {
             let mut client = members[member].client().with_header(header.0, header.1);
             scope.spawn(move || client.send(method, path, bodies[member]).unwrap())
         };
-        [send(0), send(1)].map(|asked| asked.join().unwrap())
+        [send(0), send(1)].map(|sent| sent.join().unwrap())
     })
 }
 
 #[test]
-fn what_is_there_decides_at_its_owner_whichever_member_is_asked() {
-    let home = Home::new();
+fn preconditions_are_checked_at_the_owner_for_any_member() {
+    let cluster = TestCluster::new();
     let receiver = Receiver::start();
-    let (a, b) = (home.start("a"), home.start("b"));
-    home.settle(&["a", "b"]);
+    let (a, b) = (cluster.start("a"), cluster.start("b"));
+    cluster.wait_until_balanced(&["a", "b"]);
     let members = [&a, &b];
     let far = now_millis() + 3_600_000;
-    let statuses = |answers: &[Answer; 2]| {
-        let mut statuses = [answers[0].status, answers[1].status];
+    let statuses = |responses: &[Response; 2]| {
+        let mut statuses = [responses[0].status, responses[1].status];
         statuses.sort_unstable();
         statuses
     };
-    // Of so many ids, each member owns some.
+    // With this number of ids, each member owns some of them.
     for n in 0..12 {
         let (path, schedule) =
             (format!("/v1/schedules/n{n}"), one_shot(&format!("n{n}"), far, &receiver.url(), &json!(n)));
         let schedule = schedule.to_string();
-        let made = at_both(members, ("If-None-Match", "*"), "PUT", &path, [&schedule, &schedule]);
-        assert_eq!(statuses(&made), [201, 412], "{made:?}");
+        let created = at_both(members, ("If-None-Match", "*"), "PUT", &path, [&schedule, &schedule]);
+        assert_eq!(statuses(&created), [201, 412], "{created:?}");
 
         let labels = [r#"{"labels":{"a":"1"}}"#, r#"{"labels":{"b":"2"}}"#];
         let patched = at_both(members, ("X-Nothing", "-"), "PATCH", &path, labels);
@@ -542,8 +551,12 @@ fn what_is_there_decides_at_its_owner_whichever_member_is_asked() {
 
         let key = format!("key-{n}");
         let schedule = json!({ "every": "1h", "target": { "http": { "url": receiver.url() } } }).to_string();
-        let made = at_both(members, ("Idempotency-Key", &key), "POST", "/v1/schedules", [&schedule, &schedule]);
-        assert_eq!((made[0].status, &made[0].body, &made[0].etag), (201, &made[1].body, &made[1].etag), "{made:?}");
+        let twice = at_both(members, ("Idempotency-Key", &key), "POST", "/v1/schedules", [&schedule, &schedule]);
+        assert_eq!(
+            (twice[0].status, &twice[0].body, &twice[0].etag),
+            (201, &twice[1].body, &twice[1].etag),
+            "{twice:?}"
+        );
         let other = schedule.replace("1h", "2h");
         let reused = at_both(members, ("Idempotency-Key", &key), "POST", "/v1/schedules", [&other, &other]);
         assert_eq!(statuses(&reused), [422, 422], "{reused:?}");
@@ -560,6 +573,6 @@ fn what_is_there_decides_at_its_owner_whichever_member_is_asked() {
         }
     }
     let hits = receiver.wait(|hits| hits.len() >= 8);
-    assert_eq!((counts(&hits).len(), hits.len()), (8, 8), "what was moved fires once, and nothing that was cancelled");
+    assert_eq!((counts(&hits).len(), hits.len()), (8, 8), "moved schedules fire once, cancelled ones never");
     assert!(a.stop().success() && b.stop().success());
 }

@@ -1,4 +1,4 @@
-//! What the real binary makes of a file, the environment and flags.
+//! Configuration of the real binary by a file, the environment and flags.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -12,13 +12,13 @@ fn serve(file: &Path, more: &[&str]) -> Command {
     command
 }
 
-fn said(output: &Output) -> (Option<i32>, String) {
+fn code_and_text(output: &Output) -> (Option<i32>, String) {
     let text = [output.stdout.as_slice(), &output.stderr].concat();
     (output.status.code(), String::from_utf8_lossy(&text).into_owned())
 }
 
 #[test]
-fn a_variable_wins_over_the_file_and_a_flag_over_both() {
+fn variables_override_the_file_and_flags_override_both() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("reveille.toml");
     let text =
@@ -26,7 +26,7 @@ fn a_variable_wins_over_the_file_and_a_flag_over_both() {
     std::fs::write(&file, text).unwrap();
     let mut command = serve(&file, &["--print-config", "--lease", "33"]);
     command.env("REVEILLE_IN_FLIGHT_MAX", "22").env("REVEILLE_LEASE", "22");
-    let (code, shown) = said(&command.output().unwrap());
+    let (code, shown) = code_and_text(&command.output().unwrap());
     assert_eq!(code, Some(0), "{shown}");
     let file = file.display();
     for line in [
@@ -43,25 +43,25 @@ fn a_variable_wins_over_the_file_and_a_flag_over_both() {
 }
 
 #[test]
-fn a_file_that_is_wrong_is_refused_before_anything_is_made() {
+fn invalid_file_is_rejected_before_anything_is_created() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("reveille.toml");
     let data = folder.path().join("data");
     for (text, expected) in [
-        ("drian = '1s'", ":1: there is no option `drian`; did you mean `drain`?"),
-        ("\nin-flight-max = 0", ":2: `in-flight-max` cannot be this: 0 is not in 1..=1000000"),
+        ("drian = '1s'", ":1: unknown option `drian`: did you mean `drain`?"),
+        ("\nin-flight-max = 0", ":2: invalid value of `in-flight-max`: 0 is not in 1..=1000000"),
     ] {
         std::fs::write(&file, format!("{text}\ndata = {:?}", data.display().to_string())).unwrap();
-        let (code, said) = said(&serve(&file, &[]).output().unwrap());
-        assert_eq!((code, said.contains(expected)), (Some(2), true), "{said}");
+        let (code, message) = code_and_text(&serve(&file, &[]).output().unwrap());
+        assert_eq!((code, message.contains(expected)), (Some(2), true), "{message}");
     }
-    let (code, said) = said(&serve(&folder.path().join("none.toml"), &[]).output().unwrap());
-    assert_eq!((code, said.contains("cannot read the configuration in")), (Some(2), true), "{said}");
+    let (code, message) = code_and_text(&serve(&folder.path().join("none.toml"), &[]).output().unwrap());
+    assert_eq!((code, message.contains("cannot read the configuration in")), (Some(2), true), "{message}");
     assert!(!data.exists());
 }
 
 #[test]
-fn a_server_goes_by_its_file() {
+fn server_uses_its_configuration_file() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("reveille.toml");
     let data = folder.path().join("data");
@@ -72,14 +72,14 @@ fn a_server_goes_by_its_file() {
     std::fs::write(&file, text).unwrap();
     let server = Server::start_by(serve(&file, &[]), &data);
     let large = format!(r#"{{"payload":"{}"}}"#, "x".repeat(132_000));
-    let refused = server.client().send("POST", "/v1/schedules", &large).unwrap();
-    assert_eq!(refused.status, 413, "{}", refused.body);
-    assert!(refused.body.contains("131072"), "{}", refused.body);
+    let rejected = server.client().send("POST", "/v1/schedules", &large).unwrap();
+    assert_eq!(rejected.status, 413, "{}", rejected.body);
+    assert!(rejected.body.contains("131072"), "{}", rejected.body);
     assert!(server.stop().success());
 }
 
 #[test]
-fn roots_for_targets_that_are_no_certificates_are_refused_with_the_file() {
+fn invalid_callback_roots_are_rejected_with_their_file() {
     let folder = tempfile::tempdir().unwrap();
     let roots = folder.path().join("roots.pem");
     std::fs::write(&roots, "no certificate").unwrap();
@@ -87,7 +87,7 @@ fn roots_for_targets_that_are_no_certificates_are_refused_with_the_file() {
     let quoted = |path: &Path| format!("{:?}", path.display().to_string());
     let text = format!("callback-roots = {}\ndata = {}\n", quoted(&roots), quoted(&folder.path().join("data")));
     std::fs::write(&file, text).unwrap();
-    let (code, said) = said(&serve(&file, &[]).output().unwrap());
-    assert_eq!(code, Some(1), "{said}");
-    assert!(said.contains("roots.pem") && said.contains("no certificate in PEM"), "{said}");
+    let (code, message) = code_and_text(&serve(&file, &[]).output().unwrap());
+    assert_eq!(code, Some(1), "{message}");
+    assert!(message.contains("roots.pem") && message.contains("no certificate in PEM"), "{message}");
 }

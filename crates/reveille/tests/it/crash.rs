@@ -1,4 +1,5 @@
-//! `kill -9` again and again while schedules are made, cancelled and fired; then every one of them is accounted for.
+//! Repeated SIGKILL while schedules are created, cancelled and fired. At the end the test checks the outcome of every
+//! schedule.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -11,73 +12,73 @@ use serde_json::json;
 use crate::client::{Client, one_shot};
 use crate::receiver::{Hit, Receiver};
 use crate::server::Server;
-use crate::{PATIENCE, now_millis};
+use crate::{TIMEOUT, now_millis};
 
 const KILLS: usize = 12;
-/// Created and answered before each kill; so many more may be before the next life begins.
+/// Schedules created between two kills.
 const CREATED_PER_LIFE: usize = 150;
 const CREATORS: u64 = 3;
-/// Callbacks are due up to so long after their creation: in this life of the server and in the next ones.
+/// Longest time from the creation of a schedule to its instant. Some instants are after the next kills.
 const AHEAD_MILLIS: u64 = 2_500;
-/// As `serve` has it by default.
+/// Default of `serve`.
 const IN_FLIGHT_MAX: usize = 4_096;
 
-/// What the clients know.
+/// History of the clients' requests and their responses.
 #[derive(Default)]
-struct Ledger {
-    /// Answered with 201: when it is due.
+struct History {
+    /// Due instants of the schedules with the response 201.
     created: BTreeMap<String, u64>,
     newest: Option<String>,
-    /// Creators wait when there are so many.
+    /// Number of created schedules at which the creators wait.
     created_max: usize,
-    /// Answered with 200 `cancelled`: when. It may have come before that.
+    /// Arrival times of the responses 200 `cancelled`. A callback may have arrived before.
     cancelled: BTreeMap<String, u64>,
-    /// Answered with 200 `too_late`, or not answered.
+    /// Schedules for which a cancellation got the response 200 `too_late`, or no response.
     undecided: BTreeSet<String>,
     address: Option<SocketAddr>,
     is_over: bool,
 }
 
-/// From a kill until the next server is ready.
+/// Time from a kill until the next server is ready.
 struct Gap {
     killed_millis: u64,
     ready_millis: u64,
 }
 
 #[derive(Clone, Default)]
-struct Shared(Arc<(Mutex<Ledger>, Condvar)>);
+struct Shared(Arc<(Mutex<History>, Condvar)>);
 
 impl Shared {
-    fn change<T>(&self, change: impl FnOnce(&mut Ledger) -> T) -> T {
+    fn change<T>(&self, change: impl FnOnce(&mut History) -> T) -> T {
         let changed = change(&mut self.0.0.lock().unwrap());
         self.0.1.notify_all();
         changed
     }
 
-    /// Waits until `look` sees something.
-    fn wait<T>(&self, look: impl Fn(&Ledger) -> Option<T>) -> T {
-        let deadline = Instant::now() + PATIENCE;
-        let mut ledger = self.0.0.lock().unwrap();
+    /// Waits until `look` returns a value.
+    fn wait<T>(&self, look: impl Fn(&History) -> Option<T>) -> T {
+        let deadline = Instant::now() + TIMEOUT;
+        let mut history = self.0.0.lock().unwrap();
         loop {
-            if let Some(seen) = look(&ledger) {
+            if let Some(seen) = look(&history) {
                 return seen;
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            assert!(!left.is_zero(), "waited in vain, with {} schedules created", ledger.created.len());
-            ledger = self.0.1.wait_timeout(ledger, left).unwrap().0;
+            assert!(!left.is_zero(), "condition not met in time, with {} schedules created", history.created.len());
+            history = self.0.1.wait_timeout(history, left).unwrap().0;
         }
     }
 
-    /// A connection to the server as soon as there is one; `None` when all is over.
+    /// Connects to the server when one is running. Returns `None` at the end of the test.
     fn connect(&self, key: &str) -> Option<Client> {
         loop {
-            let address = self.wait(|ledger| if ledger.is_over { Some(None) } else { ledger.address.map(Some) })?;
+            let address = self.wait(|history| if history.is_over { Some(None) } else { history.address.map(Some) })?;
             match Client::connect(address, key) {
                 Ok(client) => return Some(client),
-                // It was killed since; the next one has another address, or none yet.
-                Err(_) => self.change(|ledger| {
-                    if ledger.address == Some(address) {
-                        ledger.address = None;
+                // The server was killed. The next server has another address, or has not started yet.
+                Err(_) => self.change(|history| {
+                    if history.address == Some(address) {
+                        history.address = None;
                     }
                 }),
             }
@@ -86,13 +87,13 @@ impl Shared {
 }
 
 #[test]
-fn whatever_was_acknowledged_survives_being_killed_again_and_again() {
+fn acknowledged_schedules_survive_repeated_kills() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let receiver = Receiver::start();
     let shared = Shared::default();
     let mut server = Server::start(&data);
-    shared.change(|ledger| ledger.address = Some(server.address));
+    shared.change(|history| history.address = Some(server.address));
     let mut clients: Vec<_> = (0..CREATORS)
         .map(|number| {
             let (shared, key, url) = (shared.clone(), server.key.clone(), receiver.url());
@@ -104,126 +105,127 @@ fn whatever_was_acknowledged_survives_being_killed_again_and_again() {
 
     let mut gaps = Vec::new();
     for life in 1..=KILLS {
-        shared.change(|ledger| ledger.created_max = (life + 1) * CREATED_PER_LIFE);
-        shared.wait(|ledger| (ledger.created.len() >= life * CREATED_PER_LIFE).then_some(()));
-        shared.change(|ledger| ledger.address = None);
+        shared.change(|history| history.created_max = (life + 1) * CREATED_PER_LIFE);
+        shared.wait(|history| (history.created.len() >= life * CREATED_PER_LIFE).then_some(()));
+        shared.change(|history| history.address = None);
         let killed_millis = now_millis();
         server.kill();
         server = Server::start(&data);
         gaps.push(Gap { killed_millis, ready_millis: now_millis() });
-        shared.change(|ledger| ledger.address = Some(server.address));
+        shared.change(|history| history.address = Some(server.address));
     }
-    shared.change(|ledger| ledger.is_over = true);
+    shared.change(|history| history.is_over = true);
     for client in clients {
-        client.join().expect("a client ends by itself");
+        client.join().expect("no client panics");
     }
 
-    let ledger = shared.change(std::mem::take);
-    let is_owed = |id: &&String| !ledger.cancelled.contains_key(*id) && !ledger.undecided.contains(*id);
-    let owed: BTreeSet<&String> = ledger.created.keys().filter(is_owed).collect();
+    let history = shared.change(std::mem::take);
+    let must_fire = |id: &&String| !history.cancelled.contains_key(*id) && !history.undecided.contains(*id);
+    let expected: BTreeSet<&String> = history.created.keys().filter(must_fire).collect();
     let hits = receiver.wait(|hits| {
-        let came: BTreeSet<&String> = hits.iter().map(|hit| &hit.schedule).collect();
-        owed.is_subset(&came)
+        let fired: BTreeSet<&String> = hits.iter().map(|hit| &hit.schedule).collect();
+        expected.is_subset(&fired)
     });
-    check_hits(&ledger, &hits, &gaps);
-    check_api(&mut server.client(), &owed, &ledger);
-    let came: BTreeSet<&String> = hits.iter().map(|hit| &hit.schedule).collect();
-    let in_time = ledger.cancelled.keys().filter(|id| !came.contains(id)).count();
-    assert!(in_time > 20, "too few were cancelled in time to show anything: {in_time}");
+    check_hits(&history, &hits, &gaps);
+    check_api(&mut server.client(), &expected, &history);
+    let fired: BTreeSet<&String> = hits.iter().map(|hit| &hit.schedule).collect();
+    let in_time = history.cancelled.keys().filter(|id| !fired.contains(id)).count();
+    assert!(in_time > 20, "too few schedules were cancelled before they fired: {in_time}");
     assert!(server.stop().success());
 }
 
-/// Creates schedules until all is over.
+/// Creates schedules until the end of the test.
 fn create(shared: &Shared, key: &str, url: &str, number: u64) {
-    let mut chance = number + 1;
+    let mut random = number + 1;
     let mut client = None;
     for count in 0.. {
         let Some(connection) = client.take().or_else(|| shared.connect(key)) else { return };
         let mut connection: Client = connection;
-        // A multiplicative generator (Lehmer; Park and Miller, 1988): any spread will do.
-        chance = chance * 48_271 % 0x7fff_ffff;
-        let at_millis = now_millis() + chance % AHEAD_MILLIS;
+        // Lehmer's multiplicative generator (Park and Miller, 1988). The test needs no better randomness.
+        random = random * 48_271 % 0x7fff_ffff;
+        let at_millis = now_millis() + random % AHEAD_MILLIS;
         let id = format!("life-{number}-{count}");
         let schedule = one_shot(&id, at_millis, url, &json!({ "id": id }));
-        // Without an answer the schedule may be there or not; nothing is owed.
-        if let Ok(answer) = connection.send("POST", "/v1/schedules", &schedule.to_string()) {
-            assert_eq!(answer.status, 201, "{}", answer.body);
-            shared.change(|ledger| {
-                ledger.newest = Some(id.clone());
-                ledger.created.insert(id, at_millis);
+        // Without a response the schedule may or may not exist, so the test does not expect a callback.
+        if let Ok(response) = connection.send("POST", "/v1/schedules", &schedule.to_string()) {
+            assert_eq!(response.status, 201, "{}", response.body);
+            shared.change(|history| {
+                history.newest = Some(id.clone());
+                history.created.insert(id, at_millis);
             });
             client = Some(connection);
         }
-        shared.wait(|ledger| (ledger.is_over || ledger.created.len() < ledger.created_max).then_some(()));
-        if shared.change(|ledger| ledger.is_over) {
+        shared.wait(|history| (history.is_over || history.created.len() < history.created_max).then_some(()));
+        if shared.change(|history| history.is_over) {
             return;
         }
     }
 }
 
-/// Cancels the newest schedule, once in a few, until all is over.
+/// Cancels the newest schedule after every few creations, until the end of the test.
 fn cancel(shared: &Shared, key: &str) {
     let mut seen = 0;
     while let Some(mut client) = shared.connect(key) {
         loop {
-            let next = shared.wait(|ledger| {
-                if ledger.is_over {
+            let next = shared.wait(|history| {
+                if history.is_over {
                     Some(None)
                 } else {
-                    (ledger.created.len() >= seen + 7).then(|| ledger.newest.clone())
+                    (history.created.len() >= seen + 7).then(|| history.newest.clone())
                 }
             });
             let Some(id) = next else { return };
-            seen = shared.change(|ledger| {
-                // Until it is answered, nobody knows.
-                ledger.undecided.insert(id.clone());
-                ledger.created.len()
+            seen = shared.change(|history| {
+                // The outcome is unknown until the response arrives.
+                history.undecided.insert(id.clone());
+                history.created.len()
             });
-            let Ok(answer) = client.send("DELETE", &format!("/v1/schedules/{id}"), "") else { break };
-            assert_eq!(answer.status, 200, "{}", answer.body);
-            if answer.json()["result"] == "cancelled" {
-                shared.change(|ledger| {
-                    ledger.undecided.remove(&id);
-                    ledger.cancelled.insert(id, now_millis());
+            let Ok(response) = client.send("DELETE", &format!("/v1/schedules/{id}"), "") else { break };
+            assert_eq!(response.status, 200, "{}", response.body);
+            if response.json()["result"] == "cancelled" {
+                shared.change(|history| {
+                    history.undecided.remove(&id);
+                    history.cancelled.insert(id, now_millis());
                 });
             }
         }
     }
 }
 
-/// What came is what was asked for, never early, never after it was cancelled, and twice only across a kill.
-fn check_hits(ledger: &Ledger, hits: &[Hit], gaps: &[Gap]) {
+/// Checks that each callback has the right content, arrives neither early nor after its cancellation, and arrives twice
+/// only if the server was killed in between.
+fn check_hits(history: &History, hits: &[Hit], gaps: &[Gap]) {
     let mut runs: BTreeMap<&String, Vec<&Hit>> = BTreeMap::new();
     for hit in hits {
         assert_eq!(hit.body, json!({ "id": hit.schedule }).to_string());
-        if let Some(answered_millis) = ledger.cancelled.get(&hit.schedule) {
-            assert!(hit.at_millis <= *answered_millis, "cancelled at {answered_millis}, and then it came: {hit:?}");
+        if let Some(answered_millis) = history.cancelled.get(&hit.schedule) {
+            assert!(hit.at_millis <= *answered_millis, "callback after its cancellation at {answered_millis}: {hit:?}");
         }
-        if let Some(at_millis) = ledger.created.get(&hit.schedule) {
-            assert!(hit.at_millis >= *at_millis, "{} came {} ms early", hit.schedule, at_millis - hit.at_millis);
+        if let Some(at_millis) = history.created.get(&hit.schedule) {
+            assert!(hit.at_millis >= *at_millis, "{} arrived {} ms early", hit.schedule, at_millis - hit.at_millis);
         }
         runs.entry(&hit.run).or_default().push(hit);
     }
     let schedules: BTreeSet<&String> = hits.iter().map(|hit| &hit.schedule).collect();
-    assert_eq!(schedules.len(), runs.len(), "a one-shot has one run, whatever happens");
-    let mut doubled = 0;
+    assert_eq!(schedules.len(), runs.len(), "a schedule with one instant has more than one run");
+    let mut duplicates = 0;
     for (run, hits) in runs {
         for pair in hits.windows(2) {
             let [first, second] = [pair[0].at_millis, pair[1].at_millis];
-            // The receiver may read a callback after its sender's death.
+            // The receiver may read a callback after the server that sent it was killed.
             let is_across = |gap: &Gap| first <= gap.ready_millis && gap.killed_millis <= second;
-            assert!(gaps.iter().any(is_across), "{run} came twice, and no kill was between: {pair:?}");
-            doubled += 1;
+            assert!(gaps.iter().any(is_across), "{run} arrived twice without a kill in between: {pair:?}");
+            duplicates += 1;
         }
     }
-    assert!(doubled <= IN_FLIGHT_MAX * gaps.len());
+    assert!(duplicates <= IN_FLIGHT_MAX * gaps.len());
 }
 
-/// The API says the same: each schedule has ended, with one run that succeeded; no cancelled one is active.
-fn check_api(client: &mut Client, owed: &BTreeSet<&String>, ledger: &Ledger) {
-    for id in owed {
-        // The callback came; its outcome is durable a moment later.
-        let deadline = Instant::now() + PATIENCE;
+/// Checks that each expected schedule has ended with one successful run, and that no cancelled schedule is active.
+fn check_api(client: &mut Client, expected: &BTreeSet<&String>, history: &History) {
+    for id in expected {
+        // The outcome becomes durable shortly after the callback arrives.
+        let deadline = Instant::now() + TIMEOUT;
         let runs = loop {
             let runs = client.get(&format!("/v1/schedules/{id}/runs")).json();
             if runs["runs"].as_array().is_some_and(|runs| !runs.is_empty()) || Instant::now() > deadline {
@@ -234,7 +236,7 @@ fn check_api(client: &mut Client, owed: &BTreeSet<&String>, ledger: &Ledger) {
         assert_eq!(runs["runs"][0]["state"], "succeeded", "{id}: {runs}");
         assert_eq!(client.get(&format!("/v1/schedules/{id}")).json()["state"], "ended", "{id}");
     }
-    for id in ledger.cancelled.keys() {
+    for id in history.cancelled.keys() {
         let state = client.get(&format!("/v1/schedules/{id}")).json()["state"].clone();
         assert!(state == "cancelled" || state == "ended", "{id}: {state}");
     }

@@ -1,5 +1,7 @@
-//! What comes with the binary to run it: the unit, the configuration, the container's file. What no test here does is start a
-//! systemd, or build an image.
+//! Checks of the files in `deploy`: the systemd unit, the configuration and the compose file. Non-goals: these tests
+//! start no systemd and build no image.
+//!
+//! docs/decisions/0087-check-deployment-files-with-standard-tools.md gives the reasons for the design.
 
 use std::process::{Command, Output};
 
@@ -8,20 +10,20 @@ use crate::server::BINARY;
 const UNIT: &str = include_str!("../../../../deploy/reveille.service");
 const CONFIGURATION: &str = include_str!("../../../../deploy/reveille.toml");
 const COMPOSE: &str = include_str!("../../../../deploy/compose.yaml");
-/// In tenths, as `systemd-analyze security` counts what a service may do that it need not: 100 is all.
+/// Highest exposure of the unit in `systemd-analyze security`, in tenths: 100 is the maximum.
 const EXPOSURE_MAX: &str = "15";
 
-fn said(output: &Output) -> String {
+fn text_of(output: &Output) -> String {
     String::from_utf8_lossy(&[output.stdout.as_slice(), &output.stderr].concat()).into_owned()
 }
 
-/// The value of the last such line of the unit.
-fn of_unit(key: &str) -> &'static str {
+/// Returns the value in the last line of the unit with this key.
+fn unit_value(key: &str) -> &'static str {
     let mut values = UNIT.lines().filter_map(|line| line.strip_prefix(key)?.strip_prefix('='));
-    values.next_back().unwrap_or_else(|| panic!("the unit says nothing of {key}"))
+    values.next_back().unwrap_or_else(|| panic!("the unit does not set {key}"))
 }
 
-/// What `serve` would go by with this file.
+/// Returns the effective configuration of `serve` with this file.
 fn shown(configuration: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("reveille.toml");
@@ -29,11 +31,11 @@ fn shown(configuration: &str) -> String {
     let mut command = Command::new(BINARY);
     command.args(["serve", "--print-config", "--config"]).arg(&file);
     let output = command.output().expect("the binary starts");
-    assert!(output.status.success(), "{}", said(&output));
-    said(&output)
+    assert!(output.status.success(), "{}", text_of(&output));
+    text_of(&output)
 }
 
-/// The lines `KEY = VALUE` of a configuration, without what is said after them.
+/// Returns the lines `KEY = VALUE` of a configuration, without their comments.
 fn values(shown: &str) -> Vec<(String, String)> {
     let value = |line: &str| {
         let (key, value) = line.split_once(" = ")?;
@@ -46,7 +48,7 @@ fn values(shown: &str) -> Vec<(String, String)> {
 
 fn seconds_of(key: &str) -> u64 {
     let defaults = values(&shown(""));
-    let (_, value) = defaults.iter().find(|(known, _)| known == key).expect("there is such an option");
+    let (_, value) = defaults.iter().find(|(known, _)| known == key).expect("the option exists");
     seconds(value.trim_matches('"'))
 }
 
@@ -55,40 +57,40 @@ fn seconds(text: &str) -> u64 {
 }
 
 #[test]
-fn systemd_takes_every_line_of_the_unit_and_finds_little_that_the_service_may_do() {
+fn systemd_accepts_the_unit_and_rates_its_exposure_low() {
     let folder = tempfile::tempdir().unwrap();
     let unit = folder.path().join("reveille.service");
     std::fs::write(&unit, UNIT.replace("/usr/local/bin/reveille", BINARY)).unwrap();
     let analyze = |arguments: &[&str]| {
         let output = Command::new("systemd-analyze").args(arguments).arg(&unit).output();
-        output.expect("systemd-analyze is there; cargo xtask test installs it")
+        output.expect("systemd-analyze is installed; cargo xtask test installs it")
     };
-    // What it does not know, it says and ignores.
+    // systemd prints a warning for an unknown key and ignores the key, so the output must be empty.
     let verified = analyze(&["verify"]);
-    assert_eq!((verified.status.code(), said(&verified).as_str()), (Some(0), ""));
-    let judged = analyze(&["security", "--offline=true", "--no-pager", "--threshold", EXPOSURE_MAX]);
-    assert!(judged.status.success(), "{}", said(&judged));
+    assert_eq!((verified.status.code(), text_of(&verified).as_str()), (Some(0), ""));
+    let exposure = analyze(&["security", "--offline=true", "--no-pager", "--threshold", EXPOSURE_MAX]);
+    assert!(exposure.status.success(), "{}", text_of(&exposure));
 }
 
 #[test]
-fn the_unit_and_the_configuration_beside_it_are_of_one_mind() {
-    assert_eq!(of_unit("ExecStart"), "/usr/local/bin/reveille serve --config /etc/reveille/reveille.toml");
-    let data = format!("data = \"/var/lib/{}\"", of_unit("StateDirectory"));
+fn unit_and_configuration_name_the_same_paths() {
+    assert_eq!(unit_value("ExecStart"), "/usr/local/bin/reveille serve --config /etc/reveille/reveille.toml");
+    let data = format!("data = \"/var/lib/{}\"", unit_value("StateDirectory"));
     assert!(CONFIGURATION.lines().any(|line| line == data), "{data}");
 }
 
 #[test]
-fn whoever_stops_the_service_waits_for_as_long_as_a_stop_takes() {
+fn systemd_and_compose_wait_long_enough_for_a_stop() {
     let takes = ["stop-notice", "request-drain", "drain"].map(seconds_of).into_iter().sum::<u64>();
-    assert!(seconds(of_unit("TimeoutStopSec")) >= takes + 15, "{takes}");
+    assert!(seconds(unit_value("TimeoutStopSec")) >= takes + 15, "{takes}");
     let compose = COMPOSE.lines().find_map(|line| line.trim().strip_prefix("stop_grace_period: "));
-    assert!(seconds(compose.expect("compose says so, too")) >= takes + 15, "{takes}");
+    assert!(seconds(compose.expect("the compose file has a stop_grace_period")) >= takes + 15, "{takes}");
 }
 
 #[test]
-fn the_configuration_that_comes_with_it_is_taken_and_tells_true_defaults() {
-    let asks = values(&shown(CONFIGURATION));
-    assert!(asks.contains(&("no-receiver".to_owned(), "true".to_owned())));
+fn shipped_configuration_is_valid_and_shows_real_defaults() {
+    let effective = values(&shown(CONFIGURATION));
+    assert!(effective.contains(&("no-receiver".to_owned(), "true".to_owned())));
     let lines = || CONFIGURATION.lines().filter_map(|line| line.strip_prefix('#'));
     let offered: Vec<(String, String)> = lines().flat_map(values).collect();
     assert!(offered.len() >= 15, "{offered:?}");
@@ -97,6 +99,6 @@ fn the_configuration_that_comes_with_it_is_taken_and_tells_true_defaults() {
     let defaults = values(&shown(""));
     for (key, value) in &offered {
         let default = defaults.iter().find(|(known, _)| known == key);
-        assert!(default.is_none_or(|(_, default)| default == value), "{key} is {default:?}, and not {value}");
+        assert!(default.is_none_or(|(_, default)| default == value), "{key} has the default {default:?}, not {value}");
     }
 }

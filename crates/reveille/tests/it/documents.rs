@@ -1,11 +1,14 @@
-//! What the documents tell people to type, typed: each document's blocks of shell, in order, in a folder of its own, against real
-//! servers.
+//! Execution of the commands in the documents: the tests run all shell blocks of a document in order, in an empty
+//! folder, against real servers.
 //!
-//! A block (indented, or fenced) is shell, but for what begins with `{` at its start or after a blank line, which is an answer. What a reader need not see stands before it in
-//! a comment: `<!-- run: COMMAND -->` prepares what a reader has anyway; `<!-- sql -->` and `<!-- toml -->` say that the next block is
-//! for the database, or a configuration; `<!-- not run: REASON -->` leaves it out. A block that is added is run without another word.
+//! An indented or fenced block is shell. Text that begins with `{`, at the start of a block or after a blank line, is a
+//! response and is not run. Comments before a block control the test: `<!-- run: COMMAND -->` runs a command that
+//! readers do not need to see. `<!-- sql -->` and `<!-- toml -->` mark the next block as input for the database or as a
+//! configuration. `<!-- not run: REASON -->` skips the next block. A new block is run by default.
 //!
-//! Always true here: the script that runs has each command on the line on which the document has it, so that errors name that.
+//! Invariant: each command is on the same line of the script as in the document, so that errors name that line.
+//!
+//! docs/decisions/0088-run-the-documents-commands-with-bash.md gives the reasons for the design.
 
 use std::fmt::Write as _;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -13,11 +16,12 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::receiver::Receiver;
+use crate::receiver::{Hit, Receiver};
 use crate::server::BINARY;
 
-/// Goes before each script. What fails in a function fails where it is called, so the trap is to hear of it there alone.
-/// `serve` goes on in the background, as in another terminal; curl fails where the answer is an error.
+/// Code before each script. Functions end with `return` on a failure, so that the trap records the failure only at the
+/// line of the caller. `serve` runs in the background, as in another terminal. `curl` fails if the response is an
+/// error.
 const SHELL: &str = r#"
 set -uEo pipefail
 trap 'echo "$LINENO $?" >> "$FAILED"' ERR
@@ -42,30 +46,30 @@ cargo() {
     case "$*" in
         "run --release -- "*) reveille "${@:4}" || return ;;
         "run --example "*) "$PROGRAMS/examples/$3" || return ;;
-        "xtask test") ;; # which runs this
-        *) echo "only cargo run and cargo xtask test are known here" >&2; return 1 ;;
+        "xtask test") ;; # skipped, because it runs this test
+        *) echo "unsupported cargo command: $*" >&2; return 1 ;;
     esac
 }
 curl() { command curl --fail-with-body --max-time 30 "$@" || return; }
 . "$SCRIPT"
 "#;
 
-/// What stands in a document for what only its reader knows.
-type Meant<'a> = &'a [(&'a str, String)];
+/// Texts of a document, such as addresses, and their replacements in the test.
+type Replacements<'a> = &'a [(&'a str, String)];
 
-/// Runs what `document` (of this name) says; what failed, a line each.
-fn failures(name: &str, document: &str, meant: Meant<'_>) -> String {
+/// Runs the commands of `document`, which has this name. Returns one line for each failure.
+fn failures(name: &str, document: &str, replacements: Replacements<'_>) -> String {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     let mut script = script(name, document).unwrap_or_else(|error| panic!("{error}"));
-    for (said, meant) in meant {
-        assert!(script.contains(said), "{name} does not say {said} any more");
-        script = script.replace(said, meant);
+    for (text, replacement) in replacements {
+        assert!(script.contains(text), "{name} does not contain {text}");
+        script = script.replace(text, replacement);
     }
     std::fs::write(path("script"), script).unwrap();
     std::fs::write(path("failed"), "").unwrap();
     std::fs::create_dir(path("here")).unwrap();
-    let programs = Path::new(BINARY).parent().expect("it is in a folder").display();
+    let programs = Path::new(BINARY).parent().expect("the binary is in a folder").display();
     let mut command = Command::new("bash");
     for (variable, _) in std::env::vars_os() {
         if variable.to_string_lossy().starts_with("REVEILLE_") {
@@ -80,48 +84,48 @@ fn failures(name: &str, document: &str, meant: Meant<'_>) -> String {
     // Servers in the background must not hold the output open.
     let output = std::fs::File::create(path("output")).unwrap();
     command.stdin(Stdio::null()).stdout(output.try_clone().unwrap()).stderr(output);
-    let status = command.status().expect("bash is there");
+    let status = command.status().expect("bash is installed");
     let mut failed = String::new();
-    for told in std::fs::read_to_string(path("failed")).unwrap().lines() {
-        let (number, code) = told.split_once(' ').expect("a line, and with what it ended");
+    for failure in std::fs::read_to_string(path("failed")).unwrap().lines() {
+        let (number, code) = failure.split_once(' ').expect("the trap writes a line number and an exit code");
         let line = number.parse::<usize>().ok().and_then(|number| document.lines().nth(number.checked_sub(1)?));
-        writeln!(failed, "{name}:{number}: ended with {code}: {}", line.unwrap_or_default().trim()).unwrap();
+        writeln!(failed, "{name}:{number}: exit code {code}: {}", line.unwrap_or_default().trim()).unwrap();
     }
-    let said = std::fs::read_to_string(path("output")).unwrap();
-    // A mistake of grammar calls no trap.
+    let message = std::fs::read_to_string(path("output")).unwrap();
+    // The trap does not run for a syntax error.
     if !path("ended").exists() {
-        writeln!(failed, "{name}: it ends before its end").unwrap();
+        writeln!(failed, "{name}: the script stops before its end").unwrap();
     }
     match failed.is_empty() {
         true => failed,
-        false => format!("{failed}\nbash ended with {status}; it said\n{said}"),
+        false => format!("{failed}\nbash ended with {status} and the output\n{message}"),
     }
 }
 
-/// The document's commands, each on the line that it has there.
+/// Returns a script with the commands of the document, each on its line of the document.
 fn script(name: &str, document: &str) -> Result<String, String> {
     let mut script = String::new();
     let mut lines = document.lines().zip(1..).peekable();
-    let mut next_is = Is::Shell;
+    let mut next_kind = Kind::Shell;
     let mut commands = 0;
     while let Some((line, number)) = lines.next() {
         if let Some(comment) = line.strip_prefix("<!-- ").and_then(|rest| rest.strip_suffix(" -->")) {
             let command = match comment.split_once(": ") {
                 Some(("run", command)) => command,
                 Some(("not run", _)) => {
-                    next_is = Is::LeftOut;
+                    next_kind = Kind::Skipped;
                     ""
                 }
                 _ => {
-                    next_is = Is::Input;
+                    next_kind = Kind::Input;
                     match comment {
                         "sql" => r#"psql --quiet --set ON_ERROR_STOP=1 "$REVEILLE_STORE" << 'END'"#,
                         "toml" => "reveille serve --print-config --config /dev/stdin << 'END'",
-                        _ => return Err(format!("{name}:{number}: `{comment}` says nothing of what follows")),
+                        _ => return Err(format!("{name}:{number}: unknown comment `{comment}`")),
                     }
                 }
             };
-            writeln!(script, "{command}").expect("a string takes everything");
+            writeln!(script, "{command}").expect("writing to a string never fails");
             continue;
         }
         let is_fenced = line.starts_with("```");
@@ -136,41 +140,41 @@ fn script(name: &str, document: &str) -> Result<String, String> {
         }) {
             block.push(if is_fenced { line } else { line.strip_prefix("    ").unwrap_or(line) });
         }
-        let is = std::mem::replace(&mut next_is, Is::Shell);
-        let (end, mut is_answer, mut before) = (block.len() - 1, false, "");
+        let kind = std::mem::replace(&mut next_kind, Kind::Shell);
+        let (end, mut is_response, mut before) = (block.len() - 1, false, "");
         for (at, line) in block.into_iter().enumerate() {
-            if before.is_empty() && is == Is::Shell {
-                is_answer = line.starts_with('{');
+            if before.is_empty() && kind == Kind::Shell {
+                is_response = line.starts_with('{');
             }
             before = line;
-            let is_said = is != Is::LeftOut && !is_answer;
-            commands += usize::from(is_said && !line.is_empty());
-            // A block ends with a blank line, or a fence.
-            let line = if is == Is::Input && at == end && !is_fenced { "END" } else { line };
-            writeln!(script, "{}", if is_said { line } else { "" }).expect("a string takes everything");
+            let is_run = kind != Kind::Skipped && !is_response;
+            commands += usize::from(is_run && !line.is_empty());
+            // An indented block ends with a blank line, which becomes the end of the input.
+            let line = if kind == Kind::Input && at == end && !is_fenced { "END" } else { line };
+            writeln!(script, "{}", if is_run { line } else { "" }).expect("writing to a string never fails");
         }
         if is_fenced && lines.next().is_some() {
-            script.push_str(if is == Is::Input { "END\n" } else { "\n" });
+            script.push_str(if kind == Kind::Input { "END\n" } else { "\n" });
         }
     }
     let expected = document.lines().filter(|line| line.starts_with("    ") || line.starts_with("```")).count();
     if expected > 0 && commands == 0 {
-        return Err(format!("{name}: none of its blocks is run"));
+        return Err(format!("{name}: no block of the document is run"));
     }
     script.push_str(": > \"$FOLDER/ended\"\n");
     Ok(script)
 }
 
-/// A block.
+/// Kind of a block.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Is {
+enum Kind {
     Shell,
-    /// For the command in the comment before it.
+    /// Input of the command in the comment before the block.
     Input,
-    LeftOut,
+    Skipped,
 }
 
-/// An address that nobody listens on, and that no connection gets by itself.
+/// Returns an address on which no process listens, with a port outside the range of outgoing connections.
 fn free_address() -> String {
     loop {
         let port = 10_000 + RandomState::new().build_hasher().finish() % 10_000;
@@ -182,53 +186,73 @@ fn free_address() -> String {
 }
 
 #[track_caller]
-fn check(name: &str, document: &str, meant: Meant<'_>) {
-    let failed = failures(name, document, meant);
+fn check(name: &str, document: &str, replacements: Replacements<'_>) {
+    let failed = failures(name, document, replacements);
     assert!(failed.is_empty(), "{failed}");
 }
 
-/// Of a document that is about a server on this machine and the receiver beside it.
+/// Checks a document about a server on this machine and its built-in receiver. Returns the callbacks.
 #[track_caller]
-fn check_with_server(name: &str, document: &str, also_meant: Meant<'_>) {
+fn check_with_server(name: &str, document: &str, more: Replacements<'_>) -> Vec<Hit> {
     let receiver = Receiver::start();
     let (address, target) = (free_address(), receiver.url());
     let target = target.trim_start_matches("http://").trim_end_matches("/hook").to_owned();
     let listen = format!("<!-- run: export REVEILLE_LISTEN={address} -->");
-    // On the first line, which is a heading.
-    let document = document.split_once('\n').map(|(_, rest)| format!("{listen}\n{rest}")).expect("it has lines");
+    // The comment replaces the first line, which is a heading.
+    let document = document.split_once('\n').map(|(_, rest)| format!("{listen}\n{rest}"));
+    let document = document.expect("the document has several lines");
     let url = document.contains("127.0.0.1:8080").then_some(("127.0.0.1:8080", address));
-    let meant: Vec<_> = url.into_iter().chain([("127.0.0.1:9000", target)]).chain(also_meant.iter().cloned()).collect();
-    check(name, &document, &meant);
+    let replacements: Vec<_> =
+        url.into_iter().chain([("127.0.0.1:9000", target)]).chain(more.iter().cloned()).collect();
+    check(name, &document, &replacements);
+    receiver.hits()
 }
 
 #[test]
-fn every_line_of_the_readme_runs() {
-    check_with_server("README.md", include_str!("../../../../README.md"), &[]);
+fn readme_commands_run_and_their_callbacks_verify() {
+    let folder = tempfile::tempdir().unwrap();
+    let secret = folder.path().join("secret");
+    let document = include_str!("../../../../README.md");
+    let document = format!("{document}\n<!-- run: cp data/signing.secret {} -->\n", secret.display());
+    let callbacks = check_with_server("README.md", &document, &[]);
+    assert!(!callbacks.is_empty());
+    let webhook = standardwebhooks::Webhook::new(std::fs::read_to_string(secret).unwrap().trim()).unwrap();
+    for callback in callbacks {
+        // The Python library rejects an empty body.
+        assert!(!callback.bytes.is_empty(), "{callback:?}");
+        let headers = callback.headers.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
+        webhook.verify(&callback.bytes, &headers.collect()).unwrap();
+    }
 }
 
 #[test]
-fn every_line_about_the_api_runs() {
+fn cron_document_commands_run() {
+    check_with_server("docs/cron.md", include_str!("../../../../docs/cron.md"), &[]);
+}
+
+#[test]
+fn http_api_document_commands_run() {
     check_with_server("docs/http-api.md", include_str!("../../../../docs/http-api.md"), &[]);
 }
 
 #[test]
-fn every_line_about_the_commands_runs() {
+fn cli_document_commands_run() {
     let zookeeper = ("zookeeper://zk1:2181,zk2:2181/shop", crate::recipes::zookeeper());
     check_with_server("docs/cli.md", include_str!("../../../../docs/cli.md"), &[zookeeper]);
 }
 
 #[test]
-fn every_line_about_the_examples_runs() {
+fn examples_document_commands_run() {
     check("docs/examples.md", include_str!("../../../../docs/examples.md"), &[]);
 }
 
 #[test]
-fn every_line_about_the_guarantees_runs() {
+fn guarantees_document_commands_run() {
     check("docs/guarantees.md", include_str!("../../../../docs/guarantees.md"), &[]);
 }
 
 #[test]
-fn every_line_about_operating_runs() {
+fn operating_document_commands_run() {
     let store = test_servers::postgres::shared().create_database().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let document = include_str!("../../../../docs/operating.md");
@@ -237,7 +261,7 @@ fn every_line_about_operating_runs() {
         rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     std::fs::write(certificate, cert.pem()).unwrap();
     std::fs::write(key, signing_key.serialize_pem()).unwrap();
-    let meant = [
+    let replacements = [
         ("10.0.0.1:8443", free_address()),
         ("/etc/reveille/server", folder.path().join("server").display().to_string()),
         ("postgres://reveille:PASSWORD@db.example.com/reveille?sslmode=verify-full", store),
@@ -246,33 +270,33 @@ fn every_line_about_operating_runs() {
         ("127.0.0.1:8080", free_address()),
         ("/var/lib/reveille", folder.path().join("data").display().to_string()),
     ];
-    check("docs/operating.md", document, &meant);
+    check("docs/operating.md", document, &replacements);
 }
 
 #[test]
-fn a_line_that_fails_is_told_with_its_place_and_what_follows_is_run() {
+fn failing_command_is_reported_and_later_commands_run() {
     let document = "# A\n\nText:\n\n    true\n    export A=$(cat nowhere)\n\n<!-- not run: an example -->\n\n    rm -rf all\n\n\
                     ```sh\nfalse ||\n  curl -s file:///nowhere\n```\n\n    {\"an\":\n      \"answer\"}\n\n<!-- run: B=1 -->\n\n    \
                     test \"$B\" = 2\n\n<!-- toml -->\n\n    drain = \"1s\"\n\n<!-- toml -->\n\n    drian = 1\n\ntext\n";
     let failed = failures("docs/a.md", document, &[]);
     let places: Vec<&str> = failed.lines().take_while(|line| !line.is_empty()).collect();
     let begins = [
-        "docs/a.md:6: ended with 1: export A=$(cat nowhere)",
-        "docs/a.md:14: ended with 37: curl",
-        "docs/a.md:22: ended with 1: test",
-        "docs/a.md:28: ended with 2: <!-- toml -->",
+        "docs/a.md:6: exit code 1: export A=$(cat nowhere)",
+        "docs/a.md:14: exit code 37: curl",
+        "docs/a.md:22: exit code 1: test",
+        "docs/a.md:28: exit code 2: <!-- toml -->",
     ];
     assert_eq!(places.len(), begins.len(), "{failed}");
     for (place, begin) in places.into_iter().zip(begins) {
         assert!(place.starts_with(begin), "{place} is not {begin}");
     }
-    assert!(failed.contains("nothing") || failed.contains(":2: there is no option"), "{failed}");
+    assert!(failed.contains("nothing") || failed.contains(":2: unknown option"), "{failed}");
 }
 
 #[test]
-fn a_document_whose_comments_say_nothing_or_that_runs_nothing_is_refused() {
+fn document_with_unknown_comments_or_no_commands_is_rejected() {
     assert!(script("a", "<!-- mistaken -->\n\n    true\n").is_err());
-    assert!(failures("a", "    echo 'a\n", &[]).contains("a: it ends before"));
+    assert!(failures("a", "    echo 'a\n", &[]).contains("a: the script stops before"));
     assert!(script("a", "<!-- not run: all of it -->\n\n    true\n").is_err());
     assert_eq!(
         script("a", "text\n\n    if true\n    then\n\n    false; fi\n\ntext").unwrap(),

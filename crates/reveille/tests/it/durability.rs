@@ -1,5 +1,5 @@
-//! Acknowledged means durable, as the kernel sees it: under `strace`, every 201 leaves after an `fdatasync` that began
-//! after the bytes of its schedule were written.
+//! Durability of acknowledged schedules, observed at the kernel with `strace`: the server sends each 201 after an
+//! `fdatasync` that began after the bytes of the schedule were written.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,7 +19,7 @@ const CALLS: &str =
     "trace=write,writev,pwrite64,pwritev,pwritev2,fdatasync,fsync,sendto,sendmsg,sendmmsg,io_uring_enter";
 
 #[test]
-fn every_acknowledgement_follows_a_sync_that_began_after_its_bytes_were_written() {
+fn acknowledgement_follows_a_sync_of_the_written_bytes() {
     let folder = tempfile::tempdir().unwrap();
     let (data, trace) = (folder.path().join("data"), folder.path().join("trace"));
     let mut command = Command::new("strace");
@@ -34,7 +34,7 @@ fn every_acknowledgement_follows_a_sync_that_began_after_its_bytes_were_written(
         })
         .collect();
     let marks: Vec<String> = clients.into_iter().flat_map(|client| client.join().unwrap()).collect();
-    // strace ends when what it traces does.
+    // strace ends with the process that it traces.
     server::signal(child_of(server.pid()), Signal::TERM);
     assert!(server.wait().success());
 
@@ -43,34 +43,36 @@ fn every_acknowledgement_follows_a_sync_that_began_after_its_bytes_were_written(
     assert_eq!(violations(&events(&trace), &marks, &data), [] as [String; 0]);
 }
 
-/// Creates schedules whose ids are found in what is written to the disk and in what is sent back.
+/// Creates schedules. Their ids are in the bytes on the disk and in the responses.
 fn create(mut client: Client, number: usize) -> Vec<String> {
     let far = now_millis() + 3_600_000;
     let ids = (0..CREATED_PER_CLIENT).map(|count| format!("mark-{number}-{count}-end"));
     ids.inspect(|id| {
-        let answer = client.create(&one_shot(id, far, "http://127.0.0.1:1/", &json!({ "id": id })));
-        assert_eq!(answer.status, 201, "{}", answer.body);
+        let response = client.create(&one_shot(id, far, "http://127.0.0.1:1/", &json!({ "id": id })));
+        assert_eq!(response.status, 201, "{}", response.body);
     })
     .collect()
 }
 
 fn child_of(pid: u32) -> u32 {
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
-    children.split_whitespace().next().expect("strace has a child").parse().unwrap()
+    children.split_whitespace().next().expect("strace has a child process").parse().unwrap()
 }
 
-/// A call of the kernel. Its two numbers are lines of the trace.
+/// System call.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Event<'a> {
     name: &'a str,
-    /// Its arguments as strace writes them; the first begins with the file's number and path.
+    /// Arguments as strace writes them. The first begins with the number and the path of the file.
     arguments: &'a str,
+    /// Line of the trace at which the call begins.
     begin: usize,
+    /// Line of the trace at which the call ends.
     end: usize,
 }
 
 impl Event<'_> {
-    /// The path of `12</path>, …`.
+    /// Returns the path in `12</path>, …`.
     fn path(&self) -> &str {
         let (_, rest) = self.arguments.split_once('<').unwrap_or_default();
         rest.split_once('>').unwrap_or_default().0
@@ -81,7 +83,8 @@ impl Event<'_> {
     }
 }
 
-/// Reads `PID call(arguments) = result`, and the two halves of a call during which another thread's was traced.
+/// Parses lines `PID call(arguments) = result`. If another thread makes a call in between, strace writes a call as two
+/// lines, which this function joins.
 fn events(trace: &str) -> Vec<Event<'_>> {
     let mut events = Vec::new();
     let mut unfinished: BTreeMap<&str, Event<'_>> = BTreeMap::new();
@@ -105,61 +108,61 @@ fn events(trace: &str) -> Vec<Event<'_>> {
     events
 }
 
-/// What is wrong with the order of things, for the schedules whose ids are `marks`.
+/// Returns the violations of the order for the schedules with the ids `marks`.
 fn violations(events: &[Event<'_>], marks: &[String], data: &Path) -> Vec<String> {
     let is_file = |event: &&&Event<'_>| Path::new(event.path()).starts_with(data);
     let mut found = Vec::new();
-    // A journal's segments are made of zeros; that is most of what is written.
+    // Most writes fill the segments of the journal with zeros. Skip them.
     let (syncs, others): (Vec<_>, Vec<_>) = events.iter().partition(|event| event.is_sync());
     let marked: Vec<_> = others.into_iter().filter(|event| event.arguments.contains("mark-")).collect();
     for mark in marks {
         let has_mark = |event: &&&Event<'_>| event.arguments.contains(mark.as_str());
-        let Some(answer) = marked.iter().filter(has_mark).find(|event| event.arguments.contains("HTTP/1.1 201")) else {
-            found.push(format!("{mark}: no answer was seen"));
+        let Some(response) = marked.iter().filter(has_mark).find(|event| event.arguments.contains("HTTP/1.1 201"))
+        else {
+            found.push(format!("{mark}: no response in the trace"));
             continue;
         };
-        let written = marked.iter().filter(has_mark).filter(is_file).find(|event| event.end < answer.begin);
+        let written = marked.iter().filter(has_mark).filter(is_file).find(|event| event.end < response.begin);
         let Some(written) = written else {
-            found.push(format!("{mark}: answered before it was written"));
+            found.push(format!("{mark}: response before the write"));
             continue;
         };
         let is_between = |event: &&Event<'_>| {
-            event.path() == written.path() && written.end < event.begin && event.end < answer.begin
+            event.path() == written.path() && written.end < event.begin && event.end < response.begin
         };
         if !syncs.iter().any(is_between) {
-            found.push(format!("{mark}: answered before its bytes were synced"));
+            found.push(format!("{mark}: response before the sync"));
         }
     }
     found
 }
 
-/// Traces of one schedule, and what is to be said of them.
 #[test]
-fn an_answer_before_its_sync_is_seen() {
+fn trace_check_finds_responses_before_their_sync() {
     let write = r#"7 pwrite64(5</d/j>, "\1\2mark-x-end\0", 64, 0) = 64"#;
     let sync = "7 fdatasync(5</d/j>) = 0";
-    let answer = r#"9 sendto(8<socket:[1]>, "HTTP/1.1 201 Created\r\n{\"id\":\"mark-x-end\"}", 90) = 90"#;
+    let response = r#"9 sendto(8<socket:[1]>, "HTTP/1.1 201 Created\r\n{\"id\":\"mark-x-end\"}", 90) = 90"#;
     let [started, ended] = ["7 fdatasync(5</d/j> <unfinished ...>", "7 <... fdatasync resumed>) = 0"];
     let other_file = "7 fdatasync(6</d/k>) = 0";
     let failed = "7 fdatasync(5</d/j>) = -1 EIO (Input/output error)";
     let elsewhere = r#"7 write(2</dev/pts/0>, "mark-x-end", 10) = 10"#;
-    let unsynced = vec!["mark-x-end: answered before its bytes were synced".to_owned()];
-    let unwritten = vec!["mark-x-end: answered before it was written".to_owned()];
+    let unsynced = vec!["mark-x-end: response before the sync".to_owned()];
+    let unwritten = vec!["mark-x-end: response before the write".to_owned()];
     for (lines, expected) in [
-        (vec![write, sync, answer], vec![]),
-        (vec![write, started, ended, answer], vec![]),
-        (vec![write, started, sync, answer, ended], vec![]),
-        (vec![write, answer, sync], unsynced.clone()),
-        (vec![sync, write, answer], unsynced.clone()),
-        // It began before the write: it may not have seen the bytes.
-        (vec![started, write, ended, answer], unsynced.clone()),
-        // It ended after the answer.
-        (vec![write, started, answer, ended], unsynced.clone()),
-        (vec![write, other_file, answer], unsynced.clone()),
-        (vec![write, failed, answer], unsynced),
-        (vec![sync, answer, write], unwritten.clone()),
-        (vec![elsewhere, sync, answer], unwritten),
-        (vec![write, sync], vec!["mark-x-end: no answer was seen".to_owned()]),
+        (vec![write, sync, response], vec![]),
+        (vec![write, started, ended, response], vec![]),
+        (vec![write, started, sync, response, ended], vec![]),
+        (vec![write, response, sync], unsynced.clone()),
+        (vec![sync, write, response], unsynced.clone()),
+        // The sync began before the write, so it may not include the bytes.
+        (vec![started, write, ended, response], unsynced.clone()),
+        // The sync ended after the response.
+        (vec![write, started, response, ended], unsynced.clone()),
+        (vec![write, other_file, response], unsynced.clone()),
+        (vec![write, failed, response], unsynced),
+        (vec![sync, response, write], unwritten.clone()),
+        (vec![elsewhere, sync, response], unwritten),
+        (vec![write, sync], vec!["mark-x-end: no response in the trace".to_owned()]),
     ] {
         let trace = lines.join("\n");
         let found = violations(&events(&trace), &["mark-x-end".to_owned()], Path::new("/d"));

@@ -1,4 +1,4 @@
-//! Where callbacks may go, by the real resolver of this machine.
+//! Egress policy of callbacks, with the real resolver of this machine.
 
 use std::fs;
 use std::process::Command;
@@ -11,7 +11,7 @@ use crate::server::{BINARY, Server, serve};
 use crate::{now_millis, until};
 
 #[test]
-fn no_variable_for_proxies_is_asked() {
+fn callbacks_ignore_proxy_variables() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let receiver = Receiver::start();
@@ -28,7 +28,7 @@ fn no_variable_for_proxies_is_asked() {
 }
 
 #[test]
-fn the_first_tenant_of_a_server_that_others_reach_calls_this_machine_only_with_leave() {
+fn first_tenant_of_a_public_server_may_not_call_loopback() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let receiver = Receiver::start();
@@ -38,26 +38,28 @@ fn the_first_tenant_of_a_server_that_others_reach_calls_this_machine_only_with_l
     let mut server = Server::start_by(command, &data);
     server.address.set_ip([127, 0, 0, 1].into());
     let mut client = server.client();
-    let refused = client.create(&one_shot("literal", now_millis(), &receiver.url(), &json!("x")));
-    assert_eq!((refused.status, &refused.json()["errors"][0]["code"]), (422, &json!("egress_refused")));
+    let rejected = client.create(&one_shot("literal", now_millis(), &receiver.url(), &json!("x")));
+    assert_eq!((rejected.status, &rejected.json()["errors"][0]["code"]), (422, &json!("egress_refused")));
 
-    // A name is judged when it is resolved, for each attempt.
+    // The server checks a host name when it resolves the name, at each attempt.
     let url = format!("http://localhost:{port}/");
     let mut named = one_shot("named", now_millis(), &url, &json!("x"));
     named["retry"] = json!({"backoff": "200ms", "backoff_max": "200ms", "attempts_max": 20});
     assert_eq!(client.create(&named).status, 201);
-    until("the refusal is counted", || server.client().get("/metrics").body.contains(r#"result="egress_refused""#));
-    // It is counted before its outcome is durable.
+    until("the metrics count the rejected attempt", || {
+        server.client().get("/metrics").body.contains(r#"result="egress_refused""#)
+    });
+    // The outcome becomes durable after the metric is updated.
     let mut first = || client.get("/v1/schedules/named/runs").json()["runs"][0]["attempts"][0]["error"].clone();
-    until("the refusal is told", || !first().is_null());
+    until("the run shows the error", || !first().is_null());
     let expected = "egress_refused: the host is at a loopback address, which the tenant's policy does not allow; an operator \
                     can change the policy";
     assert_eq!(first(), expected);
 
     let operator = fs::read_to_string(data.join("operator.key")).unwrap();
     let mut operator = Client::connect(server.address, operator.trim()).unwrap();
-    let leave = r#"{"egress":{"allow":["loopback"]}}"#;
-    assert_eq!(operator.send("PATCH", "/v1/tenants/default", leave).unwrap().status, 200);
+    let permission = r#"{"egress":{"allow":["loopback"]}}"#;
+    assert_eq!(operator.send("PATCH", "/v1/tenants/default", permission).unwrap().status, 200);
     receiver.wait(|hits| hits.len() == 1);
     assert!(server.stop().success());
 }

@@ -1,4 +1,4 @@
-//! What a newcomer does: start it, paste the line that it prints, see the callback.
+//! First steps of a new user: start the server, run the printed line, and see the callback.
 
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::server::{BINARY, Server};
 
 #[test]
-fn the_printed_line_works_as_pasted_and_its_callback_is_printed() {
+fn printed_curl_line_works_and_its_callback_is_printed() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let mut command = Command::new(BINARY);
@@ -14,17 +14,28 @@ fn the_printed_line_works_as_pasted_and_its_callback_is_printed() {
     let server = Server::start_by(command, &data);
 
     let line = server.stdout.wait(|line| line.starts_with("curl ").then(|| line.to_owned()));
-    let line = line.expect("it prints how to begin");
-    let pasted = Command::new("bash").args(["-c", &line]).output().expect("bash and curl are there");
-    let said = String::from_utf8_lossy(&pasted.stdout).into_owned();
-    assert!(pasted.status.success() && said.contains(r#""state":"active""#), "{line}\n{said}\n{}", server.log.text());
+    let line = line.expect("the server prints a curl line");
+    let pasted = Command::new("bash").args(["-c", &line]).output().expect("bash and curl are installed");
+    let message = String::from_utf8_lossy(&pasted.stdout).into_owned();
+    assert!(
+        pasted.status.success() && message.contains(r#""state":"active""#),
+        "{line}\n{message}\n{}",
+        server.log.text()
+    );
 
-    server.stdout.wait(|line| line.contains(r#"{"hello":"world"}"#).then_some(())).expect("the callback is printed");
+    server
+        .stdout
+        .wait(|line| line.contains(r#"{"hello":"world"}"#).then_some(()))
+        .expect("the receiver prints the callback");
     let mode = std::fs::metadata(data.join("admin.key")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
     assert!(!server.stdout.text().contains(&server.key) && !server.log.text().contains(&server.key));
     assert!(server.stop().success());
 
     let again = Server::start(&data);
-    assert_eq!(again.client().get("/v1/runs?dead_letter=true").status, 200, "the key of the first start still works");
+    assert_eq!(
+        again.client().get("/v1/runs?dead_letter=true").status,
+        200,
+        "the key of the first start is still valid"
+    );
 }

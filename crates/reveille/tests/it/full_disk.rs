@@ -1,5 +1,5 @@
-//! A disk that is nearly full: new schedules are refused in clear words, reads and callbacks go on, and when there is
-//! room again, so do new schedules, without a restart.
+//! A nearly full disk: the server rejects new schedules with a clear error and continues reads and callbacks. When
+//! space is available again, it accepts new schedules without a restart.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,18 +7,18 @@ use std::time::Instant;
 
 use serde_json::json;
 
-use crate::client::{Answer, Client, one_shot};
+use crate::client::{Client, Response, one_shot};
 use crate::receiver::Receiver;
 use crate::server::{Server, serve};
-use crate::{PATIENCE, now_millis};
+use crate::{TIMEOUT, now_millis};
 
-/// Above the floor of 512 MiB that `serve` keeps free, with room for its own files.
+/// Size of the disk: more than the floor of 512 MiB that `serve` keeps free, and space for the server's files.
 const DISK_BYTES: u64 = 1 << 30;
-/// Less than the floor is left beside it.
+/// Size of a file that leaves less than the floor.
 const BALLAST_BYTES: u64 = 600 << 20;
 
 #[test]
-fn a_disk_nearly_full_refuses_new_schedules_and_nothing_else_until_there_is_room_again() {
+fn nearly_full_disk_rejects_new_schedules_until_space_returns() {
     let folder = tempfile::tempdir().unwrap();
     let disk = folder.path().join("disk");
     std::fs::create_dir(&disk).unwrap();
@@ -32,8 +32,8 @@ fn a_disk_nearly_full_refuses_new_schedules_and_nothing_else_until_there_is_room
     let ballast = seen_from_here(server.pid(), &disk.join("ballast"));
     let file = std::fs::File::create(&ballast).unwrap();
     rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, BALLAST_BYTES).unwrap();
-    let refused = until(&mut client, 507, |count| soon(&format!("full-{count}"), 3_600_000));
-    let problem = refused.json();
+    let rejected = until(&mut client, 507, |count| soon(&format!("full-{count}"), 3_600_000));
+    let problem = rejected.json();
     assert_eq!(problem["code"], "storage_full", "{problem}");
     let put = client.send("PUT", "/v1/schedules/before", &soon("before", 3_600_000).to_string()).unwrap();
     let cancelled = client.send("DELETE", "/v1/schedules/before", "").unwrap();
@@ -50,7 +50,8 @@ fn a_disk_nearly_full_refuses_new_schedules_and_nothing_else_until_there_is_room
     assert_eq!(runs["runs"][0]["state"], "succeeded", "{runs}");
 }
 
-/// A server with a disk of its own on `disk`, in a mount namespace of its own: it is gone when the server is.
+/// Returns the command of a server with a separate file system at `disk`. The file system is in the mount namespace of
+/// the server, so it disappears when the server ends.
 fn on_small_disk(disk: &Path, data: &Path) -> Command {
     let mut command = Command::new("unshare");
     if !rustix::process::geteuid().is_root() {
@@ -63,21 +64,21 @@ fn on_small_disk(disk: &Path, data: &Path) -> Command {
     command
 }
 
-/// A path of that process's namespace.
+/// Returns the path at which this process sees a path of the namespace of process `pid`.
 fn seen_from_here(pid: u32, path: &Path) -> PathBuf {
-    Path::new("/proc").join(pid.to_string()).join("root").join(path.strip_prefix("/").expect("it is absolute"))
+    Path::new("/proc").join(pid.to_string()).join("root").join(path.strip_prefix("/").expect("the path is absolute"))
 }
 
-/// Asks again until the server, which looks at the disk once a second, answers so.
-fn until(client: &mut Client, status: u16, request: impl Fn(u32) -> serde_json::Value) -> Answer {
-    let deadline = Instant::now() + PATIENCE;
+/// Repeats the request until the response has this status. The server checks the disk once a second.
+fn until(client: &mut Client, status: u16, request: impl Fn(u32) -> serde_json::Value) -> Response {
+    let deadline = Instant::now() + TIMEOUT;
     for count in 0.. {
-        let answer = client.create(&request(count));
-        if answer.status == status {
-            return answer;
+        let response = client.create(&request(count));
+        if response.status == status {
+            return response;
         }
-        assert!(matches!(answer.status, 201 | 507), "{} {}", answer.status, answer.body);
-        assert!(Instant::now() < deadline, "never answered {status}, at last {}", answer.status);
+        assert!(matches!(response.status, 201 | 507), "{} {}", response.status, response.body);
+        assert!(Instant::now() < deadline, "no response with status {status}, the last had {}", response.status);
     }
-    unreachable!("there is no last number");
+    unreachable!("the loop has no end");
 }

@@ -1,7 +1,7 @@
-//! The black box: the real binary, its real disk, real clients and receivers, and the ways in which a machine is rude.
+//! Black-box tests: the real binary with a real disk, real clients and receivers, kills and a full disk.
 
-#![expect(clippy::disallowed_methods, reason = "the black box stands outside: clocks, threads and processes are real")]
-#![expect(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
+#![expect(clippy::disallowed_methods, reason = "these tests run outside the runtime, with real clocks and processes")]
+#![expect(clippy::unwrap_used, reason = "a panic in a test helper fails the test")]
 
 mod before_relayout;
 mod bench;
@@ -34,20 +34,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// A machine with two cores and much to do is given this long for what takes it milliseconds.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longest wait for a condition. The operations take milliseconds, but a test machine has two cores and a high load.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Asks again and again, as a real process tells nobody when it has come so far.
+/// Polls until the condition holds, because a real process sends no notification. Panics with `condition` after
+/// [`TIMEOUT`].
 #[track_caller]
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "{what}");
+fn until(condition: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + TIMEOUT;
+    while !holds() {
+        assert!(Instant::now() < deadline, "not in time: {condition}");
         thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// How long this machine or its disk stood still, as a thread sees it that sleeps for moments and syncs a few bytes after each.
+/// Measurement of stalls of this machine or its disk: a thread sleeps briefly, syncs a few bytes, and measures the
+/// delay.
 struct Stalls {
     is_over: Arc<AtomicBool>,
     watching: thread::JoinHandle<Duration>,
@@ -55,21 +57,21 @@ struct Stalls {
 
 impl Stalls {
     fn watch() -> Self {
-        const MOMENT: Duration = Duration::from_millis(20);
+        const SLEEP: Duration = Duration::from_millis(20);
         let is_over = Arc::<AtomicBool>::default();
         let until = is_over.clone();
         let watching = thread::spawn(move || {
-            let mut stood = Duration::ZERO;
+            let mut stalled = Duration::ZERO;
             let mut file = tempfile::tempfile().unwrap();
             while !until.load(Ordering::Relaxed) {
                 let before = Instant::now();
-                thread::sleep(MOMENT);
+                thread::sleep(SLEEP);
                 file.write_all(b"moment").unwrap();
                 file.sync_data().unwrap();
-                let late = before.elapsed() - MOMENT;
-                stood += if late > MOMENT { late } else { Duration::ZERO };
+                let late = before.elapsed() - SLEEP;
+                stalled += if late > SLEEP { late } else { Duration::ZERO };
             }
-            stood
+            stalled
         });
         Stalls { is_over, watching }
     }
@@ -80,8 +82,8 @@ impl Stalls {
     }
 }
 
-/// The wall clock, in milliseconds since 1970.
+/// Returns the wall clock in milliseconds since 1970.
 fn now_millis() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is after 1970");
-    u64::try_from(since.as_millis()).expect("it is before the year 500,000,000")
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is after 1970");
+    u64::try_from(since.as_millis()).expect("the clock is before the year 500,000,000")
 }

@@ -1,11 +1,13 @@
-//! What is counted, what is said of it, and what looks at it, tell of the same metrics.
+//! The exported metrics, their table in the documents, and the dashboard and alerts that use them must agree.
+//!
+//! docs/decisions/0083-test-that-alert-rules-match-the-metrics.md gives the reasons for the design.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
 use crate::client::one_shot;
-use crate::cluster::Home;
+use crate::cluster::TestCluster;
 use crate::now_millis;
 use crate::receiver::Receiver;
 use crate::server::Server;
@@ -14,34 +16,34 @@ const OPERATING: &str = include_str!("../../../../docs/operating.md");
 const BOARD: &str = include_str!("../../../../deploy/grafana/reveille.json");
 const ALERTS: &str = include_str!("../../../../deploy/prometheus/alerts.yaml");
 
-/// Whether a single process, or a member of a cluster, has it.
+/// Kinds of servers that export a metric: a single process, or a member of a cluster.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Where {
     alone: bool,
     member: bool,
 }
 
-/// By the name that samples have, the parts of a histogram apart.
+/// Metrics by the names of their samples. A histogram has one entry, with its name without suffix.
 type Metrics = BTreeMap<String, Where>;
 
-/// What the table in docs/operating.md lists.
+/// Returns the metrics in the table of docs/operating.md.
 fn documented() -> Metrics {
     let rows = OPERATING.lines().filter_map(|line| line.strip_prefix("| `reveille_"));
     let metric = |row: &str| {
         let mut cells = row.split(" | ");
-        let name = cells.next().expect("a row has cells").trim_end_matches('`');
-        let place = match cells.nth(1).expect("the third says where") {
+        let name = cells.next().expect("a row has a first cell").trim_end_matches('`');
+        let place = match cells.nth(1).expect("the third cell names the kinds of servers") {
             "both" => Where { alone: true, member: true },
             "one process" => Where { alone: true, member: false },
             "member" => Where { alone: false, member: true },
-            other => panic!("{name} is {other:?}"),
+            other => panic!("unknown kind of server for {name}: {other:?}"),
         };
         (format!("reveille_{name}"), place)
     };
     rows.map(metric).collect()
 }
 
-/// The families of one answer of `/metrics`.
+/// Returns the metric families in a response of `/metrics`.
 fn families(text: &str) -> BTreeSet<String> {
     let family = |line: &str| {
         let (name, kind) = line.strip_prefix("# TYPE ")?.split_once(' ')?;
@@ -54,7 +56,7 @@ fn families(text: &str) -> BTreeSet<String> {
     text.lines().filter_map(family).collect()
 }
 
-/// Of a server that has taken a request, fired, retried, failed and missed.
+/// Returns the metrics of a single process after a request, a success, a retry and a failure.
 fn of_one_process() -> (BTreeSet<String>, String) {
     let folder = tempfile::tempdir().unwrap();
     let receiver = Receiver::start();
@@ -81,11 +83,11 @@ fn of_one_process() -> (BTreeSet<String>, String) {
     }
 }
 
-/// Of two members that have found each other.
+/// Returns the metrics of two members of a cluster.
 fn of_members() -> BTreeSet<String> {
-    let home = Home::new();
-    let members = [home.start("a"), home.start("b")];
-    home.settle(&["a", "b"]);
+    let cluster = TestCluster::new();
+    let members = [cluster.start("a"), cluster.start("b")];
+    cluster.wait_until_balanced(&["a", "b"]);
     let texts = members.iter().map(|member| {
         let mut client = member.client();
         client.get("/healthz");
@@ -95,17 +97,17 @@ fn of_members() -> BTreeSet<String> {
 }
 
 #[test]
-fn the_table_of_metrics_names_all_that_a_server_and_a_member_tell_and_nothing_else() {
+fn metrics_table_lists_exactly_the_exported_metrics() {
     let (alone, text) = of_one_process();
     let members = of_members();
-    let mut told: Metrics = BTreeMap::new();
+    let mut exported: Metrics = BTreeMap::new();
     for name in alone {
-        told.entry(name).or_default().alone = true;
+        exported.entry(name).or_default().alone = true;
     }
     for name in members {
-        told.entry(name).or_default().member = true;
+        exported.entry(name).or_default().member = true;
     }
-    assert_eq!(told, documented());
+    assert_eq!(exported, documented());
     for sample in [
         r#"reveille_callback_attempts_total{protocol="http",result="success"} 1"#,
         r#"reveille_callback_attempts_total{protocol="http",result="unreachable"} 2"#,
@@ -118,11 +120,11 @@ fn the_table_of_metrics_names_all_that_a_server_and_a_member_tell_and_nothing_el
     ] {
         assert!(text.lines().any(|line| line == sample), "{sample} is not in\n{text}");
     }
-    assert!(!text.contains("reveille_log_commit_duration_seconds_count 0\n"), "commits are measured");
-    assert!(!text.contains("127.0.0.1") && !text.contains("default"), "nothing of a tenant is told");
+    assert!(!text.contains("reveille_log_commit_duration_seconds_count 0\n"), "commits are not measured");
+    assert!(!text.contains("127.0.0.1") && !text.contains("default"), "the metrics contain data of a tenant");
 }
 
-/// The metrics that an expression names, the parts of histograms as the histogram.
+/// Returns the metrics that an expression names. The suffixes of histograms are removed.
 fn named(expression: &str) -> Vec<String> {
     let words = expression.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
     let metric = |word: &str| {
@@ -132,7 +134,7 @@ fn named(expression: &str) -> Vec<String> {
     words.filter(|word| word.starts_with("reveille_")).map(metric).collect()
 }
 
-/// All values of `key`, however deep.
+/// Collects all values of `key` at any depth.
 fn values_of<'a>(value: &'a Value, key: &str, found: &mut Vec<&'a str>) {
     match value {
         Value::Object(fields) => {
@@ -145,30 +147,33 @@ fn values_of<'a>(value: &'a Value, key: &str, found: &mut Vec<&'a str>) {
 }
 
 #[test]
-fn the_board_and_the_alerts_look_at_metrics_that_there_are() {
+fn dashboard_and_alerts_use_existing_metrics() {
     let known = documented();
     let is_known = |expression: &str| {
         let named = named(expression);
         assert!(!named.is_empty() || expression.starts_with("up{"), "{expression:?} names no metric");
         for name in named {
-            assert!(known.contains_key(&name), "there is no {name}, which {expression:?} names");
+            assert!(known.contains_key(&name), "unknown metric {name} in {expression:?}");
         }
     };
 
-    let board: Value = serde_json::from_str(BOARD).expect("the board is JSON");
+    let board: Value = serde_json::from_str(BOARD).expect("the dashboard is JSON");
     let mut expressions = Vec::new();
     values_of(&board["panels"], "expr", &mut expressions);
     assert!(expressions.len() > 20, "{}", expressions.len());
     expressions.into_iter().for_each(is_known);
-    let variable = board["templating"]["list"][1]["query"]["query"].as_str().expect("members can be chosen");
+    let variable =
+        board["templating"]["list"][1]["query"]["query"].as_str().expect("the dashboard has a variable for members");
     is_known(variable);
 
     let alerts: Value = serde_saphyr::from_str(ALERTS).expect("the rules are YAML");
-    let rules = alerts["groups"][0]["rules"].as_array().expect("there are rules");
+    let rules = alerts["groups"][0]["rules"].as_array().expect("the first group has rules");
     let mut names = BTreeSet::new();
     for rule in rules {
-        let text = |value: &Value| value.as_str().unwrap_or_else(|| panic!("{rule:?} lacks something")).to_owned();
-        assert!(names.insert(text(&rule["alert"])), "{rule:?} is there twice");
+        let text = |value: &Value| {
+            value.as_str().unwrap_or_else(|| panic!("a text is missing in the rule {rule:?}")).to_owned()
+        };
+        assert!(names.insert(text(&rule["alert"])), "duplicate rule {rule:?}");
         is_known(&text(&rule["expr"]));
         assert!(["critical", "warning"].contains(&text(&rule["labels"]["severity"]).as_str()));
         for annotation in ["summary", "next"] {

@@ -1,4 +1,4 @@
-//! Starting and stopping: flags, a folder in use, a polite stop.
+//! Start and stop of the server: flags, a folder in use, and a graceful stop.
 
 use std::os::unix::net::UnixDatagram;
 use std::process::{Command, Output};
@@ -8,18 +8,18 @@ use serde_json::json;
 use crate::client::one_shot;
 use crate::receiver::Receiver;
 use crate::server::{BINARY, Server, serve};
-use crate::{PATIENCE, now_millis};
+use crate::{TIMEOUT, now_millis};
 
 fn run(command: &mut Command) -> Output {
     command.env("NO_COLOR", "1").env_remove("RUST_LOG").output().expect("the binary starts")
 }
 
-/// What a process that ended by itself, with `code`, said.
-fn refusal(command: &mut Command, code: i32) -> String {
+/// Runs a command that must exit with `code`. Returns its standard error.
+fn failure(command: &mut Command, code: i32) -> String {
     let output = run(command);
-    let said = stderr(&output);
-    assert_eq!(output.status.code(), Some(code), "{}: {said}", output.status);
-    said
+    let message = stderr(&output);
+    assert_eq!(output.status.code(), Some(code), "{}: {message}", output.status);
+    message
 }
 
 fn stderr(output: &Output) -> String {
@@ -27,18 +27,18 @@ fn stderr(output: &Output) -> String {
 }
 
 #[test]
-fn a_second_process_on_the_same_data_is_refused_and_the_first_goes_on() {
+fn second_process_on_the_same_data_folder_is_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let server = Server::start(&data);
-    let said = refusal(&mut serve(&data), 1);
-    assert!(said.contains("in use by another Reveille") && said.contains(&server.pid().to_string()), "{said}");
+    let message = failure(&mut serve(&data), 1);
+    assert!(message.contains("in use by another Reveille") && message.contains(&server.pid().to_string()), "{message}");
     assert_eq!(server.client().get("/readyz").status, 200);
     assert!(server.stop().success());
 }
 
 #[test]
-fn a_polite_stop_waits_for_the_callback_in_flight_and_none_comes_twice() {
+fn graceful_stop_waits_for_callbacks_in_flight() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let receiver = Receiver::start();
@@ -48,7 +48,7 @@ fn a_polite_stop_waits_for_the_callback_in_flight_and_none_comes_twice() {
     assert_eq!(created.status, 201, "{}", created.body);
     receiver.wait(|hits| hits.len() == 1);
     server.terminate();
-    server.log.wait(|line| line.contains("stopping").then_some(())).expect("it says that it stops");
+    server.log.wait(|line| line.contains("stopping").then_some(())).expect("the log reports the stop");
     receiver.release();
     assert!(server.wait().success());
 
@@ -62,7 +62,7 @@ fn a_polite_stop_waits_for_the_callback_in_flight_and_none_comes_twice() {
 }
 
 #[test]
-fn a_stop_is_announced_for_as_long_as_it_was_told_to_or_until_the_second_word() {
+fn stop_notice_lasts_until_a_second_signal() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let receiver = Receiver::start();
@@ -81,35 +81,35 @@ fn a_stop_is_announced_for_as_long_as_it_was_told_to_or_until_the_second_word() 
     receiver.wait(|hits| hits.len() == 2);
 
     server.terminate();
-    server.log.wait(|line| line.contains("stopping").then_some(())).expect("the second word ends the notice");
+    server.log.wait(|line| line.contains("stopping").then_some(())).expect("the second signal ends the notice");
     receiver.release();
     assert!(server.wait().success());
     assert_eq!(receiver.hits().len(), 2);
 }
 
 #[test]
-fn the_service_manager_hears_when_requests_are_taken_and_how_long_a_stop_may_take() {
+fn service_manager_is_notified_of_readiness_and_stop_timeout() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let path = folder.path().join("notify");
     let manager = UnixDatagram::bind(&path).unwrap();
-    manager.set_read_timeout(Some(PATIENCE)).unwrap();
-    let hear = || {
-        let mut said = [0; 256];
-        let length = manager.recv(&mut said).expect("something is said");
-        String::from_utf8(said[..length].to_vec()).unwrap()
+    manager.set_read_timeout(Some(TIMEOUT)).unwrap();
+    let receive = || {
+        let mut notification = [0; 256];
+        let length = manager.recv(&mut notification).expect("a notification arrives");
+        String::from_utf8(notification[..length].to_vec()).unwrap()
     };
     let mut command = serve(&data);
     command.env("NOTIFY_SOCKET", &path).args(["--drain", "20s", "--request-drain", "3s", "--stop-notice", "1s"]);
     let server = Server::start_by(command, &data);
-    assert_eq!(hear(), "READY=1\n");
+    assert_eq!(receive(), "READY=1\n");
     assert_eq!(server.client().get("/readyz").status, 200);
     assert!(server.stop().success());
-    assert_eq!(hear(), "STOPPING=1\nEXTEND_TIMEOUT_USEC=39000000\n");
+    assert_eq!(receive(), "STOPPING=1\nEXTEND_TIMEOUT_USEC=39000000\n");
 }
 
 #[test]
-fn a_change_made_while_a_callback_is_in_flight_is_told_that_it_is_too_late() {
+fn change_during_a_callback_in_flight_reports_too_late() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let receiver = Receiver::start();
@@ -127,7 +127,7 @@ fn a_change_made_while_a_callback_is_in_flight_is_told_that_it_is_too_late() {
     let cancelled = client.send("DELETE", "/v1/schedules/cancelled", "").unwrap();
     assert_eq!((cancelled.status, cancelled.body.as_str()), (200, r#"{"result":"too_late"}"#));
     receiver.release();
-    assert!(server.stop().success(), "it waits for what is in flight");
+    assert!(server.stop().success(), "the server waits for callbacks in flight");
 
     let server = Server::start(&data);
     let mut client = server.client();
@@ -140,33 +140,33 @@ fn a_change_made_while_a_callback_is_in_flight_is_told_that_it_is_too_late() {
 }
 
 #[test]
-fn a_flag_that_is_wrong_is_named_and_nothing_is_made() {
+fn invalid_flag_is_named_and_nothing_is_created() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     for (flag, value) in
         [("--listen", "everywhere"), ("--in-flight-max", "many"), ("--in-flight-max", "0"), ("--colour", "blue")]
     {
-        let said = refusal(serve(&data).args([flag, value]), 2);
-        assert!(said.contains(flag), "{said}");
+        let message = failure(serve(&data).args([flag, value]), 2);
+        assert!(message.contains(flag), "{message}");
     }
     assert!(!data.exists());
-    let said = refusal(&mut Command::new(BINARY), 2);
-    assert!(said.contains("serve"), "{said}");
+    let message = failure(&mut Command::new(BINARY), 2);
+    assert!(message.contains("serve"), "{message}");
 }
 
 #[test]
-fn a_port_in_use_and_a_folder_that_is_a_file_are_refused_with_the_next_step() {
+fn taken_port_and_file_as_data_folder_are_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let server = Server::start(&data);
     let other = folder.path().join("other");
     let mut command = Command::new(BINARY);
     command.args(["serve", "--no-receiver", "--listen", &server.address.to_string(), "--data"]).arg(&other);
-    let said = refusal(&mut command, 1);
-    assert!(said.contains(&format!("{} is taken", server.address)), "{said}");
+    let message = failure(&mut command, 1);
+    assert!(message.contains(&format!("{} is taken", server.address)), "{message}");
 
     let file = folder.path().join("file");
     std::fs::write(&file, "").unwrap();
-    let said = refusal(&mut serve(&file), 1);
-    assert!(said.contains(&file.display().to_string()), "{said}");
+    let message = failure(&mut serve(&file), 1);
+    assert!(message.contains(&file.display().to_string()), "{message}");
 }

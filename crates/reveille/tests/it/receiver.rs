@@ -1,4 +1,4 @@
-//! A receiver of callbacks that remembers every one.
+//! Receiver of callbacks that keeps all of them.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex};
@@ -7,22 +7,22 @@ use std::time::Instant;
 
 use test_servers::http::Connection;
 
-use crate::{PATIENCE, now_millis};
+use crate::{TIMEOUT, now_millis};
 
-/// A callback that arrived.
+/// Callback that arrived.
 #[derive(Clone, Debug)]
 pub(crate) struct Hit {
     pub(crate) at_millis: u64,
-    /// `webhook-id`: the run.
+    /// Id of the run, from the header `webhook-id`.
     pub(crate) run: String,
     pub(crate) schedule: String,
     pub(crate) attempt: String,
     pub(crate) traceparent: String,
     pub(crate) authorization: String,
     pub(crate) body: String,
-    /// Of the body, which may be no text.
+    /// Bytes of the body, which may not be UTF-8.
     pub(crate) bytes: Vec<u8>,
-    /// The first of the request.
+    /// Request line.
     pub(crate) line: String,
     /// All headers, with names in lower case.
     pub(crate) headers: Vec<(String, String)>,
@@ -31,11 +31,11 @@ pub(crate) struct Hit {
 #[derive(Default)]
 struct State {
     hits: Vec<Hit>,
-    /// Answers wait.
+    /// `true` while responses are held back.
     is_held: bool,
 }
 
-/// It listens until the test process ends.
+/// Receiver that listens until the test process ends.
 #[derive(Clone)]
 pub(crate) struct Receiver {
     address: SocketAddr,
@@ -44,11 +44,11 @@ pub(crate) struct Receiver {
 
 impl Receiver {
     pub(crate) fn start() -> Self {
-        Receiver::start_on(TcpListener::bind("127.0.0.1:0").expect("there is a free port"))
+        Receiver::start_on(TcpListener::bind("127.0.0.1:0").expect("a port is free"))
     }
 
     pub(crate) fn start_on(listener: TcpListener) -> Self {
-        let address = listener.local_addr().expect("it listens");
+        let address = listener.local_addr().expect("a bound listener has an address");
         let receiver = Receiver { address, state: Arc::default() };
         let accepting = receiver.clone();
         thread::spawn(move || {
@@ -64,7 +64,7 @@ impl Receiver {
         format!("http://{}/hook", self.address)
     }
 
-    /// From now on callbacks are taken and not answered, until [`Receiver::release`].
+    /// Holds back the responses to all callbacks until [`Receiver::release`].
     pub(crate) fn hold(&self) {
         self.state.0.lock().unwrap().is_held = true;
     }
@@ -78,14 +78,14 @@ impl Receiver {
         self.state.0.lock().unwrap().hits.clone()
     }
 
-    /// Waits until `is_enough` of what has arrived.
+    /// Waits until `is_enough` returns `true` for the callbacks that have arrived.
     pub(crate) fn wait(&self, is_enough: impl Fn(&[Hit]) -> bool) -> Vec<Hit> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let (state, changed) = &*self.state;
         let mut state = state.lock().unwrap();
         while !is_enough(&state.hits) {
             let left = deadline.saturating_duration_since(Instant::now());
-            assert!(!left.is_zero(), "{} callbacks came, and not those that were waited for", state.hits.len());
+            assert!(!left.is_zero(), "the expected callbacks did not arrive, only {} others", state.hits.len());
             state = changed.wait_timeout(state, left).unwrap().0;
         }
         state.hits.clone()

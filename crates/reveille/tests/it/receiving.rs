@@ -1,5 +1,5 @@
-//! A service that the real server calls, and that is killed at the worst moment: its own process, with the middleware of the
-//! crate `receiver` and a PostgreSQL of its own.
+//! A service that the real server calls and that is killed between its handler and its commit. It is a separate process
+//! with the middleware of the crate `receiver` and a PostgreSQL database.
 
 use std::io;
 use std::net::TcpListener;
@@ -18,22 +18,23 @@ use serde_json::json;
 use test_servers::postgres;
 use tokio_postgres::NoTls;
 
-use crate::PATIENCE;
+use crate::TIMEOUT;
 use crate::client::one_shot;
 use crate::now_millis;
 use crate::server::Server;
 
-/// Its process is this one's program, running one test.
-const SERVICE: &str = "receiving::the_service_itself";
+/// Test that acts as the service. The service process runs this test program with only that test.
+const SERVICE: &str = "receiving::service_process";
 const DATABASE: &str = "RECEIVING_DATABASE";
 const SECRET: &str = "RECEIVING_SECRET";
 const DIES: &str = "RECEIVING_DIES";
 
-/// Dropped, it is killed.
+/// Process of the service. It is killed when this value is dropped.
 struct Service(Child);
 
 impl Service {
-    /// `listener` stays open here, so that callbacks wait for the next process where one was killed.
+    /// Starts the service. `listener` stays open in the test process, so that callbacks wait there for the next service
+    /// process after a kill.
     fn start(listener: &TcpListener, database: &str, secret: &Path, dies: bool) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", SERVICE, "--nocapture"]).env(DATABASE, database).env(SECRET, secret);
@@ -47,7 +48,7 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // It may be gone already.
+        // The process may have ended already.
         let _killed = self.0.kill();
         let _waited = self.0.wait();
     }
@@ -63,7 +64,7 @@ async fn handle(callback: Callback, transaction: Transaction) -> Result<(), Fail
 }
 
 #[test]
-fn the_service_itself() {
+fn service_process() {
     let Ok(database) = std::env::var(DATABASE) else { return };
     let secret = std::fs::read_to_string(std::env::var(SECRET).unwrap()).unwrap();
     let pool = Pool::builder(Manager::new(database.parse().unwrap(), NoTls)).build().unwrap();
@@ -79,7 +80,7 @@ fn the_service_itself() {
 }
 
 #[test]
-fn a_receiver_killed_between_its_handler_and_its_commit_has_the_effect_once() {
+fn receiver_killed_before_its_commit_has_the_effect_once() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let database = postgres::shared().create_database().unwrap();
@@ -92,17 +93,17 @@ fn a_receiver_killed_between_its_handler_and_its_commit_has_the_effect_once() {
     let url = format!("http://{}/", listener.local_addr().unwrap());
 
     let mut first = Service::start(&listener, &database, &secret, true);
-    let mut ask = one_shot("order", now_millis(), &url, &json!(17));
-    ask["retry"] = json!({"attempts_max": 20, "backoff": "100ms", "backoff_max": "100ms"});
-    assert_eq!(server.client().create(&ask).status, 201);
-    assert_eq!(first.0.wait().unwrap().signal(), Some(9), "it is killed by its own handler");
+    let mut request = one_shot("order", now_millis(), &url, &json!(17));
+    request["retry"] = json!({"attempts_max": 20, "backoff": "100ms", "backoff_max": "100ms"});
+    assert_eq!(server.client().create(&request).status, 201);
+    assert_eq!(first.0.wait().unwrap().signal(), Some(9), "the handler kills its process");
     assert_eq!(sql("select count(*) from effects"), "0");
 
     let _second = Service::start(&listener, &database, &secret, false);
     let mut client = server.client();
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let run = loop {
-        assert!(Instant::now() < deadline, "the callback does not succeed");
+        assert!(Instant::now() < deadline, "the callback does not succeed in time");
         let runs = client.send("GET", "/v1/schedules/order/runs", "").unwrap().json();
         if runs["runs"][0]["state"] == "succeeded" {
             break runs["runs"][0].clone();

@@ -1,7 +1,9 @@
-//! Secrets searched for wherever they should not be: in the log at its most talkative, in every answer, in /metrics, in
-//! each file of the store and of a backup, and in each file of a PostgreSQL server; as they are, in hex and in base64.
+//! Search for secrets in all places where none may be: in the log at level `trace`, in every response, in /metrics, in
+//! each file of the store and of a backup, and in each file of a PostgreSQL server. The search covers plain text, hex
+//! and base64.
 //!
-//! Beside the secrets, a word that is none is searched for: if it is not found in the store's files, the search is blind.
+//! The tests also search for a word that is not secret. It must be in the store's files, which proves that the search
+//! works.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,17 +18,17 @@ use crate::receiver::Receiver;
 use crate::server::{BINARY, Server};
 use crate::{now_millis, until};
 
-/// In the URL of each target, and so in the store.
+/// Word in the URL of each target, and therefore in the store.
 const NO_SECRET: &str = "Pu81icW0rdTh4tIsNoSecret";
 const HEADER: &str = "Zx7qK2mWvT9bR4nLHeaderValueOfATarget";
 const PUT_HEADER: &str = "Jd5sYc8pGh3kXa6eHeaderValueThatWasPut";
 const PATCH_HEADER: &str = "Gw3oLq9zUy6mBv1kHeaderValueThatWasPatched";
 const TENANT_HEADER: &str = "Nf2uQr7tBo9iEw4yHeaderOfAnotherTenant";
 
-/// Files that are the home of a secret, which may be in that one.
-const HOMES: [&str; 4] = ["admin.key", "operator.key", "signing.secret", "store.key"];
+/// Files that may contain secrets.
+const SECRET_FILES: [&str; 4] = ["admin.key", "operator.key", "signing.secret", "store.key"];
 
-/// What is searched for, in all its spellings.
+/// Secret to search for, in all its encodings.
 struct Secret {
     name: &'static str,
     forms: Vec<Vec<u8>>,
@@ -36,7 +38,8 @@ impl Secret {
     fn new(name: &'static str, bytes: &[u8]) -> Self {
         let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         let mut forms = vec![bytes.to_vec(), hex.to_uppercase().into_bytes(), hex.into_bytes()];
-        // Whatever stands before and after it: what of its base64 depends on it alone, at each of three places.
+        // In base64 text the encoding of the secret depends on its position modulo 3. For each of the three positions,
+        // use the characters that do not depend on the bytes before and after the secret.
         for before in 0..3 {
             let padded = [&[0; 2][..before], bytes].concat();
             for engine in [&STANDARD, &URL_SAFE_NO_PAD] {
@@ -53,16 +56,16 @@ impl Secret {
     }
 }
 
-/// All that was seen of a server from outside.
+/// Output and files of a server: the place of each, and its bytes.
 #[derive(Default)]
-struct Seen(Vec<(String, Vec<u8>)>);
+struct Captured(Vec<(String, Vec<u8>)>);
 
-impl Seen {
+impl Captured {
     fn add(&mut self, place: impl Into<String>, bytes: impl Into<Vec<u8>>) {
         self.0.push((place.into(), bytes.into()));
     }
 
-    /// Every file in `folder`, and how many there are.
+    /// Adds every file in `folder`. Returns the number of files.
     fn add_files(&mut self, folder: &Path) -> usize {
         let mut count = 0;
         for entry in std::fs::read_dir(folder).unwrap() {
@@ -77,26 +80,26 @@ impl Seen {
         count
     }
 
-    fn ask(&mut self, client: &mut Client, method: &str, path: &str, body: &str) -> Value {
-        let answer = client.send(method, path, body).unwrap();
-        assert!(answer.status < 500, "{method} {path}: {}", answer.body);
-        self.add(format!("the answer to {method} {path}"), answer.body.clone());
-        serde_json::from_str(&answer.body).unwrap_or(Value::Null)
+    fn request(&mut self, client: &mut Client, method: &str, path: &str, body: &str) -> Value {
+        let response = client.send(method, path, body).unwrap();
+        assert!(response.status < 500, "{method} {path}: {}", response.body);
+        self.add(format!("the response to {method} {path}"), response.body.clone());
+        serde_json::from_str(&response.body).unwrap_or(Value::Null)
     }
 
-    /// Where each secret was found; none of them should be anywhere.
+    /// Returns the secrets that were found, with their places.
     fn find(&self, secrets: &[Secret]) -> Vec<String> {
         let mut found = Vec::new();
         for (place, bytes) in &self.0 {
-            let is_home = HOMES.iter().any(|home| place.ends_with(home));
-            let there = secrets.iter().filter(|secret| !is_home && secret.is_in(bytes));
-            found.extend(there.map(|secret| format!("{} in {place}", secret.name)));
+            let is_secret_file = SECRET_FILES.iter().any(|file| place.ends_with(file));
+            let present = secrets.iter().filter(|secret| !is_secret_file && secret.is_in(bytes));
+            found.extend(present.map(|secret| format!("{} in {place}", secret.name)));
         }
         found
     }
 }
 
-fn talkative(serve: &Command) -> Command {
+fn with_trace_log(serve: &Command) -> Command {
     let mut command = Command::new("env");
     command.arg("RUST_LOG=trace").arg(serve.get_program()).args(serve.get_args());
     command
@@ -108,59 +111,59 @@ fn schedule(id: &str, at_millis: u64, url: &str, header: &str) -> Value {
     json!({ "id": id, "at": rfc3339(at_millis), "target": target, "retry": { "attempts_max": 2, "backoff": "10ms" } })
 }
 
-/// Uses a server in every way that touches a secret; what it makes beside is returned.
-fn use_all(server: &Server, data: &Path, receiver: &Receiver, seen: &mut Seen) -> Vec<Secret> {
+/// Sends every kind of request that involves a secret. Returns the secrets that the server creates for them.
+fn send_all_requests(server: &Server, data: &Path, receiver: &Receiver, captured: &mut Captured) -> Vec<Secret> {
     let mut client = server.client();
     let far = now_millis() + 3_600_000;
     let soon = schedule("soon", now_millis() + 100, &receiver.url(), HEADER);
-    seen.ask(&mut client, "POST", "/v1/schedules", &soon.to_string());
+    captured.request(&mut client, "POST", "/v1/schedules", &soon.to_string());
     let hits = receiver.wait(|hits| !hits.is_empty());
-    assert_eq!(hits[0].authorization, format!("Bearer {HEADER}"), "the target is told");
+    assert_eq!(hits[0].authorization, format!("Bearer {HEADER}"), "the target receives the header");
     let nowhere = schedule("nowhere", now_millis(), "http://127.0.0.1:9", HEADER);
-    seen.ask(&mut client, "POST", "/v1/schedules", &nowhere.to_string());
+    captured.request(&mut client, "POST", "/v1/schedules", &nowhere.to_string());
     let later = schedule("later", far, &receiver.url(), HEADER);
-    seen.ask(&mut client, "POST", "/v1/schedules", &later.to_string());
-    seen.ask(&mut client, "POST", "/v1/schedules", &later.to_string());
+    captured.request(&mut client, "POST", "/v1/schedules", &later.to_string());
+    captured.request(&mut client, "POST", "/v1/schedules", &later.to_string());
     let put = schedule("later", far, &receiver.url(), PUT_HEADER);
-    seen.ask(&mut client, "PUT", "/v1/schedules/later", &put.to_string());
-    let shown = seen.ask(&mut client, "GET", "/v1/schedules/later", "");
+    captured.request(&mut client, "PUT", "/v1/schedules/later", &put.to_string());
+    let shown = captured.request(&mut client, "GET", "/v1/schedules/later", "");
     let headers = json!({ "authorization": "[redacted]", "x-plain": "[redacted]" });
     assert_eq!(shown["target"]["http"]["headers"], headers);
     let again = json!({ "at": shown["at"], "target": shown["target"] }).to_string();
-    let refused = seen.ask(&mut client, "PUT", "/v1/schedules/later", &again);
-    assert_eq!(refused["errors"][0]["code"], "redacted_header", "what was read is not put back over the value");
+    let rejected = captured.request(&mut client, "PUT", "/v1/schedules/later", &again);
+    assert_eq!(rejected["errors"][0]["code"], "redacted_header", "a redacted value cannot replace the real one");
     let change = json!({ "target": { "http": { "headers": { "authorization": format!("Bearer {PATCH_HEADER}") } } } });
-    let patched = seen.ask(&mut client, "PATCH", "/v1/schedules/later", &change.to_string());
+    let patched = captured.request(&mut client, "PATCH", "/v1/schedules/later", &change.to_string());
     assert_eq!(patched["revision"], 2, "{patched}");
-    // What is wrong with it is told without its value.
+    // The error about an invalid header must not contain its value.
     let broken = schedule("broken", far, &receiver.url(), &format!("{HEADER}\n"));
-    seen.ask(&mut client, "POST", "/v1/schedules", &broken.to_string());
-    until("the dead letter comes", || {
-        let dead = seen.ask(&mut client, "GET", "/v1/runs?dead_letter=true", "");
+    captured.request(&mut client, "POST", "/v1/schedules", &broken.to_string());
+    until("the dead letter appears", || {
+        let dead = captured.request(&mut client, "GET", "/v1/runs?dead_letter=true", "");
         dead["runs"].as_array().is_some_and(|runs| !runs.is_empty())
     });
     for path in ["/v1/schedules/nowhere/runs", "/v1/schedules/soon/runs", "/metrics", "/readyz", "/healthz"] {
-        seen.ask(&mut client, "GET", path, "");
+        captured.request(&mut client, "GET", path, "");
     }
 
     let operator = std::fs::read_to_string(data.join("operator.key")).unwrap();
     let mut operator = Client::connect(server.address, operator.trim()).unwrap();
     let tenant = r#"{"name":"billing","egress":{"allow":["loopback"]}}"#;
-    let made = operator.send("POST", "/v1/tenants", tenant).unwrap().json();
-    let key = made["key"]["secret"].as_str().unwrap();
+    let created = operator.send("POST", "/v1/tenants", tenant).unwrap().json();
+    let key = created["key"]["secret"].as_str().unwrap();
     let mut billing = Client::connect(server.address, key).unwrap();
     let theirs = schedule("theirs", far, &receiver.url(), TENANT_HEADER);
-    seen.ask(&mut billing, "POST", "/v1/schedules", &theirs.to_string());
+    captured.request(&mut billing, "POST", "/v1/schedules", &theirs.to_string());
     let rotated = billing.send("POST", "/v1/tenants/billing/signing-secrets", "").unwrap().json();
     for path in ["", "/keys", "/signing-secrets", "/audit"] {
-        seen.ask(&mut operator, "GET", &format!("/v1/tenants/billing{path}"), "");
+        captured.request(&mut operator, "GET", &format!("/v1/tenants/billing{path}"), "");
     }
-    seen.ask(&mut operator, "GET", "/v1/tenants", "");
-    seen.ask(&mut operator, "GET", "/v1/tenants/operator/audit", "");
+    captured.request(&mut operator, "GET", "/v1/tenants", "");
+    captured.request(&mut operator, "GET", "/v1/tenants/operator/audit", "");
     vec![
-        key_secret("the key of a tenant that was made", key),
-        signing_secret("a tenant's first signing secret", made["signing_secret"]["secret"].as_str().unwrap()),
-        signing_secret("a signing secret that was rotated in", rotated["secret"].as_str().unwrap()),
+        key_secret("the key of a new tenant", key),
+        signing_secret("a tenant's first signing secret", created["signing_secret"]["secret"].as_str().unwrap()),
+        signing_secret("a tenant's second signing secret", rotated["secret"].as_str().unwrap()),
     ]
 }
 
@@ -172,7 +175,7 @@ fn signing_secret(name: &'static str, text: &str) -> Secret {
     Secret::new(name, &STANDARD.decode(text.trim().strip_prefix("whsec_").unwrap()).unwrap())
 }
 
-/// Those that are known from the start, and those in the data folder.
+/// Returns the secrets of the requests, and those in the data folder.
 fn secrets(data: &Path) -> Vec<Secret> {
     let read = |name: &str| std::fs::read_to_string(data.join(name)).unwrap();
     let key = read("store.key").lines().find_map(|line| line.strip_prefix("rvsk_").map(str::to_owned)).unwrap();
@@ -189,112 +192,115 @@ fn secrets(data: &Path) -> Vec<Secret> {
 }
 
 #[track_caller]
-fn judge(seen: &Seen, mut secrets: Vec<Secret>, made: Vec<Secret>, store: &Path) {
-    secrets.extend(made);
-    assert_eq!(seen.find(&secrets), [] as [String; 0]);
-    let is_seen = |(place, bytes): &(String, Vec<u8>)| {
+fn check(captured: &Captured, mut secrets: Vec<Secret>, created: Vec<Secret>, store: &Path) {
+    secrets.extend(created);
+    assert_eq!(captured.find(&secrets), [] as [String; 0]);
+    let has_word = |(place, bytes): &(String, Vec<u8>)| {
         Path::new(place).starts_with(store) && Secret::new("no secret", NO_SECRET.as_bytes()).is_in(bytes)
     };
-    assert!(seen.0.iter().any(is_seen), "what is no secret is found in the store's files, so the search sees");
+    assert!(captured.0.iter().any(has_word), "the search does not find a word that is in the store's files");
 }
 
 #[test]
-fn no_secret_is_in_a_log_an_answer_a_metric_or_a_file_of_the_embedded_store_or_of_its_backup() {
+fn embedded_store_exposes_no_secret_outside_its_key_files() {
     let folder = tempfile::tempdir().unwrap();
     let (data, backup) = (folder.path().join("data"), folder.path().join("backup"));
-    let (receiver, mut seen) = (Receiver::start(), Seen::default());
-    let start = || Server::start_by(talkative(&crate::server::serve(&data)), &data);
+    let (receiver, mut captured) = (Receiver::start(), Captured::default());
+    let start = || Server::start_by(with_trace_log(&crate::server::serve(&data)), &data);
 
     let server = start();
-    let made = use_all(&server, &data, &receiver, &mut seen);
+    let created = send_all_requests(&server, &data, &receiver, &mut captured);
     let mut command = Command::new(BINARY);
     let output = command.args(["backup", "--data"]).arg(&data).arg("--to").arg(&backup).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let (log, stdout) = (server.log.clone(), server.stdout.clone());
     server.kill();
-    seen.add("the log", log.text());
-    seen.add("standard output", stdout.text());
-    assert!(seen.add_files(&data) > 5, "as the crash left them");
+    captured.add("the log", log.text());
+    captured.add("standard output", stdout.text());
+    assert!(captured.add_files(&data) > 5, "the crash leaves files");
 
     let server = start();
-    seen.ask(&mut server.client(), "GET", "/v1/schedules/later", "");
+    captured.request(&mut server.client(), "GET", "/v1/schedules/later", "");
     let log = server.log.clone();
     assert!(server.stop().success());
-    seen.add("the log of the second start", log.text());
-    seen.add_files(&data);
-    assert!(seen.add_files(&backup) > 0);
-    judge(&seen, secrets(&data), made, &data);
+    captured.add("the log of the second start", log.text());
+    captured.add_files(&data);
+    assert!(captured.add_files(&backup) > 0);
+    check(&captured, secrets(&data), created, &data);
 }
 
 #[test]
-fn no_secret_is_in_a_log_an_answer_a_metric_or_a_file_of_postgresql() {
+fn cluster_exposes_no_secret_outside_its_key_files() {
     let folder = tempfile::tempdir().unwrap();
     let postgres = Postgres::start().unwrap();
     let url = postgres.create_database().unwrap();
-    let (receiver, mut seen) = (Receiver::start(), Seen::default());
+    let (receiver, mut captured) = (Receiver::start(), Captured::default());
     let operator = folder.path().join("operator");
     let mut migrate = Command::new(BINARY);
     migrate.args(["store", "migrate", "--allow-egress", "loopback", "--store", &url, "--data"]).arg(&operator);
     let output = migrate.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    seen.add("what `store migrate` says", output.stdout);
-    seen.add("what `store migrate` logs", output.stderr);
+    captured.add("the standard output of `store migrate`", output.stdout);
+    captured.add("the standard error of `store migrate`", output.stderr);
     let member = |name: &str| {
         let mut command = Command::new(BINARY);
         command.args(["serve", "--listen", "127.0.0.1:0", "--no-receiver", "--lease", "2", "--store", &url]);
         command.arg("--store-key").arg(operator.join("store.key"));
         command.args(["--name", name, "--data"]).arg(folder.path().join(name));
-        Server::start_where(talkative(&command), |_| operator.clone())
+        Server::start_where(with_trace_log(&command), |_| operator.clone())
     };
 
     let (a, b) = (member("a"), member("b"));
-    let made = use_all(&a, &operator, &receiver, &mut seen);
+    let created = send_all_requests(&a, &operator, &receiver, &mut captured);
     let logs = [a.log.clone(), b.log.clone()];
     a.kill();
     assert!(b.stop().success());
     for log in logs {
-        seen.add("a member's log", log.text());
+        captured.add("a member's log", log.text());
     }
     postgres.stop().unwrap();
-    seen.add_files(folder.path());
-    assert!(seen.add_files(postgres.folder()) > 100, "tables, the write-ahead log, and the server's own log");
+    captured.add_files(folder.path());
+    assert!(
+        captured.add_files(postgres.folder()) > 100,
+        "the server has many files: tables, the write-ahead log and its own log"
+    );
     let store = postgres.folder().to_owned();
-    judge(&seen, secrets(&operator), made, &store);
+    check(&captured, secrets(&operator), created, &store);
 }
 
 #[test]
-fn a_member_without_the_clusters_key_or_with_another_is_refused_with_the_next_step() {
-    let home = crate::cluster::Home::new();
-    let refusal = |key: &dyn Fn(&mut Command) -> PathBuf| {
-        let mut command = home.serve_without_key("a");
+fn member_without_the_cluster_key_is_rejected() {
+    let cluster = crate::cluster::TestCluster::new();
+    let failure = |key: &dyn Fn(&mut Command) -> PathBuf| {
+        let mut command = cluster.serve_without_key("a");
         let path = key(&mut command);
         let output = command.env("NO_COLOR", "1").env_remove("RUST_LOG").output().unwrap();
         assert!(!output.status.success() && !path.with_extension("draft").exists());
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
-    let said = refusal(&|_| PathBuf::from("/nonexistent"));
+    let message = failure(&|_| PathBuf::from("/nonexistent"));
     assert!(
-        said.contains("store.key is not there") && said.contains("each member of a cluster has the same"),
-        "{said}"
+        message.contains("missing key file") && message.contains("all members of a cluster have the same"),
+        "{message}"
     );
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(&folder.path().join("data"));
     assert!(server.stop().success());
     let another = folder.path().join("data/store.key");
-    let said = refusal(&|command| {
+    let message = failure(&|command| {
         command.arg("--store-key").arg(&another);
         another.clone()
     });
-    assert!(said.contains("sealed under the key") && said.contains("--store-key"), "{said}");
+    assert!(message.contains("encrypted with the key") && message.contains("--store-key"), "{message}");
 }
 
 #[test]
-fn a_crash_writes_no_core_file_unless_that_is_meant() {
+fn core_files_are_disabled_unless_debuggable() {
     let folder = tempfile::tempdir().unwrap();
     let core_max = |arguments: &[&str]| {
         let data = folder.path().join("data");
         let serve = crate::server::serve(&data);
-        // Where the limit is none, so that what is found is the server's own.
+        // The shell removes the limit, so that a limit of the process comes from the server.
         let mut command = Command::new("bash");
         command.args(["-c", "ulimit -c unlimited && exec \"$@\"", "bash"]);
         command.arg(serve.get_program()).args(serve.get_args()).args(arguments);

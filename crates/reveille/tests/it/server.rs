@@ -1,4 +1,4 @@
-//! A process of the binary, as an operator has it.
+//! Process of the binary, as an operator runs it.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
@@ -10,17 +10,17 @@ use std::time::Instant;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::PATIENCE;
+use crate::TIMEOUT;
 use crate::client::Client;
 
 pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_reveille");
 
-/// What a process has said so far, line by line.
+/// Lines that a process has written so far.
 #[derive(Clone, Default)]
-pub(crate) struct Lines(Arc<(Mutex<Said>, Condvar)>);
+pub(crate) struct Lines(Arc<(Mutex<Written>, Condvar)>);
 
 #[derive(Default)]
-struct Said {
+struct Written {
     lines: Vec<String>,
     has_ended: bool,
 }
@@ -44,36 +44,36 @@ impl Lines {
         self.0.0.lock().unwrap().lines.join("\n")
     }
 
-    /// Waits for a line that `find` finds something in; `None` if the process ends without.
+    /// Waits for a line for which `find` returns a value. Returns `None` if the process ends without such a line.
     pub(crate) fn wait<T>(&self, find: impl Fn(&str) -> Option<T>) -> Option<T> {
-        let deadline = Instant::now() + PATIENCE;
-        let (said, heard) = &*self.0;
-        let mut said = said.lock().unwrap();
+        let deadline = Instant::now() + TIMEOUT;
+        let (written, changed) = &*self.0;
+        let mut written = written.lock().unwrap();
         loop {
-            if let Some(found) = said.lines.iter().find_map(|line| find(line)) {
+            if let Some(found) = written.lines.iter().find_map(|line| find(line)) {
                 return Some(found);
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            assert!(!left.is_zero(), "it did not say what was waited for, only:\n{}", said.lines.join("\n"));
-            if said.has_ended {
+            assert!(!left.is_zero(), "the expected line did not appear, only:\n{}", written.lines.join("\n"));
+            if written.has_ended {
                 return None;
             }
-            said = heard.wait_timeout(said, left).unwrap().0;
+            written = changed.wait_timeout(written, left).unwrap().0;
         }
     }
 }
 
-/// A server that is ready. Dropped, it is killed.
+/// Server that is ready. It is killed when this value is dropped.
 pub(crate) struct Server {
     child: Child,
     pub(crate) address: SocketAddr,
-    /// What goes after `Bearer`.
+    /// Bearer token.
     pub(crate) key: String,
     pub(crate) stdout: Lines,
     pub(crate) log: Lines,
 }
 
-/// `reveille serve` on `data` and on a port of its choice, without its receiver.
+/// Returns the command `reveille serve` for the folder `data` and any free port, without the built-in receiver.
 pub(crate) fn serve(data: &Path) -> Command {
     let mut command = Command::new(BINARY);
     command.args(["serve", "--listen", "127.0.0.1:0", "--no-receiver", "--data"]).arg(data);
@@ -85,18 +85,19 @@ impl Server {
         Server::start_by(serve(data), data)
     }
 
-    /// Runs `command` and waits until it says that it is ready.
+    /// Runs `command` and waits until its log reports that it is ready.
     pub(crate) fn start_by(command: Command, data: &Path) -> Self {
         Server::start_where(command, |_| data.to_owned())
     }
 
-    /// As [`Server::start_by`]; `data_of` tells where the data folder of the process with this id is seen from here.
+    /// Runs `command` as [`Server::start_by`] does. `data_of` returns the path, as the test sees it, of the data folder
+    /// of the process with this id.
     pub(crate) fn start_where(mut command: Command, data_of: impl FnOnce(u32) -> PathBuf) -> Self {
         command.env("NO_COLOR", "1").env_remove("RUST_LOG");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("the binary starts");
-        let stdout = Lines::follow(child.stdout.take().expect("it is piped"));
-        let log = Lines::follow(child.stderr.take().expect("it is piped"));
+        let stdout = Lines::follow(child.stdout.take().expect("standard output is piped"));
+        let log = Lines::follow(child.stderr.take().expect("standard error is piped"));
         let address = log.wait(|line| {
             if line.starts_with('{') {
                 return line.contains(r#""ready""#).then(|| json_address(line))?;
@@ -105,43 +106,44 @@ impl Server {
             rest.split(' ').next()?.parse().ok()
         });
         let address = address.unwrap_or_else(|| panic!("the server ended:\n{}\n{}", stdout.text(), log.text()));
-        let key = std::fs::read_to_string(data_of(child.id()).join("admin.key")).expect("the first start makes a key");
+        let key =
+            std::fs::read_to_string(data_of(child.id()).join("admin.key")).expect("the first start creates a key");
         Server { child, address, key: key.trim().to_owned(), stdout, log }
     }
 
     pub(crate) fn client(&self) -> Client {
-        Client::connect(self.address, &self.key).expect("a server that is ready answers")
+        Client::connect(self.address, &self.key).expect("a server that is ready accepts connections")
     }
 
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// `kill -9`; returns once the process is gone.
+    /// Sends SIGKILL and waits for the end of the process.
     pub(crate) fn kill(mut self) {
-        self.child.kill().expect("it runs");
-        self.child.wait().expect("it was started here");
+        self.child.kill().expect("the process is running");
+        self.child.wait().expect("the process is a child of this one");
     }
 
-    /// SIGTERM, without waiting for what becomes of it.
+    /// Sends SIGTERM without waiting for the end of the process.
     pub(crate) fn terminate(&self) {
         signal(self.pid(), Signal::TERM);
     }
 
     pub(crate) fn wait(mut self) -> ExitStatus {
-        // Its output ends when it does.
+        // The output ends with the process.
         self.log.wait(|_| None::<()>);
-        self.child.wait().expect("it was started here")
+        self.child.wait().expect("the process is a child of this one")
     }
 
-    /// SIGTERM, and waits for the end.
+    /// Sends SIGTERM and waits for the end of the process.
     pub(crate) fn stop(self) -> ExitStatus {
         self.terminate();
         self.wait()
     }
 }
 
-/// Of a line of a log in JSON.
+/// Returns the address in a line of a JSON log.
 fn json_address(line: &str) -> Option<SocketAddr> {
     let line: serde_json::Value = serde_json::from_str(line).ok()?;
     line["fields"]["address"].as_str()?.parse().ok()
@@ -149,13 +151,13 @@ fn json_address(line: &str) -> Option<SocketAddr> {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may be gone already.
+        // The process may have ended already.
         let _killed = self.child.kill();
         let _waited = self.child.wait();
     }
 }
 
 pub(crate) fn signal(pid: u32, signal: Signal) {
-    let pid = Pid::from_raw(i32::try_from(pid).expect("a pid is an i32")).expect("a pid is not 0");
-    kill_process(pid, signal).expect("the process is ours");
+    let pid = Pid::from_raw(i32::try_from(pid).expect("a process id fits in an i32")).expect("a process id is not 0");
+    kill_process(pid, signal).expect("this process may signal the other one");
 }

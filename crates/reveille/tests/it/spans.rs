@@ -1,4 +1,4 @@
-//! What a collector of OpenTelemetry gets from the real binary, and what a log in JSON is.
+//! Spans that the real binary sends to an OpenTelemetry collector, and its log in JSON.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::server::{Server, serve};
 
 const CALLER: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
-/// A span as the wire has it; ids in hexadecimal.
+/// Span as it is sent, with ids in hexadecimal.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct Span {
     trace: String,
@@ -24,7 +24,7 @@ struct Span {
     start_nanos: u64,
     end_nanos: u64,
     attributes: BTreeMap<String, String>,
-    /// Trace and span.
+    /// Pairs of a trace id and a span id.
     links: Vec<(String, String)>,
     is_error: bool,
 }
@@ -33,7 +33,7 @@ const INTERNAL: u64 = 1;
 const SERVER: u64 = 2;
 const CLIENT: u64 = 3;
 
-/// A field of a message of Protocol Buffers.
+/// Value of a field in a Protocol Buffers message.
 enum Field<'a> {
     Number(u64),
     Bytes(&'a [u8]),
@@ -43,14 +43,14 @@ impl<'a> Field<'a> {
     fn bytes(&self) -> &'a [u8] {
         match self {
             Field::Bytes(bytes) => bytes,
-            Field::Number(number) => panic!("{number} is where a message should be"),
+            Field::Number(number) => panic!("expected a message, found the number {number}"),
         }
     }
 
     fn number(&self) -> u64 {
         match self {
             Field::Number(number) => *number,
-            Field::Bytes(bytes) => panic!("{bytes:?} is where a number should be"),
+            Field::Bytes(bytes) => panic!("expected a number, found the bytes {bytes:?}"),
         }
     }
 
@@ -63,12 +63,13 @@ impl<'a> Field<'a> {
     }
 }
 
-/// By the encoding's own description, so that what the product writes is not read by what wrote it.
+/// Decodes the fields of a message. It follows the specification of the encoding and uses no code of the product, so
+/// that it finds errors in the product's encoder.
 fn fields(mut bytes: &[u8]) -> Vec<(u64, Field<'_>)> {
     fn varint(bytes: &mut &[u8]) -> u64 {
         let (mut number, mut shift) = (0, 0);
         loop {
-            let (first, rest) = bytes.split_first().expect("a number ends");
+            let (first, rest) = bytes.split_first().expect("a varint has a last byte");
             *bytes = rest;
             number |= u64::from(first & 0x7f) << shift;
             shift += 7;
@@ -93,31 +94,31 @@ fn fields(mut bytes: &[u8]) -> Vec<(u64, Field<'_>)> {
                 bytes = rest;
                 Field::Bytes(field)
             }
-            other => panic!("{other} is no wire type that spans have"),
+            other => panic!("unexpected wire type {other}"),
         };
         found.push((key >> 3, field));
     }
     found
 }
 
-/// All fields of this number, which are messages.
+/// Returns all fields with this number, which must be messages.
 fn messages(bytes: &[u8], number: u64) -> Vec<&[u8]> {
     fields(bytes).into_iter().filter(|(found, _)| *found == number).map(|(_, field)| field.bytes()).collect()
 }
 
-/// `key` and `value.string_value`, or `value.int_value`.
+/// Decodes an attribute: `key`, and `value.string_value` or `value.int_value`.
 fn attribute(bytes: &[u8]) -> (String, String) {
     let fields_of = fields(bytes);
-    let [(1, key), (2, value)] = fields_of.as_slice() else { panic!("it is no attribute") };
+    let [(1, key), (2, value)] = fields_of.as_slice() else { panic!("not an attribute") };
     let value = match fields(value.bytes()).first() {
         Some((1, text)) => text.text(),
         Some((3, number)) => number.number().to_string(),
-        _ => panic!("it is no value"),
+        _ => panic!("not a value of an attribute"),
     };
     (key.text(), value)
 }
 
-/// By the numbers in opentelemetry/proto/trace/v1/trace.proto.
+/// Decodes a span with the field numbers of opentelemetry/proto/trace/v1/trace.proto.
 fn span(bytes: &[u8]) -> Span {
     let mut span = Span::default();
     for (number, field) in fields(bytes) {
@@ -132,17 +133,17 @@ fn span(bytes: &[u8]) -> Span {
             9 => span.attributes.extend([attribute(field.bytes())]),
             13 => {
                 let link = fields(field.bytes());
-                let [(1, trace), (2, id)] = link.as_slice() else { panic!("it is no link") };
+                let [(1, trace), (2, id)] = link.as_slice() else { panic!("not a link") };
                 span.links.push((trace.hex(), id.hex()));
             }
             15 => span.is_error = fields(field.bytes()).iter().any(|(number, code)| (*number, code.number()) == (3, 2)),
-            other => panic!("a span has no field {other} here"),
+            other => panic!("unexpected field {other} of a span"),
         }
     }
     span
 }
 
-/// What a collector has been sent.
+/// Returns the spans in the requests to a collector.
 fn spans(requests: &[Hit]) -> Vec<Span> {
     let mut spans = Vec::new();
     for request in requests {
@@ -168,7 +169,7 @@ fn base(collector: &Receiver) -> String {
     collector.url().trim_end_matches("/hook").to_owned()
 }
 
-/// A batch of one line, by curl, as its answer is of no known length.
+/// Sends a batch of one line with curl, because the response has no declared length.
 fn batch(server: &Server, line: &Value) {
     let mut curl = Command::new("curl");
     curl.args([
@@ -179,26 +180,26 @@ fn batch(server: &Server, line: &Value) {
         &format!("Authorization: Bearer {}", server.key),
     ]);
     curl.args(["--data-binary", &line.to_string(), &format!("http://{}/v1/schedules:batch", server.address)]);
-    let output = curl.output().expect("curl is there");
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(said.contains(r#""status":201"#), "{said}");
+    let output = curl.output().expect("curl is installed");
+    let message = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(message.contains(r#""status":201"#), "{message}");
 }
 
 #[track_caller]
-fn one<'a>(spans: &'a [Span], what: &str, is_it: impl Fn(&Span) -> bool) -> &'a Span {
-    let found: Vec<&Span> = spans.iter().filter(|span| is_it(span)).collect();
-    assert_eq!(found.len(), 1, "{what} in {spans:#?}");
+fn one<'a>(spans: &'a [Span], name: &str, matches: impl Fn(&Span) -> bool) -> &'a Span {
+    let found: Vec<&Span> = spans.iter().filter(|span| matches(span)).collect();
+    assert_eq!(found.len(), 1, "not exactly one span for {name} in {spans:#?}");
     found[0]
 }
 
 #[test]
-fn a_run_is_a_trace_of_its_own_that_links_to_the_request_that_asked_for_it() {
+fn run_trace_links_to_the_request_that_created_the_schedule() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let (collector, receiver) = (Receiver::start(), Receiver::start());
     let server = Server::start_by(traced(&data, &base(&collector)), &data);
     let mut client = server.client().with_header("traceparent", CALLER);
-    // Far away first: what fires was asked for by the request that replaced it.
+    // The first instant is far away. The PUT replaces the schedule, so its run must link to the PUT.
     let later = one_shot("once", now_millis() + 3_600_000, &receiver.url(), &json!("x"));
     assert_eq!(client.create(&later).status, 201);
     let soon = one_shot("once", now_millis() + 50, &receiver.url(), &json!("x")).to_string();
@@ -210,9 +211,9 @@ fn a_run_is_a_trace_of_its_own_that_links_to_the_request_that_asked_for_it() {
     let hits = receiver.wait(|hits| hits.len() == 1);
     let deadline = now_millis() + 30_000;
     while client.get("/v1/runs?dead_letter=true").json()["runs"].as_array().unwrap().is_empty() {
-        assert!(now_millis() < deadline, "the batch's schedule has a dead letter");
+        assert!(now_millis() < deadline, "the schedule of the batch has no dead letter");
     }
-    assert!(server.stop().success(), "it sends what is left");
+    assert!(server.stop().success(), "the server sends the remaining spans before it exits");
 
     let spans = spans(&collector.hits());
     let put = one(&spans, "the PUT", |span| span.name == "PUT /v1/schedules/{id}");
@@ -225,35 +226,35 @@ fn a_run_is_a_trace_of_its_own_that_links_to_the_request_that_asked_for_it() {
     assert_eq!((put.attributes["status"].as_str(), put.attributes["schedule"].as_str()), ("200", "once"));
     assert_ne!((&put.trace, &put.id), (&post.trace, &post.id));
 
-    let fire = one(&spans, "the fire of the PUT", |span| span.links == [(put.trace.clone(), put.id.clone())]);
+    let fire = one(&spans, "the run after the PUT", |span| span.links == [(put.trace.clone(), put.id.clone())]);
     assert_eq!((fire.name.as_str(), fire.kind, fire.parent.as_str()), ("fire", INTERNAL, ""));
     assert_eq!(fire.attributes["run"], hits[0].run);
     assert_eq!((fire.attributes["result"].as_str(), fire.is_error), ("success", false));
-    assert_ne!(fire.trace, put.trace, "a run is a trace of its own");
-    let attempt = one(&spans, "its attempt", |span| span.parent == fire.id && span.name == "attempt");
+    assert_ne!(fire.trace, put.trace, "a run has its own trace");
+    let attempt = one(&spans, "the attempt of the run", |span| span.parent == fire.id && span.name == "attempt");
     assert_eq!((attempt.kind, &attempt.trace), (CLIENT, &fire.trace));
     assert_eq!(
         hits[0].traceparent,
         format!("00-{}-{}-01", attempt.trace, attempt.id),
-        "the receiver's spans are below it"
+        "the receiver's spans are children of the attempt"
     );
     assert_eq!((attempt.attributes["status"].as_str(), attempt.is_error), ("200", false));
     assert!(fire.start_nanos <= attempt.start_nanos && attempt.start_nanos <= attempt.end_nanos, "{attempt:?}");
     assert!(now_millis() * 1_000_000 - fire.start_nanos < 60_000_000_000, "{fire:?}");
 
-    let made = one(&spans, "the line of the batch", |span| {
+    let line = one(&spans, "the line of the batch", |span| {
         span.attributes.get("schedule").is_some_and(|id| id == "line") && span.kind == SERVER
     });
-    let fire = one(&spans, "its fire", |span| span.links == [(made.trace.clone(), made.id.clone())]);
+    let fire = one(&spans, "the run of the line", |span| span.links == [(line.trace.clone(), line.id.clone())]);
     assert_eq!(fire.attributes["result"], "unreachable");
-    let attempt = one(&spans, "its attempt", |span| span.parent == fire.id);
+    let attempt = one(&spans, "the attempt of the line", |span| span.parent == fire.id);
     assert!(attempt.is_error && attempt.attributes["error"].contains("refused"), "{attempt:?}");
-    assert!(spans.iter().all(|span| !format!("{span:?}").contains("secret")), "no path of a target is told");
-    assert!(spans.iter().all(|span| !format!("{span:?}").contains(client.secret())), "nor a key");
+    assert!(spans.iter().all(|span| !format!("{span:?}").contains("secret")), "no span contains the path of a target");
+    assert!(spans.iter().all(|span| !format!("{span:?}").contains(client.secret())), "no span contains a key");
 }
 
 #[test]
-fn a_collector_that_is_away_costs_spans_and_nothing_else() {
+fn unreachable_collector_loses_only_spans() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let receiver = Receiver::start();
@@ -261,13 +262,13 @@ fn a_collector_that_is_away_costs_spans_and_nothing_else() {
     let mut client = server.client();
     assert_eq!(client.create(&one_shot("once", now_millis() + 50, &receiver.url(), &json!("x"))).status, 201);
     receiver.wait(|hits| hits.len() == 1);
-    let told = server.log.wait(|line| line.contains("spans were dropped").then(|| line.to_owned()));
-    assert!(told.is_some_and(|line| line.contains("http://127.0.0.1:1/v1/traces")));
+    let warning = server.log.wait(|line| line.contains("spans dropped").then(|| line.to_owned()));
+    assert!(warning.is_some_and(|line| line.contains("http://127.0.0.1:1/v1/traces")));
     assert!(server.stop().success());
 }
 
 #[test]
-fn a_log_in_json_is_an_object_on_each_line() {
+fn json_log_has_one_object_per_line() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let mut command = serve(&data);
@@ -276,6 +277,6 @@ fn a_log_in_json_is_an_object_on_each_line() {
     let log = server.log.clone();
     assert!(server.stop().success());
     let lines: Vec<Value> = log.text().lines().map(|line| serde_json::from_str(line).expect(line)).collect();
-    let stopped = lines.last().expect("it says that it has stopped");
+    let stopped = lines.last().expect("the log has a last line");
     assert_eq!((&stopped["level"], &stopped["fields"]["message"]), (&json!("INFO"), &json!("stopped")));
 }

@@ -1,4 +1,4 @@
-//! Requests under TLS, as `curl` makes them: with an authority of one's own, with another, and across a renewal.
+//! Requests over TLS with `curl`: with the server's certificate authority, with another one, and across a renewal.
 
 use std::io::Read as _;
 use std::net::TcpStream;
@@ -8,10 +8,11 @@ use std::process::{Command, Output};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 
 use crate::server::{BINARY, Server, serve};
-use crate::{PATIENCE, until};
+use crate::{TIMEOUT, until};
 
-/// An authority, and where the certificates that it signs are put.
+/// Certificate authority.
 struct Authority {
+    /// Path of the root certificate in PEM.
     root: PathBuf,
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
@@ -27,7 +28,7 @@ impl Authority {
         Authority { root, issuer }
     }
 
-    /// A certificate of this machine in PEM, and its key.
+    /// Signs a certificate for this machine. Returns it and its key in PEM.
     fn sign(&self) -> (String, String) {
         let key = KeyPair::generate().unwrap();
         let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
@@ -55,7 +56,7 @@ impl Secured {
         Secured { folder, authority, server }
     }
 
-    /// What `curl` says of the server's health: the version of HTTP and the status.
+    /// Requests `/readyz` with `curl`, which prints the version of HTTP and the status.
     fn curl(&self, root: &Path, arguments: &[&str]) -> Output {
         let url = format!("https://localhost:{}/readyz", self.server.address.port());
         let mut command = Command::new("curl");
@@ -64,7 +65,7 @@ impl Secured {
         command.output().expect("curl is installed")
     }
 
-    fn says(&self, root: &Path, arguments: &[&str]) -> String {
+    fn version_and_status(&self, root: &Path, arguments: &[&str]) -> String {
         let output = self.curl(root, arguments);
         format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
     }
@@ -75,31 +76,31 @@ impl Secured {
 }
 
 fn write(folder: &Path, (certificate, key): &(String, String)) {
-    // Not in one step, and the certificate before its key: between the two they do not fit.
+    // The two files are written one after the other. Between the writes the certificate does not match the key.
     std::fs::write(folder.join("server.crt"), certificate).unwrap();
     std::fs::write(folder.join("server.key"), key).unwrap();
 }
 
 #[test]
-fn http_1_and_2_are_spoken_under_the_certificate_and_another_authority_is_not_believed() {
+fn tls_serves_http_1_and_2_and_clients_verify_the_authority() {
     let secured = Secured::start();
     let root = secured.authority.root.clone();
-    assert_eq!(secured.says(&root, &["--http1.1"]), "1.1 200");
-    assert_eq!(secured.says(&root, &["--http2"]), "2 200");
-    assert_eq!(secured.says(&root, &["--tls-max", "1.2"]), "2 200");
+    assert_eq!(secured.version_and_status(&root, &["--http1.1"]), "1.1 200");
+    assert_eq!(secured.version_and_status(&root, &["--http2"]), "2 200");
+    assert_eq!(secured.version_and_status(&root, &["--tls-max", "1.2"]), "2 200");
     assert!(!secured.curl(&root, &["--tlsv1.0", "--tls-max", "1.1"]).status.success());
     let other = Authority::new(secured.folder.path(), "other");
-    let refused = secured.curl(&other.root, &[]);
-    assert_eq!(refused.status.code(), Some(60), "{}", String::from_utf8_lossy(&refused.stderr));
+    let rejected = secured.curl(&other.root, &[]);
+    assert_eq!(rejected.status.code(), Some(60), "{}", String::from_utf8_lossy(&rejected.stderr));
     let plain = Command::new("curl")
         .args(["--silent", "--max-time", "30", &format!("http://{}/readyz", secured.server.address)])
         .output();
-    assert!(!plain.unwrap().status.success(), "nothing is answered in plain");
+    assert!(!plain.unwrap().status.success(), "the server responds to plain HTTP");
     assert!(secured.server.stop().success());
 }
 
 #[test]
-fn the_commands_reach_the_server_with_the_authority_and_not_without() {
+fn commands_require_the_root_certificate() {
     let secured = Secured::start();
     let command = |root: Option<&Path>| {
         let mut command = Command::new(BINARY);
@@ -112,42 +113,43 @@ fn the_commands_reach_the_server_with_the_authority_and_not_without() {
     let listed = command(Some(&secured.authority.root));
     assert!(listed.status.success(), "{}", String::from_utf8_lossy(&listed.stderr));
     assert!(String::from_utf8_lossy(&listed.stdout).contains("default"));
-    let refused = command(None);
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(!refused.status.success() && said.contains("--root-certificate"), "{said}");
+    let failed = command(None);
+    let message = String::from_utf8_lossy(&failed.stderr).into_owned();
+    assert!(!failed.status.success() && message.contains("--root-certificate"), "{message}");
     assert!(secured.server.stop().success());
 }
 
 #[test]
-fn a_renewed_certificate_is_shown_without_a_restart_and_a_broken_one_never() {
+fn renewed_certificate_is_used_and_an_invalid_one_is_ignored() {
     let secured = Secured::start();
     let (old, new) = (secured.authority.root.clone(), Authority::new(secured.folder.path(), "new"));
     assert!(secured.is_trusted_by(&old) && !secured.is_trusted_by(&new.root));
     write(secured.folder.path(), &new.sign());
-    until("the renewed one is shown", || secured.is_trusted_by(&new.root));
+    until("the server uses the renewed certificate", || secured.is_trusted_by(&new.root));
     assert!(!secured.is_trusted_by(&old));
 
     write(secured.folder.path(), &("no certificate".to_owned(), new.sign().1));
-    let told = |line: &str| (line.contains("cannot be used") && line.contains("no certificate in PEM")).then_some(());
-    secured.server.log.wait(told).expect("it is told");
-    assert!(secured.is_trusted_by(&new.root), "the one before is shown on");
+    let is_warning =
+        |line: &str| (line.contains("cannot be used") && line.contains("no certificate in PEM")).then_some(());
+    secured.server.log.wait(is_warning).expect("the log has a warning");
+    assert!(secured.is_trusted_by(&new.root), "the server keeps the previous certificate");
     std::fs::remove_file(secured.folder.path().join("server.crt")).unwrap();
     write(secured.folder.path(), &secured.authority.sign());
-    until("the next one is shown", || secured.is_trusted_by(&old));
+    until("the server uses the next certificate", || secured.is_trusted_by(&old));
     let keys = secured.server.log.text().matches("PRIVATE KEY").count();
-    assert_eq!(keys, 0, "nothing of a key is told");
+    assert_eq!(keys, 0, "the log contains a private key");
     assert!(secured.server.stop().success());
 }
 
 #[test]
-fn handshakes_that_stall_are_ended_and_keep_nobody_out() {
+fn stalled_handshakes_are_closed_and_block_no_client() {
     let secured = Secured::start();
     let stalled: Vec<TcpStream> = (0..50).map(|_| TcpStream::connect(secured.server.address).unwrap()).collect();
     let root = &secured.authority.root;
-    assert_eq!(secured.says(root, &["--http1.1"]), "1.1 200");
+    assert_eq!(secured.version_and_status(root, &["--http1.1"]), "1.1 200");
     for mut stream in stalled {
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0, "it is closed");
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+        assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0, "the server closes the connection");
     }
     let url = format!("https://localhost:{}/metrics", secured.server.address.port());
     let metrics = Command::new("curl").args(["--silent", "--noproxy", "*", "--cacert"]).arg(root).arg(url).output();
@@ -157,13 +159,16 @@ fn handshakes_that_stall_are_ended_and_keep_nobody_out() {
 }
 
 #[test]
-fn nothing_is_heard_by_others_in_plain_unless_that_is_meant() {
+fn plain_http_beyond_loopback_requires_insecure() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let mut command = Command::new(BINARY);
     command.args(["serve", "--listen", "0.0.0.0:0", "--no-receiver", "--data"]).arg(&data);
     let output = command.env("NO_COLOR", "1").env_remove("RUST_LOG").output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success() && said.contains("--tls-certificate") && said.contains("--insecure"), "{said}");
-    assert!(!data.exists(), "nothing was touched");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        !output.status.success() && message.contains("--tls-certificate") && message.contains("--insecure"),
+        "{message}"
+    );
+    assert!(!data.exists(), "the failed start creates no data folder");
 }

@@ -1,4 +1,4 @@
-//! The real world keeps the contract of the door.
+//! Contract of the runtime on the real machine.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -15,7 +15,7 @@ fn on_tokio<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {
 }
 
 #[test]
-fn sleep_never_returns_before_its_time() {
+fn sleep_never_returns_early() {
     on_tokio(async |runtime| {
         for millis in [0, 1, 3, 7] {
             let until = runtime.monotonic() + Duration::from_millis(millis);
@@ -26,7 +26,7 @@ fn sleep_never_returns_before_its_time() {
 }
 
 #[test]
-fn a_timeout_gives_up_and_a_finished_future_does_not_wait_for_it() {
+fn timeout_ends_a_slow_future_but_not_a_ready_one() {
     on_tokio(async |runtime| {
         assert_eq!(runtime.timeout(Duration::from_millis(5), std::future::pending::<()>()).await, None);
         let long = Duration::from_secs(3_600);
@@ -35,11 +35,11 @@ fn a_timeout_gives_up_and_a_finished_future_does_not_wait_for_it() {
 }
 
 #[test]
-fn a_panic_is_told_to_the_owner_of_the_task_and_ends_no_other() {
+fn panic_is_reported_to_the_owner_and_ends_no_other_task() {
     on_tokio(async |runtime| {
         let tasks = TaskSet::new(&runtime);
-        tasks.spawn("panics", async { panic!("on purpose") });
-        tasks.spawn_thread("panics on a thread", async { panic!("on purpose") });
+        tasks.spawn("panics", async { panic!("deliberate") });
+        tasks.spawn_thread("panics on a thread", async { panic!("deliberate") });
         tasks.spawn("finishes", async {});
         tasks.spawn_thread("finishes on a thread", async {});
         let ends: Vec<TaskEnd> = tasks.join().await.into_iter().map(|(_, end)| end).collect();
@@ -48,32 +48,32 @@ fn a_panic_is_told_to_the_owner_of_the_task_and_ends_no_other() {
 }
 
 #[test]
-fn dropping_the_set_ends_its_tasks() {
-    struct Tell(Option<tokio::sync::oneshot::Sender<()>>, Arc<AtomicBool>);
-    impl Drop for Tell {
+fn dropped_task_set_ends_its_tasks() {
+    struct DropSignal(Option<tokio::sync::oneshot::Sender<()>>, Arc<AtomicBool>);
+    impl Drop for DropSignal {
         fn drop(&mut self) {
             self.1.store(true, Ordering::SeqCst);
-            let _heard = self.0.take().unwrap().send(());
+            let _received = self.0.take().unwrap().send(());
         }
     }
     on_tokio(async |runtime| {
-        let (tell, told) = tokio::sync::oneshot::channel();
+        let (sender, receiver) = tokio::sync::oneshot::channel();
         let dropped = Arc::new(AtomicBool::new(false));
-        let guard = Tell(Some(tell), dropped.clone());
+        let guard = DropSignal(Some(sender), dropped.clone());
         let tasks = TaskSet::new(&runtime);
-        tasks.spawn("waits for ever", async move {
+        tasks.spawn("waits forever", async move {
             let _guard = guard;
             std::future::pending::<()>().await;
         });
         drop(tasks);
-        told.await.unwrap();
+        receiver.await.unwrap();
         assert!(dropped.load(Ordering::SeqCst));
     });
 }
 
-/// As heartbeats are to go on while a user's code blocks.
+/// Heartbeats must continue while a user's code blocks.
 #[test]
-fn a_task_that_blocks_its_thread_stops_no_clock() {
+fn blocking_task_does_not_stop_timers() {
     on_tokio(async |runtime| {
         for _ in 0..3 {
             let (tasks, ticks, blocked) = (TaskSet::new(&runtime), Arc::<AtomicU32>::default(), Duration::from_secs(1));
@@ -86,10 +86,10 @@ fn a_task_that_blocks_its_thread_stops_no_clock() {
             });
             let world = runtime.clone();
             let blocking = runtime.detached("blocks", async move {
-                // The worker that looks after the clock goes on to this.
+                // The worker that polls the timers runs this task next.
                 world.sleep(Duration::from_millis(15)).await;
                 let before = ticks.load(Ordering::Relaxed);
-                #[expect(clippy::disallowed_methods, reason = "what must not be done")]
+                #[expect(clippy::disallowed_methods, reason = "the test blocks a worker on purpose")]
                 std::thread::sleep(blocked);
                 ticks.load(Ordering::Relaxed) - before
             });
@@ -100,7 +100,7 @@ fn a_task_that_blocks_its_thread_stops_no_clock() {
 }
 
 #[test]
-fn files_keep_what_was_written_and_names_and_locks_are_exclusive() {
+fn files_keep_their_bytes_and_names_and_locks_are_exclusive() {
     on_tokio(async |runtime| {
         let folder = tempfile::tempdir().unwrap();
         let disk = runtime.disk();

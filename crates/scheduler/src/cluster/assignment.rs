@@ -1,12 +1,14 @@
-//! Which shards this member should own, and how it comes to own them.
+//! Assignment of shards to this member.
 //!
-//! Every member computes the same plan from the same view ([`membership::assign`]). What is free it claims; for what
-//! another holds it asks that one to let go, and waits for the answer (seed 004's synchronous shutdown call) or for the
-//! other's lease to end, whichever comes first. A claim says who may ask the store for a term; the term says who owns.
+//! Every member computes the same plan from the same view ([`membership::assign`]). A member claims its free shards.
+//! For a shard that another member has claimed, it requests a release and waits for the response or for the end of the
+//! other member's lease, whichever comes first. A claim entitles a member to take a term from the store. The term makes
+//! it the owner.
 //!
-//! One member at a time leads: it has claimed `leader`, and does the store's housekeeping. Nothing that fires waits for it.
+//! One member at a time leads: it has the claim `leader` and runs the store's housekeeping. Firing does not depend on
+//! it.
 //!
-//! Always true here: what is owned was claimed in the session that is joined, and is lost with it.
+//! Invariant: this member claimed its owned shards in its present session, and loses them with the session.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -29,70 +31,72 @@ use crate::cluster::peers::Peers;
 use crate::metrics::count_store_error;
 use crate::shared::Shared;
 
-/// How often it is looked whether all is as it should be, if nothing says that it is not.
+/// Longest time between two checks of the assignment.
 const PERIOD: Duration = Duration::from_secs(1);
-/// How long the present owner may take to let go; after that its lease decides.
+/// Longest wait for the present owner to release shards. After that its lease decides.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often the leader does the store's housekeeping, and how soon again if there was something to do, or it failed.
+/// Time between two runs of the store's housekeeping by the leader.
 const HOUSEKEEPING_PERIOD: Duration = Duration::from_secs(3_600);
+/// Time to the next housekeeping run after a run that dropped rows or failed.
 const HOUSEKEEPING_RETRY: Duration = Duration::from_secs(60);
 
-/// The other members, and how to be one of them.
+/// Connections and settings of a member of a cluster.
 pub struct Peering {
     pub ownership: Arc<dyn Ownership>,
     pub peers: Arc<dyn Peers>,
     pub profile: Profile,
     pub options: membership::Options,
-    /// What the parts beside the scheduler count: told with what it counts itself.
+    /// Metrics of other components. The scheduler adds its own and exposes all of them.
     pub registry: Registry,
 }
 
-/// This member among the others.
+/// Membership of this process in a cluster.
 pub(crate) struct Cluster {
     shared: Arc<Shared>,
     pub(crate) membership: Membership,
     pub(crate) peers: PeerClient,
     pub(crate) options: membership::Options,
-    /// Held from the look at what is owned until what follows from it is done: what is being let go of is not claimed
-    /// again between its last write and its release, which would then free what is owned.
+    /// Lock for changes of ownership, taken before the owned shards are read and kept until the change is complete.
+    /// Otherwise this member could claim a shard again between its last write and its release, and the release would
+    /// free a shard that it owns.
     changing: tokio::sync::Mutex<()>,
 }
 
 impl Cluster {
-    /// Begins to join.
+    /// Starts to join the cluster.
     pub(crate) fn join(shared: &Arc<Shared>, tasks: &TaskSet, peers: PeerClient, peering: Peering) -> Self {
         let Peering { ownership, profile, options, .. } = peering;
-        let marked = shared.clone();
+        let cloned = shared.clone();
         let before_renewal: BeforeRenewal = Arc::new(move || {
-            let shared = marked.clone();
+            let shared = cloned.clone();
             Box::pin(async move { apply_all_cancellations(&shared).await.is_ok() })
         });
         let membership = Membership::join(&shared.runtime, tasks, ownership, profile, options.clone(), before_renewal);
         Cluster { shared: shared.clone(), membership, peers, options, changing: tokio::sync::Mutex::default() }
     }
 
-    /// Sees to it that what should be owned is, until `stop`; then hands everything over and leaves.
-    pub(crate) async fn keep(&self, stop: CancellationToken) {
-        let both = futures_util::future::join(self.balance_for_ever(), self.lead_for_ever());
+    /// Keeps the assignment up to date until `stop`, then hands all shards over and leaves the cluster.
+    pub(crate) async fn run(&self, stop: CancellationToken) {
+        let both = futures_util::future::join(self.keep_balanced(), self.keep_leading());
         let _stopped = stop.run_until_cancelled(both).await;
         self.release_all().await;
         self.membership.leave().await;
     }
 
-    /// As far as is known here.
-    pub(crate) fn leads(&self) -> bool {
+    /// Returns true if this member leads, by its latest view.
+    pub(crate) fn is_leader(&self) -> bool {
         let me = self.membership.lease().map(|lease| lease.member());
         me.is_some() && self.membership.view().borrow().leader() == me
     }
 
-    /// Leads whenever nobody does, unless this member's clock is off.
-    async fn lead_for_ever(&self) {
+    /// Claims the leadership whenever it is free, unless this member's clock differs too much from the engine's.
+    async fn keep_leading(&self) {
         let runtime = &self.shared.runtime;
         let mut next = runtime.monotonic();
         loop {
             runtime.sleep(PERIOD).await;
             if self.membership.clock_is_off() {
-                if self.leads() {
+                if self.is_leader() {
                     let _may_fail = self.membership.release(vec![ClaimName::leader()]).await;
                 }
                 continue;
@@ -101,12 +105,12 @@ impl Cluster {
             if is_vacant && self.membership.lease().is_some() {
                 let _may_fail = self.membership.claim(vec![ClaimName::leader()]).await;
             }
-            if self.leads() && runtime.monotonic() >= next {
+            if self.is_leader() && runtime.monotonic() >= next {
                 let now = runtime.now();
                 let after = match self.shared.store.maintain(now, self.history_from(now)).await {
                     Ok(0) => HOUSEKEEPING_PERIOD,
                     Ok(dropped) => {
-                        tracing::info!(dropped, "the store's housekeeping dropped what nobody needs any more");
+                        tracing::info!(dropped, "housekeeping dropped expired rows");
                         HOUSEKEEPING_RETRY
                     }
                     Err(error) => {
@@ -119,22 +123,22 @@ impl Cluster {
         }
     }
 
-    /// A day of history goes as a whole.
+    /// Returns the start of the history to retain, rounded down to a whole day, because the store drops whole days.
     fn history_from(&self, now: Timestamp) -> Timestamp {
         const DAY: i64 = 86_400_000;
         let from = (now - self.shared.options.history).as_millis();
         Timestamp::from_millis(from - from.rem_euclid(DAY))
     }
 
-    async fn balance_for_ever(&self) {
+    async fn keep_balanced(&self) {
         let mut status = self.membership.status();
         let mut view = self.membership.view();
         let mut session = None;
         let mut known = BTreeMap::new();
         loop {
             let now = status.borrow_and_update().clone();
-            tell_who_came_and_went(&mut known, &view.borrow_and_update());
-            self.turn(now, &mut session).await;
+            log_membership_changes(&mut known, &view.borrow_and_update());
+            self.update(now, &mut session).await;
             tokio::select! {
                 biased;
                 _ = status.changed() => {}
@@ -144,7 +148,7 @@ impl Cluster {
         }
     }
 
-    async fn turn(&self, status: Status, session: &mut Option<MemberId>) {
+    async fn update(&self, status: Status, session: &mut Option<MemberId>) {
         if let Some(offset) = self.membership.clock_offset() {
             self.shared.metrics.clock_skew_seconds.set(offset.ahead_millis as f64 / 1_000.0);
         }
@@ -155,13 +159,13 @@ impl Cluster {
         };
         if *session != Some(member) {
             lose(&self.shared, &self.owned()).await;
-            self.shared.lease.hold_under(lease);
+            self.shared.lease.set_session(lease);
             *session = Some(member);
         }
         if clock_is_off {
             self.release_all().await;
         } else if let Err(error) = self.balance(member).await {
-            tracing::warn!(%error, "the shards cannot be shared out now; trying again");
+            tracing::warn!(%error, "cannot assign shards; retrying");
         }
     }
 
@@ -169,11 +173,11 @@ impl Cluster {
         self.shared.shards.owned().into_iter().collect()
     }
 
-    /// Takes what should be this member's.
+    /// Takes the shards that the plan assigns to this member.
     async fn balance(&self, me: MemberId) -> Result<(), OwnershipError> {
         let changing = self.changing.lock().await;
         let view = self.membership.refresh().await?;
-        let held = view.shards();
+        let claims = view.shards();
         let owned = self.owned();
         let mut free = Vec::new();
         let mut of_others: BTreeMap<MemberId, Vec<ShardId>> = BTreeMap::new();
@@ -181,32 +185,34 @@ impl Cluster {
             if owner != me || owned.contains(&shard) {
                 continue;
             }
-            match held.get(&shard) {
+            match claims.get(&shard) {
                 Some(other) if *other != me => of_others.entry(*other).or_default().push(shard),
                 _ => free.push(shard),
             }
         }
         self.take(free).await;
         drop(changing);
-        let asked = of_others.into_iter().filter_map(|(other, shards)| Some((view.member(other)?, shards)));
-        join_all(asked.map(|(other, shards)| self.take_from(me, other, shards))).await;
+        let requests = of_others.into_iter().filter_map(|(other, shards)| Some((view.member(other)?, shards)));
+        join_all(requests.map(|(other, shards)| self.request_shards(me, other, shards))).await;
         Ok(())
     }
 
-    async fn take_from(&self, me: MemberId, other: &Member, shards: Vec<ShardId>) {
-        let asking = self.peers.request(other, &Release { member: me, shards });
-        match self.shared.runtime.timeout(RELEASE_TIMEOUT, asking).await {
+    async fn request_shards(&self, me: MemberId, other: &Member, shards: Vec<ShardId>) {
+        let request = self.peers.request(other, &Release { member: me, shards });
+        match self.shared.runtime.timeout(RELEASE_TIMEOUT, request).await {
             Some(Ok(Ok(free))) => {
                 let _one_change_at_a_time = self.changing.lock().await;
                 self.take(free).await;
             }
-            Some(Ok(Err(undone))) => tracing::debug!(member = other.name, ?undone, "a member does not let go yet"),
-            Some(Err(error)) => tracing::warn!(%error, "a member that should let go of shards does not answer"),
-            None => tracing::warn!(member = other.name, "a member takes too long to let go of shards"),
+            Some(Ok(Err(undone))) => {
+                tracing::debug!(member = other.name, ?undone, "release of shards rejected; retrying");
+            }
+            Some(Err(error)) => tracing::warn!(%error, "release of shards failed; retrying"),
+            None => tracing::warn!(member = other.name, "release of shards timed out; retrying"),
         }
     }
 
-    /// Under the lock on changes.
+    /// Claims and takes these shards. The caller has locked `changing`.
     async fn take(&self, shards: Vec<ShardId>) {
         if shards.is_empty() {
             return;
@@ -215,19 +221,19 @@ impl Cluster {
         let claimed = match self.membership.claim(names).await {
             Ok(claimed) => claimed,
             Err(error) => {
-                tracing::warn!(%error, "cannot claim shards; trying again");
+                tracing::warn!(%error, "cannot claim shards; retrying");
                 return;
             }
         };
         let ours: Vec<ShardId> =
-            shards.into_iter().zip(claimed.held).filter_map(|(shard, held)| held.then_some(shard)).collect();
+            shards.into_iter().zip(claimed.held).filter_map(|(shard, is_ours)| is_ours.then_some(shard)).collect();
         if ours.is_empty() {
             return;
         }
         match gain(&self.shared, &ours).await {
-            Ok(true) => tracing::info!(shards = ours.len(), "took shards"),
-            Ok(false) => tracing::info!(shards = ours.len(), "the session ended before its shards were taken"),
-            // They stay claimed, and are taken in the next turn.
+            Ok(true) => tracing::info!(shards = ours.len(), "shards taken"),
+            Ok(false) => tracing::info!(shards = ours.len(), "session ended before its shards were taken"),
+            // The shards stay claimed, and the next update takes them.
             Err(error) => count_store_error(&self.shared.metrics, "take", &error),
         }
     }
@@ -237,8 +243,8 @@ impl Cluster {
         self.release(self.owned()).await;
     }
 
-    /// Lets go of these shards, of which some may be claimed only, and says so to all; those that are free now. Under
-    /// the lock on changes.
+    /// Hands over these shards, some of which may be claimed only, and releases their claims. Returns the shards that
+    /// are free now. The caller has locked `changing`.
     async fn release(&self, shards: BTreeSet<ShardId>) -> Vec<ShardId> {
         if shards.is_empty() {
             return Vec::new();
@@ -249,49 +255,50 @@ impl Cluster {
         let names = shards.iter().copied().map(ClaimName::shard).collect();
         match self.membership.release(names).await {
             Ok(()) => {
-                tracing::info!(shards = shards.len(), "let go of shards");
+                tracing::info!(shards = shards.len(), "shards released");
                 shards.into_iter().collect()
             }
             Err(error) => {
-                tracing::warn!(%error, "shards that were let go of are not released yet");
+                tracing::warn!(%error, "cannot release claims of shards that were handed over; retrying");
                 Vec::new()
             }
         }
     }
 
-    /// Another member asks for shards: it is given those that the plan does not give to this one. What is claimed and not
-    /// owned goes, too: the answer to an earlier release may have been lost.
+    /// Handles another member's request for shards: releases the shards that the plan assigns to the requester. This
+    /// includes shards that are claimed but not owned, because the response to an earlier release may have been lost.
     pub(crate) async fn release_for(
         &self,
-        asker: MemberId,
+        requester: MemberId,
         shards: &[ShardId],
     ) -> Result<Vec<ShardId>, OwnershipError> {
         let _one_change_at_a_time = self.changing.lock().await;
         let view = self.membership.refresh().await?;
-        let (plan, held) = (plan(&view), view.shards());
+        let (plan, claims) = (plan(&view), view.shards());
         let Some(me) = self.membership.lease().map(|lease| lease.member()) else { return Ok(Vec::new()) };
-        let is_theirs = |shard: &ShardId| plan.get(shard) == Some(&asker) && held.get(shard) == Some(&me);
+        let is_theirs = |shard: &ShardId| plan.get(shard) == Some(&requester) && claims.get(shard) == Some(&me);
         Ok(self.release(shards.iter().copied().filter(is_theirs).collect()).await)
     }
 
-    /// Who has claimed this shard, as far as is known; `None` if nobody has, or this member.
-    pub(crate) fn holder(&self, shard: ShardId) -> Option<Member> {
+    /// Returns the other member that has claimed this shard, by the latest view. Returns `None` if the shard is free or
+    /// this member has claimed it.
+    pub(crate) fn other_claimant(&self, shard: ShardId) -> Option<Member> {
         let view = self.membership.view().borrow().clone();
-        let holder = *view.claims.get(&ClaimName::shard(shard))?;
-        let is_other = self.membership.lease().is_none_or(|lease| lease.member() != holder);
-        view.member(holder).filter(|_| is_other).cloned()
+        let claimant = *view.claims.get(&ClaimName::shard(shard))?;
+        let is_other = self.membership.lease().is_none_or(|lease| lease.member() != claimant);
+        view.member(claimant).filter(|_| is_other).cloned()
     }
 }
 
-/// To the log; `known` is by id, as a name may come again.
-fn tell_who_came_and_went(known: &mut BTreeMap<MemberId, String>, view: &View) {
+/// Logs the members that joined or left. `known` is keyed by id, because a name may be used again.
+fn log_membership_changes(known: &mut BTreeMap<MemberId, String>, view: &View) {
     let present: BTreeMap<MemberId, String> =
         view.members.iter().map(|member| (member.id, member.name.clone())).collect();
     for (_, name) in present.iter().filter(|(id, _)| !known.contains_key(*id)) {
-        tracing::info!(member = name, "a member is there");
+        tracing::info!(member = name, "member joined");
     }
     for (_, name) in known.iter().filter(|(id, _)| !present.contains_key(*id)) {
-        tracing::info!(member = name, "a member is gone: it has left, or its lease has ended");
+        tracing::info!(member = name, "member left, or its lease ended");
     }
     *known = present;
 }

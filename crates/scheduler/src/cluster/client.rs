@@ -1,4 +1,4 @@
-//! Operations that this member requests of others, over the port [`Peers`].
+//! Client for operations of other members, over the port [`Peers`].
 
 use std::sync::Arc;
 
@@ -12,60 +12,62 @@ use prometheus_client::registry::Registry;
 
 use crate::cluster::operations::{Operation, decode_response, encode_request};
 use crate::cluster::peers::{PeerError, Peers};
-use crate::requests::Undone;
+use crate::requests::OwnerError;
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
-struct AskLabels {
+struct RequestLabels {
     ask: &'static str,
     outcome: &'static str,
 }
 
 pub(crate) struct PeerClient {
     peers: Arc<dyn Peers>,
-    asks: Family<AskLabels, Counter>,
+    requests: Family<RequestLabels, Counter>,
 }
 
 impl PeerClient {
     pub(crate) fn new(peers: Arc<dyn Peers>, registry: &mut Registry) -> Self {
-        let asks = Family::default();
-        registry.register("reveille_peer_asks", "Asks of other members, by what became of them", asks.clone());
-        PeerClient { peers, asks }
+        let requests = Family::default();
+        registry.register(
+            "reveille_peer_asks",
+            "Requests to other members, by operation and outcome",
+            requests.clone(),
+        );
+        PeerClient { peers, requests }
     }
 
-    /// Has `to` do the operation.
+    /// Requests the operation of the member `to`.
     ///
     /// # Errors
-    /// If no response came that can be read; then it is not known whether `to` did the operation.
+    /// If no readable response arrives; `to` may or may not have done the operation.
     pub(crate) fn request<O: Operation>(
         &self,
         to: &Member,
         operation: &O,
-    ) -> BoxFuture<'static, Result<Result<O::Answer, Undone>, PeerError>> {
+    ) -> BoxFuture<'static, Result<Result<O::Answer, OwnerError>, PeerError>> {
         self.send::<O>(to, encode_request(operation))
     }
 
-    /// As [`PeerClient::request`], of a request that is encoded.
+    /// Sends an encoded request, as [`PeerClient::request`] does.
     pub(crate) fn send<O: Operation>(
         &self,
         to: &Member,
         request: Bytes,
-    ) -> BoxFuture<'static, Result<Result<O::Answer, Undone>, PeerError>> {
+    ) -> BoxFuture<'static, Result<Result<O::Answer, OwnerError>, PeerError>> {
         let requesting = self.peers.request(to, O::NAME, request);
-        let (asks, member) = (self.asks.clone(), to.name.clone());
+        let (requests, member) = (self.requests.clone(), to.name.clone());
         Box::pin(async move {
             let response = requesting.await.and_then(|bytes| {
-                decode_response::<O>(&bytes).map_err(|error| PeerError::Unreachable {
-                    member,
-                    reason: format!("its answer cannot be read: {error}"),
-                })
+                decode_response::<O>(&bytes)
+                    .map_err(|error| PeerError::Unreachable { member, reason: format!("invalid response: {error}") })
             });
             let outcome = match &response {
                 Ok(Ok(_)) => "answered",
-                Ok(Err(Undone::NotOwned)) => "not_owned",
-                Ok(Err(Undone::Failed(_))) => "failed",
+                Ok(Err(OwnerError::NotOwned)) => "not_owned",
+                Ok(Err(OwnerError::Failed(_))) => "failed",
                 Err(PeerError::Unreachable { .. }) => "unreachable",
             };
-            asks.get_or_create(&AskLabels { ask: O::NAME, outcome }).inc();
+            requests.get_or_create(&RequestLabels { ask: O::NAME, outcome }).inc();
             response
         })
     }

@@ -1,4 +1,4 @@
-//! Acts on the events of this member, beside its owner.
+//! Handler for the events that the owner and `changes` report.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::metrics::count_store_error;
 use crate::shared::Shared;
 use crate::tenants::Tenants;
 
-/// Handles events until `stop`, and ends once it has acted on all that were reported before.
+/// Handles events until `stop`, and returns once it has handled all events that were reported before.
 pub(crate) async fn handle_events(shared: Arc<Shared>, forwarding: Arc<Forwarding>, stop: CancellationToken) {
     let mut sending = FuturesUnordered::new();
     loop {

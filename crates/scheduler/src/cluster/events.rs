@@ -1,7 +1,7 @@
-//! Events that the owner and `changes` report, until `event_handler` takes them.
+//! Events from the owner and `changes`, stored until `event_handler` takes them.
 //!
-//! Events of one kind are one fact, however often it is reported, so the memory for them has a limit: a shard is
-//! superseded, a shard has new rows, a poller is unknown. Outcomes are counted.
+//! Repeated events of one kind are merged, so memory is bounded: a shard is superseded, a shard has new rows, a poller
+//! is unknown. Outcomes are not merged, and their number is limited.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -14,19 +14,19 @@ use crate::requests::AttemptOutcome;
 pub(crate) struct Events {
     reported: Mutex<Reported>,
     notify: Notify,
-    /// A permit for each outcome that waits here or is being sent.
+    /// One permit for each outcome that is queued here or being sent.
     outcomes: Arc<Semaphore>,
 }
 
 #[derive(Default)]
 pub(crate) struct Reported {
-    /// Another member has taken the shard, which was owned under this term.
+    /// Shards that another member has taken, with the term under which this member owned them.
     pub(crate) superseded: BTreeMap<ShardId, Term>,
-    /// Rows that are due soon have come to these shards, which others own.
+    /// Shards of other members with new rows that are due soon.
     pub(crate) near: BTreeSet<ShardId>,
-    /// A due row lies in a poller that was not gained with its shard: a tenant has more pollers now.
+    /// A due row belongs to a poller that was not gained with its shard, because the tenant has more pollers now.
     pub(crate) unknown_poller: bool,
-    /// Outcomes of attempts whose shard has another owner by now.
+    /// Outcomes of attempts whose shard has another owner now.
     pub(crate) outcomes: Vec<(AttemptOutcome, OwnedSemaphorePermit)>,
 }
 
@@ -42,7 +42,7 @@ impl Events {
     pub(crate) fn report_superseded(&self, shard: ShardId, term: Term) {
         let mut reported = self.lock();
         let known = reported.superseded.entry(shard).or_insert(term);
-        // Terms rise: an event of an earlier one has no effect any more.
+        // Terms rise, so an event with an earlier term has no effect.
         *known = term.max(*known);
         self.notify.notify_one();
     }
@@ -60,14 +60,17 @@ impl Events {
     pub(crate) fn report_outcome(&self, outcome: AttemptOutcome) {
         let Ok(permit) = self.outcomes.clone().try_acquire_owned() else {
             let shard = outcome.poller.shard().0;
-            tracing::warn!(shard, "too many outcomes wait for other owners; the shard's owner may repeat the attempt");
+            tracing::warn!(
+                shard,
+                "outcome dropped: too many outcomes wait for other owners; the shard's owner may repeat the attempt"
+            );
             return;
         };
         self.lock().outcomes.push((outcome, permit));
         self.notify.notify_one();
     }
 
-    /// Takes all events, once there is one. Cancel-safe.
+    /// Waits for at least one event and takes all of them. Cancel-safe.
     pub(crate) async fn take(&self) -> Reported {
         loop {
             let reported = std::mem::take(&mut *self.lock());

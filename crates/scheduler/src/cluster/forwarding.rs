@@ -1,40 +1,47 @@
-//! Any member takes any request: it forwards owner-only requests to the owner of the shard.
+//! Forwarding of owner-only requests to the owner of the shard, so that any member accepts any request.
 //!
-//! A process that shares its store with no other owns all shards, and calls `changes` directly.
+//! A process that uses its store alone owns all shards and calls `changes` directly.
+//!
+//! docs/decisions/0008-forward-requests-in-the-scheduler.md gives the reasons for the design.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use domain::{Occurrence, Schedule, ScheduleId, Seen, ShardId, Status, TenantId};
+use domain::{Occurrence, Precondition, Schedule, ScheduleId, ShardId, Status, TenantId};
 use futures_util::future::{join, join_all};
 use membership::{Member, MemberId};
-use store::{Mark, StoreError};
+use store::{Cancellation, StoreError};
 
-use crate::changes::{Changes, home};
+use crate::changes::{Changes, home_poller};
 use crate::cluster::assignment::Cluster;
 use crate::cluster::operations::{Cancel, CancelIf, CreateNamed, Named, Nudge, Put, PutIf, Redrive, encode_request};
 use crate::cluster::ownership::receive_outcome;
 use crate::cluster::peers::{PeerError, REQUEST_BYTES_MAX};
-use crate::requests::{AttemptOutcome, CancelAnswer, Create, CreateRefusal, PutAnswer, RedriveAnswer, Timing, Undone};
+use crate::requests::{
+    AttemptOutcome, CancelResponse, Create, CreateRejection, OwnerError, PutResponse, RedriveResponse, Timing,
+};
 use crate::shared::Shared;
 
-/// How long a request waits for its shard to have an owner that answers. Shards that are handed over are without one
-/// for some milliseconds; those of a dead member for the rest of its lease, which no request waits for.
+/// Longest wait of a request for an owner of its shard that responds.
+///
+/// A shard that is being handed over has no owner for some milliseconds. The shards of a dead member have none for the
+/// rest of its lease, and requests do not wait that long.
 const FORWARD_TIMEOUT: Duration = Duration::from_secs(2);
 const RETRY_WAIT: Duration = Duration::from_millis(25);
-/// How long an outcome is sent to the next owner again and again; after that the next owner repeats the attempt.
+/// Longest time in which an outcome is sent to the next owner repeatedly. After that the next owner repeats the
+/// attempt.
 const OUTCOME_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(crate) struct Forwarding {
     shared: Arc<Shared>,
     changes: Arc<Changes>,
     cluster: Option<Arc<Cluster>>,
-    /// Members that are being nudged.
+    /// Members with a nudge in progress.
     nudging: Arc<Mutex<BTreeSet<MemberId>>>,
 }
 
-type Created = Result<Arc<Schedule>, CreateRefusal>;
+type Created = Result<Arc<Schedule>, CreateRejection>;
 
 impl Forwarding {
     pub(crate) fn new(shared: Arc<Shared>, changes: Arc<Changes>, cluster: Option<Arc<Cluster>>) -> Self {
@@ -46,19 +53,19 @@ impl Forwarding {
         let mut unnamed = Vec::with_capacity(requests.len());
         let mut named: BTreeMap<ShardId, Vec<(usize, Create)>> = BTreeMap::new();
         for (at, request) in requests.into_iter().enumerate() {
-            match request.id.as_ref().map(|id| home(&request, id).shard()) {
+            match request.id.as_ref().map(|id| home_poller(&request, id).shard()) {
                 Some(shard) => named.entry(shard).or_default().push((at, request)),
                 None => unnamed.push((at, request)),
             }
         }
-        let (places, unnamed): (Vec<usize>, Vec<Create>) = unnamed.into_iter().unzip();
+        let (indexes, unnamed): (Vec<usize>, Vec<Create>) = unnamed.into_iter().unzip();
         let here = async { if unnamed.is_empty() { Ok(Vec::new()) } else { self.changes.create(unnamed).await } };
         let named = named.into_iter().map(|(shard, group)| self.create_at_owner(cluster, shard, group));
         let (created, named) = join(here, join_all(named)).await;
-        let mut answers: Vec<(usize, Created)> = places.into_iter().zip(created?).collect();
-        answers.extend(named.into_iter().flatten());
-        answers.sort_by_key(|(at, _)| *at);
-        Ok(answers.into_iter().map(|(_, answer)| answer).collect())
+        let mut responses: Vec<(usize, Created)> = indexes.into_iter().zip(created?).collect();
+        responses.extend(named.into_iter().flatten());
+        responses.sort_by_key(|(at, _)| *at);
+        Ok(responses.into_iter().map(|(_, response)| response).collect())
     }
 
     async fn create_at_owner(
@@ -67,19 +74,19 @@ impl Forwarding {
         shard: ShardId,
         group: Vec<(usize, Create)>,
     ) -> Vec<(usize, Created)> {
-        let (places, requests): (Vec<usize>, Vec<Create>) = group.into_iter().unzip();
+        let (indexes, requests): (Vec<usize>, Vec<Create>) = group.into_iter().unzip();
         let here = || self.changes.create(requests.clone());
         let there = |owner: Member| create_at(cluster, owner, CreateNamed(requests.iter().map(Named::of).collect()));
         match Box::pin(self.at_owner(cluster, shard, here, there)).await {
-            Ok(answers) => places.into_iter().zip(answers).collect(),
+            Ok(responses) => indexes.into_iter().zip(responses).collect(),
             Err(error) => {
-                tracing::debug!(%error, shard = shard.0, "the owner of chosen ids cannot be reached");
-                places.into_iter().map(|at| (at, Err(CreateRefusal::Unreachable))).collect()
+                tracing::debug!(%error, shard = shard.0, "cannot reach the owner of chosen ids");
+                indexes.into_iter().map(|at| (at, Err(CreateRejection::Unreachable))).collect()
             }
         }
     }
 
-    pub(crate) async fn put(&self, request: Create) -> Result<Result<PutAnswer, CreateRefusal>, StoreError> {
+    pub(crate) async fn put(&self, request: Create) -> Result<Result<PutResponse, CreateRejection>, StoreError> {
         let Some(cluster) = &self.cluster else { return Ok(self.changes.put(request).await?) };
         let shard = self.shard_of(&request).await?;
         let here = || self.changes.put(request.clone());
@@ -90,9 +97,9 @@ impl Forwarding {
     pub(crate) async fn put_if(
         &self,
         request: Create,
-        seen: Option<Seen>,
+        seen: Option<Precondition>,
         timing: Timing,
-    ) -> Result<Option<Result<PutAnswer, CreateRefusal>>, StoreError> {
+    ) -> Result<Option<Result<PutResponse, CreateRejection>>, StoreError> {
         let Some(cluster) = &self.cluster else { return Ok(self.changes.put_if(request, seen, timing).await?) };
         let shard = self.shard_of(&request).await?;
         let here = || self.changes.put_if(request.clone(), seen, timing);
@@ -100,34 +107,34 @@ impl Forwarding {
         Box::pin(self.at_owner(cluster, shard, here, there)).await
     }
 
-    /// The shard whose owner puts the schedule of `request`.
+    /// Returns the shard whose owner puts the schedule of `request`.
     async fn shard_of(&self, request: &Create) -> Result<ShardId, StoreError> {
-        let id = request.id.clone().expect("a schedule is put under a name");
-        let home = home(request, &id);
+        let id = request.id.clone().expect("a put names an id");
+        let home = home_poller(request, &id);
         let existing = self.shared.store.get(vec![(request.tenant.id, id)]).await?.pop().flatten();
         let live = existing.filter(|existing| existing.status != Status::Cancelled);
         Ok(live.map_or(home, |live| live.poller).shard())
     }
 
-    pub(crate) async fn cancel(&self, tenant: TenantId, id: ScheduleId) -> Result<CancelAnswer, StoreError> {
-        let marked = self.shared.store.mark(vec![Mark { tenant, id }]).await?.pop();
-        let marked = marked.expect("the store answers every mark");
-        let Some(schedule) = marked.before else { return Ok(CancelAnswer::NotFound) };
-        let (poller, incarnation, applied) = (schedule.poller, schedule.incarnation, marked.applied);
+    pub(crate) async fn cancel(&self, tenant: TenantId, id: ScheduleId) -> Result<CancelResponse, StoreError> {
+        let recorded = self.shared.store.append_cancellations(vec![Cancellation { tenant, id }]).await?.pop();
+        let recorded = recorded.expect("the store returns one result per cancellation record");
+        let Some(schedule) = recorded.before else { return Ok(CancelResponse::NotFound) };
+        let (poller, incarnation, applied) = (schedule.poller, schedule.incarnation, recorded.applied);
         let Some(cluster) = &self.cluster else { return Ok(self.changes.cancel(poller, incarnation, applied).await?) };
         // The present owner applies the cancellation record before it renews its lease.
         let decided_by = self.shared.runtime.now() + cluster.options.lease + cluster.options.clock_offset_max;
-        let answer = Box::pin(self.cancel_at_owner(cluster, Cancel { poller, incarnation, applied })).await;
-        Ok(answer.unwrap_or(CancelAnswer::Pending { decided_by }))
+        let response = Box::pin(self.cancel_at_owner(cluster, Cancel { poller, incarnation, applied })).await;
+        Ok(response.unwrap_or(CancelResponse::Pending { decided_by }))
     }
 
-    async fn cancel_at_owner(&self, cluster: &Cluster, cancel: Cancel) -> Result<CancelAnswer, StoreError> {
+    async fn cancel_at_owner(&self, cluster: &Cluster, cancel: Cancel) -> Result<CancelResponse, StoreError> {
         let Cancel { poller, incarnation, applied } = cancel;
         let here = || self.changes.cancel(poller, incarnation, applied);
         self.at_owner(cluster, poller.shard(), here, |owner| cluster.peers.request(&owner, &cancel)).await
     }
 
-    pub(crate) async fn cancel_if(&self, found: &Schedule) -> Result<Option<CancelAnswer>, StoreError> {
+    pub(crate) async fn cancel_if(&self, found: &Schedule) -> Result<Option<CancelResponse>, StoreError> {
         let Schedule { poller, incarnation, status, .. } = *found;
         let edition = found.edition();
         match (status, &self.cluster) {
@@ -146,19 +153,19 @@ impl Forwarding {
         }
     }
 
-    pub(crate) async fn redrive(&self, tenant: TenantId, of: Occurrence) -> Result<RedriveAnswer, StoreError> {
+    pub(crate) async fn redrive(&self, tenant: TenantId, of: Occurrence) -> Result<RedriveResponse, StoreError> {
         let Some(cluster) = &self.cluster else { return Ok(self.changes.redrive(tenant, of).await?) };
         let schedule = self.shared.store.load(vec![of.incarnation]).await?.pop().flatten();
         let Some(schedule) = schedule.filter(|schedule| schedule.tenant == tenant) else {
-            return Ok(RedriveAnswer::NotFound);
+            return Ok(RedriveResponse::NotFound);
         };
         let here = || self.changes.redrive(tenant, of);
         let there = |owner| cluster.peers.request(&owner, &Redrive { tenant, of });
         Box::pin(self.at_owner(cluster, schedule.poller.shard(), here, there)).await
     }
 
-    /// Has the owner of `shard` do an operation: by `here` if that is this member, by `there` if it is another. Tries
-    /// again as long as nothing was done.
+    /// Runs an operation at the owner of `shard`: with `here` if this member is the owner, with `there` if another
+    /// member is. Retries while the operation has certainly had no effect.
     async fn at_owner<T, Here, There>(
         &self,
         cluster: &Cluster,
@@ -167,29 +174,29 @@ impl Forwarding {
         there: impl Fn(Member) -> There,
     ) -> Result<T, StoreError>
     where
-        Here: Future<Output = Result<T, Undone>>,
-        There: Future<Output = Result<Result<T, Undone>, PeerError>>,
+        Here: Future<Output = Result<T, OwnerError>>,
+        There: Future<Output = Result<Result<T, OwnerError>, PeerError>>,
     {
         let runtime = &self.shared.runtime;
         let deadline = runtime.monotonic() + FORWARD_TIMEOUT;
         loop {
-            let answer = if self.shared.owns(shard) {
+            let response = if self.shared.owns(shard) {
                 here().await
-            } else if let Some(owner) = cluster.holder(shard) {
+            } else if let Some(owner) = cluster.other_claimant(shard) {
                 let name = owner.name.clone();
                 match runtime.timeout(FORWARD_TIMEOUT, there(owner)).await {
-                    Some(Ok(answer)) => answer,
+                    Some(Ok(response)) => response,
                     Some(Err(error @ PeerError::Unreachable { .. })) => {
                         return Err(StoreError::Unavailable(error.to_string()));
                     }
-                    None => return Err(StoreError::Unavailable(format!("member {name} does not answer"))),
+                    None => return Err(StoreError::Unavailable(format!("member {name} does not respond"))),
                 }
             } else {
-                Err(Undone::NotOwned)
+                Err(OwnerError::NotOwned)
             };
-            match answer {
-                Ok(answer) => return Ok(answer),
-                Err(Undone::NotOwned) if runtime.monotonic() < deadline => {}
+            match response {
+                Ok(response) => return Ok(response),
+                Err(OwnerError::NotOwned) if runtime.monotonic() < deadline => {}
                 Err(undone) => return Err(undone.into()),
             }
             runtime.sleep(RETRY_WAIT).await;
@@ -197,13 +204,13 @@ impl Forwarding {
         }
     }
 
-    /// Sends the outcome of an attempt to the next owner, which waits for it.
+    /// Sends the outcome of an attempt to the shard's next owner, which waits for the outcome.
     pub(crate) async fn forward_outcome(&self, outcome: AttemptOutcome) {
         let shard = outcome.poller.shard();
         let Some(cluster) = &self.cluster else {
             tracing::error!(
                 shard = shard.0,
-                "another process has taken a shard of this store, which was thought to be ours alone"
+                "another process took a shard of this store; stop one of the two processes"
             );
             return;
         };
@@ -212,23 +219,25 @@ impl Forwarding {
             let there = |owner| cluster.peers.request(&owner, &outcome);
             while self.at_owner(cluster, shard, here, there).await.is_err() {
                 self.shared.runtime.sleep(RETRY_WAIT).await;
-                // The view from before this member released the shard, or left, still names the owner before.
+                // The view still names the previous owner if it dates from before this member released the shard or
+                // left.
                 refresh_view(cluster).await;
             }
         });
         if sending.await.is_none() {
             tracing::warn!(
                 shard = shard.0,
-                "an outcome could not be told to the shard's owner, who may make the attempt again"
+                "cannot send an outcome to the shard's owner, which may repeat the attempt"
             );
         }
     }
 
-    /// Has the owners of these shards read their insert logs. Those that cannot be reached do so soon by themselves.
+    /// Requests that the owners of these shards read their insert logs. An owner that cannot be reached reads them in
+    /// its next period.
     pub(crate) fn nudge(&self, shards: &BTreeSet<ShardId>) {
         let Some(cluster) = &self.cluster else { return };
         let owners: BTreeMap<MemberId, _> =
-            shards.iter().filter_map(|shard| cluster.holder(*shard)).map(|owner| (owner.id, owner)).collect();
+            shards.iter().filter_map(|shard| cluster.other_claimant(*shard)).map(|owner| (owner.id, owner)).collect();
         for (id, owner) in owners {
             if !lock(&self.nudging).insert(id) {
                 continue;
@@ -243,7 +252,7 @@ impl Forwarding {
     }
 }
 
-/// The view of the owners may be old; if the engine cannot be reached, there is no other.
+/// Reads the view of the owners again. If the engine cannot be reached, the old view stays in use.
 async fn refresh_view(cluster: &Cluster) {
     let _may_fail = cluster.membership.refresh().await;
 }
@@ -252,17 +261,17 @@ fn lock(nudging: &Mutex<BTreeSet<MemberId>>) -> MutexGuard<'_, BTreeSet<MemberId
     nudging.lock().expect("no holder of this lock panics")
 }
 
-/// Requests a create of `owner`, in several parts, one after the other, if it is too long for one request.
+/// Requests a create of `owner`. A create that is too long for one request is sent in parts, one after the other.
 ///
-/// If a later part gets no answer, it is not known what became of its schedules; of the earlier ones it is.
+/// If a later part fails, its schedules may or may not exist. The results of the earlier parts are returned.
 async fn create_at(
     cluster: &Cluster,
     owner: Member,
     create: CreateNamed,
-) -> Result<Result<Vec<Created>, Undone>, PeerError> {
+) -> Result<Result<Vec<Created>, OwnerError>, PeerError> {
     let count = create.0.len();
-    let mut answers = Vec::with_capacity(count);
-    // The next part is the last.
+    let mut responses = Vec::with_capacity(count);
+    // Parts to send, in reverse order.
     let mut left = vec![create];
     while let Some(mut part) = left.pop() {
         let (len, request) = (part.0.len(), encode_request(&part));
@@ -272,17 +281,17 @@ async fn create_at(
             continue;
         }
         match cluster.peers.send::<CreateNamed>(&owner, request).await {
-            Ok(Ok(some)) if some.len() == len => answers.extend(some),
+            Ok(Ok(some)) if some.len() == len => responses.extend(some),
             Ok(Ok(_)) => return Err(PeerError::Unreachable { member: owner.name, reason: UNFIT.to_owned() }),
-            first if answers.is_empty() => return first,
+            first if responses.is_empty() => return first,
             other => {
-                tracing::debug!(member = owner.name, ?other, "part of a create was not answered");
-                answers.resize(count, Err(CreateRefusal::Unreachable));
+                tracing::debug!(member = owner.name, ?other, "part of a create failed");
+                responses.resize(count, Err(CreateRejection::Unreachable));
                 break;
             }
         }
     }
-    Ok(Ok(answers))
+    Ok(Ok(responses))
 }
 
-const UNFIT: &str = "it answers something else than was asked";
+const UNFIT: &str = "the response does not match the request";

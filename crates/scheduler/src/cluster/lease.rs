@@ -1,49 +1,49 @@
-//! The right to own anything: until when what this member holds is its own.
+//! Lease of this member: the deadline until which it may act as an owner.
 
 use std::sync::RwLock;
 use std::time::Duration;
 
 use runtime::Monotonic;
 
-/// Its own clock decides that it must stop, before anybody else may take over what it holds.
-pub(crate) struct Lease(RwLock<Under>);
+/// Right to act as an owner, by this member's own clock. The right ends before another member may take the shards over.
+pub(crate) struct Lease(RwLock<Right>);
 
-enum Under {
-    /// A process that shares its store with no other.
-    Nobody,
-    /// Nothing is held.
-    Nothing,
+enum Right {
+    /// A process that uses its store alone.
+    Unlimited,
+    /// A process without a session.
+    None,
     Session(membership::Lease),
 }
 
 impl Lease {
     pub(crate) fn forever() -> Self {
-        Lease(RwLock::new(Under::Nobody))
+        Lease(RwLock::new(Right::Unlimited))
     }
 
     pub(crate) fn none() -> Self {
-        Lease(RwLock::new(Under::Nothing))
+        Lease(RwLock::new(Right::None))
     }
 
-    /// What is gained from here on is held under `session`. What was held under another is let go of already.
-    pub(crate) fn hold_under(&self, session: membership::Lease) {
-        *self.0.write().expect("no holder of this lock panics") = Under::Session(session);
+    /// Replaces the session. The caller has already released everything that it owned under the previous session.
+    pub(crate) fn set_session(&self, session: membership::Lease) {
+        *self.0.write().expect("no holder of this lock panics") = Right::Session(session);
     }
 
-    /// Not included.
+    /// Returns the end of the lease, exclusive.
     pub(crate) fn deadline(&self) -> Monotonic {
         match &*self.0.read().expect("no holder of this lock panics") {
-            Under::Nobody => Monotonic::from_start(Duration::MAX),
-            Under::Nothing => Monotonic::from_start(Duration::ZERO),
-            Under::Session(lease) => lease.deadline(),
+            Right::Unlimited => Monotonic::from_start(Duration::MAX),
+            Right::None => Monotonic::from_start(Duration::ZERO),
+            Right::Session(lease) => lease.deadline(),
         }
     }
 
     pub(crate) fn is_valid(&self, now: Monotonic) -> bool {
         match &*self.0.read().expect("no holder of this lock panics") {
-            Under::Nobody => true,
-            Under::Nothing => false,
-            Under::Session(lease) => lease.is_valid(now),
+            Right::Unlimited => true,
+            Right::None => false,
+            Right::Session(lease) => lease.is_valid(now),
         }
     }
 }

@@ -1,8 +1,10 @@
-//! Operations that members request of each other, and the bytes of their requests and answers.
+//! Operations that members request of each other, with the bytes of their requests and responses.
 //!
-//! A request and a response begin with the version of this form. Members of builds with different versions reject each
-//! other's requests. Invariants: an encoded value decodes to itself; other bytes are an error, never a panic, and cost
-//! memory in proportion to their own length.
+//! Each request and response begins with the version of this format. Members with different versions reject each
+//! other's requests. Invariants: an encoded value decodes to itself. Any other bytes give an error, never a panic, and
+//! use memory in proportion to their length.
+//!
+//! docs/decisions/0160-exchange-named-operations.md gives the reasons for the design.
 
 #[cfg(test)]
 mod tests;
@@ -12,20 +14,22 @@ use std::sync::Arc;
 use bytes::Bytes;
 use domain::occurrence::Run;
 use domain::{
-    DueKey, Edition, Incarnation, Occurrence, PollerId, Revision, Schedule, ScheduleId, Seen, ShardId, Spec, TenantId,
-    Timestamp,
+    DueKey, Incarnation, Occurrence, PollerId, Precondition, Revision, Schedule, ScheduleId, ScheduleVersion, ShardId,
+    Spec, TenantId, Timestamp,
 };
 use membership::MemberId;
 use store::StoreError;
 use stored::{Malformed, Put as _, Take};
 
-use crate::requests::{AttemptOutcome, CancelAnswer, Create, CreateRefusal, PutAnswer, RedriveAnswer, Timing, Undone};
+use crate::requests::{
+    AttemptOutcome, CancelResponse, Create, CreateRejection, OwnerError, PutResponse, RedriveResponse, Timing,
+};
 
 const VERSION: u8 = 1;
 
 /// An operation that one member requests of another.
 pub trait Operation: Wire {
-    /// The name on the wire and in metrics.
+    /// Name on the wire and in metrics.
     const NAME: &'static str;
     type Answer: Wire;
 }
@@ -34,19 +38,19 @@ pub trait Operation: Wire {
 #[derive(Clone, PartialEq, Debug)]
 pub struct CreateNamed(pub Vec<Named>);
 
-/// As [`crate::Scheduler::put`].
+/// Puts a schedule, as [`crate::Scheduler::put`].
 #[derive(Clone, PartialEq, Debug)]
 pub struct Put(pub Named);
 
-/// As [`crate::Scheduler::put_if`].
+/// Puts a schedule under a precondition, as [`crate::Scheduler::put_if`].
 #[derive(Clone, PartialEq, Debug)]
 pub struct PutIf {
     pub named: Named,
-    pub seen: Option<Seen>,
+    pub seen: Option<Precondition>,
     pub timing: Timing,
 }
 
-/// Cancels a schedule whose cancellation record is durable; `applied` as the store said.
+/// Cancels a schedule whose cancellation record is durable. `applied` is true if the store has cancelled it already.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Cancel {
     pub poller: PollerId,
@@ -54,32 +58,32 @@ pub struct Cancel {
     pub applied: bool,
 }
 
-/// As [`crate::Scheduler::cancel_if`].
+/// Cancels a schedule under a precondition, as [`crate::Scheduler::cancel_if`].
 #[derive(Clone, PartialEq, Debug)]
 pub struct CancelIf {
     pub poller: PollerId,
-    pub edition: Edition,
+    pub edition: ScheduleVersion,
 }
 
+/// Redrives a dead letter, as [`crate::Scheduler::redrive`].
 #[derive(Clone, PartialEq, Debug)]
 pub struct Redrive {
     pub tenant: TenantId,
     pub of: Occurrence,
 }
 
-/// `member` should own these shards, and waits until the present owner has released them. The answer lists the shards
-/// that are free now.
+/// Requests the release of shards that the plan assigns to `member`. The response lists the shards that are free now.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Release {
     pub member: MemberId,
     pub shards: Vec<ShardId>,
 }
 
-/// Due rows that are due soon have arrived.
+/// Notifies an owner of new rows that are due soon.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Nudge;
 
-/// A request for a schedule with a chosen id, as [`Create`]; its spec has been checked.
+/// A [`Create`] with a chosen id, on the wire. The sender has validated its spec.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Named {
     pub tenant: TenantId,
@@ -93,27 +97,27 @@ impl Named {
     /// If the request names no id.
     pub(crate) fn of(request: &Create) -> Self {
         let Create { tenant, id, incarnation, spec } = request;
-        let id = id.clone().expect("an owner creates schedules with chosen ids only");
+        let id = id.clone().expect("a forwarded create names an id");
         Named { tenant: tenant.id, id, incarnation: *incarnation, spec: spec.clone() }
     }
 }
 
 macro_rules! operations {
-    ($($operation:ident $name:literal -> $answer:ty;)*) => {$(
+    ($($operation:ident $name:literal -> $response:ty;)*) => {$(
         impl Operation for $operation {
             const NAME: &'static str = $name;
-            type Answer = $answer;
+            type Answer = $response;
         }
     )*};
 }
 
 operations! {
-    CreateNamed "create" -> Vec<Result<Arc<Schedule>, CreateRefusal>>;
-    Put "put" -> Result<PutAnswer, CreateRefusal>;
-    PutIf "put_if" -> Option<Result<PutAnswer, CreateRefusal>>;
-    Cancel "cancel" -> CancelAnswer;
-    CancelIf "cancel_if" -> Option<CancelAnswer>;
-    Redrive "redrive" -> RedriveAnswer;
+    CreateNamed "create" -> Vec<Result<Arc<Schedule>, CreateRejection>>;
+    Put "put" -> Result<PutResponse, CreateRejection>;
+    PutIf "put_if" -> Option<Result<PutResponse, CreateRejection>>;
+    Cancel "cancel" -> CancelResponse;
+    CancelIf "cancel_if" -> Option<CancelResponse>;
+    Redrive "redrive" -> RedriveResponse;
     Release "let_go" -> Vec<ShardId>;
     AttemptOutcome "outcome" -> ();
     Nudge "nudge" -> ();
@@ -124,18 +128,18 @@ pub(crate) fn encode_request<O: Operation>(operation: &O) -> Bytes {
 }
 
 /// # Errors
-/// If `bytes` are no request for this operation.
+/// If `bytes` do not encode a request for this operation.
 pub(crate) fn decode_request<O: Operation>(bytes: &[u8]) -> Result<O, Malformed> {
     decode(O::NAME, bytes)
 }
 
-pub fn encode_response<O: Operation>(response: &Result<O::Answer, Undone>) -> Bytes {
+pub fn encode_response<O: Operation>(response: &Result<O::Answer, OwnerError>) -> Bytes {
     encode(response)
 }
 
 /// # Errors
-/// If `bytes` are no response of this operation.
-pub(crate) fn decode_response<O: Operation>(bytes: &[u8]) -> Result<Result<O::Answer, Undone>, Malformed> {
+/// If `bytes` do not encode a response of this operation.
+pub(crate) fn decode_response<O: Operation>(bytes: &[u8]) -> Result<Result<O::Answer, OwnerError>, Malformed> {
     decode(O::NAME, bytes)
 }
 
@@ -145,8 +149,8 @@ fn encode(value: &impl Wire) -> Bytes {
     out.into()
 }
 
-fn decode<T: Wire>(what: &'static str, bytes: &[u8]) -> Result<T, Malformed> {
-    let mut take = Take::new(what, bytes);
+fn decode<T: Wire>(operation: &'static str, bytes: &[u8]) -> Result<T, Malformed> {
+    let mut take = Take::new(operation, bytes);
     take.version(VERSION)?;
     let value = T::take(&mut take)?;
     take.end()?;
@@ -158,11 +162,11 @@ pub trait Wire: Sized {
     fn put(&self, out: &mut Vec<u8>);
 
     /// # Errors
-    /// If the next bytes are no such value.
+    /// If the next bytes do not encode such a value.
     fn take(take: &mut Take<'_>) -> Result<Self, Malformed>;
 }
 
-/// The fields of a struct, one after the other.
+/// Encodes a struct as its fields, in order.
 macro_rules! fields {
     ($($type:ident { $($field:tt),* })*) => {$(
         impl Wire for $type {
@@ -188,12 +192,12 @@ fields! {
     AttemptOutcome { poller, run, then, ends }
     Nudge {}
     Named { tenant, id, incarnation, spec }
-    PutAnswer { schedule, created, too_late }
-    Edition { incarnation, revision }
-    Seen { edition, next }
+    PutResponse { schedule, created, too_late }
+    ScheduleVersion { incarnation, revision }
+    Precondition { edition, next }
 }
 
-/// The variants of an enum, each by its number.
+/// Encodes an enum as the number of the variant, then its fields.
 macro_rules! variants {
     ($($type:ident { $($number:literal => $variant:ident $(($($field:ident),*))? $({ $($named:ident),* })?),* $(,)? })*) => {$(
         impl Wire for $type {
@@ -222,11 +226,11 @@ macro_rules! variants {
 }
 
 variants! {
-    Timing { 0 => Anew, 1 => Kept }
-    CreateRefusal { 0 => Exists, 1 => Unreachable, 2 => NeverFires }
-    CancelAnswer { 0 => NotFound, 1 => Cancelled, 2 => TooLate, 3 => Pending { decided_by } }
-    RedriveAnswer { 0 => NotFound, 1 => NotDead, 2 => Redriven(occurrence) }
-    Undone { 0 => NotOwned, 1 => Failed(error) }
+    Timing { 0 => Restarted, 1 => Kept }
+    CreateRejection { 0 => Exists, 1 => Unreachable, 2 => NeverFires }
+    CancelResponse { 0 => NotFound, 1 => Cancelled, 2 => TooLate, 3 => Pending { decided_by } }
+    RedriveResponse { 0 => NotFound, 1 => NotDead, 2 => Redriven(occurrence) }
+    OwnerError { 0 => NotOwned, 1 => Failed(error) }
     StoreError { 0 => Unavailable(text), 1 => Full(text), 2 => Damaged(text) }
 }
 
@@ -267,12 +271,12 @@ impl<T: Wire> Wire for Vec<T> {
     }
 
     fn take(take: &mut Take<'_>) -> Result<Self, Malformed> {
-        // A `Result` is collected without a reservation for the count, which is not to be believed yet.
+        // Collecting into a `Result` reserves no memory for the count, which is not validated yet.
         (0..take.count(1)?).map(|_| T::take(take)).collect()
     }
 }
 
-/// Values with a method of the same name in [`stored::Put`] and [`Take`].
+/// Encodes a value with the method of the same name in [`stored::Put`] and [`Take`].
 macro_rules! values {
     ($($type:ty: $name:ident ($self:ident => $value:expr), $read:expr;)*) => {$(
         impl Wire for $type {
@@ -339,7 +343,7 @@ impl Wire for Spec {
     }
 
     fn take(take: &mut Take<'_>) -> Result<Self, Malformed> {
-        // Copied: a slice of the request would keep all of the request in memory for as long as the schedule is.
+        // Copies the bytes. A slice of the request would keep the whole request in memory as long as the schedule.
         stored::schedule::decode_spec(&Bytes::copy_from_slice(take.blob()?))
     }
 }

@@ -1,41 +1,42 @@
-//! How this member gains shards, hands them over, and loses them.
+//! Gain, hand-over and loss of shards by this member.
 //!
-//! A shard is *taken* ([`take`]): the store mints a term, the cancellation records that wait are applied, and the attempts
-//! that the owner before has in flight are read. Only then is it *gained*, and fires. It is *handed over* ([`hand_over`])
-//! in this order: nothing starts any more, what is written is durable, what is in flight is handed over.
+//! A member *takes* a shard ([`take`]): the store mints a term, the member applies the waiting cancellation records and
+//! reads the attempts that the previous owner has in flight. Then the member *gains* the shard and starts to fire. It
+//! *hands over* a shard ([`hand_over`]) in this order: it stops starting attempts, makes its pending writes durable,
+//! and writes the list of attempts in flight.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use domain::occurrence::Run;
 use domain::{PollerId, ShardId, Term, Timestamp};
-use store::{Change, Cursor, HandOver, HandedOver, OwnerWrite, StoreError, WriteRefusal};
+use store::{Change, Cursor, HandOver, HandedOver, OwnerWrite, StoreError, WriteRejection};
 use tokio::sync::oneshot;
 
 use crate::cluster::shards::{NotOwned, ShardTerm};
 use crate::firing::messages::{Gained, ToOwner, ToWriter};
-use crate::requests::{AttemptOutcome, Undone};
+use crate::requests::{AttemptOutcome, OwnerError};
 use crate::shared::Shared;
 
-/// Takes these shards and obeys the marks that wait there: only then may anything of them fire.
+/// Takes these shards and applies their waiting cancellation records. Nothing of the shards may fire before that.
 ///
 /// # Errors
-/// If the store fails; then they are not owned.
+/// If the store fails; this member does not own the shards then.
 pub(crate) async fn take(shared: &Shared, shards: &[ShardId]) -> Result<Gained, StoreError> {
     let since = shared.runtime.now();
     let terms = shared.store.take(shards.to_vec()).await?;
     let shard_terms: BTreeMap<ShardId, ShardTerm> =
         shards.iter().copied().zip(terms.into_iter().map(|term| ShardTerm { term, since })).collect();
     apply_cancellations(shared, shards.into(), Cursor::default(), |shard| Ok(shard_terms[&shard])).await?;
-    let held = handed_over(shared, shards).await?;
+    let handed_over = open_handed_over(shared, shards).await?;
     let pollers =
         shared.tenants.pollers().into_iter().filter(|poller| shard_terms.contains_key(&poller.shard())).collect();
     let pollers = with_positions(shared, pollers, |shard| shard_terms[&shard]).await?;
-    // A mark that came since may lie behind what was obeyed for the other shards.
-    let mut obeyed = shared.cancellations.lock().await;
+    // A record that was appended since may lie before the cursor of the other shards.
+    let mut applied_to = shared.cancellations.lock().await;
     shared.shards.gain(shard_terms);
-    *obeyed = Cursor::default();
-    Ok(Gained { shards: shards.to_vec(), pollers, held })
+    *applied_to = Cursor::default();
+    Ok(Gained { shards: shards.to_vec(), pollers, handed_over })
 }
 
 async fn with_positions(
@@ -48,7 +49,7 @@ async fn with_positions(
     Ok(pollers.into_iter().zip(positions).map(with).collect())
 }
 
-/// Of `pollers`, those that are owned here and not among `known`. The caller holds the lock under which shards move.
+/// Returns those of `pollers` that this member owns and that are not in `known`. The caller has locked `moving`.
 pub(crate) async fn new_pollers(
     shared: &Shared,
     pollers: impl IntoIterator<Item = PollerId>,
@@ -59,12 +60,13 @@ pub(crate) async fn new_pollers(
     if owned.is_empty() {
         return Ok(Vec::new());
     }
-    let shard_term = |shard| shared.shards.shard_term(shard).expect("shards move only under the lock that is held");
+    let shard_term =
+        |shard| shared.shards.shard_term(shard).expect("ownership changes only under the lock that the caller has");
     with_positions(shared, owned, shard_term).await
 }
 
-/// The attempts that the owners before have in flight still: those without an outcome.
-async fn handed_over(shared: &Shared, shards: &[ShardId]) -> Result<Vec<HandedOver>, StoreError> {
+/// Returns the attempts without an outcome that previous owners still have in flight.
+async fn open_handed_over(shared: &Shared, shards: &[ShardId]) -> Result<Vec<HandedOver>, StoreError> {
     let now = shared.runtime.now();
     let lists = shared.store.handed_over(shards.to_vec()).await?;
     let open: Vec<HandedOver> = lists.into_iter().flatten().filter(|attempt| attempt.until > now).collect();
@@ -82,24 +84,24 @@ async fn handed_over(shared: &Shared, shards: &[ShardId]) -> Result<Vec<HandedOv
     Ok(open.into_iter().zip(runs).filter_map(is_open).collect())
 }
 
-/// Takes shards and begins to fire what is due there. False if what they were claimed under is over by now, and nothing was taken:
-/// whoever has them then would lose them for a moment.
+/// Takes shards and starts to fire their due rows. Returns `false` and takes nothing if the lease under which the
+/// shards were claimed has ended: taking them would briefly fence the member that has them then.
 ///
 /// # Errors
-/// If the store fails; then they are not owned.
+/// If the store fails; this member does not own the shards then.
 pub(crate) async fn gain(shared: &Shared, shards: &[ShardId]) -> Result<bool, StoreError> {
     let _moving = shared.moving.lock().await;
     if !shared.lease.is_valid(shared.runtime.monotonic()) {
         return Ok(false);
     }
     let gained = take(shared, shards).await?;
-    give(shared, gained).await;
-    shared.moved("gained", shards.len());
+    send_gained(shared, gained).await;
+    shared.count_shard_changes("gained", shards.len());
     Ok(true)
 }
 
-/// To the owner that runs now; without one, the next one takes them.
-pub(crate) async fn give(shared: &Shared, gained: Gained) {
+/// Sends gained shards to the running owner. If no owner runs, the next owner takes the shards itself.
+pub(crate) async fn send_gained(shared: &Shared, gained: Gained) {
     let Some(owner) = shared.owner() else { return };
     let closed: Vec<(PollerId, Timestamp)> =
         gained.pollers.iter().map(|(poller, _, positions)| (*poller, positions.closed)).collect();
@@ -107,71 +109,73 @@ pub(crate) async fn give(shared: &Shared, gained: Gained) {
     let _owner_is_gone = owner.to_owner.send(ToOwner::Gained(gained)).await;
 }
 
-/// Stops firing what is due in these shards, and hands over what is in flight. Once it returns, nothing of theirs
-/// starts any more.
+/// Stops firing in these shards, and writes the list of their attempts in flight. No attempt of the shards starts after
+/// this returns.
 ///
 /// # Errors
-/// If the store fails: the next owner is not told what is in flight, and may make those attempts again.
+/// If the store fails; the next owner then does not know the attempts in flight and may repeat them.
 pub(crate) async fn hand_over(shared: &Shared, shards: &BTreeSet<ShardId>) -> Result<(), StoreError> {
     let _moving = shared.moving.lock().await;
     let terms = shared.shards.release(shards);
     if terms.is_empty() {
         return Ok(());
     }
-    shared.moved("let_go", terms.len());
-    // First: whoever is answering a cancellation must still see here what is in flight.
-    shared.shards.left(shards).await;
-    let begun = stop_starting(shared, shards).await;
+    shared.count_shard_changes("let_go", terms.len());
+    // Wait first: a cancellation in progress must still see the attempts in flight at this member.
+    shared.shards.wait_until_left(shards).await;
+    let in_flight = stop_starting(shared, shards).await;
     let mut lists: BTreeMap<ShardId, Vec<HandedOver>> = BTreeMap::new();
-    for attempt in begun {
+    for attempt in in_flight {
         lists.entry(attempt.poller.shard()).or_default().push(attempt);
     }
     let hand_over = |(shard, term)| HandOver { shard, term, attempts: lists.remove(&shard).unwrap_or_default() };
-    let answers = shared.store.hand_over(terms.into_iter().map(hand_over).collect()).await?;
-    if answers.contains(&Err(WriteRefusal::Superseded)) {
-        tracing::warn!("a shard that was to be handed over has another owner already");
+    let responses = shared.store.hand_over(terms.into_iter().map(hand_over).collect()).await?;
+    if responses.contains(&Err(WriteRejection::Superseded)) {
+        tracing::warn!("a shard to hand over already has another owner");
     }
     Ok(())
 }
 
-/// Those attempts that have begun; the outcomes of all that ended before are durable.
+/// Returns the attempts that have started. The outcomes of all attempts that ended before are durable.
 async fn stop_starting(shared: &Shared, shards: &BTreeSet<ShardId>) -> Vec<HandedOver> {
     let Some(owner) = shared.owner() else { return Vec::new() };
-    let (tell, begun) = oneshot::channel();
-    let asked = owner.to_owner.send(ToOwner::Release(shards.clone(), tell)).await.is_ok();
-    // An owner that panicked holds nothing; what it had in flight may be made again.
-    let begun = if asked { begun.await.unwrap_or_default() } else { Vec::new() };
-    let (tell, flushed) = oneshot::channel();
-    if owner.to_writer.send(ToWriter::Flush(tell)).await.is_ok() {
+    let (sender, in_flight) = oneshot::channel();
+    let sent = owner.to_owner.send(ToOwner::Release(shards.clone(), sender)).await.is_ok();
+    // An owner that panicked returns nothing; its attempts in flight may be repeated.
+    let in_flight = if sent { in_flight.await.unwrap_or_default() } else { Vec::new() };
+    let (sender, flushed) = oneshot::channel();
+    if owner.to_writer.send(ToWriter::Flush(sender)).await.is_ok() {
         let _flushed_or_gone = flushed.await;
     }
-    begun
+    in_flight
 }
 
-/// As [`hand_over`], of shards that are lost: there is nobody to hand over to.
+/// Releases shards that are lost. It writes no list of attempts, because this member may no longer write to the shards.
 pub(crate) async fn lose(shared: &Shared, shards: &BTreeSet<ShardId>) {
     let _moving = shared.moving.lock().await;
     let lost = shared.shards.release(shards);
     if !lost.is_empty() {
-        shared.moved("lost", lost.len());
-        let (tell, _begun) = oneshot::channel();
-        shared.send(ToOwner::Release(shards.clone(), tell)).await;
+        shared.count_shard_changes("lost", lost.len());
+        let (sender, _in_flight) = oneshot::channel();
+        shared.send(ToOwner::Release(shards.clone(), sender)).await;
     }
 }
 
-/// As [`lose`], of a shard that another has taken since it was owned under `term`; without effect if it came back.
+/// Releases a shard as [`lose`] does, after another member has taken it from the owner under `term`. Has no effect if
+/// this member has taken the shard again since.
 pub(crate) async fn lose_superseded(shared: &Shared, shard: ShardId, term: Term) {
     let _moving = shared.moving.lock().await;
     if shared.shards.term(shard) == Ok(term) {
         let lost = BTreeSet::from([shard]);
         shared.shards.release(&lost);
-        shared.moved("lost", lost.len());
-        let (tell, _begun) = oneshot::channel();
-        shared.send(ToOwner::Release(lost, tell)).await;
+        shared.count_shard_changes("lost", lost.len());
+        let (sender, _in_flight) = oneshot::channel();
+        shared.send(ToOwner::Release(lost, sender)).await;
     }
 }
 
-/// Cancels what marks name that the engine has not cancelled itself, and says where they end.
+/// Cancels the schedules of the cancellation records that the engine has not applied itself. Returns the cursor after
+/// the last record.
 async fn apply_cancellations(
     shared: &Shared,
     shards: Arc<[ShardId]>,
@@ -180,11 +184,11 @@ async fn apply_cancellations(
 ) -> Result<Cursor, StoreError> {
     let mut cursor = cursor;
     loop {
-        let (marks, next) = shared.store.marks(shards.clone(), cursor).await?;
-        if marks.is_empty() {
+        let (records, next) = shared.store.cancellations(shards.clone(), cursor).await?;
+        if records.is_empty() {
             return Ok(next);
         }
-        let incarnations: Vec<_> = marks.iter().map(|(_, incarnation)| *incarnation).collect();
+        let incarnations: Vec<_> = records.iter().map(|(_, incarnation)| *incarnation).collect();
         let schedules = shared.store.load(incarnations).await?;
         let mut writes = Vec::with_capacity(schedules.len());
         for schedule in schedules.into_iter().flatten() {
@@ -192,25 +196,26 @@ async fn apply_cancellations(
             let term = shard_term(poller.shard())?.term;
             writes.push(OwnerWrite { term, poller, change: Change::Cancel(schedule.incarnation) });
         }
-        // What is not found is cancelled already; a mark that another owner must obey is not passed over.
+        // A schedule that the store does not find is cancelled already. A record that another owner must apply stops
+        // this call.
         let written: Vec<(ShardId, Term)> = writes.iter().map(|write| (write.poller.shard(), write.term)).collect();
-        let answers = shared.store.write(writes).await?;
-        for ((shard, term), answer) in written.into_iter().zip(&answers) {
-            if *answer == Err(WriteRefusal::Superseded) {
+        let responses = shared.store.write(writes).await?;
+        for ((shard, term), response) in written.into_iter().zip(&responses) {
+            if *response == Err(WriteRejection::Superseded) {
                 shared.superseded(shard, term);
             }
         }
-        if answers.contains(&Err(WriteRefusal::Superseded)) {
+        if responses.contains(&Err(WriteRejection::Superseded)) {
             return Err(StoreError::Unavailable("the shard has a later owner".to_owned()));
         }
         cursor = next;
     }
 }
 
-/// Obeys every mark of the shards owned that is durable when this is called.
+/// Applies every cancellation record of the owned shards that is durable when this is called.
 ///
 /// # Errors
-/// If the store fails, or a shard is let go of meanwhile: some are not obeyed then.
+/// If the store fails, or this member releases one of the shards while this runs; some records are not applied then.
 pub(crate) async fn apply_all_cancellations(shared: &Shared) -> Result<(), StoreError> {
     let mut cursor = shared.cancellations.lock().await;
     let shards: Arc<[ShardId]> = shared.shards.owned().into();
@@ -222,18 +227,18 @@ pub(crate) async fn apply_all_cancellations(shared: &Shared) -> Result<(), Store
     Ok(())
 }
 
-/// Gives the owner an outcome of an attempt that an earlier owner had in flight.
+/// Sends the owner an outcome of an attempt that an earlier owner had in flight.
 ///
 /// # Errors
-/// If its shard is not owned here.
-pub(crate) async fn receive_outcome(shared: &Shared, outcome: AttemptOutcome) -> Result<(), Undone> {
-    // A shard that is being gained is given to the owner first, with the attempts that it has to wait for.
+/// If this member does not own the shard.
+pub(crate) async fn receive_outcome(shared: &Shared, outcome: AttemptOutcome) -> Result<(), OwnerError> {
+    // A shard that is being gained goes to the owner first, with its list of handed-over attempts.
     let _moving = shared.moving.lock().await;
     if shared.shards.shard_term(outcome.poller.shard()).is_none() {
-        return Err(Undone::NotOwned);
+        return Err(OwnerError::NotOwned);
     }
-    let (tell, told) = oneshot::channel();
-    shared.send(ToOwner::Outcome(outcome, tell)).await;
-    let _owner_did_not_wait = told.await;
+    let (sender, was_expected) = oneshot::channel();
+    shared.send(ToOwner::Outcome(outcome, sender)).await;
+    let _owner_ignores_an_unexpected_outcome = was_expected.await;
     Ok(())
 }

@@ -1,22 +1,25 @@
-//! The port for requests between members: bytes to an operation of another member, and bytes back.
+//! Port for requests between members: it carries bytes to an operation of another member and returns bytes.
 //!
-//! An implementation does not know the operations: `operations` defines them and their bytes, and `serving` handles them.
+//! An implementation does not know the operations: `operations` defines them and their bytes, and `serving` handles
+//! them.
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use membership::Member;
 
-/// The most bytes of one request. A longer create is sent in parts: 1,000 schedules of 64 KiB have 64 MiB.
+/// Largest request in bytes. A longer create is sent in parts: 1,000 schedules of 64 KiB have 64 MiB.
 pub const REQUEST_BYTES_MAX: usize = 4 * 1024 * 1024;
 
-/// The most bytes of one response. The response to a create repeats the request and adds a little to each schedule.
+/// Largest response in bytes. The response to a create repeats the request and adds a little to each schedule.
 pub const RESPONSE_BYTES_MAX: usize = 4 * REQUEST_BYTES_MAX;
 
+/// Transport for requests to other members.
 pub trait Peers: Send + Sync + 'static {
-    /// Carries a request to [`crate::Scheduler::handle`] of another member, and the response back. It retries nothing.
+    /// Carries a request to [`crate::Scheduler::handle`] of another member, and returns the response. It does not
+    /// retry.
     ///
     /// # Errors
-    /// [`PeerError::Unreachable`] if no response came; then it is not known whether `to` did the operation.
+    /// [`PeerError::Unreachable`] if no response arrives; `to` may or may not have done the operation.
     fn request(
         &self,
         to: &Member,
@@ -25,13 +28,14 @@ pub trait Peers: Send + Sync + 'static {
     ) -> BoxFuture<'static, Result<Bytes, PeerError>>;
 }
 
+/// Failure of a request to another member.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PeerError {
-    #[error("member {member} cannot be reached: {reason}")]
+    #[error("cannot reach member {member}: {reason}")]
     Unreachable { member: String, reason: String },
 }
 
-/// A request that this member does not handle; nothing was done.
+/// A request that this member cannot handle. It has had no effect.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum InvalidRequest {
     #[error("unknown operation")]

@@ -1,4 +1,4 @@
-//! Operations that other members request of this one.
+//! Handler for the operations that other members request of this member.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::cluster::operations::{
 };
 use crate::cluster::ownership::receive_outcome;
 use crate::cluster::peers::InvalidRequest;
-use crate::requests::{AttemptOutcome, Create, Undone};
+use crate::requests::{AttemptOutcome, Create, OwnerError};
 use crate::shared::Shared;
 use crate::tenants::Tenants;
 
@@ -26,7 +26,7 @@ pub(crate) struct Serving {
 }
 
 impl Serving {
-    /// As [`crate::Scheduler::handle`].
+    /// Implements [`crate::Scheduler::handle`].
     pub(crate) async fn handle(&self, operation: &str, request: &[u8]) -> Result<Bytes, InvalidRequest> {
         let changes = &self.changes;
         let response = match operation {
@@ -72,25 +72,25 @@ impl Serving {
         Ok(response?)
     }
 
-    async fn release(&self, Release { member, shards }: Release) -> Result<Vec<ShardId>, Undone> {
+    async fn release(&self, Release { member, shards }: Release) -> Result<Vec<ShardId>, OwnerError> {
         let released = self.cluster.release_for(member, &shards).await;
         Ok(released.map_err(|error| StoreError::Unavailable(error.to_string()))?)
     }
 
-    /// The request with its tenant, which this member may not have read yet.
-    async fn create_of(&self, named: Named) -> Result<Create, Undone> {
+    /// Adds the tenant to the request. Reads the tenants again if this member does not know the tenant yet.
+    async fn create_of(&self, named: Named) -> Result<Create, OwnerError> {
         let Named { tenant, id, incarnation, spec } = named;
         if self.shared.tenants.get(tenant).is_none() {
             Tenants::new(self.shared.clone()).refresh().await?;
         }
-        let tenant = self.shared.tenants.get(tenant).ok_or(Undone::NotOwned)?;
+        let tenant = self.shared.tenants.get(tenant).ok_or(OwnerError::NotOwned)?;
         Ok(Create { tenant, id: Some(id), incarnation, spec })
     }
 }
 
 async fn respond<O: Operation>(
     request: &[u8],
-    run: impl AsyncFnOnce(O) -> Result<O::Answer, Undone>,
+    run: impl AsyncFnOnce(O) -> Result<O::Answer, OwnerError>,
 ) -> Result<Bytes, Malformed> {
     let operation = decode_request(request)?;
     Ok(encode_response::<O>(&run(operation).await))

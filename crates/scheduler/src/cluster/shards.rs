@@ -1,4 +1,4 @@
-//! Which shards this member owns, under which terms, and who is in the middle of what only an owner may do.
+//! Shards that this member owns, their terms, and guards for owner-only operations.
 
 use std::collections::BTreeSet;
 use std::sync::RwLock;
@@ -8,37 +8,37 @@ use domain::{ShardId, Term, Timestamp};
 use store::StoreError;
 use tokio::sync::{RwLock as Gate, RwLockReadGuard};
 
-use crate::requests::Undone;
+use crate::requests::OwnerError;
 
-/// Under what a shard is owned.
+/// Term of an owned shard and the instant at which it began.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ShardTerm {
     pub(crate) term: Term,
-    /// When it began: a row due before may have been fired by an earlier owner.
+    /// Start of the term. An earlier owner may have fired a row that was due before it.
     pub(crate) since: Timestamp,
 }
 
 pub(crate) struct Shards {
-    /// By shard.
+    /// Terms of the owned shards, indexed by shard.
     shard_terms: RwLock<Vec<Option<ShardTerm>>>,
-    /// By shard: held for reading by what must end before the shard is let go of.
+    /// Gates indexed by shard. An operation that must end before the shard is released has a read guard.
     gates: Vec<Gate<()>>,
 }
 
-/// A shard is not owned here.
+/// This member does not own the shard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct NotOwned(pub(crate) ShardId);
 
-impl From<NotOwned> for Undone {
+impl From<NotOwned> for OwnerError {
     fn from(_: NotOwned) -> Self {
-        Undone::NotOwned
+        OwnerError::NotOwned
     }
 }
 
 impl From<NotOwned> for StoreError {
     fn from(NotOwned(shard): NotOwned) -> Self {
-        // Another owner has it, or is about to: the same request goes through once that is settled.
-        StoreError::Unavailable(format!("shard {} is not owned here", shard.0))
+        // Another member owns the shard or will own it soon. The same request succeeds after that.
+        StoreError::Unavailable(format!("this member does not own shard {}", shard.0))
     }
 }
 
@@ -70,21 +70,21 @@ impl Shards {
         }
     }
 
-    /// From here on none of these is owned; their terms until now.
+    /// Releases these shards, and returns the terms under which this member owned them.
     pub(crate) fn release(&self, shards: &BTreeSet<ShardId>) -> Vec<(ShardId, Term)> {
         let mut shard_terms = self.shard_terms.write().expect("no holder of this lock panics");
         let mut take = |shard: &ShardId| Some((*shard, shard_terms[usize::from(shard.0)].take()?.term));
         shards.iter().filter_map(&mut take).collect()
     }
 
-    /// For what only the owner may do: the shard is not handed over before the guard is gone.
+    /// Guards an owner-only operation: the shard cannot be handed over until the guard is dropped.
     pub(crate) async fn enter(&self, shard: ShardId) -> Result<RwLockReadGuard<'_, ()>, NotOwned> {
         let guard = self.gates[usize::from(shard.0)].read().await;
         self.term(shard).map(|_| guard)
     }
 
-    /// Returns once nothing is under way that entered these shards, which are let go of, before.
-    pub(crate) async fn left(&self, shards: &BTreeSet<ShardId>) {
+    /// Waits until all guards on these shards, which are released already, are dropped.
+    pub(crate) async fn wait_until_left(&self, shards: &BTreeSet<ShardId>) {
         for shard in shards {
             drop(self.gates[usize::from(shard.0)].write().await);
         }

@@ -1,10 +1,12 @@
-//! Who goes next: fair between tenants, fair between a tenant's targets, each within its limits.
+//! Dispatch queue: fair between tenants and between a tenant's targets, within all limits.
 //!
-//! A pure queue. Keys wait in a queue per (tenant, target), a *lane*. A lane with a free slot takes its turn among its
-//! tenant's lanes, the tenant takes its turn among tenants, one key a turn. A full target parks only its own keys. What
-//! is at a limit in time (a rate, an open circuit) takes no turn and *waits* until then.
+//! This is a pure queue. Keys wait in one queue per (tenant, target), a *lane*. A lane with a free slot takes its turn
+//! among its tenant's lanes, and the tenant takes its turn among the tenants, with one key per turn. A full target
+//! delays only its own keys. A lane or tenant at a limit in time (a rate, an open circuit) takes no turn and *waits*
+//! until that time.
 //!
-//! Always true here: whoever may start a key and does not wait has a turn, once; so nobody is looked at who may not.
+//! Invariant: each tenant or lane that may start a key and does not wait has exactly one turn. Others have none, so a
+//! pop does not visit them.
 
 mod circuit;
 mod limits;
@@ -19,13 +21,13 @@ use runtime::Monotonic;
 use crate::options::Options;
 
 use circuit::Circuit;
-pub(crate) use circuit::TargetSays;
+pub(crate) use circuit::TargetHealth;
 pub(crate) use limits::Limits;
 
-/// Where a limit is counted.
+/// Unit in which keys are queued and limits are counted.
 pub(crate) type Lane = (TenantId, TargetKey);
 
-/// By the wall clock, which keys are due by, and by the one that rates are measured with.
+/// Present instant by the wall clock, which due times use, and by the monotonic clock, which rates use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Now {
     pub(crate) wall: Timestamp,
@@ -40,15 +42,15 @@ pub(crate) struct Dispatch {
     defer_max: Duration,
     in_flight: usize,
     parked: usize,
-    /// Callbacks that were let go since they were counted last, and late because of their tenant's rate.
+    /// Callbacks that started since the last report and were late because of their tenant's rate.
     throttled: u64,
     lanes: BTreeMap<Lane, LaneState>,
     tenants: BTreeMap<TenantId, TenantState>,
-    /// Of a tenant that none were set for.
+    /// Limits of a tenant for which none were set.
     default_limits: Limits,
-    /// Tenants with a lane that may start something, each once.
+    /// Tenants with a lane that may start a key, each once.
     turns: VecDeque<TenantId>,
-    /// Who waits, and until when.
+    /// Waiting tenants and lanes, with the end of each wait.
     waits: BTreeSet<(Monotonic, Waiter)>,
 }
 
@@ -64,12 +66,12 @@ struct TenantState {
     in_flight: usize,
     parked: usize,
     bucket: TokenBucket,
-    /// Its lanes that may start something, each once.
+    /// The tenant's lanes that may start a key, each once.
     turns: VecDeque<TargetKey>,
-    /// It stands in [`Dispatch::turns`].
+    /// True if the tenant is in [`Dispatch::turns`].
     has_turn: bool,
     waits_until: Option<Monotonic>,
-    /// When it last had to wait for its rate.
+    /// Latest instant at which the tenant had to wait for its rate.
     throttled_at: Timestamp,
 }
 
@@ -80,18 +82,19 @@ struct LaneState {
     in_flight: usize,
     bucket: TokenBucket,
     circuit: Circuit,
-    /// It stands in its tenant's turns.
+    /// True if the lane is in its tenant's `turns`.
     has_turn: bool,
     waits_until: Option<Monotonic>,
-    /// How many ended in the second that began at `counted_from`, and the rate seen in the seconds before.
+    /// Attempts that ended in the second that began at `counted_from`.
     ended: u32,
     counted_from: Timestamp,
+    /// Attempts that ended per second, in the interval before `counted_from`.
     per_second: u32,
-    /// Deferred keys are put behind this instant, at the lane's rate.
+    /// Base position for deferred keys. The lane adds to it at its own rate.
     deferred_from: Timestamp,
-    /// How many were put there.
+    /// Number of keys deferred relative to the base.
     deferred: u64,
-    /// Where the last one is.
+    /// Position of the last deferred key.
     deferred_to: Timestamp,
 }
 
@@ -122,7 +125,7 @@ impl Dispatch {
         self.parked
     }
 
-    /// How many were late because of their tenant's rate, since this was last asked.
+    /// Returns the number of callbacks that were late because of their tenant's rate since the last call.
     pub(crate) fn take_throttled(&mut self) -> u64 {
         std::mem::take(&mut self.throttled)
     }
@@ -131,20 +134,20 @@ impl Dispatch {
         self.lanes.values().filter(|lane| lane.circuit.open_until(now).is_some()).count()
     }
 
-    /// From now on these are the tenant's limits.
+    /// Sets the tenant's limits.
     pub(crate) fn limit(&mut self, tenant: TenantId, limits: Limits) {
         let state = self.tenants.entry(tenant).or_insert_with(|| TenantState::new(limits));
         if state.limits == limits && state.waits_until.is_none() {
             return;
         }
         state.limits = limits;
-        // Whoever waited for the old rate looks at the new one when it has its turn.
+        // A lane or tenant that waited for the old rate is checked against the new rate at its next turn.
         if let Some(until) = state.waits_until.take() {
             self.waits.remove(&(until, Waiter::Tenant(tenant)));
         }
         let lanes: Vec<Lane> = self.lanes.range(lanes_of(tenant)).map(|(lane, _)| *lane).collect();
         for lane in lanes {
-            let state = self.lanes.get_mut(&lane).expect("it was there a moment ago");
+            let state = self.lanes.get_mut(&lane).expect("the lane was listed above");
             if let Some(until) = state.waits_until.take() {
                 self.waits.remove(&(until, Waiter::Lane(lane)));
             }
@@ -153,19 +156,19 @@ impl Dispatch {
         self.offer_tenant(tenant);
     }
 
-    /// How many more of the tenant's keys there is a use for here soon. One that waits for its rate needs no more than it
-    /// can start in the next seconds: the rest may as well wait in the store.
-    pub(crate) fn room(&self, tenant: TenantId) -> usize {
+    /// Returns how many more of the tenant's keys the queue can use soon. For a tenant that waits for its rate, this is
+    /// the number that it can start in the next seconds. Further keys can wait in the store.
+    pub(crate) fn demand(&self, tenant: TenantId) -> usize {
         match self.tenants.get(&tenant) {
             Some(state) if state.waits_until.is_some() => state.limits.ahead.saturating_sub(state.parked),
             _ => usize::MAX,
         }
     }
 
-    /// Queues a key; `false` if its target's queue is full: the key is to be deferred.
+    /// Queues a key. Returns `false` if the target's queue is full; the caller then defers the key.
     pub(crate) fn push(&mut self, lane: Lane, entry: u32, position: Timestamp) -> bool {
-        // A lane may have as much as is left over, so that n slow ones leave one part in n + 1 of the window to the rest
-        // (dynamic thresholds; Choudhury and Hahne 1998).
+        // A lane may have as many keys as are left over. With n slow lanes, the other lanes keep one part in n + 1 of
+        // the window (dynamic thresholds; Choudhury and Hahne 1998).
         let left_over = self.window_keys_max.saturating_sub(self.parked).max(1);
         let state = self.lanes.entry(lane).or_default();
         if state.queue.len() >= self.parked_per_target.min(left_over) {
@@ -179,7 +182,7 @@ impl Dispatch {
         true
     }
 
-    /// The next key that may start; it counts as in flight until [`Dispatch::ended`].
+    /// Returns the next key that may start. The key counts as in flight until [`Dispatch::ended`].
     pub(crate) fn pop(&mut self, now: Now) -> Option<u32> {
         if self.in_flight >= self.in_flight_max {
             return None;
@@ -189,7 +192,7 @@ impl Dispatch {
             let state = self.tenants.get_mut(&tenant).expect("a tenant in turn exists");
             state.has_turn = false;
             if state.in_flight >= state.limits.in_flight_max {
-                continue; // It takes its turn once one has ended.
+                continue; // The tenant gets a turn when one of its attempts ends.
             }
             if let Err(until) = state.may_start(now.monotonic) {
                 state.throttled_at = now.wall;
@@ -205,14 +208,14 @@ impl Dispatch {
         None
     }
 
-    /// Of a tenant that may start one.
+    /// Returns the next key of a tenant that may start one.
     fn pop_of(&mut self, tenant: TenantId, now: Now) -> Option<u32> {
-        let state = self.tenants.get_mut(&tenant).expect("its caller has looked");
+        let state = self.tenants.get_mut(&tenant).expect("the caller has found the tenant");
         while let Some(target) = state.turns.pop_front() {
             let lane = self.lanes.get_mut(&(tenant, target)).expect("a lane in turn exists");
             lane.has_turn = false;
             if lane.in_flight >= lane.in_flight_max(&state.limits) {
-                continue; // Its limit is lower than when it got its turn.
+                continue; // The limit was lowered after the lane got its turn.
             }
             if let Err(until) = lane.may_start(&state.limits, now.monotonic) {
                 lane.waits_until = Some(until);
@@ -239,22 +242,23 @@ impl Dispatch {
         None
     }
 
-    /// An attempt has left the lane, or a key that came to nothing; then `says` is `None`, and it does not count.
-    pub(crate) fn ended(&mut self, lane: Lane, now: Now, says: Option<TargetSays>) {
-        let state = self.lanes.get_mut(&lane).expect("what ended was started");
+    /// Records that a key has left the lane. `health` is `None` if no attempt was made; the key then uses no token of a
+    /// rate.
+    pub(crate) fn ended(&mut self, lane: Lane, now: Now, health: Option<TargetHealth>) {
+        let state = self.lanes.get_mut(&lane).expect("an ended key was started");
         let tenant = self.tenants.get_mut(&lane.0).expect("the tenant of a lane exists");
-        assert!(state.in_flight > 0 && tenant.in_flight > 0 && self.in_flight > 0, "what ended was in flight");
+        assert!(state.in_flight > 0 && tenant.in_flight > 0 && self.in_flight > 0, "an ended key was in flight");
         state.in_flight -= 1;
         tenant.in_flight -= 1;
         self.in_flight -= 1;
-        match says {
-            Some(says) => state.circuit.hear(says, now.monotonic),
+        match health {
+            Some(health) => state.circuit.record(health, now.monotonic),
             None => {
                 if let Some(rate) = tenant.limits.rate {
-                    tenant.bucket.give_back(rate);
+                    tenant.bucket.put_back(rate);
                 }
                 if let Some(rate) = tenant.limits.rate_per_target {
-                    state.bucket.give_back(rate);
+                    state.bucket.put_back(rate);
                 }
             }
         }
@@ -267,7 +271,7 @@ impl Dispatch {
         self.offer_tenant(lane.0);
     }
 
-    /// When the next one that waits may start something.
+    /// Returns the end of the earliest wait.
     pub(crate) fn next_wait(&self) -> Option<Monotonic> {
         self.waits.first().map(|(until, _)| *until)
     }
@@ -291,12 +295,12 @@ impl Dispatch {
         }
     }
 
-    /// Takes out the keys with a position before `before`, lane by lane, at most `limit`.
+    /// Removes keys with a position before `before`, lane by lane, and returns at most `limit` of them.
     pub(crate) fn take_overdue(&mut self, before: Timestamp, limit: usize, now: Now) -> Vec<u32> {
         let mut taken = Vec::new();
         for ((tenant, _), state) in &mut self.lanes {
-            // Only lanes that are full, or whose target fails, have keys that wait long; those with a turn are served as
-            // fast as we, and their tenant's limits, can.
+            // Only keys of a full lane or of a failing target wait long. A lane with a turn is served as fast as this
+            // member and the tenant's limits permit.
             while taken.len() < limit
                 && !state.has_turn
                 && state.queue.front().is_some_and(|(_, position)| *position < before)
@@ -310,8 +314,8 @@ impl Dispatch {
         taken
     }
 
-    /// Where a deferred key of this lane goes: behind those that wait in memory and those deferred before it, at the rate
-    /// at which the lane ends attempts, so that keys come back about when there is a slot for them.
+    /// Returns the position for a deferred key of this lane. It lies after the keys in memory and the keys deferred
+    /// before, at the rate at which the lane ends attempts, so that keys return about when a slot is free.
     pub(crate) fn defer_to(&mut self, lane: Lane, now: Timestamp) -> Timestamp {
         const SOONEST: Duration = Duration::from_secs(1);
         let latest = now + self.defer_max.max(SOONEST);
@@ -320,7 +324,7 @@ impl Dispatch {
             |keys: u64| Duration::from_millis(keys.saturating_mul(1_000) / u64::from(state.per_second.max(1)));
         let waiting = u64::try_from(state.queue.len()).unwrap_or(u64::MAX);
         let next = state.deferred_from + at_rate(state.deferred);
-        // Past the latest one, start over from the soonest: they spread evenly over the span again.
+        // After the latest position, start again from the earliest, so that the keys spread evenly over the span.
         if next > latest || next < now + SOONEST {
             state.deferred_from = (now + at_rate(waiting)).clamp(now + SOONEST, latest);
             state.deferred = 0;
@@ -330,24 +334,24 @@ impl Dispatch {
         state.deferred_to
     }
 
-    /// Takes out the keys of which `is_gone` says so, and says which.
-    pub(crate) fn take_gone(&mut self, is_gone: impl Fn(u32) -> bool) -> Vec<u32> {
+    /// Removes the keys for which `is_released` returns true, and returns them.
+    pub(crate) fn remove_released(&mut self, is_released: impl Fn(u32) -> bool) -> Vec<u32> {
         let mut taken = Vec::new();
         for ((tenant, _), state) in &mut self.lanes {
             state.has_turn = false;
             let before = state.queue.len();
             state.queue.retain(|(entry, _)| {
-                let is_gone = is_gone(*entry);
-                if is_gone {
+                let is_released = is_released(*entry);
+                if is_released {
                     taken.push(*entry);
                 }
-                !is_gone
+                !is_released
             });
             let tenant = self.tenants.get_mut(tenant).expect("the tenant of a lane exists");
             tenant.parked -= before - state.queue.len();
         }
         self.parked -= taken.len();
-        // A lane without keys takes no turn: all line up again.
+        // A lane without keys must have no turn, so all turns are built again.
         self.turns.clear();
         for tenant in self.tenants.values_mut() {
             tenant.has_turn = false;
@@ -381,7 +385,7 @@ impl Dispatch {
     }
 }
 
-/// The lanes of one tenant.
+/// Returns the range of all lanes of one tenant.
 fn lanes_of(tenant: TenantId) -> std::ops::RangeInclusive<Lane> {
     (tenant, TargetKey(0))..=(tenant, TargetKey(u32::MAX))
 }
@@ -400,7 +404,7 @@ impl TenantState {
         }
     }
 
-    /// Or when it may.
+    /// Returns `Ok` if the tenant may start a key now, or else the instant from which it may.
     fn may_start(&self, now: Monotonic) -> Result<(), Monotonic> {
         limits::has_token(self.limits.rate, &self.bucket, now)
     }
@@ -411,7 +415,7 @@ impl LaneState {
         if self.circuit.is_probing() { 1 } else { limits.in_flight_per_target }
     }
 
-    /// Or when it may.
+    /// Returns `Ok` if the lane may start a key now, or else the instant from which it may.
     fn may_start(&self, limits: &Limits, now: Monotonic) -> Result<(), Monotonic> {
         match self.circuit.open_until(now) {
             Some(until) => Err(until),
@@ -419,7 +423,7 @@ impl LaneState {
         }
     }
 
-    /// There is nothing about it that a new one would not have.
+    /// Returns true if the lane's state equals that of a new lane.
     fn is_idle(&self, now: Now) -> bool {
         self.in_flight == 0
             && self.queue.is_empty()

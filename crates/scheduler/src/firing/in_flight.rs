@@ -1,4 +1,4 @@
-//! What is in flight: asked by whoever answers a cancellation, and handed over with a shard.
+//! Set of keys in flight. A cancellation checks this set, and a hand-over lists its attempts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard};
@@ -8,12 +8,12 @@ use store::HandedOver;
 
 const STRIPES: usize = 16;
 
-/// The keys from before their schedule is read until their outcome is durable, those that an earlier owner has in flight
-/// among them.
+/// Keys in flight, each from before its schedule is read until its outcome is durable. Attempts that an earlier owner
+/// has in flight are included.
 ///
-/// A cancellation that is durable *before* it looks here misses no attempt: one that is not here yet reads the
-/// schedule after the cancellation, and does not start. And an attempt begins only if it is still here, so that what was
-/// taken out for another owner ([`InFlight::release`]) either has begun, and is told, or never begins.
+/// A cancellation that is durable *before* it checks the set misses no attempt: an attempt that is added later reads
+/// the cancelled schedule and does not start. An attempt starts only if its key is still in the set. A key that
+/// [`InFlight::release`] removes has therefore either started, and is returned, or never starts.
 #[derive(Debug, Default)]
 pub(crate) struct InFlight {
     stripes: [Mutex<BTreeMap<Occurrence, Attempt>>; STRIPES],
@@ -23,38 +23,39 @@ pub(crate) struct InFlight {
 struct Attempt {
     poller: PollerId,
     key: DueKey,
-    /// Of the owner that is to begin it; `None` if an earlier one has.
+    /// Term of the owner that starts the attempt; `None` if an earlier owner has started it.
     term: Option<Term>,
-    /// When it will have ended, once it has begun.
+    /// End of the attempt at the latest; `None` until it starts.
     until: Option<Timestamp>,
 }
 
 impl InFlight {
-    /// A key has its turn.
+    /// Adds a key that has its turn.
     ///
     /// # Panics
-    /// If one of the same occurrence is here.
+    /// If the occurrence is in flight already.
     pub(crate) fn add(&self, poller: PollerId, key: DueKey, term: Term) {
         self.insert(Attempt { poller, key, term: Some(term), until: None });
     }
 
-    /// An attempt that an earlier owner has in flight.
+    /// Adds an attempt that an earlier owner has in flight.
     ///
     /// # Panics
     /// As [`InFlight::add`].
-    pub(crate) fn hold(&self, held: HandedOver) {
-        let HandedOver { poller, key, until } = held;
+    pub(crate) fn add_handed_over(&self, attempt: HandedOver) {
+        let HandedOver { poller, key, until } = attempt;
         self.insert(Attempt { poller, key, term: None, until: Some(until) });
     }
 
     fn insert(&self, attempt: Attempt) {
         let occurrence = attempt.key.occurrence;
         let known = self.stripe(occurrence.incarnation).insert(occurrence, attempt);
-        assert!(known.is_none(), "an occurrence is in flight once: {occurrence:?}");
+        assert!(known.is_none(), "an occurrence is in flight at most once: {occurrence:?}");
     }
 
-    /// An attempt is about to begin, and will have ended at `until`. `false` if its shard was let go of: then it must not,
-    /// even if the shard has come back under a later term, as what is here then is another attempt.
+    /// Records that an attempt starts and ends by `until`. Returns `false` if its shard was released; the attempt must
+    /// not start then. This holds even if this member owns the shard again under a later term, because the key then
+    /// belongs to another attempt.
     #[must_use]
     pub(crate) fn begin(&self, occurrence: &Occurrence, term: Term, until: Timestamp) -> bool {
         match self.stripe(occurrence.incarnation).get_mut(occurrence) {
@@ -67,10 +68,10 @@ impl InFlight {
     }
 
     /// # Panics
-    /// If it is not here.
+    /// If the occurrence is not in flight.
     pub(crate) fn remove(&self, occurrence: &Occurrence) {
         let known = self.stripe(occurrence.incarnation).remove(occurrence);
-        assert!(known.is_some(), "what leaves was in flight: {occurrence:?}");
+        assert!(known.is_some(), "a removed occurrence was in flight: {occurrence:?}");
     }
 
     pub(crate) fn contains(&self, incarnation: Incarnation) -> bool {
@@ -84,20 +85,20 @@ impl InFlight {
         stripe.range(first..).next().is_some_and(|(occurrence, _)| occurrence.incarnation == incarnation)
     }
 
-    /// Takes out what is of these shards: what has begun is told, and the rest will not begin.
+    /// Removes the keys of these shards and returns the attempts that have started. The other keys never start.
     pub(crate) fn release(&self, shards: &BTreeSet<ShardId>) -> Vec<HandedOver> {
-        let mut begun = Vec::new();
+        let mut started = Vec::new();
         for stripe in &self.stripes {
             let mut stripe = stripe.lock().expect("no holder of this lock panics");
             stripe.retain(|_, Attempt { poller, key, until, term: _ }| {
-                let leaves = shards.contains(&poller.shard());
-                if let Some(until) = until.filter(|_| leaves) {
-                    begun.push(HandedOver { poller: *poller, key: *key, until });
+                let is_released = shards.contains(&poller.shard());
+                if let Some(until) = until.filter(|_| is_released) {
+                    started.push(HandedOver { poller: *poller, key: *key, until });
                 }
-                !leaves
+                !is_released
             });
         }
-        begun
+        started
     }
 
     pub(crate) fn clear(&self) {
@@ -130,9 +131,9 @@ mod tests {
     }
 
     #[test]
-    fn a_schedule_is_in_flight_as_long_as_one_of_its_occurrences_is() {
+    fn schedule_is_in_flight_while_one_of_its_occurrences_is() {
         let in_flight = InFlight::default();
-        // The neighbours lie in the same stripe.
+        // The neighbouring incarnations are in the same stripe.
         for incarnation in [16, 32, 48] {
             in_flight.add(poller(0), key(incarnation, 5), Term(1));
         }
@@ -145,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_begun_is_told_when_its_shard_goes_and_what_has_not_never_begins() {
+    fn release_returns_started_attempts_and_stops_the_others() {
         let in_flight = InFlight::default();
         let until = Timestamp::from_millis(100);
         let (leaving, staying) = (poller(0), poller(1));
@@ -156,26 +157,26 @@ mod tests {
         for number in 0..20 {
             assert!(in_flight.begin(&key(number, 5).occurrence, Term(1), until));
         }
-        let mut told = in_flight.release(&BTreeSet::from([leaving.shard()]));
-        told.sort_by_key(|attempt| attempt.key);
-        let begun = (0..20).step_by(2).map(|number| HandedOver { poller: leaving, key: key(number, 5), until });
-        assert_eq!(told, begun.collect::<Vec<_>>());
+        let mut released = in_flight.release(&BTreeSet::from([leaving.shard()]));
+        released.sort_by_key(|attempt| attempt.key);
+        let expected = (0..20).step_by(2).map(|number| HandedOver { poller: leaving, key: key(number, 5), until });
+        assert_eq!(released, expected.collect::<Vec<_>>());
         for number in 20..40 {
             assert_eq!(in_flight.begin(&key(number, 5).occurrence, Term(1), until), number % 2 == 1);
         }
     }
 
     #[test]
-    fn what_was_let_go_of_does_not_begin_when_its_shard_comes_back() {
+    fn released_attempt_does_not_start_under_a_later_term() {
         let in_flight = InFlight::default();
         let (until, occurrence) = (Timestamp::from_millis(100), key(1, 5).occurrence);
         in_flight.add(poller(0), key(1, 5), Term(1));
         in_flight.release(&BTreeSet::from([poller(0).shard()]));
         in_flight.add(poller(0), key(1, 5), Term(3));
-        assert!(!in_flight.begin(&occurrence, Term(1), until), "it is the later owner's");
+        assert!(!in_flight.begin(&occurrence, Term(1), until), "the key belongs to the later owner");
         assert!(in_flight.begin(&occurrence, Term(3), until));
         in_flight.release(&BTreeSet::from([poller(0).shard()]));
-        in_flight.hold(HandedOver { poller: poller(0), key: key(1, 5), until });
-        assert!(!in_flight.begin(&occurrence, Term(3), until), "it is held");
+        in_flight.add_handed_over(HandedOver { poller: poller(0), key: key(1, 5), until });
+        assert!(!in_flight.begin(&occurrence, Term(3), until), "an earlier owner has the attempt in flight");
     }
 }

@@ -3,71 +3,70 @@
 use std::collections::BTreeSet;
 
 use domain::{PollerId, ShardId, Term, Timestamp};
-use store::{Arrival, Cursor, DuePage, DueRead, HandedOver, OwnerWrite, Positions, WriteRefusal};
+use store::{Cursor, DuePage, DueRead, HandedOver, InsertLogEntry, OwnerWrite, Positions, WriteRejection};
 use tokio::sync::oneshot;
 
 use crate::cluster::shards::ShardTerm;
-use crate::firing::dispatch::{Lane, TargetSays};
+use crate::firing::dispatch::{Lane, TargetHealth};
 use crate::firing::window::{EntryId, PollerIndex, ReadKind};
 use crate::requests::AttemptOutcome;
 
-/// One read of due rows that has ended.
+/// Result of one read of due rows.
 pub(crate) type ReadDone = (PollerIndex, ReadKind, DueRead, Option<DuePage>);
 
 #[derive(Debug)]
 pub(crate) enum ToOwner {
     Read(Vec<ReadDone>),
-    Arrivals(Option<(Vec<Arrival>, Cursor)>),
+    InsertLog(Option<(Vec<InsertLogEntry>, Cursor)>),
     Ended(Vec<Ended>),
     Written(Vec<WriteDone>),
     /// A due row that a user's change wrote.
-    Arrived(Arrival),
+    DueRow(InsertLogEntry),
     Gained(Gained),
-    /// Answered with the attempts in flight: from then on none of these shards' starts, and their outcomes are on their
-    /// way to the outcome writer.
+    /// Shards to release. The response lists their attempts in flight. No attempt of these shards starts after the
+    /// response, and the outcomes of ended attempts are on their way to the outcome writer.
     Release(BTreeSet<ShardId>, oneshot::Sender<Vec<HandedOver>>),
-    /// The outcome of an attempt that an earlier owner had in flight; answered with whether
-    /// anybody waited for it.
+    /// The outcome of an attempt that an earlier owner had in flight. The response is true if the owner expected it.
     Outcome(AttemptOutcome, oneshot::Sender<bool>),
 }
 
-/// Shards, or pollers of theirs, that are owned from now on.
+/// Shards, or new pollers of owned shards, that the owner serves from now on.
 #[derive(Debug, Default)]
 pub(crate) struct Gained {
     pub(crate) shards: Vec<ShardId>,
     pub(crate) pollers: Vec<(PollerId, ShardTerm, Positions)>,
-    pub(crate) held: Vec<HandedOver>,
+    pub(crate) handed_over: Vec<HandedOver>,
 }
 
-/// A key has left its target's lane.
+/// A key that left its target's lane.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ended {
     pub(crate) lane: Lane,
     pub(crate) entry: EntryId,
-    pub(crate) how: HowEnded,
-    /// What an attempt told of its target; `None` if there was none.
-    pub(crate) says: Option<TargetSays>,
+    pub(crate) reason: EndReason,
+    /// Health of the target as the attempt showed it; `None` if no attempt was made.
+    pub(crate) health: Option<TargetHealth>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum HowEnded {
-    /// A write of its outcome is pending, and resolves the key.
+pub(crate) enum EndReason {
+    /// A write of the outcome is pending, and resolves the key.
     Writing,
-    /// It came to nothing, and nothing needs to be written.
+    /// The key needs no attempt, and nothing is written.
     Dropped,
-    /// Its schedule cannot be read as it is: what is stored is damaged, or not understood.
+    /// The schedule cannot be read, because its row is damaged or its format is unknown.
     Unreadable,
     /// The store could not be reached.
     Unavailable,
-    /// By this clock it is not due: the clock went back.
-    NotYet,
-    /// Its schedule is not there, and may be about to be.
-    Unborn,
-    /// Its shard was released, or the lease on it ended, before it began.
+    /// The key is not due by this clock, because the clock went back.
+    NotDue,
+    /// The schedule does not exist, and its creator may be about to write it.
+    NotCreated,
+    /// The shard was released, or its lease ended, before the attempt started.
     Released,
 }
 
-/// A write, and what the owner's window is to be told once it is durable.
+/// A write, and the change of the owner's window once the write is durable.
 #[derive(Debug)]
 pub(crate) struct PendingWrite {
     pub(crate) write: OwnerWrite,
@@ -77,9 +76,9 @@ pub(crate) struct PendingWrite {
 #[derive(Debug)]
 pub(crate) enum ToWriter {
     Write(PendingWrite),
-    /// Pollers are served from here on, and closed so far.
+    /// Pollers that the owner serves from now on, with their closed timestamps.
     Gained(Vec<(PollerId, Timestamp)>),
-    /// To be told when all that came before is durable, or refused.
+    /// Requests a notification when all earlier writes are durable or rejected.
     Flush(oneshot::Sender<()>),
 }
 
@@ -95,13 +94,13 @@ pub(crate) enum Then {
 #[derive(Clone, Debug)]
 pub(crate) struct WriteDone {
     pub(crate) poller: PollerId,
-    /// Under which it was written.
+    /// Term under which the row was written.
     pub(crate) term: Term,
     pub(crate) then: Then,
-    /// The due row that this wrote, if it wrote one.
-    pub(crate) row: Option<Arrival>,
+    /// The due row of this write, if the write has one.
+    pub(crate) row: Option<InsertLogEntry>,
     pub(crate) positions: Positions,
-    pub(crate) refusal: Option<WriteRefusal>,
-    /// An outcome that was refused because the shard has a later owner, who is to be told.
+    pub(crate) refusal: Option<WriteRejection>,
+    /// An outcome that was rejected because the shard has a later owner. It is forwarded to that owner.
     pub(crate) outcome: Option<AttemptOutcome>,
 }

@@ -1,11 +1,14 @@
-//! Writes what happened: outcomes, next rows and positions go to the store in batches, in the order in which they came.
+//! Outcome writer: writes outcomes, next due rows and positions to the store in batches, in the order in which it
+//! receives them.
 //!
-//! One call of the store is under way at a time, and takes everything that came while the one before it ran. Because
-//! positions go the same way as the due rows that the owner writes, this is also where the owner, as a creator, looks
-//! at `closed`: a row that would lie at or before what was already sent for its poller is moved after it.
+//! One call of the store is in progress at a time. The next call takes all writes that arrived during the previous one.
+//! Positions use the same queue as the owner's due rows, so the outcome writer also confirms the owner's placements: it
+//! moves a row that would lie at or before the last sent `closed` of its poller to a position after it.
 //!
-//! Always true here: nothing is given up. A call that fails is made again until it succeeds or the process ends; while
-//! it fails, what waits here fills the limit of attempts in flight, and firing stands still by itself.
+//! Invariant: no write is abandoned. A call that fails is repeated until it succeeds or the process ends. While calls
+//! fail, the pending writes fill the limit of attempts in flight, and firing stops.
+//!
+//! docs/decisions/0004-write-through-one-outcome-writer.md gives the reasons for the design.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,14 +16,14 @@ use std::time::Duration;
 
 use domain::{DueKey, Occurrence, PollerId, Timestamp};
 use runtime::Runtime;
-use store::{Arrival, Change, OwnerWrite, Positions, Store, WriteRefusal, Written};
+use store::{Change, InsertLogEntry, OwnerWrite, Positions, Store, WriteRejection, Written};
 use tokio::sync::mpsc;
 
 use crate::firing::messages::{PendingWrite, ToOwner, ToWriter, WriteDone};
 use crate::metrics::{Metrics, count_store_error};
 use crate::requests::AttemptOutcome;
 
-/// Writes that go in one call at most.
+/// Largest number of writes in one call.
 const BATCH_MAX: usize = 2_048;
 const RETRY_FIRST: Duration = Duration::from_millis(10);
 const RETRY_LAST: Duration = Duration::from_secs(1);
@@ -31,12 +34,12 @@ pub(crate) struct OutcomeWriter {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) messages: mpsc::Receiver<ToWriter>,
     pub(crate) to_owner: mpsc::Sender<ToOwner>,
-    /// What was last sent for each poller that has positions.
+    /// Last sent closed timestamp of each poller that has positions.
     pub(crate) closed: BTreeMap<PollerId, Timestamp>,
 }
 
 impl OutcomeWriter {
-    /// Ends when every sender is gone and all is written.
+    /// Runs until every sender is dropped and all writes are done.
     pub(crate) async fn run(mut self) {
         let mut batch = Vec::with_capacity(BATCH_MAX);
         while self.messages.recv_many(&mut batch, BATCH_MAX).await > 0 {
@@ -50,8 +53,8 @@ impl OutcomeWriter {
                         self.closed.extend(pollers);
                         continue;
                     }
-                    ToWriter::Flush(tell) => {
-                        flushed.push(tell);
+                    ToWriter::Flush(sender) => {
+                        flushed.push(sender);
                         continue;
                     }
                 };
@@ -72,50 +75,51 @@ impl OutcomeWriter {
                 writes.push(write);
             }
             if !writes.is_empty() {
-                let answers = self.write(&writes).await;
-                assert_eq!(answers.len(), done.len(), "a store answers every write");
-                self.end_resolved(&writes, &answers).await;
-                for ((done, answer), write) in done.iter_mut().zip(answers).zip(writes) {
-                    done.refusal = answer.err();
+                let responses = self.write(&writes).await;
+                assert_eq!(responses.len(), done.len(), "the store returns one result per write");
+                self.end_resolved(&writes, &responses).await;
+                for ((done, response), write) in done.iter_mut().zip(responses).zip(writes) {
+                    done.refusal = response.err();
                     done.row = done.row.filter(|_| done.refusal.is_none());
-                    if done.refusal == Some(WriteRefusal::Superseded)
+                    if done.refusal == Some(WriteRejection::Superseded)
                         && let Change::Run { run, then, ends } = write.change
                     {
                         done.outcome = Some(AttemptOutcome { poller: write.poller, run, then, ends });
                     }
                 }
             }
-            for tell in flushed {
-                let _nobody_waits = tell.send(());
+            for sender in flushed {
+                let _receiver_is_gone = sender.send(());
             }
             if self.to_owner.send(ToOwner::Written(done)).await.is_err() {
-                return; // The owner is gone; what is durable is durable.
+                return; // The owner has ended. The next owner reads the store.
             }
         }
     }
 
-    /// A call that failed may have done an outcome and not what comes after it: whoever made it again is told that the
-    /// occurrence is resolved. What is left is the end of its schedule.
-    async fn end_resolved(&self, writes: &[OwnerWrite], answers: &[Result<Written, WriteRefusal>]) {
-        let is_resolved = |(write, answer): (&OwnerWrite, &Result<Written, WriteRefusal>)| match &write.change {
-            Change::Run { run, ends: true, .. } if *answer == Err(WriteRefusal::Resolved) => {
+    /// Ends the schedules whose outcome was written twice. A call that failed may have written an outcome without the
+    /// steps after it; the repeated call then reports that the occurrence is resolved. The remaining step is the end of
+    /// the schedule.
+    async fn end_resolved(&self, writes: &[OwnerWrite], responses: &[Result<Written, WriteRejection>]) {
+        let is_resolved = |(write, response): (&OwnerWrite, &Result<Written, WriteRejection>)| match &write.change {
+            Change::Run { run, ends: true, .. } if *response == Err(WriteRejection::Resolved) => {
                 let Occurrence { incarnation, revision, .. } = run.occurrence;
                 Some(OwnerWrite { change: Change::End { incarnation, revision }, ..*write })
             }
             _ => None,
         };
-        let ends: Vec<OwnerWrite> = writes.iter().zip(answers).filter_map(is_resolved).collect();
+        let ends: Vec<OwnerWrite> = writes.iter().zip(responses).filter_map(is_resolved).collect();
         if !ends.is_empty() {
-            // Refused only if a later owner has the shard, and ends it when it comes across its row.
+            // Rejected only if the shard has a later owner. That owner ends the schedule when it reads the row.
             self.write(&ends).await;
         }
     }
 
-    async fn write(&self, writes: &[OwnerWrite]) -> Vec<Result<Written, WriteRefusal>> {
+    async fn write(&self, writes: &[OwnerWrite]) -> Vec<Result<Written, WriteRejection>> {
         let mut wait = RETRY_FIRST;
         loop {
             match self.store.write(writes.to_vec()).await {
-                Ok(answers) => return answers,
+                Ok(responses) => return responses,
                 Err(error) => {
                     count_store_error(&self.metrics, "write", &error);
                     self.runtime.sleep(wait).await;
@@ -126,8 +130,8 @@ impl OutcomeWriter {
     }
 }
 
-/// Keeps the order of rows and positions; tells which row is written, and where.
-fn after_closed(closed: &mut BTreeMap<PollerId, Timestamp>, write: &mut OwnerWrite) -> Option<Arrival> {
+/// Moves a due row after `closed`, and records the positions that are sent. Returns the due row, if the write has one.
+fn after_closed(closed: &mut BTreeMap<PollerId, Timestamp>, write: &mut OwnerWrite) -> Option<InsertLogEntry> {
     let due: &mut DueKey = match &mut write.change {
         Change::Positions(positions) => {
             let sent = closed.entry(write.poller).or_default();
@@ -138,11 +142,11 @@ fn after_closed(closed: &mut BTreeMap<PollerId, Timestamp>, write: &mut OwnerWri
         Change::Advance { due, .. } | Change::Defer(due) => due,
         Change::Run { then: None, .. } | Change::End { .. } => return None,
         Change::Put(_) | Change::PutIf { .. } | Change::Cancel(_) | Change::CancelIf(_) | Change::Redrive { .. } => {
-            unreachable!("a user's change goes to the store from `service`")
+            unreachable!("`changes` writes a user's change itself")
         }
     };
     if let Some(closed) = closed.get(&write.poller) {
         due.position = due.position.max(*closed + Duration::from_millis(1));
     }
-    Some(Arrival { poller: write.poller, key: *due })
+    Some(InsertLogEntry { poller: write.poller, key: *due })
 }

@@ -1,10 +1,13 @@
-//! The owner of shards: reads ahead, fires on time, books, and closes stretches behind itself.
+//! Owner of shards: reads due rows ahead, fires them on time, writes outcomes and advances the closed timestamps.
 //!
-//! One task with a window (what is known), a dispatch queue (who goes next) and no I/O of its own: every read and every
-//! attempt runs in a task that reports with a message [`ToOwner`]. A turn of the loop looks at the clock once and does all that
-//! is due. What it knows can be rebuilt from the store at any time, which is what happens if it panics.
+//! It is one task with a window (the known keys) and a dispatch queue (the order of starts). It does no I/O itself:
+//! each read and each attempt runs in a task that reports with a message [`ToOwner`]. Each iteration of the loop reads
+//! the clock once and does all work that is due. The owner's state can be rebuilt from the store at any time, which
+//! happens after a panic.
 //!
-//! Shards come ([`ToOwner::Gained`]) and go ([`ToOwner::Release`]) while it runs: see [`hand_over`].
+//! Shards are added ([`ToOwner::Gained`]) and released ([`ToOwner::Release`]) while the owner runs; see [`hand_over`].
+//!
+//! docs/decisions/0006-keep-a-burst-in-memory.md gives the reasons for the design.
 
 mod hand_over;
 mod reading;
@@ -15,14 +18,14 @@ use std::time::Duration;
 
 use domain::{Occurrence, ShardId, Timestamp};
 use runtime::Monotonic;
-use store::{Arrival, Change, Cursor, DueRead, OwnerWrite, WriteRefusal};
+use store::{Change, Cursor, DueRead, InsertLogEntry, OwnerWrite, WriteRejection};
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use crate::cluster::shards::ShardTerm;
 use crate::firing::context::Context;
 use crate::firing::dispatch::{Dispatch, Lane, Limits, Now};
-use crate::firing::messages::{Ended, HowEnded, PendingWrite, ReadDone, Then, ToOwner, ToWriter, WriteDone};
+use crate::firing::messages::{EndReason, Ended, PendingWrite, ReadDone, Then, ToOwner, ToWriter, WriteDone};
 use crate::firing::owner::reading::read_due;
 use crate::firing::run_executor::{Starting, start};
 use crate::firing::steady::SteadyClock;
@@ -31,20 +34,20 @@ use crate::known_tenants::Known;
 use crate::metrics::count_store_error;
 use crate::options::Options;
 
-/// Pollers that one call of the store reads at most.
+/// Largest number of pollers that one call of the store reads.
 const READS_PER_CALL: usize = 8;
-/// Keys that one task starts.
+/// Number of keys that one task starts.
 const STARTS_PER_TASK: usize = 32;
-/// Due rows that one look at the arrivals brings at most.
-const ARRIVALS_MAX: usize = 8_192;
-/// Messages that one turn takes before it looks at the clock again.
+/// Largest number of rows in one read of the insert logs.
+const INSERT_LOG_ROWS_MAX: usize = 8_192;
+/// Largest number of messages between two reads of the clock.
 const MESSAGES_PER_TURN: usize = 64;
-/// Keys that one period defers because they waited too long.
+/// Largest number of overdue keys that one period defers.
 const OVERDUE_PER_PERIOD: usize = 8_192;
 
-/// Deferrals that are written at a time: so long does an outcome wait behind them at most.
+/// Largest number of deferrals in progress. An outcome waits behind this many writes at most.
 const DEFERRING_MAX: usize = 1_024;
-/// How long a retry waits that has its turn before the attempt ahead of it has ended.
+/// Wait of a retry whose turn comes before the previous attempt has ended.
 const ATTEMPT_WAIT: Duration = Duration::from_millis(50);
 
 pub(crate) struct Owner {
@@ -57,26 +60,28 @@ pub(crate) struct Owner {
     nudge: Arc<Notify>,
     shards: Arc<[ShardId]>,
     cursor: Cursor,
-    arrivals_wanted: bool,
-    arrivals_under_way: bool,
-    /// Shards came since the look at the arrivals that is under way began: its cursor passes over theirs.
-    arrivals_incomplete: bool,
+    insert_log_wanted: bool,
+    insert_log_read_pending: bool,
+    /// Shards were gained after the current read of the insert logs began. Its cursor may lie after rows of these
+    /// shards.
+    insert_log_read_incomplete: bool,
     reads_wanted: bool,
-    /// Keys from their start until they are settled.
-    unsettled: usize,
-    /// Keys to write again at a later position, and how many of them are being written.
+    /// Number of keys that were started and are neither resolved nor waiting again.
+    unfinished: usize,
+    /// Keys to write again at a later position.
     to_defer: VecDeque<EntryId>,
+    /// Number of deferrals that are being written.
     deferring: usize,
-    /// Attempts that an earlier owner has in flight, and until when.
-    held: BTreeMap<Occurrence, (EntryId, Timestamp)>,
-    /// Outcomes of such attempts, to be written.
+    /// Attempts that an earlier owner has in flight, each with the instant by which it ends.
+    handed_over: BTreeMap<Occurrence, (EntryId, Timestamp)>,
+    /// Outcomes of handed-over attempts, to be written.
     outcomes: Vec<PendingWrite>,
     next_period: Monotonic,
     expired: Vec<EntryId>,
-    /// The tenants whose limits were set.
-    limited: Arc<Known>,
-    /// Pollers came or went since.
-    shares_moved: bool,
+    /// The tenants whose limits are set in the dispatch queue.
+    limited_tenants: Arc<Known>,
+    /// True if pollers were added or released since the limits were set.
+    pollers_changed: bool,
 }
 
 impl Owner {
@@ -96,35 +101,35 @@ impl Owner {
             nudge,
             shards: Arc::new([]),
             cursor: Cursor::default(),
-            arrivals_wanted: true,
-            arrivals_under_way: false,
-            arrivals_incomplete: false,
+            insert_log_wanted: true,
+            insert_log_read_pending: false,
+            insert_log_read_incomplete: false,
             reads_wanted: true,
-            unsettled: 0,
+            unfinished: 0,
             to_defer: VecDeque::new(),
             deferring: 0,
-            held: BTreeMap::new(),
+            handed_over: BTreeMap::new(),
             outcomes: Vec::new(),
             next_period: monotonic,
             expired: Vec::new(),
-            limited: Arc::default(),
-            shares_moved: true,
+            limited_tenants: Arc::default(),
+            pollers_changed: true,
             context,
             options,
         }
     }
 
-    /// Serves until `stop`, then waits for what is in flight, up to [`Options::drain`].
+    /// Serves until `stop`, then waits for the attempts in flight, up to [`Options::drain`].
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         let runtime = self.context.runtime.clone();
         loop {
-            self.turn().await;
+            self.run_once().await;
             let wake = self.next_wake();
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
                 Some(message) = self.messages.recv() => self.take_messages(message),
-                () = self.nudge.notified() => self.arrivals_wanted = true,
+                () = self.nudge.notified() => self.insert_log_wanted = true,
                 () = runtime.sleep_until(wake) => {}
             }
         }
@@ -139,8 +144,8 @@ impl Owner {
         }
     }
 
-    /// Does everything that is due now.
-    async fn turn(&mut self) {
+    /// Does all work that is due now.
+    async fn run_once(&mut self) {
         let now = self.context.runtime.now();
         let monotonic = self.context.runtime.monotonic();
         self.fire(Now { wall: now, monotonic });
@@ -151,31 +156,31 @@ impl Owner {
         if monotonic >= self.next_period {
             self.next_period = monotonic + self.options.period;
             self.set_limits();
-            self.arrivals_wanted = true;
+            self.insert_log_wanted = true;
             self.reads_wanted = true;
             let steady = self.steady.at(now, monotonic);
             self.close(steady).await;
             let at = Now { wall: now, monotonic };
             let overdue = self.dispatch.take_overdue(now - self.options.parked_for, OVERDUE_PER_PERIOD, at);
             self.to_defer.extend(overdue);
-            self.end_holds(now);
-            self.show(at);
+            self.expire_handed_over(now);
+            self.update_metrics(at);
         }
-        if self.arrivals_wanted && !self.arrivals_under_way {
-            self.read_arrivals();
+        if self.insert_log_wanted && !self.insert_log_read_pending {
+            self.read_insert_log();
         }
         if self.reads_wanted {
             self.reads_wanted = false;
             let dispatch = &self.dispatch;
-            let reads = self.window.plan_reads(now, |tenant| dispatch.room(tenant));
+            let reads = self.window.plan_reads(now, |tenant| dispatch.demand(tenant));
             self.read(reads.into_iter().map(|(index, read)| (index, ReadKind::Ahead, read)).collect());
         }
     }
 
-    /// Tells the dispatch queue what the tenants may do here, if that, or what is owned, is other than it was.
+    /// Sets the tenants' limits in the dispatch queue if the tenants or the owned pollers have changed.
     fn set_limits(&mut self) {
         let tenants = self.context.tenants.known();
-        if Arc::ptr_eq(&tenants, &self.limited) && !std::mem::take(&mut self.shares_moved) {
+        if Arc::ptr_eq(&tenants, &self.limited_tenants) && !std::mem::take(&mut self.pollers_changed) {
             return;
         }
         for tenant in tenants.all() {
@@ -183,8 +188,8 @@ impl Owner {
             let limits = Limits::of(&tenant.quotas, &self.options, self.window.pollers_of(tenant.id), all);
             self.dispatch.limit(tenant.id, limits);
         }
-        self.limited = tenants;
-        self.shares_moved = false;
+        self.limited_tenants = tenants;
+        self.pollers_changed = false;
     }
 
     fn next_wake(&self) -> Monotonic {
@@ -198,11 +203,12 @@ impl Owner {
         }
     }
 
-    /// Moves what is due into the lanes, and starts what has a turn.
+    /// Moves due keys into the lanes, and starts the keys that have a turn.
     fn fire(&mut self, now: Now) {
         let mut expired = std::mem::take(&mut self.expired);
         self.window.expire(now.wall, &mut expired);
-        // Schedules made together lie together in the store: what is due together is read in the order of its making.
+        // Schedules that were created together lie together in the store, so keys due together are read in order of
+        // creation.
         expired.sort_by_cached_key(|entry| {
             let key = self.window.entry(*entry).key;
             (key.position, key.occurrence.incarnation)
@@ -215,7 +221,7 @@ impl Owner {
         }
         self.expired = expired;
         let mut batch = Vec::new();
-        while self.unsettled < self.options.in_flight_max {
+        while self.unfinished < self.options.in_flight_max {
             let Some(entry) = self.dispatch.pop(now) else { break };
             match self.window.may_start(entry) {
                 MayStart::Yes => {}
@@ -231,7 +237,7 @@ impl Owner {
                     continue;
                 }
             }
-            self.unsettled += 1;
+            self.unfinished += 1;
             batch.push(self.starting(entry));
             if batch.len() == STARTS_PER_TASK {
                 self.start(std::mem::take(&mut batch));
@@ -241,13 +247,13 @@ impl Owner {
     }
 
     fn starting(&self, entry: EntryId) -> Starting {
-        let held = self.window.entry(entry);
-        let (poller, shard_term) = self.window.poller(held.poller);
-        self.context.in_flight.add(poller, held.key, shard_term.term);
+        let known = self.window.entry(entry);
+        let (poller, shard_term) = self.window.poller(known.poller);
+        self.context.in_flight.add(poller, known.key, shard_term.term);
         Starting {
             entry,
             lane: self.lane(entry),
-            key: held.key,
+            key: known.key,
             poller,
             shard_term,
             deadline: self.context.lease.deadline(),
@@ -263,21 +269,21 @@ impl Owner {
     }
 
     fn lane(&self, entry: EntryId) -> Lane {
-        let held = self.window.entry(entry);
-        (self.window.poller(held.poller).0.tenant, held.key.target)
+        let known = self.window.entry(entry);
+        (self.window.poller(known.poller).0.tenant, known.key.target)
     }
 
-    /// Books a part of what is to be deferred: never so much that an outcome of another target waits long behind it, and
-    /// never waiting itself.
+    /// Writes some of the deferrals. Their number is bounded, so that an outcome of another target does not wait long
+    /// behind them. This function itself never waits.
     fn defer(&mut self, now: Timestamp) {
         while self.deferring < DEFERRING_MAX {
             let Some(entry) = self.to_defer.front().copied() else { return };
             let Ok(permit) = self.context.to_writer.try_reserve() else { return };
             self.to_defer.pop_front();
             let lane = self.lane(entry);
-            let held = self.window.entry(entry);
-            let (poller, ShardTerm { term, .. }) = self.window.poller(held.poller);
-            let mut key = held.key;
+            let known = self.window.entry(entry);
+            let (poller, ShardTerm { term, .. }) = self.window.poller(known.poller);
+            let mut key = known.key;
             key.position = self.dispatch.defer_to(lane, now).max(key.position + Duration::from_millis(1));
             let write = OwnerWrite { term, poller, change: Change::Defer(key) };
             self.context.metrics.deferred.inc();
@@ -288,15 +294,15 @@ impl Owner {
 
     async fn close(&mut self, now: Timestamp) {
         let dispatch = &self.dispatch;
-        for (index, positions) in self.window.plan_closings(now, |tenant| dispatch.room(tenant)) {
+        for (index, positions) in self.window.plan_closings(now, |tenant| dispatch.demand(tenant)) {
             let (poller, ShardTerm { term, .. }) = self.window.poller(index);
             let write = OwnerWrite { term, poller, change: Change::Positions(positions) };
             self.write(PendingWrite { write, then: Then::Positions(index) }).await;
         }
     }
 
-    /// The outcome writer waits for nothing but the store and this owner's events, so while its queue is full they are
-    /// taken.
+    /// Sends a write to the outcome writer. While the writer's queue is full, the owner handles its own messages,
+    /// because the writer waits only for the store and for this owner.
     async fn write(&mut self, pending_write: PendingWrite) {
         let to_writer = self.context.to_writer.clone();
         let permit = to_writer.reserve();
@@ -305,7 +311,7 @@ impl Owner {
             tokio::select! {
                 biased;
                 permit = &mut permit => {
-                    permit.expect("the outcome writer lives as long as its owner").send(ToWriter::Write(pending_write));
+                    permit.expect("the outcome writer outlives its owner").send(ToWriter::Write(pending_write));
                     return;
                 }
                 Some(message) = self.messages.recv() => self.on_message(message),
@@ -316,15 +322,15 @@ impl Owner {
     fn on_message(&mut self, message: ToOwner) {
         match message {
             ToOwner::Read(done) => self.on_read(done),
-            ToOwner::Arrivals(arrivals) => self.on_arrivals(arrivals),
-            ToOwner::Written(done) => self.on_booked(done),
-            ToOwner::Arrived(arrival) => self.on_arrival(&arrival),
+            ToOwner::InsertLog(arrivals) => self.on_insert_log(arrivals),
+            ToOwner::Written(done) => self.on_written(done),
+            ToOwner::DueRow(arrival) => self.on_due_row(&arrival),
             ToOwner::Gained(gained) => self.gain(gained),
-            ToOwner::Release(shards, tell) => {
-                let _nobody_waits = tell.send(self.release(&shards));
+            ToOwner::Release(shards, sender) => {
+                let _receiver_is_gone = sender.send(self.release(&shards));
             }
-            ToOwner::Outcome(outcome, tell) => {
-                let _nobody_waits = tell.send(self.take_outcome(outcome));
+            ToOwner::Outcome(outcome, sender) => {
+                let _receiver_is_gone = sender.send(self.accept_outcome(outcome));
             }
             ToOwner::Ended(ended) => {
                 let runtime = &self.context.runtime;
@@ -337,41 +343,41 @@ impl Owner {
     }
 
     fn on_ended(&mut self, ended: Ended, now: Now) {
-        self.dispatch.ended(ended.lane, now, ended.says);
-        if ended.how == HowEnded::Writing {
+        self.dispatch.ended(ended.lane, now, ended.health);
+        if ended.reason == EndReason::Writing {
             return;
         }
-        self.unsettled -= 1;
-        if self.window.is_gone(ended.entry) {
+        self.unfinished -= 1;
+        if self.window.is_released(ended.entry) {
             self.window.free(ended.entry);
             return;
         }
         let key = self.window.entry(ended.entry).key;
         self.context.in_flight.remove(&key.occurrence);
-        match ended.how {
-            HowEnded::Writing => unreachable!("returned above"),
-            HowEnded::Dropped => {
+        match ended.reason {
+            EndReason::Writing => unreachable!("returned above"),
+            EndReason::Dropped => {
                 self.context.metrics.dropped.inc();
                 self.window.resolve(ended.entry);
             }
-            HowEnded::NotYet => self.window.wait_again(ended.entry, key.position),
-            HowEnded::Unborn | HowEnded::Released | HowEnded::Unavailable => {
+            EndReason::NotDue => self.window.wait_again(ended.entry, key.position),
+            EndReason::NotCreated | EndReason::Released | EndReason::Unavailable => {
                 self.window.wait_again(ended.entry, now.wall + self.options.period)
             }
-            HowEnded::Unreadable => self.to_defer.push_back(ended.entry),
+            EndReason::Unreadable => self.to_defer.push_back(ended.entry),
         }
     }
 
-    fn on_booked(&mut self, done: Vec<WriteDone>) {
+    fn on_written(&mut self, done: Vec<WriteDone>) {
         for done in done {
-            if done.refusal == Some(WriteRefusal::Superseded) {
+            if done.refusal == Some(WriteRejection::Superseded) {
                 self.superseded(done.poller, done.term, done.outcome);
             }
             match done.then {
                 Then::Nothing => {}
                 Then::Resolve(entry) => {
-                    self.unsettled -= 1;
-                    if !self.window.is_gone(entry) {
+                    self.unfinished -= 1;
+                    if !self.window.is_released(entry) {
                         self.context.in_flight.remove(&self.window.entry(entry).key.occurrence);
                     }
                     self.window.resolve(entry);
@@ -385,14 +391,14 @@ impl Owner {
                 }
                 Then::Positions(index) => {
                     let dispatch = &self.dispatch;
-                    let useful = |tenant| dispatch.room(tenant);
-                    if let Some(read) = self.window.positions_written(index, done.positions, useful) {
+                    let demand = |tenant| dispatch.demand(tenant);
+                    if let Some(read) = self.window.positions_written(index, done.positions, demand) {
                         self.read(vec![(index, ReadKind::Check, read)]);
                     }
                 }
             }
             if let Some(row) = done.row {
-                self.on_arrival(&row);
+                self.on_due_row(&row);
             }
         }
     }
@@ -403,8 +409,8 @@ impl Owner {
                 None => self.window.read_failed(index, kind),
                 Some(page) => {
                     let dispatch = &self.dispatch;
-                    let useful = |tenant| dispatch.room(tenant);
-                    if let Some(more) = self.window.read(index, kind, read, &page, useful) {
+                    let demand = |tenant| dispatch.demand(tenant);
+                    if let Some(more) = self.window.read(index, kind, read, &page, demand) {
                         self.read(vec![(index, kind, more)]);
                     } else if kind == ReadKind::Ahead && page.keys.len() == read.limit {
                         self.reads_wanted = true;
@@ -414,43 +420,44 @@ impl Owner {
         }
     }
 
-    fn on_arrivals(&mut self, arrivals: Option<(Vec<Arrival>, Cursor)>) {
-        self.arrivals_under_way = false;
+    fn on_insert_log(&mut self, arrivals: Option<(Vec<InsertLogEntry>, Cursor)>) {
+        self.insert_log_read_pending = false;
         let Some((arrivals, cursor)) = arrivals else { return };
-        if std::mem::take(&mut self.arrivals_incomplete) {
-            self.arrivals_wanted = true;
+        if std::mem::take(&mut self.insert_log_read_incomplete) {
+            self.insert_log_wanted = true;
         } else {
             self.cursor = cursor;
         }
-        self.arrivals_wanted |= arrivals.len() >= ARRIVALS_MAX;
+        self.insert_log_wanted |= arrivals.len() >= INSERT_LOG_ROWS_MAX;
         for arrival in arrivals {
-            self.on_arrival(&arrival);
+            self.on_due_row(&arrival);
         }
     }
 
-    fn on_arrival(&mut self, arrival: &Arrival) {
+    fn on_due_row(&mut self, arrival: &InsertLogEntry) {
         self.reads_wanted = true;
-        if !self.window.arrived(arrival) && self.shards.contains(&arrival.poller.shard()) {
+        if !self.window.add_written_row(arrival) && self.shards.contains(&arrival.poller.shard()) {
             self.context.events.report_unknown_poller();
         }
     }
 
-    fn read_arrivals(&mut self) {
-        self.arrivals_wanted = false;
-        self.arrivals_under_way = true;
+    fn read_insert_log(&mut self) {
+        self.insert_log_wanted = false;
+        self.insert_log_read_pending = true;
         let (context, shards, cursor) = (self.context.clone(), self.shards.clone(), self.cursor);
         let deadline = self.context.lease.deadline();
         let task = async move {
-            let arrivals = match context.store.arrivals(shards, cursor, ARRIVALS_MAX).await {
+            let arrivals = match context.store.insert_log(shards, cursor, INSERT_LOG_ROWS_MAX).await {
                 Ok(arrivals) if context.runtime.monotonic() < deadline => Some(arrivals),
-                // Another may own the shards by now. To present this cursor would have the engine forget what came for it.
+                // Another member may own the shards now. If this cursor were presented, the engine would delete rows
+                // of the insert log that the new owner has not read.
                 Ok(_) => None,
                 Err(error) => {
                     count_store_error(&context.metrics, "arrivals", &error);
                     None
                 }
             };
-            let _owner_is_gone = context.to_owner.send(ToOwner::Arrivals(arrivals)).await;
+            let _owner_is_gone = context.to_owner.send(ToOwner::InsertLog(arrivals)).await;
         };
         drop(self.context.runtime.spawn("arrivals", task));
     }
@@ -462,12 +469,12 @@ impl Owner {
         }
     }
 
-    fn show(&mut self, now: Now) {
+    fn update_metrics(&mut self, now: Now) {
         let count = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         let metrics = &self.context.metrics;
         metrics.window_keys.set(count(self.window.len()));
         metrics.due_backlog.set(count(self.dispatch.parked() + self.to_defer.len()));
-        metrics.in_flight.set(count(self.unsettled));
+        metrics.in_flight.set(count(self.unfinished));
         metrics.throttled.inc_by(self.dispatch.take_throttled());
         metrics.open_circuits.set(count(self.dispatch.open_circuits(now.monotonic)));
         let age = self.window.oldest_open().map_or(Duration::ZERO, |oldest| now.wall.since(oldest));
@@ -477,17 +484,17 @@ impl Owner {
     async fn drain(&mut self) {
         let runtime = self.context.runtime.clone();
         let deadline = runtime.monotonic() + self.options.drain;
-        while self.unsettled > 0 && runtime.monotonic() < deadline {
+        while self.unfinished > 0 && runtime.monotonic() < deadline {
             tokio::select! {
                 biased;
                 Some(message) = self.messages.recv() => self.on_message(message),
                 () = runtime.sleep_until(deadline) => {}
             }
         }
-        if self.unsettled > 0 {
+        if self.unfinished > 0 {
             tracing::warn!(
-                attempts = self.unsettled,
-                "stopped before these attempts had an outcome; they will be made again"
+                attempts = self.unfinished,
+                "stopped before these attempts had an outcome; they will be repeated"
             );
         }
     }

@@ -1,7 +1,7 @@
-//! From a key that has its turn to an attempt that is done.
+//! Run executor: makes the attempts of keys that have their turn.
 //!
-//! One task takes a handful of keys, reads their schedules in one call, and makes their attempts side by side. What a
-//! tenant's data can do to it ends here: a panic is a failed attempt, a row that cannot be read is put off.
+//! One task takes some keys, reads their schedules in one call, and makes their attempts concurrently. Errors in a
+//! tenant's data end here: a panic becomes a failed attempt, and a row that cannot be read is deferred.
 
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
@@ -11,8 +11,8 @@ use std::time::Duration;
 use domain::decide::{Start, after_attempt, after_outcome, at_start};
 use domain::occurrence::Run;
 use domain::{
-    Attempt, AttemptResult, DueKey, EGRESS_REFUSED, Incarnation, NOT_OPENED, Occurrence, PollerId, RunState, Schedule,
-    Status, Target, When,
+    Attempt, AttemptResult, DueKey, EGRESS_REJECTED, Incarnation, NOT_DECRYPTED, Occurrence, PollerId, RunState,
+    Schedule, Status, Target, When,
 };
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use futures_util::{FutureExt, future::BoxFuture};
@@ -24,15 +24,16 @@ use tracing::{Instrument, Span};
 use crate::cluster::shards::ShardTerm;
 use crate::deliver::{Delivered, Delivery};
 use crate::firing::context::Context;
-use crate::firing::dispatch::{Lane, TargetSays};
-use crate::firing::messages::{Ended, HowEnded, PendingWrite, Then, ToOwner, ToWriter};
+use crate::firing::dispatch::{Lane, TargetHealth};
+use crate::firing::messages::{EndReason, Ended, PendingWrite, Then, ToOwner, ToWriter};
 use crate::firing::window::EntryId;
 use crate::metrics::{AttemptLabels, OutcomeLabels, Reason, count_store_error};
 
-/// How far ahead of this owner's clock an earlier owner's may have been: what is due so soon after the shards were taken
-/// may have been fired before.
+/// Largest assumed lead of an earlier owner's clock. An earlier owner may have fired a row that is due less than this
+/// after the shards were taken.
 const CLOCK_AHEAD_MAX: Duration = Duration::from_secs(10);
-/// How long after its timeout an attempt's outcome may take to become durable: so long does the next owner wait for it.
+/// Time after an attempt's timeout in which its outcome becomes durable. The next owner waits this long for the
+/// outcome.
 const OUTCOME_TIME: Duration = Duration::from_secs(2);
 
 /// A key that has its turn.
@@ -43,15 +44,15 @@ pub(crate) struct Starting {
     pub(crate) key: DueKey,
     pub(crate) poller: PollerId,
     pub(crate) shard_term: ShardTerm,
-    /// When the right to start it ends, as it was before its schedule is looked for.
+    /// End of the right to start the attempt, read before the schedule is loaded.
     pub(crate) deadline: Monotonic,
-    /// The key's position was closed before its schedule is looked for.
+    /// True if the key's position was closed before the schedule was loaded.
     pub(crate) is_closed: bool,
 }
 
 impl Starting {
-    fn ended(&self, how: HowEnded) -> Ended {
-        Ended { lane: self.lane, entry: self.entry, how, says: None }
+    fn ended(&self, reason: EndReason) -> Ended {
+        Ended { lane: self.lane, entry: self.entry, reason, health: None }
     }
 
     fn pending_write(&self, change: Change, then: Then) -> PendingWrite {
@@ -59,7 +60,7 @@ impl Starting {
     }
 }
 
-/// Starts all of `batch` and sees each to its pending_write.
+/// Makes the attempts of all keys in `batch`, and sends the results to the owner and the outcome writer.
 pub(crate) async fn start(context: Arc<Context>, batch: Vec<Starting>) {
     let schedules = load(&context, &batch).await;
     let runs = find_runs(&context, &batch, &schedules).await;
@@ -69,26 +70,26 @@ pub(crate) async fn start(context: Arc<Context>, batch: Vec<Starting>) {
         let run = match &runs {
             Ok(runs) => runs.get(&starting.key.occurrence),
             Err(error) => {
-                ended.push(starting.ended(unread(error)));
+                ended.push(starting.ended(read_failure(error)));
                 continue;
             }
         };
         let schedule = match schedule {
             Ok(schedule) => schedule,
             Err(error) => {
-                ended.push(starting.ended(unread(&error)));
+                ended.push(starting.ended(read_failure(&error)));
                 continue;
             }
         };
         attempts.push(Box::pin(start_one(&context, *starting, schedule, run)));
     }
     loop {
-        // Whatever is ready goes in one message.
+        // All results that are ready go in one message.
         while let Some(Some(one)) = attempts.next().now_or_never() {
             ended.push(one);
         }
         if !ended.is_empty() && context.to_owner.send(ToOwner::Ended(std::mem::take(&mut ended))).await.is_err() {
-            return; // The owner is gone; its successor starts what has no outcome.
+            return; // The owner has ended. The next owner starts the rows without an outcome.
         }
         match attempts.next().await {
             Some(one) => ended.push(one),
@@ -97,14 +98,16 @@ pub(crate) async fn start(context: Arc<Context>, batch: Vec<Starting>) {
     }
 }
 
-/// What cannot be reached now is tried again soon; what is damaged does not get better by that.
-fn unread(error: &StoreError) -> HowEnded {
-    if error.is_retryable() { HowEnded::Unavailable } else { HowEnded::Unreadable }
+/// Returns the reason for a key whose schedule could not be read. An unreachable store is tried again soon. A damaged
+/// row is deferred.
+fn read_failure(error: &StoreError) -> EndReason {
+    if error.is_retryable() { EndReason::Unavailable } else { EndReason::Unreadable }
 }
 
 type Loaded = Result<Option<Arc<Schedule>>, StoreError>;
 
-/// All at once; if that fails, each alone, so that one damaged row holds up no other.
+/// Loads the schedules in one call. If the call fails, loads each schedule alone, so that a damaged row does not delay
+/// others.
 async fn load(context: &Context, batch: &[Starting]) -> Vec<Loaded> {
     let incarnations: Vec<Incarnation> = batch.iter().map(|starting| starting.key.occurrence.incarnation).collect();
     match load_some(context, incarnations.clone()).await {
@@ -124,14 +127,14 @@ async fn load_some(
     context: &Context,
     incarnations: Vec<Incarnation>,
 ) -> Result<Vec<Option<Arc<Schedule>>>, StoreError> {
-    let answer = context.store.load(incarnations).await;
-    if let Err(error) = &answer {
+    let response = context.store.load(incarnations).await;
+    if let Err(error) = &response {
         count_store_error(&context.metrics, "load", error);
     }
-    answer
+    response
 }
 
-/// The records of those runs that may have one: a first attempt that nobody can have made before has none.
+/// Finds the records of the runs that may have one. A first attempt that no earlier owner can have made has none.
 async fn find_runs(
     context: &Context,
     batch: &[Starting],
@@ -142,28 +145,29 @@ async fn find_runs(
         let is_next = matches!(schedule, Ok(Some(schedule)) if schedule.next == Some(occurrence.nominal));
         attempt > 1 || occurrence.replay > 0 || !is_next || position <= starting.shard_term.since + CLOCK_AHEAD_MAX
     };
-    let asked: Vec<Occurrence> = (batch.iter().zip(schedules))
+    let candidates: Vec<Occurrence> = (batch.iter().zip(schedules))
         .filter(|(starting, schedule)| may_have_record(starting, schedule))
         .map(|(starting, _)| starting.key.occurrence)
         .collect();
-    if asked.is_empty() {
+    if candidates.is_empty() {
         return Ok(BTreeMap::new());
     }
-    let answer = context.store.find_runs(asked).await;
-    if let Err(error) = &answer {
+    let response = context.store.find_runs(candidates).await;
+    if let Err(error) = &response {
         count_store_error(&context.metrics, "find_runs", error);
     }
-    Ok(answer?.into_iter().flatten().map(|run| (run.occurrence, run)).collect())
+    Ok(response?.into_iter().flatten().map(|run| (run.occurrence, run)).collect())
 }
 
 async fn start_one(context: &Context, starting: Starting, schedule: Option<Arc<Schedule>>, run: Option<&Run>) -> Ended {
-    // Deciding looks at a tenant's data: a panic there must not take the others along.
-    match AssertUnwindSafe(start_known(context, starting, schedule.clone(), run)).catch_unwind().await {
+    // The decision uses a tenant's data. A panic in it must not end the other attempts of the batch.
+    match AssertUnwindSafe(start_loaded(context, starting, schedule.clone(), run)).catch_unwind().await {
         Ok(ended) => ended,
         Err(_) => {
             context.metrics.panics.inc();
-            tracing::error!(run = %starting.key.occurrence.run_id(), "a panic at the start of a run; it counts as a failed attempt");
-            let Some(schedule) = schedule else { return starting.ended(HowEnded::Dropped) };
+            let run_id = starting.key.occurrence.run_id();
+            tracing::error!(run = %run_id, "panic at the start of a run; counted as a failed attempt");
+            let Some(schedule) = schedule else { return starting.ended(EndReason::Dropped) };
             let attempt = Attempt {
                 number: starting.key.attempt,
                 started_at: context.runtime.now(),
@@ -175,16 +179,17 @@ async fn start_one(context: &Context, starting: Starting, schedule: Option<Arc<S
     }
 }
 
-async fn start_known(
+async fn start_loaded(
     context: &Context,
     starting: Starting,
     schedule: Option<Arc<Schedule>>,
     run: Option<&Run>,
 ) -> Ended {
     let Some(schedule) = schedule else {
-        // The schedule comes after its row. If the create is still under way, it will see what is closed and write the
-        // row again, or the schedule will be there soon; if it has failed, this is what it left.
-        return starting.ended(if starting.is_closed { HowEnded::Dropped } else { HowEnded::Unborn });
+        // A create writes the due row first and the schedule second. If the create is in progress, either it finds the
+        // row's position closed and writes the row again, or the schedule appears soon. If the create has failed, the
+        // row remains.
+        return starting.ended(if starting.is_closed { EndReason::Dropped } else { EndReason::NotCreated });
     };
     let key = starting.key;
     if let Some(run) = run
@@ -194,7 +199,7 @@ async fn start_known(
     }
     let now = context.runtime.now();
     if now < key.occurrence.nominal {
-        return starting.ended(HowEnded::NotYet);
+        return starting.ended(EndReason::NotDue);
     }
     match at_start(&schedule, &key, now) {
         Start::Fire { advance } => {
@@ -209,9 +214,9 @@ async fn start_known(
             let change = Change::Run { run: missed, then: None, ends: false };
             write(context, starting.pending_write(change, Then::Nothing)).await;
             advance_to(context, starting, &schedule, latest, Then::Resolve(starting.entry)).await;
-            starting.ended(HowEnded::Writing)
+            starting.ended(EndReason::Writing)
         }
-        Start::Drop(_) => starting.ended(HowEnded::Dropped),
+        Start::Drop(_) => starting.ended(EndReason::Dropped),
         Start::Cancel => {
             let run = Run {
                 tenant: schedule.tenant,
@@ -222,16 +227,17 @@ async fn start_known(
             count_outcome(context, run.state);
             let change = Change::Run { run, then: None, ends: false };
             write(context, starting.pending_write(change, Then::Resolve(starting.entry))).await;
-            starting.ended(HowEnded::Writing)
+            starting.ended(EndReason::Writing)
         }
         Start::Unreadable { error, defer: _ } => {
-            tracing::error!(schedule = %schedule.id, %error, "a schedule's stored text is not understood; it is put off");
-            starting.ended(HowEnded::Unreadable)
+            tracing::error!(schedule = %schedule.id, %error, "cannot parse a stored schedule; occurrence deferred");
+            starting.ended(EndReason::Unreadable)
         }
     }
 }
 
-/// The row was written twice, or its owner ended between the outcome and what follows from it.
+/// Handles a key whose attempt has an outcome: the row was written twice, or its owner ended after it wrote the outcome
+/// and before it wrote the next row.
 async fn has_outcome(context: &Context, starting: Starting, schedule: &Schedule, run: &Run) -> Ended {
     let is_one_shot = matches!(schedule.spec.when, When::At(_));
     let Occurrence { incarnation, revision, replay, .. } = run.occurrence;
@@ -241,9 +247,9 @@ async fn has_outcome(context: &Context, starting: Starting, schedule: &Schedule,
     let next = after_outcome(schedule, run, starting.key.target, context.runtime.now());
     if let Some(due) = next.filter(|_| starting.key.attempt == 1) {
         advance_to(context, starting, schedule, due, Then::Resolve(starting.entry)).await;
-        return starting.ended(HowEnded::Writing);
+        return starting.ended(EndReason::Writing);
     }
-    starting.ended(HowEnded::Dropped)
+    starting.ended(EndReason::Dropped)
 }
 
 async fn advance_to(context: &Context, starting: Starting, schedule: &Schedule, due: DueKey, then: Then) {
@@ -251,7 +257,8 @@ async fn advance_to(context: &Context, starting: Starting, schedule: &Schedule, 
     write(context, starting.pending_write(Change::Advance { incarnation, revision, due }, then)).await;
 }
 
-/// Of a target of its own, as the spans of requests are; its fields' names are known to who exports spans.
+/// Creates the span of an attempt. Its target is `reveille::spans`, as for spans of requests; exporters use its field
+/// names.
 fn fire_span(schedule: &Schedule, key: &DueKey) -> Span {
     tracing::debug_span!(
         target: "reveille::spans",
@@ -267,10 +274,10 @@ fn fire_span(schedule: &Schedule, key: &DueKey) -> Span {
 
 async fn fire(context: &Context, starting: Starting, schedule: Arc<Schedule>, run: Option<&Run>) -> Ended {
     let key = starting.key;
-    // Looked at again: the clock may have gone back while the next row was done.
+    // Read the clock again: it may have gone back while the next row was written.
     let started_at = context.runtime.now();
     if started_at < key.occurrence.nominal {
-        return starting.ended(HowEnded::NotYet);
+        return starting.ended(EndReason::NotDue);
     }
     let began = context.runtime.monotonic();
     if key.attempt == 1 && key.occurrence.replay == 0 {
@@ -278,13 +285,13 @@ async fn fire(context: &Context, starting: Starting, schedule: Arc<Schedule>, ru
         context.metrics.start_lateness_seconds.observe(lateness.as_secs_f64());
     }
     let Some(tenant) = context.tenants.get(schedule.tenant) else {
-        tracing::error!(tenant = schedule.tenant.0, "a due row of a tenant that does not exist");
-        return starting.ended(HowEnded::Unreadable);
+        tracing::error!(tenant = schedule.tenant.0, "due row of an unknown tenant");
+        return starting.ended(EndReason::Unreadable);
     };
     let Target::Http(target) = &schedule.spec.target;
     let until = started_at + target.timeout + OUTCOME_TIME;
     if began >= starting.deadline || !context.in_flight.begin(&key.occurrence, starting.shard_term.term, until) {
-        return starting.ended(HowEnded::Released);
+        return starting.ended(EndReason::Released);
     }
     let delivery = Delivery {
         tenant,
@@ -298,10 +305,10 @@ async fn fire(context: &Context, starting: Starting, schedule: Arc<Schedule>, ru
     let attempt = AssertUnwindSafe(async { context.deliver.deliver(delivery).await }).catch_unwind().await;
     let delivered = attempt.unwrap_or_else(|_| {
         context.metrics.panics.inc();
-        tracing::error!(run = %key.occurrence.run_id(), "an attempt panicked; it counts as failed");
+        tracing::error!(run = %key.occurrence.run_id(), "attempt panicked; counted as failed");
         Some(Delivered { result: AttemptResult::Panicked, retry_after: None })
     });
-    let Some(delivered) = delivered else { return starting.ended(HowEnded::Released) };
+    let Some(delivered) = delivered else { return starting.ended(EndReason::Released) };
     Span::current().record("result", AttemptLabels::of(&delivered.result).result());
     let duration = context.runtime.monotonic().since(began);
     context.metrics.callback_duration_seconds.observe(duration.as_secs_f64());
@@ -320,7 +327,7 @@ async fn write_attempt(
     let key = starting.key;
     let runtime = &context.runtime;
     let outcome = after_attempt(schedule, &key, &attempt.result, retry_after, runtime.now(), runtime.random());
-    let says = target_says(&attempt.result);
+    let health = target_health(&attempt.result);
     context.metrics.callback_attempts.get_or_create(&AttemptLabels::of(&attempt.result)).inc();
     count_outcome(context, outcome.state);
     let mut attempts = run.map_or_else(Vec::new, |run| run.attempts.clone());
@@ -331,21 +338,23 @@ async fn write_attempt(
     let run = Run { tenant: schedule.tenant, occurrence: key.occurrence, state: outcome.state, attempts };
     let change = Change::Run { run, then: outcome.then, ends: outcome.ends };
     write(context, starting.pending_write(change, Then::Resolve(starting.entry))).await;
-    Ended { says: Some(says), ..starting.ended(HowEnded::Writing) }
+    Ended { health: Some(health), ..starting.ended(EndReason::Writing) }
 }
 
-/// Whether the target is there, by what it answered.
-fn target_says(result: &AttemptResult) -> TargetSays {
+/// Returns the health of the target as the result shows it.
+fn target_health(result: &AttemptResult) -> TargetHealth {
     match result {
-        // The target was never asked.
-        AttemptResult::Unreachable(reason) if reason.starts_with(EGRESS_REFUSED) || reason.starts_with(NOT_OPENED) => {
-            TargetSays::Nothing
+        // The attempt ended before it reached the target.
+        AttemptResult::Unreachable(reason)
+            if reason.starts_with(EGRESS_REJECTED) || reason.starts_with(NOT_DECRYPTED) =>
+        {
+            TargetHealth::Unknown
         }
         AttemptResult::Answered(429 | 502 | 503 | 504) | AttemptResult::Unreachable(_) | AttemptResult::TimedOut => {
-            TargetSays::Away
+            TargetHealth::Unavailable
         }
-        AttemptResult::Answered(_) => TargetSays::Here,
-        AttemptResult::Panicked => TargetSays::Nothing,
+        AttemptResult::Answered(_) => TargetHealth::Available,
+        AttemptResult::Panicked => TargetHealth::Unknown,
     }
 }
 
@@ -371,7 +380,7 @@ fn count_outcome(context: &Context, state: RunState) {
 }
 
 async fn write(context: &Context, pending_write: PendingWrite) {
-    // The outcome writer outlives every task of its owner, unless the process ends.
+    // The outcome writer outlives every task of its owner, except when the process ends.
     let _process_ends = context.to_writer.send(ToWriter::Write(pending_write)).await;
 }
 
@@ -380,11 +389,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_target_that_was_not_asked_is_not_said_to_be_away() {
-        for reason in [EGRESS_REFUSED, NOT_OPENED] {
-            let result = AttemptResult::Unreachable(format!("{reason}: for a reason of ours"));
-            assert_eq!(target_says(&result), TargetSays::Nothing);
+    fn target_health_is_unknown_if_no_request_was_sent() {
+        for reason in [EGRESS_REJECTED, NOT_DECRYPTED] {
+            let result = AttemptResult::Unreachable(format!("{reason}: a local reason"));
+            assert_eq!(target_health(&result), TargetHealth::Unknown);
         }
-        assert_eq!(target_says(&AttemptResult::Unreachable("connection refused".to_owned())), TargetSays::Away);
+        assert_eq!(
+            target_health(&AttemptResult::Unreachable("connection refused".to_owned())),
+            TargetHealth::Unavailable
+        );
     }
 }

@@ -1,34 +1,35 @@
-//! A wall clock that does not leap ahead: closing a stretch of time that has not passed would hold its rows back.
+//! Wall clock without sudden leaps ahead. If the owner closed a range of time that has not passed, new rows in the
+//! range would be delayed.
 
 use std::time::Duration;
 
 use domain::Timestamp;
 use runtime::Monotonic;
 
-/// How far the wall clock may run ahead of the monotonic one between two looks before it is doubted.
+/// Smallest lead of the wall clock over the monotonic clock, between two calls, that counts as a leap.
 const LEAP_MIN: Duration = Duration::from_secs(1);
-/// How long a leap must last before it is believed.
-const DOUBT: Duration = Duration::from_secs(30);
+/// Time that a leap must last before the clock follows it.
+const LEAP_ACCEPTED_AFTER: Duration = Duration::from_secs(30);
 
-/// Follows the wall clock, except that a leap ahead is believed only after 30 s; a step back is believed at once.
+/// Follows the wall clock. It follows a leap ahead only after 30 s, and a step back at once.
 #[derive(Debug)]
 pub(crate) struct SteadyClock {
     wall: Timestamp,
     monotonic: Monotonic,
-    doubted_since: Option<Monotonic>,
+    leap_since: Option<Monotonic>,
 }
 
 impl SteadyClock {
     pub(crate) fn new(wall: Timestamp, monotonic: Monotonic) -> Self {
-        SteadyClock { wall, monotonic, doubted_since: None }
+        SteadyClock { wall, monotonic, leap_since: None }
     }
 
-    /// The instant to act on, given what both clocks say now.
+    /// Returns the instant to act on, for the present values of both clocks.
     pub(crate) fn at(&mut self, wall: Timestamp, monotonic: Monotonic) -> Timestamp {
         let expected = self.wall + monotonic.since(self.monotonic);
         let leaps = wall > expected + LEAP_MIN;
-        let since = *self.doubted_since.get_or_insert(monotonic);
-        if leaps && monotonic.since(since) < DOUBT {
+        let since = *self.leap_since.get_or_insert(monotonic);
+        if leaps && monotonic.since(since) < LEAP_ACCEPTED_AFTER {
             return expected;
         }
         *self = SteadyClock::new(wall, monotonic);
@@ -49,14 +50,14 @@ mod tests {
     }
 
     #[test]
-    fn it_follows_an_even_clock() {
+    fn steady_clock_follows_an_even_wall_clock() {
         let mut clock = SteadyClock::new(wall(1_000), monotonic(0));
         assert_eq!(clock.at(wall(1_005), monotonic(5)), wall(1_005));
         assert_eq!(clock.at(wall(1_006), monotonic(6)), wall(1_006));
     }
 
     #[test]
-    fn a_leap_ahead_is_believed_only_after_a_while() {
+    fn leap_ahead_takes_effect_only_after_30_s() {
         let mut clock = SteadyClock::new(wall(1_000), monotonic(0));
         assert_eq!(clock.at(wall(5_001), monotonic(1)), wall(1_001));
         assert_eq!(clock.at(wall(5_020), monotonic(20)), wall(1_020));
@@ -64,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leap_that_is_taken_back_leaves_nothing_behind() {
+    fn reverted_leap_has_no_effect() {
         let mut clock = SteadyClock::new(wall(1_000), monotonic(0));
         assert_eq!(clock.at(wall(5_001), monotonic(1)), wall(1_001));
         assert_eq!(clock.at(wall(1_002), monotonic(2)), wall(1_002));
@@ -72,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_back_is_believed_at_once() {
+    fn step_back_takes_effect_at_once() {
         let mut clock = SteadyClock::new(wall(1_000), monotonic(0));
         assert_eq!(clock.at(wall(400), monotonic(1)), wall(400));
     }

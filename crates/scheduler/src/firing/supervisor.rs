@@ -1,4 +1,4 @@
-//! Keeps an owner running: starts another if one panics, and wakes up what must happen from time to time.
+//! Supervisor of the owner: starts another owner after a panic, and runs periodic tasks.
 
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
@@ -9,7 +9,7 @@ use futures_util::FutureExt;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::cluster::ownership::{apply_all_cancellations, give, new_pollers, take};
+use crate::cluster::ownership::{apply_all_cancellations, new_pollers, send_gained, take};
 use crate::firing::context::Context;
 use crate::firing::messages::Gained;
 use crate::firing::outcome_writer::OutcomeWriter;
@@ -18,11 +18,12 @@ use crate::metrics::count_store_error;
 use crate::shared::{OwnerHandle, Shared};
 use crate::tenants::Tenants;
 
-/// Bounds of the queues between the owner and its tasks; what fills them is bounded by the attempts in flight.
+/// Capacities of the queues of the outcome writer and the owner. The attempts in flight bound the messages in them.
 const WRITER_MESSAGES_MAX: usize = 8_192;
 const OWNER_MESSAGES_MAX: usize = 8_192;
-/// How often the cancel marks are looked at that no call has obeyed.
+/// Time between two reads of cancellation records.
 const CANCELLATIONS_PERIOD: Duration = Duration::from_secs(1);
+/// Time between two reads of the tenants.
 const TENANTS_PERIOD: Duration = Duration::from_secs(2);
 const RETRY_WAIT: Duration = Duration::from_millis(200);
 
@@ -35,7 +36,7 @@ async fn watch_cancellations(shared: Arc<Shared>) {
     }
 }
 
-/// Reads the tenants again from time to time: another member may have changed them.
+/// Reads the tenants periodically, because another member may have changed them.
 async fn watch_tenants(shared: Arc<Shared>) {
     loop {
         shared.runtime.sleep(TENANTS_PERIOD).await;
@@ -45,7 +46,8 @@ async fn watch_tenants(shared: Arc<Shared>) {
     }
 }
 
-/// Serves until `stop`, at first what was taken already. An owner that panics is followed by another, under new terms.
+/// Serves until `stop`, and starts with the shards in `taken`. If the owner panics, another owner takes the shards
+/// under new terms.
 pub(crate) async fn supervise(shared: Arc<Shared>, taken: Gained, stop: CancellationToken) {
     let mut taken = Some(taken);
     loop {
@@ -54,11 +56,11 @@ pub(crate) async fn supervise(shared: Arc<Shared>, taken: Gained, stop: Cancella
             return;
         }
         shared.metrics.panics.inc();
-        tracing::error!("the owner panicked; another takes its shards");
+        tracing::error!("owner panicked; another owner takes its shards");
     }
 }
 
-/// Under new terms, all that is owned.
+/// Takes all owned shards again, under new terms.
 async fn regain(shared: &Shared) -> Gained {
     loop {
         let owned = shared.shards.owned();
@@ -70,7 +72,7 @@ async fn regain(shared: &Shared) -> Gained {
     }
 }
 
-/// With the pollers of tenants that came to be known since this was taken, before there was an owner to be told.
+/// Adds pollers that became known after `taken` was read, before an owner existed to receive them.
 async fn with_new_pollers(shared: &Shared, mut taken: Gained) -> Gained {
     let known = taken.pollers.iter().map(|(poller, _, _)| *poller).collect();
     loop {
@@ -99,13 +101,13 @@ async fn serve(shared: Arc<Shared>, taken: Option<Gained>, stop: CancellationTok
     };
     *shared.owner.lock().expect("no holder of this lock panics") =
         Some(OwnerHandle { to_owner: to_owner.clone(), to_writer: to_writer.clone() });
-    // What the owner before had in flight may be made again.
+    // Attempts that the previous owner had in flight may be repeated.
     shared.in_flight.clear();
     let gained = match taken {
         Some(taken) => with_new_pollers(&shared, taken).await,
         None => regain(&shared).await,
     };
-    give(&shared, gained).await;
+    send_gained(&shared, gained).await;
     drop(moving);
     let context = Arc::new(Context {
         runtime: shared.runtime.clone(),

@@ -1,25 +1,26 @@
-//! A timing wheel: entries by the millisecond at which they are due.
+//! Timing wheel: entries ordered by the millisecond at which they are due.
 //!
-//! One ring of a slot per millisecond for the near future, an ordered map for what is beyond it. Inserting and
-//! expiring are constant in the number of entries (Varghese and Lauck 1987, scheme 5 with an overflow list). It knows
-//! no clock: [`Wheel::expire`] is told the instant. A clock that goes back is no error; entries wait for it.
+//! A ring has one slot per millisecond of the near future, and an ordered map has the entries after it. The cost of
+//! insertion and expiry does not depend on the number of entries (Varghese and Lauck 1987, scheme 5 with an overflow
+//! list). The wheel reads no clock; the caller passes the instant to [`Wheel::expire`]. If the clock goes back, entries
+//! wait until it reaches their millisecond again.
 
 use std::collections::BTreeMap;
 
 use domain::Timestamp;
 
-/// The ring's span. A power of two, and more than the window reads ahead.
+/// Span of the ring in milliseconds: a power of two, larger than the window's read-ahead.
 const SLOTS: i64 = 8_192;
 const SLOT_COUNT: usize = 8_192;
 const WORDS: usize = SLOT_COUNT / 64;
 
 #[derive(Debug)]
 pub(crate) struct Wheel {
-    /// Slot `t mod SLOTS` holds what is due at `t`, for `t` in `[horizon, horizon + SLOTS)`.
+    /// Slot `t mod SLOTS` contains the entries due at `t`, for `t` in `[horizon, horizon + SLOTS)`.
     slots: Vec<Vec<u32>>,
-    /// A bit for each slot that holds something.
+    /// One bit per slot; set if the slot has entries.
     occupied: [u64; WORDS],
-    /// Everything due before this millisecond is in `overdue`.
+    /// First millisecond of the ring. Entries due before it are in `overdue`.
     horizon: i64,
     overdue: BTreeMap<i64, Vec<u32>>,
     far: BTreeMap<i64, Vec<u32>>,
@@ -55,7 +56,7 @@ impl Wheel {
         }
     }
 
-    /// Moves every entry due at or before `now` to the end of `out`, in order of its millisecond.
+    /// Appends every entry due at or before `now` to `out`, in order of its millisecond.
     pub(crate) fn expire(&mut self, now: Timestamp, out: &mut Vec<u32>) {
         let now = now.as_millis();
         let before = out.len();
@@ -76,14 +77,14 @@ impl Wheel {
         self.len -= out.len() - before;
     }
 
-    /// When the next entry is due.
+    /// Returns the instant of the next entry.
     pub(crate) fn next(&self) -> Option<Timestamp> {
         let near = self.overdue.keys().next().copied().or_else(|| self.next_occupied());
         near.or_else(|| self.far.keys().next().copied()).map(Timestamp::from_millis)
     }
 
-    /// Moves the ring's start to `horizon`, before which it is empty. What was too far for the ring and is passed by
-    /// this leap goes to `out`.
+    /// Moves the start of the ring to `horizon`; the ring is empty before it. Entries of the overflow map that are now
+    /// overdue go to `out`.
     fn advance(&mut self, horizon: i64, out: &mut Vec<u32>) {
         self.horizon = horizon;
         while let Some(entry) = self.far.first_entry().filter(|entry| *entry.key() < horizon + SLOTS) {
@@ -141,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_expires_at_its_millisecond_and_not_before() {
+    fn entry_expires_at_its_millisecond_and_not_before() {
         let mut wheel = Wheel::new(at(1_000));
         let mut out = Vec::new();
         wheel.insert(at(1_005), 7);
@@ -166,9 +167,9 @@ mod tests {
     }
 
     proptest! {
-        /// Against an ordered map, with a clock that jumps both ways.
+        /// Compares the wheel with an ordered map, with a clock that jumps both ways.
         #[test]
-        fn it_does_what_an_ordered_map_does(steps in prop::collection::vec(step(), 1..200)) {
+        fn wheel_matches_an_ordered_map(steps in prop::collection::vec(step(), 1..200)) {
             let mut now = 1_000_000;
             let mut wheel = Wheel::new(at(now));
             let mut model: BTreeMap<i64, Vec<u32>> = BTreeMap::new();

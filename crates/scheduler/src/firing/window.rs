@@ -1,18 +1,18 @@
-//! What the owner knows of the near future: keys, by poller and by millisecond, and how far each poller is accounted for.
+//! Window of the owner: keys of the near future by poller and millisecond, and the positions of each poller.
 //!
-//! Pure: it is told what was read and what ended, and asked what to read, close and fire. A poller's stretch of time
-//! goes through four borders, each behind the one before:
+//! The window is pure. Its caller reports reads and outcomes to it, and the window returns the reads, positions and
+//! keys that are due. Each poller has four positions, each at or behind the one before:
 //!
 //! - `read_to`: rows up to here were read ahead into the window;
-//! - `closed`: durable; creators put no row at or before it any more;
-//! - `checked`: after `closed` was durable the rows up to here were read *again*, so that none can be missing. It moves by
-//!   pages, as there is room, and so may lie within an instant;
-//! - `done`: durable; every occurrence up to here has its outcome, and nothing up to here is ever read again.
+//! - `closed`: durable; no creator leaves a row at or before it;
+//! - `checked`: rows up to here were read *again* after `closed` became durable, so none can be missing. It moves by
+//!   pages as capacity permits, so it may lie within an instant;
+//! - `done`: durable; every occurrence up to here has an outcome, and no row up to here is read again.
 //!
-//! Always true here: a key is known once, whatever number of times its row is read, until `checked` has passed it and
-//! it is resolved; `done` never passes an open key.
+//! Invariants: a key is known once, however often its row is read, until it is resolved and `checked` has passed it.
+//! `done` never passes an open key.
 //!
-//! Shards come and go. Of one that has gone nothing is left but the numbers of keys that others hold still: see
+//! Shards are gained and released. After a release, only the numbers of keys that the caller still uses remain; see
 //! [`Window::release`].
 
 mod closing;
@@ -26,22 +26,22 @@ use domain::{DueKey, Occurrence, PollerId, ShardId, TenantId, Timestamp};
 use hashbrown::HashTable;
 use rustc_hash::FxHasher;
 use slab::Slab;
-use store::{Arrival, DueBound, Positions};
+use store::{DueBound, InsertLogEntry, Positions};
 
 use crate::cluster::shards::ShardTerm;
 use crate::firing::wheel::Wheel;
 use crate::options::Options;
 
-/// The grain of closing: positions move over whole buckets of this many milliseconds.
+/// Width of a bucket in milliseconds. `closed` and `done` move by whole buckets.
 const BUCKET_MILLIS: i64 = 128;
-/// Rows that one read of one poller brings at most.
+/// Largest number of rows in one read of one poller.
 const PAGE_KEYS: usize = 2_048;
-/// And at least, if its tenant has room for so many.
+/// Smallest number of rows in one read, if the tenant has capacity for them.
 const PAGE_KEYS_MIN: usize = 16;
 
-/// A key in the window, by its number.
+/// Number of a key in the window.
 pub(crate) type EntryId = u32;
-/// A poller in the window, by its number; one that comes back has another.
+/// Number of a poller in the window. A poller that is released and gained again gets another number.
 pub(crate) type PollerIndex = u32;
 
 #[derive(Debug)]
@@ -49,14 +49,14 @@ pub(crate) struct Window {
     ahead: Duration,
     keys_max: usize,
     entries: Slab<Entry>,
-    /// Entries by occurrence; of two for one occurrence, the later row.
+    /// Entries by occurrence. For two entries of one occurrence, the later row.
     index: HashTable<EntryId>,
     wheel: Wheel,
     pollers: BTreeMap<PollerIndex, Poller>,
     next_index: PollerIndex,
     by_id: BTreeMap<PollerId, PollerIndex>,
-    /// Keys of each tenant, the resolved ones among them included.
-    held: BTreeMap<TenantId, usize>,
+    /// Number of keys of each tenant, including the resolved keys.
+    keys_by_tenant: BTreeMap<TenantId, usize>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -64,15 +64,15 @@ pub(crate) struct Entry {
     pub(crate) key: DueKey,
     pub(crate) poller: PollerIndex,
     state: State,
-    /// The key of an earlier attempt of the same occurrence that is open: the latest of them.
+    /// Latest open key of an earlier attempt of the same occurrence.
     earlier: Option<EntryId>,
 }
 
-/// Whether a key may start now.
+/// Decision whether a key may start now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum MayStart {
     Yes,
-    /// The row of a later attempt is durable: this attempt was made, by an owner that ended before it could say so.
+    /// The row of a later attempt is durable: an owner made this attempt and ended before it could report the outcome.
     Superseded,
     /// An earlier attempt of the occurrence has not ended.
     NotYet,
@@ -80,14 +80,14 @@ pub(crate) enum MayStart {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
-    /// Waiting, queued, or in flight.
+    /// Waiting, queued or in flight.
     Open,
-    /// Its outcome, or its next attempt's row, is durable.
+    /// The outcome, or the row of the next attempt, is durable.
     Resolved,
     /// The same row is durable at a later position.
     Deferred { to: Timestamp },
-    /// Its shard was let go of while it was open; its number is free once whoever holds it gives it back.
-    Gone,
+    /// The shard was released while the key was open. The number is free once its user returns it.
+    Released,
 }
 
 #[derive(Debug)]
@@ -95,29 +95,29 @@ struct Poller {
     id: PollerId,
     shard_term: ShardTerm,
     read_to: DueBound,
-    /// The position of the first row after `read_to`, as far as is known.
+    /// Position of the first row after `read_to`, as far as the window knows.
     next: Option<Timestamp>,
-    /// The end of the read ahead that is under way.
+    /// End of the read ahead in progress.
     reading: Option<Timestamp>,
-    /// The first row beyond the read under way that arrived meanwhile, and is perhaps not seen by it.
-    arrived: Option<Timestamp>,
-    /// A row at or before `read_to` for which there was no room when it arrived.
+    /// First row after the end of the read in progress that was written during the read. The read may have missed it.
+    written_during_read: Option<Timestamp>,
+    /// Row at or before `read_to` that the window had no capacity for when the row was written.
     missed: Option<Timestamp>,
     closed: Timestamp,
     closing: bool,
     checked: DueBound,
     done: Timestamp,
-    /// Open keys by bucket; a bucket without any is not there.
+    /// Number of open keys by bucket. Buckets without open keys have no entry.
     open: BTreeMap<i64, u32>,
-    /// Resolved keys that a second read may still bring, by bucket.
+    /// Resolved keys that a second read may still return, by bucket.
     resolved: BTreeMap<i64, Vec<EntryId>>,
 }
 
-/// What a read of due rows is for.
+/// Purpose of a read of due rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ReadKind {
     Ahead,
-    /// The second read, after `closed` became durable.
+    /// Second read, after `closed` became durable.
     Check,
 }
 
@@ -144,7 +144,7 @@ impl Window {
     pub(crate) fn new(options: &Options, now: Timestamp) -> Self {
         Window {
             ahead: options.window_ahead,
-            // A page for one tenant, and as much left over.
+            // At least one page for one tenant, and as much for the others.
             keys_max: options.window_keys_max.max(2 * PAGE_KEYS),
             entries: Slab::new(),
             index: HashTable::new(),
@@ -152,15 +152,15 @@ impl Window {
             pollers: BTreeMap::new(),
             next_index: 0,
             by_id: BTreeMap::new(),
-            held: BTreeMap::new(),
+            keys_by_tenant: BTreeMap::new(),
         }
     }
 
-    /// Begins to serve a poller, from its durable `done`.
+    /// Starts to serve a poller, from its durable `done`.
     pub(crate) fn add_poller(&mut self, id: PollerId, shard_term: ShardTerm, positions: Positions) {
         assert!(positions.done <= positions.closed, "done is never past closed");
         let index = self.next_index;
-        self.next_index = index.checked_add(1).expect("fewer than 2^32 pollers come and go");
+        self.next_index = index.checked_add(1).expect("fewer than 2^32 pollers are ever added");
         let known = self.by_id.insert(id, index);
         assert!(known.is_none(), "a poller is added once");
         let poller = Poller {
@@ -169,7 +169,7 @@ impl Window {
             read_to: DueBound::Instant(positions.done),
             next: Some(positions.done),
             reading: None,
-            arrived: None,
+            written_during_read: None,
             missed: None,
             closed: positions.closed,
             closing: false,
@@ -185,9 +185,10 @@ impl Window {
         self.by_id.contains_key(&id)
     }
 
-    /// Forgets the pollers of these shards and all their keys. Open keys are gone from here on ([`Window::is_gone`]), but
-    /// keep their numbers, as they wait in the wheel, in a queue or for an outcome: what comes out of the wheel is freed
-    /// here, everything else by whoever holds it, with [`Window::free`] or by settling it.
+    /// Forgets the pollers of these shards and all their keys. Open keys become released ([`Window::is_released`]).
+    /// They keep their numbers, because they wait in the wheel, in a queue or for an outcome. The window frees a
+    /// released key that comes out of the wheel. The caller frees all others, with [`Window::free`] or by resolving or
+    /// deferring them.
     pub(crate) fn release(&mut self, shards: &BTreeSet<ShardId>) {
         let leaving = |poller: &Poller| shards.contains(&poller.id.shard());
         let left: BTreeMap<PollerIndex, TenantId> = (self.pollers.iter())
@@ -201,30 +202,30 @@ impl Window {
         for id in ids {
             self.leave_index(id);
             let entry = &mut self.entries[id as usize];
-            if entry.state != State::Gone {
-                uncount(&mut self.held, left[&entry.poller]);
+            if entry.state != State::Released {
+                uncount(&mut self.keys_by_tenant, left[&entry.poller]);
             }
             match entry.state {
-                State::Open => entry.state = State::Gone,
+                State::Open => entry.state = State::Released,
                 State::Resolved | State::Deferred { .. } => {
                     self.entries.remove(id as usize);
                 }
-                State::Gone => {}
+                State::Released => {}
             }
         }
     }
 
-    pub(crate) fn is_gone(&self, id: EntryId) -> bool {
-        self.entries[id as usize].state == State::Gone
+    pub(crate) fn is_released(&self, id: EntryId) -> bool {
+        self.entries[id as usize].state == State::Released
     }
 
-    /// Whoever held this key, which is gone, holds it no more.
+    /// Frees the number of a released key that the caller no longer uses.
     pub(crate) fn free(&mut self, id: EntryId) {
         let entry = self.entries.remove(id as usize);
-        assert_eq!(entry.state, State::Gone, "only what is gone is freed");
+        assert_eq!(entry.state, State::Released, "only a released key is freed");
     }
 
-    /// How many of the tenant's pollers are served here.
+    /// Returns the number of the tenant's pollers that this window serves.
     pub(crate) fn pollers_of(&self, tenant: TenantId) -> u32 {
         let first = PollerId { tenant, generation: 0, number: 0 };
         let last = PollerId { tenant, generation: u16::MAX, number: u16::MAX };
@@ -236,7 +237,7 @@ impl Window {
         (poller.id, poller.shard_term)
     }
 
-    /// Under what a poller is served, if it is.
+    /// Returns the term under which the poller is served, or `None` if it is not served.
     pub(crate) fn shard_term(&self, id: PollerId) -> Option<ShardTerm> {
         self.by_id.get(&id).map(|index| self.pollers[index].shard_term)
     }
@@ -245,65 +246,65 @@ impl Window {
         &self.entries[id as usize]
     }
 
-    /// Keys held, the resolved ones among them included.
+    /// Returns the number of keys, including the resolved keys.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// The oldest instant that is not done, over all pollers that have something open.
+    /// Returns the start of the oldest bucket with an open key, over all pollers.
     pub(crate) fn oldest_open(&self) -> Option<Timestamp> {
         let first = |poller: &Poller| poller.open.keys().next().map(|bucket| bucket * BUCKET_MILLIS);
         self.pollers.values().filter_map(first).min().map(Timestamp::from_millis)
     }
 
-    /// How many more keys there is room for of this tenant: it holds at most as many as are left over then, so that n
-    /// tenants with much to do leave one part in n + 1 to the rest.
-    fn room(&self, tenant: TenantId) -> usize {
+    /// Returns the number of further keys that the window accepts for this tenant. A tenant has at most as many keys as
+    /// are left over, so that n busy tenants leave one part in n + 1 of the window to the others.
+    fn capacity(&self, tenant: TenantId) -> usize {
         self.share(self.keys_max.saturating_sub(self.entries.len()), tenant)
     }
 
-    /// Of `left_over`.
+    /// Returns the tenant's share of `left_over` keys.
     fn share(&self, left_over: usize, tenant: TenantId) -> usize {
-        left_over.saturating_sub(self.held.get(&tenant).copied().unwrap_or(0)).div_ceil(2)
+        left_over.saturating_sub(self.keys_by_tenant.get(&tenant).copied().unwrap_or(0)).div_ceil(2)
     }
 
-    /// A due row was written. `false` if its poller is not served here.
-    pub(crate) fn arrived(&mut self, arrival: &Arrival) -> bool {
+    /// Records that a due row was written. Returns `false` if its poller is not served here.
+    pub(crate) fn add_written_row(&mut self, arrival: &InsertLogEntry) -> bool {
         let Some(index) = self.by_id.get(&arrival.poller).copied() else { return false };
-        let full = self.room(arrival.poller.tenant) == 0;
-        let poller = self.pollers.get_mut(&index).expect("what has a number is there");
+        let full = self.capacity(arrival.poller.tenant) == 0;
+        let poller = self.pollers.get_mut(&index).expect("a poller with a number exists");
         let position = arrival.key.position;
         let read_to = poller.reading.unwrap_or(Timestamp::MIN).max(instant_of(poller.read_to));
         if position > read_to {
             let earliest = |known: Option<Timestamp>| Some(known.map_or(position, |known| known.min(position)));
             poller.next = earliest(poller.next);
             if poller.reading.is_some() {
-                poller.arrived = earliest(poller.arrived);
+                poller.written_during_read = earliest(poller.written_during_read);
             }
         } else if poller.is_checked(&arrival.key) {
-            // The second read had it, or its creator writes it again, later.
+            // The second read has returned the row, or its creator writes it again at a later position.
         } else if full {
             poller.missed = Some(poller.missed.map_or(position, |missed| missed.min(position)));
         } else {
-            self.admit(index, arrival.key);
+            self.add_key(index, arrival.key);
         }
         true
     }
 
-    fn admit(&mut self, index: PollerIndex, key: DueKey) {
+    fn add_key(&mut self, index: PollerIndex, key: DueKey) {
         let hash = hash(&key.occurrence);
         let same = |id: &EntryId| self.entries[*id as usize].key.occurrence == key.occurrence;
         let mut earlier = None;
         if let Some(id) = self.index.find(hash, same) {
             let known = &self.entries[*id as usize];
             earlier = if known.state == State::Open { Some(*id) } else { known.earlier };
-            let is_news = match known.state {
-                // A retry's row may be read before it is told that its attempt is done.
+            let is_new = match known.state {
+                // A retry's row may be read before the window receives the outcome of the attempt.
                 State::Open | State::Resolved => key.attempt > known.key.attempt,
                 State::Deferred { to } => key.position >= to,
-                State::Gone => unreachable!("what is gone is not in the index"),
+                State::Released => unreachable!("a released key is not in the index"),
             };
-            if !is_news {
+            if !is_new {
                 return;
             }
         }
@@ -311,9 +312,10 @@ impl Window {
         self.wheel.insert(key.position, id);
     }
 
-    /// A key that an earlier owner has in flight: known and open, and due only once [`Window::wait_again`] says so.
-    /// `None` if its poller is done with it, or is not served here.
-    pub(crate) fn hold(&mut self, poller: PollerId, key: DueKey) -> Option<EntryId> {
+    /// Adds a key that an earlier owner has in flight. The key is open and becomes due only with
+    /// [`Window::wait_again`]. Returns `None` if the poller's `done` has passed the key, or if the poller is not served
+    /// here.
+    pub(crate) fn add_handed_over(&mut self, poller: PollerId, key: DueKey) -> Option<EntryId> {
         let index = *self.by_id.get(&poller)?;
         if key.position <= self.pollers[&index].done {
             return None;
@@ -324,9 +326,9 @@ impl Window {
     fn open(&mut self, entry: Entry) -> EntryId {
         let id = EntryId::try_from(self.entries.insert(entry)).expect("fewer keys than 2^32");
         self.put_index(hash(&entry.key.occurrence), id);
-        let poller = self.pollers.get_mut(&entry.poller).expect("a key is opened for a poller that is there");
+        let poller = self.pollers.get_mut(&entry.poller).expect("a key is opened for a served poller");
         *poller.open.entry(bucket(entry.key.position)).or_default() += 1;
-        *self.held.entry(poller.id.tenant).or_default() += 1;
+        *self.keys_by_tenant.entry(poller.id.tenant).or_default() += 1;
         id
     }
 
@@ -343,7 +345,7 @@ impl Window {
         }
     }
 
-    /// Whether its creator, if it is not done, will find that this key's position is closed.
+    /// Returns true if the key's creator, in case it has not finished, will find the key's position closed.
     pub(crate) fn is_closed(&self, id: EntryId) -> bool {
         let entry = &self.entries[id as usize];
         entry.key.position <= self.pollers[&entry.poller].closed
@@ -353,18 +355,18 @@ impl Window {
         let entry = &self.entries[id as usize];
         let occurrence = entry.key.occurrence;
         let same = |other: &EntryId| self.entries[*other as usize].key.occurrence == occurrence;
-        // A later one that is settled already may have left the index.
+        // A later attempt that is resolved already may have left the index.
         if self.index.find(hash(&occurrence), same) != Some(&id) {
             return MayStart::Superseded;
         }
         if entry.earlier.is_some() { MayStart::NotYet } else { MayStart::Yes }
     }
 
-    /// Moves what is due by `now` to the end of `out`, in order.
+    /// Appends the keys due at or before `now` to `out`, in order.
     pub(crate) fn expire(&mut self, now: Timestamp, out: &mut Vec<EntryId>) {
         self.wheel.expire(now, out);
         out.retain(|id| {
-            let is_here = !self.is_gone(*id);
+            let is_here = !self.is_released(*id);
             if !is_here {
                 self.free(*id);
             }
@@ -376,35 +378,35 @@ impl Window {
         self.wheel.next()
     }
 
-    /// An expired key turned out not to be due (the clock went back): it waits again.
+    /// Puts a key back into the wheel, due at `at`.
     pub(crate) fn wait_again(&mut self, id: EntryId, at: Timestamp) {
         self.wheel.insert(at, id);
     }
 
-    /// The key's outcome, or its next attempt's row, is durable, or it came to nothing.
+    /// Records that the key's outcome or the row of its next attempt is durable, or that the key needs no attempt.
     pub(crate) fn resolve(&mut self, id: EntryId) {
-        self.settle(id, State::Resolved);
+        self.finish(id, State::Resolved);
     }
 
-    /// The key's row is durable at the later position `to`.
+    /// Records that the key's row is durable at the later position `to`.
     pub(crate) fn deferred(&mut self, id: EntryId, to: Timestamp) {
-        self.settle(id, State::Deferred { to });
+        self.finish(id, State::Deferred { to });
     }
 
-    fn settle(&mut self, id: EntryId, state: State) {
-        if self.is_gone(id) {
+    fn finish(&mut self, id: EntryId, state: State) {
+        if self.is_released(id) {
             self.free(id);
             return;
         }
         let entry = &mut self.entries[id as usize];
-        assert_eq!(entry.state, State::Open, "a key is settled once");
+        assert_eq!(entry.state, State::Open, "a key is resolved or deferred once");
         entry.state = state;
         let key = entry.key;
         self.pass_on(id);
         let entry = &self.entries[id as usize];
-        let poller = self.pollers.get_mut(&entry.poller).expect("the poller of an open key is there");
+        let poller = self.pollers.get_mut(&entry.poller).expect("the poller of an open key exists");
         let bucket = bucket(key.position);
-        let open = poller.open.get_mut(&bucket).expect("the bucket of an open key is there");
+        let open = poller.open.get_mut(&bucket).expect("the bucket of an open key exists");
         *open -= 1;
         if *open == 0 {
             poller.open.remove(&bucket);
@@ -416,14 +418,14 @@ impl Window {
         }
     }
 
-    /// Who waits for a key that is settled waits for what that waited for.
-    fn pass_on(&mut self, settled: EntryId) {
-        let Entry { key, earlier, .. } = self.entries[settled as usize];
+    /// Makes the key that waits for `finished` wait for the key that `finished` waits for.
+    fn pass_on(&mut self, finished: EntryId) {
+        let Entry { key, earlier, .. } = self.entries[finished as usize];
         let same = |id: &EntryId| self.entries[*id as usize].key.occurrence == key.occurrence;
         let mut later = self.index.find(hash(&key.occurrence), same).copied();
         while let Some(id) = later {
             let waits_for = &mut self.entries[id as usize].earlier;
-            if *waits_for == Some(settled) {
+            if *waits_for == Some(finished) {
                 *waits_for = earlier;
                 return;
             }
@@ -431,11 +433,11 @@ impl Window {
         }
     }
 
-    /// Its poller is there.
+    /// Removes a key whose poller is served.
     fn forget(&mut self, id: EntryId) {
         self.leave_index(id);
         let entry = self.entries.remove(id as usize);
-        uncount(&mut self.held, self.pollers[&entry.poller].id.tenant);
+        uncount(&mut self.keys_by_tenant, self.pollers[&entry.poller].id.tenant);
     }
 
     fn leave_index(&mut self, id: EntryId) {
@@ -446,7 +448,7 @@ impl Window {
     }
 }
 
-/// Whether a row lies at or before a bound.
+/// Returns true if the row lies at or before the bound.
 fn is_within(key: &DueKey, bound: DueBound) -> bool {
     match bound {
         DueBound::Instant(instant) => key.position <= instant,
@@ -454,12 +456,12 @@ fn is_within(key: &DueKey, bound: DueBound) -> bool {
     }
 }
 
-/// One key of the tenant less.
-fn uncount(held: &mut BTreeMap<TenantId, usize>, tenant: TenantId) {
-    let keys = held.get_mut(&tenant).expect("what is held is counted");
+/// Subtracts one from the tenant's number of keys.
+fn uncount(keys_by_tenant: &mut BTreeMap<TenantId, usize>, tenant: TenantId) {
+    let keys = keys_by_tenant.get_mut(&tenant).expect("every key of the window is counted");
     *keys -= 1;
     if *keys == 0 {
-        held.remove(&tenant);
+        keys_by_tenant.remove(&tenant);
     }
 }
 
@@ -468,7 +470,7 @@ impl Poller {
         is_within(key, self.checked)
     }
 
-    /// The end of the last bucket that is checked whole.
+    /// Returns the end of the last bucket that is checked completely.
     fn checked_whole(&self) -> Timestamp {
         match self.checked {
             DueBound::Instant(instant) => instant,

@@ -1,29 +1,30 @@
-//! Changes that name what they saw: by any member, at once, while what they are about fires and is cancelled.
+//! Conditional changes by several members at once, while the schedule fires or is cancelled.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use domain::{Schedule, ScheduleId, Status, Timestamp, When};
 use futures_util::future::{join, join_all};
-use scheduler::{CancelAnswer, Create, PutAnswer, Scheduler, Timing};
+use scheduler::{CancelResponse, Create, PutResponse, Scheduler, Timing};
 
 use crate::cluster::both_engines;
-use crate::house::TENANT;
-use crate::town::{Town, named, quick};
+use crate::harness::TENANT;
+use crate::test_cluster::{TestCluster, named, quick};
 
 const ID: &str = "invoice-7";
 
-/// A schedule that never fires while a test looks.
-fn far(town: &Town) -> Create {
-    named(ID, town.in_ms(60_000))
+/// Returns a request for a schedule that does not fire during a test.
+fn far(cluster: &TestCluster) -> Create {
+    named(ID, cluster.in_ms(60_000))
 }
 
 async fn get(scheduler: &Scheduler) -> Option<Arc<Schedule>> {
     scheduler.get(TENANT, ScheduleId::new(ID).unwrap()).await.unwrap()
 }
 
-/// Adds a label to what is there, as often as it takes; `None` if it is cancelled.
-async fn add_label(scheduler: Scheduler, request: Create, label: String) -> Option<PutAnswer> {
+/// Adds a label to the schedule, and retries until no other change interferes. Returns `None` if the schedule is
+/// cancelled.
+async fn add_label(scheduler: Scheduler, request: Create, label: String) -> Option<PutResponse> {
     loop {
         let found = get(&scheduler).await.unwrap();
         if found.status == Status::Cancelled {
@@ -32,129 +33,133 @@ async fn add_label(scheduler: Scheduler, request: Create, label: String) -> Opti
         let mut spec = found.spec.clone();
         spec.labels.insert(label.clone(), String::new());
         let request = Create { spec, ..request.clone() };
-        if let Some(answer) = scheduler.put_if(request, Some(found.seen()), Timing::Kept).await.unwrap() {
-            return Some(answer.unwrap());
+        if let Some(response) = scheduler.put_if(request, Some(found.seen()), Timing::Kept).await.unwrap() {
+            return Some(response.unwrap());
         }
     }
 }
 
 #[test]
-fn changes_at_once_at_any_member_all_survive() {
+fn concurrent_changes_at_any_member_all_survive() {
     both_engines(async |sim, options| {
-        let town = Town::new(sim, options, quick).await;
-        let members = [("a", town.join("a").await), ("b", town.join("b").await)];
-        town.settle(&[&members[0].1, &members[1].1]).await;
-        let request = far(&town);
+        let cluster = TestCluster::new(sim, options, quick).await;
+        let members = [("a", cluster.join("a").await), ("b", cluster.join("b").await)];
+        cluster.wait_until_balanced(&[&members[0].1, &members[1].1]).await;
+        let request = far(&cluster);
         let makes = members.iter().cycle().take(6).map(|(name, member)| {
             let (member, request) = (member.clone(), request.clone());
-            town.at(name, async move { member.put_if(request, None, Timing::Anew).await.unwrap() })
+            cluster.at(name, async move { member.put_if(request, None, Timing::Restarted).await.unwrap() })
         });
-        let made = join_all(makes).await;
-        assert_eq!(made.iter().flatten().count(), 1, "one of them made it");
+        let created = join_all(makes).await;
+        assert_eq!(created.iter().flatten().count(), 1, "exactly one request created the schedule");
 
         let changes = members.iter().cycle().take(12).enumerate().map(|(number, (name, member))| {
-            town.at(name, add_label(member.clone(), request.clone(), format!("n{number}")))
+            cluster.at(name, add_label(member.clone(), request.clone(), format!("n{number}")))
         });
         let changed = join_all(changes).await;
-        assert!(changed.iter().all(|answer| answer.as_ref().is_some_and(|answer| !answer.created)));
+        assert!(changed.iter().all(|response| response.as_ref().is_some_and(|response| !response.created)));
         let now = get(&members[0].1).await.unwrap();
         assert_eq!((now.spec.labels.len(), now.revision.0), (12, 12), "{now:?}");
     });
 }
 
 #[test]
-fn a_change_and_a_cancellation_at_once_leave_it_cancelled() {
+fn cancellation_wins_over_a_concurrent_change() {
     both_engines(async |sim, options| {
-        let town = Town::new(sim, options, quick).await;
-        let (a, b) = (town.join("a").await, town.join("b").await);
-        town.settle(&[&a, &b]).await;
+        let cluster = TestCluster::new(sim, options, quick).await;
+        let (a, b) = (cluster.join("a").await, cluster.join("b").await);
+        cluster.wait_until_balanced(&[&a, &b]).await;
         for round in 0..20_u64 {
-            let (make, request) = (a.clone(), far(&town));
-            let asked = request.clone();
-            town.at("a", async move { make.put(asked).await.unwrap().unwrap() }).await;
+            let (member, request) = (a.clone(), far(&cluster));
+            let put = request.clone();
+            cluster.at("a", async move { member.put(put).await.unwrap().unwrap() }).await;
             let found = get(&a).await.unwrap();
             let changes = (0..3).map(|number| {
                 let changing = add_label(b.clone(), request.clone(), format!("n{number}"));
-                town.at("b", changing)
+                cluster.at("b", changing)
             });
             let cancelling = async {
-                town.sleep(Duration::from_micros(700 * round)).await;
+                cluster.sleep(Duration::from_micros(700 * round)).await;
                 let (cancels, id) = (a.clone(), ScheduleId::new(ID).unwrap());
-                town.at("a", async move { cancels.cancel(TENANT, id).await.unwrap() }).await
+                cluster.at("a", async move { cancels.cancel(TENANT, id).await.unwrap() }).await
             };
             let (changed, cancelled) = join(join_all(changes), cancelling).await;
-            assert_eq!(cancelled, CancelAnswer::Cancelled);
+            assert_eq!(cancelled, CancelResponse::Cancelled);
             let now = get(&b).await.unwrap();
-            assert_eq!((now.incarnation, now.status), (found.incarnation, Status::Cancelled), "no change undoes it");
-            let made = u32::try_from(changed.iter().flatten().count()).unwrap();
-            assert_eq!(now.revision.0, found.revision.0 + made + 1, "what was answered was made");
+            assert_eq!(
+                (now.incarnation, now.status),
+                (found.incarnation, Status::Cancelled),
+                "a change undid the cancellation"
+            );
+            let created = u32::try_from(changed.iter().flatten().count()).unwrap();
+            assert_eq!(now.revision.0, found.revision.0 + created + 1, "every acknowledged change took effect");
             let cancels = b.clone();
-            let gone = town.at("b", async move { cancels.cancel_if(&found).await.unwrap() }).await;
-            assert_eq!(gone, None, "it is another edition now");
+            let gone = cluster.at("b", async move { cancels.cancel_if(&found).await.unwrap() }).await;
+            assert_eq!(gone, None, "the version has changed");
             let cancels = b.clone();
-            let again = town.at("b", async move { cancels.cancel_if(&now).await.unwrap() }).await;
-            assert_eq!(again, Some(CancelAnswer::Cancelled));
+            let again = cluster.at("b", async move { cancels.cancel_if(&now).await.unwrap() }).await;
+            assert_eq!(again, Some(CancelResponse::Cancelled));
         }
-        town.sleep(Duration::from_secs(90)).await;
-        assert_eq!(town.calls().len(), 0);
+        cluster.sleep(Duration::from_secs(90)).await;
+        assert_eq!(cluster.calls().len(), 0);
     });
 }
 
 #[test]
-fn a_schedule_whose_contents_change_all_the_time_keeps_its_beat() {
+fn frequent_content_changes_keep_a_schedules_timing() {
     both_engines(async |sim, options| {
-        let town = Town::new(sim, options, quick).await;
-        let (a, b) = (town.join("a").await, town.join("b").await);
-        town.settle(&[&a, &b]).await;
-        let mut request = far(&town);
+        let cluster = TestCluster::new(sim, options, quick).await;
+        let (a, b) = (cluster.join("a").await, cluster.join("b").await);
+        cluster.wait_until_balanced(&[&a, &b]).await;
+        let mut request = far(&cluster);
         request.spec.when = When::Every(Duration::from_secs(1));
-        let (make, asked) = (a.clone(), request.clone());
-        let made = town.at("a", async move { make.put_if(asked, None, Timing::Anew).await }).await;
-        let first = made.unwrap().unwrap().unwrap().schedule.next.unwrap();
+        let (member, put) = (a.clone(), request.clone());
+        let created = cluster.at("a", async move { member.put_if(put, None, Timing::Restarted).await }).await;
+        let first = created.unwrap().unwrap().unwrap().schedule.next.unwrap();
         for number in 0..300 {
-            town.at("b", add_label(b.clone(), request.clone(), format!("n{}", number % 10))).await.unwrap();
-            town.sleep(Duration::from_millis(37)).await;
+            cluster.at("b", add_label(b.clone(), request.clone(), format!("n{}", number % 10))).await.unwrap();
+            cluster.sleep(Duration::from_millis(37)).await;
         }
-        town.sleep(Duration::from_secs(1)).await;
-        let beat = |number: usize| first + Duration::from_secs(number as u64);
-        let mut called: Vec<Timestamp> = town.calls().iter().map(|call| call.nominal).collect();
+        cluster.sleep(Duration::from_secs(1)).await;
+        let instant = |number: usize| first + Duration::from_secs(number as u64);
+        let mut called: Vec<Timestamp> = cluster.calls().iter().map(|call| call.nominal).collect();
         called.dedup();
-        assert!(called.len() >= 11, "{} calls in 11 s and more", called.len());
-        assert!(called.iter().enumerate().all(|(number, nominal)| *nominal == beat(number)), "{called:?}");
-        let doubled = town.calls().len() - called.len();
-        assert!(doubled <= 2, "{doubled} doubled: only what changes while it starts can be");
+        assert!(called.len() >= 11, "{} calls in more than 11 s", called.len());
+        assert!(called.iter().enumerate().all(|(number, nominal)| *nominal == instant(number)), "{called:?}");
+        let duplicates = cluster.calls().len() - called.len();
+        assert!(duplicates <= 2, "{duplicates} duplicates: only a change during a start permits one");
     });
 }
 
 #[test]
-fn a_conditional_cancellation_waits_for_the_owner_and_is_never_pending() {
+fn conditional_cancellation_is_never_pending() {
     both_engines(async |sim, options| {
-        let town = Town::new(sim, options, quick).await;
-        let (a, b) = (town.join("a").await, town.join("b").await);
-        town.settle(&[&a, &b]).await;
-        let ids = town.schedule("b", &b, town.in_ms(60_000), 20).await;
+        let cluster = TestCluster::new(sim, options, quick).await;
+        let (a, b) = (cluster.join("a").await, cluster.join("b").await);
+        cluster.wait_until_balanced(&[&a, &b]).await;
+        let ids = cluster.schedule("b", &b, cluster.in_ms(60_000), 20).await;
         let mut found = Vec::new();
         for id in &ids {
             found.extend(b.get(TENANT, ScheduleId::new(id).unwrap()).await.unwrap());
         }
-        town.sim.kill("a");
+        cluster.sim.kill("a");
         let mut unreachable = 0;
         for schedule in &found {
             let (cancels, schedule) = (b.clone(), schedule.clone());
-            match town.at("b", async move { cancels.cancel_if(&schedule).await }).await {
-                Ok(answer) => assert_eq!(answer, Some(CancelAnswer::Cancelled)),
+            match cluster.at("b", async move { cancels.cancel_if(&schedule).await }).await {
+                Ok(response) => assert_eq!(response, Some(CancelResponse::Cancelled)),
                 Err(_) => unreachable += 1,
             }
         }
-        assert!(unreachable > 0, "the dead member owned none of them");
-        town.sleep(Duration::from_secs(5)).await;
+        assert!(unreachable > 0, "the dead member owned some of the schedules");
+        cluster.sleep(Duration::from_secs(5)).await;
         for schedule in found {
             let (cancels, id) = (b.clone(), schedule.id.clone());
             let now = b.get(TENANT, id).await.unwrap().unwrap();
-            let answer = town.at("b", async move { cancels.cancel_if(&now).await.unwrap() }).await;
-            assert_eq!(answer, Some(CancelAnswer::Cancelled), "once there is an owner again");
+            let response = cluster.at("b", async move { cancels.cancel_if(&now).await.unwrap() }).await;
+            assert_eq!(response, Some(CancelResponse::Cancelled), "a new owner applies the cancellation");
         }
-        town.sleep(Duration::from_secs(70)).await;
-        assert_eq!(town.calls().len(), 0);
+        cluster.sleep(Duration::from_secs(70)).await;
+        assert_eq!(cluster.calls().len(), 0);
     });
 }

@@ -1,12 +1,12 @@
-//! The scheduler over the store in memory, in simulated time.
+//! Tests of the scheduler over the store in memory, in simulated time.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod cluster;
 mod conditions;
 mod firing;
-mod house;
+mod harness;
 mod quotas;
 mod requests;
 mod survival;
-mod town;
+mod test_cluster;

@@ -1,4 +1,4 @@
-//! Requests between members: long ones, those that this build does not know, and their metric.
+//! Requests between members: long requests, unknown operations and the metric of requests.
 
 use bytes::Bytes;
 use domain::{PollerId, ScheduleId, ShardId};
@@ -6,10 +6,10 @@ use scheduler::{Create, InvalidRequest, Options, Scheduler};
 use simulator::Simulation;
 use store::memory::MemoryOptions;
 
-use crate::house::{House, TENANT, ok, simulate};
-use crate::town::{Town, named, quick};
+use crate::harness::{Harness, TENANT, ok, simulate};
+use crate::test_cluster::{TestCluster, named, quick};
 
-/// Ids that `owner` decides about, all of one home shard.
+/// Returns ids whose common home shard `owner` owns.
 fn ids_of(owner: &Scheduler, count: usize) -> Vec<String> {
     let shard_of = |id: &String| PollerId::of(TENANT, 0, 64, &ScheduleId::new(id).unwrap()).shard();
     let owned = owner.owned();
@@ -24,24 +24,24 @@ fn lines(member: &Scheduler, family: &str) -> Vec<String> {
 }
 
 #[test]
-fn create_that_is_too_long_for_one_request_goes_in_parts() {
+fn create_that_is_too_long_for_one_request_is_sent_in_parts() {
     let sim = Simulation::new(1);
     sim.run_until(async {
-        let town = Town::new(&sim, MemoryOptions::default(), quick).await;
-        let (a, b) = (town.join("a").await, town.join("b").await);
-        town.settle(&[&a, &b]).await;
+        let cluster = TestCluster::new(&sim, MemoryOptions::default(), quick).await;
+        let (a, b) = (cluster.join("a").await, cluster.join("b").await);
+        cluster.wait_until_balanced(&[&a, &b]).await;
         let ids = ids_of(&b, 10);
-        let at = town.in_ms(60_000);
+        let at = cluster.in_ms(60_000);
         let requests: Vec<Create> = (ids.iter().map(|id| named(id, at)))
             .map(|mut request| {
                 request.spec.payload = Bytes::from(vec![b'x'; 1_000_000]);
                 request
             })
             .collect();
-        let asking = a.clone();
-        let created = town.at("a", async move { asking.create(requests).await }).await.unwrap();
+        let requester = a.clone();
+        let created = cluster.at("a", async move { requester.create(requests).await }).await.unwrap();
         let created: Vec<String> = created.into_iter().map(|created| created.unwrap().id.to_string()).collect();
-        assert_eq!(created, ids, "all of them, in order");
+        assert_eq!(created, ids, "all schedules in order");
         let parts = r#"reveille_peer_asks_total{ask="create",outcome="answered"} 4"#;
         assert!(lines(&a, "reveille_peer_asks_total").contains(&parts.to_owned()), "{:?}", lines(&a, "reveille_peer"));
     });
@@ -51,8 +51,8 @@ fn create_that_is_too_long_for_one_request_goes_in_parts() {
 fn unknown_operation_and_malformed_request_are_rejected() {
     let sim = Simulation::new(1);
     sim.run_until(async {
-        let town = Town::new(&sim, MemoryOptions::default(), quick).await;
-        let a = town.join("a").await;
+        let cluster = TestCluster::new(&sim, MemoryOptions::default(), quick).await;
+        let a = cluster.join("a").await;
         assert_eq!(a.handle("dance", &[1]).await, Err(InvalidRequest::UnknownOperation));
         assert!(matches!(a.handle("put", &[1]).await, Err(InvalidRequest::Malformed(_))));
         assert!(matches!(a.handle("nudge", &[1, 0]).await, Err(InvalidRequest::Malformed(_))));
@@ -63,8 +63,8 @@ fn unknown_operation_and_malformed_request_are_rejected() {
 #[test]
 fn process_without_peers_knows_no_operation() {
     simulate(async |runtime| {
-        let house = House::open(runtime, Options::default(), ok).await;
-        assert_eq!(house.scheduler.handle("nudge", &[1]).await, Err(InvalidRequest::UnknownOperation));
-        assert_eq!(lines(&house.scheduler, "reveille_peer"), [""; 0]);
+        let harness = Harness::open(runtime, Options::default(), ok).await;
+        assert_eq!(harness.scheduler.handle("nudge", &[1]).await, Err(InvalidRequest::UnknownOperation));
+        assert_eq!(lines(&harness.scheduler, "reveille_peer"), [""; 0]);
     });
 }

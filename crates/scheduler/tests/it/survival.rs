@@ -1,4 +1,4 @@
-//! A poller never dies unless asked: each injected failure, and the next due run still fires.
+//! Survival of injected failures: after each of them, the next due run still fires.
 
 use std::time::Duration;
 
@@ -8,73 +8,73 @@ use simulator::Simulation;
 use store::memory::{MemoryOptions, MemoryStore};
 use store::{Health, Store};
 
-use crate::house::{House, TENANT, ok, put_tenant, simulate, tenant};
+use crate::harness::{Harness, TENANT, ok, put_tenant, simulate, tenant};
 
 #[test]
-fn an_attempt_that_panics_counts_as_failed_and_the_next_run_fires() {
+fn panicking_attempt_fails_and_the_next_run_fires() {
     simulate(|runtime| async move {
-        let answer = |delivery: &scheduler::Delivery| {
-            assert!(delivery.schedule.id.as_str() != "poison", "a bug, on purpose");
+        let behaviour = |delivery: &scheduler::Delivery| {
+            assert!(delivery.schedule.id.as_str() != "poison", "a deliberate panic");
             (Duration::from_millis(3), AttemptResult::Answered(200))
         };
-        let house = House::open(runtime, Options::default(), answer).await;
-        house.create("poison", When::At(house.in_ms(100))).await;
-        house.create("sound", When::At(house.in_ms(200))).await;
-        house.wait_for_calls(2).await;
-        house.runtime.sleep(Duration::from_secs(100)).await;
-        assert!(house.calls().iter().any(|call| call.id == "sound"));
-        let dead = house.scheduler.dead_letters(TENANT, None, 10).await.unwrap();
+        let harness = Harness::open(runtime, Options::default(), behaviour).await;
+        harness.create("poison", When::At(harness.in_ms(100))).await;
+        harness.create("sound", When::At(harness.in_ms(200))).await;
+        harness.wait_for_calls(2).await;
+        harness.runtime.sleep(Duration::from_secs(100)).await;
+        assert!(harness.calls().iter().any(|call| call.id == "sound"));
+        let dead = harness.scheduler.dead_letters(TENANT, None, 10).await.unwrap();
         assert_eq!(dead.len(), 1);
         assert_eq!(dead[0].attempts[0].result, AttemptResult::Panicked);
     });
 }
 
 #[test]
-fn what_was_due_while_the_store_was_away_fires_as_soon_as_it_is_back() {
+fn runs_due_during_a_store_outage_fire_once_it_ends() {
     simulate(|runtime| async move {
-        let house = House::open(runtime, Options::default(), ok).await;
+        let harness = Harness::open(runtime, Options::default(), ok).await;
         for n in 0..200 {
-            house.create(&format!("n{n}"), When::At(house.in_ms(1_500 + 10 * n))).await;
+            harness.create(&format!("n{n}"), When::At(harness.in_ms(1_500 + 10 * n))).await;
         }
-        house.runtime.sleep(Duration::from_millis(1_000)).await;
-        house.store.set_health(Health::Unreachable);
-        house.runtime.sleep(Duration::from_millis(4_000)).await;
-        assert_eq!(house.calls().len(), 0, "nothing can be read");
-        house.store.set_health(Health::Ready);
-        let back = house.runtime.now();
-        house.wait_for_calls(200).await;
-        let took = house.runtime.now().since(back);
+        harness.runtime.sleep(Duration::from_millis(1_000)).await;
+        harness.store.set_health(Health::Unreachable);
+        harness.runtime.sleep(Duration::from_millis(4_000)).await;
+        assert_eq!(harness.calls().len(), 0, "no row can be read");
+        harness.store.set_health(Health::Ready);
+        let back = harness.runtime.now();
+        harness.wait_for_calls(200).await;
+        let took = harness.runtime.now().since(back);
         assert!(took < Duration::from_secs(1), "{took:?}");
-        house.runtime.sleep(Duration::from_secs(30)).await;
-        assert_eq!(house.calls().len(), 200, "each once");
+        harness.runtime.sleep(Duration::from_secs(30)).await;
+        assert_eq!(harness.calls().len(), 200, "each run has one callback");
     });
 }
 
 #[test]
-fn a_store_that_fails_now_and_then_loses_and_doubles_nothing() {
+fn intermittent_store_failures_lose_and_duplicate_nothing() {
     for seed in 0..20 {
         let sim = Simulation::new(seed);
         sim.run_until(async {
             let runtime = sim.member("a");
             let sound = MemoryStore::new(runtime.clone(), MemoryOptions::default());
             put_tenant(&sound, tenant(TENANT)).await.unwrap();
-            // The weak one fails between two steps, too.
+            // The store without atomic writes also fails between two steps.
             let options = MemoryOptions { fail_one_in: Some(4), atomic: seed % 2 == 0, ..MemoryOptions::default() };
-            let house = loop {
-                // Starting may fail, too; a process would be started again.
+            let harness = loop {
+                // The start may fail as well; a supervisor would start the process again.
                 let failing = sound.reopen(runtime.clone()).with_options(options.clone());
-                match House::reopen(runtime.clone(), failing, Options::default(), ok).await {
-                    Ok(house) => break house,
+                match Harness::reopen(runtime.clone(), failing, Options::default(), ok).await {
+                    Ok(harness) => break harness,
                     Err(_) => continue,
                 }
             };
             for n in 0..30 {
-                let (id, when) = (format!("n{n}"), When::At(house.in_ms(100 + 50 * n)));
-                while house.try_create(TENANT, &id, when.clone(), "http://receiver.test/").await.is_err() {}
+                let (id, when) = (format!("n{n}"), When::At(harness.in_ms(100 + 50 * n)));
+                while harness.try_create(TENANT, &id, when.clone(), "http://receiver.test/").await.is_err() {}
             }
-            house.runtime.sleep(Duration::from_secs(60)).await;
+            harness.runtime.sleep(Duration::from_secs(60)).await;
             for n in 0..30 {
-                let calls = house.calls().into_iter().filter(|call| call.id == format!("n{n}")).count();
+                let calls = harness.calls().into_iter().filter(|call| call.id == format!("n{n}")).count();
                 assert_eq!(calls, 1, "n{n}, seed {seed}");
                 let name = (TENANT, ScheduleId::new(&format!("n{n}")).unwrap());
                 let schedule = sound.get(vec![name]).await.unwrap().pop().flatten().unwrap();
@@ -85,36 +85,36 @@ fn a_store_that_fails_now_and_then_loses_and_doubles_nothing() {
 }
 
 #[test]
-fn after_a_crash_everything_without_an_outcome_fires_and_nothing_else() {
+fn only_runs_without_an_outcome_fire_after_a_crash() {
     let sim = Simulation::new(3);
     sim.run_until(async {
         let runtime = sim.member("a");
-        let house = House::open(runtime, Options::default(), ok).await;
+        let harness = Harness::open(runtime, Options::default(), ok).await;
         for n in 0..100 {
-            house.create(&format!("n{n}"), When::At(house.in_ms(1_000 + 20 * n))).await;
+            harness.create(&format!("n{n}"), When::At(harness.in_ms(1_000 + 20 * n))).await;
         }
-        let beat = house.create("beat", When::Every(Duration::from_secs(1))).await;
-        house.wait_for_calls(40).await;
-        let before = house.calls();
+        let beat = harness.create("beat", When::Every(Duration::from_secs(1))).await;
+        harness.wait_for_calls(40).await;
+        let before = harness.calls();
         sim.crash("a");
         let runtime = sim.restart("a");
-        let store = house.store.reopen(runtime.clone());
-        let house = House::reopen(runtime, store, Options::default(), ok).await.unwrap();
-        house.runtime.sleep(Duration::from_secs(10)).await;
-        let after = house.calls();
+        let store = harness.store.reopen(runtime.clone());
+        let harness = Harness::reopen(runtime, store, Options::default(), ok).await.unwrap();
+        harness.runtime.sleep(Duration::from_secs(10)).await;
+        let after = harness.calls();
         for n in 0..100 {
             let id = format!("n{n}");
             let times = before.iter().chain(&after).filter(|call| call.id == id).count();
             assert!((1..=2).contains(&times), "{id} was called {times} times");
         }
-        let doubles: usize = (0..100)
+        let duplicates: usize = (0..100)
             .filter(|n| {
                 let id = format!("n{n}");
                 before.iter().any(|call| call.id == id) && after.iter().any(|call| call.id == id)
             })
             .count();
-        assert!(doubles <= 2, "only what was in flight is called again, not {doubles}");
-        let runs = house.store.runs(beat.incarnation, None, 100).await.unwrap();
+        assert!(duplicates <= 2, "{duplicates} duplicates, more than were in flight");
+        let runs = harness.store.runs(beat.incarnation, None, 100).await.unwrap();
         assert!(runs.iter().all(|run| matches!(run.state, RunState::Succeeded)));
         assert!(runs.len() >= 10);
     });

@@ -1,4 +1,4 @@
-//! Fields to values: what each field means, and whether it may be so.
+//! Conversion of fields to values, and the checks of these values.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -9,17 +9,17 @@ use bytes::Bytes;
 use domain::limits::Limits;
 use domain::validate::{Field, Violation, violations};
 use domain::{
-    Cron, CronError, EGRESS_REFUSED, Egress, HttpTarget, RetryPolicy, ScheduleId, Secret, Spec, Target, Timestamp,
+    Cron, CronError, EGRESS_REJECTED, Egress, HttpTarget, RetryPolicy, ScheduleId, Secret, Spec, Target, Timestamp,
     When, duration,
 };
 use serde::de::MapAccess;
 use serde_json::value::RawValue;
 
-use super::Wanted;
+use super::ParsedSchedule;
 use super::pointer::Errors;
 use super::reader::{Fields, Pairs, object, pairs, text, whole};
 
-/// For one attempt, if the request names none.
+/// Timeout of one attempt, if the request has none.
 const TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
 
 #[derive(Default)]
@@ -114,8 +114,9 @@ impl<'de> Fields<'de> for RetryFields<'de> {
     }
 }
 
-/// Makes the schedule. What cannot be made is noted and stood in for by something valid, so that the rest is still
-/// looked at; the result means something only if nothing was noted. `headers_kept`: those that are there beside the body's.
+/// Converts and checks the fields. A field with an error is recorded and replaced by a valid value, so that the other
+/// fields are still checked. The result is meaningful only if there are no errors. `headers_kept` are headers in
+/// addition to the body's.
 pub(super) fn check(
     fields: ScheduleFields<'_>,
     named: Option<&ScheduleId>,
@@ -124,7 +125,7 @@ pub(super) fn check(
     now: Timestamp,
     headers_kept: Vec<(String, Secret)>,
     errors: &mut Errors<'_>,
-) -> Wanted {
+) -> ParsedSchedule {
     let id = check_id(fields.id.as_deref(), named, errors);
     let when = check_when(&fields, now, errors);
     let http = required(fields.target, "target", errors, |target, errors| {
@@ -145,7 +146,7 @@ pub(super) fn check(
     let Target::Http(http) = &mut spec.target;
     check_egress(&http.url, egress, errors);
     http.headers.iter_mut().for_each(|(name, _)| name.make_ascii_lowercase());
-    Wanted { id, spec }
+    ParsedSchedule { id, spec }
 }
 
 fn required<T, U>(
@@ -162,10 +163,10 @@ fn required<T, U>(
     check(field, &mut errors)
 }
 
-/// Unless something else is wrong with it, the field is not there.
+/// Records a missing field, unless the field already has an error.
 fn note_missing(errors: &mut Errors<'_>) {
-    if !errors.are_here() {
-        note(errors, "missing_field", "this field is needed", None);
+    if !errors.has_error_here() {
+        note(errors, "missing_field", "the field is required", None);
     }
 }
 
@@ -173,13 +174,13 @@ fn check_id(sent: Option<&str>, named: Option<&ScheduleId>, errors: &mut Errors<
     let Some(sent) = sent else { return named.cloned() };
     match (ScheduleId::new(sent), named) {
         (Ok(id), Some(named)) if id != *named => {
-            let hint = "leave it out of the body: the path names the schedule";
-            note(&mut errors.at("id"), "id_mismatch", "it is not the id in the path", Some(hint));
+            let hint = "leave it out of the body, because the path contains the id";
+            note(&mut errors.at("id"), "id_mismatch", "the id differs from the id in the path", Some(hint));
             None
         }
         (Ok(id), _) => Some(id),
         (Err(error), _) => {
-            let hint = "leave it out to have one made";
+            let hint = "leave it out to get a generated id";
             note(&mut errors.at("id"), "invalid_id", &error.to_string(), Some(hint));
             None
         }
@@ -188,23 +189,24 @@ fn check_id(sent: Option<&str>, named: Option<&ScheduleId>, errors: &mut Errors<
 
 fn check_when(fields: &ScheduleFields<'_>, now: Timestamp, errors: &mut Errors<'_>) -> When {
     let stand_in = When::At(now);
-    if fields.zone.is_some() && fields.cron.is_none() && !errors.at("cron").are_here() {
-        let hint = "leave it out; an instant carries its own offset";
-        note(&mut errors.at("zone"), "zone_without_cron", "only a cron has a zone", Some(hint));
+    if fields.zone.is_some() && fields.cron.is_none() && !errors.at("cron").has_error_here() {
+        let hint = "leave it out; an instant contains its own offset";
+        note(&mut errors.at("zone"), "zone_without_cron", "a zone requires a cron expression", Some(hint));
     }
     match (&fields.at, &fields.cron, &fields.every) {
         (Some(at), None, None) => check_at(at, &mut errors.at("at")).map_or(stand_in, When::At),
         (None, Some(cron), None) => check_cron(cron, fields.zone.as_deref(), errors).map_or(stand_in, When::Cron),
         (None, None, Some(every)) => check_duration(every, &mut errors.at("every")).map_or(stand_in, When::Every),
         (None, None, None) => {
-            if !["at", "cron", "every"].iter().any(|name| errors.at(name).are_here()) {
-                let hint = "one of \"at\": \"2030-01-02T03:04:05Z\", \"cron\": \"0 7 * * *\" or \"every\": \"30s\"";
-                note(errors, "missing_field", "the body does not say when: at, cron or every is needed", Some(hint));
+            if !["at", "cron", "every"].iter().any(|name| errors.at(name).has_error_here()) {
+                let hint =
+                    "add \"at\": \"2030-01-02T03:04:05Z\", \"cron\": \"0 7 * * *\" or \"every\": \"30s\", for example";
+                note(errors, "missing_field", "one of at, cron and every is required", Some(hint));
             }
             stand_in
         }
         _ => {
-            let hint = "keep one of them; make a schedule of its own for each other";
+            let hint = "keep one of them, and create a separate schedule for each other one";
             note(errors, "conflicting_fields", "at, cron and every exclude each other", Some(hint));
             stand_in
         }
@@ -214,23 +216,23 @@ fn check_when(fields: &ScheduleFields<'_>, now: Timestamp, errors: &mut Errors<'
 fn check_at(text: &str, errors: &mut Errors<'_>) -> Option<Timestamp> {
     const HINT: &str = "RFC 3339 with an offset, like 2030-01-02T03:04:05Z or 2030-01-02T03:04:05.678+01:00";
     if !is_rfc3339(text.as_bytes()) {
-        note(errors, "invalid_time", "it is not an instant", Some(HINT));
+        note(errors, "invalid_time", "the value is not an instant", Some(HINT));
         return None;
     }
     match text.parse::<jiff::Timestamp>() {
         Ok(instant) => Some(rounded_up(instant)),
         Err(error) => {
-            note(errors, "invalid_time", &format!("there is no such instant: {error}"), Some(HINT));
+            note(errors, "invalid_time", &format!("the instant does not exist: {error}"), Some(HINT));
             None
         }
     }
 }
 
-/// The shape of RFC 3339, section 5.6; whether there is such a day is for the calendar to say, which alone would take
-/// shorter forms, too.
+/// Checks the form of RFC 3339, section 5.6. The calendar library checks whether the date exists, but would also accept
+/// shorter forms.
 fn is_rfc3339(text: &[u8]) -> bool {
     let is_shape = |text: &[u8], shape: &[u8]| {
-        let fits = |(byte, wanted): (&u8, &u8)| match wanted {
+        let fits = |(byte, expected): (&u8, &u8)| match expected {
             b'0' => byte.is_ascii_digit(),
             letter => byte.eq_ignore_ascii_case(letter),
         };
@@ -251,7 +253,7 @@ fn is_rfc3339(text: &[u8]) -> bool {
     is_shape(start, b"0000-00-00T00:00:00") && is_offset
 }
 
-/// Up, so that nothing is ever early.
+/// Rounds up, so that no callback is early.
 fn rounded_up(instant: jiff::Timestamp) -> Timestamp {
     let nanos = instant.as_nanosecond();
     let millis = nanos.div_euclid(1_000_000) + i128::from(nanos.rem_euclid(1_000_000) != 0);
@@ -269,7 +271,7 @@ fn check_cron(expression: &str, zone: Option<&str>, errors: &mut Errors<'_>) -> 
         CronError::Zone(_) => ("zone", "unknown_zone"),
         CronError::FieldCount(_) | CronError::Field { .. } | CronError::Expression(_) => ("cron", "invalid_cron"),
     };
-    note_told(&mut errors.at(field), code, &error.to_string());
+    note_with_hint(&mut errors.at(field), code, &error.to_string());
     None
 }
 
@@ -277,7 +279,7 @@ fn check_duration(text: &str, errors: &mut Errors<'_>) -> Option<Duration> {
     match duration::parse(text) {
         Ok(duration) => Some(duration),
         Err(error) => {
-            note_told(errors, "invalid_duration", &error.to_string());
+            note_with_hint(errors, "invalid_duration", &error.to_string());
             None
         }
     }
@@ -307,8 +309,8 @@ fn check_headers(headers: Pairs<'_>, errors: &mut Errors<'_>) -> Vec<(String, Se
     let mut checked: Vec<(String, Secret)> = Vec::with_capacity(headers.len());
     for (name, value) in headers {
         if checked.iter().take(CHECKED_MAX).any(|(other, _)| other.eq_ignore_ascii_case(&name)) {
-            let hint = "join the values with commas, if the header takes a list";
-            note(&mut errors.at(&name), "duplicate_field", "this header is there more than once", Some(hint));
+            let hint = "join the values with commas if the header allows a list";
+            note(&mut errors.at(&name), "duplicate_field", "the header is repeated", Some(hint));
             continue;
         }
         checked.push((name.into_owned(), value.into_owned().into()));
@@ -316,14 +318,15 @@ fn check_headers(headers: Pairs<'_>, errors: &mut Errors<'_>) -> Vec<(String, Se
     checked
 }
 
-/// Headers beyond so many are refused for their number, and not compared: that would take the square of it.
+/// Number of headers that are compared for duplicates. More headers are rejected anyway, and comparing them takes
+/// quadratic time.
 const CHECKED_MAX: usize = 64;
 
 fn check_labels(labels: Pairs<'_>, errors: &mut Errors<'_>) -> BTreeMap<String, String> {
     let mut checked = BTreeMap::new();
     for (name, value) in labels {
         if checked.contains_key(&*name) {
-            note(&mut errors.at(&name), "duplicate_field", "this label is there more than once", None);
+            note(&mut errors.at(&name), "duplicate_field", "the label is repeated", None);
         }
         checked.insert(name.into_owned(), value.into_owned());
     }
@@ -337,49 +340,50 @@ fn check_retry(fields: &RetryFields<'_>, errors: &mut Errors<'_>) -> RetryPolicy
     };
     let backoff = duration(&fields.backoff, "backoff");
     let backoff_max = duration(&fields.backoff_max, "backoff_max");
-    // What is beyond any limit stays beyond it.
-    let attempts_max = fields.attempts_max.map(|asked| u16::try_from(asked.max(0)).unwrap_or(u16::MAX));
+    // A number outside all limits must stay outside them.
+    let attempts_max = fields.attempts_max.map(|number| u16::try_from(number.max(0)).unwrap_or(u16::MAX));
     RetryPolicy {
         attempts_max: attempts_max.unwrap_or(default.attempts_max),
-        // A longer first wait than the default's longest is as good as asking for that longest, too, and the reverse.
+        // A `backoff` above the default `backoff_max` raises `backoff_max`, and a `backoff_max` below the default
+        // `backoff` lowers `backoff`.
         backoff: backoff.unwrap_or(default.backoff.min(backoff_max.unwrap_or(default.backoff))),
         backoff_max: backoff_max.unwrap_or(default.backoff_max.max(backoff.unwrap_or_default())),
     }
 }
 
-/// Names are judged when they are resolved, for each attempt.
+/// Checks the URL against the tenant's policy. Host names are checked after their resolution, at each attempt.
 fn check_egress(url: &str, egress: &Egress, errors: &mut Errors<'_>) {
-    let Ok(url) = url.parse() else { return }; // Told as a violation.
-    if let Err(refusal) = egress.check_url(&url) {
-        note_told(&mut errors.at("target").at("http").at("url"), EGRESS_REFUSED, &refusal.to_string());
+    let Ok(url) = url.parse() else { return }; // An invalid URL is a violation already.
+    if let Err(rejection) = egress.check_url(&url) {
+        note_with_hint(&mut errors.at("target").at("http").at("url"), EGRESS_REJECTED, &rejection.to_string());
     }
 }
 
 fn note_violation(violation: &Violation, errors: &mut Errors<'_>) {
     let code = violation_code(violation);
-    let told = violation.to_string();
-    let mut tell = |path: &[&str]| match *path {
-        [a] => note_told(&mut errors.at(a), code, &told),
-        [a, b] => note_told(&mut errors.at(a).at(b), code, &told),
-        [a, b, c] => note_told(&mut errors.at(a).at(b).at(c), code, &told),
-        [a, b, c, d] => note_told(&mut errors.at(a).at(b).at(c).at(d), code, &told),
+    let text = violation.to_string();
+    let mut note_at = |path: &[&str]| match *path {
+        [a] => note_with_hint(&mut errors.at(a), code, &text),
+        [a, b] => note_with_hint(&mut errors.at(a).at(b), code, &text),
+        [a, b, c] => note_with_hint(&mut errors.at(a).at(b).at(c), code, &text),
+        [a, b, c, d] => note_with_hint(&mut errors.at(a).at(b).at(c).at(d), code, &text),
         _ => unreachable!("no field is deeper"),
     };
     match violation.field() {
-        Field::At => tell(&["at"]),
-        Field::Cron => tell(&["cron"]),
-        Field::Every => tell(&["every"]),
-        Field::Payload => tell(&["payload"]),
-        Field::Url => tell(&["target", "http", "url"]),
-        Field::Method => tell(&["target", "http", "method"]),
-        Field::Headers => tell(&["target", "http", "headers"]),
-        Field::Header(name) => tell(&["target", "http", "headers", &name]),
-        Field::Timeout => tell(&["target", "http", "timeout"]),
-        Field::Labels => tell(&["labels"]),
-        Field::Label(name) => tell(&["labels", &name]),
-        Field::AttemptsMax => tell(&["retry", "attempts_max"]),
-        Field::Backoff => tell(&["retry", "backoff"]),
-        Field::BackoffMax => tell(&["retry", "backoff_max"]),
+        Field::At => note_at(&["at"]),
+        Field::Cron => note_at(&["cron"]),
+        Field::Every => note_at(&["every"]),
+        Field::Payload => note_at(&["payload"]),
+        Field::Url => note_at(&["target", "http", "url"]),
+        Field::Method => note_at(&["target", "http", "method"]),
+        Field::Headers => note_at(&["target", "http", "headers"]),
+        Field::Header(name) => note_at(&["target", "http", "headers", &name]),
+        Field::Timeout => note_at(&["target", "http", "timeout"]),
+        Field::Labels => note_at(&["labels"]),
+        Field::Label(name) => note_at(&["labels", &name]),
+        Field::AttemptsMax => note_at(&["retry", "attempts_max"]),
+        Field::Backoff => note_at(&["retry", "backoff"]),
+        Field::BackoffMax => note_at(&["retry", "backoff_max"]),
     }
 }
 
@@ -405,11 +409,11 @@ fn violation_code(violation: &Violation) -> &'static str {
     }
 }
 
-/// The domain tells what is wrong and, after the last semicolon, what to do.
-fn note_told(errors: &mut Errors<'_>, code: &'static str, told: &str) {
-    match told.rsplit_once("; ") {
+/// Records a text of the domain. The part after the last semicolon is the hint.
+fn note_with_hint(errors: &mut Errors<'_>, code: &'static str, text: &str) {
+    match text.rsplit_once("; ") {
         Some((detail, hint)) => note(errors, code, detail, Some(hint)),
-        None => note(errors, code, told, None),
+        None => note(errors, code, text, None),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The bytes of a body, within a limit of size and time.
+//! Reading of request bodies, with limits of size and time.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -10,21 +10,21 @@ use axum::http::header::CONTENT_LENGTH;
 use bytes::{Bytes, BytesMut};
 use http_body::{Body as _, Frame};
 
-use crate::refusal::{Code, Refused, refuse};
+use crate::rejection::{Code, Rejected, reject};
 use crate::state::AppState;
 
-/// [`discard`] reads up to this many times the limit of a body.
+/// Factor of [`discard`]: it reads up to this many times the limit of a body.
 const DISCARD_FACTOR: usize = 32;
 
-/// The whole of a body.
-pub(crate) async fn collect(app: &AppState, headers: &HeaderMap, mut body: Body) -> Result<Bytes, Refused> {
+/// Reads a whole body.
+pub(crate) async fn collect(app: &AppState, headers: &HeaderMap, mut body: Body) -> Result<Bytes, Rejected> {
     let bytes_max = app.options.body_bytes_max;
-    let announced = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
-    let is_asking = headers.contains_key(axum::http::header::EXPECT);
-    if is_asking && announced.is_some_and(|bytes| bytes > bytes_max as u64) {
+    let content_length = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    let expects_continue = headers.contains_key(axum::http::header::EXPECT);
+    if expects_continue && content_length.is_some_and(|bytes| bytes > bytes_max as u64) {
         return Err(too_large(bytes_max));
     }
-    // Most bodies come in one piece, right behind their head: no copy, and no timer.
+    // Most bodies arrive in one piece directly after their head. This case needs no copy and no timer.
     match at_once(&mut body).await {
         Some(Some(Ok(frame))) if body.is_end_stream() && frame.is_data() => {
             let piece = frame.into_data().unwrap_or_default();
@@ -34,12 +34,12 @@ pub(crate) async fn collect(app: &AppState, headers: &HeaderMap, mut body: Body)
         first => {
             let first = first.flatten();
             let rest = gather(first, &mut body, bytes_max);
-            app.runtime.timeout(app.options.body_timeout, rest).await.unwrap_or_else(|| Err(late(app)))
+            app.runtime.timeout(app.options.body_timeout, rest).await.unwrap_or_else(|| Err(timed_out(app)))
         }
     }
 }
 
-async fn gather(first: Option<Piece>, body: &mut Body, bytes_max: usize) -> Result<Bytes, Refused> {
+async fn gather(first: Option<Piece>, body: &mut Body, bytes_max: usize) -> Result<Bytes, Rejected> {
     let mut gathered = BytesMut::new();
     let mut next = first;
     loop {
@@ -48,9 +48,9 @@ async fn gather(first: Option<Piece>, body: &mut Body, bytes_max: usize) -> Resu
             None => next_piece(body).await,
         };
         let Some(frame) = frame else { return Ok(gathered.freeze()) };
-        let Ok(piece) = frame.map_err(|error| broken(&error))?.into_data() else { continue };
+        let Ok(piece) = frame.map_err(|error| incomplete(&error))?.into_data() else { continue };
         if gathered.len() + piece.len() > bytes_max {
-            discard(body, piece.len(), bytes_max).await.map_err(|error| broken(&error))?;
+            discard(body, piece.len(), bytes_max).await.map_err(|error| incomplete(&error))?;
             return Err(too_large(bytes_max));
         }
         gathered.extend_from_slice(&piece);
@@ -60,7 +60,7 @@ async fn gather(first: Option<Piece>, body: &mut Body, bytes_max: usize) -> Resu
 /// Reads and discards the rest of a body, of which `discarded` bytes are discarded already. Stops when more than
 /// [`DISCARD_FACTOR`] times `bytes_max` bytes are discarded.
 ///
-/// A client that is still sending when the server closes the connection finds it reset, and may lose the answer.
+/// Otherwise a client that is still sending would get a connection reset, and might lose the response.
 ///
 /// # Errors
 /// If the body breaks off.
@@ -79,17 +79,17 @@ pub(crate) async fn next_piece(body: &mut Body) -> Option<Piece> {
 
 pub(crate) type Piece = Result<Frame<Bytes>, axum::Error>;
 
-/// The next piece of a body if it is there, or as good as there; `Some(None)` at its end.
+/// Returns the next piece of a body if it is available without waiting; `Some(None)` at the end of the body.
 ///
-/// The connection reads a body only once it has been asked for it, so that the first look never sees anything. The
-/// second look comes after the connection's own turn.
+/// The connection reads a body only after a request for it, so the first poll never returns a piece. The second poll
+/// happens after the connection has run.
 pub(crate) async fn at_once(body: &mut Body) -> Option<Option<Piece>> {
-    let mut is_second_look = false;
+    let mut is_second_poll = false;
     poll_fn(|cx| match Pin::new(&mut *body).poll_frame(cx) {
         Poll::Ready(piece) => Poll::Ready(Some(piece)),
-        Poll::Pending if is_second_look => Poll::Ready(None),
+        Poll::Pending if is_second_poll => Poll::Ready(None),
         Poll::Pending => {
-            is_second_look = true;
+            is_second_poll = true;
             cx.waker().wake_by_ref();
             Poll::Pending
         }
@@ -97,16 +97,17 @@ pub(crate) async fn at_once(body: &mut Body) -> Option<Option<Piece>> {
     .await
 }
 
-pub(crate) fn late(app: &AppState) -> Refused {
+pub(crate) fn timed_out(app: &AppState) -> Rejected {
     let seconds = app.options.body_timeout.as_secs_f64();
-    refuse(Code::BodyTimeout, format!("the body was not there after {seconds} s; send it without pauses"))
+    reject(Code::BodyTimeout, format!("the body did not arrive within {seconds} s; send it without pauses"))
 }
 
-pub(crate) fn broken(error: &axum::Error) -> Refused {
-    refuse(Code::BodyBroken, format!("the body could not be read to its end: {error}"))
+pub(crate) fn incomplete(error: &axum::Error) -> Rejected {
+    reject(Code::BodyBroken, format!("the body is incomplete: {error}"))
 }
 
-fn too_large(bytes_max: usize) -> Refused {
-    let detail = format!("a body has at most {bytes_max} bytes; keep large data elsewhere and send a reference to it");
-    refuse(Code::BodyTooLarge, detail)
+fn too_large(bytes_max: usize) -> Rejected {
+    let detail =
+        format!("the body exceeds the limit of {bytes_max} bytes; store large data elsewhere and send a reference");
+    reject(Code::BodyTooLarge, detail)
 }

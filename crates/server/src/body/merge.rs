@@ -1,10 +1,11 @@
-//! A change that is merged into what is stored: JSON Merge Patch (RFC 7396).
+//! JSON Merge Patch (RFC 7396) of a stored schedule.
 //!
-//! What comes of it is read and judged like the body of a PUT. Two departures, for what a schedule is: naming one of `at`,
-//! `cron` and `every` takes the others away, and the names of headers are compared as HTTP does.
+//! The result is read and checked like the body of a PUT. Two rules differ from the RFC because of the meaning of a
+//! schedule: setting one of `at`, `cron` and `every` removes the others, and header names are compared without regard
+//! to case.
 //!
-//! Always true here: what a change does not name stays byte for byte, in the payload, too; the values of headers that it does
-//! not name are not looked at.
+//! Invariants: fields that a change does not name stay the same, byte for byte, including those in the payload. The
+//! merge does not read the values of headers that the change does not name.
 
 #[cfg(test)]
 mod tests;
@@ -18,36 +19,36 @@ use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 use super::{malformed, not_utf8};
-use crate::answer;
-use crate::refusal::{Code, Refused, refuse, to_json};
+use crate::rejection::{Code, Rejected, reject, to_json};
+use crate::wire;
 
-/// What a change makes of a schedule, not judged yet.
+/// Result of a merge, not checked yet.
 pub(crate) struct Merged {
-    /// As the body of a PUT, but for the headers that stay as they are.
+    /// Text in the form of a PUT body, without the headers in `headers_kept`.
     pub(super) text: String,
     pub(super) headers_kept: Vec<(String, Secret)>,
     pub(crate) names_timing: bool,
 }
 
-/// A change that nests deeper is refused: each level is read again within the one around it.
+/// Limit of the nesting of a change. Each level is parsed again within the level around it.
 const DEPTH_MAX: usize = 64;
 
 const TIMING: [&str; 4] = ["at", "cron", "every", "zone"];
 
-pub(crate) fn merge(schedule: &Schedule, change: &[u8]) -> Result<Merged, Refused> {
+pub(crate) fn merge(schedule: &Schedule, change: &[u8]) -> Result<Merged, Rejected> {
     let change = std::str::from_utf8(change).map_err(|error| not_utf8(&error))?;
     let parsed: &RawValue = serde_json::from_str(change).map_err(|error| malformed(&error))?;
     if depth(parsed.get()) > DEPTH_MAX {
         let detail = format!("the change nests deeper than {DEPTH_MAX} levels; PUT the schedule as a whole instead");
-        return Err(refuse(Code::InvalidSchedule, detail));
+        return Err(reject(Code::InvalidSchedule, detail));
     }
     let Some(fields) = Object::of(parsed) else {
-        // It takes the place of everything, and is no schedule: told by whoever reads it.
+        // The change replaces the whole schedule, and the parser rejects the result.
         let headers_kept = Vec::new();
         return Ok(Merged { text: parsed.get().to_owned(), headers_kept, names_timing: true });
     };
     let stored = stored(schedule, &fields)?;
-    let stored: &RawValue = serde_json::from_str(&stored).expect("it was made by the line above");
+    let stored: &RawValue = serde_json::from_str(&stored).expect("`stored` writes JSON");
     let mut text = String::with_capacity(stored.get().len() + change.len());
     merge_value(Some(stored), parsed, &mut text);
     Ok(Merged {
@@ -57,15 +58,15 @@ pub(crate) fn merge(schedule: &Schedule, change: &[u8]) -> Result<Merged, Refuse
     })
 }
 
-/// What is stored, as the body of a PUT would say it: without headers, and without the timing that `change` puts another in
-/// the place of.
-fn stored(schedule: &Schedule, change: &Object<'_>) -> Result<String, Refused> {
+/// Writes the stored schedule in the form of a PUT body, without headers, and without the timing if `change` sets
+/// another one.
+fn stored(schedule: &Schedule, change: &Object<'_>) -> Result<String, Rejected> {
     let names = |name: &str| change.last(name).is_some_and(|value| value.get() != "null");
     let spec = &schedule.spec;
     let mut timing = BTreeMap::new();
     let is_timing_named = names("at") || names("cron") || names("every");
     match &spec.when {
-        When::At(at) if !is_timing_named => drop(timing.insert("at", to_text(&answer::time(*at)))),
+        When::At(at) if !is_timing_named => drop(timing.insert("at", to_text(&wire::time(*at)))),
         When::Every(interval) if !is_timing_named => {
             drop(timing.insert("every", to_text(&duration::format(*interval))));
         }
@@ -73,7 +74,7 @@ fn stored(schedule: &Schedule, change: &Object<'_>) -> Result<String, Refused> {
             if !is_timing_named {
                 timing.insert("cron", to_text(&cron.expression()));
             }
-            // A zone belongs to whatever cron there is.
+            // A zone stays valid for any cron expression.
             if !names("at") && !names("every") {
                 timing.insert("zone", to_text(&cron.zone()));
             }
@@ -101,7 +102,7 @@ fn stored(schedule: &Schedule, change: &Object<'_>) -> Result<String, Refused> {
     fields.insert("retry", to_text(&retry));
     if !spec.payload.is_empty() {
         let payload = String::from_utf8(spec.payload.to_vec()).ok().and_then(|text| RawValue::from_string(text).ok());
-        let damaged = || refuse(Code::StoreDamaged, "the payload that is stored is not the one that was sent");
+        let damaged = || reject(Code::StoreDamaged, "the stored payload is not valid JSON");
         fields.insert("payload", payload.ok_or_else(damaged)?);
     }
     Ok(String::from_utf8(to_json(&fields)).expect("JSON is UTF-8"))
@@ -111,14 +112,14 @@ fn to_text(value: &impl serde::Serialize) -> Box<RawValue> {
     serde_json::value::to_raw_value(value).expect("wire types are JSON")
 }
 
-/// The stored headers that `change` does not name.
+/// Returns the stored headers that `change` does not name.
 fn headers_kept(schedule: &Schedule, change: &Object<'_>) -> Vec<(String, Secret)> {
     let Target::Http(http) = &schedule.spec.target;
     let mut at = Cow::Borrowed(change);
     for name in ["target", "http", "headers"] {
         match at.last(name).map(Object::of) {
             None => return http.headers.clone(),
-            // `null` takes all away; anything else is told by whoever reads it.
+            // `null` removes all headers, and the parser rejects any other value.
             Some(None) => return Vec::new(),
             Some(Some(inner)) => at = Cow::Owned(inner),
         }
@@ -127,7 +128,7 @@ fn headers_kept(schedule: &Schedule, change: &Object<'_>) -> Vec<(String, Secret
     http.headers.iter().filter(|(name, _)| !is_named(name)).cloned().collect()
 }
 
-/// How many objects and arrays are within each other in `json`, which is valid.
+/// Returns the nesting depth of `json`, which must be valid JSON.
 fn depth(json: &str) -> usize {
     let (mut depth, mut deepest, mut in_string, mut is_escaped) = (0_usize, 0, false, false);
     for byte in json.bytes() {
@@ -146,8 +147,8 @@ fn depth(json: &str) -> usize {
     deepest
 }
 
-/// RFC 7396, section 2. A name that `change` has twice is there twice in what comes of it, and only the last of them, which
-/// counts for most readers, is merged with what is stored: so the result is never longer than both together.
+/// Implements RFC 7396, section 2. A name that `change` repeats is repeated in the result. Only its last value, which
+/// most readers use, is merged with the stored value. Therefore the result is never longer than both inputs together.
 fn merge_value(stored: Option<&RawValue>, change: &RawValue, out: &mut String) {
     let Some(change_fields) = Object::of(change) else {
         out.push_str(change.get());
@@ -155,7 +156,7 @@ fn merge_value(stored: Option<&RawValue>, change: &RawValue, out: &mut String) {
     };
     let stored_fields = stored.and_then(Object::of).unwrap_or_default();
     let named: BTreeMap<&str, usize> =
-        change_fields.0.iter().enumerate().map(|(place, (name, _))| (&**name, place)).collect();
+        change_fields.0.iter().enumerate().map(|(index, (name, _))| (&**name, index)).collect();
     let last: BTreeMap<&str, &RawValue> = stored_fields.0.iter().map(|(name, value)| (&**name, *value)).collect();
     out.push('{');
     let mut is_first = true;
@@ -170,20 +171,20 @@ fn merge_value(stored: Option<&RawValue>, change: &RawValue, out: &mut String) {
         put_name(name, out);
         out.push_str(value.get());
     }
-    for (place, (name, value)) in change_fields.0.iter().enumerate().filter(|(_, (_, value))| value.get() != "null") {
+    for (index, (name, value)) in change_fields.0.iter().enumerate().filter(|(_, (_, value))| value.get() != "null") {
         put_name(name, out);
-        let stored = last.get(&**name).filter(|_| named[&**name] == place);
+        let stored = last.get(&**name).filter(|_| named[&**name] == index);
         merge_value(stored.copied(), value, out);
     }
     out.push('}');
 }
 
-/// The fields of a JSON object in their order, repeated ones included, their values untouched.
+/// Fields of a JSON object in order, including repeated names. The values are not parsed.
 #[derive(Clone, Default)]
 struct Object<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
 
 impl<'a> Object<'a> {
-    /// `None` if it is another kind of value.
+    /// Parses an object. Returns `None` for any other kind of value.
     fn of(value: &'a RawValue) -> Option<Self> {
         if !value.get().starts_with('{') {
             return None;

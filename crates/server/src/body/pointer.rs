@@ -1,66 +1,66 @@
-//! Errors with the place in the body that they are about.
+//! Errors with pointers into the body.
 
 use api::FieldError;
 
-/// No answer lists more than this many errors: a body can be made to have one for every few bytes.
+/// Limit of the errors in one response. A malicious body can have an error every few bytes.
 pub(super) const ERRORS_MAX: usize = 32;
 
-/// A list of errors, seen from one place in the body. Pointers are written only when there is an error.
+/// List of errors, at one location in the body. Pointers are written only for errors.
 pub(super) struct Errors<'e> {
     list: &'e mut Vec<FieldError>,
-    place: Option<Place<'e>>,
+    location: Option<Location<'e>>,
 }
 
 #[derive(Clone, Copy)]
-struct Place<'e> {
-    parent: Option<&'e Place<'e>>,
+struct Location<'e> {
+    parent: Option<&'e Location<'e>>,
     name: &'e str,
 }
 
 impl<'e> Errors<'e> {
-    /// Seen from the body as a whole.
+    /// Creates a list at the root of the body.
     pub(super) fn new(list: &'e mut Vec<FieldError>) -> Self {
-        Errors { list, place: None }
+        Errors { list, location: None }
     }
 
     pub(super) fn borrow(&mut self) -> Errors<'_> {
-        Errors { list: self.list, place: self.place }
+        Errors { list: self.list, location: self.location }
     }
 
-    /// Seen from the field `name` of this place.
+    /// Returns the list at the field `name` of this location.
     pub(super) fn at<'s>(&'s mut self, name: &'s str) -> Errors<'s> {
-        Errors { list: self.list, place: Some(Place { parent: self.place.as_ref(), name }) }
+        Errors { list: self.list, location: Some(Location { parent: self.location.as_ref(), name }) }
     }
 
-    /// Adds an error, unless there are enough; its pointer is set here.
+    /// Adds an error with the pointer of this location, unless the list is full.
     pub(super) fn note(&mut self, error: FieldError) {
-        if !self.are_many() {
+        if !self.is_full() {
             let pointer = Some(self.pointer());
             self.list.push(FieldError { pointer, ..error });
         }
     }
 
-    /// Whether something was noted at this place.
-    pub(super) fn are_here(&self) -> bool {
+    /// Returns true if the list has an error at this location.
+    pub(super) fn has_error_here(&self) -> bool {
         let here = self.pointer();
         self.list.iter().any(|error| error.pointer.as_ref() == Some(&here))
     }
 
     fn pointer(&self) -> String {
         let mut pointer = String::new();
-        if let Some(place) = &self.place {
-            place.write(&mut pointer);
+        if let Some(location) = &self.location {
+            location.write(&mut pointer);
         }
         pointer
     }
 
-    pub(super) fn are_many(&self) -> bool {
+    pub(super) fn is_full(&self) -> bool {
         self.list.len() >= ERRORS_MAX
     }
 }
 
-impl Place<'_> {
-    /// RFC 6901.
+impl Location<'_> {
+    /// Writes the location as a JSON Pointer (RFC 6901).
     fn write(&self, pointer: &mut String) {
         if let Some(parent) = self.parent {
             parent.write(pointer);

@@ -1,8 +1,10 @@
-//! JSON to fields, in one pass that borrows and collects everything that is wrong.
+//! Parser from JSON to fields, in one pass that borrows text and collects all errors.
 //!
-//! Only text that is not JSON ends the pass; a wrong type, an unknown or a repeated field is noted with its pointer
-//! and passed over, so that one answer names them all. The good case allocates nothing but the vectors of headers and
-//! labels (and strings that have escapes).
+//! Only text that is not JSON ends the pass. The parser records a wrong type, an unknown field or a repeated field with
+//! its pointer and continues, so that one response lists all errors. Without errors, only the vectors of headers and
+//! labels, and strings with escapes, are allocated.
+//!
+//! docs/decisions/0060-read-a-body-in-one-pass.md gives the reasons for the design.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -13,11 +15,11 @@ use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Seq
 
 use super::pointer::Errors;
 
-/// An object of known fields.
+/// Object with known fields.
 pub(super) trait Fields<'de>: Default {
     const NAMES: &'static [&'static str];
 
-    /// Reads the value of the field `name`, one of `NAMES`.
+    /// Reads the value of the field `name`, which is one of `NAMES`.
     fn read<A: MapAccess<'de>>(
         &mut self,
         name: &'static str,
@@ -26,10 +28,10 @@ pub(super) trait Fields<'de>: Default {
     ) -> Result<(), A::Error>;
 }
 
-/// Pairs of an object whose keys are the user's, in order, repeated ones included.
+/// Pairs of an object with user-defined keys, in order and including repeated keys.
 pub(super) type Pairs<'de> = Vec<(Cow<'de, str>, Cow<'de, str>)>;
 
-/// Reads a whole text as one object; `None` if it is JSON, but no object.
+/// Reads a whole text as one object. Returns `None` for JSON that is not an object.
 pub(super) fn read_document<'de, F: Fields<'de>>(
     text: &'de str,
     errors: &mut Errors<'_>,
@@ -40,14 +42,16 @@ pub(super) fn read_document<'de, F: Fields<'de>>(
     Ok(fields)
 }
 
-/// A field may be `null`, a whole document may not; any other wrong type was noted when it was read.
+/// Records an error for a document of `null`. Only fields may be `null`; other wrong types were recorded when they were
+/// read.
 pub(super) fn note_null(errors: &mut Errors<'_>) {
-    if !errors.are_here() {
+    if !errors.has_error_here() {
         wrong_type(errors.borrow(), "an object", "null");
     }
 }
 
-/// Each returns `None` for `null`, which is as good as leaving the field out, and for what it has noted as wrong.
+/// Reads a text. Like the functions below, it returns `None` for `null`, which equals a missing field, and after an
+/// error.
 pub(super) fn text<'de, A: MapAccess<'de>>(
     map: &mut A,
     name: &str,
@@ -80,10 +84,10 @@ pub(super) fn pairs<'de, A: MapAccess<'de>>(
     map.next_value_seed(Any(PairsReader(errors.at(name))))
 }
 
-/// What to make of one JSON value; every kind of value that it does not override is the wrong type.
+/// Reader of one JSON value. Each kind of value that it does not override has the wrong type.
 trait Reader<'de>: Sized {
     type Value;
-    const WANTED: &'static str;
+    const EXPECTED: &'static str;
 
     fn wrong(self, found: &'static str);
 
@@ -106,10 +110,10 @@ trait Reader<'de>: Sized {
     }
 }
 
-fn wrong_type(mut errors: Errors<'_>, wanted: &str, found: &str) {
+fn wrong_type(mut errors: Errors<'_>, expected: &str, found: &str) {
     errors.note(FieldError {
         code: "wrong_type".into(),
-        detail: format!("this is {found}, and should be {wanted}"),
+        detail: format!("expected {expected}, but found {found}"),
         ..FieldError::default()
     });
 }
@@ -118,10 +122,10 @@ struct TextReader<'e>(Errors<'e>);
 
 impl<'de> Reader<'de> for TextReader<'_> {
     type Value = Cow<'de, str>;
-    const WANTED: &'static str = "a string";
+    const EXPECTED: &'static str = "a string";
 
     fn wrong(self, found: &'static str) {
-        wrong_type(self.0, Self::WANTED, found);
+        wrong_type(self.0, Self::EXPECTED, found);
     }
 
     fn text(self, text: Cow<'de, str>) -> Option<Cow<'de, str>> {
@@ -133,10 +137,10 @@ struct WholeReader<'e>(Errors<'e>);
 
 impl<'de> Reader<'de> for WholeReader<'_> {
     type Value = i64;
-    const WANTED: &'static str = "a whole number";
+    const EXPECTED: &'static str = "a whole number";
 
     fn wrong(self, found: &'static str) {
-        wrong_type(self.0, Self::WANTED, found);
+        wrong_type(self.0, Self::EXPECTED, found);
     }
 
     fn whole(self, number: i64) -> Option<i64> {
@@ -148,10 +152,10 @@ struct PairsReader<'e>(Errors<'e>);
 
 impl<'de> Reader<'de> for PairsReader<'_> {
     type Value = Pairs<'de>;
-    const WANTED: &'static str = "an object of strings";
+    const EXPECTED: &'static str = "an object of strings";
 
     fn wrong(self, found: &'static str) {
-        wrong_type(self.0, Self::WANTED, found);
+        wrong_type(self.0, Self::EXPECTED, found);
     }
 
     fn object<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Option<Pairs<'de>>, A::Error> {
@@ -165,12 +169,12 @@ impl<'de> Reader<'de> for PairsReader<'_> {
     }
 }
 
-/// As text, but `null` is wrong: a header or label cannot be left out by naming it.
+/// Reader of a text that may not be `null`: a header or label is left out by leaving out its name.
 struct PairValueReader<'e>(TextReader<'e>);
 
 impl<'de> Reader<'de> for PairValueReader<'_> {
     type Value = Cow<'de, str>;
-    const WANTED: &'static str = TextReader::WANTED;
+    const EXPECTED: &'static str = TextReader::EXPECTED;
 
     fn wrong(self, found: &'static str) {
         self.0.wrong(found);
@@ -192,10 +196,10 @@ struct ObjectReader<'e, F> {
 
 impl<'de, F: Fields<'de>> Reader<'de> for ObjectReader<'_, F> {
     type Value = F;
-    const WANTED: &'static str = "an object";
+    const EXPECTED: &'static str = "an object";
 
     fn wrong(self, found: &'static str) {
-        wrong_type(self.errors, Self::WANTED, found);
+        wrong_type(self.errors, Self::EXPECTED, found);
     }
 
     fn object<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Option<F>, A::Error> {
@@ -211,7 +215,7 @@ impl<'de, F: Fields<'de>> Reader<'de> for ObjectReader<'_, F> {
                 let _value: IgnoredAny = map.next_value()?;
                 self.errors.at(&key).note(FieldError {
                     code: "duplicate_field".into(),
-                    detail: "this field is there more than once".into(),
+                    detail: "the field is repeated".into(),
                     ..FieldError::default()
                 });
                 continue;
@@ -224,7 +228,7 @@ impl<'de, F: Fields<'de>> Reader<'de> for ObjectReader<'_, F> {
 }
 
 fn note_unknown(errors: &mut Errors<'_>, key: &str, names: &[&str]) {
-    if errors.are_many() {
+    if errors.is_full() {
         return;
     }
     let likeness = |name: &&&str| (strsim::jaro_winkler(key, name) * 1_000.0).round();
@@ -232,17 +236,17 @@ fn note_unknown(errors: &mut Errors<'_>, key: &str, names: &[&str]) {
         names.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b))).filter(|name| likeness(name) >= 800.0);
     let hint = match nearest {
         Some(name) if key.len() < 64 => format!("did you mean `{name}`?"),
-        _ => format!("known here: {}", names.join(", ")),
+        _ => format!("known fields: {}", names.join(", ")),
     };
     errors.at(key).note(FieldError {
         code: "unknown_field".into(),
-        detail: "there is no such field".into(),
+        detail: "unknown field".into(),
         hint: Some(hint),
         ..FieldError::default()
     });
 }
 
-/// An object's key, borrowed unless it has escapes.
+/// Key of an object, borrowed unless it contains escapes.
 pub(super) struct Key<'de>(pub(super) Cow<'de, str>);
 
 impl<'de> serde::Deserialize<'de> for Key<'de> {
@@ -267,7 +271,7 @@ impl<'de> serde::Deserialize<'de> for Key<'de> {
     }
 }
 
-/// Takes any JSON value and hands it to the reader by its kind.
+/// Deserializer of any JSON value, which calls the reader's method for the kind of the value.
 struct Any<R>(R);
 
 impl<'de, R: Reader<'de>> DeserializeSeed<'de> for Any<R> {
@@ -282,7 +286,7 @@ impl<'de, R: Reader<'de>> Visitor<'de> for Any<R> {
     type Value = Option<R::Value>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(R::WANTED)
+        f.write_str(R::EXPECTED)
     }
 
     fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<Self::Value, E> {

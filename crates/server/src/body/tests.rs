@@ -8,9 +8,10 @@ use super::*;
 
 const NOW: Timestamp = Timestamp::from_millis(2_000_000_000_000);
 
-fn read(bytes: &[u8]) -> Result<Wanted, Box<api::Problem>> {
+fn read(bytes: &[u8]) -> Result<ParsedSchedule, Box<api::Problem>> {
     let egress = Egress { allow: Class::ALL.into(), ..Egress::default() };
-    read_schedule(bytes, None, &Limits::default(), &egress, NOW).map_err(|refused| Box::new(refused.into_problem(None)))
+    read_schedule(bytes, None, &Limits::default(), &egress, NOW)
+        .map_err(|rejected| Box::new(rejected.into_problem(None)))
 }
 
 const VALID: [&str; 4] = [
@@ -21,47 +22,48 @@ const VALID: [&str; 4] = [
 ];
 
 #[test]
-fn valid_bodies_are_taken() {
+fn valid_bodies_are_accepted() {
     for body in VALID {
         assert!(read(body.as_bytes()).is_ok(), "{body}: {:?}", read(body.as_bytes()));
     }
 }
 
 #[test]
-fn a_time_before_the_epoch_is_past_and_not_a_fault() {
+fn instant_before_the_epoch_is_in_the_past() {
     let body = VALID[0].replace("2035", "0001");
     assert_eq!(read(body.as_bytes()).unwrap_err().errors[0].code, "time_in_past");
 }
 
 #[test]
-fn a_fraction_of_a_millisecond_is_rounded_up() {
+fn fraction_of_a_millisecond_is_rounded_up() {
     let body = VALID[0].replace("05Z", "05.000000001Z");
-    let When::At(at) = read(body.as_bytes()).unwrap().spec.when else { panic!("it was an instant") };
+    let When::At(at) = read(body.as_bytes()).unwrap().spec.when else { panic!("the body has an instant") };
     assert_eq!(at.as_millis() % 1_000, 1);
 }
 
-/// How a problem stands to the derived reader of the wire types.
+/// Relation of an error to serde's derived parser of the wire types.
 enum Shape {
-    /// Both refuse it.
+    /// Both parsers reject the body.
     Wrong,
-    /// Only ours does: the derived one takes arrays for structures and the last of equal keys, and knows no values.
+    /// Only this crate's parser rejects the body. The derived one accepts arrays for structs, the last of equal keys,
+    /// and all values.
     Stricter,
-    /// It is about what a field means.
+    /// The shape is valid. The error concerns the meaning of a field.
     Right,
 }
 
 fn shape(error: &FieldError) -> Shape {
     match &*error.code {
         "missing_field" if error.pointer.as_deref() == Some("") => Shape::Right,
-        "wrong_type" if error.detail.starts_with("this is an array") => Shape::Stricter,
-        // A number that no `u16` holds.
+        "wrong_type" if error.detail.ends_with("but found an array") => Shape::Stricter,
+        // A number that does not fit into a `u16`.
         "duplicate_field" | "out_of_range" => Shape::Stricter,
         "wrong_type" | "unknown_field" | "missing_field" => Shape::Wrong,
         _ => Shape::Right,
     }
 }
 
-/// The derived reader of the wire types says the same of every body's shape as the one that collects errors.
+/// Checks that the derived parser of the wire types and this crate's parser agree about the shape of a body.
 fn agrees_with_the_wire_types(text: &str) {
     let derived = serde_json::from_str::<api::ScheduleRequest>(text);
     let errors = match read(text.as_bytes()) {
@@ -102,7 +104,7 @@ fn json() -> impl Strategy<Value = Value> {
     })
 }
 
-/// A valid body with one value somewhere in it replaced, or one key added.
+/// Generates valid bodies with one value replaced or one key added.
 fn nearly_valid() -> impl Strategy<Value = String> {
     (prop::sample::select(VALID.to_vec()), json(), any::<prop::sample::Index>(), any::<bool>()).prop_map(
         |(body, replacement, index, is_added)| {
@@ -110,10 +112,10 @@ fn nearly_valid() -> impl Strategy<Value = String> {
             let mut pointers = Vec::new();
             list_pointers(&body, String::new(), &mut pointers);
             let pointer = index.get(&pointers).clone();
-            let place = body.pointer_mut(&pointer).unwrap();
-            match place {
+            let target = body.pointer_mut(&pointer).unwrap();
+            match target {
                 Value::Object(fields) if is_added => drop(fields.insert("zone".to_owned(), replacement)),
-                place => *place = replacement,
+                target => *target = replacement,
             }
             body.to_string()
         },
@@ -129,7 +131,7 @@ fn list_pointers(value: &Value, at: String, into: &mut Vec<String>) {
     into.push(at);
 }
 
-/// A valid body with a few bytes changed, removed or doubled.
+/// Generates valid bodies with a few bytes changed, removed or duplicated.
 fn mangled() -> impl Strategy<Value = Vec<u8>> {
     let edit = (
         any::<prop::sample::Index>(),
@@ -154,12 +156,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_bytes_are_too_strange(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn random_bytes_are_rejected(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         prop_assert!(read(&bytes).is_err());
     }
 
     #[test]
-    fn a_mangled_body_is_taken_or_refused_as_the_wire_types_do(bytes in mangled()) {
+    fn mangled_body_is_accepted_like_the_wire_types(bytes in mangled()) {
         match std::str::from_utf8(&bytes) {
             Ok(text) => agrees_with_the_wire_types(text),
             Err(_) => prop_assert_eq!(read(&bytes).unwrap_err().code, "not_utf8"),
@@ -167,12 +169,12 @@ proptest! {
     }
 
     #[test]
-    fn a_body_of_any_json_is_taken_or_refused_as_the_wire_types_do(body in json()) {
+    fn any_json_body_is_accepted_like_the_wire_types(body in json()) {
         agrees_with_the_wire_types(&body.to_string());
     }
 
     #[test]
-    fn a_nearly_valid_body_is_taken_or_refused_as_the_wire_types_do(body in nearly_valid()) {
+    fn nearly_valid_body_is_accepted_like_the_wire_types(body in nearly_valid()) {
         agrees_with_the_wire_types(&body);
     }
 

@@ -1,11 +1,11 @@
 use axum::http::header::{IF_MATCH, IF_NONE_MATCH};
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
-use domain::{Edition, Incarnation, Revision};
+use domain::{Incarnation, Revision, ScheduleVersion};
 use proptest::prelude::*;
 
 use super::{Condition, PATTERN, Tags, etag};
 
-const EDITION: Edition = Edition { incarnation: Incarnation(7), revision: Revision(3) };
+const EDITION: ScheduleVersion = ScheduleVersion { incarnation: Incarnation(7), revision: Revision(3) };
 const TAG: &str = "\"00000000000000000000000007-3\"";
 
 fn read(name: &HeaderName, values: &[&[u8]]) -> Option<Condition> {
@@ -22,14 +22,14 @@ fn matching(values: &[&str]) -> Option<Option<Tags>> {
 }
 
 #[test]
-fn a_tag_is_read_as_it_was_given() {
+fn tag_is_parsed_as_it_was_written() {
     assert_eq!(etag(EDITION), TAG);
     assert_eq!(matching(&[TAG]), Some(Some(Tags::These(vec![EDITION]))));
     assert_eq!(matching(&[]), Some(None));
 }
 
 #[test]
-fn lists_have_spaces_holes_and_several_lines() {
+fn list_may_have_spaces_empty_members_and_several_headers() {
     let one = Some(Some(Tags::These(vec![EDITION])));
     for list in [format!(" {TAG} "), format!(",, {TAG},\t"), format!("\"a,b\" , {TAG}"), format!("\"\",{TAG}")] {
         assert_eq!(matching(&[&list]), one, "{list:?}");
@@ -40,7 +40,7 @@ fn lists_have_spaces_holes_and_several_lines() {
 }
 
 #[test]
-fn a_weak_tag_is_good_for_if_none_match_only() {
+fn weak_tag_matches_if_none_match_only() {
     let weak = format!("W/{TAG}");
     assert_eq!(matching(&[&weak]), Some(Some(Tags::These(Vec::new()))));
     let condition = read(&IF_NONE_MATCH, &[weak.as_bytes()]).unwrap();
@@ -48,7 +48,7 @@ fn a_weak_tag_is_good_for_if_none_match_only() {
 }
 
 #[test]
-fn what_is_no_list_of_tags_is_refused() {
+fn malformed_list_of_tags_is_rejected() {
     let bare = &TAG[1..TAG.len() - 1];
     for bad in [
         bare,
@@ -66,27 +66,29 @@ fn what_is_no_list_of_tags_is_refused() {
     ] {
         assert_eq!(matching(&[bad]), None, "{bad:?}");
     }
-    assert_eq!(matching(&["*", "\"a\""]), None, "all lines together are one list");
+    assert_eq!(matching(&["*", "\"a\""]), None, "all headers together are one list");
     assert_eq!(
         read(&IF_MATCH, &[b"\"\xff\""]).unwrap().matching,
         Some(Tags::These(Vec::new())),
-        "other octets may be in one"
+        "a tag may contain other octets"
     );
     assert!(read(&IF_MATCH, &[b"\xff"]).is_none());
 }
 
 proptest! {
     #[test]
-    fn no_header_is_passed_over(value in prop::collection::vec(prop_oneof![Just(b'"'), Just(b','), Just(b'*'), 0x20..=0xff_u8], 0..40)) {
+    fn no_header_is_ignored(
+        value in prop::collection::vec(prop_oneof![Just(b'"'), Just(b','), Just(b'*'), 0x20..=0xff_u8], 0..40),
+    ) {
         prop_assume!(!value.contains(&0x7f));
         if let Some(condition) = read(&IF_MATCH, &[&value]) {
             prop_assert!(!condition.is_none());
         }
     }
 
-    /// Without its anchors, as it is drawn from.
+    /// The strategy takes the pattern without its anchors.
     #[test]
-    fn what_the_document_tells_of_is_read(value in PATTERN.trim_matches(['^', '$'])) {
+    fn header_that_matches_the_documented_pattern_is_accepted(value in PATTERN.trim_matches(['^', '$'])) {
         prop_assert!(read(&IF_MATCH, &[value.as_bytes()]).is_some());
     }
 }

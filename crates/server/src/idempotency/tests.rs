@@ -9,14 +9,14 @@ fn read(values: &[&[u8]]) -> Result<Option<Key>, String> {
     for value in values {
         headers.append("idempotency-key", HeaderValue::from_bytes(value).unwrap());
     }
-    Key::read(&headers).map_err(|refused| refused.to_string())
+    Key::read(&headers).map_err(|rejected| rejected.to_string())
 }
 
 #[test]
-fn a_key_is_visible_ascii_in_quotes_or_without() {
+fn key_is_visible_ascii_with_or_without_quotes() {
     let key = |text: &str| Ok(Some(Key(text.to_owned())));
     assert_eq!(read(&[]), Ok(None));
-    for (sent, meant) in [
+    for (sent, expected) in [
         ("8e03978e-40d5-43dd-bc93-6894a57f9324", "8e03978e-40d5-43dd-bc93-6894a57f9324"),
         (r#""8e03978e-40d5-43dd-bc93-6894a57f9324""#, "8e03978e-40d5-43dd-bc93-6894a57f9324"),
         (r#""a\"b\\c""#, r#"a"b\c"#),
@@ -24,7 +24,7 @@ fn a_key_is_visible_ascii_in_quotes_or_without() {
         ("a,b;c=d", "a,b;c=d"),
         ("~", "~"),
     ] {
-        assert_eq!(read(&[sent.as_bytes()]), key(meant), "{sent}");
+        assert_eq!(read(&[sent.as_bytes()]), key(expected), "{sent}");
     }
     let (longest, too_long) = ("x".repeat(255), "x".repeat(256));
     assert_eq!(read(&[longest.as_bytes()]), key(&longest));
@@ -47,9 +47,9 @@ fn a_key_is_visible_ascii_in_quotes_or_without() {
     assert!(read(&[b"a", b"a"]).is_err());
 }
 
-/// Requests that are sent again after an upgrade meet what they made before.
+/// A request that is repeated after an upgrade must find the schedule of the first request.
 #[test]
-fn a_key_is_always_the_same_id() {
+fn key_always_gives_the_same_id() {
     let key = Key("8e03978e-40d5-43dd-bc93-6894a57f9324".to_owned());
     let id = key.id(TenantId(1));
     assert_ne!(id, key.id(TenantId(2)));
@@ -59,9 +59,9 @@ fn a_key_is_always_the_same_id() {
 }
 
 proptest! {
-    /// Without its anchors, as it is drawn from.
+    /// The strategy takes the pattern without its anchors.
     #[test]
-    fn what_the_document_tells_of_is_read(value in PATTERN.trim_matches(['^', '$'])) {
+    fn key_that_matches_the_documented_pattern_is_accepted(value in PATTERN.trim_matches(['^', '$'])) {
         prop_assert!(matches!(read(&[value.as_bytes()]), Ok(Some(_))), "{value}");
     }
 }

@@ -1,11 +1,12 @@
-//! Many schedules in one request: NDJSON in, NDJSON out, while both are under way.
+//! Batches: many schedules in one request, NDJSON in and NDJSON out at the same time.
 //!
-//! Lines go to the scheduler in groups, which share its commits; a few groups are under way at once, and their answers
-//! leave in the order of the lines. What is held is bounded: the piece of the body being split, the groups under way
-//! and their answers. A client that does not read its answers is not read from, either.
+//! Lines go to the scheduler in groups, which share its commits. Several groups run concurrently, and their results
+//! leave in the order of the lines. Memory is bounded: it contains the piece of the body being split, the current
+//! groups and their results. The server stops reading from a client that does not read its results.
 //!
-//! Always true here: a line is answered once, after its schedule is durable or refused; a bad line hurts no other. No line is
-//! taken with a key that is known to be revoked or to have expired: a batch may go on for days.
+//! Invariants: each line gets one result, after its schedule is durable or rejected. An invalid line does not affect
+//! other lines. No line is accepted with a key that is known to be revoked or expired, because a batch may run for
+//! days.
 
 mod lines;
 
@@ -21,24 +22,24 @@ use bytes::Bytes;
 use domain::Schedule;
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesOrdered, Stream, StreamExt, unfold};
-use scheduler::{Create, CreateRefusal};
+use scheduler::{Create, CreateRejection};
 use store::StoreError;
 use tokio::sync::oneshot;
 
-use super::created::{may_be_made, never_fires, refuse_create};
-use crate::answer;
+use super::created::{may_exist, reject_create, timing_pointer};
 use crate::auth::{self, Caller};
 use crate::body::read_schedule;
 use crate::extract::check_content_type;
-use crate::quota::Room;
-use crate::refusal::{Answered, Code, Refused, refuse, to_json};
+use crate::quota::Reservation;
+use crate::rejection::{Code, HandlerResult, Rejected, reject, to_json};
 use crate::spans;
 use crate::state::{App, AppState};
+use crate::wire;
 use lines::{Line, Lines};
 
 const NDJSON: &[&str] = &[api::NDJSON_CONTENT_TYPE, "application/ndjson", "application/jsonl"];
 
-pub(super) async fn batch(State(app): App, caller: Caller, request: Request) -> Answered {
+pub(super) async fn batch(State(app): App, caller: Caller, request: Request) -> HandlerResult {
     let (head, body) = request.into_parts();
     check_content_type(&head.headers, NDJSON)?;
     let lines = Lines::new(body, app.options.body_bytes_max);
@@ -48,19 +49,20 @@ pub(super) async fn batch(State(app): App, caller: Caller, request: Request) -> 
     Ok(response)
 }
 
-/// Lines read before all else that this thread has to do gets its turn, sockets included. An executor counts turns, not
-/// time: with a whole group in each, single requests and callbacks would wait behind dozens of groups.
+/// Number of lines after which the stream yields, so that other tasks and sockets of this thread run. An executor
+/// counts polls, not time: with a whole group in each poll, single requests and callbacks would wait for dozens of
+/// groups.
 const LINES_PER_TURN: u64 = 32;
 
-/// How long the server reads and discards the rest of a body after the last answer.
+/// Longest time to read and discard the rest of a body after the last result.
 const DISCARD_TIME_MAX: Duration = Duration::from_secs(1);
 
 struct Batch {
     app: Arc<AppState>,
-    /// Who sends it, as last looked up.
+    /// Caller of the batch, as of the last check of the key.
     caller: Caller,
     lines: Lines,
-    /// Lines that were read and not sent to the scheduler yet.
+    /// Lines that were read but not sent to the scheduler yet.
     group: Group,
     under_way: FuturesOrdered<BoxFuture<'static, Bytes>>,
 }
@@ -68,49 +70,49 @@ struct Batch {
 #[derive(Default)]
 struct Group {
     requests: Vec<Create>,
-    /// What each of these requests has taken.
-    rooms: Vec<Room>,
+    /// Reservation of each request.
+    reservations: Vec<Reservation>,
     entries: Vec<Entry>,
 }
 
-/// One line of a group.
+/// Line of a group.
 struct Entry {
     line: u64,
-    /// The field that says when, for a request that goes to the scheduler; or the line's refusal.
-    checked: Result<&'static str, Refused>,
+    /// Pointer to the timing field, for a request that goes to the scheduler, or the rejection of the line.
+    checked: Result<&'static str, Rejected>,
 }
 
 impl Batch {
     fn into_stream(self) -> impl Stream<Item = Result<Bytes, std::convert::Infallible>> + Send + 'static {
-        unfold(self, |mut batch| async move { batch.next().await.map(|answers| (Ok(answers), batch)) })
+        unfold(self, |mut batch| async move { batch.next().await.map(|results| (Ok(results), batch)) })
     }
 
-    /// The answers of the next group; `None` after the last.
+    /// Returns the results of the next group, or `None` after the last one.
     async fn next(&mut self) -> Option<Bytes> {
         loop {
             self.take_lines().await;
-            let is_room = self.under_way.len() < self.app.options.batch_groups_max;
-            if is_room && self.is_group_ready() {
+            let has_capacity = self.under_way.len() < self.app.options.batch_groups_max;
+            if has_capacity && self.is_group_ready() {
                 self.start_group();
                 continue;
             }
-            if !is_room {
+            if !has_capacity {
                 return self.under_way.next().await;
             }
             if self.lines.is_at_end() {
-                let answers = self.under_way.next().await;
-                if answers.is_none() {
+                let results = self.under_way.next().await;
+                if results.is_none() {
                     self.app.runtime.timeout(DISCARD_TIME_MAX, self.lines.discard_rest()).await;
                 }
-                return answers;
+                return results;
             }
             if self.under_way.is_empty() {
-                // Nothing to do but to read; what has come so far does not wait for more.
+                // No group is running, so the stream waits for the body. Lines that have arrived do not wait for more.
                 if !self.lines.fill_at_once().await && self.group.entries.is_empty() {
                     let limit = self.app.options.body_timeout;
                     let filled = self.app.runtime.timeout(limit, self.lines.fill()).await;
                     if filled.is_none() {
-                        self.lines.stop(crate::body::collect::late(&self.app));
+                        self.lines.stop(crate::body::collect::timed_out(&self.app));
                     }
                 } else if !self.group.entries.is_empty() {
                     self.take_lines().await;
@@ -120,22 +122,22 @@ impl Batch {
             }
             let (lines, under_way) = (&mut self.lines, &mut self.under_way);
             futures_util::select_biased! {
-                answers = under_way.next().fuse() => return answers,
+                results = under_way.next().fuse() => return results,
                 () = lines.fill().fuse() => {}
             }
         }
     }
 
-    /// Lines wait for a full group while there is nothing to gain from sending fewer.
+    /// Returns true if the group should start. Lines wait for a full group, because a smaller group has no advantage.
     fn is_group_ready(&self) -> bool {
         let lines = self.group.entries.len();
         lines >= self.app.options.batch_group_lines || (lines > 0 && self.lines.is_at_end())
     }
 
     async fn take_lines(&mut self) {
-        match auth::again(&self.app, &self.caller.key) {
+        match auth::recheck(&self.app, &self.caller.key) {
             Ok(caller) => self.caller = caller,
-            Err(refused) if !self.lines.is_at_end() => self.lines.stop(refused),
+            Err(rejected) if !self.lines.is_at_end() => self.lines.stop(rejected),
             Err(_) => {}
         }
         let now = self.app.runtime.now();
@@ -148,28 +150,29 @@ impl Batch {
             let checked = match line {
                 Line::Text(_) if number > lines_max => {
                     self.lines.end();
-                    let detail =
-                        format!("a batch has at most {lines_max} lines; send the rest, from here on, in another");
-                    Err(refuse(Code::BatchTooLong, detail))
+                    let detail = format!(
+                        "the batch has more than {lines_max} lines; send the rest, from this line on, in another batch"
+                    );
+                    Err(reject(Code::BatchTooLong, detail))
                 }
                 Line::Text(text) => {
                     let (limits, egress) = (&self.app.options.limits, &self.caller.tenant.egress);
                     match read_schedule(&text, None, limits, egress, now) {
-                        Ok(wanted) => {
-                            let admitted = self.app.admit(&self.caller.tenant, None, &wanted.spec, now).await;
-                            admitted.map(|room| (wanted, room))
+                        Ok(parsed) => {
+                            let admitted = self.app.admit(&self.caller.tenant, None, &parsed.spec, now).await;
+                            admitted.map(|reservation| (parsed, reservation))
                         }
-                        Err(refused) => Err(refused),
+                        Err(rejected) => Err(rejected),
                     }
                 }
-                Line::Refused(refused) => Err(refused),
+                Line::Rejected(rejected) => Err(rejected),
             };
-            let checked = checked.map(|(wanted, room)| {
+            let checked = checked.map(|(parsed, reservation)| {
                 let request =
-                    Create { tenant: self.caller.tenant.clone(), id: wanted.id, incarnation: None, spec: wanted.spec };
-                let when = never_fires(&request);
+                    Create { tenant: self.caller.tenant.clone(), id: parsed.id, incarnation: None, spec: parsed.spec };
+                let when = timing_pointer(&request);
                 self.group.requests.push(request);
-                self.group.rooms.push(room);
+                self.group.reservations.push(reservation);
                 when
             });
             self.group.entries.push(Entry { line: number, checked });
@@ -177,53 +180,53 @@ impl Batch {
     }
 
     fn start_group(&mut self) {
-        let Group { requests, rooms, entries } = std::mem::take(&mut self.group);
+        let Group { requests, reservations, entries } = std::mem::take(&mut self.group);
         let app = self.app.clone();
-        // A task of its own, because this stream stands still while its client does not read: what the scheduler
-        // holds for a call must not wait for that.
-        let (answer, answers) = oneshot::channel();
+        // The call runs in its own task, because nothing polls this stream while the client does not read. Locks that
+        // the scheduler holds for the call must not wait for the client.
+        let (sender, receiver) = oneshot::channel();
         let scheduler = app.scheduler.clone();
         let work = async move {
-            let answers = if requests.is_empty() { Ok(Vec::new()) } else { scheduler.create(requests).await };
-            let _client_is_gone = answer.send(answers);
+            let results = if requests.is_empty() { Ok(Vec::new()) } else { scheduler.create(requests).await };
+            let _client_is_gone = sender.send(results);
         };
         drop(self.app.runtime.spawn("batch group", work));
         let work = async move {
-            let answers = answers.await.unwrap_or_else(|_| Err(StoreError::Unavailable("a task failed".to_owned())));
+            let results = receiver.await.unwrap_or_else(|_| Err(StoreError::Unavailable("the task failed".to_owned())));
             app.metrics.batch_lines.inc_by(entries.len() as u64);
-            answer_group(&app, entries, &rooms, answers)
+            group_results(&app, entries, &reservations, results)
         };
         self.under_way.push_back(work.boxed());
     }
 }
 
-fn answer_group(
+fn group_results(
     app: &AppState,
     entries: Vec<Entry>,
-    rooms: &[Room],
-    answers: Result<Vec<Result<Arc<Schedule>, CreateRefusal>>, StoreError>,
+    reservations: &[Reservation],
+    results: Result<Vec<Result<Arc<Schedule>, CreateRejection>>, StoreError>,
 ) -> Bytes {
     let mut text = Vec::with_capacity(entries.len() * 256);
-    let failed = answers.as_ref().err().cloned();
-    let answers = answers.unwrap_or_default();
-    for (room, answer) in rooms.iter().zip(&answers) {
-        app.pending.settle(room, may_be_made(answer));
+    let failed = results.as_ref().err().cloned();
+    let results = results.unwrap_or_default();
+    for (reservation, result) in reservations.iter().zip(&results) {
+        app.pending.finish(reservation, may_exist(result));
     }
-    let mut answers = answers.into_iter();
+    let mut results = results.into_iter();
     for Entry { line, checked } in entries {
-        let outcome = checked.and_then(|when| match (&failed, answers.next()) {
-            (None, Some(answer)) => answer.map_err(|refusal| refuse_create(refusal, when)),
+        let outcome = checked.and_then(|when| match (&failed, results.next()) {
+            (None, Some(result)) => result.map_err(|rejection| reject_create(rejection, when)),
             (Some(error), _) => Err(error.clone().into()),
-            (None, None) => unreachable!("the scheduler answers every request of a call"),
+            (None, None) => unreachable!("the scheduler returns a result for every request of a call"),
         });
         match outcome {
             Ok(schedule) => {
-                spans::made_in_batch(&schedule);
+                spans::record_batch_line(&schedule);
                 write_line(&mut text, line, StatusCode::CREATED, Ok(&schedule));
             }
-            Err(refused) => {
-                let status = refused.status();
-                write_line(&mut text, line, status, Err(refused.into_problem(Some(app.request_id()))));
+            Err(rejected) => {
+                let status = rejected.status();
+                write_line(&mut text, line, status, Err(rejected.into_problem(Some(app.request_id()))));
             }
         }
     }
@@ -232,7 +235,7 @@ fn answer_group(
 
 fn write_line(text: &mut Vec<u8>, line: u64, status: StatusCode, outcome: Result<&Schedule, api::Problem>) {
     let (schedule, problem) = match outcome {
-        Ok(schedule) => (Some(answer::summary(schedule)), None),
+        Ok(schedule) => (Some(wire::summary(schedule)), None),
         Err(problem) => (None, Some(problem)),
     };
     let line = BatchLine { line, status: status.as_u16(), schedule, problem };

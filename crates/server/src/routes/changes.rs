@@ -1,28 +1,29 @@
-//! Putting, patching and cancelling one schedule: what is decided by what is there.
+//! Routes that replace, patch and cancel one schedule.
 //!
-//! A condition, and what a change is merged into, are looked at here, on the schedule as it was read; its owner makes the
-//! change only if that is how it still stands. So nothing is lost that came between: it is all read and decided again.
+//! The handler checks preconditions and merges changes on the schedule that it has read. The schedule's owner makes the
+//! change only if the schedule is still the same. Otherwise the handler reads the schedule and decides again, so no
+//! concurrent change is lost.
 
 use api::{CancelResult, Cancelled, ScheduleSummary};
 use axum::extract::State;
 use axum::http::StatusCode;
 use domain::{Schedule, Status, Timestamp, When};
-use scheduler::{CancelAnswer, Create, CreateRefusal, PutAnswer, Timing};
+use scheduler::{CancelResponse, Create, CreateRejection, PutResponse, Timing};
 
-use super::created::{made, may_be_made, never_fires, refuse_create};
+use super::created::{may_exist, reject_create, schedule_response, timing_pointer};
 use super::dry_run;
-use crate::answer;
 use crate::auth::Caller;
 use crate::body::{merge, read_merged, read_schedule};
 use crate::condition::{Condition, Unmet};
 use crate::extract::{BodyBytes, ExistingId, MediaType, NewId, schedule_not_found};
 use crate::query::DryRun;
-use crate::quota::{self, Room};
-use crate::refusal::{Answered, Code, Refused, refuse};
+use crate::quota::{self, Reservation};
+use crate::rejection::{Code, HandlerResult, Rejected, reject};
 use crate::spans;
 use crate::state::{App, AppState};
+use crate::wire;
 
-/// How often a change is tried that meets others of the same schedule.
+/// Limit of the tries of one request that conflicts with concurrent changes of the same schedule.
 pub(super) const TRIES: usize = 20;
 
 pub(super) async fn put(
@@ -33,59 +34,65 @@ pub(super) async fn put(
     condition: Condition,
     DryRun(is_dry_run): DryRun,
     BodyBytes(bytes): BodyBytes,
-) -> Answered {
+) -> HandlerResult {
     let now = app.runtime.now();
-    let wanted = read_schedule(&bytes, Some(&id), &app.options.limits, &tenant.egress, now)?;
-    let room = app.admit(&tenant, Some(&id), &wanted.spec, now).await?;
-    let request = Create { tenant, id: Some(id), incarnation: None, spec: wanted.spec };
+    let parsed = read_schedule(&bytes, Some(&id), &app.options.limits, &tenant.egress, now)?;
+    let reservation = app.admit(&tenant, Some(&id), &parsed.spec, now).await?;
+    let request = Create { tenant, id: Some(id), incarnation: None, spec: parsed.spec };
     if condition.is_none() && !is_dry_run {
-        let when = never_fires(&request);
-        let answer = app.scheduler.put(request).await?;
-        // One that had ended is taken for one that was active: for a second it does not count.
-        let is_one_more = answer.as_ref().map_or(true, |put| put.created);
-        app.pending.settle(&room, may_be_made(&answer) && is_one_more);
-        return put_answer(answer, when);
+        let when = timing_pointer(&request);
+        let response = app.scheduler.put(request).await?;
+        // A replaced schedule that had ended is not counted as one more until the next count, up to one second later.
+        let is_one_more = response.as_ref().map_or(true, |put| put.created);
+        app.pending.finish(&reservation, may_exist(&response) && is_one_more);
+        return put_response(response, when);
     }
-    put_if(&app, &request, &condition, is_dry_run, &room).await
+    put_if(&app, &request, &condition, is_dry_run, &reservation).await
 }
 
-async fn put_if(app: &AppState, request: &Create, condition: &Condition, is_dry_run: bool, room: &Room) -> Answered {
+async fn put_if(
+    app: &AppState,
+    request: &Create,
+    condition: &Condition,
+    is_dry_run: bool,
+    reservation: &Reservation,
+) -> HandlerResult {
     let id = request.id.as_ref().expect("a put has an id");
-    let when = never_fires(request);
+    let when = timing_pointer(request);
     for _ in 0..TRIES {
         let found = app.scheduler.get(request.tenant.id, id.clone()).await?;
         if let Err(unmet) = condition.check(found.as_deref()) {
             if let (Unmet::NoneMatch, Some(found), false) = (unmet, &found, is_dry_run) {
-                // It may be that an earlier try of this very request has made it.
+                // An earlier try of the same request may have created the schedule.
                 app.scheduler.confirm(found.incarnation).await?;
             }
-            app.pending.settle(room, false);
-            return Err(unmet.refuse());
+            app.pending.finish(reservation, false);
+            return Err(unmet.reject());
         }
         if is_dry_run {
-            app.pending.settle(room, false);
-            return dry_run::answer(app, request.clone(), found.as_deref(), Timing::Anew);
+            app.pending.finish(reservation, false);
+            return dry_run::preview(app, request.clone(), found.as_deref(), Timing::Restarted);
         }
         let seen = found.as_deref().map(Schedule::seen);
-        if let Some(answer) = app.scheduler.put_if(request.clone(), seen, Timing::Anew).await? {
-            app.pending.settle(room, may_be_made(&answer) && !is_active(found.as_deref()));
-            return put_answer(answer, when);
+        if let Some(response) = app.scheduler.put_if(request.clone(), seen, Timing::Restarted).await? {
+            app.pending.finish(reservation, may_exist(&response) && !is_active(found.as_deref()));
+            return put_response(response, when);
         }
     }
     Err(others())
 }
 
-/// Whether it has its room already.
+/// Returns true if the quota already counts the schedule.
 fn is_active(found: Option<&Schedule>) -> bool {
     found.is_some_and(|found| found.status == Status::Active)
 }
 
-pub(super) fn put_answer(answer: Result<PutAnswer, CreateRefusal>, when: &'static str) -> Answered {
-    let PutAnswer { schedule, created, too_late } = answer.map_err(|refusal| refuse_create(refusal, when))?;
-    spans::made(&schedule);
+pub(super) fn put_response(response: Result<PutResponse, CreateRejection>, when: &'static str) -> HandlerResult {
+    let PutResponse { schedule, created, too_late } = response.map_err(|rejection| reject_create(rejection, when))?;
+    spans::record_schedule(&schedule);
     let status = if created { StatusCode::CREATED } else { StatusCode::OK };
-    let summary = ScheduleSummary { too_late, ..answer::summary(&schedule) };
-    Ok(made(status, &summary, schedule.edition()))
+    let summary = ScheduleSummary { too_late, ..wire::summary(&schedule) };
+    Ok(schedule_response(status, &summary, schedule.edition()))
 }
 
 pub(super) async fn patch(
@@ -96,50 +103,51 @@ pub(super) async fn patch(
     condition: Condition,
     DryRun(is_dry_run): DryRun,
     BodyBytes(bytes): BodyBytes,
-) -> Answered {
-    let mut room = Room::default();
+) -> HandlerResult {
+    let mut reservation = Reservation::default();
     for attempt in 0..TRIES {
         let found = app.scheduler.get(tenant.id, id.clone()).await?.ok_or_else(schedule_not_found)?;
         if found.status == Status::Cancelled {
-            return Err(refuse(Code::ScheduleOver, "the schedule is cancelled; make another with PUT"));
+            return Err(reject(Code::ScheduleOver, "the schedule is cancelled; create another one with PUT"));
         }
-        condition.check(Some(&found)).map_err(Unmet::refuse)?;
+        condition.check(Some(&found)).map_err(Unmet::reject)?;
         let now = app.runtime.now();
         let merged = merge(&found, &bytes)?;
-        // First, as an instant that has passed is nothing that the change has said.
+        // Check the timing before the rest: an instant in the past is no error of a change that does not name it.
         let timing = timing_of(merged.names_timing, &found, now)?;
         let spec = read_merged(merged, &found, &app.options.limits, &tenant.egress, now)?;
         match attempt {
-            0 => room = app.admit(&tenant, Some(&id), &spec, now).await?,
-            // One request counts once, however often it is tried.
+            0 => reservation = app.admit(&tenant, Some(&id), &spec, now).await?,
+            // A request counts once, however often it is tried.
             _ => quota::check_spec(&tenant, &spec, now)?,
         }
         let request = Create { tenant: tenant.clone(), id: Some(id.clone()), incarnation: None, spec };
         if is_dry_run {
-            app.pending.settle(&room, false);
-            return dry_run::answer(&app, request, Some(&found), timing);
+            app.pending.finish(&reservation, false);
+            return dry_run::preview(&app, request, Some(&found), timing);
         }
-        let when = never_fires(&request);
-        if let Some(answer) = app.scheduler.put_if(request, Some(found.seen()), timing).await? {
-            app.pending.settle(&room, may_be_made(&answer) && !is_active(Some(&found)));
-            return put_answer(answer, when);
+        let when = timing_pointer(&request);
+        if let Some(response) = app.scheduler.put_if(request, Some(found.seen()), timing).await? {
+            app.pending.finish(&reservation, may_exist(&response) && !is_active(Some(&found)));
+            return put_response(response, when);
         }
     }
     Err(others())
 }
 
-/// A change that does not say when leaves that alone; it is too late for it once there is no occurrence left to change.
-fn timing_of(names_timing: bool, found: &Schedule, now: Timestamp) -> Result<Timing, Refused> {
+/// Returns the timing of a change. A change without timing keeps the schedule's timing, and fails if no occurrence is
+/// left.
+fn timing_of(names_timing: bool, found: &Schedule, now: Timestamp) -> Result<Timing, Rejected> {
     if names_timing {
-        return Ok(Timing::Anew);
+        return Ok(Timing::Restarted);
     }
     let is_due = |next: Timestamp| matches!(found.spec.when, When::At(_)) && next <= now;
     match found.next {
         Some(next) if !is_due(next) => Ok(Timing::Kept),
-        Some(_) => {
-            Err(refuse(Code::ScheduleOver, "its only occurrence is due already; name a new `at` to have another"))
+        Some(_) => Err(reject(Code::ScheduleOver, "the only occurrence is already due; set a new `at`")),
+        None => {
+            Err(reject(Code::ScheduleOver, "the schedule has no further occurrence; set a new `at`, `cron` or `every`"))
         }
-        None => Err(refuse(Code::ScheduleOver, "it has no further occurrence; name a new `at`, `cron` or `every`")),
     }
 }
 
@@ -148,33 +156,33 @@ pub(super) async fn cancel(
     Caller { tenant, .. }: Caller,
     ExistingId(id): ExistingId,
     condition: Condition,
-) -> Answered {
+) -> HandlerResult {
     if condition.is_none() {
-        return cancel_answer(app.scheduler.cancel(tenant.id, id).await?);
+        return cancel_response(app.scheduler.cancel(tenant.id, id).await?);
     }
     for _ in 0..TRIES {
         let found = app.scheduler.get(tenant.id, id.clone()).await?.ok_or_else(schedule_not_found)?;
-        // What was to be done has been done: RFC 9110, section 13.1.1, lets that be said to one who asks again.
+        // RFC 9110, section 13.1.1, allows success for a repeated request whose effect has already happened.
         if found.status != Status::Cancelled {
-            condition.check(Some(&found)).map_err(Unmet::refuse)?;
+            condition.check(Some(&found)).map_err(Unmet::reject)?;
         }
-        if let Some(answer) = app.scheduler.cancel_if(&found).await? {
-            return cancel_answer(answer);
+        if let Some(response) = app.scheduler.cancel_if(&found).await? {
+            return cancel_response(response);
         }
     }
     Err(others())
 }
 
-fn cancel_answer(answer: CancelAnswer) -> Answered {
-    let (status, result, decided_by) = match answer {
-        CancelAnswer::NotFound => return Err(schedule_not_found()),
-        CancelAnswer::Cancelled => (StatusCode::OK, CancelResult::Cancelled, None),
-        CancelAnswer::TooLate => (StatusCode::OK, CancelResult::TooLate, None),
-        CancelAnswer::Pending { decided_by } => (StatusCode::ACCEPTED, CancelResult::Pending, Some(decided_by)),
+fn cancel_response(response: CancelResponse) -> HandlerResult {
+    let (status, result, decided_by) = match response {
+        CancelResponse::NotFound => return Err(schedule_not_found()),
+        CancelResponse::Cancelled => (StatusCode::OK, CancelResult::Cancelled, None),
+        CancelResponse::TooLate => (StatusCode::OK, CancelResult::TooLate, None),
+        CancelResponse::Pending { decided_by } => (StatusCode::ACCEPTED, CancelResult::Pending, Some(decided_by)),
     };
-    Ok(answer::json(status, &Cancelled { result, decided_by: decided_by.map(answer::time) }))
+    Ok(wire::json(status, &Cancelled { result, decided_by: decided_by.map(wire::time) }))
 }
 
-pub(super) fn others() -> Refused {
-    refuse(Code::StoreUnavailable, "others keep changing the schedule; nothing was done, send it again")
+pub(super) fn others() -> Rejected {
+    reject(Code::StoreUnavailable, "concurrent changes of the schedule; nothing was done; send the request again")
 }

@@ -1,29 +1,33 @@
-//! The answers of every route that creates a schedule.
+//! Responses of the routes that create schedules.
 
 use api::{FieldError, ScheduleSummary};
 use axum::body::Body;
 use axum::http::header::LOCATION;
 use axum::http::{HeaderValue, Response, StatusCode};
-use domain::{Edition, Schedule, When};
-use scheduler::{Create, CreateRefusal};
+use domain::{Schedule, ScheduleVersion, When};
+use scheduler::{Create, CreateRejection};
 
-use crate::answer;
 use crate::condition::with_etag;
-use crate::refusal::{Code, Refused, refuse, refuse_fields};
+use crate::rejection::{Code, Rejected, reject, reject_fields};
+use crate::wire;
 
-pub(super) fn made(status: StatusCode, summary: &ScheduleSummary<'_>, edition: Edition) -> Response<Body> {
-    let mut response = with_etag(answer::json(status, summary), edition);
+pub(super) fn schedule_response(
+    status: StatusCode,
+    summary: &ScheduleSummary<'_>,
+    edition: ScheduleVersion,
+) -> Response<Body> {
+    let mut response = with_etag(wire::json(status, summary), edition);
     if status == StatusCode::CREATED {
-        let place = format!("/v1/schedules/{}", summary.id);
-        if let Ok(place) = HeaderValue::try_from(place) {
-            response.headers_mut().insert(LOCATION, place);
+        let location = format!("/v1/schedules/{}", summary.id);
+        if let Ok(location) = HeaderValue::try_from(location) {
+            response.headers_mut().insert(LOCATION, location);
         }
     }
     response
 }
 
-/// The field to blame if this schedule turns out never to fire.
-pub(super) fn never_fires(request: &Create) -> &'static str {
+/// Returns the pointer to the timing field, which an error names if the schedule never fires.
+pub(super) fn timing_pointer(request: &Create) -> &'static str {
     match request.spec.when {
         When::At(_) => "/at",
         When::Cron(_) => "/cron",
@@ -31,32 +35,31 @@ pub(super) fn never_fires(request: &Create) -> &'static str {
     }
 }
 
-/// Whether there may be one schedule more.
-pub(super) fn may_be_made<T>(answer: &Result<T, CreateRefusal>) -> bool {
-    !matches!(answer, Err(CreateRefusal::Exists | CreateRefusal::NeverFires))
+/// Returns true if the request may have created a schedule.
+pub(super) fn may_exist<T>(response: &Result<T, CreateRejection>) -> bool {
+    !matches!(response, Err(CreateRejection::Exists | CreateRejection::NeverFires))
 }
 
-pub(super) fn refuse_create(refusal: CreateRefusal, when: &'static str) -> Refused {
-    match refusal {
-        CreateRefusal::Exists => {
-            refuse(Code::ScheduleExists, "choose another id, or replace the schedule with PUT /v1/schedules/{id}")
+pub(super) fn reject_create(rejection: CreateRejection, when: &'static str) -> Rejected {
+    match rejection {
+        CreateRejection::Exists => {
+            reject(Code::ScheduleExists, "choose another id, or replace the schedule with PUT /v1/schedules/{id}")
         }
-        CreateRefusal::Unreachable => {
-            refuse(Code::StoreUnavailable, "nothing is known of whether this request took effect; send it again")
+        CreateRejection::Unreachable => {
+            reject(Code::StoreUnavailable, "the request may or may not have taken effect; send it again")
         }
-        CreateRefusal::NeverFires => {
+        CreateRejection::NeverFires => {
             let error = FieldError {
                 pointer: Some(when.to_owned()),
                 code: "never_fires".into(),
-                detail: "it names no instant that is still to come".into(),
+                detail: "the timing has no future instant".into(),
                 ..FieldError::default()
             };
-            refuse_fields(Code::InvalidSchedule, "the schedule would never fire", vec![error])
+            reject_fields(Code::InvalidSchedule, "the schedule would never fire", vec![error])
         }
     }
 }
 
-pub(super) fn shown(schedule: &Schedule) -> Result<api::Schedule, Refused> {
-    answer::schedule(schedule)
-        .ok_or_else(|| refuse(Code::StoreDamaged, "the payload that is stored is not the one that was sent"))
+pub(super) fn wire_schedule(schedule: &Schedule) -> Result<api::Schedule, Rejected> {
+    wire::schedule(schedule).ok_or_else(|| reject(Code::StoreDamaged, "the stored payload is not valid JSON"))
 }

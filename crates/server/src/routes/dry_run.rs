@@ -1,32 +1,32 @@
-//! `dry_run=true`: all that a request would be held to, and what it would make, and nothing written.
+//! `dry_run=true`: checks a request and shows its result without writing anything.
 
 use api::DryRun;
 use axum::http::StatusCode;
 use domain::{Schedule, Status, Timestamp};
-use scheduler::{Create, CreateRefusal, Timing};
+use scheduler::{Create, CreateRejection, Timing};
 
-use super::created::{never_fires, refuse_create, shown};
-use crate::answer;
-use crate::refusal::Answered;
+use super::created::{reject_create, timing_pointer, wire_schedule};
+use crate::rejection::HandlerResult;
 use crate::state::AppState;
+use crate::wire;
 
-/// How many instants are told.
+/// Number of upcoming instants in a response.
 const UPCOMING_MAX: usize = 5;
 
-/// What `request` would make, with `existing` under its id.
-pub(super) fn answer(app: &AppState, request: Create, existing: Option<&Schedule>, timing: Timing) -> Answered {
-    let when = never_fires(&request);
+/// Responds with the result of `request`, with `existing` as the schedule that has its id.
+pub(super) fn preview(app: &AppState, request: Create, existing: Option<&Schedule>, timing: Timing) -> HandlerResult {
+    let when = timing_pointer(&request);
     let would_be = app.scheduler.would_put(request, existing, timing);
-    let would_be = would_be.ok_or_else(|| refuse_create(CreateRefusal::NeverFires, when))?;
+    let would_be = would_be.ok_or_else(|| reject_create(CreateRejection::NeverFires, when))?;
     let is_new = existing.is_none_or(|existing| existing.status == Status::Cancelled);
-    told(if is_new { StatusCode::CREATED } else { StatusCode::OK }, &would_be)
+    preview_of(if is_new { StatusCode::CREATED } else { StatusCode::OK }, &would_be)
 }
 
-/// That the answer in earnest would have this `status`, and be about this schedule.
-pub(super) fn told(status: StatusCode, would_be: &Schedule) -> Answered {
-    let upcoming = upcoming(would_be).map(answer::time).collect();
-    let told = DryRun { dry_run: true, status: status.as_u16(), schedule: shown(would_be)?, upcoming };
-    Ok(answer::json(StatusCode::OK, &told))
+/// Responds that the request without `dry_run` would have this `status` and result in this schedule.
+pub(super) fn preview_of(status: StatusCode, would_be: &Schedule) -> HandlerResult {
+    let upcoming = upcoming(would_be).map(wire::time).collect();
+    let body = DryRun { dry_run: true, status: status.as_u16(), schedule: wire_schedule(would_be)?, upcoming };
+    Ok(wire::json(StatusCode::OK, &body))
 }
 
 fn upcoming(schedule: &Schedule) -> impl Iterator<Item = Timestamp> {

@@ -1,4 +1,4 @@
-//! `GET /v1/schedules`: a tenant's schedules, page by page, by one thing at a time.
+//! `GET /v1/schedules`: pages of a tenant's schedules, with at most one filter.
 
 use std::borrow::Cow;
 
@@ -12,25 +12,25 @@ use percent_encoding::percent_decode_str;
 use scheduler::Tenants;
 use store::listing::{By, Listing, Place};
 
-use crate::answer;
 use crate::auth::Caller;
-use crate::query::{PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, bad};
-use crate::refusal::{Answered, Code, Refused, refuse, refuse_fields};
+use crate::query::{PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, parameter_error};
+use crate::rejection::{Code, HandlerResult, Rejected, reject, reject_fields};
 use crate::state::App;
+use crate::wire;
 
-/// A longer stretch is asked for in parts.
+/// Longest due range of one listing. Clients list a longer range in parts.
 const DUE_RANGE_MAX_MILLIS: i64 = 24 * 3_600_000;
 
-pub(super) async fn list(State(app): App, Caller { tenant, .. }: Caller, RawQuery(query): RawQuery) -> Answered {
-    let Asked { filter, after, limit } = Asked::parse(query.as_deref().unwrap_or_default())?;
+pub(super) async fn list(State(app): App, Caller { tenant, .. }: Caller, RawQuery(query): RawQuery) -> HandlerResult {
+    let ListQuery { filter, after, limit } = ListQuery::parse(query.as_deref().unwrap_or_default())?;
     let pollers = Tenants::pollers(&tenant);
     let listing = Listing { tenant: tenant.id, by: filter.by(&pollers), after, limit };
     let page = app.scheduler.list(&listing).await?;
-    let damaged = || refuse(Code::StoreDamaged, "a payload that is stored is not the one that was sent");
-    let schedules = page.schedules.iter().map(|schedule| answer::schedule(schedule).ok_or_else(damaged));
+    let damaged = || reject(Code::StoreDamaged, "a stored payload is not valid JSON");
+    let schedules = page.schedules.iter().map(|schedule| wire::schedule(schedule).ok_or_else(damaged));
     let schedules = schedules.collect::<Result<_, _>>()?;
     let next_page_token = page.next.map(|next| token(&filter, next));
-    Ok(answer::json(StatusCode::OK, &SchedulePage { schedules, next_page_token }))
+    Ok(wire::json(StatusCode::OK, &SchedulePage { schedules, next_page_token }))
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -51,19 +51,19 @@ impl Filter {
         }
     }
 
-    /// So that a token of one listing is not taken by another.
+    /// Hash of the filter in a page token. A token is valid only for the same filter.
     fn fingerprint(&self) -> u32 {
         domain::id::fnv1a(format!("{self:?}").as_bytes())
     }
 }
 
-struct Asked {
+struct ListQuery {
     filter: Filter,
     after: Option<Place>,
     limit: usize,
 }
 
-/// The query's parameters as they were sent, each once.
+/// Query parameters as they were sent, each at most once.
 #[derive(Default)]
 struct Parameters<'a> {
     limit: Option<Cow<'a, str>>,
@@ -79,7 +79,7 @@ impl<'a> Parameters<'a> {
         let mut parameters = Parameters::default();
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            let (place, name) = match name {
+            let (slot, name) = match name {
                 "limit" => (&mut parameters.limit, "limit"),
                 "page_token" => (&mut parameters.page_token, "page_token"),
                 "state" => (&mut parameters.state, "state"),
@@ -88,23 +88,25 @@ impl<'a> Parameters<'a> {
                 "due_until" => (&mut parameters.due_until, "due_until"),
                 _ => {
                     let name: String = name.chars().take(64).collect();
-                    let known = "limit, page_token, state, label, due_from and due_until are";
-                    let detail = format!("{name:?} is no parameter here; {known}");
-                    errors.push(bad("query", "unknown_parameter", detail));
+                    let known = "limit, page_token, state, label, due_from and due_until";
+                    let detail = format!("unknown parameter {name:?}; the parameters of this route are {known}");
+                    errors.push(parameter_error("query", "unknown_parameter", detail));
                     continue;
                 }
             };
             match decoded(value) {
-                Some(value) if place.is_none() => *place = Some(value),
-                Some(_) => errors.push(bad(name, "conflicting_parameters", "it is there twice".to_owned())),
-                None => errors.push(bad(name, "wrong_type", "it is not UTF-8".to_owned())),
+                Some(value) if slot.is_none() => *slot = Some(value),
+                Some(_) => {
+                    errors.push(parameter_error(name, "conflicting_parameters", "the parameter is repeated".to_owned()))
+                }
+                None => errors.push(parameter_error(name, "wrong_type", "the value is not UTF-8".to_owned())),
             }
         }
         parameters
     }
 }
 
-/// As browsers and forms write it: `+` is a space, too.
+/// Decodes a value in the form of browsers and HTML forms, where `+` is a space.
 fn decoded(value: &str) -> Option<Cow<'_, str>> {
     if !value.contains(['%', '+']) {
         return Some(Cow::Borrowed(value));
@@ -114,31 +116,35 @@ fn decoded(value: &str) -> Option<Cow<'_, str>> {
     Some(Cow::Owned(decoded.into_owned()))
 }
 
-impl Asked {
-    fn parse(query: &str) -> Result<Self, Refused> {
+impl ListQuery {
+    fn parse(query: &str) -> Result<Self, Rejected> {
         let mut errors = Vec::new();
         let parameters = Parameters::parse(query, &mut errors);
         let filter = filter(&parameters, &mut errors);
         let mut limit = PAGE_LIMIT_DEFAULT;
         if let Some(text) = &parameters.limit {
             match text.parse() {
-                Ok(asked @ 1..=PAGE_LIMIT_MAX) => limit = asked,
-                _ => errors.push(bad("limit", "out_of_range", format!("it is a number from 1 to {PAGE_LIMIT_MAX}"))),
+                Ok(number @ 1..=PAGE_LIMIT_MAX) => limit = number,
+                _ => errors.push(parameter_error(
+                    "limit",
+                    "out_of_range",
+                    format!("the value must be a number from 1 to {PAGE_LIMIT_MAX}"),
+                )),
             }
         }
         let mut after = None;
         if let Some(text) = &parameters.page_token {
-            after = take_token(&filter, text);
+            after = parse_token(&filter, text);
             if after.is_none() {
-                let detail = "it is not a next_page_token of this listing; the other parameters must stay as they were";
-                errors.push(bad("page_token", "invalid_token", detail.to_owned()));
+                let detail = "not a next_page_token of this listing; keep the other parameters unchanged";
+                errors.push(parameter_error("page_token", "invalid_token", detail.to_owned()));
             }
         }
         if errors.is_empty() {
-            return Ok(Asked { filter, after, limit });
+            return Ok(ListQuery { filter, after, limit });
         }
         errors.truncate(32);
-        Err(refuse_fields(Code::InvalidParameter, "the query cannot be used; see errors", errors))
+        Err(reject_fields(Code::InvalidParameter, "the query is invalid; see errors", errors))
     }
 }
 
@@ -146,8 +152,8 @@ fn filter(parameters: &Parameters<'_>, errors: &mut Vec<FieldError>) -> Filter {
     let Parameters { state, label, due_from, due_until, .. } = parameters;
     let is_due = due_from.is_some() || due_until.is_some();
     if [state.is_some(), label.is_some(), is_due].into_iter().filter(|is_there| *is_there).count() > 1 {
-        let detail = "schedules are listed by a state, or by a label, or by a range of what is due: by one of them";
-        errors.push(bad("query", "conflicting_parameters", detail.to_owned()));
+        let detail = "use only one of a state, a label and a due range";
+        errors.push(parameter_error("query", "conflicting_parameters", detail.to_owned()));
         return Filter::None;
     }
     if let Some(state) = state {
@@ -155,14 +161,22 @@ fn filter(parameters: &Parameters<'_>, errors: &mut Vec<FieldError>) -> Filter {
             "active" => return Filter::State(Status::Active),
             "ended" => return Filter::State(Status::Ended),
             "cancelled" => return Filter::State(Status::Cancelled),
-            _ => errors.push(bad("state", "out_of_range", "it is `active`, `ended` or `cancelled`".to_owned())),
+            _ => errors.push(parameter_error(
+                "state",
+                "out_of_range",
+                "the value must be `active`, `ended` or `cancelled`".to_owned(),
+            )),
         }
     }
     if let Some(label) = label {
         match label.split_once('=').filter(|(name, _)| !name.is_empty()) {
             Some((name, value)) => return Filter::Label { name: name.to_owned(), value: value.to_owned() },
             None => {
-                errors.push(bad("label", "invalid_label", "it is a label's name, `=` and its value".to_owned()));
+                errors.push(parameter_error(
+                    "label",
+                    "invalid_label",
+                    "the value must be a label's name, `=` and its value".to_owned(),
+                ));
             }
         }
     }
@@ -175,15 +189,19 @@ fn filter(parameters: &Parameters<'_>, errors: &mut Vec<FieldError>) -> Filter {
 fn due_range(from: Option<&str>, until: Option<&str>, errors: &mut Vec<FieldError>) -> Option<Filter> {
     let mut instant = |name: &'static str, text: Option<&str>| {
         let Some(text) = text else {
-            errors.push(bad(name, "missing_parameter", "due_from and due_until belong together".to_owned()));
+            errors.push(parameter_error(
+                name,
+                "missing_parameter",
+                "due_from and due_until must be sent together".to_owned(),
+            ));
             return None;
         };
         let parsed: Option<jiff::Timestamp> = text.parse().ok();
         let instant = parsed.map(|parsed| Timestamp::from_millis(parsed.as_millisecond()));
         let instant = instant.filter(|instant| (Timestamp::MIN..=Timestamp::MAX).contains(instant));
         if instant.is_none() {
-            let detail = "it is an instant as RFC 3339 writes it, with an offset, from 1970 on";
-            errors.push(bad(name, "invalid_time", detail.to_owned()));
+            let detail = "the value must be an RFC 3339 instant with an offset, from 1970 on";
+            errors.push(parameter_error(name, "invalid_time", detail.to_owned()));
         }
         instant
     };
@@ -193,22 +211,22 @@ fn due_range(from: Option<&str>, until: Option<&str>, errors: &mut Vec<FieldErro
     if (0..=DUE_RANGE_MAX_MILLIS).contains(&millis) {
         return Some(Filter::Due { from, until });
     }
-    let detail = "it has to be at due_from or after it, and at most 24 hours later";
-    errors.push(bad("due_until", "out_of_range", detail.to_owned()));
+    let detail = "due_until must be at or after due_from, and at most 24 hours after it";
+    errors.push(parameter_error("due_until", "out_of_range", detail.to_owned()));
     None
 }
 
 const TOKEN_VERSION: u8 = 1;
-const MADE: u8 = 0;
+const CREATED: u8 = 0;
 const DUE: u8 = 1;
 
-/// A place says nothing of a tenant: whose schedules are read is the key's to say.
+/// Encodes a page token. It contains no tenant, because the key determines whose schedules are read.
 fn token(filter: &Filter, place: Place) -> String {
     let mut bytes = vec![TOKEN_VERSION];
     bytes.extend(filter.fingerprint().to_be_bytes());
     match place {
         Place::Made(incarnation) => {
-            bytes.push(MADE);
+            bytes.push(CREATED);
             bytes.extend(incarnation.0.to_be_bytes());
         }
         Place::Due(key) => {
@@ -225,13 +243,13 @@ fn token(filter: &Filter, place: Place) -> String {
     BASE64_URL_SAFE_NO_PAD.encode(bytes)
 }
 
-fn take_token(filter: &Filter, text: &str) -> Option<Place> {
+fn parse_token(filter: &Filter, text: &str) -> Option<Place> {
     let bytes = BASE64_URL_SAFE_NO_PAD.decode(text).ok()?;
     let mut bytes = bytes.as_slice();
-    let is_of_this = array(&mut bytes)? == [TOKEN_VERSION]
+    let is_of_this_listing = array(&mut bytes)? == [TOKEN_VERSION]
         && u32::from_be_bytes(array(&mut bytes)?) == filter.fingerprint()
-        && array(&mut bytes)? == [if matches!(filter, Filter::Due { .. }) { DUE } else { MADE }];
-    if !is_of_this {
+        && array(&mut bytes)? == [if matches!(filter, Filter::Due { .. }) { DUE } else { CREATED }];
+    if !is_of_this_listing {
         return None;
     }
     let place = match filter {
@@ -257,7 +275,7 @@ fn take_incarnation(bytes: &mut &[u8]) -> Option<Incarnation> {
     array(bytes).map(|bytes| Incarnation(u128::from_be_bytes(bytes)))
 }
 
-/// One that a schedule can name: others are no place that was told.
+/// Reads an instant. One outside the range of schedules is not from a token of this server.
 fn take_instant(bytes: &mut &[u8]) -> Option<Timestamp> {
     let instant = Timestamp::from_millis(i64::from_be_bytes(array(bytes)?));
     (Timestamp::MIN..=Timestamp::MAX).contains(&instant).then_some(instant)
@@ -281,7 +299,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_token_comes_back_as_its_place_and_no_other_listing_takes_it(
+        fn token_round_trips_and_other_listings_reject_it(
             (incarnation, position, nominal) in (any::<u128>(), 0..1_i64 << 40, 0..1_i64 << 40),
             (revision, replay, attempt, target) in any::<(u32, u16, u16, u32)>(),
             cut in any::<prop::sample::Index>(),
@@ -296,17 +314,17 @@ mod tests {
             for filter in &filters {
                 let place = if *filter == range() { Place::Due(key) } else { Place::Made(incarnation) };
                 let text = token(filter, place);
-                prop_assert_eq!(take_token(filter, &text), Some(place));
-                prop_assert_eq!(take_token(filter, &text[..cut.index(text.len())]), None);
+                prop_assert_eq!(parse_token(filter, &text), Some(place));
+                prop_assert_eq!(parse_token(filter, &text[..cut.index(text.len())]), None);
                 for other in filters.iter().filter(|other| *other != filter) {
-                    prop_assert_eq!(take_token(other, &text), None);
+                    prop_assert_eq!(parse_token(other, &text), None);
                 }
             }
         }
 
         #[test]
-        fn any_text_is_a_query_or_refused(query in "[a-z_=&%+0-9:TZ.-]{0,60}") {
-            let _any = Asked::parse(&query);
+        fn any_text_is_a_query_or_rejected(query in "[a-z_=&%+0-9:TZ.-]{0,60}") {
+            let _any = ListQuery::parse(&query);
         }
     }
 }

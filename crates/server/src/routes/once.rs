@@ -1,11 +1,15 @@
-//! A POST that may be sent again: `Idempotency-Key`.
+//! POST with an `Idempotency-Key`, which a client may repeat.
 //!
-//! The key names the schedule. Its id is made from tenant and key, so that all requests with one key come to one owner, and it
-//! is put only where no schedule ever was. What tells one body from another is in the incarnation, in the place of some of its
-//! chance. So nothing is kept but the schedule itself, on every engine, through crashes and hand-overs, and as long as it can be
-//! read; and the first answer follows from the body and from when the schedule was made.
+//! The key determines the schedule's id: the id is a digest of tenant and key. Therefore all requests with one key meet
+//! at one owner, which creates a schedule only if none with this id ever existed. A fingerprint of the body replaces
+//! some random bits of the incarnation, so that another body with the same key is detected. No state exists besides the
+//! schedule itself. This works on every engine, across crashes and hand-overs, for as long as the schedule can be read.
+//! The first response follows from the body and the creation time.
 //!
-//! Always true here: of the requests with one key one makes a schedule, whatever becomes of it, until it is forgotten.
+//! Invariant: among the requests with one key, one creates a schedule, whatever happens to the schedule later, until
+//! the store deletes it.
+//!
+//! docs/decisions/0067-derive-the-schedule-id-from-the-key.md gives the reasons for the design.
 
 use std::sync::Arc;
 
@@ -16,73 +20,79 @@ use bytes::Bytes;
 use domain::{Incarnation, Revision, Schedule, Status, Tenant, decide};
 use scheduler::{Create, Timing};
 
-use super::changes::{TRIES, others, put_answer};
-use super::created::{made, may_be_made, never_fires};
+use super::changes::{TRIES, others, put_response};
+use super::created::{may_exist, schedule_response, timing_pointer};
 use super::dry_run;
-use crate::answer;
 use crate::body::{read_again, read_schedule};
 use crate::idempotency::{Key, fingerprint};
-use crate::quota::Room;
-use crate::refusal::{Answered, Code, Refused, refuse, refuse_fields};
+use crate::quota::Reservation;
+use crate::rejection::{Code, HandlerResult, Rejected, reject, reject_fields};
 use crate::state::AppState;
+use crate::wire;
 
 const REPLAYED: &str = "idempotent-replayed";
 
-pub(super) async fn create(app: &AppState, tenant: Arc<Tenant>, key: &Key, body: &Bytes, is_dry_run: bool) -> Answered {
+pub(super) async fn create(
+    app: &AppState,
+    tenant: Arc<Tenant>,
+    key: &Key,
+    body: &Bytes,
+    is_dry_run: bool,
+) -> HandlerResult {
     let (id, fingerprint) = (key.id(tenant.id), fingerprint(body));
-    let mut room = Room::default();
+    let mut reservation = Reservation::default();
     for attempt in 0..TRIES {
         if let Some(found) = app.scheduler.get(tenant.id, id.clone()).await? {
-            // Another with this key may have been faster.
-            app.pending.settle(&room, false);
+            // Another request with this key may have created the schedule first.
+            app.pending.finish(&reservation, false);
             if found.incarnation.fingerprint() != fingerprint {
-                let detail = "this key came with another body before; send a new key with each new request";
-                return Err(refuse(Code::IdempotencyKeyReused, detail));
+                let detail = "the key was used with another body; send a new key with each new request";
+                return Err(reject(Code::IdempotencyKeyReused, detail));
             }
-            let first = as_made(&found, body);
+            let first = as_created(&found, body);
             if is_dry_run {
-                return dry_run::told(StatusCode::CREATED, &first);
+                return dry_run::preview_of(StatusCode::CREATED, &first);
             }
             app.scheduler.confirm(found.incarnation).await?;
             return Ok(replayed(&first));
         }
         let now = app.runtime.now();
-        let wanted = read_schedule(body, None, &app.options.limits, &tenant.egress, now)?;
-        if wanted.id.is_some() {
+        let parsed = read_schedule(body, None, &app.options.limits, &tenant.egress, now)?;
+        if parsed.id.is_some() {
             return Err(id_and_key());
         }
         if attempt == 0 {
-            room = app.admit(&tenant, None, &wanted.spec, now).await?;
+            reservation = app.admit(&tenant, None, &parsed.spec, now).await?;
         }
         let incarnation = Incarnation::with_fingerprint(now, app.runtime.random_u128(), fingerprint);
         let (tenant, id) = (tenant.clone(), Some(id.clone()));
-        let request = Create { tenant, id, incarnation: Some(incarnation), spec: wanted.spec };
+        let request = Create { tenant, id, incarnation: Some(incarnation), spec: parsed.spec };
         if is_dry_run {
-            app.pending.settle(&room, false);
-            return dry_run::answer(app, request, None, Timing::Anew);
+            app.pending.finish(&reservation, false);
+            return dry_run::preview(app, request, None, Timing::Restarted);
         }
-        let when = never_fires(&request);
-        if let Some(answer) = app.scheduler.put_if(request, None, Timing::Anew).await? {
-            app.pending.settle(&room, may_be_made(&answer));
-            return put_answer(answer, when);
+        let when = timing_pointer(&request);
+        if let Some(response) = app.scheduler.put_if(request, None, Timing::Restarted).await? {
+            app.pending.finish(&reservation, may_exist(&response));
+            return put_response(response, when);
         }
     }
     Err(others())
 }
 
-fn id_and_key() -> Refused {
+fn id_and_key() -> Rejected {
     let error = FieldError {
         pointer: Some("/id".to_owned()),
         code: "conflicting_fields".into(),
-        detail: "an Idempotency-Key names the schedule, too".to_owned(),
-        hint: Some("send it without the key: a POST of an id that exists is answered 409".to_owned()),
+        detail: "an Idempotency-Key determines the id".to_owned(),
+        hint: Some("send the request without the key; a POST of an existing id returns 409".to_owned()),
         ..FieldError::default()
     };
-    refuse_fields(Code::InvalidSchedule, "one thing is wrong with the body; see errors", vec![error])
+    reject_fields(Code::InvalidSchedule, "the body has 1 error; see errors", vec![error])
 }
 
-/// What the request with this body made, whatever has become of it in `found`.
-fn as_made(found: &Schedule, body: &[u8]) -> Schedule {
+/// Returns the schedule as the request with this body created it. `found` is its current state.
+fn as_created(found: &Schedule, body: &[u8]) -> Schedule {
     let mut first = Schedule {
         revision: Revision::default(),
         status: Status::Active,
@@ -95,9 +105,9 @@ fn as_made(found: &Schedule, body: &[u8]) -> Schedule {
     first
 }
 
-/// What the request that made `first` was answered.
+/// Repeats the response to the request that created `first`.
 fn replayed(first: &Schedule) -> Response<Body> {
-    let mut response = made(StatusCode::CREATED, &answer::summary(first), first.edition());
+    let mut response = schedule_response(StatusCode::CREATED, &wire::summary(first), first.edition());
     response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
     response
 }

@@ -1,4 +1,4 @@
-//! For operators: is it alive, does it take work, what does it count. No key is asked for, and nothing of a tenant is told.
+//! Routes for operators: liveness, readiness and metrics. They need no key, and reveal nothing about tenants.
 
 use axum::body::Body;
 use axum::extract::State;
@@ -7,29 +7,30 @@ use axum::http::{HeaderValue, Response, StatusCode};
 use serde_json::json;
 use store::Health;
 
-use crate::answer;
-use crate::refusal::{Answered, Code, refuse};
+use crate::rejection::{Code, HandlerResult, reject};
 use crate::state::App;
+use crate::wire;
 
-/// The process runs, and answers.
+/// Responds that the process runs.
 pub(super) async fn health() -> Response<Body> {
-    answer::json(StatusCode::OK, &json!({ "status": "ok" }))
+    wire::json(StatusCode::OK, &json!({ "status": "ok" }))
 }
 
-/// Requests are taken. A nearly full disk refuses new schedules only, and is no reason to be sent nothing.
-pub(super) async fn ready(State(app): App) -> Answered {
+/// Responds that the server accepts requests. A nearly full disk does not change this, because it affects new schedules
+/// only.
+pub(super) async fn ready(State(app): App) -> HandlerResult {
     if app.readiness.is_withdrawn() {
-        return Err(refuse(Code::Stopping, "this server was told to stop; send new requests to another"));
+        return Err(reject(Code::Stopping, "the server is stopping; send new requests to another server"));
     }
     let status = match app.scheduler.health() {
         Health::Ready => "ready",
         Health::Full => "storage_full",
         Health::Unreachable => {
-            return Err(refuse(Code::StoreUnavailable, "the store's server cannot be reached; it is tried again"));
+            return Err(reject(Code::StoreUnavailable, "the store's server cannot be reached; the server tries again"));
         }
-        Health::Closed => return Err(refuse(Code::StoreUnavailable, "the store is closed, or has failed")),
+        Health::Closed => return Err(reject(Code::StoreUnavailable, "the store is closed or has failed")),
     };
-    Ok(answer::json(StatusCode::OK, &json!({ "status": status })))
+    Ok(wire::json(StatusCode::OK, &json!({ "status": status })))
 }
 
 pub(super) async fn metrics(State(app): App) -> Response<Body> {

@@ -1,4 +1,4 @@
-//! The API as a document, and the page that shows it. Both are the same for everybody, and need no key.
+//! OpenAPI document, and the page that shows it. Both are the same for all callers, and need no key.
 
 use axum::body::Body;
 use axum::extract::Path;
@@ -9,9 +9,10 @@ use axum::http::header::{
 use axum::http::{HeaderValue, Response};
 use bytes::Bytes;
 
-use crate::refusal::{Answered, Code, refuse};
+use crate::rejection::{Code, HandlerResult, reject};
 
-/// Nothing from anywhere else is loaded or asked, and nobody frames the page.
+/// Content security policy: the page loads nothing from other hosts, sends nothing to them, and no other page can frame
+/// it.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
     base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -33,7 +34,7 @@ const INDEX: &str = r#"<!doctype html>
 </html>
 "#;
 
-/// Without the validator, which would ask another host.
+/// Script that starts Swagger UI without its validator, which would send requests to another host.
 const START: &str = r##"SwaggerUIBundle({
   url: "/openapi.json",
   dom_id: "#swagger-ui",
@@ -57,7 +58,7 @@ pub(super) async fn page() -> Response<Body> {
     file("text/html; charset=utf-8", Bytes::from_static(INDEX.as_bytes()))
 }
 
-pub(super) async fn asset(part: Result<Path<String>, PathRejection>) -> Answered {
+pub(super) async fn asset(part: Result<Path<String>, PathRejection>) -> HandlerResult {
     let name = part.map_or(String::new(), |Path(name)| name);
     let (media, bytes): (_, &'static [u8]) = match name.as_str() {
         "start.js" => return Ok(file("text/javascript; charset=utf-8", Bytes::from_static(START.as_bytes()))),
@@ -66,11 +67,11 @@ pub(super) async fn asset(part: Result<Path<String>, PathRejection>) -> Answered
         "index.css" => ("text/css; charset=utf-8", packed!("index.css")),
         "favicon-32x32.png" => ("image/png", packed!("favicon-32x32.png")),
         _ => {
-            return Err(refuse(Code::RouteNotFound, "the page of the API has no such part; it begins at /docs"));
+            return Err(reject(Code::RouteNotFound, "unknown file of the API page; the page is at /docs"));
         }
     };
     let mut response = file(media, Bytes::from_static(bytes));
-    // Every browser takes it, and nobody else has a use for it.
+    // Every browser supports gzip, and no other client needs these files.
     response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
     Ok(response)
 }
@@ -82,7 +83,7 @@ fn file(media: &'static str, bytes: Bytes) -> Response<Body> {
         (CONTENT_SECURITY_POLICY, POLICY),
         (X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (REFERRER_POLICY, "no-referrer"),
-        // Another build may have another.
+        // Another build may have other files.
         (CACHE_CONTROL, "no-cache"),
     ] {
         response.headers_mut().insert(name, HeaderValue::from_static(value));

@@ -1,4 +1,4 @@
-//! What each tenant may use: its admins change that up to their ceilings, operators the ceilings too.
+//! Routes about quotas. A tenant's admins change its quotas up to the ceilings, and operators change both.
 
 #[cfg(test)]
 mod tests;
@@ -9,40 +9,41 @@ use axum::http::{Response, StatusCode};
 use domain::{Quota, Quotas, Tenant};
 
 use super::tenants::settings::change_settings;
-use crate::answer;
 use crate::auth::Caller;
 use crate::extract::JsonBody;
-use crate::refusal::{Answered, Code, Refused, refuse};
+use crate::rejection::{Code, HandlerResult, Rejected, reject};
 use crate::state::App;
+use crate::wire;
 
-/// Of the key's own tenant.
+/// Returns the quotas of the key's tenant.
 pub(super) async fn get(Caller { tenant, .. }: Caller) -> Response<Body> {
-    answer::json(StatusCode::OK, &sheet_of(&tenant))
+    wire::json(StatusCode::OK, &sheet_of(&tenant))
 }
 
-/// Of the key's own tenant, up to the ceilings.
+/// Changes the quotas of the key's tenant, up to the ceilings.
 pub(super) async fn patch(
     State(app): App,
     Caller { tenant, key }: Caller,
-    JsonBody(wanted): JsonBody<api::Quotas>,
-) -> Answered {
-    let changed = change_settings(&app, &tenant, &key, "quotas.update", |tenant| set_quotas(tenant, &wanted)).await?;
-    Ok(answer::json(StatusCode::OK, &sheet_of(&changed)))
+    JsonBody(requested): JsonBody<api::Quotas>,
+) -> HandlerResult {
+    let changed =
+        change_settings(&app, &tenant, &key, "quotas.update", |tenant| set_quotas(tenant, &requested)).await?;
+    Ok(wire::json(StatusCode::OK, &sheet_of(&changed)))
 }
 
-pub(super) fn set_quotas(tenant: &mut Tenant, wanted: &api::Quotas) -> Result<(), Refused> {
-    for (quota, number) in wanted {
+pub(super) fn set_quotas(tenant: &mut Tenant, requested: &api::Quotas) -> Result<(), Rejected> {
+    for (quota, number) in requested {
         tenant.quotas.set(quota_from(*quota), *number);
     }
     let Some(above) = tenant.quotas.first_above(&tenant.ceilings) else { return Ok(()) };
-    let ceiling = tenant.ceilings.get(above).expect("what is above a ceiling has one");
-    let detail = format!("`{}` may be at most {ceiling}; an operator can raise that", above.name());
-    Err(refuse(Code::QuotaCeiling, detail))
+    let ceiling = tenant.ceilings.get(above).expect("a quota above its ceiling has a ceiling");
+    let detail = format!("`{}` may be at most {ceiling}; an operator can raise the ceiling", above.name());
+    Err(reject(Code::QuotaCeiling, detail))
 }
 
-/// A quota that is above its new ceiling is lowered to it.
-pub(super) fn set_ceilings(tenant: &mut Tenant, wanted: &api::Quotas) {
-    for (quota, number) in wanted {
+/// Sets ceilings, and lowers each quota that is above its new ceiling to the ceiling.
+pub(super) fn set_ceilings(tenant: &mut Tenant, requested: &api::Quotas) {
+    for (quota, number) in requested {
         tenant.ceilings.set(quota_from(*quota), *number);
     }
     tenant.quotas = tenant.quotas.lowered_to(&tenant.ceilings);
@@ -68,5 +69,5 @@ fn quota_of(quota: Quota) -> api::Quota {
 
 fn quota_from(quota: api::Quota) -> Quota {
     let same = |known: &Quota| quota_of(*known) == quota;
-    Quota::ALL.into_iter().find(same).expect("each quota of the API is one of ours")
+    Quota::ALL.into_iter().find(same).expect("the domain has each quota of the API")
 }

@@ -1,4 +1,4 @@
-//! Runs: reading them, and running a dead letter again.
+//! Routes about runs: listing runs, and redriving a dead letter.
 
 use api::{Redriven, RunPage};
 use axum::body::Body;
@@ -6,56 +6,56 @@ use axum::extract::{RawQuery, State};
 use axum::http::{Response, StatusCode};
 use domain::occurrence::Run;
 use domain::{RunId, ScheduleId};
-use scheduler::RedriveAnswer;
+use scheduler::RedriveResponse;
 
-use crate::answer;
 use crate::auth::Caller;
 use crate::extract::{ExistingId, Id, schedule_not_found};
 use crate::query::Page;
-use crate::refusal::{Answered, Code, refuse};
+use crate::rejection::{Code, HandlerResult, reject};
 use crate::state::App;
+use crate::wire;
 
-pub(super) async fn of_schedule(
+pub(super) async fn schedule_runs(
     State(app): App,
     Caller { tenant, .. }: Caller,
     ExistingId(id): ExistingId,
     RawQuery(query): RawQuery,
-) -> Answered {
+) -> HandlerResult {
     let page = Page::parse(query.as_deref(), false, RunId::parse)?;
     let runs =
         app.scheduler.runs(tenant.id, id.clone(), page.after, page.limit).await?.ok_or_else(schedule_not_found)?;
-    Ok(page_answer(runs.iter().map(|run| (run, Some(&id))), page.limit))
+    Ok(page_response(runs.iter().map(|run| (run, Some(&id))), page.limit))
 }
 
 pub(super) async fn dead_letters(
     State(app): App,
     Caller { tenant, .. }: Caller,
     RawQuery(query): RawQuery,
-) -> Answered {
+) -> HandlerResult {
     let page = Page::parse(query.as_deref(), true, RunId::parse)?;
     let runs = app.scheduler.dead_letters(tenant.id, page.after, page.limit).await?;
     let ids = app.scheduler.ids(runs.iter().map(|run| run.occurrence.incarnation).collect()).await?;
-    Ok(page_answer(runs.iter().zip(ids.iter().map(Option::as_ref)), page.limit))
+    Ok(page_response(runs.iter().zip(ids.iter().map(Option::as_ref)), page.limit))
 }
 
-/// `runs` with the ids of their schedules.
-fn page_answer<'a>(runs: impl Iterator<Item = (&'a Run, Option<&'a ScheduleId>)>, limit: usize) -> Response<Body> {
-    let runs: Vec<api::Run> = runs.map(|(run, id)| answer::run(run, id)).collect();
+/// Responds with a page of `runs`, each with the id of its schedule.
+fn page_response<'a>(runs: impl Iterator<Item = (&'a Run, Option<&'a ScheduleId>)>, limit: usize) -> Response<Body> {
+    let runs: Vec<api::Run> = runs.map(|(run, id)| wire::run(run, id)).collect();
     let next_page_token = runs.last().filter(|_| runs.len() == limit).map(|run| run.id.clone());
-    answer::json(StatusCode::OK, &RunPage { runs, next_page_token })
+    wire::json(StatusCode::OK, &RunPage { runs, next_page_token })
 }
 
-pub(super) async fn redrive(State(app): App, Caller { tenant, .. }: Caller, Id(id): Id) -> Answered {
-    let not_found = || refuse(Code::RunNotFound, "no run of your tenant has this id");
+pub(super) async fn redrive(State(app): App, Caller { tenant, .. }: Caller, Id(id): Id) -> HandlerResult {
+    let not_found = || reject(Code::RunNotFound, "the tenant has no run with this id");
     let occurrence = RunId::parse(&id).ok_or_else(not_found)?;
     match app.scheduler.redrive(tenant.id, occurrence).await? {
-        RedriveAnswer::NotFound => Err(not_found()),
-        RedriveAnswer::NotDead => {
-            Err(refuse(Code::NotDeadLetter, "only a run that failed for good, and was not redriven, can be redriven"))
+        RedriveResponse::NotFound => Err(not_found()),
+        RedriveResponse::NotDead => {
+            Err(reject(Code::NotDeadLetter, "only a failed run that was not redriven yet can be redriven"))
         }
-        RedriveAnswer::Redriven(occurrence) => {
+        RedriveResponse::Redriven(occurrence) => {
             let run_id = occurrence.run_id().as_str().to_owned();
-            Ok(answer::json(StatusCode::OK, &Redriven { run_id }))
+            Ok(wire::json(StatusCode::OK, &Redriven { run_id }))
         }
     }
 }

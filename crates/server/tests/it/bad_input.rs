@@ -1,16 +1,16 @@
-//! Everything that a client can get wrong is told with a stable code, each field by its pointer, and nothing is kept.
+//! Invalid input: each fault has a stable code and a pointer, and nothing is stored.
 
 use expect_test::{Expect, expect};
 
 use crate::support::{FOREIGN_KEY, KEY, World, body};
 
 async fn check(world: &World, body: &str, expect: Expect) {
-    let answer = world.send("POST", "/v1/schedules", body).await;
-    expect.assert_eq(&answer.shown());
+    let response = world.send("POST", "/v1/schedules", body).await;
+    expect.assert_eq(&response.shown());
 }
 
 #[tokio::test]
-async fn every_offending_field_is_told_at_once() {
+async fn all_invalid_fields_are_reported_at_once() {
     let world = World::start().await;
     let wrong = r#"{
         "id": "no spaces", "at": 7, "Cron": "x", "zone": ["UTC"],
@@ -26,83 +26,83 @@ async fn every_offending_field_is_told_at_once() {
         content-type: application/problem+json
         {
           "code": "invalid_schedule",
-          "detail": "13 things are wrong with the body; see errors",
+          "detail": "the body has 13 errors; see errors",
           "errors": [
             {
               "code": "wrong_type",
-              "detail": "this is a number, and should be a string",
+              "detail": "expected a string, but found a number",
               "pointer": "/at"
             },
             {
               "code": "unknown_field",
-              "detail": "there is no such field",
+              "detail": "unknown field",
               "hint": "did you mean `cron`?",
               "pointer": "/Cron"
             },
             {
               "code": "wrong_type",
-              "detail": "this is an array, and should be a string",
+              "detail": "expected a string, but found an array",
               "pointer": "/zone"
             },
             {
               "code": "unknown_field",
-              "detail": "there is no such field",
+              "detail": "unknown field",
               "hint": "did you mean `method`?",
               "pointer": "/target/http/methd"
             },
             {
               "code": "wrong_type",
-              "detail": "this is null, and should be a string",
+              "detail": "expected a string, but found null",
               "pointer": "/target/http/headers/x"
             },
             {
               "code": "unknown_field",
-              "detail": "there is no such field",
-              "hint": "known here: http",
+              "detail": "unknown field",
+              "hint": "known fields: http",
               "pointer": "/target/bus"
             },
             {
               "code": "wrong_type",
-              "detail": "this is a number, and should be a string",
+              "detail": "expected a string, but found a number",
               "pointer": "/labels/a~1b~0c"
             },
             {
               "code": "wrong_type",
-              "detail": "this is a number with a fraction or exponent, and should be a whole number",
+              "detail": "expected a whole number, but found a number with a fraction or exponent",
               "pointer": "/retry/attempts_max"
             },
             {
               "code": "invalid_id",
-              "detail": "an id is made of A-Z, a-z, 0-9, _ and -, this one has ' ' at 2",
-              "hint": "leave it out to have one made",
+              "detail": "id contains ' ' at 2, but may contain only A-Z, a-z, 0-9, _ and -",
+              "hint": "leave it out to get a generated id",
               "pointer": "/id"
             },
             {
               "code": "invalid_duration",
-              "detail": "months and years differ in length",
-              "hint": "give weeks, days, hours, minutes or seconds, like 30d",
+              "detail": "months and years have no fixed length",
+              "hint": "use weeks, days, hours, minutes or seconds, such as 30d",
               "pointer": "/target/http/timeout"
             },
             {
               "code": "invalid_url",
-              "detail": "only http:// and https:// can be called",
+              "detail": "only http:// and https:// are supported",
               "pointer": "/target/http/url"
             },
             {
               "code": "reserved_header",
-              "detail": "this header is set by Reveille or belongs to the connection",
+              "detail": "Reveille or the HTTP connection sets this header",
               "hint": "leave it out",
               "pointer": "/target/http/headers/Host"
             },
             {
               "code": "invalid_header",
-              "detail": "a header's value has visible ASCII characters, spaces and tabs only, and one line",
+              "detail": "invalid header value: only visible ASCII characters, spaces and tabs on one line are allowed",
               "pointer": "/target/http/headers/y"
             }
           ],
           "request_id": "REQUEST",
           "status": 422,
-          "title": "The schedule cannot be kept as it is",
+          "title": "The schedule is invalid",
           "type": "urn:reveille:problem:invalid_schedule"
         }
     "#]],
@@ -112,7 +112,7 @@ async fn every_offending_field_is_told_at_once() {
 }
 
 #[tokio::test]
-async fn a_body_that_is_not_json_is_told_with_line_and_column() {
+async fn malformed_json_is_reported_with_line_and_column() {
     let world = World::start().await;
     check(
         &world,
@@ -132,14 +132,14 @@ async fn a_body_that_is_not_json_is_told_with_line_and_column() {
     )
     .await;
     for body in ["", " ", "{", "{}x", "{\"at\": 01}", "\u{feff}{}", "{'at': 1}", "nul"] {
-        let answer = world.send("POST", "/v1/schedules", body).await;
-        assert_eq!((answer.status, answer.text("/code").as_str()), (400, "malformed_json"), "{body:?}");
+        let response = world.send("POST", "/v1/schedules", body).await;
+        assert_eq!((response.status, response.text("/code").as_str()), (400, "malformed_json"), "{body:?}");
     }
     world.stop().await;
 }
 
 #[tokio::test]
-async fn json_that_is_no_object_is_refused() {
+async fn json_that_is_not_an_object_is_rejected() {
     let world = World::start().await;
     check(
         &world,
@@ -149,44 +149,44 @@ async fn json_that_is_no_object_is_refused() {
         content-type: application/problem+json
         {
           "code": "invalid_schedule",
-          "detail": "one thing is wrong with the body; see errors",
+          "detail": "the body has 1 error; see errors",
           "errors": [
             {
               "code": "wrong_type",
-              "detail": "this is an array, and should be an object",
+              "detail": "expected an object, but found an array",
               "pointer": ""
             }
           ],
           "request_id": "REQUEST",
           "status": 422,
-          "title": "The schedule cannot be kept as it is",
+          "title": "The schedule is invalid",
           "type": "urn:reveille:problem:invalid_schedule"
         }
     "#]],
     )
     .await;
     for body in ["null", "7", "\"x\"", "true", "1.5", "[]"] {
-        let answer = world.send("POST", "/v1/schedules", body).await;
-        assert_eq!(answer.errors(), [(String::new(), "wrong_type".to_owned())], "{body}");
+        let response = world.send("POST", "/v1/schedules", body).await;
+        assert_eq!(response.errors(), [(String::new(), "wrong_type".to_owned())], "{body}");
     }
     world.stop().await;
 }
 
 #[tokio::test]
-async fn bytes_that_are_not_utf8_are_refused() {
+async fn bytes_that_are_not_utf8_are_rejected() {
     let world = World::start().await;
     let headers = format!("authorization: Bearer {KEY}\r\n");
     let mut connection = world.connect().await;
     for bytes in [&b"{\"id\": \"\xff\"}"[..], b"{\"payload\": \"\xc3\x28\"}"] {
-        let answer = connection.request("POST", "/v1/schedules", &headers, bytes).await;
-        assert_eq!((answer.status, answer.text("/code").as_str()), (400, "not_utf8"));
+        let response = connection.request("POST", "/v1/schedules", &headers, bytes).await;
+        assert_eq!((response.status, response.text("/code").as_str()), (400, "not_utf8"));
     }
     drop(connection);
     world.stop().await;
 }
 
 #[tokio::test]
-async fn an_empty_object_is_told_what_is_needed() {
+async fn empty_object_is_rejected_with_the_required_fields() {
     let world = World::start().await;
     check(
         &world,
@@ -196,23 +196,23 @@ async fn an_empty_object_is_told_what_is_needed() {
         content-type: application/problem+json
         {
           "code": "invalid_schedule",
-          "detail": "2 things are wrong with the body; see errors",
+          "detail": "the body has 2 errors; see errors",
           "errors": [
             {
               "code": "missing_field",
-              "detail": "the body does not say when: at, cron or every is needed",
-              "hint": "one of \"at\": \"2030-01-02T03:04:05Z\", \"cron\": \"0 7 * * *\" or \"every\": \"30s\"",
+              "detail": "one of at, cron and every is required",
+              "hint": "add \"at\": \"2030-01-02T03:04:05Z\", \"cron\": \"0 7 * * *\" or \"every\": \"30s\", for example",
               "pointer": ""
             },
             {
               "code": "missing_field",
-              "detail": "this field is needed",
+              "detail": "the field is required",
               "pointer": "/target"
             }
           ],
           "request_id": "REQUEST",
           "status": 422,
-          "title": "The schedule cannot be kept as it is",
+          "title": "The schedule is invalid",
           "type": "urn:reveille:problem:invalid_schedule"
         }
     "#]],
@@ -226,23 +226,23 @@ async fn an_empty_object_is_told_what_is_needed() {
         content-type: application/problem+json
         {
           "code": "invalid_schedule",
-          "detail": "2 things are wrong with the body; see errors",
+          "detail": "the body has 2 errors; see errors",
           "errors": [
             {
               "code": "missing_field",
-              "detail": "the body does not say when: at, cron or every is needed",
-              "hint": "one of \"at\": \"2030-01-02T03:04:05Z\", \"cron\": \"0 7 * * *\" or \"every\": \"30s\"",
+              "detail": "one of at, cron and every is required",
+              "hint": "add \"at\": \"2030-01-02T03:04:05Z\", \"cron\": \"0 7 * * *\" or \"every\": \"30s\", for example",
               "pointer": ""
             },
             {
               "code": "missing_field",
-              "detail": "this field is needed",
+              "detail": "the field is required",
               "pointer": "/target/http/url"
             }
           ],
           "request_id": "REQUEST",
           "status": 422,
-          "title": "The schedule cannot be kept as it is",
+          "title": "The schedule is invalid",
           "type": "urn:reveille:problem:invalid_schedule"
         }
     "#]],
@@ -252,7 +252,7 @@ async fn an_empty_object_is_told_what_is_needed() {
 }
 
 #[tokio::test]
-async fn each_wrong_time_has_its_code() {
+async fn each_invalid_time_has_its_code() {
     let world = World::start().await;
     let target = r#""target":{"http":{"url":"http://127.0.0.1/"}}"#;
     for (when, pointer, code) in [
@@ -280,18 +280,18 @@ async fn each_wrong_time_has_its_code() {
         (r#""at":"2035-01-01T00:00:00Z","zone":"UTC""#, "/zone", "zone_without_cron"),
         (r#""at":"2035-01-01T00:00:00Z","every":"5m""#, "", "conflicting_fields"),
     ] {
-        let answer = world.send("POST", "/v1/schedules", &format!("{{{when},{target}}}")).await;
-        assert_eq!(answer.status, 422, "{when}");
-        assert_eq!(answer.errors(), [(pointer.to_owned(), code.to_owned())], "{when}: {}", answer.body);
+        let response = world.send("POST", "/v1/schedules", &format!("{{{when},{target}}}")).await;
+        assert_eq!(response.status, 422, "{when}");
+        assert_eq!(response.errors(), [(pointer.to_owned(), code.to_owned())], "{when}: {}", response.body);
     }
     let cron = format!(r#""cron":"{}""#, "1,".repeat(500));
-    let answer = world.send("POST", "/v1/schedules", &format!("{{{cron},{target}}}")).await;
-    assert_eq!(answer.errors(), [("/cron".to_owned(), "too_long".to_owned())]);
+    let response = world.send("POST", "/v1/schedules", &format!("{{{cron},{target}}}")).await;
+    assert_eq!(response.errors(), [("/cron".to_owned(), "too_long".to_owned())]);
     world.stop().await;
 }
 
 #[tokio::test]
-async fn each_wrong_field_has_its_code() {
+async fn each_invalid_field_has_its_code() {
     let world = World::start().await;
     let long = "x".repeat(10_000);
     let many: Vec<String> = (0..40).map(|n| format!(r#""n{n}":"v""#)).collect();
@@ -331,64 +331,65 @@ async fn each_wrong_field_has_its_code() {
         (http(r#""timeout":"1d""#), "/target/http/timeout", "out_of_range"),
         (http(r#""timeout":5"#), "/target/http/timeout", "wrong_type"),
     ] {
-        let answer = world.send("POST", "/v1/schedules", &format!(r#"{{"at":"2035-01-01T00:00:00Z",{fields}}}"#)).await;
+        let response =
+            world.send("POST", "/v1/schedules", &format!(r#"{{"at":"2035-01-01T00:00:00Z",{fields}}}"#)).await;
         let shown: String = fields.chars().take(80).collect();
-        assert_eq!(answer.status, 422, "{shown}");
-        assert_eq!(answer.errors(), [(pointer.to_owned(), code.to_owned())], "{shown}: {}", answer.body);
+        assert_eq!(response.status, 422, "{shown}");
+        assert_eq!(response.errors(), [(pointer.to_owned(), code.to_owned())], "{shown}: {}", response.body);
     }
     world.stop().await;
 }
 
 #[tokio::test]
-async fn a_body_with_an_error_every_few_bytes_has_a_short_answer() {
+async fn body_with_very_many_errors_has_a_short_response() {
     let world = World::start().await;
     let fields: Vec<String> = (0..20_000).map(|n| format!("\"f{n}\":1")).collect();
-    let answer = world.send("POST", "/v1/schedules", &format!("{{{}}}", fields.join(","))).await;
-    assert_eq!((answer.status, answer.errors().len()), (422, 32));
+    let response = world.send("POST", "/v1/schedules", &format!("{{{}}}", fields.join(","))).await;
+    assert_eq!((response.status, response.errors().len()), (422, 32));
     world.stop().await;
 }
 
 #[tokio::test]
-async fn deep_nesting_is_no_burden() {
+async fn deep_nesting_is_accepted_or_rejected_without_failure() {
     let world = World::start().await;
     let deep = "[".repeat(30_000) + &"]".repeat(30_000);
     assert_eq!(world.send("POST", "/v1/schedules", &body(&format!(r#","payload":{deep}"#))).await.status, 201);
-    let answer = world.send("POST", "/v1/schedules", &body(&format!(r#","labels":{deep}"#))).await;
-    assert_eq!(answer.errors(), [("/labels".to_owned(), "wrong_type".to_owned())]);
+    let response = world.send("POST", "/v1/schedules", &body(&format!(r#","labels":{deep}"#))).await;
+    assert_eq!(response.errors(), [("/labels".to_owned(), "wrong_type".to_owned())]);
     world.stop().await;
 }
 
 #[tokio::test]
-async fn a_body_over_the_limit_is_refused_and_the_answer_arrives() {
+async fn too_large_body_is_rejected_and_the_response_arrives() {
     let world = World::start().await;
     let large = body(&format!(r#","payload":"{}""#, "x".repeat(5_000_000)));
-    let answer = world.send("POST", "/v1/schedules", &large).await;
+    let response = world.send("POST", "/v1/schedules", &large).await;
     expect![[r#"
         413
         content-type: application/problem+json
         {
           "code": "body_too_large",
-          "detail": "a body has at most 262144 bytes; keep large data elsewhere and send a reference to it",
+          "detail": "the body exceeds the limit of 262144 bytes; store large data elsewhere and send a reference",
           "request_id": "REQUEST",
           "status": 413,
           "title": "The body is too large",
           "type": "urn:reveille:problem:body_too_large"
         }
     "#]]
-    .assert_eq(&answer.shown());
+    .assert_eq(&response.shown());
 
     let mut connection = world.connect().await;
-    let asking = format!(
+    let head = format!(
         "POST /v1/schedules HTTP/1.1\r\nhost: test\r\nauthorization: Bearer {KEY}\r\nexpect: 100-continue\r\ncontent-length: 5000000\r\n\r\n"
     );
-    connection.write(asking.as_bytes()).await;
-    assert_eq!(connection.answer().await.status, 413, "without the body having been asked for");
+    connection.write(head.as_bytes()).await;
+    assert_eq!(connection.response().await.status, 413, "the server rejects the request without reading the body");
     drop(connection);
     world.stop().await;
 }
 
 #[tokio::test]
-async fn a_request_without_a_good_key_is_turned_away() {
+async fn request_without_a_valid_key_is_rejected() {
     let world = World::start().await;
     let mut connection = world.connect().await;
     expect![[r#"
@@ -400,7 +401,7 @@ async fn a_request_without_a_good_key_is_turned_away() {
           "detail": "send one header of the form `Authorization: Bearer KEY_ID.SECRET`",
           "request_id": "REQUEST",
           "status": 401,
-          "title": "An API key is needed",
+          "title": "An API key is required",
           "type": "urn:reveille:problem:missing_credentials"
         }
     "#]]
@@ -412,15 +413,15 @@ async fn a_request_without_a_good_key_is_turned_away() {
         content-type: application/problem+json
         {
           "code": "invalid_credentials",
-          "detail": "the key is wrong, or was revoked",
+          "detail": "the key is wrong or revoked",
           "request_id": "REQUEST",
           "status": 401,
-          "title": "The API key is not known",
+          "title": "The API key is invalid",
           "type": "urn:reveille:problem:invalid_credentials"
         }
     "#]]
     .assert_eq(&world.send_as("ours.secret-of-theirs", "POST", "/v1/schedules", &body("")).await.shown());
-    for key in ["nobody.secret", "ours.", ".secret-of-ours", "ours", "", "ours.secret-of-ours.", "OURS.secret-of-ours"]
+    for key in ["missing.secret", "ours.", ".secret-of-ours", "ours", "", "ours.secret-of-ours.", "OURS.secret-of-ours"]
     {
         assert_eq!(world.send_as(key, "GET", "/v1/schedules/a", "").await.status, 401, "{key}");
     }
@@ -437,9 +438,9 @@ async fn a_request_without_a_good_key_is_turned_away() {
     world.stop().await;
 }
 
-/// Somebody means something by it: as `dry_run` of a cancellation, which there is not.
+/// The sender expects an unknown parameter to have an effect, for example `dry_run` of a cancellation.
 #[tokio::test]
-async fn a_parameter_that_a_route_does_not_know_is_refused() {
+async fn unknown_query_parameter_is_rejected() {
     let world = World::start().await;
     world.send("PUT", "/v1/schedules/a", r#"{"every":"1h","target":{"http":{"url":"http://127.0.0.1:9/"}}}"#).await;
     for (method, path) in [
@@ -454,26 +455,26 @@ async fn a_parameter_that_a_route_does_not_know_is_refused() {
         ("PATCH", "/v1/quotas?dry_run=true"),
         ("POST", "/v1/runs/r/redrive?dry_run=true"),
     ] {
-        let answer = world.send(method, path, "").await;
-        assert_eq!(answer.status, 400, "{method} {path}");
-        assert_eq!(answer.json()["errors"][0]["code"], "unknown_parameter", "{method} {path}");
+        let response = world.send(method, path, "").await;
+        assert_eq!(response.status, 400, "{method} {path}");
+        assert_eq!(response.json()["errors"][0]["code"], "unknown_parameter", "{method} {path}");
     }
     assert_eq!(world.send("GET", "/v1/schedules/a?", "").await.json()["state"], "active");
     world.stop().await;
 }
 
 #[tokio::test]
-async fn a_path_a_method_and_a_media_type_that_are_not_taken_are_told() {
+async fn unknown_path_method_and_media_type_are_rejected() {
     let world = World::start().await;
     expect![[r#"
         404
         content-type: application/problem+json
         {
           "code": "route_not_found",
-          "detail": "\"/v2/schedules\" is no path of this API; /docs and /openapi.json list them",
+          "detail": "\"/v2/schedules\" is not a path of this API; /docs and /openapi.json list all paths",
           "request_id": "REQUEST",
           "status": 404,
-          "title": "There is nothing at this path",
+          "title": "The path does not exist",
           "type": "urn:reveille:problem:route_not_found"
         }
     "#]]
@@ -484,10 +485,10 @@ async fn a_path_a_method_and_a_media_type_that_are_not_taken_are_told() {
         content-type: application/problem+json
         {
           "code": "method_not_allowed",
-          "detail": "OPTIONS is not taken here; the Allow header says what is",
+          "detail": "the path does not support OPTIONS; the Allow header lists the supported methods",
           "request_id": "REQUEST",
           "status": 405,
-          "title": "The path does not take this method",
+          "title": "The path does not support this method",
           "type": "urn:reveille:problem:method_not_allowed"
         }
     "#]]
@@ -499,10 +500,10 @@ async fn a_path_a_method_and_a_media_type_that_are_not_taken_are_told() {
         content-type: application/problem+json
         {
           "code": "unsupported_media_type",
-          "detail": "the body is said to be \"application/x-www-form-urlencoded\"; send `Content-Type: application/json`",
+          "detail": "unsupported media type \"application/x-www-form-urlencoded\"; send `Content-Type: application/json`",
           "request_id": "REQUEST",
           "status": 415,
-          "title": "The body's media type is not taken",
+          "title": "The body's media type is not supported",
           "type": "urn:reveille:problem:unsupported_media_type"
         }
     "#]].assert_eq(&connection.request("POST", "/v1/schedules", &headers, body("").as_bytes()).await.shown());
@@ -516,7 +517,7 @@ async fn a_path_a_method_and_a_media_type_that_are_not_taken_are_told() {
 }
 
 #[tokio::test]
-async fn nothing_is_kept_of_what_was_refused() {
+async fn rejected_schedule_is_not_stored() {
     let world = World::start().await;
     for more in [r#","id":"half","every":"5m""#, r#","id":"half","labels":7"#, r#","id":"half","#] {
         assert!(world.send("POST", "/v1/schedules", &body(more)).await.status >= 400);

@@ -3,14 +3,14 @@ use std::time::Duration;
 use serde_json::Value;
 use server::Options;
 
-use crate::support::{Answer, KEY, World, body};
+use crate::support::{KEY, Response, World, body};
 
-fn lines(answer: &Answer) -> Vec<Value> {
-    answer.body.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+fn lines(response: &Response) -> Vec<Value> {
+    response.body.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 #[tokio::test]
-async fn each_line_is_answered_in_order_and_a_bad_one_hurts_no_other() {
+async fn lines_are_answered_in_order_and_a_bad_line_affects_no_other() {
     let world = World::start().await;
     let batch = [
         body(r#","id":"a""#),
@@ -21,18 +21,18 @@ async fn each_line_is_answered_in_order_and_a_bad_one_hurts_no_other() {
         body(r#","labels":7"#),
         body(r#","id":"c""#),
     ];
-    let answer = world.send("POST", "/v1/schedules:batch", &batch.join("\n")).await;
-    assert_eq!(answer.header("content-type"), Some("application/x-ndjson"));
-    let told: Vec<_> = lines(&answer)
+    let response = world.send("POST", "/v1/schedules:batch", &batch.join("\n")).await;
+    assert_eq!(response.header("content-type"), Some("application/x-ndjson"));
+    let results: Vec<_> = lines(&response)
         .iter()
         .map(|line| {
-            let what = line.pointer("/schedule/id").or(line.pointer("/problem/code")).unwrap();
-            (line["line"].as_u64().unwrap(), line["status"].as_u64().unwrap(), what.as_str().unwrap().to_owned())
+            let value = line.pointer("/schedule/id").or(line.pointer("/problem/code")).unwrap();
+            (line["line"].as_u64().unwrap(), line["status"].as_u64().unwrap(), value.as_str().unwrap().to_owned())
         })
         .collect();
-    let told: Vec<_> = told.iter().map(|(line, status, what)| (*line, *status, what.as_str())).collect();
+    let results: Vec<_> = results.iter().map(|(line, status, value)| (*line, *status, value.as_str())).collect();
     assert_eq!(
-        told,
+        results,
         [
             (1, 201, "a"),
             (2, 400, "malformed_json"),
@@ -49,11 +49,11 @@ async fn each_line_is_answered_in_order_and_a_bad_one_hurts_no_other() {
 }
 
 #[tokio::test]
-async fn a_long_batch_is_answered_line_by_line() {
+async fn long_batch_is_answered_line_by_line() {
     let world = World::start().await;
     let batch: String = (0..5_000).map(|n| body(&format!(r#","id":"n{n}""#)) + "\n").collect();
-    let answer = world.send("POST", "/v1/schedules:batch", &batch).await;
-    let lines = lines(&answer);
+    let response = world.send("POST", "/v1/schedules:batch", &batch).await;
+    let lines = lines(&response);
     assert_eq!(lines.len(), 5_000);
     for (number, line) in lines.iter().enumerate() {
         assert_eq!(line["line"].as_u64(), Some(number as u64 + 1));
@@ -63,7 +63,7 @@ async fn a_long_batch_is_answered_line_by_line() {
 }
 
 #[tokio::test]
-async fn a_line_is_answered_before_the_next_is_sent() {
+async fn line_is_answered_before_the_next_one_is_sent() {
     let world = World::start().await;
     let mut connection = world.connect().await;
     let head = format!(
@@ -87,31 +87,31 @@ async fn a_line_is_answered_before_the_next_is_sent() {
 }
 
 #[tokio::test]
-async fn a_line_that_is_too_long_is_refused_and_the_next_is_taken() {
+async fn too_long_line_is_rejected_and_the_next_one_is_accepted() {
     let world = World::start_with(Options { body_bytes_max: 4_096, ..Options::default() }).await;
     let long = body(&format!(r#","labels":{{"a":"{}"}}"#, "x".repeat(300_000)));
     let batch = [body(""), long.clone(), body(""), long].join("\n");
-    let answer = world.send("POST", "/v1/schedules:batch", &batch).await;
-    let statuses: Vec<_> = lines(&answer).iter().map(|line| line["status"].as_u64().unwrap()).collect();
+    let response = world.send("POST", "/v1/schedules:batch", &batch).await;
+    let statuses: Vec<_> = lines(&response).iter().map(|line| line["status"].as_u64().unwrap()).collect();
     assert_eq!(statuses, [201, 413, 201, 413]);
     world.stop().await;
 }
 
 #[tokio::test]
-async fn a_batch_of_too_many_lines_is_stopped_where_it_is() {
+async fn batch_with_too_many_lines_is_stopped_at_the_limit() {
     let world = World::start_with(Options { batch_lines_max: 3, ..Options::default() }).await;
     let batch: String = (0..10).map(|_| body("") + "\n").collect();
-    let answer = world.send("POST", "/v1/schedules:batch", &batch).await;
-    let lines = lines(&answer);
+    let response = world.send("POST", "/v1/schedules:batch", &batch).await;
+    let lines = lines(&response);
     let statuses: Vec<_> = lines.iter().map(|line| line["status"].as_u64().unwrap()).collect();
     assert_eq!(statuses, [201, 201, 201, 413]);
     assert_eq!(lines[3].pointer("/problem/code").and_then(Value::as_str), Some("batch_too_long"));
-    assert_eq!(lines[3]["line"], 4, "the first that was not taken");
+    assert_eq!(lines[3]["line"], 4, "the number of the first rejected line");
     world.stop().await;
 }
 
 #[tokio::test]
-async fn server_reads_on_after_it_refused_the_rest_of_a_batch() {
+async fn server_reads_on_after_it_rejected_the_rest_of_a_batch() {
     let world = World::start_with(Options { batch_lines_max: 3, ..Options::default() }).await;
     let mut connection = world.connect().await;
     let line = body("") + "\n";
@@ -129,7 +129,7 @@ async fn server_reads_on_after_it_refused_the_rest_of_a_batch() {
     for _ in 0..1_000 {
         connection.write(line.as_bytes()).await;
     }
-    assert!(connection.http.read_chunk().await.unwrap().is_empty(), "that was the last line");
+    assert!(connection.http.read_chunk().await.unwrap().is_empty(), "there is no further line");
     let headers = format!("authorization: bearer {KEY}\r\n");
     assert_eq!(connection.request("POST", "/v1/schedules", &headers, body("").as_bytes()).await.status, 201);
     drop(connection);
@@ -137,14 +137,14 @@ async fn server_reads_on_after_it_refused_the_rest_of_a_batch() {
 }
 
 #[tokio::test]
-async fn a_batch_ends_with_its_key() {
+async fn batch_ends_when_its_key_is_revoked_or_expires() {
     let world = World::start().await;
     for is_revoked in [true, false] {
         let soon = world.runtime.now() + Duration::from_millis(500);
         let expires_at = if is_revoked { String::new() } else { format!(r#","expires_at":"{soon}""#) };
-        let asked = format!(r#"{{"role":"writer"{expires_at}}}"#);
-        let made = world.send("POST", "/v1/tenants/tenant-1/keys", &asked).await;
-        let (key, id) = (made.text("/secret"), made.text("/id"));
+        let key_request = format!(r#"{{"role":"writer"{expires_at}}}"#);
+        let created = world.send("POST", "/v1/tenants/tenant-1/keys", &key_request).await;
+        let (key, id) = (created.text("/secret"), created.text("/id"));
         let mut connection = world.connect().await;
         let head = format!(
             "POST /v1/schedules:batch HTTP/1.1\r\nhost: test\r\nauthorization: Bearer {key}\r\n\
@@ -159,7 +159,7 @@ async fn a_batch_ends_with_its_key() {
             if number == 0 {
                 connection.http.read_head().await.unwrap();
             }
-            // The last line that is taken, and what ends the batch, may come together.
+            // One chunk may contain both the last accepted line and the rejection that ends the batch.
             for result in
                 serde_json::Deserializer::from_slice(&connection.http.read_chunk().await.unwrap()).into_iter::<Value>()
             {
@@ -168,11 +168,11 @@ async fn a_batch_ends_with_its_key() {
                 assert_eq!(result["line"], number);
                 if result["status"] != 201 {
                     assert_eq!(result["problem"]["code"], "invalid_credentials");
-                    assert!(number > 1, "the key was good");
+                    assert!(number > 1, "the key was valid at first");
                     break 'batch;
                 }
-                assert!(!is_revoked || number == 1, "the key is gone");
-                assert!(number < 1_000, "the key has expired");
+                assert!(!is_revoked || number == 1, "no line is accepted after the revocation");
+                assert!(number < 1_000, "no line is accepted after the expiry");
             }
             if is_revoked {
                 let revoked = world.send("DELETE", &format!("/v1/tenants/tenant-1/keys/{id}"), "").await;
@@ -181,13 +181,13 @@ async fn a_batch_ends_with_its_key() {
                 world.runtime.sleep(Duration::from_millis(20)).await;
             }
         }
-        assert!(connection.http.read_chunk().await.unwrap().is_empty(), "that was the last line");
+        assert!(connection.http.read_chunk().await.unwrap().is_empty(), "there is no further line");
     }
     world.stop().await;
 }
 
 #[tokio::test]
-async fn a_batch_that_stops_coming_is_ended_with_what_came() {
+async fn stalled_batch_ends_after_its_complete_lines() {
     let options = Options { body_timeout: Duration::from_millis(50), ..Options::default() };
     let world = World::start_with(options).await;
     let mut connection = world.connect().await;
@@ -196,19 +196,19 @@ async fn a_batch_that_stops_coming_is_ended_with_what_came() {
         "POST /v1/schedules:batch HTTP/1.1\r\nhost: test\r\nauthorization: Bearer {KEY}\r\ncontent-length: 100000\r\n\r\n{line}"
     );
     connection.write(head.as_bytes()).await;
-    let answer = connection.answer().await;
-    let statuses: Vec<_> = lines(&answer).iter().map(|line| line["status"].as_u64().unwrap()).collect();
+    let response = connection.response().await;
+    let statuses: Vec<_> = lines(&response).iter().map(|line| line["status"].as_u64().unwrap()).collect();
     assert_eq!(statuses, [201, 408]);
     drop(connection);
     world.stop().await;
 }
 
 #[tokio::test]
-async fn a_full_disk_is_told_on_each_line() {
+async fn full_disk_is_reported_on_each_line() {
     let world = World::start().await;
     world.store.set_health(store::Health::Full);
-    let answer = world.send("POST", "/v1/schedules:batch", &[body(""), body("")].join("\n")).await;
-    let statuses: Vec<_> = lines(&answer).iter().map(|line| line["status"].as_u64().unwrap()).collect();
+    let response = world.send("POST", "/v1/schedules:batch", &[body(""), body("")].join("\n")).await;
+    let statuses: Vec<_> = lines(&response).iter().map(|line| line["status"].as_u64().unwrap()).collect();
     assert_eq!(statuses, [507, 507]);
     world.stop().await;
 }

@@ -1,4 +1,4 @@
-//! Conditions and changes of one schedule.
+//! Preconditions and changes of one schedule.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,43 +7,43 @@ use domain::{DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, Sp
 use futures_util::future::join_all;
 use store::{Insert, Store as _};
 
-use crate::support::{Answer, World, body};
+use crate::support::{Response, World, body};
 
 const PATH: &str = "/v1/schedules/invoice-7";
 
-/// A change to an hourly schedule.
+/// Returns a patch that sets a label.
 fn change(label: &str) -> String {
     format!(r#"{{"labels":{{"{label}":"set"}}}}"#)
 }
 
-async fn made(world: &World) -> String {
-    let answer = world.send("PUT", PATH, &body("")).await;
-    assert_eq!(answer.status, 201);
-    etag(&answer)
+async fn create_schedule(world: &World) -> String {
+    let response = world.send("PUT", PATH, &body("")).await;
+    assert_eq!(response.status, 201);
+    etag(&response)
 }
 
-fn etag(answer: &Answer) -> String {
-    answer.header("etag").expect("an answer about a schedule has its tag").to_owned()
+fn etag(response: &Response) -> String {
+    response.header("etag").expect("a response about a schedule has an ETag").to_owned()
 }
 
-/// Status, and the code of a problem.
-fn told(answer: &Answer) -> (u16, String) {
-    let is_problem = answer.header("content-type") == Some("application/problem+json");
-    (answer.status, if is_problem { answer.text("/code") } else { String::new() })
+/// Returns the status, and the code of a problem.
+fn status_and_code(response: &Response) -> (u16, String) {
+    let is_problem = response.header("content-type") == Some("application/problem+json");
+    (response.status, if is_problem { response.text("/code") } else { String::new() })
 }
 
 fn ok(status: u16) -> (u16, String) {
     (status, String::new())
 }
 
-fn unmet() -> (u16, String) {
+fn precondition_failed() -> (u16, String) {
     (412, "precondition_failed".to_owned())
 }
 
 #[tokio::test]
-async fn every_answer_about_a_schedule_has_the_tag_of_its_edition() {
+async fn every_response_about_a_schedule_has_an_etag() {
     let world = World::start().await;
-    let first = made(&world).await;
+    let first = create_schedule(&world).await;
     assert_eq!(etag(&world.send("GET", PATH, "").await), first);
     let second = etag(&world.send("PUT", PATH, &body("")).await);
     let third = etag(&world.send("PATCH", PATH, &change("a")).await);
@@ -53,7 +53,7 @@ async fn every_answer_about_a_schedule_has_the_tag_of_its_edition() {
     let fourth = etag(&world.send("GET", PATH, "").await);
     let again = world.send("PUT", PATH, &body("")).await;
     assert_eq!(again.status, 201);
-    assert!(![&first, &second, &third, &fourth].contains(&&etag(&again)), "another incarnation has tags of its own");
+    assert!(![&first, &second, &third, &fourth].contains(&&etag(&again)), "the tags of another incarnation differ");
     let posted = world.send("POST", "/v1/schedules", &body("")).await;
     let path = posted.header("location").unwrap();
     assert_eq!(etag(&world.send("GET", path, "").await), etag(&posted));
@@ -61,7 +61,7 @@ async fn every_answer_about_a_schedule_has_the_tag_of_its_edition() {
 }
 
 #[tokio::test]
-async fn that_a_recurring_schedule_goes_on_does_not_change_its_tag() {
+async fn advance_of_a_recurring_schedule_keeps_its_etag() {
     let world = World::start().await;
     let recurring = r#"{"every":"1s","target":{"http":{"url":"http://127.0.0.1:9/200"}}}"#;
     let first = world.send("PUT", PATH, recurring).await;
@@ -72,28 +72,34 @@ async fn that_a_recurring_schedule_goes_on_does_not_change_its_tag() {
     let now = world.send("GET", PATH, "").await;
     assert_ne!(now.text("/next"), first.text("/next"));
     assert_eq!(etag(&now), etag(&first));
-    assert_eq!(told(&world.send_if("PATCH", PATH, &[("if-match", &etag(&first))], &change("a")).await), ok(200));
+    assert_eq!(
+        status_and_code(&world.send_if("PATCH", PATH, &[("if-match", &etag(&first))], &change("a")).await),
+        ok(200)
+    );
     world.stop().await;
 }
 
 #[tokio::test]
-async fn if_match_lets_a_change_through_that_knows_what_is_there() {
+async fn if_match_accepts_only_changes_to_the_current_version() {
     let world = World::start().await;
-    let first = made(&world).await;
+    let first = create_schedule(&world).await;
     let second = etag(&world.send_if("PUT", PATH, &[("if-match", &first)], &body("")).await);
     let list = format!("\"x\", {first}, {second}");
     let weak = format!("W/{second}");
     for (method, sent) in [("PUT", body("")), ("PATCH", change("a")), ("DELETE", String::new())] {
         for stale in [&*first, "\"x\"", &weak] {
-            let answer = world.send_if(method, PATH, &[("if-match", stale)], &sent).await;
-            assert_eq!(told(&answer), unmet(), "{method} {stale}");
+            let response = world.send_if(method, PATH, &[("if-match", stale)], &sent).await;
+            assert_eq!(status_and_code(&response), precondition_failed(), "{method} {stale}");
         }
     }
-    assert_eq!(etag(&world.send("GET", PATH, "").await), second, "what was refused changed nothing");
+    assert_eq!(etag(&world.send("GET", PATH, "").await), second, "rejected requests change nothing");
     let third = etag(&world.send_if("PATCH", PATH, &[("if-match", &list)], &change("a")).await);
     let fourth = etag(&world.send_if("PUT", PATH, &[("if-match", "\"x\""), ("if-match", &third)], &body("")).await);
-    assert_eq!(told(&world.send_if("PATCH", PATH, &[("if-match", "*")], &change("a")).await), ok(200));
-    assert_eq!(told(&world.send_if("DELETE", PATH, &[("if-match", &fourth)], "").await), unmet());
+    assert_eq!(status_and_code(&world.send_if("PATCH", PATH, &[("if-match", "*")], &change("a")).await), ok(200));
+    assert_eq!(
+        status_and_code(&world.send_if("DELETE", PATH, &[("if-match", &fourth)], "").await),
+        precondition_failed()
+    );
     let fifth = etag(&world.send("GET", PATH, "").await);
     assert_eq!(world.send_if("DELETE", PATH, &[("if-match", &fifth)], "").await.body, r#"{"result":"cancelled"}"#);
     assert_eq!(world.send_if("DELETE", PATH, &[("if-match", &fifth)], "").await.body, r#"{"result":"cancelled"}"#);
@@ -101,69 +107,93 @@ async fn if_match_lets_a_change_through_that_knows_what_is_there() {
 }
 
 #[tokio::test]
-async fn a_condition_on_what_is_not_there_is_as_the_rfc_says() {
+async fn precondition_on_a_missing_schedule_follows_the_rfc() {
     let world = World::start().await;
     for method in ["GET", "PATCH", "DELETE"] {
-        let answer = world.send_if(method, PATH, &[("if-match", "*")], "{}").await;
-        assert_eq!(told(&answer), (404, "schedule_not_found".to_owned()), "{method}: it would be 404 without, too");
+        let response = world.send_if(method, PATH, &[("if-match", "*")], "{}").await;
+        assert_eq!(
+            status_and_code(&response),
+            (404, "schedule_not_found".to_owned()),
+            "{method}: the response is 404 without a precondition too"
+        );
     }
-    assert_eq!(told(&world.send_if("PUT", PATH, &[("if-match", "*")], &body("")).await), unmet());
-    let first = made(&world).await;
+    assert_eq!(
+        status_and_code(&world.send_if("PUT", PATH, &[("if-match", "*")], &body("")).await),
+        precondition_failed()
+    );
+    let first = create_schedule(&world).await;
     world.send("DELETE", PATH, "").await;
     let cancelled = etag(&world.send("GET", PATH, "").await);
-    assert_eq!(told(&world.send_if("PUT", PATH, &[("if-match", "*")], &body("")).await), unmet());
-    assert_eq!(told(&world.send_if("PUT", PATH, &[("if-match", &first)], &body("")).await), unmet());
-    assert_eq!(told(&world.send_if("PUT", PATH, &[("if-match", &cancelled)], &body("")).await), ok(201));
+    assert_eq!(
+        status_and_code(&world.send_if("PUT", PATH, &[("if-match", "*")], &body("")).await),
+        precondition_failed()
+    );
+    assert_eq!(
+        status_and_code(&world.send_if("PUT", PATH, &[("if-match", &first)], &body("")).await),
+        precondition_failed()
+    );
+    assert_eq!(status_and_code(&world.send_if("PUT", PATH, &[("if-match", &cancelled)], &body("")).await), ok(201));
     world.stop().await;
 }
 
 #[tokio::test]
-async fn if_none_match_makes_a_schedule_only_if_its_id_is_free() {
+async fn if_none_match_creates_a_schedule_only_if_its_id_is_free() {
     let world = World::start().await;
     let only_new = [("if-none-match", "*")];
     let sent = body("");
     let puts = join_all((0..8).map(|_| world.send_if("PUT", PATH, &only_new, &sent))).await;
-    let mut statuses: Vec<u16> = puts.iter().map(|answer| answer.status).collect();
+    let mut statuses: Vec<u16> = puts.iter().map(|response| response.status).collect();
     statuses.sort_unstable();
     assert_eq!(statuses, [201, 412, 412, 412, 412, 412, 412, 412]);
     assert_eq!(world.send("GET", PATH, "").await.text("/revision"), "0");
     world.send("DELETE", PATH, "").await;
-    assert_eq!(told(&world.send_if("PUT", PATH, &only_new, &body("")).await), ok(201));
+    assert_eq!(status_and_code(&world.send_if("PUT", PATH, &only_new, &body("")).await), ok(201));
     let tag = etag(&world.send("GET", PATH, "").await);
     for (method, sent) in [("PUT", body("")), ("PATCH", change("a")), ("DELETE", String::new())] {
-        assert_eq!(told(&world.send_if(method, PATH, &[("if-none-match", &tag)], &sent).await), unmet(), "{method}");
+        assert_eq!(
+            status_and_code(&world.send_if(method, PATH, &[("if-none-match", &tag)], &sent).await),
+            precondition_failed(),
+            "{method}"
+        );
     }
-    assert_eq!(told(&world.send_if("PATCH", PATH, &[("if-none-match", "\"x\"")], &change("a")).await), ok(200));
+    assert_eq!(
+        status_and_code(&world.send_if("PATCH", PATH, &[("if-none-match", "\"x\"")], &change("a")).await),
+        ok(200)
+    );
     world.stop().await;
 }
 
 #[tokio::test]
-async fn a_reader_is_told_if_nothing_has_changed() {
+async fn reader_gets_304_if_nothing_has_changed() {
     let world = World::start().await;
-    let first = made(&world).await;
+    let first = create_schedule(&world).await;
     for tag in [first.clone(), format!("W/{first}"), format!("\"x\", {first}"), "*".to_owned()] {
         let same = world.send_if("GET", PATH, &[("if-none-match", &tag)], "").await;
         assert_eq!((same.status, &*same.body, etag(&same)), (304, "", first.clone()));
         assert_eq!(same.header("cache-control"), Some("no-store"));
     }
-    assert_eq!(told(&world.send_if("GET", PATH, &[("if-none-match", "\"x\"")], "").await), ok(200));
-    assert_eq!(told(&world.send_if("GET", PATH, &[("if-match", "\"x\"")], "").await), unmet());
-    assert_eq!(told(&world.send_if("GET", PATH, &[("if-match", &first)], "").await), ok(200));
+    assert_eq!(status_and_code(&world.send_if("GET", PATH, &[("if-none-match", "\"x\"")], "").await), ok(200));
+    assert_eq!(status_and_code(&world.send_if("GET", PATH, &[("if-match", "\"x\"")], "").await), precondition_failed());
+    assert_eq!(status_and_code(&world.send_if("GET", PATH, &[("if-match", &first)], "").await), ok(200));
     world.stop().await;
 }
 
 #[tokio::test]
-async fn a_condition_that_cannot_be_read_is_refused_and_nothing_is_done() {
+async fn unreadable_precondition_is_rejected_and_changes_nothing() {
     let world = World::start().await;
-    let first = made(&world).await;
+    let first = create_schedule(&world).await;
     let bare = first.trim_matches('"').to_owned();
     for (method, sent) in [("PUT", body("")), ("PATCH", change("a")), ("DELETE", String::new()), ("GET", String::new())]
     {
         for name in ["if-match", "if-none-match"] {
             for bad in [&*bare, "\"", "*, \"a\"", "\"a\" \"b\"", &"\"".repeat(8_001)] {
-                let answer = world.send_if(method, PATH, &[(name, bad)], &sent).await;
-                assert_eq!(told(&answer), (400, "invalid_parameter".to_owned()), "{method} {name}: {bad:.40}");
-                assert_eq!(answer.json()["errors"][0]["code"], "invalid_etag");
+                let response = world.send_if(method, PATH, &[(name, bad)], &sent).await;
+                assert_eq!(
+                    status_and_code(&response),
+                    (400, "invalid_parameter".to_owned()),
+                    "{method} {name}: {bad:.40}"
+                );
+                assert_eq!(response.json()["errors"][0]["code"], "invalid_etag");
             }
         }
     }
@@ -172,17 +202,17 @@ async fn a_condition_that_cannot_be_read_is_refused_and_nothing_is_done() {
 }
 
 #[tokio::test]
-async fn a_patch_changes_what_it_names() {
+async fn patch_changes_only_the_named_fields() {
     let world = World::start().await;
     let sent = r#"{"every":"1h","payload":{ "n" : 1.50 },"labels":{"a":"1","b":"2"},
         "target":{"http":{"url":"http://127.0.0.1:9/a","headers":{"x-token":"secret"}}}}"#;
     let first = world.send("PUT", PATH, sent).await;
     for media in ["application/merge-patch+json", "application/json"] {
         let change = r#"{"labels":{"a":null,"c":"3"},"target":{"http":{"url":"http://127.0.0.1:9/b"}}}"#;
-        let answer = world.send_if("PATCH", PATH, &[("content-type", media)], change).await;
-        assert_eq!(answer.status, 200, "{}", answer.body);
-        assert_eq!(answer.text("/next"), first.text("/next"), "an hourly schedule keeps its beat");
-        assert_eq!(answer.text("/updated_at"), first.text("/updated_at"));
+        let response = world.send_if("PATCH", PATH, &[("content-type", media)], change).await;
+        assert_eq!(response.status, 200, "{}", response.body);
+        assert_eq!(response.text("/next"), first.text("/next"), "the instants of an hourly schedule stay the same");
+        assert_eq!(response.text("/updated_at"), first.text("/updated_at"));
     }
     let now = world.send("GET", PATH, "").await;
     assert_eq!(now.text("/revision"), "2");
@@ -199,9 +229,9 @@ async fn a_patch_changes_what_it_names() {
 }
 
 #[tokio::test]
-async fn a_patch_is_judged_as_a_put() {
+async fn patch_is_checked_like_a_put() {
     let world = World::start().await;
-    made(&world).await;
+    create_schedule(&world).await;
     let long = format!(r#"{{"payload":"{}"}}"#, "x".repeat(64 * 1024));
     for (change, pointer, code) in [
         (r#"{"oops":1}"#, "/oops", "unknown_field"),
@@ -211,36 +241,40 @@ async fn a_patch_is_judged_as_a_put() {
         (r#"{"target":{"http":{"url":"http://169.254.169.254/"}}}"#, "/target/http/url", "egress_refused"),
         (&*long, "/payload", "payload_too_large"),
     ] {
-        let answer = world.send("PATCH", PATH, change).await;
+        let response = world.send("PATCH", PATH, change).await;
         assert_eq!(
-            (answer.status, answer.errors()),
+            (response.status, response.errors()),
             (422, vec![(pointer.to_owned(), code.to_owned())]),
             "{change:.60}"
         );
     }
-    for (media, change, refused) in [
+    for (media, change, rejected) in [
         ("text/plain", "{}", (415, "unsupported_media_type")),
         ("application/json-patch+json", "[]", (415, "unsupported_media_type")),
         ("application/json", "{", (400, "malformed_json")),
         ("application/json", "[]", (422, "invalid_schedule")),
     ] {
-        let answer = world.send_if("PATCH", PATH, &[("content-type", media)], change).await;
-        assert_eq!(told(&answer), (refused.0, refused.1.to_owned()), "{media} {change}");
+        let response = world.send_if("PATCH", PATH, &[("content-type", media)], change).await;
+        assert_eq!(status_and_code(&response), (rejected.0, rejected.1.to_owned()), "{media} {change}");
     }
     let unknown = world.send("PATCH", "/v1/schedules/never-was", "{}").await;
-    assert_eq!(told(&unknown), (404, "schedule_not_found".to_owned()));
+    assert_eq!(status_and_code(&unknown), (404, "schedule_not_found".to_owned()));
     assert_eq!(world.send("GET", PATH, "").await.text("/revision"), "0");
     world.stop().await;
 }
 
 #[tokio::test]
-async fn what_is_over_is_not_patched_unless_it_is_told_when_to_go_on() {
+async fn ended_schedule_is_patched_only_with_a_new_timing() {
     let world = World::start().await;
-    made(&world).await;
+    create_schedule(&world).await;
     world.send("DELETE", PATH, "").await;
     let over = (409, "schedule_over".to_owned());
     for change in [&*change("a"), r#"{"at":"2036-01-01T00:00:00Z"}"#] {
-        assert_eq!(told(&world.send("PATCH", PATH, change).await), over, "what is cancelled stays so");
+        assert_eq!(
+            status_and_code(&world.send("PATCH", PATH, change).await),
+            over,
+            "a cancelled schedule stays cancelled"
+        );
     }
     let once = |at: &str| body("").replace("2035-01-02T03:04:05Z", at).replace("/hook", "/200");
     let soon = domain::Timestamp::from_millis(world.runtime.now().as_millis() + 50).to_string();
@@ -248,7 +282,7 @@ async fn what_is_over_is_not_patched_unless_it_is_told_when_to_go_on() {
     while world.send("GET", PATH, "").await.text("/state") != "ended" {
         world.runtime.sleep(Duration::from_millis(20)).await;
     }
-    assert_eq!(told(&world.send("PATCH", PATH, &change("a")).await), over);
+    assert_eq!(status_and_code(&world.send("PATCH", PATH, &change("a")).await), over);
     let revived = world.send("PATCH", PATH, r#"{"at":"2036-01-01T00:00:00Z"}"#).await;
     assert_eq!(
         (revived.status, revived.text("/state"), revived.text("/revision")),
@@ -258,13 +292,13 @@ async fn what_is_over_is_not_patched_unless_it_is_told_when_to_go_on() {
 }
 
 #[tokio::test]
-async fn what_was_over_long_ago_is_told_as_such_and_not_by_an_instant_that_nobody_sent() {
+async fn patch_of_an_overdue_one_shot_returns_schedule_over() {
     let world = World::start().await;
-    made(&world).await;
+    create_schedule(&world).await;
     let tenant = world.store.tenants().await.unwrap().into_iter().find(|tenant| tenant.name == "tenant-1").unwrap();
     let id = ScheduleId::new("invoice-7").unwrap();
     let known = world.store.get(vec![(tenant.id, id)]).await.unwrap().remove(0).unwrap();
-    // No request could make one that was due an hour ago.
+    // No request can create a schedule that was due an hour ago, so the test writes it to the store.
     let id = ScheduleId::new("old").unwrap();
     let at = world.runtime.now() - Duration::from_secs(3_600);
     let incarnation = Incarnation::new(at, 1);
@@ -276,33 +310,33 @@ async fn what_was_over_long_ago_is_told_as_such_and_not_by_an_instant_that_nobod
     let due = DueKey { position: at, occurrence, attempt: 1, target };
     world.store.insert(vec![Insert { schedule: Arc::new(old), due }]).await.unwrap();
     let patched = world.send("PATCH", "/v1/schedules/old", &change("a")).await;
-    assert_eq!(told(&patched), (409, "schedule_over".to_owned()), "{}", patched.body);
+    assert_eq!(status_and_code(&patched), (409, "schedule_over".to_owned()), "{}", patched.body);
     world.stop().await;
 }
 
 #[tokio::test]
-async fn changes_at_once_all_survive() {
+async fn concurrent_patches_are_all_applied() {
     let world = World::start().await;
-    made(&world).await;
+    create_schedule(&world).await;
     let changes = ["a", "b", "c", "d", "e", "f", "g", "h"];
-    let answers = join_all(changes.map(|label| {
+    let responses = join_all(changes.map(|label| {
         let change = change(label);
         let world = &world;
         async move { world.send("PATCH", PATH, &change).await }
     }))
     .await;
-    assert!(answers.iter().all(|answer| answer.status == 200), "{answers:?}");
+    assert!(responses.iter().all(|response| response.status == 200), "{responses:?}");
     let now = world.send("GET", PATH, "").await;
     assert_eq!((now.json()["labels"].as_object().unwrap().len(), now.text("/revision")), (8, "8".to_owned()));
 
-    // Of changes that name the same edition, one is made.
+    // Among changes with the same precondition, one succeeds.
     let tag = etag(&now);
-    let answers = join_all((0..8).map(|number| {
+    let responses = join_all((0..8).map(|number| {
         let (world, tag, change) = (&world, &*tag, change(&format!("n{number}")));
         async move { world.send_if("PATCH", PATH, &[("if-match", tag)], &change).await.status }
     }))
     .await;
-    assert_eq!(answers.iter().filter(|status| **status == 200).count(), 1, "{answers:?}");
-    assert_eq!(answers.iter().filter(|status| **status == 412).count(), 7, "{answers:?}");
+    assert_eq!(responses.iter().filter(|status| **status == 200).count(), 1, "{responses:?}");
+    assert_eq!(responses.iter().filter(|status| **status == 412).count(), 7, "{responses:?}");
     world.stop().await;
 }

@@ -5,21 +5,21 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::support::{KEY, World, body};
 
-fn hasty() -> Options {
+fn short_timeouts() -> Options {
     let short = Duration::from_millis(50);
     Options { idle_timeout: short, body_timeout: short, ..Options::default() }
 }
 
 #[tokio::test]
-async fn a_connection_that_sends_nothing_is_closed() {
-    let world = World::start_with(hasty()).await;
+async fn silent_connection_is_closed() {
+    let world = World::start_with(short_timeouts()).await;
     assert!(world.connect().await.is_closed().await);
     world.stop().await;
 }
 
 #[tokio::test]
-async fn a_head_that_never_ends_is_cut_off() {
-    let world = World::start_with(hasty()).await;
+async fn endless_head_is_cut_off() {
+    let world = World::start_with(short_timeouts()).await;
     let mut connection = world.connect().await;
     connection.write(b"POST /v1/schedules HTTP/1.1\r\nhost: te").await;
     assert!(connection.is_closed().await);
@@ -27,43 +27,43 @@ async fn a_head_that_never_ends_is_cut_off() {
 }
 
 #[tokio::test]
-async fn an_http2_connection_that_does_nothing_is_closed() {
-    let world = World::start_with(hasty()).await;
+async fn idle_http2_connection_is_closed() {
+    let world = World::start_with(short_timeouts()).await;
     let mut connection = world.connect().await;
     connection.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await;
-    assert!(!connection.is_closed().await, "the server's settings came before the end");
+    assert!(!connection.is_closed().await, "the server sends its settings before it closes the connection");
     world.stop().await;
 }
 
 #[tokio::test]
-async fn a_body_that_does_not_come_is_answered_and_the_connection_closed() {
-    let world = World::start_with(Options { idle_timeout: Duration::from_secs(30), ..hasty() }).await;
+async fn missing_body_is_rejected_and_the_connection_is_closed() {
+    let world = World::start_with(Options { idle_timeout: Duration::from_secs(30), ..short_timeouts() }).await;
     let mut connection = world.connect().await;
     let head = format!(
         "POST /v1/schedules HTTP/1.1\r\nhost: test\r\nauthorization: Bearer {KEY}\r\ncontent-length: 99\r\n\r\n{{"
     );
     connection.write(head.as_bytes()).await;
-    let answer = connection.answer().await;
-    assert_eq!((answer.status, answer.text("/code").as_str()), (408, "body_timeout"));
+    let response = connection.response().await;
+    assert_eq!((response.status, response.text("/code").as_str()), (408, "body_timeout"));
     assert!(connection.is_closed().await);
     world.stop().await;
 }
 
 #[tokio::test]
-async fn a_connection_serves_many_requests() {
+async fn connection_serves_many_requests() {
     let world = World::start().await;
     let mut connection = world.connect().await;
     let headers = format!("authorization: bearer {KEY}\r\n");
     for _ in 0..20 {
-        let answer = connection.request("POST", "/v1/schedules", &headers, body("").as_bytes()).await;
-        assert_eq!(answer.status, 201, "{}", answer.body);
+        let response = connection.request("POST", "/v1/schedules", &headers, body("").as_bytes()).await;
+        assert_eq!(response.status, 201, "{}", response.body);
     }
     drop(connection);
     world.stop().await;
 }
 
 #[tokio::test]
-async fn a_body_may_come_in_pieces() {
+async fn body_may_arrive_in_pieces() {
     let world = World::start().await;
     let mut connection = world.connect().await;
     let head = format!(
@@ -74,13 +74,13 @@ async fn a_body_may_come_in_pieces() {
         connection.write(&[b'1', b'\r', b'\n', byte, b'\r', b'\n']).await;
     }
     connection.write(b"0\r\n\r\n").await;
-    assert_eq!(connection.answer().await.status, 201);
+    assert_eq!(connection.response().await.status, 201);
     drop(connection);
     world.stop().await;
 }
 
 #[tokio::test]
-async fn a_request_under_way_is_answered_after_the_stop() {
+async fn current_request_is_answered_after_the_stop() {
     let world = World::start().await;
     let mut connection = world.connect().await;
     let body = body("");
@@ -89,17 +89,17 @@ async fn a_request_under_way_is_answered_after_the_stop() {
         body.len()
     );
     connection.write(head.as_bytes()).await;
-    // The server asks for the body: the request is under way.
-    assert_eq!(connection.answer().await.status, 100);
+    // The server requests the body, so it is handling the request.
+    assert_eq!(connection.response().await.status, 100);
     world.begin_stop();
     connection.write(body.as_bytes()).await;
-    assert_eq!(connection.answer().await.status, 201);
+    assert_eq!(connection.response().await.status, 201);
     assert!(connection.is_closed().await);
     world.stop().await;
 }
 
 #[tokio::test]
-async fn a_stop_does_not_wait_for_idle_connections() {
+async fn stop_does_not_wait_for_idle_connections() {
     let world = World::start().await;
     let mut idle = world.connect().await;
     let served = idle.request("GET", "/healthz", "", b"").await;
@@ -109,35 +109,35 @@ async fn a_stop_does_not_wait_for_idle_connections() {
 }
 
 #[tokio::test]
-async fn a_request_that_outlives_the_drain_is_cut_off() {
+async fn request_that_outlives_the_drain_is_cut_off() {
     let world = World::start_with(Options { drain_timeout: Duration::from_millis(50), ..Options::default() }).await;
     let mut connection = world.connect().await;
     let head = format!(
         "POST /v1/schedules HTTP/1.1\r\nhost: test\r\nauthorization: Bearer {KEY}\r\nexpect: 100-continue\r\ncontent-length: 9\r\n\r\n"
     );
     connection.write(head.as_bytes()).await;
-    assert_eq!(connection.answer().await.status, 100);
+    assert_eq!(connection.response().await.status, 100);
     world.stop().await;
     assert!(connection.is_closed().await);
 }
 
 #[tokio::test]
-async fn no_more_connections_than_allowed_are_served_at_once() {
+async fn connections_above_the_limit_wait() {
     let world = World::start_with(Options { connections_max: 1, ..Options::default() }).await;
     let mut first = world.connect().await;
     assert_eq!(first.request("GET", "/healthz", "", b"").await.status, 200);
     let mut second = world.connect().await;
     second.write(b"GET /healthz HTTP/1.1\r\nhost: test\r\n\r\n").await;
-    // The first is still the one that is served; the second's turn comes when it goes.
+    // The server still serves the first connection. The second waits until the first is closed.
     assert_eq!(first.request("GET", "/healthz", "", b"").await.status, 200);
     drop(first);
-    assert_eq!(second.answer().await.status, 200);
+    assert_eq!(second.response().await.status, 200);
     drop(second);
     world.stop().await;
 }
 
 #[tokio::test]
-async fn http2_is_spoken_on_the_same_port() {
+async fn http2_works_on_the_same_port() {
     use http_body_util::{BodyExt, Full};
     use hyper_util::rt::{TokioExecutor, TokioIo};
 
@@ -152,18 +152,18 @@ async fn http2_is_spoken_on_the_same_port() {
         .unwrap();
     let response = sender.send_request(request).await.unwrap();
     assert_eq!((response.status().as_u16(), response.version()), (201, axum::http::Version::HTTP_2));
-    let made = response.into_body().collect().await.unwrap().to_bytes();
-    assert!(made.starts_with(b"{\"id\":"));
+    let created = response.into_body().collect().await.unwrap().to_bytes();
+    assert!(created.starts_with(b"{\"id\":"));
     drop(sender);
     connection.end.await;
     world.stop().await;
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_read_its_results_is_left() {
+async fn client_that_does_not_read_its_results_is_disconnected() {
     let world = World::start_with(Options { idle_timeout: Duration::from_millis(200), ..Options::default() }).await;
     let connection = world.connect().await;
-    // Each of these short lines has a long result: far more than what the sockets hold.
+    // Each of these short lines has a long result, so that all results exceed the buffers of the sockets.
     let batch = "x\n".repeat(100_000);
     let head = format!(
         "POST /v1/schedules:batch HTTP/1.1\r\nhost: test\r\nauthorization: Bearer {KEY}\r\ncontent-length: {}\r\n\r\n",
@@ -171,14 +171,14 @@ async fn a_client_that_does_not_read_its_results_is_left() {
     );
     let request = [head.as_bytes(), batch.as_bytes()].concat();
     let (mut from_server, mut to_server) = connection.http.stream.into_split();
-    // It may end in a reset: the server need not have taken all of it.
+    // The connection may be reset, because the server need not read all of the request.
     let sending = world.runtime.spawn("client", async move { drop(to_server.write_all(&request).await) });
     let left =
         async { while !world.send("GET", "/metrics", "").await.body.contains("connections_idle_closed_total 1") {} };
-    world.runtime.timeout(Duration::from_secs(20), left).await.expect("the server gives up on the client");
+    world.runtime.timeout(Duration::from_secs(20), left).await.expect("the server closes the idle connection");
     sending.end.await;
     let mut unread = Vec::new();
     drop(from_server.read_to_end(&mut unread).await);
-    assert!(!unread.ends_with(b"0\r\n\r\n"), "the results were cut off, and do not pass for whole");
+    assert!(!unread.ends_with(b"0\r\n\r\n"), "the results are visibly incomplete");
     world.stop().await;
 }

@@ -1,4 +1,4 @@
-//! `dry_run=true`: what would be, and nothing written.
+//! `dry_run=true` shows the result of a request and writes nothing.
 
 use expect_test::expect;
 
@@ -8,11 +8,11 @@ const PATH: &str = "/v1/schedules/invoice-7";
 const DRY: &str = "/v1/schedules/invoice-7?dry_run=true";
 
 #[tokio::test]
-async fn what_would_be_is_told_and_nothing_is_written() {
+async fn dry_run_shows_the_result_and_writes_nothing() {
     let world = World::start().await;
     let sent = r#"{"cron":"0 12 * * *","zone":"UTC","target":{"http":{"url":"http://127.0.0.1:9/hook"}},"payload":{ "a" : 1 }}"#;
-    let told = world.send("POST", "/v1/schedules?dry_run=true", sent).await;
-    assert_eq!((told.status, told.header("location"), told.header("etag")), (200, None, None));
+    let preview = world.send("POST", "/v1/schedules?dry_run=true", sent).await;
+    assert_eq!((preview.status, preview.header("location"), preview.header("etag")), (200, None, None));
     expect![[r#"
         200
         content-type: application/json
@@ -55,8 +55,8 @@ async fn what_would_be_is_told_and_nothing_is_written() {
           ]
         }
     "#]]
-    .assert_eq(&told.shown());
-    let json = told.json();
+    .assert_eq(&preview.shown());
+    let json = preview.json();
     let upcoming: Vec<&str> = json["upcoming"].as_array().unwrap().iter().map(|at| at.as_str().unwrap()).collect();
     assert!(upcoming.is_sorted() && upcoming.iter().all(|at| at.ends_with("T12:00:00.000Z")), "{upcoming:?}");
     assert_eq!(json["schedule"]["next"], upcoming[0]);
@@ -78,7 +78,7 @@ async fn what_would_be_is_told_and_nothing_is_written() {
 }
 
 #[tokio::test]
-async fn a_dry_run_is_refused_as_the_request_would_be() {
+async fn dry_run_is_rejected_like_the_real_request() {
     let world = World::start().await;
     world.send("PUT", PATH, &body("")).await;
     let post = "/v1/schedules?dry_run=true";
@@ -91,14 +91,14 @@ async fn a_dry_run_is_refused_as_the_request_would_be() {
         ("PATCH", DRY, Some(("if-match", "\"x\"")), "{}", "precondition_failed"),
         ("PATCH", "/v1/schedules/never-was?dry_run=true", None, "{}", "schedule_not_found"),
     ] {
-        let refused = world.send_if(method, path, &Vec::from_iter(headers), sent).await;
-        assert_eq!(refused.text("/code"), code, "{method} {path} {sent}");
+        let rejected = world.send_if(method, path, &Vec::from_iter(headers), sent).await;
+        assert_eq!(rejected.text("/code"), code, "{method} {path} {sent}");
     }
     world.stop().await;
 }
 
 #[tokio::test]
-async fn a_misspelt_dry_run_writes_nothing() {
+async fn misspelt_dry_run_writes_nothing() {
     let world = World::start().await;
     for query in
         ["dryrun=true", "dry_run", "dry_run=", "dry_run=1", "dry_run=True", "dry_run=true&dry_run=false", "a=b"]
@@ -108,9 +108,9 @@ async fn a_misspelt_dry_run_writes_nothing() {
             [("POST", "/v1/schedules"), ("PUT", PATH), ("PATCH", PATH), ("POST", "/v1/schedules:batch")]
         {
             let media = if path.ends_with(":batch") { "application/x-ndjson" } else { "application/json" };
-            let refused = world.send_if(method, &format!("{path}?{query}"), &[("content-type", media)], &sent).await;
+            let rejected = world.send_if(method, &format!("{path}?{query}"), &[("content-type", media)], &sent).await;
             assert_eq!(
-                (refused.status, refused.text("/code")),
+                (rejected.status, rejected.text("/code")),
                 (400, "invalid_parameter".to_owned()),
                 "{method} {path}?{query}"
             );

@@ -1,47 +1,47 @@
 use serde_json::Value;
 
-use crate::support::{Answer, FOREIGN_KEY, OPERATOR_KEY, World};
+use crate::support::{FOREIGN_KEY, OPERATOR_KEY, Response, World};
 
-async fn make(world: &World, id: &str, at: &str, labels: &str) {
+async fn create_schedule(world: &World, id: &str, at: &str, labels: &str) {
     let body = format!(
         r#"{{"id":"{id}","at":"{at}","labels":{labels},"payload":{{"id":"{id}"}},"target":{{"http":{{"url":"http://127.0.0.1:9/204"}}}}}}"#
     );
-    let made = world.send("POST", "/v1/schedules", &body).await;
-    assert_eq!(made.status, 201, "{}", made.body);
+    let created = world.send("POST", "/v1/schedules", &body).await;
+    assert_eq!(created.status, 201, "{}", created.body);
 }
 
-async fn list(world: &World, query: &str) -> Answer {
+async fn list(world: &World, query: &str) -> Response {
     world.send("GET", &format!("/v1/schedules?{query}"), "").await
 }
 
-fn ids(answer: &Answer) -> Vec<String> {
-    assert_eq!(answer.status, 200, "{}", answer.body);
-    let page = answer.json();
+fn ids(response: &Response) -> Vec<String> {
+    assert_eq!(response.status, 200, "{}", response.body);
+    let page = response.json();
     let schedules = page["schedules"].as_array().unwrap();
     schedules.iter().map(|schedule| schedule["id"].as_str().unwrap().to_owned()).collect()
 }
 
-/// The ids of all pages.
+/// Lists the ids of all pages.
 async fn all(world: &World, query: &str) -> Vec<String> {
-    let mut told = Vec::new();
+    let mut found = Vec::new();
     let mut token = String::new();
     loop {
-        let answer = list(world, &format!("{query}{token}")).await;
-        told.extend(ids(&answer));
-        match answer.json()["next_page_token"].as_str() {
+        let response = list(world, &format!("{query}{token}")).await;
+        found.extend(ids(&response));
+        match response.json()["next_page_token"].as_str() {
             Some(next) => token = format!("&page_token={next}"),
-            None => return told,
+            None => return found,
         }
     }
 }
 
 #[tokio::test]
-async fn schedules_are_listed_as_they_are_read_one_thing_at_a_time() {
+async fn listing_has_one_filter_and_returns_schedules_like_a_read() {
     let world = World::start().await;
-    make(&world, "a", "2031-01-01T12:00:00Z", r#"{"team":"blue & green","x=y":"z"}"#).await;
-    make(&world, "b", "2031-01-01T06:00:00Z", r#"{"team":"red"}"#).await;
-    make(&world, "c", "2031-01-02T11:59:59.999Z", r#"{"team":"blue & green"}"#).await;
-    make(&world, "d", "2031-01-02T12:00:00Z", "{}").await;
+    create_schedule(&world, "a", "2031-01-01T12:00:00Z", r#"{"team":"blue & green","x=y":"z"}"#).await;
+    create_schedule(&world, "b", "2031-01-01T06:00:00Z", r#"{"team":"red"}"#).await;
+    create_schedule(&world, "c", "2031-01-02T11:59:59.999Z", r#"{"team":"blue & green"}"#).await;
+    create_schedule(&world, "d", "2031-01-02T12:00:00Z", "{}").await;
     assert_eq!(world.send("DELETE", "/v1/schedules/b", "").await.status, 200);
 
     let mut listed = list(&world, "limit=1000").await.json();
@@ -60,7 +60,7 @@ async fn schedules_are_listed_as_they_are_read_one_thing_at_a_time() {
         assert_eq!(all(&world, &format!("state=cancelled{limit}")).await, ["b"]);
         assert_eq!(sorted(all(&world, &format!("label=team=blue+%26%20green{limit}")).await), ["a", "c"]);
         let due = format!("due_from=2031-01-01T12:00:00Z&due_until=2031-01-02T13:00:00%2B01:00{limit}");
-        assert_eq!(all(&world, &due).await, ["a", "c"], "the start is included, the end is not");
+        assert_eq!(all(&world, &due).await, ["a", "c"], "the start is inclusive, the end exclusive");
     }
     assert_eq!(all(&world, "state=ended").await, [""; 0]);
     assert_eq!(all(&world, "label=team=blue").await, [""; 0]);
@@ -68,10 +68,10 @@ async fn schedules_are_listed_as_they_are_read_one_thing_at_a_time() {
 }
 
 #[tokio::test]
-async fn a_query_that_no_store_could_go_along_is_refused_with_every_reason() {
+async fn unsupported_query_is_rejected_with_every_reason() {
     let world = World::start().await;
-    make(&world, "a", "2031-01-01T12:00:00Z", r#"{"team":"blue"}"#).await;
-    make(&world, "b", "2031-01-01T12:00:00Z", r#"{"team":"blue"}"#).await;
+    create_schedule(&world, "a", "2031-01-01T12:00:00Z", r#"{"team":"blue"}"#).await;
+    create_schedule(&world, "b", "2031-01-01T12:00:00Z", r#"{"team":"blue"}"#).await;
     let token = list(&world, "limit=1").await.json()["next_page_token"].as_str().unwrap().to_owned();
     let of_other = format!("state=active&page_token={token}");
     let day = "due_from=2031-01-01T00:00:00Z&due_until=2031-01-02T00:00:00";
@@ -95,9 +95,9 @@ async fn a_query_that_no_store_could_go_along_is_refused_with_every_reason() {
         (&of_other, "invalid_token", "page_token"),
         ("page=2", "unknown_parameter", "query"),
     ] {
-        let answer = list(&world, query).await;
-        assert_eq!(answer.status, 400, "{query}: {}", answer.body);
-        let problem = answer.json();
+        let response = list(&world, query).await;
+        assert_eq!(response.status, 400, "{query}: {}", response.body);
+        let problem = response.json();
         let error = &problem["errors"][0];
         assert_eq!((&error["code"], &error["parameter"]), (&code.into(), &parameter.into()), "{query}: {problem}");
     }
@@ -107,10 +107,10 @@ async fn a_query_that_no_store_could_go_along_is_refused_with_every_reason() {
 }
 
 #[tokio::test]
-async fn a_token_shows_nothing_of_another_tenant() {
+async fn page_token_reveals_nothing_about_another_tenant() {
     let world = World::start().await;
     for id in ["a", "b"] {
-        make(&world, id, "2031-01-01T12:00:00Z", r#"{"team":"blue"}"#).await;
+        create_schedule(&world, id, "2031-01-01T12:00:00Z", r#"{"team":"blue"}"#).await;
     }
     let due = "due_from=2031-01-01T00:00:00Z&due_until=2031-01-02T00:00:00Z";
     for query in ["", "state=active", "label=team=blue", due] {
@@ -126,7 +126,7 @@ async fn a_token_shows_nothing_of_another_tenant() {
 }
 
 #[tokio::test]
-async fn a_page_ends_before_it_has_too_many_bytes() {
+async fn page_is_limited_in_bytes() {
     let world = World::start().await;
     let padding = "x".repeat(60_000);
     for number in 0..100 {

@@ -1,13 +1,13 @@
-//! The API as a client meets it: a real socket, the real scheduler, the engine in memory.
+//! HTTP API as clients see it, with a real socket, the real scheduler and the in-memory store.
 
-#![expect(clippy::unwrap_used, reason = "a test stops at what it does not expect")]
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
-mod apart;
 mod bad_input;
 mod batch;
 mod changes;
 mod connections;
 mod dry_run;
+mod isolation;
 mod listing;
 mod once;
 mod openapi;

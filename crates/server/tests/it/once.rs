@@ -1,4 +1,4 @@
-//! `Idempotency-Key`.
+//! POST with an `Idempotency-Key`.
 
 use std::sync::Arc;
 
@@ -7,51 +7,55 @@ use domain::id::SHARDS;
 use futures_util::future::join_all;
 use store::{Cursor, Store};
 
-use crate::support::{Answer, FOREIGN_KEY, KEY, World, body};
+use crate::support::{FOREIGN_KEY, KEY, Response, World, body};
 
 const POST: &str = "/v1/schedules";
 
-async fn post(world: &World, key: &str, sent: &str) -> Answer {
+async fn post(world: &World, key: &str, sent: &str) -> Response {
     world.send_if("POST", POST, &[("idempotency-key", key)], sent).await
 }
 
-/// All that is the same in the answers to one request.
-fn said(answer: &Answer) -> (u16, String, Option<String>, Option<String>) {
-    let header = |name: &str| answer.header(name).map(str::to_owned);
-    (answer.status, answer.body.clone(), header("location"), header("etag"))
+/// Returns the parts that all responses to one request have in common.
+fn visible_parts(response: &Response) -> (u16, String, Option<String>, Option<String>) {
+    let header = |name: &str| response.header(name).map(str::to_owned);
+    (response.status, response.body.clone(), header("location"), header("etag"))
 }
 
-fn is_replayed(answer: &Answer) -> bool {
-    answer.header("idempotent-replayed") == Some("true")
+fn is_replayed(response: &Response) -> bool {
+    response.header("idempotent-replayed") == Some("true")
 }
 
 #[tokio::test]
-async fn a_request_that_is_sent_again_is_answered_as_it_was() {
+async fn repeated_request_gets_the_same_response() {
     let world = World::start().await;
     let sent = r#"{"every":"1h","target":{"http":{"url":"http://127.0.0.1:9/200"}}}"#;
     let first = post(&world, "key-1", sent).await;
     assert_eq!((first.status, is_replayed(&first)), (201, false));
     for key in ["key-1", "\"key-1\""] {
         let again = post(&world, key, sent).await;
-        assert_eq!(said(&again), said(&first));
+        assert_eq!(visible_parts(&again), visible_parts(&first));
         assert!(is_replayed(&again));
     }
     let other = post(&world, "key-2", sent).await;
-    assert_ne!(other.text("/id"), first.text("/id"), "another key is another schedule");
+    assert_ne!(other.text("/id"), first.text("/id"), "another key creates another schedule");
     let path = first.header("location").unwrap();
 
-    // Whatever becomes of it.
+    // Later changes of the schedule do not change the response.
     world.send("PATCH", path, r#"{"cron":"0 7 * * *"}"#).await;
-    assert_eq!(said(&post(&world, "key-1", sent).await), said(&first));
+    assert_eq!(visible_parts(&post(&world, "key-1", sent).await), visible_parts(&first));
     world.send("DELETE", path, "").await;
-    assert_eq!(said(&post(&world, "key-1", sent).await), said(&first));
+    assert_eq!(visible_parts(&post(&world, "key-1", sent).await), visible_parts(&first));
     let now = world.send("GET", path, "").await;
-    assert_eq!((now.text("/state"), now.text("/revision")), ("cancelled".to_owned(), "2".to_owned()), "it stays so");
+    assert_eq!(
+        (now.text("/state"), now.text("/revision")),
+        ("cancelled".to_owned(), "2".to_owned()),
+        "the schedule stays cancelled"
+    );
     world.stop().await;
 }
 
 #[tokio::test]
-async fn what_was_soon_is_answered_long_after() {
+async fn repeated_request_is_accepted_long_after_its_instant() {
     let world = World::start().await;
     let soon = domain::Timestamp::from_millis(world.runtime.now().as_millis() - 59_700).to_string();
     let sent = body("").replace("2035-01-02T03:04:05Z", &soon).replace("/hook", "/200");
@@ -60,38 +64,45 @@ async fn what_was_soon_is_answered_long_after() {
     while world.send("POST", POST, &sent).await.status != 422 {
         world.runtime.sleep(std::time::Duration::from_millis(50)).await;
     }
-    assert_eq!(said(&post(&world, "key-1", &sent).await), said(&first), "the instant is too far in the past by now");
+    assert_eq!(
+        visible_parts(&post(&world, "key-1", &sent).await),
+        visible_parts(&first),
+        "the instant is too far in the past by now"
+    );
     world.stop().await;
 }
 
 #[tokio::test]
-async fn a_key_that_came_with_another_body_is_refused() {
+async fn key_with_another_body_is_rejected() {
     let world = World::start().await;
     let first = post(&world, "key-1", &body("")).await;
     for other in [body(r#","labels":{}"#), body(" "), "{}".to_owned(), "no JSON".to_owned(), String::new()] {
-        let refused = post(&world, "key-1", &other).await;
-        assert_eq!((refused.status, refused.text("/code")), (422, "idempotency_key_reused".to_owned()), "{other}");
+        let rejected = post(&world, "key-1", &other).await;
+        assert_eq!((rejected.status, rejected.text("/code")), (422, "idempotency_key_reused".to_owned()), "{other}");
     }
     assert_eq!(world.send("GET", first.header("location").unwrap(), "").await.text("/revision"), "0");
-    // What was refused has used nothing up.
+    // A rejected request does not use its key up.
     assert_eq!(post(&world, "key-2", "{}").await.text("/code"), "invalid_schedule");
     assert_eq!(post(&world, "key-2", &body("")).await.status, 201);
     world.stop().await;
 }
 
 #[tokio::test]
-async fn of_requests_at_once_one_makes_it_and_all_hear_the_same() {
+async fn concurrent_requests_create_one_schedule_and_agree() {
     let world = World::start().await;
     for round in 0..5 {
         let (key, sent) = (format!("key-{round}"), body(""));
-        let answers = join_all((0..10).map(|_| post(&world, &key, &sent))).await;
-        assert!(answers.iter().all(|answer| said(answer) == said(&answers[0])), "{answers:?}");
-        assert_eq!(answers.iter().filter(|answer| !is_replayed(answer)).count(), 1);
+        let responses = join_all((0..10).map(|_| post(&world, &key, &sent))).await;
+        assert!(
+            responses.iter().all(|response| visible_parts(response) == visible_parts(&responses[0])),
+            "{responses:?}"
+        );
+        assert_eq!(responses.iter().filter(|response| !is_replayed(response)).count(), 1);
 
         let bodies: Vec<String> = (0..10).map(|number| body(&format!(r#","labels":{{"n":"{number}"}}"#))).collect();
         let key = format!("other-{round}");
-        let answers = join_all(bodies.iter().map(|sent| post(&world, &key, sent))).await;
-        let mut statuses: Vec<u16> = answers.iter().map(|answer| answer.status).collect();
+        let responses = join_all(bodies.iter().map(|sent| post(&world, &key, sent))).await;
+        let mut statuses: Vec<u16> = responses.iter().map(|response| response.status).collect();
         statuses.sort_unstable();
         assert_eq!(statuses, [201, 422, 422, 422, 422, 422, 422, 422, 422, 422]);
     }
@@ -99,20 +110,20 @@ async fn of_requests_at_once_one_makes_it_and_all_hear_the_same() {
 }
 
 #[tokio::test]
-async fn a_request_that_is_sent_again_is_answered_on_a_full_disk() {
+async fn repeated_request_is_answered_on_a_full_disk() {
     let world = World::start().await;
     let first = post(&world, "key-1", &body("")).await;
     let path = first.header("location").unwrap();
     world.store.set_health(store::Health::Full);
-    assert_eq!(said(&post(&world, "key-1", &body("")).await), said(&first));
+    assert_eq!(visible_parts(&post(&world, "key-1", &body("")).await), visible_parts(&first));
     let put = world.send_if("PUT", path, &[("if-none-match", "*")], &body("")).await;
-    assert_eq!(put.text("/code"), "precondition_failed", "it is there");
+    assert_eq!(put.text("/code"), "precondition_failed", "the schedule exists");
     assert_eq!(world.send("POST", POST, &body("")).await.status, 507);
     world.stop().await;
 }
 
 #[tokio::test]
-async fn a_dry_run_with_a_key_that_was_used_tells_what_was_made_and_writes_nothing() {
+async fn dry_run_with_a_used_key_shows_the_schedule_and_writes_nothing() {
     let world = World::start().await;
     let sent = r#"{"every":"1h","target":{"http":{"url":"http://127.0.0.1:9/200"}},"labels":{"a":"1"}}"#;
     let first = post(&world, "key-1", sent).await;
@@ -120,7 +131,7 @@ async fn a_dry_run_with_a_key_that_was_used_tells_what_was_made_and_writes_nothi
     world.send("PATCH", path, r#"{"labels":{"a":"2"}}"#).await;
     let before = world.send("GET", path, "").await;
     let shards: Arc<[ShardId]> = (0..SHARDS).map(ShardId).collect();
-    let (_, cursor) = world.store.arrivals(shards.clone(), Cursor::default(), 1_000).await.unwrap();
+    let (_, cursor) = world.store.insert_log(shards.clone(), Cursor::default(), 1_000).await.unwrap();
 
     let dry = world.send_if("POST", "/v1/schedules?dry_run=true", &[("idempotency-key", "key-1")], sent).await;
     assert_eq!((dry.status, dry.text("/dry_run"), dry.text("/status")), (200, "true".to_owned(), "201".to_owned()));
@@ -129,13 +140,13 @@ async fn a_dry_run_with_a_key_that_was_used_tells_what_was_made_and_writes_nothi
     assert_eq!((dry.text("/schedule/revision"), dry.text("/schedule/labels/a")), ("0".to_owned(), "1".to_owned()));
     let put = format!("{path}?dry_run=true");
     assert_eq!(world.send_if("PUT", &put, &[("if-none-match", "*")], sent).await.text("/code"), "precondition_failed");
-    assert_eq!(world.store.arrivals(shards, cursor, 1_000).await.unwrap().0, []);
+    assert_eq!(world.store.insert_log(shards, cursor, 1_000).await.unwrap().0, []);
     assert_eq!(world.send("GET", path, "").await.body, before.body);
     world.stop().await;
 }
 
 #[tokio::test]
-async fn tenants_have_keys_of_their_own() {
+async fn tenants_have_separate_keys() {
     let world = World::start().await;
     let first = post(&world, "key-1", &body("")).await;
     let headers =
@@ -148,12 +159,12 @@ async fn tenants_have_keys_of_their_own() {
 }
 
 #[tokio::test]
-async fn a_key_that_cannot_be_one_is_refused() {
+async fn invalid_key_is_rejected() {
     let world = World::start().await;
     for bad in ["", "\"", "a b", "\"\"", "é", &*"x".repeat(256), &*"x".repeat(12_000)] {
-        let refused = post(&world, bad, &body("")).await;
-        assert_eq!((refused.status, refused.text("/code")), (400, "invalid_parameter".to_owned()), "{bad:.20}");
-        assert_eq!(refused.text("/errors/0/parameter"), "Idempotency-Key");
+        let rejected = post(&world, bad, &body("")).await;
+        assert_eq!((rejected.status, rejected.text("/code")), (400, "invalid_parameter".to_owned()), "{bad:.20}");
+        assert_eq!(rejected.text("/errors/0/parameter"), "Idempotency-Key");
     }
     let twice = world.send_if("POST", POST, &[("idempotency-key", "a"), ("idempotency-key", "a")], &body("")).await;
     assert_eq!(twice.text("/errors/0/code"), "invalid_idempotency_key");

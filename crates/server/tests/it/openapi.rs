@@ -3,26 +3,26 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 use test_servers::http;
 
-use crate::support::{Answer, World};
+use crate::support::{Response, World};
 
-/// Without a key.
-async fn get(world: &World, path: &str) -> Answer {
+/// Sends a GET request without a key.
+async fn get(world: &World, path: &str) -> Response {
     world.connect().await.request("GET", path, "", b"").await
 }
 
-/// The head and all bytes of an answer that is no text.
+/// Returns the head and the body length of a binary response.
 async fn get_bytes(world: &World, path: &str) -> (String, usize) {
     let mut connection = world.connect().await;
     connection.write(&http::request("GET", path, "", b"")).await;
-    let answer = connection.http.read().await.unwrap();
-    let headers: Vec<String> = answer.headers.iter().map(|(name, value)| format!("{name}: {value}")).collect();
-    (format!("{}\r\n{}", answer.first_line, headers.join("\r\n")), answer.body.len())
+    let response = connection.http.read().await.unwrap();
+    let headers: Vec<String> = response.headers.iter().map(|(name, value)| format!("{name}: {value}")).collect();
+    (format!("{}\r\n{}", response.first_line, headers.join("\r\n")), response.body.len())
 }
 
 async fn document(world: &World) -> Value {
-    let answer = get(world, "/openapi.json").await;
-    assert_eq!((answer.status, answer.header("content-type")), (200, Some("application/json")));
-    answer.json()
+    let response = get(world, "/openapi.json").await;
+    assert_eq!((response.status, response.header("content-type")), (200, Some("application/json")));
+    response.json()
 }
 
 fn methods(path: &Value) -> BTreeSet<String> {
@@ -30,17 +30,17 @@ fn methods(path: &Value) -> BTreeSet<String> {
 }
 
 #[tokio::test]
-async fn document_has_the_methods_that_the_server_answers() {
+async fn document_has_the_methods_that_the_server_supports() {
     let world = World::start().await;
     let document = document(&world).await;
     let paths = document["paths"].as_object().unwrap();
 
     let mut count = 0;
     for (path, operations) in paths {
-        let somewhere = path.replace("{tenant}", "nobody").replace("{id}", "nothing");
-        let refused = world.send("BREW", &somewhere, "").await;
-        assert_eq!(refused.status, 405, "{path}");
-        let allowed = refused.header("allow").unwrap().split(',').map(|method| method.trim().to_owned());
+        let concrete_path = path.replace("{tenant}", "missing").replace("{id}", "nothing");
+        let rejected = world.send("BREW", &concrete_path, "").await;
+        assert_eq!(rejected.status, 405, "{path}");
+        let allowed = rejected.header("allow").unwrap().split(',').map(|method| method.trim().to_owned());
         let allowed: BTreeSet<String> = allowed.filter(|method| method != "HEAD").collect();
         assert_eq!(allowed, methods(operations), "{path}");
         count += allowed.len();
@@ -49,7 +49,7 @@ async fn document_has_the_methods_that_the_server_answers() {
     world.stop().await;
 }
 
-/// Every `$ref` in `value`.
+/// Collects every `$ref` in `value`.
 fn references<'a>(value: &'a Value, found: &mut BTreeSet<&'a str>) {
     match value {
         Value::Object(fields) => {
@@ -62,7 +62,7 @@ fn references<'a>(value: &'a Value, found: &mut BTreeSet<&'a str>) {
 }
 
 #[tokio::test]
-async fn the_document_holds_what_it_refers_to_and_the_limits_and_codes_that_there_are() {
+async fn document_is_complete_and_has_the_limits_and_codes() {
     let world = World::start().await;
     let document = document(&world).await;
     let mut found = BTreeSet::new();
@@ -85,22 +85,22 @@ async fn the_document_holds_what_it_refers_to_and_the_limits_and_codes_that_ther
     assert_eq!(*field("TargetRequestHttp/properties/url/maxLength"), limits.url_bytes_max);
     assert_eq!(*field("RetryRequest/properties/attempts_max/maximum"), limits.attempts_max);
     assert_eq!(*field("ScheduleRequest/additionalProperties"), false);
-    assert_eq!(*field("Schedule/additionalProperties"), Value::Null, "answers may get more");
+    assert_eq!(*field("Schedule/additionalProperties"), Value::Null, "responses may get more fields");
 
     let table = include_str!("../../../../docs/http-api.md").split("\n## Errors").nth(1).unwrap();
     let table = table.split("\nEach of `errors`").next().unwrap();
     let rows = table.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
     let documented: BTreeSet<&str> = rows.map(|(code, _)| code).collect();
     let codes = field("Problem/properties/code/enum").as_array().unwrap();
-    let told: BTreeSet<&str> = codes.iter().map(|code| code.as_str().unwrap()).collect();
-    let of_no_route = BTreeSet::from(["method_not_allowed", "route_not_found"]);
-    assert_eq!(&told | &of_no_route, documented);
+    let in_document: BTreeSet<&str> = codes.iter().map(|code| code.as_str().unwrap()).collect();
+    let without_route = BTreeSet::from(["method_not_allowed", "route_not_found"]);
+    assert_eq!(&in_document | &without_route, documented);
     assert!(document.pointer("/webhooks/callback/post").is_some());
     world.stop().await;
 }
 
 #[tokio::test]
-async fn the_page_shows_the_document_and_loads_nothing_from_elsewhere() {
+async fn page_shows_the_document_and_loads_nothing_from_other_hosts() {
     let world = World::start().await;
     let page = get(&world, "/docs").await;
     assert_eq!((page.status, page.header("content-type")), (200, Some("text/html; charset=utf-8")));

@@ -3,14 +3,14 @@ use store::Health;
 use crate::support::{World, body};
 
 #[tokio::test]
-async fn a_full_disk_refuses_new_schedules_and_nothing_else() {
+async fn full_disk_rejects_new_schedules_only() {
     let world = World::start().await;
     assert_eq!(world.send("PUT", "/v1/schedules/mine", &body("")).await.status, 201);
     assert_eq!(world.send("GET", "/readyz", "").await.body, r#"{"status":"ready"}"#);
     world.store.set_health(Health::Full);
-    let refused = world.send("POST", "/v1/schedules", &body("")).await;
-    assert_eq!((refused.status, refused.text("/code").as_str()), (507, "storage_full"));
-    assert_eq!(refused.header("retry-after"), Some("30"));
+    let rejected = world.send("POST", "/v1/schedules", &body("")).await;
+    assert_eq!((rejected.status, rejected.text("/code").as_str()), (507, "storage_full"));
+    assert_eq!(rejected.header("retry-after"), Some("30"));
     assert_eq!(world.send("GET", "/v1/schedules/mine", "").await.status, 200);
     assert_eq!(world.send("GET", "/readyz", "").await.body, r#"{"status":"storage_full"}"#);
     world.store.set_health(Health::Ready);
@@ -19,19 +19,19 @@ async fn a_full_disk_refuses_new_schedules_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_closed_store_is_not_ready() {
+async fn closed_store_is_not_ready() {
     let world = World::start().await;
     world.store.set_health(Health::Closed);
     assert_eq!(world.send("GET", "/healthz", "").await.status, 200);
     let ready = world.send("GET", "/readyz", "").await;
     assert_eq!((ready.status, ready.text("/code").as_str()), (503, "store_unavailable"));
-    let refused = world.send("POST", "/v1/schedules", &body("")).await;
-    assert_eq!((refused.status, refused.header("retry-after")), (503, Some("1")));
+    let rejected = world.send("POST", "/v1/schedules", &body("")).await;
+    assert_eq!((rejected.status, rejected.header("retry-after")), (503, Some("1")));
     world.stop().await;
 }
 
 #[tokio::test]
-async fn a_server_that_is_about_to_stop_is_not_ready_and_answers_all_else() {
+async fn stopping_server_is_not_ready_but_serves_other_requests() {
     let world = World::start().await;
     let mut kept = world.connect().await;
     assert_eq!(kept.request("GET", "/readyz", "", b"").await.status, 200);
@@ -44,7 +44,7 @@ async fn a_server_that_is_about_to_stop_is_not_ready_and_answers_all_else() {
 }
 
 #[tokio::test]
-async fn metrics_count_requests_by_route_and_never_by_path() {
+async fn metrics_count_requests_by_route_not_by_path() {
     let world = World::start().await;
     world.send("GET", "/v1/schedules/of-a-tenant", "").await;
     let metrics = world.send("GET", "/metrics", "").await;

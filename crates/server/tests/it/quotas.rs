@@ -1,33 +1,33 @@
-//! What a tenant may use, who may change that, and what is refused above it.
+//! Quotas of tenants: their changes, their ceilings, and the requests that they reject.
 
 use serde_json::json;
 use store::Store;
 
 use crate::support::{FOREIGN_KEY, KEY, OPERATOR_KEY, World, body};
 
-fn named(id: &str) -> String {
+fn body_with_id(id: &str) -> String {
     body(&format!(r#","id":"{id}""#))
 }
 
 async fn set(world: &World, quotas: &str) -> (u16, String) {
-    let answer = world.send("PATCH", "/v1/quotas", quotas).await;
-    let code = if answer.status < 400 { String::new() } else { answer.text("/code") };
-    (answer.status, code)
+    let response = world.send("PATCH", "/v1/quotas", quotas).await;
+    let code = if response.status < 400 { String::new() } else { response.text("/code") };
+    (response.status, code)
 }
 
 #[tokio::test]
-async fn a_tenants_admin_sets_its_quotas_up_to_the_ceilings_that_operators_set() {
+async fn admin_sets_quotas_up_to_the_operators_ceilings() {
     let world = World::start().await;
     let sheet = world.send("GET", "/v1/quotas", "").await.json();
-    assert_eq!(sheet["quotas"]["callbacks_per_minute"], json!(null), "a tenant of before has no limits of its own");
+    assert_eq!(sheet["quotas"]["callbacks_per_minute"], json!(null), "an existing tenant has no quotas");
 
     let ceilings = json!({"ceilings": {"callbacks_per_minute": 2_000, "pending_max": 10}}).to_string();
     let tenant = world.send_as(OPERATOR_KEY, "PATCH", "/v1/tenants/tenant-1", &ceilings).await;
     assert_eq!(tenant.status, 200, "{}", tenant.body);
     let tenant = tenant.json();
     assert_eq!(tenant["ceilings"]["callbacks_per_minute"], 2_000);
-    assert_eq!(tenant["quotas"]["callbacks_per_minute"], 2_000, "what is above a new ceiling is lowered to it");
-    assert_eq!(tenant["quotas"]["creates_per_second"], json!(null), "and nothing else is touched");
+    assert_eq!(tenant["quotas"]["callbacks_per_minute"], 2_000, "a quota above its new ceiling is lowered to it");
+    assert_eq!(tenant["quotas"]["creates_per_second"], json!(null), "other quotas stay unchanged");
 
     assert_eq!(set(&world, r#"{"callbacks_per_minute":1999,"in_flight_max":3}"#).await, (200, String::new()));
     assert_eq!(set(&world, r#"{"callbacks_per_minute":2001}"#).await, (403, "quota_ceiling".to_owned()));
@@ -39,15 +39,15 @@ async fn a_tenants_admin_sets_its_quotas_up_to_the_ceilings_that_operators_set()
     );
 
     let audit = world.send("GET", "/v1/tenants/tenant-1/audit", "").await.json();
-    let told = audit["entries"].as_array().unwrap();
-    let last = told.last().unwrap();
+    let entries = audit["entries"].as_array().unwrap();
+    let last = entries.last().unwrap();
     assert_eq!(last["action"], "quotas.update");
     assert_eq!(last["subject"], "callbacks_per_minute 2000 -> 1999, in_flight_max none -> 3");
     world.stop().await;
 }
 
 #[tokio::test]
-async fn what_is_no_quota_and_who_is_no_admin_is_refused() {
+async fn invalid_quotas_and_callers_without_the_role_are_rejected() {
     let world = World::start().await;
     for wrong in
         ["{\"callbacks\":1}", "{\"pending_max\":-1}", "{\"pending_max\":\"1\"}", "{\"pending_max\":5e9}", "[1]"]
@@ -55,8 +55,8 @@ async fn what_is_no_quota_and_who_is_no_admin_is_refused() {
         assert_eq!(set(&world, wrong).await, (422, "invalid_request".to_owned()), "{wrong}");
     }
     assert_eq!(set(&world, "{").await, (400, "malformed_json".to_owned()));
-    let made = world.send("POST", "/v1/tenants/tenant-1/keys", r#"{"role":"writer"}"#).await;
-    let writer = made.text("/secret");
+    let created = world.send("POST", "/v1/tenants/tenant-1/keys", r#"{"role":"writer"}"#).await;
+    let writer = created.text("/secret");
     assert_eq!(world.send_as(&writer, "GET", "/v1/quotas", "").await.status, 200);
     for (key, method, path) in [
         (&*writer, "PATCH", "/v1/quotas"),
@@ -65,10 +65,10 @@ async fn what_is_no_quota_and_who_is_no_admin_is_refused() {
         (KEY, "PATCH", "/v1/tenants/tenant-1"),
         (FOREIGN_KEY, "PATCH", "/v1/tenants/tenant-1"),
     ] {
-        let refused = world.send_as(key, method, path, "{}").await;
-        assert_eq!((refused.status, refused.text("/code")), (403, "role_forbidden".to_owned()), "{method} {path}");
+        let rejected = world.send_as(key, method, path, "{}").await;
+        assert_eq!((rejected.status, rejected.text("/code")), (403, "role_forbidden".to_owned()), "{method} {path}");
     }
-    let unknown = world.send_as(OPERATOR_KEY, "PATCH", "/v1/tenants/nobody", "{}").await;
+    let unknown = world.send_as(OPERATOR_KEY, "PATCH", "/v1/tenants/missing", "{}").await;
     assert_eq!(unknown.text("/code"), "tenant_not_found");
     let operators = world.send_as(OPERATOR_KEY, "PATCH", "/v1/tenants/operator", "{}").await;
     assert_eq!(operators.text("/code"), "invalid_request");
@@ -76,20 +76,28 @@ async fn what_is_no_quota_and_who_is_no_admin_is_refused() {
 }
 
 #[tokio::test]
-async fn requests_above_a_quota_are_refused_with_its_name_and_have_no_effect() {
+async fn request_above_a_quota_is_rejected_and_has_no_effect() {
     let world = World::start().await;
     assert_eq!(set(&world, r#"{"creates_per_second":0}"#).await.0, 200);
-    let refused = world.send("POST", "/v1/schedules", &named("a")).await;
-    assert_eq!((refused.status, refused.text("/code")), (429, "rate_exceeded".to_owned()));
-    assert_eq!(refused.text("/quota"), "creates_per_second");
-    assert_eq!(refused.header("retry-after"), Some("1"));
+    let rejected = world.send("POST", "/v1/schedules", &body_with_id("a")).await;
+    assert_eq!((rejected.status, rejected.text("/code")), (429, "rate_exceeded".to_owned()));
+    assert_eq!(rejected.text("/quota"), "creates_per_second");
+    assert_eq!(rejected.header("retry-after"), Some("1"));
     assert_eq!(world.send("GET", "/v1/schedules/a", "").await.status, 404);
-    let line = world.send("POST", "/v1/schedules:batch", &named("a")).await.json();
+    let line = world.send("POST", "/v1/schedules:batch", &body_with_id("a")).await.json();
     assert_eq!((&line["status"], &line["problem"]["code"]), (&json!(429), &json!("rate_exceeded")));
-    assert_eq!(world.send_as(FOREIGN_KEY, "POST", "/v1/schedules", &named("a")).await.status, 201, "others go on");
+    assert_eq!(
+        world.send_as(FOREIGN_KEY, "POST", "/v1/schedules", &body_with_id("a")).await.status,
+        201,
+        "other tenants are not affected"
+    );
 
     assert_eq!(set(&world, r#"{"creates_per_second":1000}"#).await.0, 200);
-    assert_eq!(world.send("POST", "/v1/schedules", &named("a")).await.status, 201, "changed without a restart");
+    assert_eq!(
+        world.send("POST", "/v1/schedules", &body_with_id("a")).await.status,
+        201,
+        "the new quota applies without a restart"
+    );
     assert_eq!(set(&world, r#"{"payload_bytes_max":11,"horizon_days":30}"#).await.0, 200);
     let target = r#""target":{"http":{"url":"http://127.0.0.1:9/200"}}"#;
     for (when, quota, pointer) in [
@@ -98,9 +106,12 @@ async fn requests_above_a_quota_are_refused_with_its_name_and_have_no_effect() {
         (r#""at":"2035-01-02T03:04:05Z""#, "horizon_days", "/at"),
     ] {
         let body = format!("{{{when},{target}}}");
-        let refused = world.send("PUT", "/v1/schedules/b", &body).await;
-        assert_eq!((refused.status, refused.text("/code")), (403, "quota_exceeded".to_owned()), "{}", refused.body);
-        assert_eq!((refused.text("/quota"), refused.text("/errors/0/pointer")), (quota.to_owned(), pointer.to_owned()));
+        let rejected = world.send("PUT", "/v1/schedules/b", &body).await;
+        assert_eq!((rejected.status, rejected.text("/code")), (403, "quota_exceeded".to_owned()), "{}", rejected.body);
+        assert_eq!(
+            (rejected.text("/quota"), rejected.text("/errors/0/pointer")),
+            (quota.to_owned(), pointer.to_owned())
+        );
     }
     assert_eq!(world.send("GET", "/v1/schedules/b", "").await.status, 404);
     let within = format!(r#"{{"every":"720h","payload":"012345678",{target}}}"#);
@@ -109,45 +120,49 @@ async fn requests_above_a_quota_are_refused_with_its_name_and_have_no_effect() {
 }
 
 #[tokio::test]
-async fn a_tenant_has_no_more_schedules_pending_than_it_may_and_room_comes_back() {
+async fn pending_schedules_are_limited_and_cancelling_frees_capacity() {
     let world = World::start().await;
     let create = async |id: &str| {
-        let answer = world.send("POST", "/v1/schedules", &named(id)).await;
-        let quota = if answer.status == 403 { answer.text("/quota") } else { String::new() };
-        (answer.status, quota)
+        let response = world.send("POST", "/v1/schedules", &body_with_id(id)).await;
+        let quota = if response.status == 403 { response.text("/quota") } else { String::new() };
+        (response.status, quota)
     };
-    let refused = || (403, "pending_max".to_owned());
-    let made = || (201, String::new());
-    assert_eq!(create("a").await, made());
+    let rejected = || (403, "pending_max".to_owned());
+    let created = || (201, String::new());
+    assert_eq!(create("a").await, created());
     assert_eq!(set(&world, r#"{"pending_max":2}"#).await, (200, String::new()));
-    assert_eq!(create("b").await, made());
-    assert_eq!(create("c").await, refused(), "what was made before there was a quota counts");
+    assert_eq!(create("b").await, created());
+    assert_eq!(create("c").await, rejected(), "schedules from before the quota count");
 
-    assert_eq!(world.send("PUT", "/v1/schedules/b", &body("")).await.status, 200, "one more is not asked for");
+    assert_eq!(
+        world.send("PUT", "/v1/schedules/b", &body("")).await.status,
+        200,
+        "a replacement does not increase the count"
+    );
     assert_eq!(world.send("PUT", "/v1/schedules/c", &body("")).await.status, 403);
-    let batch = world.send("POST", "/v1/schedules:batch", &named("d")).await.json();
+    let batch = world.send("POST", "/v1/schedules:batch", &body_with_id("d")).await.json();
     assert_eq!((&batch["status"], &batch["problem"]["quota"]), (&json!(403), &json!("pending_max")));
-    let others = world.send_as(FOREIGN_KEY, "POST", "/v1/schedules", &named("c")).await;
-    assert_eq!(others.status, 201, "each tenant has its own: {}", others.body);
+    let others = world.send_as(FOREIGN_KEY, "POST", "/v1/schedules", &body_with_id("c")).await;
+    assert_eq!(others.status, 201, "each tenant has its own quota: {}", others.body);
 
     assert_eq!(world.send("DELETE", "/v1/schedules/a", "").await.status, 200);
     let mut tries = 0;
-    while create("c").await != made() {
+    while create("c").await != created() {
         tries += 1;
-        assert!(tries < 100, "what is cancelled makes room");
+        assert!(tries < 100, "a cancellation frees capacity");
         world.runtime.sleep(std::time::Duration::from_millis(20)).await;
     }
-    assert_eq!(create("e").await, refused());
+    assert_eq!(create("e").await, rejected());
     world.stop().await;
 }
 
 #[tokio::test]
-async fn what_makes_no_schedule_takes_no_room() {
+async fn request_that_creates_no_schedule_keeps_no_reservation() {
     let world = World::start().await;
     assert_eq!(set(&world, r#"{"pending_max":2}"#).await, (200, String::new()));
-    assert_eq!(world.send("POST", "/v1/schedules", &named("a")).await.status, 201);
+    assert_eq!(world.send("POST", "/v1/schedules", &body_with_id("a")).await.status, 201);
     for (method, path, key, sent, status) in [
-        ("POST", "/v1/schedules", None, named("a"), 409),
+        ("POST", "/v1/schedules", None, body_with_id("a"), 409),
         ("POST", "/v1/schedules?dry_run=true", None, body(""), 200),
         ("POST", "/v1/schedules?dry_run=true", Some("key-1"), body(""), 200),
         ("PUT", "/v1/schedules/a", None, body(""), 200),
@@ -157,33 +172,37 @@ async fn what_makes_no_schedule_takes_no_room() {
     ] {
         for _ in 0..3 {
             let key = key.map(|key| ("idempotency-key", key));
-            let answer = world.send_if(method, path, &Vec::from_iter(key), &sent).await;
-            assert_eq!(answer.status, status, "{method} {path}: {}", answer.body);
+            let response = world.send_if(method, path, &Vec::from_iter(key), &sent).await;
+            assert_eq!(response.status, status, "{method} {path}: {}", response.body);
         }
     }
     for (header, status) in [(("if-none-match", "*"), 412), (("if-match", "*"), 200)] {
         for _ in 0..3 {
-            let answer = world.send_if("PUT", "/v1/schedules/a", &[header], &body("")).await;
-            assert_eq!(answer.status, status, "{}", answer.body);
+            let response = world.send_if("PUT", "/v1/schedules/a", &[header], &body("")).await;
+            assert_eq!(response.status, status, "{}", response.body);
         }
     }
-    let batch = world.send("POST", "/v1/schedules:batch", &[named("a"), named("a")].join("\n")).await;
+    let batch = world.send("POST", "/v1/schedules:batch", &[body_with_id("a"), body_with_id("a")].join("\n")).await;
     assert_eq!(batch.body.matches("schedule_exists").count(), 2, "{}", batch.body);
-    assert_eq!(world.send("POST", "/v1/schedules", &named("b")).await.status, 201, "there is room for one more");
-    assert_eq!(world.send("POST", "/v1/schedules", &named("c")).await.text("/quota"), "pending_max");
+    assert_eq!(
+        world.send("POST", "/v1/schedules", &body_with_id("b")).await.status,
+        201,
+        "one more schedule is allowed"
+    );
+    assert_eq!(world.send("POST", "/v1/schedules", &body_with_id("c")).await.text("/quota"), "pending_max");
     world.stop().await;
 }
 
 #[tokio::test]
-async fn a_new_tenant_has_the_services_quotas_and_pollers_that_follow_them() {
+async fn new_tenant_gets_default_quotas_and_matching_pollers() {
     let world = World::start().await;
-    let make = async |body: &str| world.send_as(OPERATOR_KEY, "POST", "/v1/tenants", body).await;
-    assert_eq!(make(r#"{"name":"billing"}"#).await.status, 201);
-    let small = make(
+    let create_tenant = async |body: &str| world.send_as(OPERATOR_KEY, "POST", "/v1/tenants", body).await;
+    assert_eq!(create_tenant(r#"{"name":"billing"}"#).await.status, 201);
+    let small = create_tenant(
         r#"{"name":"small","quotas":{"callbacks_per_minute":1000},"ceilings":{"pending_max":5},"egress":{"allow":["loopback"]}}"#,
     ).await;
     assert_eq!(small.json()["tenant"]["quotas"]["pending_max"], 5, "{}", small.body);
-    let above = make(r#"{"name":"above","quotas":{"pending_max":6},"ceilings":{"pending_max":5}}"#).await;
+    let above = create_tenant(r#"{"name":"above","quotas":{"pending_max":6},"ceilings":{"pending_max":5}}"#).await;
     assert_eq!(above.text("/code"), "quota_ceiling");
 
     let generations = async |name: &str| {
@@ -199,8 +218,8 @@ async fn a_new_tenant_has_the_services_quotas_and_pollers_that_follow_them() {
         let patched = world.send_as(&admin, "PATCH", "/v1/quotas", &patch).await;
         assert_eq!(patched.status, 200, "{}", patched.body);
         assert_eq!(generations("small").await, expected, "after {quota}");
-        let made = world.send_as(&admin, "POST", "/v1/schedules", &named(&format!("at-{quota}"))).await;
-        assert_eq!(made.status, 201, "{}", made.body);
+        let created = world.send_as(&admin, "POST", "/v1/schedules", &body_with_id(&format!("at-{quota}"))).await;
+        assert_eq!(created.status, 201, "{}", created.body);
     }
     world.stop().await;
 }

@@ -1,34 +1,34 @@
 use expect_test::expect;
 use serde_json::Value;
 
-use crate::support::{Answer, FOREIGN_KEY, World};
+use crate::support::{FOREIGN_KEY, Response, World};
 
-/// Asks until the schedule's first run is in `state`; a test that never sees it is stopped by its runner's patience.
-async fn run_in_state(world: &World, id: &str, state: &str) -> Answer {
+/// Polls until the schedule's first run is in `state`, with a timeout.
+async fn run_in_state(world: &World, id: &str, state: &str) -> Response {
     let wait = async {
         loop {
-            let answer = world.send("GET", &format!("/v1/schedules/{id}/runs"), "").await;
-            if answer.json().pointer("/runs/0/state").and_then(Value::as_str) == Some(state) {
-                return answer;
+            let response = world.send("GET", &format!("/v1/schedules/{id}/runs"), "").await;
+            if response.json().pointer("/runs/0/state").and_then(Value::as_str) == Some(state) {
+                return response;
             }
         }
     };
-    world.runtime.timeout(std::time::Duration::from_secs(20), wait).await.expect("the run comes to that state")
+    world.runtime.timeout(std::time::Duration::from_secs(20), wait).await.expect("the run reaches the state")
 }
 
-async fn make_due(world: &World, id: &str, status: u16) {
+async fn create_due(world: &World, id: &str, status: u16) {
     let body = format!(
         r#"{{"id":"{id}","at":"{}","target":{{"http":{{"url":"http://127.0.0.1:9/{status}"}}}},"retry":{{"attempts_max":1}}}}"#,
         world.runtime.now()
     );
-    let made = world.send("POST", "/v1/schedules", &body).await;
-    assert_eq!(made.status, 201, "{}", made.body);
+    let created = world.send("POST", "/v1/schedules", &body).await;
+    assert_eq!(created.status, 201, "{}", created.body);
 }
 
 #[tokio::test]
-async fn a_run_is_told_with_its_attempts() {
+async fn run_is_returned_with_its_attempts() {
     let world = World::start().await;
-    make_due(&world, "one", 204).await;
+    create_due(&world, "one", 204).await;
     let mut runs = run_in_state(&world, "one", "succeeded").await.json();
     runs["runs"][0]["id"] = "RUN".into();
     runs["runs"][0]["attempts"][0]["duration_ms"] = 0.into();
@@ -54,14 +54,14 @@ async fn a_run_is_told_with_its_attempts() {
             }
           ]
         }"#]]
-    .assert_eq(&crate::support::blotted(&serde_json::to_string_pretty(&runs).unwrap()));
+    .assert_eq(&crate::support::normalized(&serde_json::to_string_pretty(&runs).unwrap()));
     world.stop().await;
 }
 
 #[tokio::test]
-async fn a_dead_letter_is_listed_and_redriven_once() {
+async fn dead_letter_is_listed_and_redriven_once() {
     let world = World::start().await;
-    make_due(&world, "bad", 500).await;
+    create_due(&world, "bad", 500).await;
     let run_id = run_in_state(&world, "bad", "failed").await.text("/runs/0/id");
     let letters = world.send("GET", "/v1/runs?dead_letter=true", "").await;
     assert_eq!((letters.text("/runs/0/id"), letters.text("/runs/0/schedule_id")), (run_id.clone(), "bad".to_owned()));
@@ -69,8 +69,8 @@ async fn a_dead_letter_is_listed_and_redriven_once() {
     assert_eq!(foreign.body, r#"{"runs":[],"next_page_token":null}"#);
 
     let redrive = format!("/v1/runs/{run_id}/redrive");
-    let refused = world.send_as(FOREIGN_KEY, "POST", &redrive, "").await;
-    assert_eq!((refused.status, refused.text("/code").as_str()), (404, "run_not_found"));
+    let rejected = world.send_as(FOREIGN_KEY, "POST", &redrive, "").await;
+    assert_eq!((rejected.status, rejected.text("/code").as_str()), (404, "run_not_found"));
     let redriven = world.send("POST", &redrive, "").await;
     assert_eq!(redriven.status, 200, "{}", redriven.body);
     assert_ne!(redriven.text("/run_id"), run_id);
@@ -80,7 +80,7 @@ async fn a_dead_letter_is_listed_and_redriven_once() {
         content-type: application/problem+json
         {
           "code": "not_dead_letter",
-          "detail": "only a run that failed for good, and was not redriven, can be redriven",
+          "detail": "only a failed run that was not redriven yet can be redriven",
           "request_id": "REQUEST",
           "status": 409,
           "title": "The run is not a dead letter",
@@ -92,10 +92,10 @@ async fn a_dead_letter_is_listed_and_redriven_once() {
 }
 
 #[tokio::test]
-async fn pages_go_on_where_the_last_one_ended() {
+async fn page_continues_after_the_last_run_of_the_previous_one() {
     let world = World::start().await;
     for id in ["a", "b", "c"] {
-        make_due(&world, id, 500).await;
+        create_due(&world, id, 500).await;
         run_in_state(&world, id, "failed").await;
     }
     let mut seen = Vec::new();
@@ -115,45 +115,45 @@ async fn pages_go_on_where_the_last_one_ended() {
 }
 
 #[tokio::test]
-async fn a_query_that_cannot_be_is_refused_with_every_reason() {
+async fn invalid_query_is_rejected_with_every_reason() {
     let world = World::start().await;
     expect![[r#"
         400
         content-type: application/problem+json
         {
           "code": "invalid_parameter",
-          "detail": "the query cannot be used; see errors",
+          "detail": "the query is invalid; see errors",
           "errors": [
             {
               "code": "out_of_range",
-              "detail": "it is a number from 1 to 1000",
+              "detail": "the value must be a number from 1 to 1000",
               "parameter": "limit"
             },
             {
               "code": "invalid_token",
-              "detail": "it is not a next_page_token",
+              "detail": "the value is not a next_page_token",
               "parameter": "page_token"
             },
             {
               "code": "unknown_parameter",
-              "detail": "\"sort\" is no parameter here; limit and page_token are",
+              "detail": "unknown parameter \"sort\"; the parameters of this route are limit and page_token",
               "parameter": "query"
             },
             {
               "code": "missing_parameter",
-              "detail": "only dead letters are listed over all schedules: send dead_letter=true",
+              "detail": "this route lists dead letters only; send dead_letter=true",
               "parameter": "dead_letter"
             }
           ],
           "request_id": "REQUEST",
           "status": 400,
-          "title": "A parameter cannot be used",
+          "title": "A parameter is invalid",
           "type": "urn:reveille:problem:invalid_parameter"
         }
     "#]]
     .assert_eq(&world.send("GET", "/v1/runs?limit=0&page_token=x&sort=up", "").await.shown());
-    let answer = world.send("GET", "/v1/runs/nothing/redrive", "").await;
-    assert_eq!((answer.status, answer.header("allow")), (405, Some("POST")));
+    let response = world.send("GET", "/v1/runs/nothing/redrive", "").await;
+    assert_eq!((response.status, response.header("allow")), (405, Some("POST")));
     assert_eq!(world.send("POST", "/v1/runs/nothing/redrive", "").await.text("/code"), "run_not_found");
     world.stop().await;
 }

@@ -3,9 +3,9 @@ use expect_test::expect;
 use crate::support::{FOREIGN_KEY, World, body};
 
 #[tokio::test]
-async fn a_schedule_is_made_read_replaced_and_cancelled() {
+async fn schedule_is_created_read_replaced_and_cancelled() {
     let world = World::start().await;
-    let made = world.send("POST", "/v1/schedules", &body("")).await;
+    let created = world.send("POST", "/v1/schedules", &body("")).await;
     expect![[r#"
         201
         location: /v1/schedules/ID
@@ -19,9 +19,9 @@ async fn a_schedule_is_made_read_replaced_and_cancelled() {
           "updated_at": "TIME"
         }
     "#]]
-    .assert_eq(&made.shown());
-    let path = made.header("location").unwrap().to_owned();
-    assert_eq!(path, format!("/v1/schedules/{}", made.text("/id")));
+    .assert_eq(&created.shown());
+    let path = created.header("location").unwrap().to_owned();
+    assert_eq!(path, format!("/v1/schedules/{}", created.text("/id")));
     expect![[r#"
         200
         content-type: application/json
@@ -65,16 +65,16 @@ async fn a_schedule_is_made_read_replaced_and_cancelled() {
 }
 
 #[tokio::test]
-async fn everything_that_was_asked_for_is_read_back() {
+async fn all_fields_of_a_request_are_read_back() {
     let world = World::start().await;
-    let asked = r#"{
+    let request = r#"{
         "id": "nightly-report", "cron": "30 2 * * *", "zone": "Europe/Berlin",
         "target": {"http": {"url": "https://example.org/a?b=c", "method": "PUT", "headers": {"X-Team": "red"}, "timeout": "PT3S"}},
         "payload": [1, 2.50, "x"],
         "labels": {"a": "b"},
         "retry": {"attempts_max": 3, "backoff": "2s", "backoff_max": "1m"}
     }"#;
-    assert_eq!(world.send("POST", "/v1/schedules", asked).await.status, 201);
+    assert_eq!(world.send("POST", "/v1/schedules", request).await.status, 201);
     expect![[r#"
         200
         content-type: application/json
@@ -117,7 +117,7 @@ async fn everything_that_was_asked_for_is_read_back() {
 }
 
 #[tokio::test]
-async fn a_payloads_bytes_are_kept_as_they_were_sent() {
+async fn payload_keeps_its_exact_bytes() {
     let payloads = [
         "null",
         "{}",
@@ -131,9 +131,9 @@ async fn a_payloads_bytes_are_kept_as_they_were_sent() {
     ];
     let world = World::start().await;
     for (number, payload) in payloads.into_iter().enumerate() {
-        let made =
+        let created =
             world.send("POST", "/v1/schedules", &body(&format!(r#","id":"p{number}","payload":{payload}"#))).await;
-        assert_eq!(made.status, 201, "{payload}: {}", made.body);
+        assert_eq!(created.status, 201, "{payload}: {}", created.body);
         let read = world.send("GET", &format!("/v1/schedules/p{number}"), "").await;
         assert!(read.body.contains(&format!(r#""payload":{payload},"labels""#)), "{payload}: {}", read.body);
     }
@@ -141,10 +141,10 @@ async fn a_payloads_bytes_are_kept_as_they_were_sent() {
 }
 
 #[tokio::test]
-async fn a_put_makes_a_schedule_of_the_name_it_is_given() {
+async fn put_creates_a_schedule_with_the_given_id() {
     let world = World::start().await;
-    let made = world.send("PUT", "/v1/schedules/mine", &body("")).await;
-    assert_eq!((made.status, made.header("location")), (201, Some("/v1/schedules/mine")));
+    let created = world.send("PUT", "/v1/schedules/mine", &body("")).await;
+    assert_eq!((created.status, created.header("location")), (201, Some("/v1/schedules/mine")));
     let again = world.send("PUT", "/v1/schedules/mine", &body(r#","id":"mine""#)).await;
     assert_eq!((again.status, again.header("location")), (200, None));
     world.send("DELETE", "/v1/schedules/mine", "").await;
@@ -155,7 +155,7 @@ async fn a_put_makes_a_schedule_of_the_name_it_is_given() {
 }
 
 #[tokio::test]
-async fn a_post_of_an_id_that_exists_is_a_conflict() {
+async fn post_of_an_existing_id_is_a_conflict() {
     let world = World::start().await;
     assert_eq!(world.send("POST", "/v1/schedules", &body(r#","id":"mine""#)).await.status, 201);
     let second = world.send("POST", "/v1/schedules", &body(r#","id":"mine""#)).await;
@@ -167,7 +167,7 @@ async fn a_post_of_an_id_that_exists_is_a_conflict() {
           "detail": "choose another id, or replace the schedule with PUT /v1/schedules/{id}",
           "request_id": "REQUEST",
           "status": 409,
-          "title": "A schedule of this id exists",
+          "title": "A schedule with this id exists",
           "type": "urn:reveille:problem:schedule_exists"
         }
     "#]]
@@ -176,14 +176,14 @@ async fn a_post_of_an_id_that_exists_is_a_conflict() {
 }
 
 #[tokio::test]
-async fn a_tenant_sees_nothing_of_another() {
+async fn tenant_does_not_see_schedules_of_another_tenant() {
     let world = World::start().await;
     assert_eq!(world.send("PUT", "/v1/schedules/mine", &body("")).await.status, 201);
     for (method, path) in
         [("GET", "/v1/schedules/mine"), ("DELETE", "/v1/schedules/mine"), ("GET", "/v1/schedules/mine/runs")]
     {
-        let answer = world.send_as(FOREIGN_KEY, method, path, "").await;
-        assert_eq!((answer.status, answer.text("/code").as_str()), (404, "schedule_not_found"), "{method} {path}");
+        let response = world.send_as(FOREIGN_KEY, method, path, "").await;
+        assert_eq!((response.status, response.text("/code").as_str()), (404, "schedule_not_found"), "{method} {path}");
     }
     assert_eq!(world.send_as(FOREIGN_KEY, "PUT", "/v1/schedules/mine", &body("")).await.status, 201);
     assert_eq!(world.send("GET", "/v1/schedules/mine", "").await.text("/revision"), "0");
@@ -191,7 +191,7 @@ async fn a_tenant_sees_nothing_of_another() {
 }
 
 #[tokio::test]
-async fn an_instant_is_never_rounded_to_an_earlier_one() {
+async fn instant_is_never_rounded_down() {
     let world = World::start().await;
     for (sent, kept) in [
         ("2035-01-02T03:04:05.0001Z", "2035-01-02T03:04:05.001Z"),

@@ -1,4 +1,4 @@
-//! A server to talk to, and a client that sends exactly the bytes it is given.
+//! Server for the tests, and a client that sends exactly the given bytes.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,8 +21,8 @@ use tokio_util::sync::CancellationToken;
 pub(crate) const KEY: &str = "ours.secret-of-ours";
 pub(crate) const OPERATOR_KEY: &str = "operators.secret-of-operators";
 pub(crate) const FOREIGN_KEY: &str = "theirs.secret-of-theirs";
-/// Nothing here takes so long; a test that would hang fails instead.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Timeout of everything in these tests, so that a hanging test fails.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(crate) struct World {
     pub(crate) runtime: Runtime,
@@ -64,10 +64,10 @@ impl World {
         World { runtime, store, address, readiness, scheduler, stop, serving: serving.map(drop).boxed() }
     }
 
-    /// Ends the server in the way an operator would; only then is it known that nothing was left open.
+    /// Stops the server as an operator would, and checks that no connection stays open.
     pub(crate) async fn stop(self) {
         self.stop.cancel();
-        self.runtime.timeout(PATIENCE, self.serving).await.expect("the server drains");
+        self.runtime.timeout(TIMEOUT, self.serving).await.expect("the server drains within the timeout");
         self.scheduler.stop().await;
     }
 
@@ -80,13 +80,13 @@ impl World {
         Connection { runtime: self.runtime.clone(), http: AsyncConnection::new(stream) }
     }
 
-    /// One request with our key on a connection of its own.
-    pub(crate) async fn send(&self, method: &str, path: &str, body: &str) -> Answer {
+    /// Sends one request with the tenant's key on a new connection.
+    pub(crate) async fn send(&self, method: &str, path: &str, body: &str) -> Response {
         self.send_as(KEY, method, path, body).await
     }
 
-    /// With more headers; one of these may say another media type.
-    pub(crate) async fn send_if(&self, method: &str, path: &str, more: &[(&str, &str)], body: &str) -> Answer {
+    /// Sends one request with additional headers, which may include the media type.
+    pub(crate) async fn send_if(&self, method: &str, path: &str, more: &[(&str, &str)], body: &str) -> Response {
         let mut headers = format!("authorization: Bearer {KEY}\r\n");
         if !more.iter().any(|(name, _)| *name == "content-type") {
             headers += "content-type: application/json\r\n";
@@ -95,7 +95,7 @@ impl World {
         self.connect().await.request(method, path, &headers, body.as_bytes()).await
     }
 
-    pub(crate) async fn send_as(&self, key: &str, method: &str, path: &str, body: &str) -> Answer {
+    pub(crate) async fn send_as(&self, key: &str, method: &str, path: &str, body: &str) -> Response {
         let media = if path.ends_with(":batch") { "application/x-ndjson" } else { "application/json" };
         let headers = format!("authorization: Bearer {key}\r\ncontent-type: {media}\r\n");
         self.connect().await.request(method, path, &headers, body.as_bytes()).await
@@ -123,7 +123,7 @@ fn tenant(number: u32, key: &str) -> Tenant {
     Tenant { keys: vec![admin(key)], egress, ..Tenant::new(TenantId(number), &format!("tenant-{number}"), 4, secret) }
 }
 
-/// Stands for the world outside: it answers by the last part of the path it is called with.
+/// Double of the targets: the last part of the path is the status of the response.
 struct DeliverByPath;
 
 impl Deliver for DeliverByPath {
@@ -140,38 +140,39 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    pub(crate) async fn request(&mut self, method: &str, path: &str, headers: &str, body: &[u8]) -> Answer {
+    pub(crate) async fn request(&mut self, method: &str, path: &str, headers: &str, body: &[u8]) -> Response {
         self.write(&http::request(method, path, headers, body)).await;
-        self.answer().await
+        self.response().await
     }
 
     pub(crate) async fn write(&mut self, bytes: &[u8]) {
         self.http.write(bytes).await.unwrap();
     }
 
-    /// The next answer, its body decoded.
-    pub(crate) async fn answer(&mut self) -> Answer {
-        let answer = self.runtime.timeout(PATIENCE, self.http.read()).await.expect("the server answers");
-        let answer = answer.expect("the server answers before it closes the connection");
-        let status = answer.status().unwrap();
-        Answer { status, headers: answer.headers, body: String::from_utf8(answer.body).unwrap() }
+    /// Reads the next response and decodes its body.
+    pub(crate) async fn response(&mut self) -> Response {
+        let response =
+            self.runtime.timeout(TIMEOUT, self.http.read()).await.expect("the server responds within the timeout");
+        let response = response.expect("the server responds before it closes the connection");
+        let status = response.status().unwrap();
+        Response { status, headers: response.headers, body: String::from_utf8(response.body).unwrap() }
     }
 
-    /// Whether the server closes this connection without another word.
+    /// Returns true if the server closes this connection without further bytes.
     pub(crate) async fn is_closed(&mut self) -> bool {
-        let rest = self.runtime.timeout(PATIENCE, self.http.read_to_end());
-        rest.await.expect("the server closes the connection").is_ok_and(|rest| rest.is_empty())
+        let rest = self.runtime.timeout(TIMEOUT, self.http.read_to_end());
+        rest.await.expect("the server closes the connection within the timeout").is_ok_and(|rest| rest.is_empty())
     }
 }
 
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct Response {
     pub(crate) status: u16,
     headers: Vec<(String, String)>,
     pub(crate) body: String,
 }
 
-impl Answer {
+impl Response {
     pub(crate) fn header(&self, wanted: &str) -> Option<&str> {
         self.headers.iter().find(|(name, _)| name == wanted).map(|(_, value)| value.as_str())
     }
@@ -186,22 +187,22 @@ impl Answer {
         value.as_str().map_or_else(|| value.to_string(), str::to_owned)
     }
 
-    /// For a snapshot: status, headers that carry meaning, and the body with what changes from run to run blotted out.
+    /// Returns a snapshot: status, important headers, and the body without the values that differ between test runs.
     pub(crate) fn shown(&self) -> String {
         let mut shown = format!("{}\n", self.status);
         for name in ["allow", "location", "retry-after", "www-authenticate", "content-type"] {
             if let Some(value) = self.header(name) {
-                shown += &format!("{name}: {}\n", blotted(value));
+                shown += &format!("{name}: {}\n", normalized(value));
             }
         }
         let body = match serde_json::from_str::<Value>(&self.body) {
             Ok(json) => serde_json::to_string_pretty(&json).unwrap(),
             Err(_) => self.body.clone(),
         };
-        shown + &blotted(&body) + "\n"
+        shown + &normalized(&body) + "\n"
     }
 
-    /// Code and pointer of each error.
+    /// Returns pointer and code of each error.
     pub(crate) fn errors(&self) -> Vec<(String, String)> {
         let errors = self.json()["errors"].as_array().cloned().unwrap_or_default();
         let text = |value: &Value| value.as_str().unwrap_or("-").to_owned();
@@ -209,8 +210,8 @@ impl Answer {
     }
 }
 
-/// Instants and ids made by the server become `TIME`, `REQUEST` and `ID`.
-pub(crate) fn blotted(text: &str) -> String {
+/// Replaces instants and server-generated ids by `TIME`, `REQUEST` and `ID`.
+pub(crate) fn normalized(text: &str) -> String {
     let is_instant = |word: &str| word.len() == 24 && word.ends_with('Z') && word.as_bytes()[10] == b'T';
     let is_request = |word: &str| {
         let parts = word.split_once('-');
@@ -221,12 +222,12 @@ pub(crate) fn blotted(text: &str) -> String {
     let is_id =
         |word: &str| word.len() == 27 && word.starts_with('s') && word.bytes().all(|c| c.is_ascii_alphanumeric());
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == ':' || c == '.';
-    let mut blotted = String::new();
+    let mut normalized = String::new();
     let mut rest = text;
     while let Some(first) = rest.chars().next() {
         let end = rest.find(|c| !is_part(c)).unwrap_or(rest.len()).max(first.len_utf8());
         let (word, tail) = rest.split_at(end);
-        blotted += match word {
+        normalized += match word {
             word if is_instant(word) => "TIME",
             word if is_request(word) => "REQUEST",
             word if is_id(word) => "ID",
@@ -234,10 +235,10 @@ pub(crate) fn blotted(text: &str) -> String {
         };
         rest = tail;
     }
-    blotted
+    normalized
 }
 
-/// A body that is right, with `more` fields.
+/// Returns a valid body with `more` fields.
 pub(crate) fn body(more: &str) -> String {
     format!(r#"{{"at":"2035-01-02T03:04:05Z","target":{{"http":{{"url":"http://127.0.0.1:9/hook"}}}}{more}}}"#)
 }

@@ -1,4 +1,4 @@
-//! Tenants, keys and roles: who may do what, and that nobody may do it for another.
+//! Tenants, keys and roles: the permissions of each role, within its own tenant only.
 
 use std::time::Duration;
 
@@ -6,35 +6,35 @@ use domain::{ApiKey, Audit, Role, Tenant};
 use serde_json::{Value, json};
 use store::Store;
 
-use crate::support::{Answer, FOREIGN_KEY, KEY, OPERATOR_KEY, World, body};
+use crate::support::{FOREIGN_KEY, KEY, OPERATOR_KEY, Response, World, body};
 
-/// A new key of tenant 1.
+/// Creates a key of tenant 1 and returns its secret.
 async fn key(world: &World, body: &Value) -> String {
-    let made = world.send("POST", "/v1/tenants/tenant-1/keys", &body.to_string()).await;
-    assert_eq!(made.status, 201, "{}", made.body);
-    made.text("/secret")
+    let created = world.send("POST", "/v1/tenants/tenant-1/keys", &body.to_string()).await;
+    assert_eq!(created.status, 201, "{}", created.body);
+    created.text("/secret")
 }
 
-const MADE: &str = r#"{"name":"billing","egress":{"allow":["loopback"]}}"#;
+const NEW_TENANT: &str = r#"{"name":"billing","egress":{"allow":["loopback"]}}"#;
 
-fn named(id: &str) -> String {
+fn body_with_id(id: &str) -> String {
     body(&format!(r#","id":"{id}""#))
 }
 
 async fn code(world: &World, key: &str, method: &str, path: &str, body: &str) -> (u16, String) {
-    let answer: Answer = world.send_as(key, method, path, body).await;
-    let code = if answer.status < 400 { String::new() } else { answer.text("/code") };
-    (answer.status, code)
+    let response: Response = world.send_as(key, method, path, body).await;
+    let code = if response.status < 400 { String::new() } else { response.text("/code") };
+    (response.status, code)
 }
 
 #[tokio::test]
-async fn an_operator_makes_a_tenant_whose_key_works_at_once() {
+async fn operator_creates_a_tenant_with_a_working_key() {
     let world = World::start().await;
-    let made = world.send_as(OPERATOR_KEY, "POST", "/v1/tenants", MADE).await;
-    assert_eq!(made.status, 201, "{}", made.body);
-    assert!(made.text("/signing_secret/secret").starts_with("whsec_"));
-    let admin = made.text("/key/secret");
-    assert_eq!(code(&world, &admin, "POST", "/v1/schedules", &named("a")).await.0, 201);
+    let created = world.send_as(OPERATOR_KEY, "POST", "/v1/tenants", NEW_TENANT).await;
+    assert_eq!(created.status, 201, "{}", created.body);
+    assert!(created.text("/signing_secret/secret").starts_with("whsec_"));
+    let admin = created.text("/key/secret");
+    assert_eq!(code(&world, &admin, "POST", "/v1/schedules", &body_with_id("a")).await.0, 201);
     assert_eq!(code(&world, KEY, "GET", "/v1/schedules/a", "").await, (404, "schedule_not_found".to_owned()));
 
     let again = code(&world, OPERATOR_KEY, "POST", "/v1/tenants", r#"{"name":"billing"}"#).await;
@@ -42,49 +42,49 @@ async fn an_operator_makes_a_tenant_whose_key_works_at_once() {
     let reserved = code(&world, OPERATOR_KEY, "POST", "/v1/tenants", r#"{"name":"operator"}"#).await;
     assert_eq!(reserved, (409, "tenant_exists".to_owned()));
     for body in [r#"{"name":"a b"}"#, r#"{"name":""}"#, r#"{"nmae":"x"}"#, r#"{}"#, r#"{"name":7}"#, "[]"] {
-        let refused = code(&world, OPERATOR_KEY, "POST", "/v1/tenants", body).await;
-        assert_eq!(refused, (422, "invalid_request".to_owned()), "{body}");
+        let rejected = code(&world, OPERATOR_KEY, "POST", "/v1/tenants", body).await;
+        assert_eq!(rejected, (422, "invalid_request".to_owned()), "{body}");
     }
     assert_eq!(code(&world, OPERATOR_KEY, "POST", "/v1/tenants", "{").await.1, "malformed_json");
 
     let listed = world.send_as(OPERATOR_KEY, "GET", "/v1/tenants", "").await.json();
     let names: Vec<&str> =
-        listed["tenants"].as_array().unwrap().iter().map(|it| it["name"].as_str().unwrap()).collect();
+        listed["tenants"].as_array().unwrap().iter().map(|entry| entry["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["billing", "operator", "tenant-1", "tenant-2"]);
     world.stop().await;
 }
 
 #[tokio::test]
-async fn tenants_made_at_once_are_apart() {
+async fn concurrently_created_tenants_are_distinct() {
     let world = World::start().await;
     let names: Vec<String> = (0..8).map(|n| json!({"name": format!("t{}", n / 2)}).to_string()).collect();
-    let made = names.iter().map(|body| world.send_as(OPERATOR_KEY, "POST", "/v1/tenants", body));
-    let made = futures_util::future::join_all(made).await;
-    let mut statuses: Vec<u16> = made.iter().map(|answer| answer.status).collect();
+    let created = names.iter().map(|body| world.send_as(OPERATOR_KEY, "POST", "/v1/tenants", body));
+    let created = futures_util::future::join_all(created).await;
+    let mut statuses: Vec<u16> = created.iter().map(|response| response.status).collect();
     statuses.sort_unstable();
-    assert_eq!(statuses, [201, 201, 201, 201, 409, 409, 409, 409], "each name is given once");
+    assert_eq!(statuses, [201, 201, 201, 201, 409, 409, 409, 409], "each name is used once");
     let tenants = world.store.tenants().await.unwrap();
     assert_eq!(tenants.len(), 3 + 4);
     world.stop().await;
 }
 
-/// Every route that works on a tenant, as its admin would send it.
+/// Returns a request of an admin for every route about a tenant.
 fn routes_of(tenant: &str) -> Vec<(&'static str, String, String)> {
     let of = |rest: &str| format!("/v1/tenants/{tenant}{rest}");
     vec![
         ("GET", of(""), String::new()),
         ("GET", of("/keys"), String::new()),
         ("POST", of("/keys"), r#"{"role":"writer"}"#.to_owned()),
-        ("DELETE", of("/keys/nobody"), String::new()),
+        ("DELETE", of("/keys/missing"), String::new()),
         ("GET", of("/signing-secrets"), String::new()),
         ("POST", of("/signing-secrets"), String::new()),
-        ("DELETE", of("/signing-secrets/nobody"), String::new()),
+        ("DELETE", of("/signing-secrets/missing"), String::new()),
         ("GET", of("/audit"), String::new()),
     ]
 }
 
 #[tokio::test]
-async fn nobody_but_its_admins_and_operators_sees_a_tenant() {
+async fn tenant_is_visible_only_to_its_admins_and_operators() {
     let world = World::start().await;
     let not_found = (404, "tenant_not_found".to_owned());
     let forbidden = (403, "role_forbidden".to_owned());
@@ -101,7 +101,7 @@ async fn nobody_but_its_admins_and_operators_sees_a_tenant() {
         }
         for high in [KEY, OPERATOR_KEY] {
             let (status, code) = code(&world, high, method, &path, &body).await;
-            let expected = if path.ends_with("nobody") { 404 } else { status };
+            let expected = if path.ends_with("missing") { 404 } else { status };
             assert!(status == expected && code != "tenant_not_found", "{method} {path}: {status} {code}");
             assert!(status < 500 && status != 403, "{method} {path}: {status} {code}");
         }
@@ -114,12 +114,12 @@ async fn nobody_but_its_admins_and_operators_sees_a_tenant() {
 }
 
 #[tokio::test]
-async fn a_role_does_what_it_says_and_no_more() {
+async fn role_has_exactly_its_permissions() {
     let world = World::start().await;
     let forbidden = (403, "role_forbidden".to_owned());
     let writer = key(&world, &json!({"role": "writer", "name": "the night shift's"})).await;
     let reader = key(&world, &json!({"role": "reader"})).await;
-    let body = named("a");
+    let body = body_with_id("a");
     let writes = [
         ("POST", "/v1/schedules"),
         ("PUT", "/v1/schedules/a"),
@@ -142,14 +142,14 @@ async fn a_role_does_what_it_says_and_no_more() {
     assert_eq!(code(&world, &writer, "DELETE", "/v1/schedules/a", "").await.0, 200);
     for (tenant, role) in [("tenant-1", "operator"), ("operator", "admin"), ("operator", "reader")] {
         let body = json!({"role": role}).to_string();
-        let refused = code(&world, OPERATOR_KEY, "POST", &format!("/v1/tenants/{tenant}/keys"), &body).await;
-        assert_eq!(refused, (422, "invalid_request".to_owned()), "{role} of {tenant}");
+        let rejected = code(&world, OPERATOR_KEY, "POST", &format!("/v1/tenants/{tenant}/keys"), &body).await;
+        assert_eq!(rejected, (422, "invalid_request".to_owned()), "{role} of {tenant}");
     }
     world.stop().await;
 }
 
 #[tokio::test]
-async fn a_key_ends_when_it_is_revoked_and_when_it_expires() {
+async fn key_is_invalid_after_revocation_and_after_expiry() {
     let world = World::start().await;
     let invalid = (401, "invalid_credentials".to_owned());
     let revoked = key(&world, &json!({"role": "reader"})).await;
@@ -167,8 +167,8 @@ async fn a_key_ends_when_it_is_revoked_and_when_it_expires() {
     world.runtime.sleep(Duration::from_millis(450)).await;
     assert_eq!(code(&world, &expiring, "GET", "/v1/runs?dead_letter=true", "").await, invalid);
     let past = json!({"role": "reader", "expires_at": "2020-01-01T00:00:00Z"}).to_string();
-    let refused = code(&world, KEY, "POST", "/v1/tenants/tenant-1/keys", &past).await;
-    assert_eq!(refused, (422, "invalid_request".to_owned()));
+    let rejected = code(&world, KEY, "POST", "/v1/tenants/tenant-1/keys", &past).await;
+    assert_eq!(rejected, (422, "invalid_request".to_owned()));
 
     let operators = world.send_as(OPERATOR_KEY, "GET", "/v1/tenants/operator/keys", "").await;
     let last = format!("/v1/tenants/operator/keys/{}", operators.text("/keys/0/id"));
@@ -182,9 +182,9 @@ async fn a_key_ends_when_it_is_revoked_and_when_it_expires() {
     world.stop().await;
 }
 
-/// As another member would, of which this one has not heard yet.
+/// Another member revoked the key, and this member does not know it yet.
 #[tokio::test]
-async fn a_key_that_was_revoked_elsewhere_changes_nothing_any_more() {
+async fn key_revoked_by_another_member_changes_nothing() {
     let world = World::start().await;
     let admin = key(&world, &json!({"role": "admin"})).await;
     let mut tenant = world.store.tenants().await.unwrap().remove(1);
@@ -192,26 +192,26 @@ async fn a_key_that_was_revoked_elsewhere_changes_nothing_any_more() {
     tenant.keys.retain(|key| !admin.starts_with(&key.id));
     let entry = Audit::of(&tenant, world.runtime.now(), "test", "key.revoke", "");
     world.store.put_tenant(tenant, entry).await.unwrap().unwrap();
-    let refused = code(&world, &admin, "POST", "/v1/tenants/tenant-1/keys", r#"{"role":"admin"}"#).await;
-    assert_eq!(refused, (401, "invalid_credentials".to_owned()));
+    let rejected = code(&world, &admin, "POST", "/v1/tenants/tenant-1/keys", r#"{"role":"admin"}"#).await;
+    assert_eq!(rejected, (401, "invalid_credentials".to_owned()));
     world.stop().await;
 }
 
 #[tokio::test]
-async fn keys_made_at_once_are_all_kept() {
+async fn concurrently_created_keys_are_all_stored() {
     let world = World::start().await;
     let reader = json!({"role": "reader"});
     let keys = futures_util::future::join_all((0..12).map(|_| key(&world, &reader))).await;
     for key in &keys {
         assert_eq!(code(&world, key, "GET", "/v1/runs?dead_letter=true", "").await.0, 200);
     }
-    let told = world.send("GET", "/v1/tenants/tenant-1/audit", "").await.json();
-    assert_eq!(told["entries"].as_array().unwrap().len(), 1 + 12);
+    let audit = world.send("GET", "/v1/tenants/tenant-1/audit", "").await.json();
+    assert_eq!(audit["entries"].as_array().unwrap().len(), 1 + 12);
     world.stop().await;
 }
 
 #[tokio::test]
-async fn a_signing_secret_is_rotated_with_two_live_in_between() {
+async fn signing_secret_is_rotated_with_two_live_secrets() {
     let world = World::start().await;
     let path = "/v1/tenants/tenant-1/signing-secrets";
     let old = world.send("GET", path, "").await.text("/signing_secrets/0/id");
@@ -222,8 +222,8 @@ async fn a_signing_secret_is_rotated_with_two_live_in_between() {
     assert_eq!(code(&world, KEY, "POST", path, "").await, (409, "too_many".to_owned()));
     let listed = world.send("GET", path, "").await.json();
     let ids: Vec<&str> =
-        listed["signing_secrets"].as_array().unwrap().iter().map(|it| it["id"].as_str().unwrap()).collect();
-    assert_eq!(ids, [&*new.text("/id"), &*old], "the newest first");
+        listed["signing_secrets"].as_array().unwrap().iter().map(|entry| entry["id"].as_str().unwrap()).collect();
+    assert_eq!(ids, [&*new.text("/id"), &*old], "the newest secret comes first");
     assert_eq!(code(&world, KEY, "DELETE", &format!("{path}/{old}"), "").await.0, 200);
     assert_eq!(world.store.tenants().await.unwrap()[1].signing_secrets.len(), 1);
     let operators = code(&world, OPERATOR_KEY, "POST", "/v1/tenants/operator/signing-secrets", "").await;
@@ -232,16 +232,16 @@ async fn a_signing_secret_is_rotated_with_two_live_in_between() {
 }
 
 #[tokio::test]
-async fn every_change_is_told_with_who_made_it_and_no_secret() {
+async fn audit_log_has_every_change_with_its_actor_and_no_secret() {
     let world = World::start().await;
-    let made = world.send("POST", "/v1/tenants/tenant-1/keys", r#"{"role":"writer","name":"ci"}"#).await;
-    let (id, bearer) = (made.text("/id"), made.text("/secret"));
+    let created = world.send("POST", "/v1/tenants/tenant-1/keys", r#"{"role":"writer","name":"ci"}"#).await;
+    let (id, bearer) = (created.text("/id"), created.text("/secret"));
     world.send_as(OPERATOR_KEY, "DELETE", &format!("/v1/tenants/tenant-1/keys/{id}"), "").await;
     let secret = world.send("POST", "/v1/tenants/tenant-1/signing-secrets", "").await;
 
-    let told = world.send("GET", "/v1/tenants/tenant-1/audit", "").await;
-    let acts: Vec<[String; 3]> = (0..4)
-        .map(|at| ["actor", "action", "subject"].map(|field| told.text(&format!("/entries/{at}/{field}"))))
+    let audit = world.send("GET", "/v1/tenants/tenant-1/audit", "").await;
+    let actions: Vec<[String; 3]> = (0..4)
+        .map(|at| ["actor", "action", "subject"].map(|field| audit.text(&format!("/entries/{at}/{field}"))))
         .collect();
     let us = KEY.split_once('.').unwrap().0;
     let operator = OPERATOR_KEY.split_once('.').unwrap().0;
@@ -251,12 +251,12 @@ async fn every_change_is_told_with_who_made_it_and_no_secret() {
         [operator, "key.revoke", &id],
         [us, "signing_secret.create", &secret.text("/id")],
     ];
-    assert_eq!(acts, expected.map(|act| act.map(str::to_owned)));
+    assert_eq!(actions, expected.map(|action| action.map(str::to_owned)));
     let keys = world.send("GET", "/v1/tenants/tenant-1/keys", "").await;
     let secrets = world.send("GET", "/v1/tenants/tenant-1/signing-secrets", "").await;
-    for answer in [&told, &keys, &secrets] {
-        assert!(!answer.body.contains(bearer.split_once('.').unwrap().1), "{}", answer.body);
-        assert!(!answer.body.contains(&secret.text("/secret")), "{}", answer.body);
+    for response in [&audit, &keys, &secrets] {
+        assert!(!response.body.contains(bearer.split_once('.').unwrap().1), "{}", response.body);
+        assert!(!response.body.contains(&secret.text("/secret")), "{}", response.body);
     }
 
     let first = world.send("GET", "/v1/tenants/tenant-1/audit?limit=3", "").await;
@@ -271,7 +271,7 @@ async fn every_change_is_told_with_who_made_it_and_no_secret() {
 }
 
 #[tokio::test]
-async fn a_tenant_has_no_more_keys_than_it_may() {
+async fn number_of_keys_is_limited() {
     let world = World::start().await;
     let mut tenant = world.store.tenants().await.unwrap().remove(1);
     let spare = ApiKey { role: Role::Reader, ..ApiKey::admin("spare", [0; 32], world.runtime.now()) };
@@ -279,15 +279,15 @@ async fn a_tenant_has_no_more_keys_than_it_may() {
     let tenant = Tenant { version: tenant.version + 1, ..tenant };
     let entry = Audit::of(&tenant, world.runtime.now(), "test", "key.create", "spare");
     world.store.put_tenant(tenant, entry).await.unwrap().unwrap();
-    let refused = code(&world, KEY, "POST", "/v1/tenants/tenant-1/keys", r#"{"role":"reader"}"#).await;
-    assert_eq!(refused, (409, "too_many".to_owned()));
+    let rejected = code(&world, KEY, "POST", "/v1/tenants/tenant-1/keys", r#"{"role":"reader"}"#).await;
+    assert_eq!(rejected, (409, "too_many".to_owned()));
     world.stop().await;
 }
 
 const TENANT: &str = "/v1/tenants/tenant-1";
 
 #[tokio::test]
-async fn an_operator_says_where_a_tenant_may_call() {
+async fn operator_sets_the_egress_policy_of_a_tenant() {
     let world = World::start().await;
     let get = async || world.send("GET", TENANT, "").await.json();
     let before = get().await;
@@ -298,22 +298,22 @@ async fn an_operator_says_where_a_tenant_may_call() {
     let patched = patch(json!({"egress": {"allow_networks": ["10.1.0.0/16", "192.0.2.7"]}})).await;
     let more = json!({"allow": ["loopback"], "allow_networks": ["10.1.0.0/16", "192.0.2.7/32"], "forbid_http": false});
     assert_eq!((patched.status, &patched.json()["egress"]), (200, &more), "{}", patched.body);
-    assert_eq!(patched.json(), get().await, "it answers what it is from now on");
+    assert_eq!(patched.json(), get().await, "the response contains the new state");
     let patched = patch(json!({"egress": {"allow": null, "forbid_http": true}})).await.json();
     let other = json!({"allow": [], "allow_networks": ["10.1.0.0/16", "192.0.2.7/32"], "forbid_http": true});
     assert_eq!((&patched["egress"], &patched["version"]), (&other, &json!(3)));
     assert_eq!(patch(json!({"egress": null})).await.json()["egress"], none());
     assert_eq!(patch(json!({})).await.status, 200);
 
-    let told = world.send("GET", "/v1/tenants/tenant-1/audit", "").await;
+    let audit = world.send("GET", "/v1/tenants/tenant-1/audit", "").await;
     let subject = format!("egress {some} -> {more}");
-    assert_eq!((told.text("/entries/1/action"), told.text("/entries/1/subject")), ("tenant.update".into(), subject));
+    assert_eq!((audit.text("/entries/1/action"), audit.text("/entries/1/subject")), ("tenant.update".into(), subject));
 
     let body = r#"{"name":"inside","egress":{"allow":["private","shared"]}}"#;
-    let made = world.send_as(OPERATOR_KEY, "POST", "/v1/tenants", body).await;
-    assert_eq!(made.json()["tenant"]["egress"]["allow"], json!(["private", "shared"]), "{}", made.body);
-    let made = world.send_as(OPERATOR_KEY, "POST", "/v1/tenants", r#"{"name":"outside"}"#).await;
-    assert_eq!(made.json()["tenant"]["egress"], none());
+    let created = world.send_as(OPERATOR_KEY, "POST", "/v1/tenants", body).await;
+    assert_eq!(created.json()["tenant"]["egress"]["allow"], json!(["private", "shared"]), "{}", created.body);
+    let created = world.send_as(OPERATOR_KEY, "POST", "/v1/tenants", r#"{"name":"outside"}"#).await;
+    assert_eq!(created.json()["tenant"]["egress"], none());
     world.stop().await;
 }
 
@@ -322,7 +322,7 @@ fn none() -> Value {
 }
 
 #[tokio::test]
-async fn a_setting_that_cannot_be_is_refused_and_changes_nothing() {
+async fn invalid_setting_is_rejected_and_changes_nothing() {
     let world = World::start().await;
     let many: Vec<String> = (0..33).map(|n| format!("10.{n}.0.0/16")).collect();
     for wrong in [
@@ -342,48 +342,48 @@ async fn a_setting_that_cannot_be_is_refused_and_changes_nothing() {
         json!([]),
         json!(null),
     ] {
-        let refused = code(&world, OPERATOR_KEY, "PATCH", TENANT, &wrong.to_string()).await;
-        assert_eq!(refused, (422, "invalid_request".to_owned()), "{wrong}");
+        let rejected = code(&world, OPERATOR_KEY, "PATCH", TENANT, &wrong.to_string()).await;
+        assert_eq!(rejected, (422, "invalid_request".to_owned()), "{wrong}");
     }
     assert_eq!(code(&world, OPERATOR_KEY, "PATCH", TENANT, "{").await.1, "malformed_json");
     let operators = code(&world, OPERATOR_KEY, "PATCH", "/v1/tenants/operator", r#"{"egress":{}}"#).await;
     assert_eq!(operators, (422, "invalid_request".to_owned()));
-    let unknown = code(&world, OPERATOR_KEY, "PATCH", "/v1/tenants/nobody", r#"{"egress":{}}"#).await;
+    let unknown = code(&world, OPERATOR_KEY, "PATCH", "/v1/tenants/missing", r#"{"egress":{}}"#).await;
     assert_eq!(unknown, (404, "tenant_not_found".to_owned()));
     for key in [KEY, FOREIGN_KEY] {
-        let refused = code(&world, key, "PATCH", TENANT, r#"{"egress":{"allow":["private"]}}"#).await;
-        assert_eq!(refused, (403, "role_forbidden".to_owned()), "an admin does not open the operator's network");
+        let rejected = code(&world, key, "PATCH", TENANT, r#"{"egress":{"allow":["private"]}}"#).await;
+        assert_eq!(rejected, (403, "role_forbidden".to_owned()), "an admin cannot open the operator's network");
     }
     assert_eq!(world.send("GET", TENANT, "").await.json()["version"], 1);
     world.stop().await;
 }
 
 #[tokio::test]
-async fn a_target_that_would_be_refused_now_is_refused_when_it_is_asked_for() {
+async fn forbidden_target_is_rejected_when_it_is_scheduled() {
     let world = World::start().await;
     let at = |url: &str| format!(r#"{{"every":"1h","target":{{"http":{{"url":"{url}"}}}}}}"#);
-    let refused = async |url: &str| {
-        let answer = world.send("POST", "/v1/schedules", &at(url)).await;
-        assert_eq!(answer.status, 422, "{url}: {}", answer.body);
-        assert_eq!(answer.text("/errors/0/pointer"), "/target/http/url");
-        answer.text("/errors/0/code")
+    let rejected = async |url: &str| {
+        let response = world.send("POST", "/v1/schedules", &at(url)).await;
+        assert_eq!(response.status, 422, "{url}: {}", response.body);
+        assert_eq!(response.text("/errors/0/pointer"), "/target/http/url");
+        response.text("/errors/0/code")
     };
     for url in
         ["http://10.0.0.1/", "https://[fd00::1]/", "http://169.254.169.254/latest", "http://[::ffff:10.0.0.1]:8/"]
     {
-        assert_eq!(refused(url).await, "egress_refused", "{url}");
+        assert_eq!(rejected(url).await, "egress_refused", "{url}");
         let put = world.send("PUT", "/v1/schedules/a", &at(url)).await;
         assert_eq!((put.status, &*put.text("/errors/0/code")), (422, "egress_refused"));
         let line = world.send("POST", "/v1/schedules:batch", &at(url)).await;
         assert_eq!(line.text("/problem/errors/0/code"), "egress_refused", "{}", line.body);
     }
-    for url in ["http://127.0.0.1/", "http://8.8.8.8/", "http://a.name.of.somebody/"] {
+    for url in ["http://127.0.0.1/", "http://8.8.8.8/", "http://name.example/"] {
         assert_eq!(world.send("POST", "/v1/schedules", &at(url)).await.status, 201, "{url}");
     }
     let strict = r#"{"egress":{"forbid_http":true,"allow":["private"]}}"#;
     assert_eq!(world.send_as(OPERATOR_KEY, "PATCH", TENANT, strict).await.status, 200);
-    for url in ["http://8.8.8.8/", "http://a.name.of.somebody/", "https://127.0.0.1/"] {
-        assert_eq!(refused(url).await, "egress_refused", "{url}");
+    for url in ["http://8.8.8.8/", "http://name.example/", "https://127.0.0.1/"] {
+        assert_eq!(rejected(url).await, "egress_refused", "{url}");
     }
     assert_eq!(world.send("POST", "/v1/schedules", &at("https://10.0.0.1/")).await.status, 201);
     world.stop().await;

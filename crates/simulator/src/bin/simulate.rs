@@ -1,33 +1,33 @@
-//! Runs the scenarios with many seeds, or replays one.
+//! Runs the scenarios with many seeds, or replays one seed.
 
 use clap::Parser;
 use simulator::{Order, SuiteError};
 
-/// Simulates the scheduler over each store, alone and in clusters, under load, while machines and networks fail.
+/// Simulate the scheduler over each store, as a single node and in clusters, under load and with injected faults.
 #[derive(Parser)]
 struct Arguments {
-    /// Seeds for each scenario.
+    /// Number of seeds for each scenario.
     #[arg(long, default_value_t = 1_000)]
     seeds: u64,
-    /// The first of them: long runs can be made in pieces.
+    /// First seed. Long runs can be split with it.
     #[arg(long, default_value_t = 0)]
     first_seed: u64,
-    /// Only this scenario. `paxos` has options of its own: `cargo xtask simulate --scenario paxos --help`.
+    /// Name of the only scenario to run. `paxos` has its own options: `cargo xtask simulate --scenario paxos --help`.
     #[arg(long)]
     scenario: Option<String>,
-    /// Only this seed.
+    /// Number of the only seed to run.
     #[arg(long)]
     seed: Option<u64>,
-    /// Print every event to standard error.
+    /// Trace of every event on standard error.
     #[arg(long)]
     trace: bool,
 }
 
-#[expect(clippy::print_stdout, clippy::print_stderr, reason = "this is what the command is for")]
+#[expect(clippy::print_stdout, clippy::print_stderr, reason = "printing is the purpose of this command")]
 fn main() -> std::process::ExitCode {
     let Arguments { seeds, first_seed, scenario, seed, trace } = Arguments::parse();
     if !trace {
-        // Panics on purpose are part of the scenarios; what they break is reported as a violation.
+        // Some scenarios panic deliberately. The checkers report the effects of other panics as violations.
         std::panic::set_hook(Box::new(|_| {}));
     }
     let order = Order { scenario, seed, seeds, first_seed, trace };
@@ -36,7 +36,7 @@ fn main() -> std::process::ExitCode {
         Err(error) => {
             eprintln!("{error}");
             if matches!(error, SuiteError::Unknown(..)) {
-                eprintln!("And paxos, by `cargo xtask simulate --scenario paxos`.");
+                eprintln!("The scenario paxos runs with `cargo xtask simulate --scenario paxos`.");
             }
             std::process::ExitCode::FAILURE
         }

@@ -1,48 +1,49 @@
-//! One user: does one thing after another to schedules of its own, each at any member, and writes down what it is told.
+//! Simulated user: makes one request after another for its own schedules, each through any member, and records the
+//! responses.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use domain::{Incarnation, Schedule, ScheduleId, Status};
 use futures_util::future::join;
-use scheduler::{CancelAnswer, Create, CreateRefusal, RedriveAnswer};
+use scheduler::{CancelResponse, Create, CreateRejection, RedriveResponse};
 
-use super::town::{Town, tenant};
-use super::{CLOCK_OFFSET_MAX, beats_until};
+use super::test_cluster::{TestCluster, tenant};
+use super::{CLOCK_OFFSET_MAX, series_end};
 use crate::EPOCH;
-use crate::user::{self, Names, expected};
+use crate::user::{self, Incarnations, expected};
 
-/// How long an attempt that is in flight may take to reach its receiver on a slow store.
+/// Longest time in which an attempt in flight reaches its receiver on a slow store.
 const IN_FLIGHT: Duration = Duration::from_secs(5);
 
 pub(super) struct Client<'a> {
-    town: &'a Town,
-    names: &'a Names,
+    cluster: &'a TestCluster,
+    incarnations: &'a Incarnations,
     number: usize,
     created: u32,
     mine: Vec<(ScheduleId, Incarnation)>,
-    /// Creates of chosen ids that were not answered: they are asked for again until they are.
+    /// Creates of chosen ids without a response. The client repeats them until it gets a response.
     unanswered: Vec<Create>,
 }
 
-/// What came of a create under a chosen id.
-enum Made {
+/// Result of a create with a chosen id.
+enum CreateResult {
     Created(Arc<Schedule>),
     Exists,
     Unknown,
 }
 
 impl<'a> Client<'a> {
-    pub(super) fn new(town: &'a Town, names: &'a Names, number: usize) -> Client<'a> {
-        Client { town, names, number, created: 0, mine: Vec::new(), unanswered: Vec::new() }
+    pub(super) fn new(cluster: &'a TestCluster, incarnations: &'a Incarnations, number: usize) -> Client<'a> {
+        Client { cluster, incarnations, number, created: 0, mine: Vec::new(), unanswered: Vec::new() }
     }
 
     pub(super) async fn run(mut self, until: Duration) -> Self {
-        while self.town.sim.elapsed() < until {
+        while self.cluster.sim.elapsed() < until {
             let wait = Duration::from_millis(self.draw(400));
-            self.town.sim.sleep(wait).await;
+            self.cluster.sim.sleep(wait).await;
             match self.draw(22) {
-                0..=5 => self.create_made().await,
+                0..=5 => self.create_generated().await,
                 6..=8 => self.create_chosen().await,
                 9 => self.create_twice_at_once().await,
                 10..=12 => self.put().await,
@@ -50,50 +51,50 @@ impl<'a> Client<'a> {
                 17 => self.create_again().await,
                 18 => self.get().await,
                 19 => self.redrive().await,
-                _ => self.ask_again().await,
+                _ => self.retry_create().await,
             }
         }
         self
     }
 
-    /// Once all is well: nothing is left that was not answered.
+    /// Repeats the creates without a response, after all faults have ended.
     pub(super) async fn finish(&mut self) {
         for _ in 0..100 {
             if self.unanswered.is_empty() {
                 return;
             }
-            self.ask_again().await;
+            self.retry_create().await;
         }
         let stuck = self.unanswered.iter().filter_map(|create| create.id.clone());
-        panic!("stuck: these are not made, and nothing is wrong: {:?}", stuck.collect::<Vec<_>>());
+        panic!("stuck: cannot create these schedules without faults: {:?}", stuck.collect::<Vec<_>>());
     }
 
     fn draw(&self, below: u64) -> u64 {
-        self.town.sim.draw(|random| random.below(below))
+        self.cluster.sim.draw(|random| random.below(below))
     }
 
-    /// Any member that is up.
+    /// Returns a random member that is up.
     fn member(&self) -> Option<String> {
-        let names = self.town.serving();
-        (!names.is_empty()).then(|| names[self.town.sim.draw(|random| random.index(names.len()))].clone())
+        let names = self.cluster.serving();
+        (!names.is_empty()).then(|| names[self.cluster.sim.draw(|random| random.index(names.len()))].clone())
     }
 
     fn request(&self, id: Option<ScheduleId>) -> Create {
-        let now = self.town.sim.outside().now();
-        let spec = self.town.sim.draw(|random| user::spec(random, now));
+        let now = self.cluster.sim.outside().now();
+        let spec = self.cluster.sim.draw(|random| user::spec(random, now));
         Create { tenant: Arc::new(tenant()), id, incarnation: None, spec }
     }
 
     fn new_id(&mut self) -> ScheduleId {
         self.created += 1;
-        ScheduleId::new(&format!("c{}-{}", self.number, self.created)).expect("such an id is allowed")
+        ScheduleId::new(&format!("c{}-{}", self.number, self.created)).expect("the id is valid")
     }
 
-    async fn create_made(&mut self) {
+    async fn create_generated(&mut self) {
         match self.create(self.request(None)).await {
-            Made::Created(schedule) => self.is_created(&schedule),
-            Made::Exists => panic!("a made id is refused"),
-            Made::Unknown => self.town.ledger.create_unanswered(),
+            CreateResult::Created(schedule) => self.record_created(&schedule),
+            CreateResult::Exists => panic!("a generated id is rejected"),
+            CreateResult::Unknown => self.cluster.history.create_without_response(),
         }
     }
 
@@ -101,78 +102,80 @@ impl<'a> Client<'a> {
         let id = self.new_id();
         let request = self.request(Some(id));
         match self.create(request.clone()).await {
-            Made::Created(schedule) => self.is_created(&schedule),
-            Made::Exists => panic!("a new id is refused"),
-            Made::Unknown => self.unanswered.push(request),
+            CreateResult::Created(schedule) => self.record_created(&schedule),
+            CreateResult::Exists => panic!("a new id is rejected"),
+            CreateResult::Unknown => self.unanswered.push(request),
         }
     }
 
-    /// The same id through two members.
+    /// Creates the same id through two members at once.
     async fn create_twice_at_once(&mut self) {
         let id = self.new_id();
         let (one, other) = (self.request(Some(id.clone())), self.request(Some(id.clone())));
         match join(self.create(one.clone()), self.create(other)).await {
-            (Made::Created(one), Made::Created(other)) => {
-                panic!("{id} was made twice: {:?} and {:?}", one.incarnation, other.incarnation)
+            (CreateResult::Created(one), CreateResult::Created(other)) => {
+                panic!("{id} was created twice: {:?} and {:?}", one.incarnation, other.incarnation)
             }
-            (Made::Created(schedule), _) | (_, Made::Created(schedule)) => self.is_created(&schedule),
-            (Made::Exists, Made::Exists) => panic!("a new id is refused"),
-            (Made::Unknown, _) | (_, Made::Unknown) => self.unanswered.push(one),
+            (CreateResult::Created(schedule), _) | (_, CreateResult::Created(schedule)) => {
+                self.record_created(&schedule)
+            }
+            (CreateResult::Exists, CreateResult::Exists) => panic!("a new id is rejected"),
+            (CreateResult::Unknown, _) | (_, CreateResult::Unknown) => self.unanswered.push(one),
         }
     }
 
-    /// A create that was not answered is asked for again: it was made, or is made now.
-    async fn ask_again(&mut self) {
+    /// Repeats a create that got no response. The earlier request has created the schedule, or this one does.
+    async fn retry_create(&mut self) {
         let Some(request) = self.unanswered.pop() else { return };
         match self.create(request.clone()).await {
-            Made::Created(schedule) => self.is_created(&schedule),
-            Made::Exists => {
-                let id = request.id.clone().expect("only chosen ids are asked for again");
+            CreateResult::Created(schedule) => self.record_created(&schedule),
+            CreateResult::Exists => {
+                let id = request.id.clone().expect("only creates of chosen ids are repeated");
                 match self.find(&id).await {
                     Some(found) => {
-                        let found = found.unwrap_or_else(|| panic!("lost: {id} exists, and is not found"));
-                        self.is_created(&found);
+                        let found = found.unwrap_or_else(|| panic!("lost: {id} exists and is not found"));
+                        self.record_created(&found);
                     }
                     None => self.unanswered.push(request),
                 }
             }
-            Made::Unknown => self.unanswered.push(request),
+            CreateResult::Unknown => self.unanswered.push(request),
         }
     }
 
-    async fn create(&self, request: Create) -> Made {
-        let Some(member) = self.member() else { return Made::Unknown };
-        let asked = |scheduler: scheduler::Scheduler| async move { scheduler.create(vec![request]).await };
-        match self.town.call(&member, asked).await {
-            Some(Ok(mut answers)) => match answers.pop().expect("one answer for one request") {
-                Ok(schedule) => Made::Created(schedule),
-                Err(CreateRefusal::Exists) => Made::Exists,
-                Err(CreateRefusal::Unreachable) => Made::Unknown,
-                Err(CreateRefusal::NeverFires) => panic!("what has a next instant is refused"),
+    async fn create(&self, request: Create) -> CreateResult {
+        let Some(member) = self.member() else { return CreateResult::Unknown };
+        let operation = |scheduler: scheduler::Scheduler| async move { scheduler.create(vec![request]).await };
+        match self.cluster.call(&member, operation).await {
+            Some(Ok(mut responses)) => match responses.pop().expect("a create returns one result per request") {
+                Ok(schedule) => CreateResult::Created(schedule),
+                Err(CreateRejection::Exists) => CreateResult::Exists,
+                Err(CreateRejection::Unreachable) => CreateResult::Unknown,
+                Err(CreateRejection::NeverFires) => panic!("a schedule with a next instant is rejected"),
             },
-            Some(Err(_)) | None => Made::Unknown,
+            Some(Err(_)) | None => CreateResult::Unknown,
         }
     }
 
-    /// `None` if there was no answer.
+    /// Reads the schedule. Returns `None` if there was no response.
     async fn find(&self, id: &ScheduleId) -> Option<Option<Arc<Schedule>>> {
         let (tenant, id) = (tenant().id, id.clone());
         let member = self.member()?;
-        self.town.call(&member, |scheduler| async move { scheduler.get(tenant, id).await }).await?.ok()
+        self.cluster.call(&member, |scheduler| async move { scheduler.get(tenant, id).await }).await?.ok()
     }
 
-    fn is_created(&mut self, schedule: &Schedule) {
-        self.names.add(schedule.incarnation);
-        self.town.record.lives_at(schedule.incarnation, schedule.poller.shard());
-        self.town.ledger.created(schedule.incarnation, expected(schedule, beats_until()));
+    fn record_created(&mut self, schedule: &Schedule) {
+        self.incarnations.add(schedule.incarnation);
+        self.cluster.record.record_home(schedule.incarnation, schedule.poller.shard());
+        self.cluster.history.created(schedule.incarnation, expected(schedule, series_end()));
         self.mine.push((schedule.id.clone(), schedule.incarnation));
     }
 
-    /// An id that is there already is refused, and what it names goes on.
+    /// Creates an id that exists. The request must be rejected, and the schedule must stay.
     async fn create_again(&mut self) {
         let Some((id, _)) = self.pick() else { return };
-        if let Made::Created(anew) = self.create(self.request(Some(id.clone()))).await {
-            panic!("lost: {id} was acknowledged and is made anew: {anew:?}");
+        if let CreateResult::Created(created) = self.create(self.request(Some(id.clone()))).await {
+            panic!("lost: {id} was acknowledged and is created again: {created:?}");
         }
     }
 
@@ -180,79 +183,82 @@ impl<'a> Client<'a> {
         let Some((id, incarnation)) = self.pick() else { return };
         let Some(found) = self.find(&id).await else { return };
         let is_there = |found: &Arc<Schedule>| found.incarnation == incarnation && found.status != Status::Cancelled;
-        assert!(found.as_ref().is_some_and(is_there), "lost: {id} was acknowledged, and there is {found:?}");
+        assert!(found.as_ref().is_some_and(is_there), "lost: {id} was acknowledged, and the store has {found:?}");
     }
 
     async fn put(&mut self) {
         let (Some((id, incarnation)), Some(member)) = (self.pick(), self.member()) else { return };
         let request = self.request(Some(id.clone()));
-        match self.town.call(&member, |scheduler| async move { scheduler.put(request).await }).await {
-            Some(Ok(Ok(answer))) => {
-                assert!(!answer.created, "lost: {id} was acknowledged, and a put finds nothing there");
-                if answer.too_late {
-                    // Of the attempt that is in flight, the ledger knows only that it begins.
-                    self.town.sim.sleep(IN_FLIGHT).await;
+        match self.cluster.call(&member, |scheduler| async move { scheduler.put(request).await }).await {
+            Some(Ok(Ok(response))) => {
+                assert!(!response.created, "lost: {id} was acknowledged, and a put finds no schedule");
+                if response.too_late {
+                    // The history knows only the start of the attempt in flight, so wait for its end.
+                    self.cluster.sim.sleep(IN_FLIGHT).await;
                 }
-                let Schedule { incarnation, revision, .. } = *answer.schedule;
-                self.town.ledger.revised(incarnation, revision, expected(&answer.schedule, beats_until()));
+                let Schedule { incarnation, revision, .. } = *response.schedule;
+                self.cluster.history.revised(incarnation, revision, expected(&response.schedule, series_end()));
             }
-            Some(Ok(Err(CreateRefusal::Unreachable) | Err(_))) => panic!("what has a next instant is refused"),
-            Some(Err(_)) | None => self.is_doubtful(incarnation),
+            Some(Ok(Err(CreateRejection::Unreachable) | Err(_))) => {
+                panic!("a schedule with a next instant is rejected")
+            }
+            Some(Err(_)) | None => self.abandon_schedule(incarnation),
         }
     }
 
     async fn cancel(&mut self) {
         let (Some((id, incarnation)), Some(member)) = (self.pick(), self.member()) else { return };
         let (tenant, name) = (tenant().id, id.clone());
-        let (ledger, off_before) = (&self.town.ledger, self.off(&member));
-        let asked = |scheduler: scheduler::Scheduler| async move { scheduler.cancel(tenant, name).await };
-        match self.town.call(&member, asked).await {
-            Some(Ok(CancelAnswer::Cancelled)) => ledger.cancelled(incarnation),
-            Some(Ok(CancelAnswer::TooLate)) => {
-                self.town.sim.sleep(IN_FLIGHT).await;
-                ledger.cancelled_too_late(incarnation);
+        let (history, off_before) = (&self.cluster.history, self.off(&member));
+        let operation = |scheduler: scheduler::Scheduler| async move { scheduler.cancel(tenant, name).await };
+        match self.cluster.call(&member, operation).await {
+            Some(Ok(CancelResponse::Cancelled)) => history.cancelled(incarnation),
+            Some(Ok(CancelResponse::TooLate)) => {
+                self.cluster.sim.sleep(IN_FLIGHT).await;
+                history.cancelled_too_late(incarnation);
             }
-            Some(Ok(CancelAnswer::NotFound)) => panic!("lost: {id} was acknowledged and is not found"),
-            Some(Ok(CancelAnswer::Pending { decided_by })) => {
-                // The instant is one of the clock of the member that was asked.
+            Some(Ok(CancelResponse::NotFound)) => panic!("lost: {id} was acknowledged and is not found"),
+            Some(Ok(CancelResponse::Pending { decided_by })) => {
+                // `decided_by` is an instant by the clock of the member that handled the request.
                 let off = CLOCK_OFFSET_MAX.max(off_before).max(self.off(&member));
-                ledger.cancelled_by(incarnation, decided_by.since(EPOCH) + off);
+                history.cancelled_by(incarnation, decided_by.since(EPOCH) + off);
             }
-            Some(Err(_)) | None => return self.is_doubtful(incarnation),
+            Some(Err(_)) | None => return self.abandon_schedule(incarnation),
         }
         self.mine.retain(|(_, mine)| *mine != incarnation);
     }
 
-    /// How far a member's clock is off now.
+    /// Returns how far a member's clock differs from true time.
     fn off(&self, member: &str) -> Duration {
-        let (clock, now) = (self.town.sim.clock(member), self.town.sim.outside().now());
+        let (clock, now) = (self.cluster.sim.clock(member), self.cluster.sim.outside().now());
         Duration::from_millis(clock.as_millis().abs_diff(now.as_millis()))
     }
 
     async fn redrive(&mut self) {
         let (Some(member), Some(other)) = (self.member(), self.member()) else { return };
         let tenant = tenant().id;
-        let asked = |scheduler: scheduler::Scheduler| async move { scheduler.dead_letters(tenant, None, 10).await };
-        let Some(Ok(letters)) = self.town.call(&member, asked).await else { return };
+        let operation = |scheduler: scheduler::Scheduler| async move { scheduler.dead_letters(tenant, None, 10).await };
+        let Some(Ok(letters)) = self.cluster.call(&member, operation).await else { return };
         let mine = |incarnation: Incarnation| self.mine.iter().any(|(_, mine)| *mine == incarnation);
         let Some(letter) = letters.into_iter().find(|letter| mine(letter.occurrence.incarnation)) else { return };
         let of = letter.occurrence;
-        let asked = |scheduler: scheduler::Scheduler| async move { scheduler.redrive(tenant, of).await };
-        match self.town.call(&other, asked).await {
-            Some(Ok(RedriveAnswer::Redriven(occurrence))) => self.town.ledger.redriven(occurrence),
-            Some(Ok(RedriveAnswer::NotDead)) => {}
-            Some(Ok(RedriveAnswer::NotFound)) => panic!("lost: the dead letter {of:?} was listed and is not found"),
-            Some(Err(_)) | None => self.is_doubtful(of.incarnation),
+        let operation = |scheduler: scheduler::Scheduler| async move { scheduler.redrive(tenant, of).await };
+        match self.cluster.call(&other, operation).await {
+            Some(Ok(RedriveResponse::Redriven(occurrence))) => self.cluster.history.redriven(occurrence),
+            Some(Ok(RedriveResponse::NotDead)) => {}
+            Some(Ok(RedriveResponse::NotFound)) => panic!("lost: the dead letter {of:?} was listed and is not found"),
+            Some(Err(_)) | None => self.abandon_schedule(of.incarnation),
         }
     }
 
-    /// A change that was not answered may come about or not.
-    fn is_doubtful(&mut self, incarnation: Incarnation) {
-        self.town.ledger.change_unanswered(incarnation);
+    /// Records that a change got no response, so it may take effect or not. The client stops using the schedule.
+    fn abandon_schedule(&mut self, incarnation: Incarnation) {
+        self.cluster.history.change_without_response(incarnation);
         self.mine.retain(|(_, mine)| *mine != incarnation);
     }
 
     fn pick(&self) -> Option<(ScheduleId, Incarnation)> {
-        (!self.mine.is_empty()).then(|| self.mine[self.town.sim.draw(|random| random.index(self.mine.len()))].clone())
+        (!self.mine.is_empty())
+            .then(|| self.mine[self.cluster.sim.draw(|random| random.index(self.mine.len()))].clone())
     }
 }

@@ -1,20 +1,20 @@
-//! Several members with the real scheduler in each, over one store and one coordination engine in memory, while members,
-//! the ways between them, and clocks fail.
+//! Cluster scenario: several members with the real scheduler over one store and one coordination engine in memory,
+//! while members, links and clocks fail.
 //!
-//! Users ask any member; members crash, stall, stop, join and leave; anything may be cut from anything; wall clocks differ
-//! within the bound that the membership allows, and now and then by more. Then the world heals, the shards must be shared
-//! out evenly again, one member joins and one leaves, and every promise is accounted for in the [`Ledger`] and in the
-//! `Record` of who owned what.
+//! Users send requests to any member. Members crash, pause, stop, join and leave. Links are cut in one or both
+//! directions. Wall clocks differ within the bound of the membership, and sometimes by more. Then all faults end, the
+//! shards must be balanced again, one member joins and one leaves, and the [`History`] and the `Record` of ownership
+//! check every promise.
 //!
-//! What it does not do: fail the store's or the engine's own server, beyond calls that fail or get lost.
+//! Out of scope: failures of the server of the store or of the engine, except failed and lost calls.
 
 mod client;
-mod far;
 mod mutant;
+mod nemesis;
 mod net;
 mod record;
-mod town;
-mod trouble;
+mod remote;
+mod test_cluster;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -23,41 +23,41 @@ use domain::{DueKey, PollerId, RunState, ShardId, Status, Timestamp};
 use futures_util::future::{join, join_all};
 use store::{DueBound, DueRead, Store};
 
-use crate::user::Names;
+use crate::user::Incarnations;
 use crate::{EPOCH, Handle, Simulation, Suite, Verdict};
 
 use client::Client;
 pub use mutant::Mutant;
-use town::{Town, tenant};
+use test_cluster::{TestCluster, tenant};
 
-/// How long users and faults go on.
-const TROUBLE: Duration = Duration::from_secs(12);
-/// How long the last due instant, its retries, and attempts whose outcome was lost may take once all is well.
-const HEALING: Duration = Duration::from_secs(35);
-/// How long it may take until all shards have an owner again, and each member its share.
-const SETTLING: Duration = Duration::from_secs(25);
-/// How often it is looked whether a shard has two owners.
-const LOOK_PERIOD: Duration = Duration::from_millis(10);
+/// Time in which users send requests and faults are injected.
+const FAULT_TIME: Duration = Duration::from_secs(12);
+/// Longest time, after the faults, for the last due instant, its retries, and attempts whose outcome was lost.
+const RECOVERY_TIME: Duration = Duration::from_secs(35);
+/// Longest time until all shards have an owner and are balanced.
+const BALANCING_TIME_MAX: Duration = Duration::from_secs(25);
+/// Period of the checks that no shard has two owners.
+const CHECK_PERIOD: Duration = Duration::from_millis(10);
 const CLIENTS: usize = 4;
-/// How far a member's clock may be off.
+/// Largest offset of a member's clock that the membership accepts.
 const CLOCK_OFFSET_MAX: Duration = Duration::from_millis(500);
 const ROWS_MAX: usize = 10_000;
 const RUNS_MAX: usize = 10_000;
-/// What lies so shortly before the end may be on its way.
-const LATELY: Duration = Duration::from_secs(5);
+/// Time before the end in which a due row may still be in progress.
+const IN_TRANSIT: Duration = Duration::from_secs(5);
 
-/// The store that the members share.
+/// Kind of the store that the members share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StoreKind {
-    /// In memory, as the least that the port allows, with delays and failures.
+    /// Store in memory with the weakest guarantees that the port permits, with delays and failures.
     Weak,
-    /// In memory, each item in one step.
+    /// Store in memory that applies each item in one step.
     Atomic,
 }
 
-/// Up to here, every beat of a repeating schedule is asked for.
-fn beats_until() -> Timestamp {
-    EPOCH + TROUBLE + HEALING / 2
+/// End of the instants of a recurring schedule that the history expects.
+fn series_end() -> Timestamp {
+    EPOCH + FAULT_TIME + RECOVERY_TIME / 2
 }
 
 pub(crate) fn add_to(suite: Suite) -> Suite {
@@ -66,104 +66,104 @@ pub(crate) fn add_to(suite: Suite) -> Suite {
         .with("cluster-atomic", |sim| drop(run(sim, StoreKind::Atomic, None)))
 }
 
-/// One seed of one scenario, with a deliberate bug or without.
+/// Runs one seed of one scenario, with or without a deliberate bug.
 ///
 /// # Panics
-/// With every promise that was broken.
+/// If a promise was broken, with all violations.
 pub fn run(sim: &Simulation, kind: StoreKind, mutant: Option<Mutant>) -> Verdict {
     sim.set_time_limit(Duration::from_secs(600));
     let sim_in: Handle = (**sim).clone();
     sim.run_until(async move {
         let sim = sim_in;
-        let town = Town::new(&sim, kind, mutant).await;
+        let cluster = TestCluster::new(&sim, kind, mutant).await;
         for _ in 0..sim.draw(|random| 3 + random.below(2)) {
-            town.add();
+            cluster.add();
         }
-        town.start_those_due().await;
-        town.settle(SETTLING).await;
-        let names = Names::default();
-        let clients = join_all((0..CLIENTS).map(|number| Client::new(&town, &names, number).run(TROUBLE)));
-        let busy = join(clients, trouble::make(&town));
-        let (mut clients, ()) = while_looking(&town, busy).await;
-        while_looking(&town, trouble::end(&town)).await;
-        town.settle(SETTLING).await;
+        cluster.start_due_members().await;
+        cluster.wait_until_balanced(BALANCING_TIME_MAX).await;
+        let incarnations = Incarnations::default();
+        let clients = join_all((0..CLIENTS).map(|number| Client::new(&cluster, &incarnations, number).run(FAULT_TIME)));
+        let busy = join(clients, nemesis::run(&cluster));
+        let (mut clients, ()) = with_checks(&cluster, busy).await;
+        with_checks(&cluster, nemesis::stop(&cluster)).await;
+        cluster.wait_until_balanced(BALANCING_TIME_MAX).await;
         for client in &mut clients {
             client.finish().await;
         }
-        while_looking(&town, come_and_go(&town)).await;
-        sim.sleep(HEALING).await;
-        judge(&town, &names).await
+        with_checks(&cluster, join_and_leave(&cluster)).await;
+        sim.sleep(RECOVERY_TIME).await;
+        verify(&cluster, &incarnations).await
     })
 }
 
-async fn while_looking<T>(town: &Town, work: impl Future<Output = T>) -> T {
+async fn with_checks<T>(cluster: &TestCluster, work: impl Future<Output = T>) -> T {
     let looking = async {
         loop {
-            town.record.look();
-            town.sim.sleep(LOOK_PERIOD).await;
+            cluster.record.check_owners();
+            cluster.sim.sleep(CHECK_PERIOD).await;
         }
     };
     let (work, looking) = (std::pin::pin!(work), std::pin::pin!(looking));
     match futures_util::future::select(work, looking).await {
         futures_util::future::Either::Left((done, _)) => done,
-        futures_util::future::Either::Right(((), _)) => unreachable!("it looks for ever"),
+        futures_util::future::Either::Right(((), _)) => unreachable!("the checks run until the work ends"),
     }
 }
 
-/// One member joins, and takes no more than its share; another leaves, and only its shards move.
-async fn come_and_go(town: &Town) {
-    let before = town.owners();
-    let count = town.serving().len();
-    let sessions = town.record.sessions_opened();
-    town.add();
-    town.start_those_due().await;
-    town.settle(SETTLING).await;
-    let moved = moved(&before, &town.owners());
+/// Lets one member join, which may take no more than its share, and another leave, which may move only its own shards.
+async fn join_and_leave(cluster: &TestCluster) {
+    let before = cluster.owners();
+    let count = cluster.serving().len();
+    let sessions = cluster.record.sessions_opened();
+    cluster.add();
+    cluster.start_due_members().await;
+    cluster.wait_until_balanced(BALANCING_TIME_MAX).await;
+    let moved = moved_shards(&before, &cluster.owners());
     let most = usize::from(domain::id::SHARDS).div_ceil(count + 1);
-    let is_quiet = town.record.sessions_opened() == sessions + 1;
-    assert!(!is_quiet || moved.len() <= most, "churn: {} shards move as one joins {count}", moved.len());
-    let before = town.owners();
-    let sessions = town.record.sessions_opened();
-    let names = town.serving();
-    let leaver = names[town.sim.draw(|random| random.index(names.len()))].clone();
-    assert!(town.stop(&leaver).await, "nothing is wrong with {leaver}");
-    town.forget(&leaver);
-    town.settle(SETTLING).await;
-    let strange: Vec<ShardId> =
-        self::moved(&before, &town.owners()).into_iter().filter(|shard| before[shard] != leaver).collect();
-    let is_quiet = town.record.sessions_opened() == sessions;
-    assert!(!is_quiet || strange.is_empty(), "churn: these move as another leaves: {strange:?}");
+    let is_quiet = cluster.record.sessions_opened() == sessions + 1;
+    assert!(!is_quiet || moved.len() <= most, "churn: {} shards move as one member joins {count}", moved.len());
+    let before = cluster.owners();
+    let sessions = cluster.record.sessions_opened();
+    let names = cluster.serving();
+    let leaver = names[cluster.sim.draw(|random| random.index(names.len()))].clone();
+    assert!(cluster.stop(&leaver).await, "{leaver} stops without faults");
+    cluster.remove_member(&leaver);
+    cluster.wait_until_balanced(BALANCING_TIME_MAX).await;
+    let unexpected: Vec<ShardId> =
+        moved_shards(&before, &cluster.owners()).into_iter().filter(|shard| before[shard] != leaver).collect();
+    let is_quiet = cluster.record.sessions_opened() == sessions;
+    assert!(!is_quiet || unexpected.is_empty(), "churn: these shards move as {leaver} leaves: {unexpected:?}");
 }
 
-fn moved(before: &BTreeMap<ShardId, String>, after: &BTreeMap<ShardId, String>) -> Vec<ShardId> {
+fn moved_shards(before: &BTreeMap<ShardId, String>, after: &BTreeMap<ShardId, String>) -> Vec<ShardId> {
     before.iter().filter(|(shard, owner)| after.get(shard) != Some(owner)).map(|(shard, _)| *shard).collect()
 }
 
-async fn judge(town: &Town, names: &Names) -> Verdict {
-    let ended_at = town.sim.outside().now();
-    for name in town.serving() {
-        assert!(town.stop(&name).await, "nothing is wrong with {name}");
+async fn verify(cluster: &TestCluster, incarnations: &Incarnations) -> Verdict {
+    let ended_at = cluster.sim.outside().now();
+    for name in cluster.serving() {
+        assert!(cluster.stop(&name).await, "{name} stops without faults");
     }
-    for incarnation in names.incarnations() {
-        let runs = town.near_store().runs(incarnation, None, RUNS_MAX).await.expect("it never fails");
-        runs.into_iter().for_each(|run| town.ledger.outcome(run.occurrence, run.state));
+    for incarnation in incarnations.all() {
+        let runs = cluster.local_store().runs(incarnation, None, RUNS_MAX).await.expect("the local store never fails");
+        runs.into_iter().for_each(|run| cluster.history.outcome(run.occurrence, run.state));
     }
-    town.record.tell_excuses(&town.ledger);
-    let verdict = town.ledger.verdict();
-    town.record.check();
+    cluster.record.report_exemptions(&cluster.history);
+    let verdict = cluster.history.verdict();
+    cluster.record.check();
     assert!(verdict.violations.is_empty(), "{verdict}");
-    let panics = town.sim.panics();
+    let panics = cluster.sim.panics();
     assert!(panics.is_empty(), "panics: {panics:?}");
-    no_row_is_left(town, ended_at - LATELY).await;
+    assert_no_row_left(cluster, ended_at - IN_TRANSIT).await;
     verdict
 }
 
-/// No row lies where its poller has closed and waits there for nothing.
-async fn no_row_is_left(town: &Town, until: Timestamp) {
-    let store = town.near_store();
+/// Asserts that no live row lies at or before its poller's `closed` without an outcome.
+async fn assert_no_row_left(cluster: &TestCluster, until: Timestamp) {
+    let store = cluster.local_store();
     let number_of = |number| PollerId { tenant: tenant().id, generation: 0, number };
     let pollers: Vec<PollerId> = (0..tenant().generations[0]).map(number_of).collect();
-    let positions = store.positions(pollers.clone()).await.expect("it never fails");
+    let positions = store.positions(pollers.clone()).await.expect("the local store never fails");
     for (poller, positions) in pollers.into_iter().zip(positions) {
         let read = DueRead {
             poller,
@@ -171,10 +171,10 @@ async fn no_row_is_left(town: &Town, until: Timestamp) {
             until: positions.closed.min(until),
             limit: ROWS_MAX,
         };
-        let page = store.due(vec![read]).await.expect("it never fails").remove(0);
+        let page = store.due(vec![read]).await.expect("the local store never fails").remove(0);
         for key in page.keys {
             assert!(
-                !is_live(town, &key).await,
+                !is_live(cluster, &key).await,
                 "left behind: {key:?} of {poller:?}, closed up to {}",
                 positions.closed
             );
@@ -182,10 +182,10 @@ async fn no_row_is_left(town: &Town, until: Timestamp) {
     }
 }
 
-async fn is_live(town: &Town, key: &DueKey) -> bool {
-    let store = town.near_store();
-    let schedule = store.load(vec![key.occurrence.incarnation]).await.expect("it never fails").remove(0);
-    let run = store.find_runs(vec![key.occurrence]).await.expect("it never fails").remove(0);
+async fn is_live(cluster: &TestCluster, key: &DueKey) -> bool {
+    let store = cluster.local_store();
+    let schedule = store.load(vec![key.occurrence.incarnation]).await.expect("the local store never fails").remove(0);
+    let run = store.find_runs(vec![key.occurrence]).await.expect("the local store never fails").remove(0);
     let is_active = schedule.is_some_and(|it| it.status == Status::Active && it.revision == key.occurrence.revision);
     let is_open = run.is_none_or(|run| match run.state {
         RunState::Retrying => run.attempts.last().is_none_or(|attempt| attempt.number < key.attempt),

@@ -1,32 +1,32 @@
-//! Deliberate bugs of clusters, to see that the checkers notice. Each is a line in the way of one member to the others,
-//! to the store or to the coordination engine.
+//! Deliberate bugs of clusters, which the checkers must catch. Each is a small change between a member and the other
+//! members, the store or the coordination engine.
 
-use crate::spine;
+use crate::single_node;
 
-/// A bug that somebody could have written.
+/// A plausible bug.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mutant {
-    /// An owner that lets go does not say what it has in flight.
+    /// An owner hands over a shard without its list of attempts in flight.
     HandsOverNothing,
-    /// The store takes writes of any term.
+    /// The store accepts writes of any term.
     ForgetsTerms,
-    /// A creator looks at `closed` before its row is durable, not after.
+    /// A creator reads `closed` before its row is durable, not after.
     ReadsClosedBeforeItsRow,
-    /// A lease is renewed without a look at the cancel marks.
-    RenewsWithoutMarks,
-    /// "Cancelled" is answered as soon as the mark is durable, without the owner.
-    CancelsWithoutAsking,
+    /// A member renews its lease without reading the cancellation records.
+    RenewsWithoutCancellations,
+    /// A member responds "cancelled" once the cancellation record is durable, without a request to the owner.
+    CancelsWithoutOwner,
 }
 
 impl Mutant {
-    /// The same bug, where it is one of a process alone, too.
-    pub(super) fn of_spine(self) -> Option<spine::Mutant> {
+    /// Returns the same bug of the single-node scenario, if it exists there.
+    pub(super) fn single_node(self) -> Option<single_node::Mutant> {
         match self {
-            Mutant::ReadsClosedBeforeItsRow => Some(spine::Mutant::ReadsClosedBeforeItsRow),
+            Mutant::ReadsClosedBeforeItsRow => Some(single_node::Mutant::ReadsClosedBeforeItsRow),
             Mutant::HandsOverNothing
             | Mutant::ForgetsTerms
-            | Mutant::RenewsWithoutMarks
-            | Mutant::CancelsWithoutAsking => None,
+            | Mutant::RenewsWithoutCancellations
+            | Mutant::CancelsWithoutOwner => None,
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The ways between the members, the store and the coordination engine: each may be cut, one way or both, and what goes
-//! between members may get lost.
+//! Network between the members, the store and the coordination engine. Each link may be cut in one or both directions,
+//! and messages between members may be lost.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -9,14 +9,14 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use membership::Member;
 use scheduler::operations::{Cancel, Operation as _, encode_response};
-use scheduler::{CancelAnswer, PeerError, Peers, Scheduler};
+use scheduler::{CancelResponse, PeerError, Peers, Scheduler};
 
 use super::mutant::Mutant;
 use crate::Handle;
 
-/// How long a message is on its way at most.
+/// Longest travel time of a message.
 const TRAVEL_MICROS_MAX: u64 = 2_000;
-/// When the sender of a message that got lost gives up.
+/// Shortest and longest time after which the sender of a lost message gives up.
 const GIVE_UP_MILLIS: (u64, u64) = (200, 900);
 
 pub(super) const STORE: &str = "store";
@@ -30,7 +30,7 @@ pub(super) struct Net {
 
 #[derive(Default)]
 struct State {
-    /// From, to, until when.
+    /// End of each cut, by sender and destination.
     cuts: BTreeMap<(String, String), Duration>,
     lossy_until: Duration,
     members: BTreeMap<String, Scheduler>,
@@ -41,7 +41,7 @@ impl Net {
         Net { sim: sim.clone(), state: Arc::default() }
     }
 
-    /// What is sent from one to the other gets lost for so long.
+    /// Cuts the link from one node to the other for this duration.
     pub(super) fn cut(&self, from: &str, to: &str, duration: Duration) {
         let until = self.sim.elapsed() + duration;
         self.sim.note(&format!("cut from {from} to {to} for {duration:?}"));
@@ -50,7 +50,7 @@ impl Net {
         *known = until.max(*known);
     }
 
-    /// For so long, some messages between members get lost.
+    /// Loses some messages between members for this duration.
     pub(super) fn lose_some(&self, duration: Duration) {
         self.lock().lossy_until = self.sim.elapsed() + duration;
     }
@@ -89,7 +89,7 @@ impl Net {
         self.is_cut(from, to) || (is_lossy && self.sim.draw(|random| random.below(5)) == 0)
     }
 
-    /// Whoever waits for an answer that does not come waits so long.
+    /// Returns a random time after which a sender gives up waiting for a response.
     pub(super) fn give_up_after(&self) -> Duration {
         let (least, most) = GIVE_UP_MILLIS;
         Duration::from_millis(self.sim.draw(|random| least + random.below(most - least)))
@@ -104,7 +104,7 @@ impl Net {
     }
 }
 
-/// The requests of one member to others, each handled in a task of the other member.
+/// Requests of one member to others. Each is handled in a task of the other member.
 pub(super) struct Wire {
     pub(super) net: Net,
     pub(super) runtime: runtime::Runtime,
@@ -120,19 +120,20 @@ impl Peers for Wire {
         request: Bytes,
     ) -> BoxFuture<'static, Result<Bytes, PeerError>> {
         let is_cancel = operation == Cancel::NAME;
-        if self.mutant == Some(Mutant::CancelsWithoutAsking) && is_cancel {
-            let cancelled = encode_response::<Cancel>(&Ok(CancelAnswer::Cancelled));
+        if self.mutant == Some(Mutant::CancelsWithoutOwner) && is_cancel {
+            let cancelled = encode_response::<Cancel>(&Ok(CancelResponse::Cancelled));
             return Box::pin(std::future::ready(Ok(cancelled)));
         }
         let (net, runtime, here, there) = (self.net.clone(), self.runtime.clone(), self.name.clone(), to.name.clone());
-        // The bug shows when a cancellation does not reach the owner by itself.
-        let is_deaf = self.mutant == Some(Mutant::RenewsWithoutMarks) && is_cancel;
+        // The bug shows only if a cancellation does not reach the owner.
+        let drops_cancels = self.mutant == Some(Mutant::RenewsWithoutCancellations) && is_cancel;
         Box::pin(async move {
             let lost = |reason: &str| PeerError::Unreachable { member: there.clone(), reason: reason.to_owned() };
             runtime.sleep(net.travel_time()).await;
-            let Some(scheduler) = net.scheduler(&there).filter(|_| !is_deaf && !net.is_lost(&here, &there)) else {
+            let Some(scheduler) = net.scheduler(&there).filter(|_| !drops_cancels && !net.is_lost(&here, &there))
+            else {
                 runtime.sleep(net.give_up_after()).await;
-                return Err(lost("the request got lost"));
+                return Err(lost("request lost"));
             };
             let handling = async move { scheduler.handle(operation, &request).await };
             let response = net.sim.call(&there, handling).await;
@@ -143,7 +144,7 @@ impl Peers for Wire {
                 }
                 _ => {
                     runtime.sleep(net.give_up_after()).await;
-                    Err(lost("the response got lost"))
+                    Err(lost("response lost"))
                 }
             }
         })

@@ -1,4 +1,4 @@
-//! The bytes of a file, in pages that copies share.
+//! Contents of a file, in pages that copies share.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ const PAGE_LEN: usize = 4096;
 const PAGE: u64 = PAGE_LEN as u64;
 type Page = [u8; PAGE_LEN];
 
-/// A length, and the pages that are not all zeros.
+/// Length of a file and its pages that are not all zeros.
 #[derive(Clone, Default)]
 pub(crate) struct Contents {
     len: u64,
@@ -22,18 +22,18 @@ impl Contents {
     pub(crate) fn set_len(&mut self, len: u64) {
         if len < self.len {
             self.pages.split_off(&len.div_ceil(PAGE));
-            let kept = within_page(len);
-            if kept > 0
+            let remaining = within_page(len);
+            if remaining > 0
                 && let Some(page) = self.pages.get_mut(&(len / PAGE))
             {
-                // What is beyond the end must read as zeros if the file grows again.
-                Arc::make_mut(page)[kept..].fill(0);
+                // Bytes after the end must read as zeros if the file grows again.
+                Arc::make_mut(page)[remaining..].fill(0);
             }
         }
         self.len = len;
     }
 
-    /// Grows the file if it must.
+    /// Writes bytes, and extends the file if necessary.
     pub(crate) fn write(&mut self, offset: u64, bytes: &[u8]) {
         for (at, part) in split(offset, bytes.len()) {
             let start = within_page(at);
@@ -43,7 +43,7 @@ impl Contents {
         self.len = self.len.max(offset + bytes.len() as u64);
     }
 
-    /// False, with `into` untouched, if the file ends before.
+    /// Fills `into`. Returns false and leaves `into` unchanged if the file is too short.
     pub(crate) fn read(&self, offset: u64, into: &mut [u8]) -> bool {
         if offset.checked_add(into.len() as u64).is_none_or(|end| end > self.len) {
             return false;
@@ -60,7 +60,7 @@ impl Contents {
     }
 }
 
-/// The stretches of a page each, as the offset in the file and the range in the buffer.
+/// Splits a range into pages: the offset in the file and the range in the buffer for each page.
 fn split(offset: u64, len: usize) -> impl Iterator<Item = (u64, std::ops::Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {
@@ -75,5 +75,5 @@ fn split(offset: u64, len: usize) -> impl Iterator<Item = (u64, std::ops::Range<
 }
 
 fn within_page(offset: u64) -> usize {
-    usize::try_from(offset % PAGE).expect("a page is small")
+    usize::try_from(offset % PAGE).expect("an offset within a page fits")
 }

@@ -1,8 +1,10 @@
-//! One member's disk as a state: what is written, what is durable, and what a loss of power leaves.
+//! State of one member's disk: the cached contents, the durable contents, and the effect of a loss of power.
 //!
-//! Harsher than most file systems, and no harsher than the contract in [`runtime::Disk`]: unsynced writes to one file
-//! survive or vanish independently of each other and of their order, each at the grain of a sector; so do unsynced
-//! names, folders among them. Syncing a file says nothing of its name.
+//! It is harsher than most file systems, and as harsh as the contract in [`runtime::Disk`] permits: unsynced writes to
+//! one file survive or vanish independently of each other and of their order, sector by sector. The same holds for
+//! unsynced names, including folders. A sync of a file does not make its name durable.
+//!
+//! docs/decisions/0021-simulate-every-allowed-crash-result.md gives the reasons for the design.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Error, ErrorKind, Result};
@@ -12,7 +14,7 @@ use crate::disk::contents::Contents;
 use crate::faults::Incident;
 use crate::random::Random;
 
-/// What a disk writes whole or not at all.
+/// Unit in bytes that a disk writes completely or not at all.
 pub(crate) const SECTOR: u64 = 512;
 
 pub(crate) type InodeId = u64;
@@ -25,15 +27,15 @@ pub(crate) struct Volume {
     name_changes: Vec<NameChange>,
     locks: BTreeSet<PathBuf>,
     pub(crate) capacity: u64,
-    /// Reads and writes since the beginning.
+    /// Number of operations since the start of the simulation.
     pub(crate) operations: u64,
-    /// The operation in which the power goes.
+    /// Number of the operation in which the power fails.
     pub(crate) crash_at: Option<u64>,
 }
 
 #[derive(Default)]
 struct Inode {
-    /// What a read sees.
+    /// Contents that a read returns.
     cached: Contents,
     durable: Contents,
     unsynced: Vec<(u64, Write)>,
@@ -53,10 +55,10 @@ struct Folder {
     durable_names: BTreeMap<String, InodeId>,
 }
 
-/// Durable once `folder` is synced.
+/// A change of a name, durable once `folder` is synced.
 struct NameChange {
     folder: PathBuf,
-    what: Naming,
+    kind: Naming,
 }
 
 enum Naming {
@@ -92,19 +94,19 @@ impl Volume {
             }
             self.folders.insert(folder.to_owned(), Folder::default());
             let parent = folder.parent().unwrap_or(Path::new("")).to_owned();
-            self.name_changes.push(NameChange { folder: parent, what: Naming::MakeFolder(folder.to_owned()) });
+            self.name_changes.push(NameChange { folder: parent, kind: Naming::MakeFolder(folder.to_owned()) });
         }
         Ok(())
     }
 
     pub(crate) fn find(&self, path: &Path) -> Result<InodeId> {
-        let (folder, name) = place(path)?;
+        let (folder, name) = split_path(path)?;
         let inode = self.folders.get(folder).and_then(|folder| folder.names.get(name));
         inode.copied().ok_or_else(|| not_found(path))
     }
 
     pub(crate) fn create(&mut self, path: &Path) -> Result<InodeId> {
-        let (folder, name) = place(path)?;
+        let (folder, name) = split_path(path)?;
         if self.folders.contains_key(path) {
             return Err(Error::new(ErrorKind::AlreadyExists, format!("{} is a folder", path.display())));
         }
@@ -116,8 +118,8 @@ impl Volume {
         let inode = self.last_inode;
         names.insert(name.to_owned(), inode);
         self.inodes.insert(inode, Inode::default());
-        let what = Naming::Link { name: name.to_owned(), inode };
-        self.name_changes.push(NameChange { folder: folder.to_owned(), what });
+        let kind = Naming::Link { name: name.to_owned(), inode };
+        self.name_changes.push(NameChange { folder: folder.to_owned(), kind });
         Ok(inode)
     }
 
@@ -128,25 +130,25 @@ impl Volume {
 
     pub(crate) fn rename(&mut self, from: &Path, to: &Path) -> Result<()> {
         let inode = self.find(from)?;
-        let ((from_folder, from), (to_folder, to)) = (place(from)?, place(to)?);
+        let ((from_folder, from), (to_folder, to)) = (split_path(from)?, split_path(to)?);
         let target = self.folders.get_mut(to_folder).ok_or_else(|| not_found(to_folder))?;
         target.names.insert(to.to_owned(), inode);
         if (from_folder, from) != (to_folder, to) {
-            self.folders.get_mut(from_folder).expect("it was found above").names.remove(from);
+            self.folders.get_mut(from_folder).expect("the folder of an existing file exists").names.remove(from);
         }
         let (from_folder, from, to) = (from_folder.to_owned(), from.to_owned(), to.to_owned());
-        let what = Naming::Rename { from_folder, from, to, inode };
-        self.name_changes.push(NameChange { folder: to_folder.to_owned(), what });
+        let kind = Naming::Rename { from_folder, from, to, inode };
+        self.name_changes.push(NameChange { folder: to_folder.to_owned(), kind });
         self.forget_unreachable();
         Ok(())
     }
 
     pub(crate) fn remove(&mut self, path: &Path) -> Result<()> {
         self.find(path)?;
-        let (folder, name) = place(path)?;
-        self.folders.get_mut(folder).expect("it was found above").names.remove(name);
-        let what = Naming::Unlink { name: name.to_owned() };
-        self.name_changes.push(NameChange { folder: folder.to_owned(), what });
+        let (folder, name) = split_path(path)?;
+        self.folders.get_mut(folder).expect("the folder of an existing file exists").names.remove(name);
+        let kind = Naming::Unlink { name: name.to_owned() };
+        self.name_changes.push(NameChange { folder: folder.to_owned(), kind });
         self.forget_unreachable();
         Ok(())
     }
@@ -166,8 +168,8 @@ impl Volume {
     }
 
     fn make_durable(&mut self, change: NameChange) {
-        let NameChange { folder, what } = change;
-        match what {
+        let NameChange { folder, kind } = change;
+        match kind {
             Naming::MakeFolder(path) => {
                 self.folders.entry(path).or_default().durable = true;
             }
@@ -179,7 +181,7 @@ impl Volume {
             }
             Naming::Rename { from_folder, from, to, inode } => {
                 let source = &mut self.folders.entry(from_folder).or_default().durable_names;
-                // Another file may have taken the name since.
+                // Another file may have the name now.
                 if source.get(&from) == Some(&inode) {
                     source.remove(&from);
                 }
@@ -188,7 +190,7 @@ impl Volume {
         }
     }
 
-    /// False if it is held.
+    /// Locks the path. Returns false if it is locked already.
     pub(crate) fn lock(&mut self, path: &Path) -> bool {
         self.locks.insert(path.to_owned())
     }
@@ -199,11 +201,11 @@ impl Volume {
 
     // Bytes.
 
-    pub(crate) fn hold(&mut self, inode: InodeId) {
+    pub(crate) fn add_handle(&mut self, inode: InodeId) {
         self.inode(inode).handles += 1;
     }
 
-    pub(crate) fn release(&mut self, inode: InodeId) {
+    pub(crate) fn remove_handle(&mut self, inode: InodeId) {
         let handles = &mut self.inode(inode).handles;
         *handles -= 1;
         if *handles == 0 {
@@ -217,21 +219,21 @@ impl Volume {
 
     pub(crate) fn read(&self, inode: InodeId, offset: u64, into: &mut [u8]) -> Result<()> {
         let whole = self.inodes.get(&inode).is_some_and(|inode| inode.cached.read(offset, into));
-        if whole { Ok(()) } else { Err(Error::new(ErrorKind::UnexpectedEof, "the file ends before")) }
+        if whole { Ok(()) } else { Err(Error::new(ErrorKind::UnexpectedEof, "the read exceeds the end of the file")) }
     }
 
-    /// On a full disk, some of the bytes are written before the error.
+    /// Writes bytes. On a full disk, some of the bytes are written before the error.
     pub(crate) fn write(&mut self, inode: InodeId, offset: u64, bytes: &[u8]) -> Result<()> {
         let end = offset.checked_add(bytes.len() as u64).ok_or_else(|| Error::from(ErrorKind::FileTooLarge))?;
         let len = self.len(inode);
-        // Most writes go where space was taken before, and need no sum over all files.
-        let room = if end > len { self.free_bytes() } else { 0 };
+        // Most writes overwrite allocated space, and need no sum over all files.
+        let free = if end > len { self.free_bytes() } else { 0 };
         let file = self.inode(inode);
-        let fits = end.saturating_sub(len) <= room;
+        let fits = end.saturating_sub(len) <= free;
         let written = if fits {
             bytes
         } else {
-            let most = (len + room).saturating_sub(offset);
+            let most = (len + free).saturating_sub(offset);
             &bytes[..usize::try_from(most).unwrap_or(0).min(bytes.len())]
         };
         if !written.is_empty() {
@@ -240,26 +242,26 @@ impl Volume {
         if fits { Ok(()) } else { Err(full()) }
     }
 
-    /// Of a write that fails: any number of its first bytes.
+    /// Writes a random number of the first bytes, for a write that fails.
     pub(crate) fn write_some(&mut self, inode: InodeId, offset: u64, bytes: &[u8]) -> Result<()> {
         let some = self.random.index(bytes.len() + 1);
         self.write(inode, offset, &bytes[..some])
     }
 
     pub(crate) fn allocate(&mut self, inode: InodeId, len: u64) -> Result<()> {
-        let room = self.free_bytes();
+        let free = self.free_bytes();
         let present = self.len(inode);
-        if len.saturating_sub(present) > room {
-            // `fallocate` may leave what it got.
-            let got = present + self.random.below(room + 1);
-            self.inode(inode).write(Write::Length(got));
+        if len.saturating_sub(present) > free {
+            // `fallocate` may leave a part of the allocation.
+            let allocated = present + self.random.below(free + 1);
+            self.inode(inode).write(Write::Length(allocated));
             return Err(full());
         }
         self.inode(inode).write(Write::Length(len));
         Ok(())
     }
 
-    /// What a sync that begins now will cover.
+    /// Returns the number of the last write, which a sync that starts now covers.
     pub(crate) fn last_write(&self, inode: InodeId) -> u64 {
         self.inodes.get(&inode).map_or(0, |inode| inode.last_write)
     }
@@ -271,8 +273,8 @@ impl Volume {
         }
     }
 
-    /// The kernel has thrown the dirty pages away, or not; they count as clean from now on, and reading may show what
-    /// was written or what is on the disk.
+    /// Applies a failed sync. The kernel may have discarded the dirty pages. They count as clean from now on, and a
+    /// read may return the written bytes or the bytes on the disk.
     pub(crate) fn fail_sync(&mut self, inode: InodeId, until: u64) -> Vec<(Incident, String)> {
         let mut random = self.random.fork();
         let file = self.inode(inode);
@@ -289,7 +291,7 @@ impl Volume {
         losses
     }
 
-    /// False if the file ends before.
+    /// Flips a bit. Returns false if the file is too short.
     pub(crate) fn flip_bit(&mut self, inode: InodeId, offset: u64, bit: u32) -> bool {
         let file = self.inode(inode);
         let mut flipped = false;
@@ -322,7 +324,7 @@ impl Volume {
         self.forget_unreachable();
     }
 
-    /// What is not durable survives, in part or whole, or does not.
+    /// Loses power: unsynced data survives completely, partly or not at all.
     pub(crate) fn lose_power(&mut self) -> Vec<(Incident, String)> {
         let mut random = self.random.fork();
         let mut losses = self.lose_names(&mut random);
@@ -360,7 +362,7 @@ impl Volume {
             named.extend(folder.names.values().chain(folder.durable_names.values()));
         }
         for change in &self.name_changes {
-            match &change.what {
+            match &change.kind {
                 Naming::Link { inode, .. } | Naming::Rename { inode, .. } => {
                     named.insert(*inode);
                 }
@@ -371,7 +373,7 @@ impl Volume {
     }
 
     fn inode(&mut self, id: InodeId) -> &mut Inode {
-        self.inodes.get_mut(&id).expect("an inode that is named or open is there")
+        self.inodes.get_mut(&id).expect("an inode with a name or a handle exists")
     }
 }
 
@@ -396,7 +398,7 @@ impl Write {
         }
     }
 
-    /// What is left of a write that nobody synced: all of it, some sectors, or nothing.
+    /// Applies the part of an unsynced write that survives: all of it, some sectors, or nothing.
     fn survive(&self, contents: &mut Contents, random: &mut Random) -> Option<(Incident, String)> {
         match (random.below(3), self) {
             (0, write) => {
@@ -404,8 +406,8 @@ impl Write {
                 None
             }
             (1, Write::Bytes { offset, bytes }) if bytes.len() as u64 > SECTOR - offset % SECTOR => {
-                let kept = tear(*offset, bytes, contents, random);
-                Some((Incident::TornWrite, format!("{kept} of {} bytes at {offset}", bytes.len())))
+                let survived = tear(*offset, bytes, contents, random);
+                Some((Incident::TornWrite, format!("{survived} of {} bytes at {offset}", bytes.len())))
             }
             (_, Write::Bytes { offset, bytes }) => {
                 Some((Incident::LostWrite, format!("{} bytes at {offset}", bytes.len())))
@@ -415,25 +417,25 @@ impl Write {
     }
 }
 
-/// Writes some sectors only, and says how many bytes.
+/// Writes only some of the sectors, and returns the number of bytes written.
 fn tear(offset: u64, bytes: &[u8], contents: &mut Contents, random: &mut Random) -> usize {
     let in_order = random.coin();
     let sectors = sectors(offset, bytes.len());
     let first_lost = random.index(sectors.len());
-    let mut kept = 0;
+    let mut survived = 0;
     for (number, range) in sectors.into_iter().enumerate() {
-        // Either what came first, or any of them: a disk may write its queue in any order.
+        // Either the first sectors survive, or any of them: a disk may write its queue in any order.
         let survives = if in_order { number < first_lost } else { number != first_lost && random.coin() };
         if survives {
             contents.write(offset + range.start as u64, &bytes[range.clone()]);
-            kept += range.len();
+            survived += range.len();
         }
     }
-    // The length may be durable before the bytes are: then zeros are read.
+    // The length may become durable before the bytes. A read then returns zeros.
     if random.coin() {
         contents.set_len(contents.len().max(offset + bytes.len() as u64));
     }
-    kept
+    survived
 }
 
 fn sectors(offset: u64, len: usize) -> Vec<std::ops::Range<usize>> {
@@ -451,7 +453,7 @@ fn sectors(offset: u64, len: usize) -> Vec<std::ops::Range<usize>> {
 impl std::fmt::Display for NameChange {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let folder = self.folder.display();
-        match &self.what {
+        match &self.kind {
             Naming::MakeFolder(path) => write!(f, "the new folder {}", path.display()),
             Naming::Link { name, .. } => write!(f, "the new file {name} in {folder}"),
             Naming::Unlink { name } => write!(f, "the removal of {name} in {folder}"),
@@ -460,14 +462,14 @@ impl std::fmt::Display for NameChange {
     }
 }
 
-fn place(path: &Path) -> Result<(&Path, &str)> {
+fn split_path(path: &Path) -> Result<(&Path, &str)> {
     let name = path.file_name().and_then(|name| name.to_str());
     let name = name.ok_or_else(|| Error::new(ErrorKind::InvalidInput, "the path has no file name"))?;
     Ok((path.parent().unwrap_or(Path::new("")), name))
 }
 
 fn not_found(path: &Path) -> Error {
-    Error::new(ErrorKind::NotFound, format!("there is no {}", path.display()))
+    Error::new(ErrorKind::NotFound, format!("{} does not exist", path.display()))
 }
 
 fn full() -> Error {

@@ -1,4 +1,4 @@
-//! Waiting for an instant.
+//! Future that waits for an instant.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -8,7 +8,7 @@ use super::Shared;
 use super::state::{MemberIndex, TimerKey};
 use crate::random::nanos;
 
-/// Ready at `at`; for ever pending once that start of the member is over.
+/// Future that is ready at `at`, or pending forever once this start of the member has ended.
 pub(crate) struct Sleep {
     shared: Arc<Shared>,
     member: MemberIndex,
@@ -19,7 +19,7 @@ pub(crate) struct Sleep {
 
 impl Sleep {
     pub(crate) fn new(shared: Arc<Shared>, member: MemberIndex, boot: u64, at: Duration) -> Self {
-        // Later than any simulation lasts, but a number that can be counted.
+        // Longer than any simulation, but representable.
         let at = at.min(Duration::from_nanos(nanos(Duration::MAX)));
         Sleep { shared, member, boot, at, timer: None }
     }

@@ -1,4 +1,4 @@
-//! Everything that a simulation knows, behind the executor's lock: members, timers, what happened.
+//! State of a simulation behind the executor's lock: members, timers, incidents and trace.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -17,18 +17,18 @@ use crate::faults::{Faults, Incident, Incidents};
 use crate::random::Random;
 use crate::trace::{Event, Trace};
 
-/// The member that stands for everything outside: clients, receivers, the scenario. It never goes down.
+/// Member that represents everything outside the cluster: clients, receivers and the scenario. It never goes down.
 pub(crate) const OUTSIDE: MemberIndex = 0;
 
 pub(crate) type MemberIndex = usize;
 
 pub(crate) struct Core {
-    /// Since the beginning of the simulation.
+    /// True time since the start of the simulation.
     pub(crate) now: Duration,
     pub(crate) faults: Faults,
     pub(crate) incidents: Incidents,
     pub(crate) trace: Trace,
-    /// For the order of polls and what else only the executor draws.
+    /// Randomness for the order of polls and other draws of the executor.
     pub(crate) random: Random,
     pub(crate) members: Vec<Member>,
     pub(crate) panics: Vec<String>,
@@ -47,20 +47,20 @@ pub(crate) struct Core {
 pub(crate) struct Member {
     pub(crate) name: String,
     pub(crate) state: MemberState,
-    /// Counts the starts; what an earlier one left behind has no effect.
+    /// Number of starts. The tasks and handles of an earlier start have no effect.
     pub(crate) boot: u64,
     pub(crate) halts: Vec<String>,
-    /// When it was paused or down, in true time.
+    /// Times during which the member was paused or down, in true time.
     pub(crate) interruptions: Vec<RangeInclusive<Duration>>,
-    /// Milliseconds that its wall clock is ahead of true time.
+    /// Offset of the wall clock from true time, in milliseconds.
     pub(crate) clock_ahead: i64,
-    /// What its monotonic clock showed when the simulation began.
+    /// Reading of the monotonic clock at the start of the simulation.
     pub(crate) monotonic_base: Duration,
     pub(crate) random: Random,
     pub(crate) volume: Volume,
-    /// Tasks that were woken in a pause.
+    /// Tasks that were woken during a pause.
     pub(super) parked: Vec<TaskId>,
-    /// Those who wait for it to go down.
+    /// Wakers of tasks that wait for the member to go down.
     pub(super) watchers: Vec<Waker>,
 }
 
@@ -71,9 +71,9 @@ pub(crate) enum MemberState {
     Down,
 }
 
-/// How a member goes down.
+/// Reason why a member goes down.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Blow {
+pub(crate) enum DownReason {
     Crash,
     Kill,
     Halt,
@@ -134,7 +134,7 @@ impl Core {
         key
     }
 
-    /// The waker that was there, to be dropped outside the lock.
+    /// Removes a timer, and returns its waker, which the caller drops outside the lock.
     #[must_use]
     pub(crate) fn clear_timer(&mut self, key: TimerKey) -> Option<Waker> {
         match self.timers.remove(&key) {
@@ -154,10 +154,10 @@ impl Core {
         self.trace.record(self.now, event);
     }
 
-    pub(crate) fn incident(&mut self, member: MemberIndex, what: Incident, detail: &str) {
-        self.incidents.add(what);
+    pub(crate) fn incident(&mut self, member: MemberIndex, incident: Incident, detail: &str) {
+        self.incidents.add(incident);
         let name = &self.members[member].name;
-        self.trace.record(self.now, &Event::Incident { member: name, what, detail });
+        self.trace.record(self.now, &Event::Incident { member: name, incident, detail });
     }
 
     pub(crate) fn is_current(&self, member: MemberIndex, boot: u64) -> bool {
@@ -190,13 +190,13 @@ impl Core {
 
     pub(crate) fn boot(&mut self, index: MemberIndex) {
         let member = &mut self.members[index];
-        assert!(member.state == MemberState::Down, "{} is up: crash it or kill it first", member.name);
+        assert!(member.state == MemberState::Down, "{} is up; crash or kill it first", member.name);
         member.state = MemberState::Up;
         member.boot += 1;
         if let Some(down) = member.interruptions.last_mut().filter(|last| *last.end() == Duration::MAX) {
             *down = *down.start()..=self.now;
         }
-        // A machine's monotonic clock means nothing to its next start.
+        // The monotonic clock of the previous start has no meaning for this one.
         member.monotonic_base = Duration::from_millis(1_000 + member.random.below(1_000_000_000));
         self.trace.record(self.now, &Event::Boot { member: &member.name });
     }
@@ -226,10 +226,10 @@ impl Core {
     }
 }
 
-/// What only the loop does.
+/// Operations of the executor's loop.
 impl Core {
-    /// Moves time, and gives the wakers that are due.
-    pub(super) fn go_on(&mut self, until: Duration) -> Vec<Waker> {
+    /// Advances time, and returns the wakers of the due timers.
+    pub(super) fn advance_to(&mut self, until: Duration) -> Vec<Waker> {
         if until > self.now {
             self.now = until;
             self.polls_now = 0;
@@ -245,11 +245,11 @@ impl Core {
         due
     }
 
-    /// The wakers of what was woken in the pause.
+    /// Ends a pause, and returns the wakers of the tasks that were woken during it.
     pub(super) fn resume(&mut self, index: MemberIndex) -> Vec<Waker> {
         let MemberState::PausedUntil(until) = self.members[index].state else { return Vec::new() };
         if until > self.now {
-            return Vec::new(); // The pause was made longer; its own timer follows.
+            return Vec::new(); // The pause was extended; a later timer ends it.
         }
         self.members[index].state = MemberState::Up;
         self.trace.record(self.now, &Event::Resume { member: &self.members[index].name });
@@ -263,27 +263,27 @@ impl Core {
         wakers
     }
 
-    /// Carries out the end of a member; what is returned is dropped outside the lock.
-    pub(super) fn fell(&mut self, index: MemberIndex, blow: Blow) -> Fallen {
-        let (incident, detail) = match blow {
-            Blow::Crash => (Incident::Crash, String::new()),
-            Blow::Kill => (Incident::Kill, String::new()),
-            Blow::Halt => (Incident::Halt, self.members[index].halts.last().cloned().unwrap_or_default()),
+    /// Takes a member down. The caller drops the returned value outside the lock.
+    pub(super) fn take_down(&mut self, index: MemberIndex, reason: DownReason) -> DownedMember {
+        let (incident, detail) = match reason {
+            DownReason::Crash => (Incident::Crash, String::new()),
+            DownReason::Kill => (Incident::Kill, String::new()),
+            DownReason::Halt => (Incident::Halt, self.members[index].halts.last().cloned().unwrap_or_default()),
         };
         self.incident(index, incident, &detail);
         let member = &mut self.members[index];
         member.state = MemberState::Down;
-        // A pause ends here.
+        // A pause ends when its member goes down.
         for pause in member.interruptions.iter_mut().filter(|one| *one.end() > self.now) {
             *pause = *pause.start()..=self.now;
         }
         member.interruptions.push(self.now..=Duration::MAX);
         member.parked.clear();
         let watchers = std::mem::take(&mut member.watchers);
-        let losses = match blow {
-            Blow::Crash => member.volume.lose_power(),
+        let losses = match reason {
+            DownReason::Crash => member.volume.lose_power(),
             // The page cache outlives the process.
-            Blow::Kill | Blow::Halt => {
+            DownReason::Kill | DownReason::Halt => {
                 member.volume.forget_handles();
                 Vec::new()
             }
@@ -291,7 +291,7 @@ impl Core {
         for (incident, detail) in losses {
             self.incident(index, incident, &detail);
         }
-        Fallen { tasks: self.tasks.remove_all(|task| task.member == index), watchers }
+        DownedMember { tasks: self.tasks.remove_all(|task| task.member == index), watchers }
     }
 
     pub(super) fn end(&mut self, id: TaskId) -> Option<oneshot::Sender<TaskEnd>> {
@@ -337,15 +337,15 @@ impl Core {
     }
 }
 
-/// What is left of a member that went down.
-pub(super) struct Fallen {
+/// Tasks and wakers of a member that went down.
+pub(super) struct DownedMember {
     pub(super) tasks: Vec<Task>,
     pub(super) watchers: Vec<Waker>,
 }
 
-impl Fallen {
-    pub(super) fn bury(self) {
-        self.tasks.into_iter().for_each(|task| task.bury(TaskEnd::Aborted));
+impl DownedMember {
+    pub(super) fn drop_and_notify(self) {
+        self.tasks.into_iter().for_each(|task| task.drop_and_notify(TaskEnd::Aborted));
         self.watchers.into_iter().for_each(Waker::wake);
     }
 }

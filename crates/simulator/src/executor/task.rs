@@ -1,4 +1,4 @@
-//! Tasks, and the list of those that were woken.
+//! Tasks, and the list of runnable tasks.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,7 +19,7 @@ pub(crate) struct TaskId {
     pub(super) serial: u64,
 }
 
-/// The scenario's own future, which `run_until` holds on its stack.
+/// Id of the scenario's own future, which is on the stack of `run_until`.
 pub(super) const ROOT: TaskId = TaskId { slot: usize::MAX, serial: 0 };
 
 pub(super) struct Task {
@@ -27,7 +27,7 @@ pub(super) struct Task {
     pub(super) name: &'static str,
     pub(super) place: Place,
     pub(super) member: MemberIndex,
-    /// `None` while it is being polled.
+    /// `None` while the future is being polled.
     pub(super) future: Option<Future>,
     pub(super) waker: Arc<TaskWaker>,
     pub(super) aborted: bool,
@@ -53,14 +53,14 @@ impl Tasks {
         self.slots[id.slot].take()
     }
 
-    pub(super) fn insert(&mut self, make: impl FnOnce(TaskId) -> Task) -> TaskId {
+    pub(super) fn insert(&mut self, new_task: impl FnOnce(TaskId) -> Task) -> TaskId {
         self.serial += 1;
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
             self.slots.len() - 1
         });
         let id = TaskId { slot, serial: self.serial };
-        self.slots[slot] = Some(make(id));
+        self.slots[slot] = Some(new_task(id));
         id
     }
 
@@ -76,8 +76,8 @@ impl Tasks {
     }
 }
 
-/// In the order of their making, not of their waking: some channels wake their waiters in an order by chance (tokio's
-/// `watch` draws one of eight lists for each), which no seed knows.
+/// Runnable tasks, in order of creation and not of waking. Some channels wake their waiters in a random order (tokio's
+/// `watch` draws one of eight lists for each), which the seed does not determine.
 pub(super) struct Ready(pub(super) Mutex<Vec<TaskId>>);
 
 impl Ready {
@@ -94,7 +94,7 @@ impl Ready {
 
 pub(super) struct TaskWaker {
     pub(super) id: TaskId,
-    /// It is in the ready list, or parked: once is enough.
+    /// True while the task is in the ready list or parked.
     pub(super) queued: AtomicBool,
     pub(super) ready: Arc<Ready>,
 }
@@ -112,12 +112,12 @@ impl Wake for TaskWaker {
 }
 
 impl Task {
-    pub(super) fn bury(self, how: TaskEnd) {
+    pub(super) fn drop_and_notify(self, task_end: TaskEnd) {
         if let Some(future) = self.future {
             drop_quietly(future);
         }
         if let Some(end) = self.end {
-            let _unheard = end.send(how);
+            let _receiver_is_gone = end.send(task_end);
         }
     }
 }

@@ -13,7 +13,7 @@ fn contents(sim: &Simulation) -> Option<Vec<u8>> {
     sim.volume("a").read(LOG)
 }
 
-/// Writes `parts` one after the other; syncs after the first `synced` of them; crashes.
+/// Writes `parts` in order, syncs after the first `synced` of them, and crashes.
 fn crash_after_writes(sim: &Simulation, parts: &[&[u8]], synced: usize) -> Vec<u8> {
     sim.run_until(async {
         let file = durable_file(&sim.member("a"), LOG).await;
@@ -27,37 +27,37 @@ fn crash_after_writes(sim: &Simulation, parts: &[&[u8]], synced: usize) -> Vec<u
         }
         sim.crash("a");
     });
-    contents(sim).expect("its name was durable")
+    contents(sim).expect("the file's name was durable")
 }
 
 #[test]
-fn a_crash_keeps_every_synced_byte_and_any_part_of_the_rest() {
+fn crash_retains_synced_bytes_and_any_part_of_the_rest() {
     let parts: [&[u8]; 3] = [&[1; 700], &[2; 5_000], &[3; 100]];
     let mut lengths = std::collections::BTreeSet::new();
     for seed in 0..200 {
         let sim = Simulation::new(seed);
-        let kept = crash_after_writes(&sim, &parts, 1);
-        assert_eq!(kept[..700], [1; 700]);
-        for (at, byte) in kept.iter().enumerate().skip(700) {
-            let wrote = if at < 5_700 { 2 } else { 3 };
-            assert!(*byte == 0 || *byte == wrote, "byte {at} is {byte}: nobody wrote that");
+        let remaining = crash_after_writes(&sim, &parts, 1);
+        assert_eq!(remaining[..700], [1; 700]);
+        for (at, byte) in remaining.iter().enumerate().skip(700) {
+            let written = if at < 5_700 { 2 } else { 3 };
+            assert!(*byte == 0 || *byte == written, "byte {at} is {byte}, which was never written");
         }
-        lengths.insert(kept.len());
+        lengths.insert(remaining.len());
     }
     assert!(lengths.contains(&700) && lengths.contains(&5_700) && lengths.contains(&5_800), "{lengths:?}");
 }
 
 #[test]
-fn unsynced_writes_survive_whole_or_torn_or_not_at_all() {
+fn unsynced_writes_survive_completely_partly_or_not_at_all() {
     let outcome = |property: fn(&[u8]) -> bool| {
         seeds_where(300, |sim| {
-            let kept = crash_after_writes(sim, &[&[7; 4_096]], usize::MAX);
-            property(&kept)
+            let remaining = crash_after_writes(sim, &[&[7; 4_096]], usize::MAX);
+            property(&remaining)
         })
     };
-    let whole = outcome(|kept| kept == [7; 4_096]);
-    let none = outcome(|kept| !kept.contains(&7));
-    let torn = outcome(|kept| kept.contains(&7) && kept != [7; 4_096]);
+    let whole = outcome(|remaining| remaining == [7; 4_096]);
+    let none = outcome(|remaining| !remaining.contains(&7));
+    let torn = outcome(|remaining| remaining.contains(&7) && remaining != [7; 4_096]);
     assert!(whole > 50 && none > 50 && torn > 50, "whole {whole}, none {none}, torn {torn}");
     let counted = seeds_where(300, |sim| {
         crash_after_writes(sim, &[&[7; 4_096]], usize::MAX);
@@ -67,33 +67,33 @@ fn unsynced_writes_survive_whole_or_torn_or_not_at_all() {
 }
 
 #[test]
-fn a_tear_lies_between_sectors() {
+fn torn_write_tears_between_sectors() {
     for seed in 0..200 {
-        let kept = crash_after_writes(&Simulation::new(seed), &[&[7; 100], &[7; 5_000]], 0);
-        let mut padded = kept.clone();
+        let remaining = crash_after_writes(&Simulation::new(seed), &[&[7; 100], &[7; 5_000]], 0);
+        let mut padded = remaining.clone();
         padded.resize(5_100, 0);
-        // The second write begins within the first sector, so that sector has two parts.
+        // The second write starts in the first sector, so that sector has two parts.
         for (start, end) in
             [(0, 100), (100, 512)].into_iter().chain((1..10).map(|n| (n * 512, (n * 512 + 512).min(5_100))))
         {
             let sector = &padded[start..end];
-            assert!(sector.iter().all(|byte| *byte == sector[0]), "seed {seed}: torn within {start}..{end}");
+            assert!(sector.iter().all(|byte| *byte == sector[0]), "seed {seed}: torn inside {start}..{end}");
         }
     }
 }
 
 #[test]
-fn a_tear_may_leave_a_hole_in_the_middle() {
+fn torn_write_may_leave_a_hole() {
     let holes = seeds_where(200, |sim| {
-        let kept = crash_after_writes(sim, &[&[7; 4_096]], usize::MAX);
-        let first_lost = kept.iter().position(|byte| *byte == 0);
-        first_lost.is_some_and(|at| kept[at..].contains(&7))
+        let remaining = crash_after_writes(sim, &[&[7; 4_096]], usize::MAX);
+        let first_lost = remaining.iter().position(|byte| *byte == 0);
+        first_lost.is_some_and(|at| remaining[at..].contains(&7))
     });
     assert!(holes > 10, "{holes}");
 }
 
 #[test]
-fn a_file_that_was_cut_and_grows_again_reads_as_zeros() {
+fn truncated_file_that_grows_reads_as_zeros() {
     let sim = Simulation::new(0);
     sim.run_until(async {
         let file = durable_file(&sim.member("a"), LOG).await;
@@ -107,16 +107,16 @@ fn a_file_that_was_cut_and_grows_again_reads_as_zeros() {
 }
 
 #[test]
-fn a_later_unsynced_write_may_survive_an_earlier_one() {
+fn later_unsynced_write_may_survive_without_an_earlier_one() {
     let reordered = seeds_where(100, |sim| {
-        let kept = crash_after_writes(sim, &[&[1; 512], &[2; 512]], usize::MAX);
-        kept.len() == 1_024 && kept[0] == 0 && kept[512] == 2
+        let remaining = crash_after_writes(sim, &[&[1; 512], &[2; 512]], usize::MAX);
+        remaining.len() == 1_024 && remaining[0] == 0 && remaining[512] == 2
     });
     assert!(reordered > 5, "{reordered}");
 }
 
 #[test]
-fn a_kill_leaves_what_was_written_but_not_durable() {
+fn kill_retains_written_data_that_is_not_durable() {
     for seed in 0..20 {
         let sim = Simulation::new(seed);
         sim.run_until(async {
@@ -140,7 +140,7 @@ fn a_kill_leaves_what_was_written_but_not_durable() {
 }
 
 #[test]
-fn a_name_is_durable_after_its_folder_is_synced_and_not_before() {
+fn name_is_durable_only_after_its_folder_is_synced() {
     let lost = seeds_where(100, |sim| {
         sim.run_until(async {
             let file = sim.member("a").disk().open(Path::new(LOG), OpenMode::CreateNew).await.unwrap();
@@ -151,7 +151,7 @@ fn a_name_is_durable_after_its_folder_is_synced_and_not_before() {
         match contents(sim) {
             None => true,
             Some(bytes) => {
-                assert_eq!(bytes, b"bytes", "where there is a name, there are the synced bytes");
+                assert_eq!(bytes, b"bytes", "a surviving name has its synced bytes");
                 false
             }
         }
@@ -160,7 +160,7 @@ fn a_name_is_durable_after_its_folder_is_synced_and_not_before() {
 }
 
 #[test]
-fn a_folder_is_lost_with_all_its_files_unless_its_parent_was_synced() {
+fn folder_is_lost_with_its_files_unless_its_parent_was_synced() {
     let run = |sim: &Simulation, sync_parent: bool| {
         sim.run_until(async {
             let (a, folder) = (sim.member("a"), Path::new("/data/log"));
@@ -179,7 +179,7 @@ fn a_folder_is_lost_with_all_its_files_unless_its_parent_was_synced() {
 }
 
 #[test]
-fn a_rename_is_there_whole_or_not_at_all() {
+fn rename_is_atomic() {
     let (mut before, mut after) = (0, 0);
     for seed in 0..100 {
         let sim = Simulation::new(seed);
@@ -194,7 +194,7 @@ fn a_rename_is_there_whole_or_not_at_all() {
             assert_eq!(a.disk().list(Path::new("/")).await.unwrap(), ["log"]);
             sim.crash("a");
         });
-        let log = contents(&sim).expect("one of the two is there");
+        let log = contents(&sim).expect("one of the two files exists");
         match (log.as_slice(), sim.volume("a").files("/").contains("new")) {
             (b"o", true) => before += 1,
             (b"n", false) => after += 1,
@@ -205,7 +205,7 @@ fn a_rename_is_there_whole_or_not_at_all() {
 }
 
 #[test]
-fn after_a_failed_sync_bytes_are_unknown_and_a_second_sync_does_not_help() {
+fn second_sync_does_not_repair_a_failed_sync() {
     let lost = seeds_where(100, |sim| {
         sim.run_until(async {
             let file = durable_file(&sim.member("a"), LOG).await;
@@ -218,15 +218,15 @@ fn after_a_failed_sync_bytes_are_unknown_and_a_second_sync_does_not_help() {
             file.sync_data().await.unwrap();
             sim.crash("a");
         });
-        let kept = contents(sim).unwrap();
-        assert!(kept.len() == 4_096 && kept.iter().all(|byte| [1, 2].contains(byte)));
-        kept.contains(&1)
+        let remaining = contents(sim).unwrap();
+        assert!(remaining.len() == 4_096 && remaining.iter().all(|byte| [1, 2].contains(byte)));
+        remaining.contains(&1)
     });
     assert!((40..95).contains(&lost), "{lost}");
 }
 
 #[test]
-fn a_sync_covers_what_was_written_before_it_began() {
+fn sync_covers_writes_before_its_start() {
     let lost = seeds_where(50, |sim| {
         sim.run_until(async {
             let file = durable_file(&sim.member("a"), LOG).await;
@@ -239,15 +239,15 @@ fn a_sync_covers_what_was_written_before_it_began() {
             futures_util::join!(sync, write).0.unwrap();
             sim.crash("a");
         });
-        let kept = contents(sim).unwrap();
-        assert_eq!(kept[..512], [1; 512]);
-        kept.len() < 1_024
+        let remaining = contents(sim).unwrap();
+        assert_eq!(remaining[..512], [1; 512]);
+        remaining.len() < 1_024
     });
     assert!(lost > 10, "{lost}");
 }
 
 #[test]
-fn a_slow_sync_takes_seconds() {
+fn slow_sync_takes_seconds() {
     let sim = Simulation::new(0);
     sim.set_faults(Faults { sync_slow: 1.0, ..Faults::default() });
     sim.run_until(async {
@@ -259,7 +259,7 @@ fn a_slow_sync_takes_seconds() {
 }
 
 #[test]
-fn a_full_disk_refuses_growth_takes_overwrites_and_recovers() {
+fn full_disk_rejects_growth_and_accepts_overwrites() {
     let sim = Simulation::new(0);
     sim.run_until(async {
         let (a, volume) = (sim.member("a"), sim.volume("a"));
@@ -276,7 +276,7 @@ fn a_full_disk_refuses_growth_takes_overwrites_and_recovers() {
         let second = durable_file(&a, "/second").await;
         second.allocate(30_000).await.unwrap();
         a.disk().remove(Path::new("/second")).await.unwrap();
-        assert_eq!(volume.used_bytes(), 30_000, "an open file takes up space without a name");
+        assert_eq!(volume.used_bytes(), 30_000, "an open file without a name uses space");
         drop(second);
         assert_eq!(volume.used_bytes(), 0);
     });
@@ -284,7 +284,7 @@ fn a_full_disk_refuses_growth_takes_overwrites_and_recovers() {
 }
 
 #[test]
-fn a_flipped_bit_is_read_and_stays() {
+fn flipped_bit_is_read_and_survives_a_crash() {
     let sim = Simulation::new(0);
     sim.run_until(async {
         let file = durable_file(&sim.member("a"), LOG).await;
@@ -300,7 +300,7 @@ fn a_flipped_bit_is_read_and_stays() {
 }
 
 #[test]
-fn the_power_goes_in_the_operation_that_was_named() {
+fn power_fails_in_the_chosen_operation() {
     for number in 1..=6 {
         let sim = Simulation::new(number);
         let _a = sim.member("a");
@@ -322,7 +322,7 @@ fn the_power_goes_in_the_operation_that_was_named() {
 }
 
 #[test]
-fn a_lock_keeps_others_out_until_its_guard_is_dropped_or_its_holder_crashes() {
+fn lock_excludes_others_until_its_guard_drops_or_its_owner_crashes() {
     let sim = Simulation::new(0);
     sim.run_until(async {
         let disk = sim.member("a").disk();
@@ -335,12 +335,12 @@ fn a_lock_keeps_others_out_until_its_guard_is_dropped_or_its_holder_crashes() {
         let disk = sim.restart("a").disk();
         let _mine = disk.lock(path).await.unwrap();
         drop(guard);
-        assert!(disk.lock(path).await.is_err(), "the guard of a dead process releases nothing");
+        assert!(disk.lock(path).await.is_err(), "the guard of a dead process releases no lock");
     });
 }
 
 #[test]
-fn errors_are_those_of_a_file_system() {
+fn errors_match_those_of_a_file_system() {
     let sim = Simulation::new(0);
     sim.run_until(async {
         let disk = sim.member("a").disk();
@@ -360,7 +360,7 @@ fn errors_are_those_of_a_file_system() {
 }
 
 #[test]
-fn failing_reads_and_writes_fail_as_often_as_asked() {
+fn reads_and_writes_fail_with_the_set_probability() {
     let sim = Simulation::new(5);
     sim.run_until(async {
         let file = durable_file(&sim.member("a"), LOG).await;

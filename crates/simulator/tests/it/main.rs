@@ -1,6 +1,6 @@
-//! The simulator through its public face.
+//! Tests of the simulator's public API.
 
-#![expect(clippy::unwrap_used, reason = "a test stops at what it does not expect")]
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod disk;
 mod runner;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use runtime::{DiskFile, OpenMode, Runtime};
 use simulator::Simulation;
 
-/// A new file whose name is durable.
+/// Creates a file whose name is durable.
 async fn durable_file(member: &Runtime, path: &str) -> Arc<dyn DiskFile> {
     let disk = member.disk();
     let file = disk.open(Path::new(path), OpenMode::CreateNew).await.unwrap();
@@ -20,7 +20,7 @@ async fn durable_file(member: &Runtime, path: &str) -> Arc<dyn DiskFile> {
     file
 }
 
-/// The seeds of 0..`seeds` whose run makes `property` true.
+/// Returns the number of seeds below `seeds` for which `property` is true.
 fn seeds_where(seeds: u64, property: impl Fn(&Simulation) -> bool) -> u64 {
     (0..seeds).filter(|seed| property(&Simulation::new(*seed))).count() as u64
 }

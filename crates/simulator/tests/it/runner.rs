@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use simulator::{Incident, Order, Simulation, Suite, Text, assert_caught, run_seed, run_seeds, try_seeds};
 
-/// Two tasks add one to a number, and lose an addition if they take turns badly.
+/// Runs two tasks that each add one to a number, and lose an addition in some orders.
 fn race(sim: &Simulation) {
     let number = std::sync::Arc::new(AtomicU64::new(0));
     sim.run_until(async {
@@ -25,7 +25,7 @@ fn race(sim: &Simulation) {
 }
 
 #[test]
-fn a_failure_prints_the_command_that_replays_it_and_the_last_events() {
+fn failure_prints_its_replay_command_and_the_last_events() {
     let failure = try_seeds("race", 0..100, race).expect_err("some order loses an addition");
     assert!(failure.repeatable);
     let text = failure.to_string();
@@ -36,7 +36,7 @@ fn a_failure_prints_the_command_that_replays_it_and_the_last_events() {
 }
 
 #[test]
-fn a_deliberate_bug_is_caught_by_its_symptom_or_the_check_fails() {
+fn assert_caught_requires_a_failure_with_the_symptom() {
     let caught = assert_caught("LosesAddition", "an addition was lost", 0..100, race);
     assert!(caught.runs <= 100);
     let unnoticed = std::panic::catch_unwind(|| assert_caught("Nothing", "", 0..10, |_| {}));
@@ -46,7 +46,7 @@ fn a_deliberate_bug_is_caught_by_its_symptom_or_the_check_fails() {
 }
 
 #[test]
-fn what_is_not_simulated_is_found_out() {
+fn difference_between_two_runs_of_a_seed_is_reported() {
     let runs = AtomicU64::new(0);
     let failure =
         try_seeds("leaks", 0..1, |sim| sim.run_for(Duration::from_secs(runs.fetch_add(1, Ordering::Relaxed))));
@@ -54,7 +54,7 @@ fn what_is_not_simulated_is_found_out() {
 }
 
 #[test]
-fn coverage_counts_the_runs_in_which_something_happened() {
+fn coverage_counts_runs_with_each_incident() {
     let coverage = run_seeds("some", 0..10, |sim| {
         let _a = sim.member("a");
         if sim.seed() % 2 == 0 {
@@ -67,18 +67,18 @@ fn coverage_counts_the_runs_in_which_something_happened() {
 }
 
 #[test]
-fn a_suite_runs_what_is_ordered() {
+fn suite_runs_the_selected_scenarios() {
     let suite = Suite::new().with("good", |sim| sim.run_for(Duration::from_secs(1))).with("race", race);
     let run = |order: Order| {
-        let mut told = Vec::new();
-        let result = suite.run(&order, |name, coverage| told.push((name.to_owned(), coverage.seeds)));
-        (result.map_err(|error| error.to_string()), told)
+        let mut reported = Vec::new();
+        let result = suite.run(&order, |name, coverage| reported.push((name.to_owned(), coverage.seeds)));
+        (result.map_err(|error| error.to_string()), reported)
     };
     let good = Order { scenario: Some("good".to_owned()), seeds: 3, ..Order::default() };
     assert_eq!(run(good), (Ok(()), vec![("good".to_owned(), 3)]));
-    let (failed, told) = run(Order { seeds: 100, ..Order::default() });
+    let (failed, reported) = run(Order { seeds: 100, ..Order::default() });
     assert!(failed.is_err_and(|text| text.contains("scenario race fails")));
-    assert_eq!(told.len(), 1);
+    assert_eq!(reported.len(), 1);
     let unknown = Order { scenario: Some("bad".to_owned()), seed: Some(1), ..Order::default() };
-    assert_eq!(run(unknown).0, Err("there is no scenario bad; there are: good, race".to_owned()));
+    assert_eq!(run(unknown).0, Err("unknown scenario bad; use one of: good, race".to_owned()));
 }

@@ -10,14 +10,14 @@ use tokio::sync::{Notify, mpsc, oneshot};
 const SECOND: Duration = Duration::from_secs(1);
 
 fn panic_of(run: impl FnOnce()) -> String {
-    let payload = catch_unwind(AssertUnwindSafe(run)).expect_err("it must panic");
+    let payload = catch_unwind(AssertUnwindSafe(run)).expect_err("the closure panics");
     match payload.downcast::<String>() {
         Ok(text) => *text,
         Err(payload) => (*payload.downcast::<&'static str>().expect("a panic has a message")).to_owned(),
     }
 }
 
-/// Ten tasks over channels, timers and randomness; gives the order in which they wrote.
+/// Runs ten tasks with channels, timers and randomness. Returns the order of their writes.
 fn busy(sim: &Simulation) -> Vec<u64> {
     let written = Arc::new(Mutex::new(Vec::new()));
     sim.run_until(async {
@@ -48,7 +48,7 @@ fn busy(sim: &Simulation) -> Vec<u64> {
 }
 
 #[test]
-fn one_seed_gives_one_trace_and_another_seed_another() {
+fn equal_seeds_give_equal_traces_and_others_do_not() {
     let (first, again, other) = (Simulation::new(1), Simulation::new(1), Simulation::new(2));
     let orders = [busy(&first), busy(&again), busy(&other)];
     assert_eq!(orders[0], orders[1]);
@@ -58,7 +58,7 @@ fn one_seed_gives_one_trace_and_another_seed_another() {
 }
 
 #[test]
-fn the_trace_tells_what_was_done_and_not_only_when() {
+fn trace_hash_covers_notes_and_written_bytes() {
     let hash = |text: &'static str, bytes: &'static [u8]| {
         let sim = Simulation::new(1);
         sim.run_until(async {
@@ -74,7 +74,7 @@ fn the_trace_tells_what_was_done_and_not_only_when() {
 }
 
 #[test]
-fn sleeping_takes_simulated_time_only_and_never_too_little() {
+fn sleep_takes_at_least_its_duration_in_simulated_time() {
     let sim = Simulation::new(0);
     sim.set_faults(Faults { timer_late_max: Duration::from_millis(3), ..Faults::default() });
     sim.run_until(async {
@@ -89,7 +89,7 @@ fn sleeping_takes_simulated_time_only_and_never_too_little() {
 }
 
 #[test]
-fn a_clock_jumps_both_ways_and_for_its_own_member_only() {
+fn clock_jump_affects_only_its_own_member() {
     let sim = Simulation::new(0);
     let (a, b) = (sim.member("a"), sim.member("b"));
     sim.run_for(SECOND);
@@ -103,7 +103,7 @@ fn a_clock_jumps_both_ways_and_for_its_own_member_only() {
 }
 
 #[test]
-fn a_crash_drops_the_members_tasks_and_no_others() {
+fn crash_drops_only_the_members_own_tasks() {
     struct Flag(Arc<AtomicBool>);
     impl Drop for Flag {
         fn drop(&mut self) {
@@ -132,7 +132,7 @@ fn a_crash_drops_the_members_tasks_and_no_others() {
 }
 
 #[test]
-fn a_member_that_crashes_itself_does_nothing_after_the_await() {
+fn self_crash_takes_effect_at_the_next_await() {
     let sim = Simulation::new(0);
     let steps = Arc::new(AtomicU64::new(0));
     let (control, a, counted) = (sim.clone(), sim.member("a"), steps.clone());
@@ -148,7 +148,7 @@ fn a_member_that_crashes_itself_does_nothing_after_the_await() {
 }
 
 #[test]
-fn an_aborted_task_is_dropped_at_its_next_await_unless_it_has_a_thread() {
+fn aborted_task_is_dropped_unless_it_has_a_thread() {
     let sim = Simulation::new(0);
     sim.run_until(async {
         let a = sim.member("a");
@@ -171,19 +171,19 @@ fn an_aborted_task_is_dropped_at_its_next_await_unless_it_has_a_thread() {
 }
 
 #[test]
-fn a_halt_ends_the_member_and_keeps_the_reason() {
+fn halt_ends_the_member_and_records_the_reason() {
     let sim = Simulation::new(0);
     let a = sim.member("a");
     a.clone().spawn("halts", async move { a.halt("the disk lies").await });
     sim.run_until(sim.down("a"));
     assert_eq!(sim.halts("a"), ["the disk lies"]);
     let again = sim.restart("a");
-    let answer = sim.run_until(sim.call("a", async move { again.sleep(SECOND).await }));
-    assert_eq!(answer, Some(()));
+    let response = sim.run_until(sim.call("a", async move { again.sleep(SECOND).await }));
+    assert_eq!(response, Some(()));
 }
 
 #[test]
-fn what_an_earlier_start_left_behind_has_no_effect() {
+fn tasks_and_timers_of_an_earlier_start_have_no_effect() {
     let sim = Simulation::new(0);
     let old = sim.member("a");
     sim.crash("a");
@@ -194,12 +194,12 @@ fn what_an_earlier_start_left_behind_has_no_effect() {
     assert_eq!(sim.run_until(ghost.end), TaskEnd::Aborted);
     assert!(!ran.load(Ordering::Relaxed));
     let sleeps = sim.run_until(async { sim.outside().timeout(SECOND * 9, old.sleep(SECOND)).await });
-    assert_eq!(sleeps, None, "nobody wakes the dead");
+    assert_eq!(sleeps, None, "a timer of an earlier start never fires");
     assert!(sim.run_until(async { sim.outside().timeout(SECOND * 9, new.sleep(SECOND)).await }).is_some());
 }
 
 #[test]
-fn a_paused_member_stands_still_while_time_goes_on() {
+fn paused_member_runs_no_task_while_time_advances() {
     let sim = Simulation::new(3);
     let beats = Arc::new(AtomicU64::new(0));
     let (a, counted) = (sim.member("a"), beats.clone());
@@ -216,11 +216,11 @@ fn a_paused_member_stands_still_while_time_goes_on() {
     sim.run_for(SECOND * 19);
     assert_eq!(beats.load(Ordering::Relaxed), 5);
     sim.run_for(SECOND * 2);
-    assert_eq!(beats.load(Ordering::Relaxed), 6, "the beat of the pause comes at once, and the next a second later");
+    assert_eq!(beats.load(Ordering::Relaxed), 6, "the overdue timer fires at once and the next one a second later");
 }
 
 #[test]
-fn a_restart_ends_the_pause_of_the_start_before() {
+fn restart_ends_the_pause_of_the_previous_start() {
     let sim = Simulation::new(3);
     let _a = sim.member("a");
     sim.pause("a", SECOND * 3_600);
@@ -236,11 +236,11 @@ fn a_restart_ends_the_pause_of_the_start_before() {
 }
 
 #[test]
-fn a_call_to_a_member_that_goes_down_is_not_answered() {
+fn call_to_a_member_that_goes_down_returns_none() {
     let sim = Simulation::new(0);
     sim.run_until(async {
         let a = sim.member("a");
-        let answer = sim.call("a", async move {
+        let response = sim.call("a", async move {
             a.sleep(SECOND).await;
             1
         });
@@ -248,7 +248,7 @@ fn a_call_to_a_member_that_goes_down_is_not_answered() {
             sim.sleep(SECOND / 2).await;
             sim.kill("a");
         };
-        assert_eq!(futures_util::join!(answer, crash).0, None);
+        assert_eq!(futures_util::join!(response, crash).0, None);
         assert_eq!(sim.call("a", async { 2 }).await, None);
         let _up = sim.restart("a");
         assert_eq!(sim.call("a", async { 3 }).await, Some(3));
@@ -256,7 +256,7 @@ fn a_call_to_a_member_that_goes_down_is_not_answered() {
 }
 
 #[test]
-fn a_deadlock_names_what_waits() {
+fn deadlock_message_names_the_waiting_tasks() {
     let sim = Simulation::new(0);
     let (_kept, never) = oneshot::channel::<()>();
     sim.member("a").spawn("stuck-task", async move {
@@ -267,7 +267,7 @@ fn a_deadlock_names_what_waits() {
 }
 
 #[test]
-fn tasks_that_wake_each_other_for_ever_are_stopped() {
+fn endless_wake_loop_ends_the_run() {
     let sim = Simulation::new(0);
     sim.member("a").spawn("spinner", async {
         let again = Notify::new();
@@ -282,19 +282,19 @@ fn tasks_that_wake_each_other_for_ever_are_stopped() {
         }
     });
     let message = panic_of(|| sim.run_for(SECOND));
-    assert!(message.contains("time stands still") && message.contains("a/spinner"), "{message}");
+    assert!(message.contains("time does not advance") && message.contains("a/spinner"), "{message}");
 }
 
 #[test]
-fn the_time_limit_ends_a_run_that_goes_nowhere() {
+fn time_limit_ends_a_run() {
     let sim = Simulation::new(0);
     sim.set_time_limit(SECOND * 60);
     let message = panic_of(|| sim.run_for(SECOND * 61));
-    assert!(message.contains("went on for 60s"), "{message}");
+    assert!(message.contains("exceeded 60s"), "{message}");
 }
 
 #[test]
-fn the_poll_limit_ends_a_loop_that_lets_time_go_on() {
+fn poll_limit_ends_a_loop_that_advances_time() {
     let sim = Simulation::new(0);
     sim.set_poll_limit(10_000);
     let a = sim.member("a");
@@ -304,11 +304,11 @@ fn the_poll_limit_ends_a_loop_that_lets_time_go_on() {
         }
     });
     let message = panic_of(|| sim.run_for(SECOND));
-    assert!(message.contains("took 10000 polls") && message.contains("a/retries "), "{message}");
+    assert!(message.contains("exceeded 10000 polls") && message.contains("a/retries "), "{message}");
 }
 
 #[test]
-fn a_panic_in_a_task_fails_the_run_unless_it_is_tolerated() {
+fn task_panic_fails_the_run_unless_tolerated() {
     let sim = Simulation::new(0);
     let bad = |sim: &Simulation| sim.member("a").spawn("bad", async { panic!("{} is broken", "it") });
     let task = bad(&sim);
@@ -320,14 +320,14 @@ fn a_panic_in_a_task_fails_the_run_unless_it_is_tolerated() {
 }
 
 #[test]
-fn waiting_for_a_condition_says_what_never_came() {
+fn wait_until_timeout_names_the_condition() {
     let sim = Simulation::new(0);
     let message = panic_of(|| sim.run_until(sim.wait_until("the tide", SECOND, || false)));
-    assert_eq!(message, "waited 1s in vain for the tide");
+    assert_eq!(message, "timed out after 1s waiting for the tide");
 }
 
 #[test]
-fn polls_that_take_time_let_timers_overtake() {
+fn polls_with_a_duration_advance_time() {
     let sim = Simulation::new(0);
     sim.set_faults(Faults { poll_time_max: Duration::from_millis(2), ..Faults::default() });
     let (a, spins) = (sim.member("a"), Arc::new(AtomicU64::new(0)));

@@ -1,8 +1,8 @@
-//! The engine in memory keeps the port's promises, in both forms; and the promises' tests can fail.
+//! Tests of the in-memory engine in both forms, and tests that the suite detects bugs.
 
+mod encrypting;
 mod memory;
 mod mutants;
-mod sealed;
 mod support;
 
 use proptest::prelude::*;
@@ -22,7 +22,8 @@ mod atomic {
     }
 }
 
-/// Calls interleave as the seed says: their steps are apart in simulated time.
+/// Runs of the weak engine. The seed determines how calls interleave, because their steps are separate in simulated
+/// time.
 mod weak {
     use super::*;
 
@@ -50,7 +51,7 @@ proptest! {
     }
 }
 
-/// Which shows that the operations keep the port's rules (the model panics where they do not), and how to use them.
+/// Compares two models. This checks that the operations keep the port's rules, because the model panics if they do not.
 fn agree(operations: &[differential::Operation], options: &MemoryOptions) {
     on_real(async |runtime| {
         let model = MemoryStore::new(runtime.clone(), options.clone());

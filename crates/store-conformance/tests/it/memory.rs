@@ -1,4 +1,4 @@
-//! What is particular to the engine in memory: how weak the weak form is, its failures, and its strictness.
+//! Tests of properties of the in-memory engine: its weak form, its failures and its assertions.
 
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
@@ -8,12 +8,12 @@ use futures_util::FutureExt as _;
 use futures_util::future::{join, poll_immediate};
 use simulator::Simulation;
 use store::memory::{MemoryOptions, MemoryStore};
-use store::{Change, Cursor, Health, Insert, Inserted, Mark, OwnerWrite, Positions, Store, StoreError};
+use store::{Cancellation, Change, Cursor, Health, Insert, Inserted, OwnerWrite, Positions, Store, StoreError};
 
 use crate::support::{POLLER, TENANT, has_row, has_schedule, insert, minute, on_real, weak_and_slow};
 
 #[test]
-fn on_the_weak_engine_a_row_can_be_seen_before_its_schedule_but_not_after() {
+fn weak_engine_shows_a_row_before_its_schedule() {
     let mut rows_alone = 0;
     for seed in 0..40 {
         let sim = Simulation::new(seed);
@@ -22,20 +22,20 @@ fn on_the_weak_engine_a_row_can_be_seen_before_its_schedule_but_not_after() {
             let insert = insert(1, None);
             let watch = async {
                 while !has_schedule(&store, &insert).await {
-                    // The row is looked at first; if the schedule is still missing afterwards, the row was alone.
+                    // The row is read first. If the schedule is still missing afterwards, the row was visible alone.
                     rows_alone += u32::from(has_row(&store, &insert).await && !has_schedule(&store, &insert).await);
                 }
-                assert!(has_row(&store, &insert).await, "a schedule is never there without its row");
+                assert!(has_row(&store, &insert).await, "a schedule exists without its row");
             };
             let (inserted, ()) = join(store.insert(vec![insert.clone()]), watch).await;
             assert!(inserted.is_ok());
         });
     }
-    assert!(rows_alone > 0, "the weak engine's steps are never seen apart: it is not weak");
+    assert!(rows_alone > 0, "the steps of the weak engine are never observed separately");
 }
 
 #[test]
-fn on_the_atomic_engine_row_and_schedule_appear_together() {
+fn atomic_engine_shows_row_and_schedule_together() {
     for seed in 0..40 {
         let sim = Simulation::new(seed);
         sim.run_until(async {
@@ -53,7 +53,7 @@ fn on_the_atomic_engine_row_and_schedule_appear_together() {
 }
 
 #[test]
-fn a_call_that_is_dropped_half_way_leaves_its_first_steps() {
+fn dropped_call_leaves_its_first_steps() {
     let mut left = Vec::new();
     for (polls, seed) in (0..8).flat_map(|polls| (0..8).map(move |seed| (polls, seed))) {
         let sim = Simulation::new(seed);
@@ -63,19 +63,19 @@ fn a_call_that_is_dropped_half_way_leaves_its_first_steps() {
             let mut call = store.insert(vec![insert.clone()]);
             for _ in 0..polls {
                 if poll_immediate(&mut call).await.is_some() {
-                    return; // It was answered: there is nothing to drop.
+                    return; // The call has returned, so there is nothing to drop.
                 }
             }
             drop(call);
             left.push((has_row(&store, &insert).await, has_schedule(&store, &insert).await));
-            let again = store.insert(vec![insert.clone()]).await.expect("the name is free again, or given to it");
+            let again = store.insert(vec![insert.clone()]).await.expect("the store accepts inserts");
             assert!(matches!(again[..], [Inserted::Placed(_)] | [Inserted::Exists(_)]));
             assert!(has_row(&store, &insert).await && has_schedule(&store, &insert).await);
         });
     }
     left.sort_unstable();
     left.dedup();
-    assert_eq!(left, [(false, false), (true, false), (true, true)], "(row, schedule)");
+    assert_eq!(left, [(false, false), (true, false), (true, true)], "each pair is (row, schedule)");
 }
 
 #[test]
@@ -95,37 +95,37 @@ fn calls_fail_before_between_and_after_their_steps() {
     }
     left.sort_unstable();
     left.dedup();
-    assert_eq!(left.len(), 3, "nothing, the row, or both: {left:?}");
+    assert_eq!(left.len(), 3, "failures must leave nothing, the row, or both: {left:?}");
 }
 
 #[test]
-fn the_same_seed_gives_the_same_answers_at_the_same_times() {
-    let story = |seed| {
+fn same_seed_gives_same_results_at_same_times() {
+    let history = |seed| {
         let sim = Simulation::new(seed);
         sim.run_until(async {
             let options = MemoryOptions { fail_one_in: Some(3), ..weak_and_slow() };
             let store = MemoryStore::new(sim.member("a"), options);
-            let mut told = Vec::new();
+            let mut results = Vec::new();
             for number in 0..20 {
                 let insert = insert(number, None);
                 let one = async { format!("{:?} at {:?}", store.insert(vec![insert]).await, sim.elapsed()) };
                 let other = async { format!("{:?} at {:?}", store.closed(vec![POLLER]).await, sim.elapsed()) };
-                told.push(join(one, other).await);
+                results.push(join(one, other).await);
             }
-            told
+            results
         })
     };
-    assert_eq!(story(7), story(7));
-    assert_ne!(story(7), story(8));
+    assert_eq!(history(7), history(7));
+    assert_ne!(history(7), history(8));
 }
 
 #[test]
-fn the_data_outlives_a_crash_of_the_member() {
+fn data_survives_a_crash_of_the_member() {
     let sim = Simulation::new(1);
     sim.run_until(async {
         let first = MemoryStore::new(sim.member("a"), weak_and_slow());
         let insert = insert(1, None);
-        first.insert(vec![insert.clone()]).await.expect("the store takes inserts");
+        first.insert(vec![insert.clone()]).await.expect("the store accepts inserts");
         sim.crash("a");
         let second = first.reopen(sim.restart("a"));
         assert!(has_row(&second, &insert).await && has_schedule(&second, &insert).await);
@@ -133,41 +133,41 @@ fn the_data_outlives_a_crash_of_the_member() {
 }
 
 #[test]
-fn a_full_store_takes_owners_writes_and_reads_and_a_closed_one_nothing() {
+fn full_store_rejects_only_user_writes_and_closed_store_all() {
     on_real(async |runtime| {
         let store = MemoryStore::new(runtime, MemoryOptions::default());
         let insert = insert(1, Some("invoice-7"));
         let term = store.take(vec![POLLER.shard()]).await.expect("the store mints terms")[0];
         store.set_health(Health::Full);
         assert_eq!(store.health(), Health::Full);
-        let refused = store.insert(vec![insert.clone()]).await;
-        assert!(matches!(refused, Err(StoreError::Full { .. })), "{refused:?}");
-        let mark = Mark { tenant: TENANT, id: insert.schedule.id.clone() };
-        assert!(matches!(store.mark(vec![mark]).await, Err(StoreError::Full { .. })));
+        let rejected = store.insert(vec![insert.clone()]).await;
+        assert!(matches!(rejected, Err(StoreError::Full { .. })), "{rejected:?}");
+        let mark = Cancellation { tenant: TENANT, id: insert.schedule.id.clone() };
+        assert!(matches!(store.append_cancellations(vec![mark]).await, Err(StoreError::Full { .. })));
         let positions = Change::Positions(Positions { closed: minute(1), done: minute(1) });
         let written = store.write(vec![OwnerWrite { term, poller: POLLER, change: positions }]).await;
-        assert!(written.is_ok_and(|answers| answers[0].is_ok()));
+        assert!(written.is_ok_and(|responses| responses[0].is_ok()));
         assert!(!has_schedule(&store, &insert).await);
 
         store.set_health(Health::Closed);
         assert!(matches!(store.closed(vec![POLLER]).await, Err(StoreError::Unavailable(_))));
         store.set_health(Health::Ready);
-        assert!(store.insert(vec![insert]).await.is_ok(), "it recovers by itself");
+        assert!(store.insert(vec![insert]).await.is_ok(), "the store accepts writes again");
     });
 }
 
-/// Whether the call is answered; if not, it broke a rule.
+/// Returns whether the call does not panic, which means that it keeps the port's rules.
 async fn keeps_the_rules<T>(call: impl Future<Output = T>) -> bool {
     AssertUnwindSafe(call).catch_unwind().await.is_ok()
 }
 
 #[test]
-fn a_caller_that_breaks_a_rule_is_told_at_once() {
+fn caller_that_breaks_a_rule_panics() {
     let breaks = |what: &str, changes: &dyn Fn(&Insert) -> Vec<Change>, term: Option<Term>| {
         on_real(async |runtime| {
             let store = MemoryStore::new(runtime, MemoryOptions::default());
             let insert = insert(1, None);
-            store.insert(vec![insert.clone()]).await.expect("the store takes inserts");
+            store.insert(vec![insert.clone()]).await.expect("the store accepts inserts");
             let minted = store.take(vec![POLLER.shard()]).await.expect("the store mints terms")[0];
             let write = |change| OwnerWrite { term: term.unwrap_or(minted), poller: POLLER, change };
             let writes = changes(&insert).into_iter().map(write).collect();
@@ -194,7 +194,7 @@ fn a_caller_that_breaks_a_rule_is_told_at_once() {
     breaks("a redrive is not the next replay", &same_row_twice, None);
     let stolen = |it: &Insert| {
         let mut put = it.clone();
-        std::sync::Arc::make_mut(&mut put.schedule).id = ScheduleId::new("another").expect("valid");
+        std::sync::Arc::make_mut(&mut put.schedule).id = ScheduleId::new("another").expect("the id is valid");
         vec![Change::Put(put)]
     };
     breaks("an incarnation has two names", &stolen, None);
@@ -210,9 +210,9 @@ fn latency_is_drawn_from_its_range() {
         for _ in 0..50 {
             let before = sim.elapsed();
             let shards: std::sync::Arc<[_]> = std::sync::Arc::new([POLLER.shard()]);
-            store.marks(shards, Cursor::default()).await.expect("the store is read");
+            store.cancellations(shards, Cursor::default()).await.expect("the store accepts reads");
             let took = sim.elapsed() - before;
-            assert!((10..=21).contains(&took.as_millis()), "there and back: {took:?}");
+            assert!((10..=21).contains(&took.as_millis()), "a call takes two latencies: {took:?}");
         }
     });
 }

@@ -1,4 +1,4 @@
-//! Deliberate bugs in an engine, each of which the suite must see.
+//! Tests that the suite detects each of several deliberate bugs in an engine.
 
 use std::collections::BTreeSet;
 use std::panic::AssertUnwindSafe;
@@ -15,9 +15,9 @@ use runtime::Runtime;
 use simulator::Simulation;
 use store::memory::{MemoryOptions, MemoryStore};
 use store::{
-    Answer, Arrival, Change, Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted,
-    ListBy, ListPage, ListRead, Mark, Marked, Outdated, OwnerWrite, Placed, Positions, Store, StoreError, WriteRefusal,
-    Written,
+    Answer, Cancellation, CancellationResult, Change, Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver, Health,
+    Insert, InsertLogEntry, Inserted, ListBy, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions, Store,
+    StoreError, WriteRejection, Written,
 };
 use store_conformance::differential::{self, Operation};
 
@@ -25,112 +25,112 @@ use crate::support::{Memory, weak_and_slow};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Bug {
-    /// As a sequence in a database whose later number can be committed first.
-    ArrivalCursorPassesWhatIsUnderWay,
-    ArrivalCursorSkips,
+    /// The insert log has numbers from a sequence, of which a later one can be committed first.
+    InsertLogCursorSkipsOpenInserts,
+    InsertLogCursorSkipsEntries,
     ClosedIsReadBeforeTheRow,
-    ClosedIsNotLookedAt,
-    /// A change with a condition is made without one.
+    ClosedIsNotChecked,
+    /// A conditional change ignores its condition.
     ConditionIsIgnored,
-    ConditionIsLookedAtBefore,
-    CursorForgetsMarks,
-    DeadLettersOfAnyTenant,
-    DueAfterKeyLosesItsInstant,
-    DueNextStopsAtUntil,
+    ConditionIsCheckedBeforehand,
+    CursorLosesCancellations,
+    DeadLettersIncludeOtherTenants,
+    DueAfterKeySkipsItsInstant,
+    DueNextIsLimitedByUntil,
     DueUntilIsExcluded,
-    FinalOutcomeIsAnsweredDone,
+    FinalOutcomeReturnsDone,
     HandOverIsLost,
-    InsertsBackwards,
-    ListedPageIsTheLast,
-    ListedPageLosesItsLast,
-    LoadsOutOfOrder,
-    MadeIdIsTakenFromItsText,
-    MarkIsClaimedApplied,
-    NothingIsKept,
-    OldTermPasses,
-    OneRefusalRefusesAll,
-    PayloadIsMadeText,
-    PositionsOfAnotherPoller,
+    InsertsRunBackwards,
+    ListedPageIsAlwaysLast,
+    ListedPageLosesItsLastItem,
+    LoadsAreOutOfOrder,
+    ServerMadeIdIsNotVerified,
+    CancellationIsReportedApplied,
+    NothingIsStored,
+    OldTermIsAccepted,
+    OneRejectionRejectsAll,
+    PayloadIsConvertedToText,
+    PositionsAreOfAnotherPoller,
     RunsAfterIsIncluded,
     TenantIsIgnored,
-    TermsStay,
-    WritesBackwards,
+    TermsDoNotRise,
+    WritesRunBackwards,
 }
 
 const CAUGHT_BY: &[(Bug, &str)] = &[
-    (Bug::ArrivalCursorPassesWhatIsUnderWay, "no_arrival_is_lost_under_a_moving_cursor"),
-    (Bug::ArrivalCursorSkips, "no_arrival_is_lost_under_a_moving_cursor"),
-    (Bug::ClosedIsReadBeforeTheRow, "a_creator_or_the_owner_sees_the_other"),
-    (Bug::ClosedIsNotLookedAt, "a_creator_behind_closed_is_moved_or_can_see_it"),
-    (Bug::ConditionIsIgnored, "a_cancel_of_an_edition_spares_every_other"),
-    (Bug::ConditionIsIgnored, "a_put_if_nothing_has_changed_replaces_what_was_seen"),
-    (Bug::ConditionIsIgnored, "a_put_if_nothing_is_there_makes_an_id_only_once"),
-    (Bug::ConditionIsLookedAtBefore, "a_put_and_a_cancel_at_once_agree_on_what_was_there"),
-    (Bug::ConditionIsLookedAtBefore, "of_puts_at_once_that_saw_the_same_one_takes_effect"),
-    (Bug::CursorForgetsMarks, "marks_are_kept_until_their_cursor_is_presented"),
-    (Bug::DeadLettersOfAnyTenant, "dead_letters_are_read_in_pages"),
-    (Bug::DueAfterKeyLosesItsInstant, "an_instant_with_many_rows_is_read_in_pages"),
-    (Bug::DueNextStopsAtUntil, "a_due_page_says_where_the_next_row_is"),
-    (Bug::DueUntilIsExcluded, "due_rows_come_in_key_order_between_their_bounds"),
-    (Bug::FinalOutcomeIsAnsweredDone, "an_occurrence_has_one_final_outcome"),
-    (Bug::HandOverIsLost, "what_is_in_flight_is_handed_over_under_a_term"),
-    (Bug::InsertsBackwards, "of_two_inserts_of_one_id_in_a_batch_the_first_wins"),
-    (Bug::ListedPageIsTheLast, "schedules_are_listed_in_the_order_of_their_making"),
-    (Bug::ListedPageLosesItsLast, "schedules_are_listed_by_a_label"),
-    (Bug::LoadsOutOfOrder, "a_batch_of_ten_thousand_is_answered_in_order"),
-    (Bug::MadeIdIsTakenFromItsText, "a_chosen_id_in_the_form_of_a_made_one_is_only_a_name"),
-    (Bug::MarkIsClaimedApplied, "a_mark_is_applied_or_told_to_the_owner"),
-    (Bug::NothingIsKept, "everything_is_there_after_a_reopen"),
-    (Bug::OldTermPasses, "an_older_term_is_refused_for_every_change"),
-    (Bug::OneRefusalRefusesAll, "a_refused_item_leaves_the_others_alone"),
-    (Bug::PayloadIsMadeText, "every_field_and_every_byte_of_a_schedule_is_kept"),
-    (Bug::PositionsOfAnotherPoller, "positions_never_go_back"),
+    (Bug::InsertLogCursorSkipsOpenInserts, "moving_cursor_loses_no_insert_log_entry"),
+    (Bug::InsertLogCursorSkipsEntries, "moving_cursor_loses_no_insert_log_entry"),
+    (Bug::ClosedIsReadBeforeTheRow, "creator_or_owner_observes_the_other"),
+    (Bug::ClosedIsNotChecked, "row_behind_closed_is_moved_or_reported"),
+    (Bug::ConditionIsIgnored, "conditional_cancel_spares_other_versions"),
+    (Bug::ConditionIsIgnored, "put_if_unchanged_replaces_the_expected_version"),
+    (Bug::ConditionIsIgnored, "put_if_absent_creates_an_id_only_once"),
+    (Bug::ConditionIsCheckedBeforehand, "concurrent_put_and_cancel_agree_on_the_result"),
+    (Bug::ConditionIsCheckedBeforehand, "one_of_two_concurrent_conditional_puts_succeeds"),
+    (Bug::CursorLosesCancellations, "cancellation_records_stay_until_cursor_is_presented"),
+    (Bug::DeadLettersIncludeOtherTenants, "dead_letters_are_read_in_pages"),
+    (Bug::DueAfterKeySkipsItsInstant, "instant_with_many_rows_is_read_in_pages"),
+    (Bug::DueNextIsLimitedByUntil, "due_page_returns_position_of_the_next_row"),
+    (Bug::DueUntilIsExcluded, "due_rows_are_in_key_order_within_bounds"),
+    (Bug::FinalOutcomeReturnsDone, "occurrence_has_one_final_outcome"),
+    (Bug::HandOverIsLost, "attempts_in_flight_are_handed_over_under_a_term"),
+    (Bug::InsertsRunBackwards, "first_insert_of_an_id_in_a_batch_wins"),
+    (Bug::ListedPageIsAlwaysLast, "schedules_are_listed_in_creation_order"),
+    (Bug::ListedPageLosesItsLastItem, "schedules_are_listed_by_a_label"),
+    (Bug::LoadsAreOutOfOrder, "results_of_10000_inserts_are_in_order"),
+    (Bug::ServerMadeIdIsNotVerified, "chosen_id_in_server_made_form_is_only_a_name"),
+    (Bug::CancellationIsReportedApplied, "cancellation_record_is_applied_or_returned"),
+    (Bug::NothingIsStored, "data_survives_a_reopen"),
+    (Bug::OldTermIsAccepted, "older_term_is_rejected_for_every_change"),
+    (Bug::OneRejectionRejectsAll, "rejected_item_does_not_affect_other_items"),
+    (Bug::PayloadIsConvertedToText, "every_field_of_a_schedule_is_preserved"),
+    (Bug::PositionsAreOfAnotherPoller, "positions_never_decrease"),
     (Bug::RunsAfterIsIncluded, "runs_are_read_in_pages"),
-    (Bug::TenantIsIgnored, "tenants_are_apart"),
-    (Bug::TermsStay, "terms_rise"),
-    (Bug::WritesBackwards, "items_of_a_batch_take_effect_in_order"),
+    (Bug::TenantIsIgnored, "tenants_are_isolated"),
+    (Bug::TermsDoNotRise, "terms_rise"),
+    (Bug::WritesRunBackwards, "items_of_a_batch_take_effect_in_order"),
 ];
 
 #[test]
-fn each_deliberate_bug_is_caught_by_its_case() {
+fn each_deliberate_bug_is_detected_by_its_case() {
     let missed: Vec<_> =
-        CAUGHT_BY.iter().filter(|(bug, case)| !(0..20).any(|seed| catches(*bug, case, seed))).collect();
+        CAUGHT_BY.iter().filter(|(bug, case)| !(0..20).any(|seed| detects(*bug, case, seed))).collect();
     assert!(missed.is_empty(), "no seed catches {missed:?}");
 }
 
-/// Those that show in the answers to calls made one after another, and in what the calls leave.
+/// Bugs that change the results of sequential calls, or the rows that these calls leave.
 const SEEN_BY_THE_MODEL: &[Bug] = &[
-    Bug::ClosedIsNotLookedAt,
+    Bug::ClosedIsNotChecked,
     Bug::ConditionIsIgnored,
-    Bug::DeadLettersOfAnyTenant,
-    Bug::DueAfterKeyLosesItsInstant,
-    Bug::DueNextStopsAtUntil,
+    Bug::DeadLettersIncludeOtherTenants,
+    Bug::DueAfterKeySkipsItsInstant,
+    Bug::DueNextIsLimitedByUntil,
     Bug::DueUntilIsExcluded,
-    Bug::FinalOutcomeIsAnsweredDone,
-    Bug::InsertsBackwards,
-    Bug::ListedPageIsTheLast,
-    Bug::ListedPageLosesItsLast,
-    Bug::LoadsOutOfOrder,
-    Bug::MarkIsClaimedApplied,
-    Bug::NothingIsKept,
-    Bug::OneRefusalRefusesAll,
-    Bug::PayloadIsMadeText,
-    Bug::PositionsOfAnotherPoller,
+    Bug::FinalOutcomeReturnsDone,
+    Bug::InsertsRunBackwards,
+    Bug::ListedPageIsAlwaysLast,
+    Bug::ListedPageLosesItsLastItem,
+    Bug::LoadsAreOutOfOrder,
+    Bug::CancellationIsReportedApplied,
+    Bug::NothingIsStored,
+    Bug::OneRejectionRejectsAll,
+    Bug::PayloadIsConvertedToText,
+    Bug::PositionsAreOfAnotherPoller,
     Bug::RunsAfterIsIncluded,
     Bug::TenantIsIgnored,
-    Bug::TermsStay,
-    Bug::WritesBackwards,
+    Bug::TermsDoNotRise,
+    Bug::WritesRunBackwards,
 ];
 
 #[test]
-fn the_comparison_with_the_model_catches_what_shows_in_answers() {
+fn model_comparison_catches_bugs_visible_in_results() {
     let sequences = sequences(200);
     let missed: Vec<_> =
         SEEN_BY_THE_MODEL.iter().filter(|bug| !sequences.iter().any(|it| differs(**bug, it))).collect();
     assert!(missed.is_empty(), "{} sequences do not show {missed:?}", sequences.len());
 }
 
-/// The same on every run.
+/// Returns the same sequences on every run.
 fn sequences(count: usize) -> Vec<Vec<Operation>> {
     let mut runner = TestRunner::deterministic();
     let operations = differential::operations(30);
@@ -138,7 +138,7 @@ fn sequences(count: usize) -> Vec<Vec<Operation>> {
     (0..count).map(|_| draw()).collect()
 }
 
-/// Whether an engine with this bug differs from the model over these calls.
+/// Returns whether an engine with this bug differs from the model for these calls.
 fn differs(bug: Bug, operations: &[Operation]) -> bool {
     let sim = Simulation::new(1);
     sim.run_until(async {
@@ -148,8 +148,8 @@ fn differs(bug: Bug, operations: &[Operation]) -> bool {
     })
 }
 
-/// Whether the case fails on an engine with this bug. (That it passes on one without is what the suites show.)
-fn catches(bug: Bug, case: &str, seed: u64) -> bool {
+/// Returns whether the case fails on an engine with this bug. (The suites show that it passes on an engine without it.)
+fn detects(bug: Bug, case: &str, seed: u64) -> bool {
     let sim = Simulation::new(seed);
     sim.run_until(async {
         let subject = broken(bug, sim.member("a"));
@@ -160,16 +160,16 @@ fn catches(bug: Bug, case: &str, seed: u64) -> bool {
 fn broken(bug: Bug, runtime: Runtime) -> Memory {
     Memory::new(runtime.clone(), weak_and_slow()).broken(move |store| {
         let nothing = MemoryStore::new(runtime.clone(), weak_and_slow());
-        let store = if bug == Bug::NothingIsKept { nothing } else { store };
+        let store = if bug == Bug::NothingIsStored { nothing } else { store };
         Arc::new(Broken { bug, store, under_way: Mutex::default() })
     })
 }
 
-/// An engine with one bug, made of one without.
+/// An engine with one bug, based on a correct engine.
 struct Broken {
     bug: Bug,
     store: MemoryStore,
-    /// The rows of inserts that are not answered yet.
+    /// Rows of inserts under way.
     under_way: Mutex<BTreeSet<DueKey>>,
 }
 
@@ -178,21 +178,21 @@ impl Broken {
         self.bug == bug
     }
 
-    /// Makes changes without their conditions; refuses those whose condition does not hold now.
-    async fn look_before(&self, writes: &mut [OwnerWrite]) -> Result<bool, StoreError> {
+    /// Removes the conditions of changes. Returns false if a condition does not hold now.
+    async fn check_conditions(&self, writes: &mut [OwnerWrite]) -> Result<bool, StoreError> {
         for write in writes {
             write.change = match write.change.clone() {
                 Change::PutIf { insert, seen } => {
                     let name = (insert.schedule.tenant, insert.schedule.id.clone());
                     let now = self.store.get(vec![name]).await?.pop().flatten();
-                    if self.has(Bug::ConditionIsLookedAtBefore) && now.map(|now| now.seen()) != seen {
+                    if self.has(Bug::ConditionIsCheckedBeforehand) && now.map(|now| now.seen()) != seen {
                         return Ok(false);
                     }
                     Change::Put(insert)
                 }
                 Change::CancelIf(edition) => {
                     let now = self.store.load(vec![edition.incarnation]).await?.pop().flatten();
-                    if self.has(Bug::ConditionIsLookedAtBefore) && now.map(|now| now.edition()) != Some(edition) {
+                    if self.has(Bug::ConditionIsCheckedBeforehand) && now.map(|now| now.edition()) != Some(edition) {
                         return Ok(false);
                     }
                     Change::Cancel(edition.incarnation)
@@ -203,18 +203,18 @@ impl Broken {
         Ok(true)
     }
 
-    async fn insert_without_looking(&self, inserts: Vec<Insert>, closed: Option<Vec<Timestamp>>) -> Vec<Inserted> {
+    async fn insert_without_check(&self, inserts: Vec<Insert>, closed: Option<Vec<Timestamp>>) -> Vec<Inserted> {
         let mut inserts = inserts;
         for (insert, closed) in inserts.iter_mut().zip(closed.into_iter().flatten()) {
             insert.due.position = insert.due.position.max(closed + std::time::Duration::from_millis(1));
         }
-        let mut answers = self.store.insert(inserts).await.expect("the model does not fail");
-        for answer in &mut answers {
-            if let Inserted::Placed(Placed { settled, .. }) = answer {
+        let mut responses = self.store.insert(inserts).await.expect("the model does not fail");
+        for response in &mut responses {
+            if let Inserted::Placed(Placed { settled, .. }) = response {
                 *settled = true;
             }
         }
-        answers
+        responses
     }
 }
 
@@ -222,32 +222,32 @@ impl Store for Broken {
     fn insert(&self, mut inserts: Vec<Insert>) -> Answer<'_, Vec<Inserted>> {
         Box::pin(async move {
             match self.bug {
-                Bug::ClosedIsNotLookedAt => return Ok(self.insert_without_looking(inserts, None).await),
+                Bug::ClosedIsNotChecked => return Ok(self.insert_without_check(inserts, None).await),
                 Bug::ClosedIsReadBeforeTheRow => {
                     let pollers = inserts.iter().map(|insert| insert.schedule.poller).collect();
                     let closed = self.store.closed(pollers).await?;
-                    return Ok(self.insert_without_looking(inserts, Some(closed)).await);
+                    return Ok(self.insert_without_check(inserts, Some(closed)).await);
                 }
-                Bug::PayloadIsMadeText => {
+                Bug::PayloadIsConvertedToText => {
                     for insert in &mut inserts {
                         let schedule = Arc::make_mut(&mut insert.schedule);
                         let text = String::from_utf8_lossy(&schedule.spec.payload).into_owned();
                         schedule.spec.payload = text.into();
                     }
                 }
-                Bug::InsertsBackwards => {
+                Bug::InsertsRunBackwards => {
                     inserts.reverse();
-                    let mut answers = self.store.insert(inserts).await?;
-                    answers.reverse();
-                    return Ok(answers);
+                    let mut responses = self.store.insert(inserts).await?;
+                    responses.reverse();
+                    return Ok(responses);
                 }
                 _ => {}
             }
             let rows: BTreeSet<DueKey> = inserts.iter().map(|insert| insert.due).collect();
-            self.under_way.lock().expect("nothing panics with it").extend(&rows);
-            let answers = self.store.insert(inserts).await;
-            self.under_way.lock().expect("nothing panics with it").retain(|row| !rows.contains(row));
-            answers
+            self.under_way.lock().expect("no holder of this lock panics").extend(&rows);
+            let responses = self.store.insert(inserts).await;
+            self.under_way.lock().expect("no holder of this lock panics").retain(|row| !rows.contains(row));
+            responses
         })
     }
 
@@ -259,18 +259,18 @@ impl Store for Broken {
         self.store.place(rows)
     }
 
-    fn mark(&self, marks: Vec<Mark>) -> Answer<'_, Vec<Marked>> {
+    fn append_cancellations(&self, marks: Vec<Cancellation>) -> Answer<'_, Vec<CancellationResult>> {
         Box::pin(async move {
-            let mut answers = self.store.mark(marks).await?;
-            for answer in &mut answers {
-                answer.applied |= self.has(Bug::MarkIsClaimedApplied);
+            let mut responses = self.store.append_cancellations(marks).await?;
+            for response in &mut responses {
+                response.applied |= self.has(Bug::CancellationIsReportedApplied);
             }
-            Ok(answers)
+            Ok(responses)
         })
     }
 
     fn get(&self, mut names: Vec<(TenantId, ScheduleId)>) -> Answer<'_, Vec<Option<Arc<Schedule>>>> {
-        if self.has(Bug::MadeIdIsTakenFromItsText)
+        if self.has(Bug::ServerMadeIdIsNotVerified)
             && let [(_, id)] = &*names
             && let Some(incarnation) = id.to_incarnation()
         {
@@ -283,7 +283,7 @@ impl Store for Broken {
     }
 
     fn load(&self, mut incarnations: Vec<Incarnation>) -> Answer<'_, Vec<Option<Arc<Schedule>>>> {
-        if self.has(Bug::LoadsOutOfOrder) {
+        if self.has(Bug::LoadsAreOutOfOrder) {
             incarnations.sort();
         }
         self.store.load(incarnations)
@@ -292,10 +292,10 @@ impl Store for Broken {
     fn list(&self, read: ListRead) -> Answer<'_, ListPage> {
         Box::pin(async move {
             let mut page = self.store.list(read).await?;
-            if self.has(Bug::ListedPageLosesItsLast) && read.by != ListBy::All {
+            if self.has(Bug::ListedPageLosesItsLastItem) && read.by != ListBy::All {
                 page.incarnations.pop();
             }
-            page.next = page.next.filter(|_| !self.has(Bug::ListedPageIsTheLast));
+            page.next = page.next.filter(|_| !self.has(Bug::ListedPageIsAlwaysLast));
             Ok(page)
         })
     }
@@ -313,7 +313,7 @@ impl Store for Broken {
     fn dead_letters(&self, tenant: TenantId, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>> {
         Box::pin(async move {
             let mut dead = self.store.dead_letters(tenant, after, limit).await?;
-            if self.has(Bug::DeadLettersOfAnyTenant) {
+            if self.has(Bug::DeadLettersIncludeOtherTenants) {
                 dead.extend(self.store.dead_letters(TenantId(tenant.0 + 1), after, limit).await?);
             }
             Ok(dead)
@@ -343,14 +343,14 @@ impl Store for Broken {
     fn take(&self, shards: Vec<ShardId>) -> Answer<'_, Vec<Term>> {
         Box::pin(async move {
             let mut terms = self.store.take(shards).await?;
-            if self.has(Bug::TermsStay) {
+            if self.has(Bug::TermsDoNotRise) {
                 terms.fill(Term(1));
             }
             Ok(terms)
         })
     }
 
-    fn hand_over(&self, mut lists: Vec<HandOver>) -> Answer<'_, Vec<Result<(), WriteRefusal>>> {
+    fn hand_over(&self, mut lists: Vec<HandOver>) -> Answer<'_, Vec<Result<(), WriteRejection>>> {
         if self.has(Bug::HandOverIsLost) {
             lists.iter_mut().for_each(|list| list.attempts.clear());
         }
@@ -362,33 +362,42 @@ impl Store for Broken {
     }
 
     fn positions(&self, mut pollers: Vec<PollerId>) -> Answer<'_, Vec<Positions>> {
-        if self.has(Bug::PositionsOfAnotherPoller) {
+        if self.has(Bug::PositionsAreOfAnotherPoller) {
             pollers.iter_mut().for_each(|poller| poller.number = 0);
         }
         self.store.positions(pollers)
     }
 
-    fn arrivals(&self, shards: Arc<[ShardId]>, cursor: Cursor, limit: usize) -> Answer<'_, (Vec<Arrival>, Cursor)> {
+    fn insert_log(
+        &self,
+        shards: Arc<[ShardId]>,
+        cursor: Cursor,
+        limit: usize,
+    ) -> Answer<'_, (Vec<InsertLogEntry>, Cursor)> {
         Box::pin(async move {
-            let (mut told, next) = self.store.arrivals(shards, cursor, limit).await?;
-            if self.has(Bug::ArrivalCursorSkips) && told.len() == limit {
-                told.pop();
+            let (mut entries, next) = self.store.insert_log(shards, cursor, limit).await?;
+            if self.has(Bug::InsertLogCursorSkipsEntries) && entries.len() == limit {
+                entries.pop();
             }
-            if self.has(Bug::ArrivalCursorPassesWhatIsUnderWay) {
-                let under_way = self.under_way.lock().expect("nothing panics with it");
-                told.retain(|arrival| !under_way.contains(&arrival.key));
+            if self.has(Bug::InsertLogCursorSkipsOpenInserts) {
+                let under_way = self.under_way.lock().expect("no holder of this lock panics");
+                entries.retain(|arrival| !under_way.contains(&arrival.key));
             }
-            Ok((told, next))
+            Ok((entries, next))
         })
     }
 
-    fn marks(&self, shards: Arc<[ShardId]>, cursor: Cursor) -> Answer<'_, (Vec<(ShardId, Incarnation)>, Cursor)> {
+    fn cancellations(
+        &self,
+        shards: Arc<[ShardId]>,
+        cursor: Cursor,
+    ) -> Answer<'_, (Vec<(ShardId, Incarnation)>, Cursor)> {
         Box::pin(async move {
-            let (told, next) = self.store.marks(shards.clone(), cursor).await?;
-            if self.has(Bug::CursorForgetsMarks) {
-                self.store.marks(shards, next).await?;
+            let (records, next) = self.store.cancellations(shards.clone(), cursor).await?;
+            if self.has(Bug::CursorLosesCancellations) {
+                self.store.cancellations(shards, next).await?;
             }
-            Ok((told, next))
+            Ok((records, next))
         })
     }
 
@@ -397,7 +406,7 @@ impl Store for Broken {
             if self.has(Bug::DueUntilIsExcluded) {
                 read.until = read.until - std::time::Duration::from_millis(1);
             }
-            if self.has(Bug::DueAfterKeyLosesItsInstant)
+            if self.has(Bug::DueAfterKeySkipsItsInstant)
                 && let DueBound::Key(key) = read.after
             {
                 read.after = DueBound::Instant(key.position);
@@ -405,7 +414,7 @@ impl Store for Broken {
         }
         Box::pin(async move {
             let mut pages = self.store.due(reads.clone()).await?;
-            if self.has(Bug::DueNextStopsAtUntil) {
+            if self.has(Bug::DueNextIsLimitedByUntil) {
                 for (page, read) in pages.iter_mut().zip(reads) {
                     page.next = page.next.filter(|next| *next <= read.until);
                 }
@@ -414,31 +423,31 @@ impl Store for Broken {
         })
     }
 
-    fn write(&self, mut writes: Vec<OwnerWrite>) -> Answer<'_, Vec<Result<Written, WriteRefusal>>> {
+    fn write(&self, mut writes: Vec<OwnerWrite>) -> Answer<'_, Vec<Result<Written, WriteRejection>>> {
         Box::pin(async move {
-            if self.has(Bug::WritesBackwards) {
+            if self.has(Bug::WritesRunBackwards) {
                 writes.reverse();
             }
-            if self.has(Bug::OldTermPasses) {
-                // No other takes the shards meanwhile: as good as not looking at the term.
+            if self.has(Bug::OldTermIsAccepted) {
+                // No other caller takes the shards, so this has the effect of not checking the term.
                 let shards = writes.iter().map(|write| write.poller.shard()).collect();
                 let terms = self.store.take(shards).await?;
                 let newest = terms.into_iter().max();
                 writes.iter_mut().for_each(|write| write.term = newest.unwrap_or(write.term));
             }
-            let is_unconditional = self.has(Bug::ConditionIsIgnored) || self.has(Bug::ConditionIsLookedAtBefore);
-            if is_unconditional && !self.look_before(&mut writes).await? {
-                return Ok(vec![Err(WriteRefusal::Changed); writes.len()]);
+            let is_unconditional = self.has(Bug::ConditionIsIgnored) || self.has(Bug::ConditionIsCheckedBeforehand);
+            if is_unconditional && !self.check_conditions(&mut writes).await? {
+                return Ok(vec![Err(WriteRejection::Changed); writes.len()]);
             }
-            let mut answers = self.store.write(writes).await?;
-            let refused = answers.iter().find_map(|answer| answer.clone().err());
-            match (self.bug, refused) {
-                (Bug::OneRefusalRefusesAll, Some(refusal)) => answers.fill(Err(refusal)),
-                (Bug::FinalOutcomeIsAnsweredDone, Some(WriteRefusal::Resolved)) => answers.fill(Ok(Written::Done)),
-                (Bug::WritesBackwards, _) => answers.reverse(),
+            let mut responses = self.store.write(writes).await?;
+            let rejected = responses.iter().find_map(|response| response.clone().err());
+            match (self.bug, rejected) {
+                (Bug::OneRejectionRejectsAll, Some(refusal)) => responses.fill(Err(refusal)),
+                (Bug::FinalOutcomeReturnsDone, Some(WriteRejection::Resolved)) => responses.fill(Ok(Written::Done)),
+                (Bug::WritesRunBackwards, _) => responses.reverse(),
                 _ => {}
             }
-            Ok(answers)
+            Ok(responses)
         })
     }
 }

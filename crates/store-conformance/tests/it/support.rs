@@ -1,4 +1,4 @@
-//! The engine in memory as a subject of the suite, and schedules to put into it.
+//! Helpers: the in-memory engine as a subject of the suite, and schedules for it.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use store::memory::{MemoryOptions, MemoryStore};
 use store::{DueBound, DueRead, Insert, Store};
 use store_conformance::Subject;
 
-/// A place whose data outlives each opening.
+/// Subject whose data survives each opening.
 pub(crate) struct Memory {
     runtime: Runtime,
     data: MemoryStore,
@@ -29,7 +29,7 @@ impl Memory {
         Memory { runtime, data, wrap: Box::new(|store| Arc::new(store)), open: Mutex::new(false) }
     }
 
-    /// Breaks every store that is opened here.
+    /// Wraps every store that is opened here, to add a bug or a layer.
     pub(crate) fn broken(self, wrap: impl Fn(MemoryStore) -> Arc<dyn Store> + Send + Sync + 'static) -> Self {
         Memory { wrap: Box::new(wrap), ..self }
     }
@@ -38,8 +38,8 @@ impl Memory {
 impl Subject for Memory {
     fn open(&self) -> BoxFuture<'_, Arc<dyn Store>> {
         async {
-            let already = std::mem::replace(&mut *self.open.lock().expect("nothing panics in here"), true);
-            assert!(!already, "a place is opened once at a time");
+            let already = std::mem::replace(&mut *self.open.lock().expect("no holder of this lock panics"), true);
+            assert!(!already, "a subject is open at most once at a time");
             (self.wrap)(self.data.reopen(self.runtime.clone()))
         }
         .boxed()
@@ -47,8 +47,8 @@ impl Subject for Memory {
 
     fn close(&self, store: Arc<dyn Store>) -> BoxFuture<'_, ()> {
         async move {
-            assert_eq!(Arc::strong_count(&store), 1, "no one else holds a store that is closed");
-            *self.open.lock().expect("nothing panics in here") = false;
+            assert_eq!(Arc::strong_count(&store), 1, "the caller of close has the last handle of the store");
+            *self.open.lock().expect("no holder of this lock panics") = false;
         }
         .boxed()
     }
@@ -59,7 +59,7 @@ pub(crate) fn weak_and_slow() -> MemoryOptions {
 }
 
 pub(crate) fn on_real<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {
-    let tokio = tokio::runtime::Builder::new_current_thread().build().expect("tokio starts");
+    let tokio = tokio::runtime::Builder::new_current_thread().build().expect("the runtime starts");
     tokio.block_on(async { test(Runtime::real()).await })
 }
 
@@ -70,11 +70,13 @@ pub(crate) fn minute(number: i64) -> Timestamp {
     Timestamp::from_millis(2_000_000_000_000 + number * 60_000)
 }
 
-/// A one-shot of [`POLLER`] at `minute(1)`.
+/// Returns a one-shot of [`POLLER`] at `minute(1)`.
 pub(crate) fn insert(number: u128, name: Option<&str>) -> Insert {
     let incarnation = Incarnation::new(minute(0), number);
-    let id =
-        name.map_or_else(|| ScheduleId::from_incarnation(incarnation), |name| ScheduleId::new(name).expect("valid"));
+    let id = name.map_or_else(
+        || ScheduleId::from_incarnation(incarnation),
+        |name| ScheduleId::new(name).expect("the id is valid"),
+    );
     let http = HttpTarget {
         url: "http://localhost/".to_owned(),
         method: "POST".to_owned(),
@@ -103,12 +105,12 @@ pub(crate) fn insert(number: u128, name: Option<&str>) -> Insert {
 }
 
 pub(crate) async fn has_schedule(store: &dyn Store, insert: &Insert) -> bool {
-    let loaded = store.load(vec![insert.schedule.incarnation]).await.expect("the store is read");
+    let loaded = store.load(vec![insert.schedule.incarnation]).await.expect("the store accepts reads");
     loaded[0].is_some()
 }
 
 pub(crate) async fn has_row(store: &dyn Store, insert: &Insert) -> bool {
     let after = DueBound::Instant(Timestamp::MIN);
     let read = DueRead { poller: insert.schedule.poller, after, until: Timestamp::MAX, limit: usize::MAX };
-    store.due(vec![read]).await.expect("the store is read")[0].keys.contains(&insert.due)
+    store.due(vec![read]).await.expect("the store accepts reads")[0].keys.contains(&insert.due)
 }

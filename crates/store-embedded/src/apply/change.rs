@@ -1,8 +1,8 @@
-//! What the owner of a shard writes.
+//! Writes of the owner of a shard.
 
 use domain::{DueKey, Incarnation, Occurrence, PollerId, Revision, RunState, Status, Timestamp};
 use std::sync::Arc;
-use store::{Positions, StoreError, WriteRefusal, Written};
+use store::{Positions, StoreError, WriteRejection, Written};
 use stored::schedule::{self, Head};
 use stored::{Put, run};
 
@@ -13,11 +13,11 @@ use crate::codec::key;
 use crate::index::{Family, Sequence};
 use crate::read::Known;
 
-type WriteResult = Result<Result<Written, WriteRefusal>, StoreError>;
+type WriteResult = Result<Result<Written, WriteRejection>, StoreError>;
 
 const DONE: WriteResult = Ok(Ok(Written::Done));
 
-fn refused(refusal: WriteRefusal) -> WriteResult {
+fn rejected(refusal: WriteRejection) -> WriteResult {
     Ok(Err(refusal))
 }
 
@@ -25,7 +25,7 @@ impl Machine {
     pub(super) fn write(&self, at: Sequence, write: &WriteItem<'_>) -> WriteResult {
         let poller = write.poller;
         if self.memory().terms.get(&poller.shard()) != Some(&write.term) {
-            return refused(WriteRefusal::Superseded);
+            return rejected(WriteRejection::Superseded);
         }
         match &write.change {
             ChangeItem::Put(insert) => self.put(at, poller, insert, |_| true),
@@ -37,16 +37,16 @@ impl Machine {
                     self.cancel(at, poller.tenant, edition.incarnation, changed);
                     DONE
                 }
-                Some(_) | None => refused(WriteRefusal::Changed),
+                Some(_) | None => rejected(WriteRejection::Changed),
             },
             ChangeItem::Cancel(incarnation) => match self.rows.changed(*incarnation, at)? {
                 Some(changed) if changed.state.status != Status::Cancelled => {
                     self.cancel(at, poller.tenant, *incarnation, changed);
                     DONE
                 }
-                Some(_) | None => refused(WriteRefusal::NotFound),
+                Some(_) | None => rejected(WriteRejection::NotFound),
             },
-            ChangeItem::Run { run, then, ends } => self.book(at, poller, run, then.as_ref(), *ends),
+            ChangeItem::Run { run, then, ends } => self.write_outcome(at, poller, run, then.as_ref(), *ends),
             ChangeItem::Advance { incarnation, revision, due } => {
                 self.advance(at, poller, *incarnation, *revision, due)
             }
@@ -55,7 +55,7 @@ impl Machine {
                     self.end(at, poller, *incarnation, changed, *revision);
                     DONE
                 }
-                None => refused(WriteRefusal::NotFound),
+                None => rejected(WriteRejection::NotFound),
             },
             ChangeItem::Defer(due) => {
                 self.write_due(at, poller, due);
@@ -69,7 +69,7 @@ impl Machine {
         }
     }
 
-    /// `may`: whether what has the id may be replaced, or given away.
+    /// Puts a schedule. `may` decides whether the schedule that has the id may be replaced or may lose its id.
     fn put(
         &self,
         at: Sequence,
@@ -77,19 +77,21 @@ impl Machine {
         insert: &InsertItem<'_>,
         may: impl Fn(Option<&Known>) -> bool,
     ) -> WriteResult {
-        let offered = insert.head;
-        let known = self.rows.find(offered.tenant, insert.id, at)?;
+        let requested = insert.head;
+        let known = self.rows.find(requested.tenant, insert.id, at)?;
         if !may(known.as_ref()) {
-            return refused(WriteRefusal::Changed);
+            return rejected(WriteRejection::Changed);
         }
         let mut due = insert.due;
-        due.position = self.settle(poller, due.position);
+        due.position = self.open_position(poller, due.position);
         let (before, row) = match known {
             Some(known) if known.changed.state.status != Status::Cancelled => {
                 let before = known.changed.state.status;
                 (Some(before), self.replace(at, &known, insert)?)
             }
-            Some(_) if self.rows.is_number_used(offered.incarnation, at)? => return refused(WriteRefusal::NotFound),
+            Some(_) if self.rows.is_number_used(requested.incarnation, at)? => {
+                return rejected(WriteRejection::NotFound);
+            }
             cancelled => {
                 self.write_new(at, insert)?;
                 (cancelled.map(|_| Status::Cancelled), insert.row.to_vec())
@@ -102,8 +104,8 @@ impl Machine {
         Ok(Ok(Written::Put { schedule, position: due.position, before }))
     }
 
-    /// The next revision of a schedule. Its row gets the number that the caller meant for a new incarnation, so that
-    /// rows are always written at the end of their family.
+    /// Writes the next revision of a schedule. Its row gets the number that the caller chose for a new incarnation, so
+    /// rows are always appended at the end of their family.
     fn replace(&self, at: Sequence, known: &Known, insert: &InsertItem<'_>) -> Result<Vec<u8>, StoreError> {
         let before = schedule::head(&known.row).map_err(|error| self.rows.malformed(known.changed.row, error))?;
         let mut state = insert.head.state;
@@ -117,12 +119,12 @@ impl Machine {
         };
         let row = schedule::patch(insert.row, &head);
         let number = insert.head.incarnation;
-        // First, so that a row that is damaged leaves all as it was.
+        // The labels are read before any write, so a damaged row changes nothing.
         let labels = |row: &[u8]| schedule::labels(row).map_err(|error| self.rows.malformed(number, error));
         let (labels, labels_before) = (labels(&row)?, labels(&known.row)?);
         self.index().put(Family::Rows, &key::row(number), &row, at);
         self.write_changed(at, known.incarnation, &Changed { state, row: number });
-        // The first row stays: it tells a creation that comes again.
+        // The first row stays: it identifies a repeated create.
         if known.changed.row != known.incarnation && known.changed.row != number {
             self.index().remove(Family::Rows, &key::row(known.changed.row), at);
         }
@@ -131,7 +133,7 @@ impl Machine {
         Ok(row)
     }
 
-    fn book(
+    fn write_outcome(
         &self,
         at: Sequence,
         poller: PollerId,
@@ -141,11 +143,11 @@ impl Machine {
     ) -> WriteResult {
         let of = &run.occurrence;
         let Some(changed) = self.rows.changed(of.incarnation, at)? else {
-            return refused(WriteRefusal::NotFound);
+            return rejected(WriteRejection::NotFound);
         };
         let run_key = key::run(of);
         if self.rows.run_state(&run_key, at)?.is_some_and(RunState::is_final) {
-            return refused(WriteRefusal::Resolved);
+            return rejected(WriteRejection::Resolved);
         }
         if let Some(due) = then {
             self.write_due(at, poller, due);
@@ -178,7 +180,7 @@ impl Machine {
         due: &DueKey,
     ) -> WriteResult {
         let Some(mut changed) = self.rows.changed(incarnation, at)? else {
-            return refused(WriteRefusal::NotFound);
+            return rejected(WriteRejection::NotFound);
         };
         let is_behind = changed.state.next.is_some_and(|next| due.occurrence.nominal < next);
         if is_live_at(&changed, revision) && !is_behind {
@@ -190,15 +192,15 @@ impl Machine {
     }
 
     fn redrive(&self, at: Sequence, poller: PollerId, of: &Occurrence, due: &DueKey) -> WriteResult {
-        let Some(run) = self.rows.run_value(&key::run(of), at)? else { return refused(WriteRefusal::NotFound) };
+        let Some(run) = self.rows.run_value(&key::run(of), at)? else { return rejected(WriteRejection::NotFound) };
         let (tenant, ..) = run::summary(&run).map_err(|error| self.rows.malformed_run(of, error))?;
         let dead_letter = key::dead_letter(tenant, of);
         if !self.rows.has_point(&dead_letter, at)? {
-            return refused(WriteRefusal::NotFound);
+            return rejected(WriteRejection::NotFound);
         }
         self.write_due(at, poller, due);
         self.index().remove(Family::Points, &dead_letter, at);
-        // However long it has been over, its schedule is needed again: written anew, it is young.
+        // The schedule is needed again. Writing its state again protects it from the history sweep.
         if let Some(changed) = self.rows.changed(of.incarnation, at)? {
             self.write_changed(at, of.incarnation, &changed);
         }
@@ -208,7 +210,7 @@ impl Machine {
     fn move_positions(&self, at: Sequence, poller: PollerId, to: Positions) {
         let mut memory = self.memory();
         let known = memory.positions(poller);
-        // A poller that closed all of time could not take another row.
+        // A poller whose `closed` is the last instant could not accept another row.
         let closed = known.closed.max(to.closed).min(Timestamp::from_millis(Timestamp::MAX.as_millis() - 1));
         let moved = Positions { closed, done: known.done.max(to.done).min(closed) };
         if moved == known {

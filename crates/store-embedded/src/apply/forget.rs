@@ -1,6 +1,6 @@
-//! What was over for long is forgotten: first its runs, then the schedule with its id.
+//! Deletion of old history: first the runs, then the schedule with its id.
 //!
-//! Who asks for it has looked without being in anybody's way; here each is looked at again, and stays if it has changed since.
+//! The history sweep chose the rows without a lock. Each row is checked here again, and stays if it has changed since.
 
 use std::ops::ControlFlow;
 
@@ -8,7 +8,7 @@ use domain::{Incarnation, Occurrence, RunState, Status, Timestamp};
 use store::StoreError;
 use stored::{Put, run, schedule};
 
-use super::{Gone, Machine, is_server_made};
+use super::{Deleted, Machine, is_server_made};
 use crate::codec::entry::ForgetItem;
 use crate::codec::key;
 use crate::codec::listed::Bucket;
@@ -16,8 +16,9 @@ use crate::index::{Family, Sequence};
 use crate::read::{damaged, take_name};
 
 impl Machine {
-    /// Whether it went; schedules are still listed then, and added to `gone`.
-    pub(super) fn forget(&self, at: Sequence, item: &ForgetItem, gone: &mut Gone) -> Result<bool, StoreError> {
+    /// Deletes the rows of `item` and returns whether they were deleted. The caller removes the schedules in `deleted`
+    /// from the listings.
+    pub(super) fn forget(&self, at: Sequence, item: &ForgetItem, deleted: &mut Deleted) -> Result<bool, StoreError> {
         match item {
             ForgetItem::Tick(now) => {
                 let mut value = vec![1];
@@ -31,7 +32,7 @@ impl Machine {
             }
             ForgetItem::Run { of, seen } => self.forget_run(at, of, Sequence::from_u64(*seen)),
             ForgetItem::Schedule { incarnation, seen, before } => {
-                self.forget_schedule(at, *incarnation, Sequence::from_u64(*seen), *before, gone)
+                self.forget_schedule(at, *incarnation, Sequence::from_u64(*seen), *before, deleted)
             }
         }
     }
@@ -57,7 +58,7 @@ impl Machine {
         incarnation: Incarnation,
         seen: Sequence,
         before: Timestamp,
-        gone: &mut Gone,
+        deleted: &mut Deleted,
     ) -> Result<bool, StoreError> {
         let state_key = key::state(incarnation);
         if self.written(&state_key, at)? != Some(seen) {
@@ -66,7 +67,7 @@ impl Machine {
         let Some(known) = self.rows.known(incarnation, at)? else { return Ok(false) };
         let (head, id) =
             schedule::head_and_id(&known.row).map_err(|error| self.rows.malformed(known.changed.row, error))?;
-        // An owner that starts again reads from `done` on, and asks the records whether a row was fired.
+        // An owner that restarts reads from `done` on, and needs the run records to recognise rows that have fired.
         let is_done = self.memory().positions(head.poller).done >= before;
         if known.changed.state.status == Status::Active || !is_done || self.has_run(incarnation, at)? {
             return Ok(false);
@@ -75,15 +76,15 @@ impl Machine {
             let name_key = key::id(head.tenant, id);
             let name = self.index().get(Family::Points, &name_key, at).map_err(damaged)?;
             let named = name.map(|value| take_name(&value)).transpose();
-            // Of an id that was taken again, the name is the other's.
+            // If another schedule has taken the id, the name belongs to that schedule.
             if named.map_err(|error| self.rows.malformed(incarnation, error))? == Some(incarnation) {
                 self.index().remove(Family::Points, &name_key, at);
             }
         }
         let labels = schedule::labels(&known.row).map_err(|error| self.rows.malformed(known.changed.row, error))?;
         self.write_labels(at, head.tenant, incarnation, &[], &labels);
-        gone.entry(Bucket::of(head.tenant, incarnation)).or_default().insert(incarnation);
-        // The state last: a reader that still sees it looks for the row as it was then.
+        deleted.entry(Bucket::of(head.tenant, incarnation)).or_default().insert(incarnation);
+        // The state is removed last: a reader that still sees it looks for the row as of that state.
         self.index().remove(Family::Rows, &key::row(incarnation), at);
         if known.changed.row != incarnation {
             self.index().remove(Family::Rows, &key::row(known.changed.row), at);

@@ -6,11 +6,11 @@ use stored::{Malformed, Put as _, Take};
 
 const VERSION: u8 = 1;
 
-/// What has changed in a schedule since its first row was written.
+/// Changes of a schedule since its first row was written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Changed {
     pub state: State,
-    /// The key of the row that holds the present spec.
+    /// Key of the row that contains the current spec.
     pub row: Incarnation,
 }
 

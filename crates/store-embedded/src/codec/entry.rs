@@ -1,23 +1,23 @@
 //! Journal entries: one call's batch, or a part of it. Items are decoded one by one and borrow the entry's bytes.
 
 use domain::{
-    Audit, DueKey, Edition, Incarnation, Occurrence, PollerId, Revision, ScheduleId, Seen, ShardId, Tenant, TenantId,
-    Term, Timestamp,
+    Audit, DueKey, Incarnation, Occurrence, PollerId, Precondition, Revision, ScheduleId, ScheduleVersion, ShardId,
+    Tenant, TenantId, Term, Timestamp,
 };
-use store::{Change, HandOver, HandedOver, Insert, Mark, OwnerWrite, Positions};
+use store::{Cancellation, Change, HandOver, HandedOver, Insert, OwnerWrite, Positions};
 use stored::{Malformed, Put, Take, hand_over, run, schedule};
 
 use super::tenant;
 
 const VERSION: u8 = 1;
 
-/// What an entry asks for.
+/// Operation of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(crate) enum Kind {
     Insert = 1,
     Place = 2,
-    Mark = 3,
+    Cancellation = 3,
     PutTenant = 4,
     Take = 5,
     Write = 6,
@@ -26,11 +26,11 @@ pub(crate) enum Kind {
     Forget = 9,
 }
 
-/// Builds the entries of one call: a new one is begun when the present one has grown to `entry_len_max`.
+/// Builds the entries of one call. A new entry begins when the current one has reached `entry_len_max` bytes.
 pub(crate) struct Builder {
     kind: Kind,
     entry_len_max: usize,
-    present: Vec<u8>,
+    current: Vec<u8>,
     count: u32,
     full: Vec<Vec<u8>>,
 }
@@ -39,19 +39,19 @@ const HEADER_LEN: usize = 6;
 
 impl Builder {
     pub(crate) fn new(kind: Kind, entry_len_max: usize) -> Self {
-        Builder { kind, entry_len_max, present: Vec::new(), count: 0, full: Vec::new() }
+        Builder { kind, entry_len_max, current: Vec::new(), count: 0, full: Vec::new() }
     }
 
     fn item(&mut self, put: impl FnOnce(&mut Vec<u8>)) {
-        if self.present.len() >= self.entry_len_max {
+        if self.current.len() >= self.entry_len_max {
             self.cut();
         }
-        if self.present.is_empty() {
-            self.present.extend_from_slice(&[VERSION, self.kind as u8, 0, 0, 0, 0]);
+        if self.current.is_empty() {
+            self.current.extend_from_slice(&[VERSION, self.kind as u8, 0, 0, 0, 0]);
         }
-        put(&mut self.present);
+        put(&mut self.current);
         self.count += 1;
-        // Items of one entry are numbered in 16 bits.
+        // An entry numbers its items in 16 bits.
         if self.count == OPS_MAX {
             self.cut();
         }
@@ -59,8 +59,8 @@ impl Builder {
 
     fn cut(&mut self) {
         if self.count > 0 {
-            self.present[2..HEADER_LEN].copy_from_slice(&self.count.to_le_bytes());
-            self.full.push(std::mem::take(&mut self.present));
+            self.current[2..HEADER_LEN].copy_from_slice(&self.count.to_le_bytes());
+            self.full.push(std::mem::take(&mut self.current));
             self.count = 0;
         }
     }
@@ -81,7 +81,7 @@ impl Builder {
         });
     }
 
-    pub(crate) fn mark(&mut self, mark: &Mark) {
+    pub(crate) fn cancellation(&mut self, mark: &Cancellation) {
         self.item(|out| {
             out.u32(mark.tenant.0);
             out.text(mark.id.as_str());
@@ -138,7 +138,7 @@ impl Builder {
     }
 }
 
-/// The most items that one entry holds.
+/// Maximum number of items in one entry.
 pub(crate) const OPS_MAX: u32 = 1 << 16;
 
 fn put_blob_of(out: &mut Vec<u8>, put: impl FnOnce(&mut Vec<u8>)) {
@@ -154,7 +154,7 @@ fn put_insert(out: &mut Vec<u8>, insert: &Insert) {
     put_blob_of(out, |out| schedule::put(out, &insert.schedule));
 }
 
-fn put_edition(out: &mut Vec<u8>, edition: &Edition) {
+fn put_edition(out: &mut Vec<u8>, edition: &ScheduleVersion) {
     out.u128(edition.incarnation.0);
     out.u32(edition.revision.0);
 }
@@ -208,7 +208,7 @@ fn put_write(out: &mut Vec<u8>, write: &OwnerWrite) {
         Change::PutIf { insert, seen } => {
             out.u8(8);
             out.u8(u8::from(seen.is_some()));
-            if let Some(Seen { edition, next }) = seen {
+            if let Some(Precondition { edition, next }) = seen {
                 put_edition(out, edition);
                 out.u8(u8::from(next.is_some()));
                 out.timestamp(next.unwrap_or_default());
@@ -229,13 +229,13 @@ pub(crate) struct Reader<'a> {
     take: Take<'a>,
 }
 
-/// A schedule to be made, still encoded.
+/// Schedule to create, still encoded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct InsertItem<'a> {
     pub due: DueKey,
     pub head: schedule::Head,
     pub id: &'a str,
-    /// As [`schedule::put`] writes it.
+    /// Bytes of [`schedule::put`].
     pub row: &'a [u8],
 }
 
@@ -249,9 +249,9 @@ pub(crate) struct WriteItem<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ChangeItem<'a> {
     Put(InsertItem<'a>),
-    PutIf { insert: InsertItem<'a>, seen: Option<Seen> },
+    PutIf { insert: InsertItem<'a>, seen: Option<Precondition> },
     Cancel(Incarnation),
-    CancelIf(Edition),
+    CancelIf(ScheduleVersion),
     Run { run: RunItem<'a>, then: Option<DueKey>, ends: bool },
     Advance { incarnation: Incarnation, revision: Revision, due: DueKey },
     End { incarnation: Incarnation, revision: Revision },
@@ -260,35 +260,37 @@ pub(crate) enum ChangeItem<'a> {
     Positions(Positions),
 }
 
-/// A run, still encoded.
+/// Run, still encoded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct RunItem<'a> {
     pub tenant: TenantId,
     pub occurrence: Occurrence,
     pub state: domain::RunState,
-    /// As [`run::put`] writes it.
+    /// Bytes of [`run::put`].
     pub value: &'a [u8],
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct TenantItem<'a> {
     pub tenant: Tenant,
-    /// As [`stored::tenant::encode`] writes it.
+    /// Bytes of [`stored::tenant::encode`].
     pub value: &'a [u8],
-    /// As [`stored::tenant::encode_audit`] writes it.
+    /// Bytes of [`stored::tenant::encode_audit`].
     pub entry: &'a [u8],
 }
 
-/// What is noted for forgetting, and what is forgotten: if it is still as it was seen, written at that sequence.
+/// Operation of the history sweep. A run or schedule is deleted only if its row was last written at the sequence
+/// `seen`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ForgetItem {
-    /// The clock shows this: what is written from now on is younger.
+    /// Records the clock reading. Rows that are written later are younger.
     Tick(Timestamp),
-    /// Such a note is of no more use.
+    /// Deletes a clock reading that is no longer needed.
     DropTick(Timestamp),
-    /// A run that is final.
+    /// Deletes a final run.
     Run { of: Occurrence, seen: u64 },
-    /// A schedule that is over and has no run left, once its poller is done with what was due before then.
+    /// Deletes a schedule that is over and has no run left, if its poller is done with every row that was due before
+    /// `before`.
     Schedule { incarnation: Incarnation, seen: u64, before: Timestamp },
 }
 
@@ -297,7 +299,7 @@ pub(crate) struct HandOverItem<'a> {
     pub shard: ShardId,
     pub term: Term,
     pub attempts: Vec<HandedOver>,
-    /// As [`hand_over::encode`] writes them.
+    /// Bytes of [`hand_over::encode`].
     pub value: &'a [u8],
 }
 
@@ -308,7 +310,7 @@ impl<'a> Reader<'a> {
         let kind = match take.u8()? {
             1 => Kind::Insert,
             2 => Kind::Place,
-            3 => Kind::Mark,
+            3 => Kind::Cancellation,
             4 => Kind::PutTenant,
             5 => Kind::Take,
             6 => Kind::Write,
@@ -335,13 +337,13 @@ impl<'a> Reader<'a> {
         Ok((self.take.poller()?, self.take.due()?))
     }
 
-    pub(crate) fn mark(&mut self) -> Result<Mark, Malformed> {
+    pub(crate) fn cancellation(&mut self) -> Result<Cancellation, Malformed> {
         let tenant = TenantId(self.take.u32()?);
         let id = ScheduleId::new(self.take.text()?).map_err(|_| self.take.malformed())?;
-        Ok(Mark { tenant, id })
+        Ok(Cancellation { tenant, id })
     }
 
-    /// As builds wrote it that counted no changes.
+    /// Reads a tenant that a build without tenant versions wrote.
     pub(crate) fn tenant(&mut self) -> Result<(Tenant, &'a [u8]), Malformed> {
         let value = self.take.blob()?;
         Ok((tenant::take_first(value)?, value))
@@ -415,14 +417,14 @@ impl<'a> Reader<'a> {
         Ok(ChangeItem::Run { run, then, ends: self.flag()? })
     }
 
-    fn edition(&mut self) -> Result<Edition, Malformed> {
-        Ok(Edition { incarnation: Incarnation(self.take.u128()?), revision: Revision(self.take.u32()?) })
+    fn edition(&mut self) -> Result<ScheduleVersion, Malformed> {
+        Ok(ScheduleVersion { incarnation: Incarnation(self.take.u128()?), revision: Revision(self.take.u32()?) })
     }
 
-    fn seen(&mut self) -> Result<Seen, Malformed> {
+    fn seen(&mut self) -> Result<Precondition, Malformed> {
         let edition = self.edition()?;
         let (has_next, next) = (self.flag()?, self.take.timestamp()?);
-        Ok(Seen { edition, next: has_next.then_some(next) })
+        Ok(Precondition { edition, next: has_next.then_some(next) })
     }
 
     fn flag(&mut self) -> Result<bool, Malformed> {

@@ -1,9 +1,9 @@
-//! Index keys. Their byte order is the order in which the port lists things.
+//! Index keys. Their byte order is the order in which the port lists rows.
 
 use domain::{DueKey, Incarnation, LabelKey, Occurrence, PollerId, Revision, ShardId, TargetKey, TenantId, Timestamp};
 use stored::{Malformed, Take};
 
-// What a key of `Family::Points` names; its first byte.
+// Kinds of rows in `Family::Points`. The first byte of a key is its kind.
 const ID: u8 = b'i';
 const STATE: u8 = b's';
 const RUN: u8 = b'r';
@@ -15,10 +15,10 @@ pub(crate) const HANDED_OVER: u8 = b'h';
 pub(crate) const AUDIT: u8 = b'a';
 pub(crate) const TICK: u8 = b'c';
 pub(crate) const ACTIVE: u8 = b'n';
-// `super::listed` has b'l'.
+// The kind b'l' belongs to `super::listed`.
 const LABEL: u8 = b'b';
 
-/// `Family::Rows`.
+/// Returns the key of a schedule's row in `Family::Rows`.
 pub(crate) fn row(key: Incarnation) -> [u8; 16] {
     key.0.to_be_bytes()
 }
@@ -79,7 +79,7 @@ fn parse_occurrence(take: &mut Take<'_>) -> Result<Occurrence, Malformed> {
     })
 }
 
-/// The sign bit is turned over, so that instants before 1970 come first.
+/// Returns the sortable bytes of an instant. The sign bit is flipped, so instants before 1970 sort first.
 fn instant(at: Timestamp) -> [u8; 8] {
     (at.as_millis().cast_unsigned() ^ 1 << 63).to_be_bytes()
 }
@@ -90,7 +90,7 @@ fn parse_instant(take: &mut Take<'_>) -> Result<Timestamp, Malformed> {
 
 const POLLER_LEN: usize = 8;
 
-/// The start of every due row's key.
+/// Returns the prefix of every due row's key of a poller.
 pub(crate) fn poller(of: PollerId) -> [u8; POLLER_LEN] {
     let mut key = [0; POLLER_LEN];
     key[..4].copy_from_slice(&of.tenant.0.to_be_bytes());
@@ -109,7 +109,7 @@ fn parse_poller(take: &mut Take<'_>) -> Result<PollerId, Malformed> {
 
 pub(crate) const DUE_LEN: usize = 52;
 
-/// `Family::Due`: poller, then the order of [`DueKey`].
+/// Returns the key of a due row in `Family::Due`: the poller, then the order of [`DueKey`].
 pub(crate) fn due(of: PollerId, due: &DueKey) -> [u8; DUE_LEN] {
     let mut key = [0; DUE_LEN];
     key[..8].copy_from_slice(&poller(of));
@@ -133,7 +133,7 @@ pub(crate) fn parse_due(key: &[u8]) -> Result<(PollerId, DueKey), Malformed> {
     Ok((poller, due))
 }
 
-/// Above every due row of `poller` at or before `at`, below every later one.
+/// Returns a key above every due row of the poller at or before `at`, and below every later one.
 pub(crate) fn due_after(of: PollerId, at: Timestamp) -> Vec<u8> {
     let mut key = Vec::with_capacity(POLLER_LEN + 8);
     key.extend_from_slice(&poller(of));
@@ -142,14 +142,14 @@ pub(crate) fn due_after(of: PollerId, at: Timestamp) -> Vec<u8> {
     key
 }
 
-/// Above every due row of `poller`.
+/// Returns a key above every due row of the poller.
 pub(crate) fn due_end(of: PollerId) -> Vec<u8> {
     let mut key = poller(of).to_vec();
     key.extend_from_slice(&[0xff; DUE_LEN - POLLER_LEN + 1]);
     key
 }
 
-/// The bounds of an incarnation's runs: the first key that may be one, and one above them all.
+/// Returns the bounds of an incarnation's runs: an inclusive lower and an exclusive upper key.
 pub(crate) fn run_bounds(incarnation: Incarnation) -> (Vec<u8>, Vec<u8>) {
     let mut from = vec![RUN];
     from.extend_from_slice(&incarnation.0.to_be_bytes());
@@ -158,7 +158,7 @@ pub(crate) fn run_bounds(incarnation: Incarnation) -> (Vec<u8>, Vec<u8>) {
     (from, to)
 }
 
-/// As [`run_bounds`], for a tenant's dead letters.
+/// Returns the bounds of a tenant's dead letters, as [`run_bounds`] does for runs.
 pub(crate) fn dead_letter_bounds(tenant: TenantId) -> (Vec<u8>, Vec<u8>) {
     let mut from = vec![DEAD_LETTER];
     from.extend_from_slice(&tenant.0.to_be_bytes());
@@ -191,7 +191,7 @@ pub(crate) fn handed_over(shard: ShardId) -> [u8; 3] {
     [HANDED_OVER, high, low]
 }
 
-/// Of a key that begins with `kind`: of [`term`] or [`handed_over`].
+/// Returns the shard of a key of [`term`] or [`handed_over`]. `kind` is the key's first byte.
 pub(crate) fn parse_shard(kind: u8, key: &[u8]) -> Result<ShardId, Malformed> {
     let mut take = Take::new("a shard's key", key);
     take.version(kind)?;
@@ -207,7 +207,7 @@ pub(crate) fn audit(tenant: TenantId, version: u64) -> [u8; 13] {
     key
 }
 
-/// The row that lists `incarnation` under a label.
+/// Returns the key of the row that lists `incarnation` under a label.
 pub(crate) fn labelled(tenant: TenantId, label: LabelKey, incarnation: Incarnation) -> [u8; 29] {
     let mut key = [LABEL; 29];
     key[1..5].copy_from_slice(&tenant.0.to_be_bytes());
@@ -240,7 +240,7 @@ pub(crate) fn parse_tenant(key: &[u8]) -> Result<TenantId, Malformed> {
     Ok(id)
 }
 
-/// How many of a tenant's schedules are active; [`ACTIVE`] alone says that no tenant is left out.
+/// Returns the key of a tenant's count of active schedules. The key [`ACTIVE`] alone marks the counts as complete.
 pub(crate) fn active(tenant: TenantId) -> [u8; 5] {
     let mut key = [ACTIVE; 5];
     key[1..].copy_from_slice(&tenant.0.to_be_bytes());
@@ -261,7 +261,7 @@ pub(crate) fn tenant(tenant: TenantId) -> [u8; 5] {
     key
 }
 
-/// What the clock showed.
+/// Returns the key of a recorded clock reading.
 pub(crate) fn tick(at: Timestamp) -> [u8; 9] {
     let mut key = [TICK; 9];
     key[1..].copy_from_slice(&instant(at));
@@ -276,7 +276,7 @@ pub(crate) fn parse_tick(key: &[u8]) -> Result<Timestamp, Malformed> {
     Ok(at)
 }
 
-/// The bounds of all schedules' states: the first key that may be one, and one above them all.
+/// Bounds of all schedules' states: an inclusive lower and an exclusive upper key.
 pub(crate) const STATES: ([u8; 1], [u8; 1]) = ([STATE], [STATE + 1]);
 
 pub(crate) fn parse_state(key: &[u8]) -> Result<Incarnation, Malformed> {

@@ -1,5 +1,5 @@
-//! Rows that list schedules. Those of a tenant that were made within the same sixteen milliseconds are listed together, in one row or a
-//! few: a row for each would be half of what the small rows cost when many are made.
+//! Rows that list schedules. One row, or a few, list the schedules of a tenant that were created within the same 16 ms.
+//! At a high rate of creates, a row for each schedule would account for half the cost of all small rows.
 
 use std::collections::BTreeSet;
 
@@ -9,22 +9,22 @@ use stored::{Malformed, Put as _, Take};
 pub(crate) const LISTED: u8 = b'l';
 const VERSION: u8 = 1;
 
-/// What is below it in an incarnation: 80 random bits, and four of the time in milliseconds.
+/// Bits of an incarnation below its bucket number: 80 random bits, and 4 bits of the time in milliseconds.
 const BUCKET_BITS: u32 = 84;
-/// Bytes of an incarnation that a row has; the others are its bucket's.
+/// Bytes of an incarnation that a row stores. The bucket supplies the other bytes.
 const LOW_LEN: usize = 11;
 
-/// The schedules of a tenant whose incarnations begin alike.
+/// Schedules of a tenant whose incarnations have the same high bits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Bucket {
     pub tenant: TenantId,
-    /// In steps of sixteen milliseconds since 1970.
+    /// Time of creation in steps of 16 ms since 1970.
     pub number: u64,
 }
 
 impl Bucket {
     pub(crate) fn of(tenant: TenantId, incarnation: Incarnation) -> Self {
-        let number = u64::try_from(incarnation.0 >> BUCKET_BITS).expect("44 bits are left");
+        let number = u64::try_from(incarnation.0 >> BUCKET_BITS).expect("44 bits remain");
         Bucket { tenant, number }
     }
 
@@ -36,7 +36,7 @@ impl Bucket {
         Bucket { tenant, number: u64::MAX }
     }
 
-    /// The start of its rows' keys.
+    /// Returns the prefix of the bucket's keys.
     fn start(self) -> [u8; 13] {
         let mut start = [LISTED; 13];
         start[1..5].copy_from_slice(&self.tenant.0.to_be_bytes());
@@ -44,7 +44,7 @@ impl Bucket {
         start
     }
 
-    /// One of its rows.
+    /// Returns the key of one of the bucket's rows.
     pub(crate) fn key(self, part: u64) -> [u8; 21] {
         let mut key = [0; 21];
         key[..13].copy_from_slice(&self.start());
@@ -52,7 +52,7 @@ impl Bucket {
         key
     }
 
-    /// The bounds of the rows from this bucket to `last`: the first key that may be one, and one above them all.
+    /// Returns the bounds of the rows from this bucket to `last`: an inclusive lower and an exclusive upper key.
     pub(crate) fn bounds(self, last: Bucket) -> (Vec<u8>, Vec<u8>) {
         (self.start().to_vec(), [&last.start()[..], &[0xff; 9]].concat())
     }

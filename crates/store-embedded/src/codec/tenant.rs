@@ -1,4 +1,4 @@
-//! Tenants, as rows of any build.
+//! Rows of tenants, from any build.
 
 use domain::{Tenant, TenantId};
 use stored::tenant::{FIRST_VERSION, decode};
@@ -6,6 +6,8 @@ use stored::{Malformed, Take};
 
 use super::key;
 
+/// Returns the tenant of a row of this build.
+///
 /// # Errors
 /// If `value` is not a tenant as this build writes it.
 pub(crate) fn take(id: TenantId, value: &[u8]) -> Result<Tenant, Malformed> {

@@ -5,14 +5,14 @@ use bytes::Bytes;
 use domain::occurrence::Run;
 use domain::retry::RetryPolicy;
 use domain::{
-    ApiKey, Attempt, AttemptResult, Audit, DueKey, Edition, HttpTarget, Incarnation, LabelKey, Occurrence, PollerId,
-    Revision, RunState, Schedule, ScheduleId, Seen, ShardId, SigningSecret, Spec, Status, Target, TargetKey, Tenant,
-    TenantId, Term, Timestamp, When,
+    ApiKey, Attempt, AttemptResult, Audit, DueKey, HttpTarget, Incarnation, LabelKey, Occurrence, PollerId,
+    Precondition, Revision, RunState, Schedule, ScheduleId, ScheduleVersion, ShardId, SigningSecret, Spec, Status,
+    Target, TargetKey, Tenant, TenantId, Term, Timestamp, When,
 };
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
-use store::{Change, HandOver, HandedOver, Insert, Mark, OwnerWrite, Positions};
+use store::{Cancellation, Change, HandOver, HandedOver, Insert, OwnerWrite, Positions};
 use stored::schedule::Head;
 use stored::{hand_over, run, schedule};
 
@@ -89,15 +89,15 @@ fn insert() -> impl Strategy<Value = Insert> {
     (schedule(), due()).prop_map(|(schedule, due)| Insert { schedule: schedule.into(), due })
 }
 
-fn edition() -> impl Strategy<Value = Edition> {
-    (any::<u128>(), any::<u32>()).prop_map(|(incarnation, revision)| Edition {
+fn edition() -> impl Strategy<Value = ScheduleVersion> {
+    (any::<u128>(), any::<u32>()).prop_map(|(incarnation, revision)| ScheduleVersion {
         incarnation: Incarnation(incarnation),
         revision: Revision(revision),
     })
 }
 
-fn seen() -> impl Strategy<Value = Seen> {
-    (edition(), option::of(timestamp())).prop_map(|(edition, next)| Seen { edition, next })
+fn seen() -> impl Strategy<Value = Precondition> {
+    (edition(), option::of(timestamp())).prop_map(|(edition, next)| Precondition { edition, next })
 }
 
 fn change() -> impl Strategy<Value = Change> {
@@ -172,7 +172,7 @@ fn same_change(item: &ChangeItem<'_>, change: &Change) -> bool {
 
 proptest! {
     #[test]
-    fn a_list_tells_those_of_its_bucket_and_no_others(
+    fn bucket_row_contains_only_schedules_of_its_bucket(
         tenant: u32,
         first: u128,
         others in vec(0..1_u128 << 84, 0..40),
@@ -184,17 +184,17 @@ proptest! {
         let value = Bucket::encode(&incarnations);
         prop_assert_eq!(bucket.decode(&value), Ok(incarnations.clone()));
         let next = Bucket::of(TenantId(tenant), Incarnation(first ^ 1 << 84));
-        prop_assert_eq!(next.decode(&value).is_ok(), incarnations.is_empty(), "the four bits that both have differ");
+        prop_assert_eq!(next.decode(&value).is_ok(), incarnations.is_empty(), "the bits shared by row and bucket differ");
     }
 
     #[test]
-    fn a_changed_state_comes_back_as_it_was_stored(schedule in schedule(), row in any::<u128>()) {
+    fn changed_state_round_trips(schedule in schedule(), row in any::<u128>()) {
         let changed = Changed { state: Head::of(&schedule).state, row: Incarnation(row) };
         prop_assert_eq!(Changed::decode(&changed.encode()), Ok(changed));
     }
 
     #[test]
-    fn an_entry_of_writes_comes_back_item_by_item(
+    fn entry_of_writes_round_trips_item_by_item(
         writes in vec((any::<u64>(), poller(), change()), 1..8)
     ) {
         let writes: Vec<_> = writes
@@ -213,7 +213,7 @@ proptest! {
     }
 
     #[test]
-    fn a_batch_is_cut_into_entries_that_hold_all_of_it_in_order(
+    fn split_batch_keeps_all_items_in_order(
         inserts in vec(insert(), 1..20), entry_len_max in 1..2000usize
     ) {
         let mut builder = Builder::new(Kind::Insert, entry_len_max);
@@ -230,12 +230,12 @@ proptest! {
     }
 
     #[test]
-    fn marks_places_and_takes_come_back(
+    fn entries_of_small_items_round_trip(
         id in "[A-Za-z0-9_-]{1,128}", tenant in any::<u32>(), poller in poller(), due in due(), shard in any::<u16>()
     ) {
-        let mark = Mark { tenant: TenantId(tenant), id: ScheduleId::new(&id).unwrap() };
-        let entry = one_entry(Kind::Mark, |builder| builder.mark(&mark));
-        prop_assert_eq!(Reader::new(&entry).unwrap().mark(), Ok(mark));
+        let mark = Cancellation { tenant: TenantId(tenant), id: ScheduleId::new(&id).unwrap() };
+        let entry = one_entry(Kind::Cancellation, |builder| builder.cancellation(&mark));
+        prop_assert_eq!(Reader::new(&entry).unwrap().cancellation(), Ok(mark));
         let entry = one_entry(Kind::Place, |builder| builder.place(poller, &due));
         prop_assert_eq!(Reader::new(&entry).unwrap().place(), Ok((poller, due)));
         let entry = one_entry(Kind::Take, |builder| builder.take(ShardId(shard)));
@@ -243,7 +243,7 @@ proptest! {
     }
 
     #[test]
-    fn attempts_that_are_handed_over_come_back(
+    fn handed_over_attempts_round_trip(
         attempts in vec((poller(), due(), timestamp()), 0..4), cut in any::<prop::sample::Index>()
     ) {
         let attempts = attempts.into_iter().map(|(poller, key, until)| HandedOver { poller, key, until }).collect();
@@ -257,8 +257,10 @@ proptest! {
     }
 
     #[test]
-    fn cut_or_strange_bytes_are_refused_and_never_panic(
-        write in (any::<u64>(), poller(), change()), cut in any::<prop::sample::Index>(), noise in vec(any::<u8>(), 0..80)
+    fn arbitrary_or_truncated_entries_never_panic(
+        write in (any::<u64>(), poller(), change()),
+        cut in any::<prop::sample::Index>(),
+        noise in vec(any::<u8>(), 0..80),
     ) {
         let (term, poller, change) = write;
         let write = OwnerWrite { term: Term(term), poller, change };
@@ -266,13 +268,13 @@ proptest! {
         let cut = cut.index(entry.len());
         let read = Reader::new(&entry[..cut]).and_then(|mut reader| reader.write().map(|_| ()));
         prop_assert!(read.is_err());
-        let strange = Bytes::from(noise);
-        let _any = tenant::take_first(&strange);
-        let _any = (Changed::decode(&strange), Reader::new(&strange).and_then(|mut reader| reader.write().map(|_| ())));
+        let bytes = Bytes::from(noise);
+        let _any = tenant::take_first(&bytes);
+        let _any = (Changed::decode(&bytes), Reader::new(&bytes).and_then(|mut reader| reader.write().map(|_| ())));
     }
 
     #[test]
-    fn keys_sort_as_the_port_lists(
+    fn keys_sort_in_the_order_of_the_port(
         a in (poller(), due(), occurrence()), b in (poller(), due(), occurrence()), tenant in any::<u32>()
     ) {
         prop_assert_eq!((a.0, a.1).cmp(&(b.0, b.1)), key::due(a.0, &a.1).cmp(&key::due(b.0, &b.1)));
@@ -286,7 +288,7 @@ proptest! {
     }
 
     #[test]
-    fn bounds_hold_exactly_what_they_are_for(of in poller(), due in due(), at in timestamp(), run in occurrence()) {
+    fn key_bounds_contain_exactly_their_keys(of in poller(), due in due(), at in timestamp(), run in occurrence()) {
         let key = key::due(of, &due);
         prop_assert_eq!(key.as_slice() >= key::due_after(of, at).as_slice(), due.position > at);
         prop_assert!(key.as_slice() < key::due_end(of).as_slice());
@@ -373,9 +375,9 @@ fn a_tenant() -> Tenant {
     tenant
 }
 
-/// The row and the entry of builds that counted no changes.
+/// The constants are a row and an entry of a build without tenant versions.
 #[test]
-fn what_earlier_builds_wrote_of_a_tenant_is_read() {
+fn tenant_rows_of_earlier_builds_are_read() {
     const ROW: &str = "01070000000400000061636d6502000000040008001800000001010101010101010101010101010101010101010101010101000000020000006b31020202020202020202020202020202020202020202020202020202020202020200";
     const ENTRY: &str = "0104010000005c00000001070000000400000061636d6502000000040008001800000001010101010101010101010101010101010101010101010101000000020000006b31020202020202020202020202020202020202020202020202020202020202020200";
     let first = |tenant: Tenant| {
@@ -403,9 +405,9 @@ fn unhex(text: &str) -> Vec<u8> {
     digits.chunks(2).map(|pair| u8::from_str_radix(&pair.iter().collect::<String>(), 16).unwrap()).collect()
 }
 
-/// Every form that is on disk, one a line. The file never changes: a new form gets a new version and a new file.
+/// Every form on disk, one per line. The file never changes: a new form gets a new version and a new file.
 #[test]
-fn stored_bytes_are_what_they_have_always_been() {
+fn stored_bytes_match_version_1() {
     let schedule = a_schedule();
     let changed = Changed { state: Head::of(&schedule).state, row: Incarnation(9) };
     let tenant = a_tenant();
@@ -428,10 +430,10 @@ fn stored_bytes_are_what_they_have_always_been() {
     let conditional = [
         write(Change::PutIf { insert: insert.clone(), seen: None }),
         write(Change::PutIf { insert: insert.clone(), seen: Some(schedule.seen()) }),
-        write(Change::PutIf { insert: insert.clone(), seen: Some(Seen { next: None, ..schedule.seen() }) }),
+        write(Change::PutIf { insert: insert.clone(), seen: Some(Precondition { next: None, ..schedule.seen() }) }),
         write(Change::CancelIf(schedule.edition())),
     ];
-    let mark = Mark { tenant: TenantId(7), id: schedule.id.clone() };
+    let mark = Cancellation { tenant: TenantId(7), id: schedule.id.clone() };
     let attempt = HandedOver { poller, key: a_due_key(), until: Timestamp::from_millis(10) };
     let hand_over = HandOver { shard: ShardId(5), term: Term(6), attempts: vec![attempt] };
     let checkpoint = crate::checkpoint::Checkpoint {
@@ -448,7 +450,7 @@ fn stored_bytes_are_what_they_have_always_been() {
         ("run", encoded(|out| run::put(out, &a_run()))),
         ("entry insert", one_entry(Kind::Insert, |builder| builder.insert(&insert))),
         ("entry place", one_entry(Kind::Place, |builder| builder.place(poller, &a_due_key()))),
-        ("entry mark", one_entry(Kind::Mark, |builder| builder.mark(&mark))),
+        ("entry mark", one_entry(Kind::Cancellation, |builder| builder.cancellation(&mark))),
         ("entry take", one_entry(Kind::Take, |builder| builder.take(ShardId(5)))),
         ("entry hand over", one_entry(Kind::HandOver, |builder| builder.hand_over(&hand_over))),
         ("entry write", one_entry(Kind::Write, |builder| writes.iter().for_each(|write| builder.write(write)))),
@@ -474,9 +476,9 @@ fn stored_bytes_are_what_they_have_always_been() {
     check_stored("stored-v1.txt", &lines);
 }
 
-/// As above; what came later.
+/// Forms that were added with listings, as in the test above.
 #[test]
-fn stored_bytes_of_listings_are_what_they_have_always_been() {
+fn stored_bytes_of_listings_match_version_2() {
     let label = LabelKey::of("team", "blue");
     assert_eq!(label, LabelKey(0x349c_7fc3_ca19_4f29));
     let checkpoint = crate::checkpoint::Checkpoint {
@@ -502,5 +504,5 @@ fn check_stored(file: &str, lines: &[(&str, Vec<u8>)]) {
     let found: String = lines.iter().map(|(name, bytes)| format!("{name}: {}\n", hex(bytes))).collect();
     let path = format!("{}/testdata/{file}", env!("CARGO_MANIFEST_DIR"));
     let known = std::fs::read_to_string(&path).unwrap_or_default();
-    assert_eq!(found, known, "if this is a new form, give it a new version and write {path} anew");
+    assert_eq!(found, known, "if this is a new form, give it a new version and a new file instead of {path}");
 }

@@ -1,10 +1,10 @@
-//! An index of log-structured merge trees, one for each family, by the `lsm-tree` crate.
+//! An index of log-structured merge trees, one for each family, based on the `lsm-tree` crate.
 //!
-//! The library has no log of its own, which is why it was chosen (docs/decisions/0040). It checks blocks when it reads
-//! them, but not its manifest when it opens: that is done here, from the checksums that it writes beside it. A flushed
-//! table is read back and compared before its memtable is let go.
+//! The library has no log of its own, which is why it was chosen (docs/decisions/0040). It verifies blocks when it
+//! reads them, but does not verify its manifest when it opens. This module verifies the manifest with the checksums
+//! that the library writes. A flushed table is read back and compared before its memtable is dropped.
 //!
-//! This is an edge: it reads files by itself, and takes no part in a simulation.
+//! The module is an edge: it reads files directly and takes no part in simulations.
 
 mod files;
 mod retired;
@@ -34,9 +34,9 @@ use crate::read::hex;
 
 pub(crate) struct LsmIndex {
     trees: [Tree; 3],
-    /// Due rows that are not read any more.
+    /// Due rows that no caller reads any more.
     retired: Arc<Retired>,
-    /// Small rows' versions are kept from this sequence on.
+    /// Sequence from which versions of small rows are kept.
     keep_from: Arc<AtomicU64>,
 }
 
@@ -45,30 +45,34 @@ struct Tree {
     dir: PathBuf,
     tree: AnyTree,
     strategy: Arc<Leveled>,
-    /// Tables that are merged at once.
+    /// Number of tables in one merge.
     merged: u8,
-    /// Flushing or merging falls behind.
+    /// True while flushing or merging falls behind.
     hurry: Arc<AtomicBool>,
-    /// Numbers the tree's manifests.
+    /// Counter of the tree's manifests.
     manifests: SequenceNumberCounter,
-    /// Sealed and not yet flushed, the oldest first.
+    /// Encrypted memtables that are not yet flushed, the oldest first.
     sealed: Mutex<VecDeque<Arc<Memtable>>>,
 }
 
-/// Below every row's sequence. The library numbers its manifests and rows alike, and forgets manifests, and versions of
-/// rows, below what it is given: so manifests are numbered below this, and it forgets no row (see [`versions`]).
+/// Upper bound of the manifests' numbers, below every row's sequence. The library uses one number space for manifests
+/// and rows, and forgets manifests and versions of rows below the bound that it is given. With this bound it forgets no
+/// row (see [`versions`]).
 const MANIFESTS_END: u64 = Sequence::new(0, 0).as_u64();
 
-/// Parts of one tree that wait to be flushed, above which neither flushing nor merging pauses any more.
+/// Number of parts of one tree that wait for a flush above which flushes and merges no longer pause.
 const SEALED_HURRY: usize = 1;
-/// The same for tables that wait to be merged: so many times as many as are merged at once.
+/// Number of tables that wait for a merge above which flushes and merges no longer pause, as a multiple of the tables
+/// in one merge.
 const UNMERGED_HURRY: usize = 2;
 
-/// Tables that are merged at once. Schedules' hardly overlap: merging them sooner only writes them more often.
+/// Number of schedule tables in one merge. Schedule tables hardly overlap, so merging them sooner would only write them
+/// more often.
 const ROWS_MERGED: u8 = 16;
+/// Number of tables of the other families in one merge.
 const OTHERS_MERGED: u8 = 4;
 
-/// Files kept open; a tree of 10,000,000 rows has about 200.
+/// Maximum number of open files. A tree of 10,000,000 rows has about 200 files.
 const OPEN_FILES_MAX: usize = 512;
 
 impl LsmIndex {
@@ -86,17 +90,18 @@ impl LsmIndex {
             let config = Config::new(dir.join(family.name()), manifests.clone(), SequenceNumberCounter::default())
                 .use_cache(cache.clone())
                 .use_descriptor_table(Some(open_files.clone()))
-                // Indexes and filters of large levels go through the cache, in parts: memory does not grow with the rows.
+                // The cache loads parts of the indexes and filters of large levels, so memory does not grow with the
+                // rows.
                 .index_block_pinning_policy(PinningPolicy::new([true, true, false]))
                 .filter_block_pinning_policy(PinningPolicy::new([true, true, false]));
             (family, config, manifests)
         };
-        // A row is looked up because it is there, or is newer than all that are; a table holds rows of one time.
+        // Most look-ups find a row; others search for a number above all rows. A table contains rows of one time.
         let (family, rows, manifests) = config(Family::Rows);
         let rows = rows.data_block_size_policy(BlockSizePolicy::all(8 << 10)).expect_point_read_hits(true);
         let filter: Arc<dyn Factory> = Arc::new(RemovedRowsFactory(keep_from.clone()));
         let rows = Tree::open(dir, family, rows, manifests, Some(filter), 64 << 20, ROWS_MERGED)?;
-        // Only ever scanned.
+        // Due rows are only scanned.
         let (family, due, manifests) = config(Family::Due);
         let due = due.filter_policy(FilterPolicy::disabled());
         let filter: Arc<dyn Factory> = Arc::new(RetiredFactory(retired.clone()));
@@ -111,8 +116,8 @@ impl LsmIndex {
         &self.trees[family as usize]
     }
 
-    /// Drops whole tables of due rows that are not read any more, and that no merge would come across. False if there
-    /// are none.
+    /// Drops whole tables of due rows that no caller reads any more, which no merge would process. Returns false if
+    /// there are none.
     fn drop_retired(&self) -> Result<bool, IndexError> {
         let due = self.tree(Family::Due);
         let tables = due.tables();
@@ -156,7 +161,7 @@ impl Tree {
     }
 
     fn flush(&self) -> Result<(), IndexError> {
-        // What is sealed from here on belongs to the next flush.
+        // The next flush writes memtables that are sealed from here on.
         let count = self.sealed().len();
         for _ in 0..count {
             let Some(memtable) = self.sealed().front().cloned() else { break };
@@ -170,7 +175,7 @@ impl Tree {
         let failed = |error| damage(self.family, "rows being flushed", &error);
         let _alone = self.tree.get_flush_lock();
         let mut trickle = Trickle::new(&files::tables(&self.dir), self.hurry.clone());
-        let rows = memtable.iter().inspect(|_| trickle.wrote_a_row()).map(Ok);
+        let rows = memtable.iter().inspect(|_| trickle.count_row()).map(Ok);
         let Some((tables, _)) = self.tree.flush_to_tables(rows).map_err(failed)? else {
             return Ok(());
         };
@@ -182,10 +187,11 @@ impl Tree {
         self.tree.register_tables(&tables, None, None, &ids, MANIFESTS_END).map_err(failed)
     }
 
-    /// One step of merging; false if there was nothing to do.
+    /// Makes one step of merging. Returns false if there was nothing to do.
     fn merge_step(&self) -> Result<bool, IndexError> {
         self.manifests.set(0);
-        // Held so that merged tables are deleted when this returns, and not by the library under a lock that reads take.
+        // This handle delays the deletion of merged tables until this function returns. Otherwise the library would
+        // delete them under a lock that reads take.
         let before = self.tree.current_version();
         let merged = self.tree.compact(self.strategy.clone(), MANIFESTS_END);
         merged.map_err(|error| damage(self.family, "rows being merged", &error))?;
@@ -232,11 +238,11 @@ impl Tree {
     }
 }
 
-/// What reading gives where a damaged table or manifest says that something is.
+/// I/O errors that a read returns if a damaged table or manifest contains a wrong offset or name.
 const MEANS_DAMAGE: [ErrorKind; 4] =
     [ErrorKind::UnexpectedEof, ErrorKind::NotFound, ErrorKind::InvalidInput, ErrorKind::InvalidData];
 
-/// What the library's error means to us.
+/// Returns the index error for an error of the library.
 fn damage(family: Family, range: &str, error: &lsm_tree::Error) -> IndexError {
     if let lsm_tree::Error::Io(io) = error
         && !MEANS_DAMAGE.contains(&io.kind())
@@ -290,7 +296,7 @@ impl Index for LsmIndex {
 
     fn put(&self, family: Family, key: &[u8], value: &[u8], at: Sequence) {
         let tree = &self.tree(family).tree;
-        assert!(family != Family::Rows || !versions::is_removal(value), "a row has more than a removal");
+        assert!(family != Family::Rows || !versions::is_removal(value), "a row is longer than a removal");
         match family {
             Family::Rows | Family::Due => tree.insert(key, value, at.as_u64()),
             Family::Points => tree.insert(key, versions::wrap(Some(value), at), at.as_u64()),
@@ -304,8 +310,8 @@ impl Index for LsmIndex {
     }
 
     fn remove(&self, family: Family, key: &[u8], at: Sequence) {
-        assert!(family != Family::Due, "due rows go in stretches");
-        // For rows this is what no row is: as short as this.
+        assert!(family != Family::Due, "due rows are dropped in ranges");
+        // In `Family::Rows`, the length identifies a removal: every row is longer.
         self.tree(family).tree.insert(key, versions::wrap(None, at), at.as_u64());
     }
 
@@ -324,7 +330,7 @@ impl Index for LsmIndex {
     }
 
     fn flush(&self, _keep_from: Sequence) -> BoxFuture<'_, Result<(), IndexError>> {
-        // Versions are left out when tables are merged.
+        // Merges drop versions; a flush keeps all.
         Box::pin(ready(self.trees.iter().try_for_each(Tree::flush)))
     }
 

@@ -1,7 +1,8 @@
-//! An index in memory that is written out whole at each flush, a file for each family: for simulations and small stores.
+//! An index in memory that a flush writes to disk as a whole, one file for each family: for simulations and small
+//! stores.
 //!
-//! It goes through [`runtime::Disk`] alone, so a simulated crash treats it as badly as a real one would: what was not
-//! flushed is gone, and families may have been flushed at different moments.
+//! The index accesses the disk only through [`runtime::Disk`], so a simulated crash has the effects of a real crash:
+//! rows that were not flushed are lost, and the families may have been flushed at different times.
 
 use std::collections::BTreeMap;
 use std::ops::{Bound, ControlFlow};
@@ -18,7 +19,7 @@ use crate::file;
 
 const VERSION: u8 = 1;
 
-/// The versions of each row, the oldest first; `None` where it was removed.
+/// Versions of a row, the oldest first; `None` is a removal.
 type Versions = Vec<(Sequence, Option<Bytes>)>;
 type Rows = BTreeMap<Bytes, Versions>;
 
@@ -32,7 +33,7 @@ pub(crate) struct MapIndex {
 struct State {
     families: [Rows; 3],
     newest: Option<Sequence>,
-    /// Rows of each family up to and including this belong to the next flush.
+    /// Sequence up to which (inclusive) the next flush writes the rows of each family.
     sealed: [Option<Sequence>; 3],
     unsealed_bytes: [u64; 3],
     flushed_to: Option<Sequence>,
@@ -51,7 +52,7 @@ impl MapIndex {
                 state.flushed_to = state.flushed_to.max(newest);
                 state.families[family as usize] = rows;
             } else {
-                // Written out at the first flush even if it has no rows: an empty index is not a missing one.
+                // The first flush writes a file even without rows, so that an empty index differs from a missing one.
                 state.sealed[family as usize] = Some(Sequence::new(0, 0));
             }
         }
@@ -90,11 +91,11 @@ impl MapIndex {
         file::replace(&self.runtime, &path, &bytes).await?;
         let read_back = file::read_whole(&self.runtime, &path).await?;
         if read_back.as_deref() != Some(&bytes[..]) {
-            return Err(damaged(family, "it was read back otherwise than it was written".to_owned()));
+            return Err(damaged(family, "the bytes read back differ from the bytes written".to_owned()));
         }
         let mut state = self.state();
         state.flushed_to = state.flushed_to.max(Some(sealed));
-        // It may have been sealed again meanwhile.
+        // The writer may have sealed the family again during the flush.
         if state.sealed[family as usize] == Some(sealed) {
             state.sealed[family as usize] = None;
         }
@@ -102,7 +103,7 @@ impl MapIndex {
     }
 }
 
-/// Copies an index that is not open.
+/// Copies the files of an index that is not open.
 pub(crate) async fn copy_files(runtime: &Runtime, from: &Path, to: &Path) -> std::io::Result<()> {
     runtime.disk().create_dir_all(to).await?;
     for family in Family::ALL {
@@ -118,14 +119,14 @@ fn path(dir: &Path, family: Family) -> PathBuf {
 }
 
 fn damaged(family: Family, reason: String) -> IndexError {
-    IndexError::Damaged { family: family.name(), range: "all of it".to_owned(), reason }
+    IndexError::Damaged { family: family.name(), range: "all rows".to_owned(), reason }
 }
 
 fn between<'a>(from: &'a [u8], to: &'a [u8]) -> (Bound<&'a [u8]>, Bound<&'a [u8]>) {
     (Bound::Included(from), Bound::Excluded(to))
 }
 
-/// The version that a read before `before` sees.
+/// Returns the version that a read before `before` sees.
 fn version(versions: &Versions, before: Sequence) -> Option<&Bytes> {
     let newer = versions.partition_point(|(at, _)| *at < before);
     versions[..newer].last().and_then(|(_, value)| value.as_ref())

@@ -1,7 +1,7 @@
-//! How many schedules of each tenant are active: counted as they change, and written with each checkpoint.
+//! Counts of active schedules per tenant, maintained with every change and written with each checkpoint.
 //!
-//! Always true here: what a checkpoint holds is the count after the last entry in it, so that a replay from there counts on.
-//! A store from before there were counts has none, and they are taken from its schedules once.
+//! Invariant: a checkpoint contains the counts after its last entry, so a replay from there continues with correct
+//! counts. A store of an earlier build has no counts; the schedules are then counted once.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,16 +13,16 @@ use crate::codec::key;
 use crate::index::{Family, Index, Sequence};
 use crate::read::{Rows, just_after};
 
-/// Schedules that are counted at a time.
+/// Number of schedules that are counted at a time.
 const PAGE: usize = 1_000;
 
 #[derive(Debug, Default)]
 pub(crate) struct Active {
     counts: BTreeMap<TenantId, u64>,
-    /// Those that differ from what was written last.
+    /// Tenants whose count differs from the last written one.
     changed: BTreeSet<TenantId>,
-    /// What was written is whole: a tenant without a row has no active schedule.
-    is_whole: bool,
+    /// True if the written counts are complete: a tenant without a row has no active schedule.
+    is_complete: bool,
 }
 
 impl Active {
@@ -30,19 +30,19 @@ impl Active {
         self.counts.get(&tenant).copied().unwrap_or(0)
     }
 
-    /// A schedule has become what it was not.
+    /// Records that the status of a schedule changed.
     pub(crate) fn change(&mut self, tenant: TenantId, before: Option<Status>, after: Status) {
         let (before, after) = (before == Some(Status::Active), after == Status::Active);
         if before == after {
             return;
         }
         let count = self.counts.entry(tenant).or_default();
-        // Never below none, whatever rows were lost to a damage.
+        // The count never drops below 0, even if damage lost rows.
         *count = if after { *count + 1 } else { count.saturating_sub(1) };
         self.changed.insert(tenant);
     }
 
-    /// Writes what has changed since it was last called, after everything else of the last entry.
+    /// Writes the counts that changed since the last call, after all other writes of the last entry.
     pub(crate) fn write(&mut self, index: &dyn Index, last_entry: u64) {
         let at = Sequence::end_of(last_entry);
         for tenant in std::mem::take(&mut self.changed) {
@@ -50,14 +50,14 @@ impl Active {
             value.u64(self.of(tenant));
             index.put(Family::Points, &key::active(tenant), &value, at);
         }
-        if !std::mem::replace(&mut self.is_whole, true) {
+        if !std::mem::replace(&mut self.is_complete, true) {
             index.put(Family::Points, &[key::ACTIVE], &[1], at);
         }
     }
 
     pub(crate) fn take_row(&mut self, row_key: &[u8], value: &[u8]) -> Result<(), Malformed> {
         if row_key == [key::ACTIVE] {
-            self.is_whole = true;
+            self.is_complete = true;
             return Ok(());
         }
         let mut take = Take::new("a count of active schedules", value);
@@ -66,9 +66,9 @@ impl Active {
         take.end()
     }
 
-    /// Counts every schedule as it was before `before`, unless the rows that were taken are whole.
+    /// Counts every schedule as it was before `before`, unless the counts that were read are complete.
     pub(crate) fn complete(&mut self, rows: &Rows, before: Sequence) -> Result<(), StoreError> {
-        if self.is_whole {
+        if self.is_complete {
             return Ok(());
         }
         self.counts.clear();
@@ -78,7 +78,7 @@ impl Active {
             let Some(last) = numbers.last() else { break };
             from = just_after(&key::row(*last));
             for number in numbers {
-                // Others are later specs of an incarnation.
+                // A number without a schedule belongs to a later spec of an incarnation.
                 let Some(known) = rows.known(number, before)? else { continue };
                 let head = schedule::head(&known.row).map_err(|error| rows.malformed(known.changed.row, error))?;
                 self.change(head.tenant, None, known.changed.state.status);
@@ -87,10 +87,7 @@ impl Active {
         }
         self.changed = self.counts.keys().copied().collect();
         if counted > 0 {
-            tracing::info!(
-                schedules = counted,
-                "schedules were counted, as this build keeps how many are active; once"
-            );
+            tracing::info!(schedules = counted, "active schedules counted for a store of an earlier build");
         }
         Ok(())
     }

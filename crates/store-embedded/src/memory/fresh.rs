@@ -1,4 +1,4 @@
-//! Schedules that were made a moment ago and that no row lists yet.
+//! Schedules that were created recently and that no row lists yet.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard};
@@ -7,17 +7,18 @@ use domain::{Incarnation, TenantId};
 
 use crate::codec::listed::Bucket;
 
-/// As many are written to rows: some stretches of 16 ms if many are made, and little to look through for who lists.
+/// Number of fresh schedules that are written to rows at once. At a high rate of creates they span several buckets of
+/// 16 ms, and a listing has few fresh schedules to search.
 pub(crate) const FRESH_MAX: usize = 4_096;
 
-/// Changed by the thread that applies, read by all.
+/// Fresh schedules. The applying thread changes them, and every thread reads them.
 #[derive(Default)]
 pub(crate) struct Fresh(Mutex<Buckets>);
 
 #[derive(Default)]
 struct Buckets {
     of: BTreeMap<Bucket, BTreeSet<Incarnation>>,
-    /// How many were added.
+    /// Number of added schedules.
     count: usize,
 }
 
@@ -32,26 +33,28 @@ impl Fresh {
         self.lock().count >= FRESH_MAX
     }
 
-    /// Has all of it written, and has none of it after that.
+    /// Passes all fresh schedules to `write`, then removes them.
     ///
-    /// Whoever reads what is fresh, and the rows after that, misses none, as nobody reads what is fresh meanwhile.
+    /// The lock is held during the writes. A caller that reads the fresh schedules first and the rows afterwards
+    /// therefore misses none.
     pub(crate) fn empty(&self, mut write: impl FnMut(Bucket, &BTreeSet<Incarnation>)) {
         let mut buckets = self.lock();
         buckets.of.iter().for_each(|(bucket, incarnations)| write(*bucket, incarnations));
         *buckets = Buckets::default();
     }
 
-    pub(crate) fn forget(&self, bucket: Bucket, gone: &BTreeSet<Incarnation>) {
+    pub(crate) fn forget(&self, bucket: Bucket, deleted: &BTreeSet<Incarnation>) {
         let mut buckets = self.lock();
         if let Some(incarnations) = buckets.of.get_mut(&bucket) {
-            incarnations.retain(|incarnation| !gone.contains(incarnation));
+            incarnations.retain(|incarnation| !deleted.contains(incarnation));
             if incarnations.is_empty() {
                 buckets.of.remove(&bucket);
             }
         }
     }
 
-    /// Those of a tenant after `after`: all, or more than `enough`, of which the first `enough` leave none out.
+    /// Returns a tenant's fresh schedules after `after`: either all, or more than `enough`. In the second case the
+    /// first `enough` are complete.
     pub(crate) fn of(&self, tenant: TenantId, after: Option<Incarnation>, enough: usize) -> BTreeSet<Incarnation> {
         let from = after.map_or(Bucket::first(tenant), |after| Bucket::of(tenant, after));
         let mut found = BTreeSet::new();

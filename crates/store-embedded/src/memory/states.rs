@@ -1,5 +1,7 @@
-//! The states of schedules that were loaded a moment ago: whoever loads one to fire it will book its outcome next, and
-//! applying that should not look for its row again.
+//! Cached states of schedules that were loaded recently. An owner that loads a schedule to fire it writes its outcome
+//! next. The cache saves the state machine a second look-up of the row.
+//!
+//! docs/decisions/0044-cache-states-of-loaded-schedules.md gives the reasons for the design.
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -8,13 +10,15 @@ use domain::Incarnation;
 use crate::codec::changed::Changed;
 
 const SHARDS: usize = 64;
-/// States kept in each shard; in all about twice as many as callbacks are in flight at most, in 700 KB.
+/// Number of states in each shard. In total the cache has about twice as many slots as callbacks in flight at most, in
+/// 700 KB.
 const SLOTS: usize = 128;
 
-/// What a schedule is now, for some schedules. What it answers is what the index would.
+/// Cache of the current states of some schedules. Its results equal those of the index.
 ///
-/// Readers remember what they have read, the thread that applies tells what it changes. A reader may have read what is
-/// about to change: it remembers nothing if anything in the shard was changed since it [began](States::begin).
+/// Readers store states that they have read, and the applying thread stores its changes. A reader may have read a state
+/// that is about to change. It therefore stores nothing if the shard has changed since the reader
+/// [began](States::begin).
 pub(crate) struct States([Mutex<Shard>; SHARDS]);
 
 struct Shard {
@@ -22,7 +26,7 @@ struct Shard {
     slots: Box<[Option<(Incarnation, Changed)>]>,
 }
 
-/// How often a shard had been changed when a read of the index began.
+/// Number of changes of a shard when a read of the index began.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Begun(u64);
 
@@ -38,7 +42,7 @@ impl States {
         known.filter(|(known, _)| *known == incarnation).map(|(_, changed)| changed)
     }
 
-    /// To be called before the index is read.
+    /// Begins a read. The caller calls it before it reads the index.
     pub(crate) fn begin(&self, incarnation: Incarnation) -> Begun {
         Begun(self.shard(incarnation).changes)
     }
@@ -50,14 +54,14 @@ impl States {
         }
     }
 
-    /// To be called after the index was changed.
+    /// Stores a change. The caller calls it after it has changed the index.
     pub(crate) fn change(&self, incarnation: Incarnation, changed: Changed) {
         let mut shard = self.shard(incarnation);
         shard.changes += 1;
         shard.slots[slot(incarnation)] = Some((incarnation, changed));
     }
 
-    /// It is no more. To be called after the index was changed.
+    /// Removes a deleted schedule. The caller calls it after it has changed the index.
     pub(crate) fn forget(&self, incarnation: Incarnation) {
         let mut shard = self.shard(incarnation);
         shard.changes += 1;
@@ -73,7 +77,7 @@ impl States {
     }
 }
 
-/// The low bits of an incarnation are random.
+/// Returns the slot of an incarnation, whose low bits are random.
 fn slot(incarnation: Incarnation) -> usize {
     usize::try_from(incarnation.0 / SHARDS as u128 % SLOTS as u128).unwrap_or(0)
 }
@@ -92,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_before_a_change_is_not_remembered_after_it() {
+    fn state_read_before_a_change_is_not_cached() {
         let states = States::default();
         let begun = states.begin(Incarnation(1));
         states.change(Incarnation(1), changed(2));
@@ -101,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_changed_after_it_was_remembered_is_remembered_as_it_is_now() {
+    fn change_updates_a_cached_state() {
         let states = States::default();
         states.remember(states.begin(Incarnation(1)), Incarnation(1), changed(1));
         assert_eq!(states.get(Incarnation(1)), Some(changed(1)));
@@ -110,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_is_of_one_schedule_at_a_time() {
+    fn slot_holds_one_schedule_at_a_time() {
         let states = States::default();
         let other = Incarnation(1 + (SHARDS * SLOTS) as u128);
         states.remember(states.begin(Incarnation(1)), Incarnation(1), changed(1));

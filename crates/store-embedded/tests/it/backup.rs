@@ -1,4 +1,4 @@
-//! A copy made while the store works, and a store made from it.
+//! Tests of backups of a running store, and of stores restored from them.
 
 use domain::{ShardId, Timestamp};
 use runtime::Runtime;
@@ -12,12 +12,12 @@ const EVERYTHING: DueRead =
 const SHARD: ShardId = ShardId(5);
 
 #[test]
-fn a_backup_made_under_load_restores_to_a_whole_store_on_the_lsm_index() {
+fn backup_under_load_restores_with_lsm_index() {
     on_real(async |runtime| backs_up(&runtime, small(IndexKind::Lsm)).await);
 }
 
 #[test]
-fn a_backup_made_under_load_restores_to_a_whole_store_on_the_map_index() {
+fn backup_under_load_restores_with_map_index() {
     on_real(async |runtime| backs_up(&runtime, small(IndexKind::Map)).await);
 }
 
@@ -39,9 +39,9 @@ async fn backs_up(runtime: &Runtime, options: Options) {
     };
     let (backed_up, ()) = futures_util::join!(home.store.backup(&copy), more);
     backed_up.unwrap();
-    let refused = home.store.backup(&copy).await;
-    assert!(matches!(refused, Err(BackupError::NotEmpty { .. })), "{refused:?}");
-    // What comes after is not in it, and changes nothing of it.
+    let rejected = home.store.backup(&copy).await;
+    assert!(matches!(rejected, Err(BackupError::NotEmpty { .. })), "{rejected:?}");
+    // Later writes do not change the backup.
     home.store.insert(vec![insert(999)]).await.unwrap();
     let later = home.store.take(vec![SHARD]).await.unwrap()[0];
     home.store.checkpoint().await.unwrap();
@@ -54,10 +54,10 @@ async fn backs_up(runtime: &Runtime, options: Options) {
         let names = numbers.iter().map(|number| (TENANT, insert(*number).schedule.id.clone())).collect();
         let found = home.store.get(names).await.unwrap();
         let count = found.iter().take_while(|found| found.is_some()).count();
-        assert!(count >= 100, "what was answered before the backup is in it; {count} are");
+        assert!(count >= 100, "the backup contains {count} of the 100 writes acknowledged before it");
         for (number, found) in numbers.iter().zip(&found) {
             let expected = (usize::try_from(*number).unwrap() < count).then(|| insert(*number).schedule);
-            assert_eq!(found, &expected, "a backup holds a beginning of the calls and nothing else");
+            assert_eq!(found, &expected, "a backup contains a prefix of the calls and nothing else");
         }
         assert_eq!(home.store.due(vec![EVERYTHING]).await.unwrap()[0].keys.len(), count);
         assert_eq!(home.store.get(vec![(TENANT, insert(999).schedule.id.clone())]).await.unwrap(), [None]);
@@ -66,7 +66,7 @@ async fn backs_up(runtime: &Runtime, options: Options) {
         assert_eq!(verified.rows[..2], [count as u64; 2]);
         let restored_term = home.store.take(vec![SHARD]).await.unwrap()[0];
         assert!(restored_term > later && later > before, "{restored_term:?} is not above {later:?}");
-        // It goes on as any store does.
+        // The restored store accepts writes.
         home.store.insert(vec![one_shot(5_000 + restored_term.0, at, None, b"new")]).await.unwrap();
         let kept = home.store.due(vec![EVERYTHING]).await.unwrap()[0].keys.len();
         assert_eq!(kept, count + 1);
@@ -77,10 +77,10 @@ async fn backs_up(runtime: &Runtime, options: Options) {
 }
 
 #[test]
-fn a_folder_that_is_no_backup_is_refused() {
+fn folder_without_a_backup_is_rejected() {
     on_real(async |runtime| {
         let dir = tempfile::tempdir().unwrap();
-        let refused = restore(&runtime, &dir.path().join("nothing"), &dir.path().join("restored")).await;
-        assert!(matches!(refused, Err(BackupError::NoBackup { .. })), "{refused:?}");
+        let rejected = restore(&runtime, &dir.path().join("nothing"), &dir.path().join("restored")).await;
+        assert!(matches!(rejected, Err(BackupError::NoBackup { .. })), "{rejected:?}");
     });
 }

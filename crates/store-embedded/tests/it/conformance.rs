@@ -1,4 +1,4 @@
-//! The port's promises, on each index and in each world.
+//! Conformance suite of the port, on each index, on a real disk and on a simulated one.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,7 @@ use store_embedded::{IndexKind, Options};
 
 use crate::support::{Home, on_real, small};
 
-/// A store in one folder.
+/// Subject of the suite: a store in one folder.
 struct Embedded {
     runtime: Runtime,
     dir: PathBuf,
@@ -26,7 +26,7 @@ impl Embedded {
         Embedded { runtime, dir: dir.into(), options, home: Mutex::new(None) }
     }
 
-    /// Closes what a case left open, before its world ends.
+    /// Closes the store that a case left open, before the runtime ends.
     async fn end(&self) {
         let home = self.home.lock().unwrap().take();
         if let Some(home) = home {
@@ -51,7 +51,7 @@ impl Subject for Embedded {
     }
 }
 
-/// Memtables so small that most calls meet rows in all the places where rows can be.
+/// Options with such small memtables that most calls find rows in memory, in flushed tables and in merged tables.
 fn tiny(index: IndexKind) -> Options {
     Options { memtable_bytes: 4_000, checkpoint_bytes: 20_000, ..small(index) }
 }
@@ -91,8 +91,9 @@ mod map_on_a_simulated_disk {
     store_conformance::conformance_tests!(run);
 
     fn run(case: Case<dyn Subject>) {
-        if case.name == "no_arrival_is_lost_under_a_moving_cursor" {
-            // It reads arrivals without a pause. They are in memory, so in simulated time nothing else would happen.
+        if case.name == "moving_cursor_loses_no_insert_log_entry" {
+            // The case reads the insert log without a pause. The log is in memory, so simulated time would never
+            // advance.
             return;
         }
         for seed in 0..2 {
@@ -107,7 +108,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_model_agrees_with_lsm_trees(operations in differential::operations(30)) {
+    fn lsm_index_matches_model(operations in differential::operations(30)) {
         let dir = tempfile::tempdir().unwrap();
         on_real(async |runtime| {
             let model = MemoryStore::new(runtime.clone(), MemoryOptions::default());
@@ -118,7 +119,7 @@ proptest! {
     }
 
     #[test]
-    fn the_model_agrees_with_a_map(operations in differential::operations(30), seed in any::<u64>()) {
+    fn map_index_matches_model(operations in differential::operations(30), seed in any::<u64>()) {
         let sim = simulator::Simulation::new(seed);
         sim.run_until(async {
             let model = MemoryStore::new(sim.member("model"), MemoryOptions::default());

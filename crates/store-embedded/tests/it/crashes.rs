@@ -1,4 +1,4 @@
-//! Power cuts and kills in a simulated world: what was answered, or read once, stays so.
+//! Tests of power cuts and kills in a simulation: acknowledged writes and earlier reads stay valid.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,7 +8,9 @@ use std::time::Duration;
 use domain::{DueKey, Incarnation, ScheduleId, Status, Term, Timestamp};
 use runtime::{Runtime, TaskSet};
 use simulator::{Faults, Incident, Simulation, run_seeds};
-use store::{Change, DueBound, DueRead, Inserted, ListBy, ListRead, Mark, OwnerWrite, Positions, Store, StoreError};
+use store::{
+    Cancellation, Change, DueBound, DueRead, Inserted, ListBy, ListRead, OwnerWrite, Positions, Store, StoreError,
+};
 use store_embedded::{EmbeddedStore, IndexKind, Options};
 
 use crate::support::{POLLER, TENANT, one_shot, small};
@@ -16,14 +18,14 @@ use crate::support::{POLLER, TENANT, one_shot, small};
 const DIR: &str = "/data";
 const NAMES: u64 = 6;
 
-/// What a name may stand for: nothing, or an incarnation that is cancelled or not.
+/// Possible states of a name: no schedule, or an incarnation with its cancelled flag.
 type Possible = Vec<Option<(Incarnation, bool)>>;
 
-/// What the store has told, and what it may be since calls that were not answered.
+/// Expected state of the store: the reported results, and the possible effects of calls without a response.
 #[derive(Default)]
-struct Told {
+struct Expected {
     names: BTreeMap<ScheduleId, Possible>,
-    /// Rows that were answered, at positions where no poller was done yet.
+    /// Acknowledged rows, at positions after the poller's `done`.
     rows: Vec<DueKey>,
     closed: Timestamp,
     done: Timestamp,
@@ -32,50 +34,50 @@ struct Told {
 }
 
 #[derive(Clone, Default)]
-struct Record(Arc<Mutex<Told>>);
+struct Record(Arc<Mutex<Expected>>);
 
 impl Record {
-    fn told(&self) -> MutexGuard<'_, Told> {
+    fn expected(&self) -> MutexGuard<'_, Expected> {
         self.0.lock().unwrap()
     }
 
     fn number(&self) -> u64 {
-        let mut told = self.told();
-        told.numbers += 1;
-        told.numbers
+        let mut expected = self.expected();
+        expected.numbers += 1;
+        expected.numbers
     }
 }
 
-impl Told {
+impl Expected {
     fn possible(&mut self, id: &ScheduleId) -> &mut Possible {
         self.names.entry(id.clone()).or_insert_with(|| vec![None])
     }
 
-    /// A read or an answer has told what a name stands for.
+    /// Records that a read or a response reported the state of a name.
     fn narrow(&mut self, id: &ScheduleId, found: Option<(Incarnation, bool)>) {
         let possible = self.possible(id);
-        assert!(possible.contains(&found), "{id} is {found:?}, and can only be one of {possible:?}");
+        assert!(possible.contains(&found), "{id} is {found:?}, but only {possible:?} are possible");
         *possible = vec![found];
     }
 }
 
 fn options(seed: u64) -> Options {
-    // Families are flushed at different moments; checkpoints come often, or hardly ever.
+    // Families are flushed at different times. Checkpoints are frequent or very rare.
     let checkpoint_bytes = [2_000, 10_000, 1 << 30][usize::try_from(seed % 3).unwrap()];
     Options { memtable_bytes: 1_500, checkpoint_bytes, ..small(IndexKind::Map) }
 }
 
 async fn open(runtime: &Runtime, tasks: &TaskSet, options: Options) -> EmbeddedStore {
-    EmbeddedStore::open(runtime, tasks, Path::new(DIR), options).await.expect("a crash damages nothing")
+    EmbeddedStore::open(runtime, tasks, Path::new(DIR), options).await.expect("a crash damages no file")
 }
 
-/// Checks everything that was told, then works until it is cut.
+/// Checks the expected state, then makes calls until a crash ends the process.
 async fn live(runtime: Runtime, record: Record, options: Options, rounds: usize) {
     let tasks = TaskSet::new(&runtime);
     let store = open(&runtime, &tasks, options).await;
     check(&store, &record).await;
     for _ in 0..rounds {
-        let _unanswered = work(&runtime, &store, &record).await;
+        let _ignored = work(&runtime, &store, &record).await;
     }
     check(&store, &record).await;
     store.close().await;
@@ -84,11 +86,11 @@ async fn live(runtime: Runtime, record: Record, options: Options, rounds: usize)
 }
 
 async fn check(store: &EmbeddedStore, record: &Record) {
-    let names: Vec<ScheduleId> = record.told().names.keys().cloned().collect();
+    let names: Vec<ScheduleId> = record.expected().names.keys().cloned().collect();
     let found = store.get(names.iter().map(|id| (TENANT, id.clone())).collect()).await.unwrap();
     for (id, found) in names.iter().zip(found) {
         let found = found.map(|schedule| (schedule.incarnation, schedule.status == Status::Cancelled));
-        record.told().narrow(id, found);
+        record.expected().narrow(id, found);
     }
     let everything =
         DueRead { poller: POLLER, after: DueBound::Instant(Timestamp::MIN), until: Timestamp::MAX, limit: 1_000_000 };
@@ -96,14 +98,14 @@ async fn check(store: &EmbeddedStore, record: &Record) {
     let positions = store.positions(vec![POLLER]).await.unwrap()[0];
     let read = ListRead { tenant: TENANT, by: ListBy::All, after: None, limit: 1_000_000 };
     let listed = store.list(read).await.unwrap().incarnations;
-    assert!(listed.is_sorted_by(|one, next| one < next), "each is listed once, in order");
-    let mut told = record.told();
-    let unlisted = told.rows.iter().find(|row| listed.binary_search(&row.occurrence.incarnation).is_err());
-    assert_eq!(unlisted, None, "a schedule is not listed");
-    assert!(positions.closed >= told.closed && positions.done >= told.done, "positions went back");
-    told.closed = positions.closed;
-    told.done = positions.done;
-    let missing = told.rows.iter().find(|row| row.position > positions.done && !page.keys.contains(row));
+    assert!(listed.is_sorted_by(|one, next| one < next), "each schedule is listed once, in order");
+    let mut expected = record.expected();
+    let unlisted = expected.rows.iter().find(|row| listed.binary_search(&row.occurrence.incarnation).is_err());
+    assert_eq!(unlisted, None, "a schedule is missing from the listing");
+    assert!(positions.closed >= expected.closed && positions.done >= expected.done, "a position decreased");
+    expected.closed = positions.closed;
+    expected.done = positions.done;
+    let missing = expected.rows.iter().find(|row| row.position > positions.done && !page.keys.contains(row));
     assert_eq!(missing, None, "a due row is lost");
 }
 
@@ -111,56 +113,56 @@ async fn work(runtime: &Runtime, store: &EmbeddedStore, record: &Record) -> Resu
     let id = ScheduleId::new(&format!("name-{}", runtime.random() % NAMES)).unwrap();
     match runtime.random() % 8 {
         0..4 => insert(runtime, store, record, &id).await,
-        4..6 => mark(store, record, &id).await,
+        4..6 => append_cancellations(store, record, &id).await,
         6 => own(store, record).await,
-        _ => insert_made(store, record).await,
+        _ => insert_unnamed(store, record).await,
     }
 }
 
-async fn insert_made(store: &EmbeddedStore, record: &Record) -> Result<(), StoreError> {
-    let made = one_shot(record.number(), Timestamp::from_millis(1_800_000_000_000), None, b"made");
-    let Inserted::Placed(placed) = store.insert(vec![made.clone()]).await?.remove(0) else {
-        panic!("a new incarnation is in nobody's way");
+async fn insert_unnamed(store: &EmbeddedStore, record: &Record) -> Result<(), StoreError> {
+    let new = one_shot(record.number(), Timestamp::from_millis(1_800_000_000_000), None, b"made");
+    let Inserted::Placed(placed) = store.insert(vec![new.clone()]).await?.remove(0) else {
+        panic!("no schedule conflicts with a new incarnation");
     };
-    record.told().rows.push(DueKey { position: placed.position, ..made.due });
-    assert_eq!(store.load(vec![made.schedule.incarnation]).await?, [Some(made.schedule)]);
+    record.expected().rows.push(DueKey { position: placed.position, ..new.due });
+    assert_eq!(store.load(vec![new.schedule.incarnation]).await?, [Some(new.schedule)]);
     Ok(())
 }
 
 async fn insert(runtime: &Runtime, store: &EmbeddedStore, record: &Record, id: &ScheduleId) -> Result<(), StoreError> {
     let at = Timestamp::from_millis(1_800_000_000_000 + i64::try_from(runtime.random() % 5_000).unwrap());
-    let asked = one_shot(record.number(), at, Some(id.as_str()), &[b'x'; 300]);
-    let incarnation = asked.schedule.incarnation;
+    let requested = one_shot(record.number(), at, Some(id.as_str()), &[b'x'; 300]);
+    let incarnation = requested.schedule.incarnation;
     {
-        // Until it is answered it may take effect, where the name is free.
-        let mut told = record.told();
-        let possible = told.possible(id);
+        // Until the response arrives, the insert may take effect if the name is free.
+        let mut expected = record.expected();
+        let possible = expected.possible(id);
         if possible.iter().any(|known| known.is_none_or(|(_, cancelled)| cancelled)) {
             possible.push(Some((incarnation, false)));
         }
     }
-    let answer = store.insert(vec![asked.clone()]).await?.remove(0);
-    let mut told = record.told();
-    match answer {
+    let response = store.insert(vec![requested.clone()]).await?.remove(0);
+    let mut expected = record.expected();
+    match response {
         Inserted::Placed(placed) => {
-            told.narrow(id, Some((incarnation, false)));
-            told.rows.push(DueKey { position: placed.position, ..asked.due });
+            expected.narrow(id, Some((incarnation, false)));
+            expected.rows.push(DueKey { position: placed.position, ..requested.due });
         }
-        Inserted::Exists(other) => told.narrow(id, Some((other, false))),
+        Inserted::Exists(other) => expected.narrow(id, Some((other, false))),
     }
     Ok(())
 }
 
-async fn mark(store: &EmbeddedStore, record: &Record, id: &ScheduleId) -> Result<(), StoreError> {
+async fn append_cancellations(store: &EmbeddedStore, record: &Record, id: &ScheduleId) -> Result<(), StoreError> {
     {
-        let mut told = record.told();
-        let possible = told.possible(id);
+        let mut expected = record.expected();
+        let possible = expected.possible(id);
         let cancelled: Possible = possible.iter().flatten().map(|(known, _)| Some((*known, true))).collect();
         possible.extend(cancelled);
     }
-    let marked = store.mark(vec![Mark { tenant: TENANT, id: id.clone() }]).await?.remove(0);
+    let marked = store.append_cancellations(vec![Cancellation { tenant: TENANT, id: id.clone() }]).await?.remove(0);
     let found = marked.before.map(|before| (before.incarnation, true));
-    record.told().narrow(id, found);
+    record.expected().narrow(id, found);
     Ok(())
 }
 
@@ -168,21 +170,21 @@ async fn mark(store: &EmbeddedStore, record: &Record, id: &ScheduleId) -> Result
 async fn own(store: &EmbeddedStore, record: &Record) -> Result<(), StoreError> {
     let term = store.take(vec![POLLER.shard()]).await?[0];
     let to = {
-        let mut told = record.told();
-        assert!(told.terms.last().is_none_or(|last| *last < term), "a term was minted twice");
-        told.terms.push(term);
-        let done = told.done.max(Timestamp::from_millis(1_799_999_999_990)) + Duration::from_millis(10);
+        let mut expected = record.expected();
+        assert!(expected.terms.last().is_none_or(|last| *last < term), "a term was minted twice");
+        expected.terms.push(term);
+        let done = expected.done.max(Timestamp::from_millis(1_799_999_999_990)) + Duration::from_millis(10);
         Positions { closed: done + Duration::from_millis(100), done }
     };
     let write = OwnerWrite { term, poller: POLLER, change: Change::Positions(to) };
-    store.write(vec![write]).await?.remove(0).expect("the newest term is obeyed");
-    let mut told = record.told();
-    told.closed = told.closed.max(to.closed);
-    told.done = told.done.max(to.done);
+    store.write(vec![write]).await?.remove(0).expect("the store accepts the newest term");
+    let mut expected = record.expected();
+    expected.closed = expected.closed.max(to.closed);
+    expected.done = expected.done.max(to.done);
     Ok(())
 }
 
-/// Cuts each life of a store somewhere, then lets one end in peace.
+/// Runs several lives of a store. `cut` ends each at a random time, except the last, which closes normally.
 fn lives(sim: &Simulation, cut: impl Fn(&Simulation)) {
     let record = Record::default();
     sim.run_until(async {
@@ -192,20 +194,20 @@ fn lives(sim: &Simulation, cut: impl Fn(&Simulation)) {
             let wait = Duration::from_micros(1 + sim.draw(|random| random.below(60_000)));
             let outcome = sim.outside().timeout(wait, worked).await;
             if sim.is_up("a") {
-                assert!(outcome.is_none(), "it works until it is cut");
+                assert!(outcome.is_none(), "a life ends only by `cut`");
                 cut(sim);
             }
             a = sim.restart("a");
         }
         sim.set_faults(Faults::default());
-        sim.call("a", live(a, record.clone(), options(sim.seed()), 20)).await.expect("nothing cuts the last life");
-        let told = record.told();
-        assert!(told.names.len() as u64 == NAMES || told.numbers < 100, "most names were used");
+        sim.call("a", live(a, record.clone(), options(sim.seed()), 20)).await.expect("no crash ends the last life");
+        let expected = record.expected();
+        assert!(expected.names.len() as u64 == NAMES || expected.numbers < 100, "most names were used");
     });
 }
 
 #[test]
-fn what_was_answered_outlives_power_cuts_and_kills() {
+fn acknowledged_writes_survive_power_cuts_and_kills() {
     let coverage = run_seeds("store-embedded-crashes", 0..60, |sim| {
         lives(sim, |sim| if sim.draw(simulator::Random::coin) { sim.kill("a") } else { sim.crash("a") });
     });
@@ -213,7 +215,7 @@ fn what_was_answered_outlives_power_cuts_and_kills() {
 }
 
 #[test]
-fn what_was_answered_outlives_failing_and_slow_syncs() {
+fn acknowledged_writes_survive_failed_and_slow_syncs() {
     let coverage = run_seeds("store-embedded-syncs", 0..60, |sim| {
         sim.set_faults(Faults { sync_fail: 0.002, sync_slow: 0.005, ..Faults::default() });
         let record = Record::default();
@@ -223,14 +225,14 @@ fn what_was_answered_outlives_failing_and_slow_syncs() {
                 let opened = a.clone();
                 let there = record.clone();
                 let seed = sim.seed();
-                // A failure while opening is told; later, one in the journal ends the process.
+                // A failure during the opening is an error. A later failure in the journal ends the process.
                 let worked = async move {
                     let tasks = TaskSet::new(&opened);
                     let Ok(store) = EmbeddedStore::open(&opened, &tasks, Path::new(DIR), options(seed)).await else {
                         return;
                     };
                     for _ in 0..100_000 {
-                        let _unanswered = work(&opened, &store, &there).await;
+                        let _ignored = work(&opened, &store, &there).await;
                     }
                 };
                 let worked = sim.call("a", worked);
@@ -241,7 +243,7 @@ fn what_was_answered_outlives_failing_and_slow_syncs() {
                 a = sim.restart("a");
             }
             sim.set_faults(Faults::default());
-            sim.call("a", live(a, record.clone(), options(sim.seed()), 20)).await.expect("nothing fails any more");
+            sim.call("a", live(a, record.clone(), options(sim.seed()), 20)).await.expect("no sync fails any more");
         });
     });
     coverage.assert_happened(&[Incident::FailedSync, Incident::SlowSync, Incident::Halt]);

@@ -1,4 +1,4 @@
-//! What was answered is there after a restart, whatever had been flushed by then.
+//! Tests that acknowledged writes survive a restart, whichever parts were flushed before it.
 
 use domain::Timestamp;
 use runtime::Runtime;
@@ -11,18 +11,18 @@ const EVERYTHING: DueRead =
     DueRead { poller: POLLER, after: DueBound::Instant(Timestamp::MIN), until: Timestamp::MAX, limit: 1_000_000 };
 
 #[test]
-fn what_was_answered_is_there_after_a_restart_on_the_lsm_index() {
+fn acknowledged_writes_survive_a_restart_with_lsm_index() {
     on_real(async |runtime| restarts(&runtime, small(IndexKind::Lsm)).await);
 }
 
 #[test]
-fn what_was_answered_is_there_after_a_restart_on_the_map_index() {
+fn acknowledged_writes_survive_a_restart_with_map_index() {
     on_real(async |runtime| restarts(&runtime, small(IndexKind::Map)).await);
 }
 
 #[test]
-fn what_was_answered_is_there_when_every_family_was_flushed_at_another_moment() {
-    // Rows are flushed many times while due rows and points never are: a replay meets rows of its own future.
+fn acknowledged_writes_survive_uneven_flushes() {
+    // Rows are flushed many times, due rows and points never, so a replay meets rows of later entries.
     let options = Options { memtable_bytes: 20_000, checkpoint_bytes: 1 << 30, ..small(IndexKind::Lsm) };
     on_real(async |runtime| restarts(&runtime, options).await);
 }
@@ -61,15 +61,15 @@ async fn restarts(runtime: &Runtime, options: Options) {
 }
 
 #[test]
-fn a_store_that_has_entries_and_no_rows_opens_again() {
+fn store_with_entries_but_no_rows_reopens() {
     let sim = simulator::Simulation::new(1);
     sim.run_until(async {
         let runtime = sim.member("a");
         let dir = std::path::Path::new("/data");
         for _ in 0..3 {
             let home = Home::open(&runtime, dir, small(IndexKind::Map)).await;
-            let nobody = store::Mark { tenant: TENANT, id: domain::ScheduleId::new("nobody").unwrap() };
-            let marked = home.store.mark(vec![nobody]).await.unwrap();
+            let unknown = store::Cancellation { tenant: TENANT, id: domain::ScheduleId::new("unknown").unwrap() };
+            let marked = home.store.append_cancellations(vec![unknown]).await.unwrap();
             assert!(marked[0].before.is_none());
             home.close().await;
         }

@@ -1,4 +1,4 @@
-//! What was over for long is forgotten, and nothing else.
+//! Tests of the history sweep: it deletes old runs and schedules, and nothing else.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,7 +37,7 @@ impl Owned {
         Owned { runtime: runtime.clone(), home, term }
     }
 
-    /// As after a kill, but for what the journal has not been told of yet.
+    /// Closes and opens the store.
     async fn reopen(self) -> Self {
         let runtime = self.runtime.clone();
         self.home.close().await;
@@ -49,19 +49,19 @@ impl Owned {
         self.home.store.write(vec![write]).await.unwrap().remove(0).unwrap();
     }
 
-    /// A one-shot that is due now.
+    /// Inserts a one-shot that is due now.
     async fn insert(&self, number: u64, id: Option<&str>) -> Insert {
         let insert = one_shot(number, self.runtime.now(), id, b"x");
         self.home.store.insert(vec![insert.clone()]).await.unwrap();
         insert
     }
 
-    async fn book(&self, insert: &Insert, state: RunState, ends: bool) {
+    async fn write_run(&self, insert: &Insert, state: RunState, ends: bool) {
         let run = Run { tenant: TENANT, occurrence: insert.due.occurrence, state, attempts: Vec::new() };
         self.write(Change::Run { run, then: None, ends }).await;
     }
 
-    /// The poller is done with all that was due until now, and so much time passes.
+    /// Lets `time` pass. The poller's positions follow the clock, so it is done with every due row.
     async fn pass(&self, time: Duration) {
         let step = PERIOD / 2;
         for _ in 0..time.as_millis() / step.as_millis() {
@@ -79,7 +79,7 @@ impl Owned {
         self.home.store.get(vec![(TENANT, of.schedule.id.clone())]).await.unwrap().remove(0)
     }
 
-    /// The numbers of what is listed.
+    /// Returns the numbers of the listed schedules.
     async fn listed(&self, by: ListBy) -> Vec<u128> {
         let read = ListRead { tenant: TENANT, by, after: None, limit: 100 };
         let page = self.home.store.list(read).await.unwrap();
@@ -91,7 +91,7 @@ impl Owned {
     }
 }
 
-/// In two worlds of a seed each.
+/// Runs the test in two simulations with different seeds.
 fn simulate(test: impl AsyncFn(Runtime)) {
     for seed in 0..2 {
         let sim = Simulation::new(seed);
@@ -100,22 +100,22 @@ fn simulate(test: impl AsyncFn(Runtime)) {
 }
 
 #[test]
-fn what_was_over_for_long_goes_with_its_runs_and_id_and_all_else_stays() {
+fn sweep_deletes_only_old_ended_schedules_with_their_rows() {
     simulate(async |runtime| {
         let owned = Owned::open(&runtime).await;
         let fired = owned.insert(1, Some("fired")).await;
-        owned.book(&fired, RunState::Succeeded, true).await;
+        owned.write_run(&fired, RunState::Succeeded, true).await;
         let dead = owned.insert(2, Some("dead")).await;
-        owned.book(&dead, RunState::Failed, true).await;
+        owned.write_run(&dead, RunState::Failed, true).await;
         let cancelled = owned.insert(3, None).await;
         owned.write(Change::Cancel(cancelled.schedule.incarnation)).await;
         let retrying = owned.insert(4, Some("retrying")).await;
-        owned.book(&retrying, RunState::Retrying, false).await;
+        owned.write_run(&retrying, RunState::Retrying, false).await;
         let waiting = owned.insert(5, Some("waiting")).await;
         owned.pass(HISTORY - PERIOD).await;
-        assert!(owned.named(&fired).await.is_some(), "it is not so long ago");
+        assert!(owned.named(&fired).await.is_some(), "the schedule ended less than HISTORY ago");
         let late = owned.insert(6, Some("late")).await;
-        owned.book(&late, RunState::Succeeded, true).await;
+        owned.write_run(&late, RunState::Succeeded, true).await;
         owned.pass(PERIOD * 3).await;
 
         let owned = owned.reopen().await;
@@ -124,7 +124,7 @@ fn what_was_over_for_long_goes_with_its_runs_and_id_and_all_else_stays() {
             assert_eq!(owned.run(gone.due.occurrence).await, None);
         }
         assert_eq!(owned.home.store.dead_letters(TENANT, None, 10).await.unwrap(), []);
-        assert_eq!(owned.listed(ListBy::All).await, [4, 5, 6], "what is forgotten is not listed");
+        assert_eq!(owned.listed(ListBy::All).await, [4, 5, 6], "deleted schedules are not listed");
         assert_eq!(owned.listed(ListBy::Label(LabelKey::of("team", "a"))).await, [4, 5, 6]);
         for stays in [&retrying, &waiting, &late] {
             assert!(owned.find(stays).await.is_some() && owned.named(stays).await.is_some());
@@ -137,7 +137,7 @@ fn what_was_over_for_long_goes_with_its_runs_and_id_and_all_else_stays() {
 }
 
 #[test]
-fn a_schedule_that_was_replaced_goes_with_all_of_its_rows_and_an_id_that_was_taken_again_stays() {
+fn sweep_deletes_all_rows_but_keeps_a_reused_id() {
     simulate(async |runtime| {
         let owned = Owned::open(&runtime).await;
         let first = owned.insert(1, Some("name")).await;
@@ -159,51 +159,52 @@ fn a_schedule_that_was_replaced_goes_with_all_of_its_rows_and_an_id_that_was_tak
 }
 
 #[test]
-fn nothing_goes_while_its_poller_is_not_done_or_it_was_redriven() {
+fn sweep_keeps_undone_and_redriven_schedules() {
     simulate(async |runtime| {
         let owned = Owned::open(&runtime).await;
         let behind = owned.insert(1, Some("behind")).await;
-        owned.book(&behind, RunState::Succeeded, true).await;
+        owned.write_run(&behind, RunState::Succeeded, true).await;
         let redriven = owned.insert(2, Some("redriven")).await;
-        owned.book(&redriven, RunState::Failed, true).await;
+        owned.write_run(&redriven, RunState::Failed, true).await;
         owned.runtime.sleep(HISTORY + PERIOD * 3).await;
-        assert!(owned.named(&behind).await.is_some(), "its poller is not done with that time");
+        assert!(owned.named(&behind).await.is_some(), "the schedule's poller is not done with that time");
         assert!(
             owned.run(behind.due.occurrence).await.is_some(),
-            "without it, an owner that starts again would fire it"
+            "without the run, an owner that restarts would fire the row again"
         );
 
         let owned = owned.reopen().await;
-        // The dead letter is as old as the other, and its run goes; so that it is needed it is redriven before.
+        // The dead letter is redriven shortly before its run is deleted.
         let other = owned.insert(3, Some("other")).await;
-        owned.book(&other, RunState::Failed, true).await;
+        owned.write_run(&other, RunState::Failed, true).await;
         owned.pass(HISTORY - PERIOD * 2).await;
         let mut of = other.due.occurrence;
         of.replay = 1;
         let due = DueKey { position: owned.runtime.now() + PERIOD * 4, occurrence: of, ..other.due };
         owned.write(Change::Redrive { of: other.due.occurrence, due }).await;
         owned.pass(PERIOD * 4).await;
-        assert!(owned.named(&behind).await.is_none(), "its poller is done now");
+        assert!(owned.named(&behind).await.is_none(), "the schedule's poller is done now");
         assert_eq!(owned.named(&other).await.map(|found| found.status), Some(Status::Ended));
         owned.home.close().await;
     });
 }
 
-/// Twenty schedules: of each four the first waits, the others have fired.
+/// Inserts twenty schedules. Of each four, the first stays active and the others have fired.
 async fn fill(owned: &Owned) -> Vec<Insert> {
     let mut inserted = Vec::new();
     for number in 0..20 {
         let id = (number % 2 == 0).then(|| format!("name-{number}"));
         let insert = owned.insert(number, id.as_deref()).await;
         if number % 4 != 0 {
-            owned.book(&insert, RunState::Succeeded, true).await;
+            owned.write_run(&insert, RunState::Succeeded, true).await;
         }
         inserted.push(insert);
     }
     inserted
 }
 
-/// A schedule, its id and its run are there all three, or have gone; at the end those that waited are there.
+/// Checks that a schedule, its id and its run either all exist or are all deleted. At the end (`has_all_time`), exactly
+/// the active schedules exist.
 async fn check(owned: &Owned, inserted: &[Insert], has_all_time: bool) {
     let listed = owned.listed(ListBy::All).await;
     for (number, insert) in inserted.iter().enumerate() {
@@ -212,18 +213,18 @@ async fn check(owned: &Owned, inserted: &[Insert], has_all_time: bool) {
         let is_listed = listed.contains(&(insert.schedule.incarnation.0 & 0xffff));
         assert!(
             is_listed == found || is_listed && !has_all_time,
-            "{number}: a list tells all, and in the end no others"
+            "{number}: a listing contains all schedules, and in the end no others"
         );
-        let waits = number % 4 == 0;
+        let is_active = number % 4 == 0;
         let run = owned.run(insert.due.occurrence).await.is_some();
-        assert!(found || !run, "{number}: its run outlives it");
-        assert!(found || !waits, "{number}: it waits");
-        assert!(waits || !has_all_time || !found, "{number}: it is over for long");
+        assert!(found || !run, "{number}: the run outlives its schedule");
+        assert!(found || !is_active, "{number}: an active schedule was deleted");
+        assert!(is_active || !has_all_time || !found, "{number}: an old schedule was not deleted");
     }
 }
 
 #[test]
-fn what_is_forgotten_when_the_power_is_cut_is_there_whole_or_gone_whole() {
+fn sweep_deletes_completely_or_not_at_all_on_power_loss() {
     let coverage = run_seeds("store-embedded-history", 0..40, |sim| {
         sim.run_until(async {
             let checkpoint_bytes = [1_000, 4_000, 1 << 30][usize::try_from(sim.seed() % 3).unwrap()];
@@ -237,7 +238,7 @@ fn what_is_forgotten_when_the_power_is_cut_is_there_whole_or_gone_whole() {
                 owned.home.close().await;
                 inserted
             });
-            let inserted = filled.await.expect("nothing cuts the first life");
+            let inserted = filled.await.expect("no crash ends the first life");
             for _ in 0..4 {
                 let (runtime, with, of) = (a.clone(), options.clone(), inserted.clone());
                 let worked = sim.call("a", async move {
@@ -245,7 +246,8 @@ fn what_is_forgotten_when_the_power_is_cut_is_there_whole_or_gone_whole() {
                     check(&owned, &of, false).await;
                     owned.pass(HISTORY).await;
                 });
-                // The first note that is old enough is met with the turn after next: mostly in its midst.
+                // The second sweep finds the first clock record that is old enough. The crash mostly happens during
+                // this sweep.
                 let wait = Duration::from_micros(10_000_000 + sim.draw(|random| random.below(10_050_000)));
                 let _cut = sim.outside().timeout(wait, worked).await;
                 if sim.is_up("a") {
@@ -260,7 +262,7 @@ fn what_is_forgotten_when_the_power_is_cut_is_there_whole_or_gone_whole() {
                 check(&owned, &inserted, true).await;
                 owned.home.close().await;
             });
-            last.await.expect("nothing cuts the last life");
+            last.await.expect("no crash ends the last life");
         });
     });
     coverage.assert_happened(&[Incident::Crash]);

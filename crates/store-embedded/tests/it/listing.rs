@@ -1,4 +1,4 @@
-//! Schedules are listed whole and in order, wherever the rows that list them were cut.
+//! Tests of listings: they are complete and in order, wherever the rows that list schedules were split.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -7,18 +7,18 @@ use std::sync::Arc;
 use domain::{Incarnation, ScheduleId, Status, TenantId, Timestamp};
 use runtime::Runtime;
 use simulator::Simulation;
-use store::{Insert, ListBy, ListRead, Mark, Store};
+use store::{Cancellation, Insert, ListBy, ListRead, Store};
 use store_embedded::{IndexKind, Options};
 
 use crate::support::{Home, TENANT, one_shot, small};
 
 const DIR: &str = "/data";
 const OTHER: TenantId = TenantId(8);
-/// More than are kept in memory, twice.
+/// Number of schedules: more than twice the limit of fresh schedules.
 const COUNT: u64 = 9_000;
 
-/// Five each millisecond; each tenth is another tenant's.
-fn made(number: u64) -> Insert {
+/// Returns schedule `number`. Five are created per millisecond; every tenth belongs to another tenant.
+fn new_schedule(number: u64) -> Insert {
     let at = Timestamp::from_millis(1_700_000_000_000 + i64::try_from(number / 5).unwrap());
     let incarnation = Incarnation::new(at, u128::from(number.wrapping_mul(0x9e37_79b9_7f4a_7c15)) << 16);
     let mut insert = one_shot(number, at, None, b"x");
@@ -34,25 +34,25 @@ fn made(number: u64) -> Insert {
 }
 
 async fn listed(store: &dyn Store, tenant: TenantId, by: ListBy, limit: usize) -> Vec<Incarnation> {
-    let (mut told, mut after) = (Vec::new(), None);
+    let (mut found, mut after) = (Vec::new(), None);
     loop {
         let page = store.list(ListRead { tenant, by, after, limit }).await.unwrap();
-        assert!(page.incarnations.len() <= limit, "no more than was asked for");
-        told.extend(page.incarnations);
-        let Some(next) = page.next else { return told };
-        assert!(after < Some(next), "a page goes on from where the last one ended");
+        assert!(page.incarnations.len() <= limit, "a page exceeds its limit");
+        found.extend(page.incarnations);
+        let Some(next) = page.next else { return found };
+        assert!(after < Some(next), "a page does not continue after the last one");
         after = Some(next);
     }
 }
 
-fn those_of(tenant: TenantId) -> Vec<Incarnation> {
-    let inserts = (0..COUNT).map(made).filter(|insert| insert.schedule.tenant == tenant);
+fn incarnations_of(tenant: TenantId) -> Vec<Incarnation> {
+    let inserts = (0..COUNT).map(new_schedule).filter(|insert| insert.schedule.tenant == tenant);
     inserts.map(|insert| insert.schedule.incarnation).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 async fn check(store: &dyn Store, limits: &[usize]) {
     for tenant in [TENANT, OTHER] {
-        let expected = those_of(tenant);
+        let expected = incarnations_of(tenant);
         for limit in limits {
             assert_eq!(listed(store, tenant, ListBy::All, *limit).await, expected, "{tenant:?} by {limit}");
         }
@@ -60,7 +60,7 @@ async fn check(store: &dyn Store, limits: &[usize]) {
 }
 
 #[test]
-fn what_is_listed_is_whole_and_in_order_before_and_after_a_kill() {
+fn listing_is_complete_and_ordered_across_a_kill() {
     for (seed, index, checkpoint_bytes) in [(1, IndexKind::Map, 1 << 30), (2, IndexKind::Map, 300_000)] {
         let sim = Simulation::new(seed);
         let open = async |runtime: &Runtime| {
@@ -68,10 +68,10 @@ fn what_is_listed_is_whole_and_in_order_before_and_after_a_kill() {
         };
         sim.run_until(async {
             let home = open(&sim.member("a")).await;
-            // Not quite in the order of their making.
+            // The order differs slightly from the order of creation.
             for first in (0..COUNT).step_by(90) {
                 let numbers = (first..(first + 90).min(COUNT)).rev();
-                home.store.insert(numbers.map(made).collect()).await.unwrap();
+                home.store.insert(numbers.map(new_schedule).collect()).await.unwrap();
             }
             check(&*home.store, &[7, 100, 5_000, 100_000]).await;
 
@@ -80,18 +80,18 @@ fn what_is_listed_is_whole_and_in_order_before_and_after_a_kill() {
             let home = open(&runtime).await;
             check(&*home.store, &[100, 5_000]).await;
 
-            // Few of many, and far from each other.
-            let cancelled = [3, 4_001, 4_006, 8_999].map(made);
+            // The cancelled schedules are few and far apart.
+            let cancelled = [3, 4_001, 4_006, 8_999].map(new_schedule);
             for insert in &cancelled {
-                let mark = Mark { tenant: TENANT, id: insert.schedule.id.clone() };
-                home.store.mark(vec![mark]).await.unwrap();
+                let mark = Cancellation { tenant: TENANT, id: insert.schedule.id.clone() };
+                home.store.append_cancellations(vec![mark]).await.unwrap();
             }
             let cancelled = cancelled.map(|insert| insert.schedule.incarnation);
             for limit in [1, 3, 100] {
                 assert_eq!(listed(&*home.store, TENANT, ListBy::Status(Status::Cancelled), limit).await, cancelled);
             }
             let active = listed(&*home.store, TENANT, ListBy::Status(Status::Active), 1_000).await;
-            assert_eq!(active.len(), those_of(TENANT).len() - cancelled.len());
+            assert_eq!(active.len(), incarnations_of(TENANT).len() - cancelled.len());
             home.close().await;
             let home = open(&runtime).await;
             check(&*home.store, &[1_000]).await;

@@ -1,6 +1,6 @@
-//! The store as its callers see it, on a real disk and on a simulated one.
+//! Tests of the public API, on a real disk and on a simulated one.
 
-#![expect(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
+#![expect(clippy::unwrap_used, reason = "a failed step ends the test")]
 
 mod backup;
 mod conformance;
@@ -8,5 +8,5 @@ mod crashes;
 mod durable;
 mod history;
 mod listing;
-mod refusals;
+mod rejections;
 mod support;

@@ -1,4 +1,4 @@
-//! A store in a folder of its own, and schedules to put into it.
+//! Helpers: a store in a folder of its own, and schedules for it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -41,7 +41,7 @@ impl Home {
     }
 }
 
-/// Small files, frequent checkpoints.
+/// Options with small files and frequent checkpoints.
 pub(crate) fn small(index: IndexKind) -> Options {
     let mut options = Options { index, free_bytes_floor: 0, ..Options::default() };
     options.journal.segment_bytes = 1 << 20;
@@ -59,7 +59,7 @@ pub(crate) fn on_real<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {
 pub(crate) const TENANT: TenantId = TenantId(7);
 pub(crate) const POLLER: PollerId = PollerId { tenant: TENANT, generation: 0, number: 3 };
 
-/// A one-shot, due at `at`, with a server-made id unless one is given.
+/// Returns a one-shot that is due at `at`, with a server-made id unless `id` is given.
 pub(crate) fn one_shot(number: u64, at: Timestamp, id: Option<&str>, payload: &[u8]) -> Insert {
     let incarnation = Incarnation::new(Timestamp::from_millis(1_700_000_000_000), u128::from(number));
     let id = id.map_or_else(|| ScheduleId::from_incarnation(incarnation), |id| ScheduleId::new(id).unwrap());

@@ -1,4 +1,4 @@
-//! The port's promises.
+//! Conformance suite of the port.
 
 use std::sync::{Arc, Mutex};
 
@@ -11,7 +11,7 @@ use store_conformance::{Case, Subject, differential};
 
 use crate::support::{Home, database, on_real};
 
-/// A store in a database of its own.
+/// Subject of the suite: a store in a database of its own.
 struct InDatabase {
     runtime: Runtime,
     url: String,
@@ -23,7 +23,7 @@ impl InDatabase {
         InDatabase { runtime, url, home: Mutex::new(None) }
     }
 
-    /// Closes what a case left open.
+    /// Closes the store that a case left open.
     async fn end(&self) {
         let home = self.home.lock().unwrap().take();
         if let Some(home) = home {
@@ -63,10 +63,10 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_model_agrees(operations in differential::operations(30)) {
+    fn engine_matches_model(operations in differential::operations(30)) {
         let url = database();
         on_real(async |runtime| {
-            // A row that is behind `closed` is left to its creator, as here.
+            // As in this engine, the creator moves a row that is at or before `closed`.
             let options = MemoryOptions { applies_marks: true, ..MemoryOptions::weak() };
             let model = MemoryStore::new(runtime.clone(), options);
             let subject = InDatabase::new(runtime, url);

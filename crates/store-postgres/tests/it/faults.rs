@@ -1,4 +1,4 @@
-//! Servers that restart, die and freeze, and owners that are late.
+//! Tests of servers that restart, crash or freeze, and of late owners.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -6,13 +6,15 @@ use std::time::Duration;
 use domain::{Incarnation, Status};
 use futures_util::future::{join, join_all};
 use runtime::Runtime;
-use store::{Answer, Change, Health, Insert, Inserted, Mark, Positions, Store, StoreError, WriteRefusal, Written};
+use store::{
+    Answer, Cancellation, Change, Health, Insert, Inserted, Positions, Store, StoreError, WriteRejection, Written,
+};
 use store_postgres::{Options, PostgresStore};
 use test_servers::postgres::{Postgres, shared};
 
 use crate::support::{Home, POLLER, TENANT, database, due_after, migrated, name_of, on_real, one_shot, outcome, owned};
 
-/// What [`create_and_finish`] shares with the test that runs it.
+/// State that [`create_and_finish`] shares with the test that runs it.
 #[derive(Default)]
 struct Load {
     stop: AtomicBool,
@@ -33,7 +35,8 @@ impl Load {
     }
 }
 
-/// Creates and finishes schedules until `load.stop` is set. Returns the schedules that the store acknowledged: created, finished.
+/// Creates and finishes schedules until `load.stop` is set. Returns the schedules that the store acknowledged: created,
+/// finished.
 async fn create_and_finish(
     runtime: &Runtime,
     store: &PostgresStore,
@@ -44,8 +47,8 @@ async fn create_and_finish(
     while !load.stop.load(Ordering::Relaxed) {
         let insert = one_shot(runtime, runtime.now() + Duration::from_secs(600));
         match store.insert(vec![insert.clone()]).await {
-            Ok(answers) => {
-                assert!(matches!(answers[..], [Inserted::Placed(_)]));
+            Ok(responses) => {
+                assert!(matches!(responses[..], [Inserted::Placed(_)]));
                 created.push(insert.schedule.incarnation);
             }
             Err(error) => {
@@ -59,14 +62,14 @@ async fn create_and_finish(
         }
         let Some(under) = term else { continue };
         match store.write(vec![owned(under, outcome(&insert))]).await {
-            Ok(answers) => match answers[..] {
+            Ok(responses) => match responses[..] {
                 [Ok(Written::Done)] => {
                     finished.push(insert.schedule.incarnation);
                     load.finished.fetch_add(1, Ordering::Relaxed);
                 }
-                // The other one of this test took the shard.
-                [Err(WriteRefusal::Superseded)] => term = None,
-                _ => panic!("{answers:?}"),
+                // Another load of this test took the shard.
+                [Err(WriteRejection::Superseded)] => term = None,
+                _ => panic!("{responses:?}"),
             },
             Err(error) => assert!(error.is_retryable(), "{error}"),
         }
@@ -81,7 +84,7 @@ async fn until_health(runtime: &Runtime, store: &PostgresStore, health: Health) 
 }
 
 #[test]
-fn a_restart_and_kills_under_load_lose_nothing_that_was_answered() {
+fn restart_and_kills_under_load_lose_no_acknowledged_write() {
     let postgres = Postgres::start().unwrap();
     let url = migrated(&postgres);
     on_real(async |runtime| {
@@ -109,14 +112,14 @@ fn a_restart_and_kills_under_load_lose_nothing_that_was_answered() {
             load.stop.store(true, Ordering::Relaxed);
         };
         let loads = (0..4).map(|_| create_and_finish(&runtime, &store, &load));
-        let (answered, ()) = join(join_all(loads), faults).await;
-        let (created, finished): (Vec<_>, Vec<_>) = answered.into_iter().unzip();
+        let (acknowledged, ()) = join(join_all(loads), faults).await;
+        let (created, finished): (Vec<_>, Vec<_>) = acknowledged.into_iter().unzip();
         let (created, finished) = (created.concat(), finished.concat());
         assert!(created.len() > 20 && finished.len() > 10, "{} and {}", created.len(), finished.len());
 
         postgres.kill().unwrap();
         postgres.restart().unwrap();
-        // The store may yet have to notice.
+        // The store may not have noticed the restart yet.
         let loaded = loop {
             match store.load(created.clone()).await {
                 Ok(loaded) => break loaded,
@@ -125,7 +128,7 @@ fn a_restart_and_kills_under_load_lose_nothing_that_was_answered() {
             runtime.sleep(Duration::from_millis(5)).await;
         };
         until_health(&runtime, &store, Health::Ready).await;
-        assert!(loaded.iter().all(Option::is_some), "a schedule is lost that was answered");
+        assert!(loaded.iter().all(Option::is_some), "an acknowledged schedule is lost");
         let due = due_after(&*store, domain::Timestamp::MIN).await;
         let due: std::collections::HashSet<_> = due.iter().map(|key| key.occurrence.incarnation).collect();
         assert!(created.iter().all(|incarnation| due.contains(incarnation)), "a due row is lost");
@@ -138,7 +141,7 @@ fn a_restart_and_kills_under_load_lose_nothing_that_was_answered() {
 }
 
 #[test]
-fn a_server_that_freezes_fails_calls_in_time_and_is_used_again() {
+fn frozen_server_fails_calls_in_time_and_is_used_again() {
     let postgres = Postgres::start().unwrap();
     let url = migrated(&postgres);
     on_real(async |runtime| {
@@ -172,13 +175,13 @@ fn a_server_that_freezes_fails_calls_in_time_and_is_used_again() {
 }
 
 #[test]
-fn of_two_members_only_the_one_with_the_newest_term_writes() {
+fn only_the_member_with_the_newest_term_writes() {
     let url = database();
     on_real(async |runtime| {
         let (one, other) = (Home::open(&runtime, &url).await, Home::open(&runtime, &url).await);
         let mut owners = [one.store.clone(), other.store.clone()];
         let mut term = owners[0].take(vec![POLLER.shard()]).await.unwrap()[0];
-        let (mut written, mut refused) = (0, 0);
+        let (mut written, mut rejected) = (0, 0);
         for round in 0..60_u64 {
             let insert = one_shot(&runtime, runtime.now() + Duration::from_secs(60));
             owners[1].insert(vec![insert.clone()]).await.unwrap();
@@ -191,15 +194,15 @@ fn of_two_members_only_the_one_with_the_newest_term_writes() {
                 let term = owners[1].take(vec![POLLER.shard()]).await.unwrap()[0];
                 (term, owners[1].find_runs(vec![insert.due.occurrence]).await.unwrap().remove(0))
             };
-            let (answer, (newer, seen)) = join(write, take).await;
+            let (response, (newer, seen)) = join(write, take).await;
             assert!(newer > term);
-            match answer {
+            match response {
                 Ok(_) => {
                     written += 1;
-                    assert!(seen.is_some(), "a write that got in was there before the take was answered");
+                    assert!(seen.is_some(), "an accepted write is visible before the take returns");
                 }
-                Err(WriteRefusal::Superseded) => {
-                    refused += 1;
+                Err(WriteRejection::Superseded) => {
+                    rejected += 1;
                     assert_eq!(seen, None);
                     assert_eq!(owners[1].find_runs(vec![insert.due.occurrence]).await, Ok(vec![None]));
                 }
@@ -208,15 +211,15 @@ fn of_two_members_only_the_one_with_the_newest_term_writes() {
             term = newer;
             owners.swap(0, 1);
         }
-        assert!(written > 0 && refused > 0, "{written} written, {refused} refused: the test shows nothing");
+        assert!(written > 0 && rejected > 0, "{written} written, {rejected} rejected: the test proves nothing");
         drop(owners);
         one.close().await;
         other.close().await;
     });
 }
 
-/// Polls `write` so often, and not to its end.
-async fn begin<'a, T: 'a>(runtime: &Runtime, write: &mut Answer<'a, T>, polls: u32) {
+/// Polls `write` up to `polls` times. If it ends, replaces it by a future that never ends.
+async fn poll_some<'a, T: 'a>(runtime: &Runtime, write: &mut Answer<'a, T>, polls: u32) {
     for _ in 0..polls {
         let once = std::future::poll_fn(|context| std::task::Poll::Ready(write.as_mut().poll(context).is_ready()));
         if once.await {
@@ -228,7 +231,7 @@ async fn begin<'a, T: 'a>(runtime: &Runtime, write: &mut Answer<'a, T>, polls: u
 }
 
 #[test]
-fn a_write_that_is_dropped_half_way_leaves_no_lock() {
+fn dropped_write_leaves_no_lock() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;
@@ -236,20 +239,21 @@ fn a_write_that_is_dropped_half_way_leaves_no_lock() {
         let mut term = store.take(vec![POLLER.shard()]).await.unwrap()[0];
         for polls in 1..30 {
             let mut write = store.write(vec![owned(term, Change::Positions(Positions::default()))]);
-            begin(&runtime, &mut write, polls).await;
+            poll_some(&runtime, &mut write, polls).await;
             drop(write);
             let start = runtime.monotonic();
             term = store.take(vec![POLLER.shard()]).await.unwrap()[0];
             let waited = runtime.monotonic().since(start);
-            assert!(waited < Duration::from_secs(2), "{waited:?} after {polls} polls");
+            assert!(waited < Duration::from_secs(2), "a take waited {waited:?} after {polls} polls");
         }
         home.close().await;
     });
 }
 
-/// As one whose process is paused, or whose network is cut, between two statements of its transaction.
+/// The old owner behaves like a process that is paused, or cut off from the network, between two statements of its
+/// transaction.
 #[test]
-fn an_owner_that_stops_within_its_transaction_does_not_hold_up_the_next() {
+fn owner_paused_in_a_transaction_does_not_block_the_next() {
     let url = database();
     on_real(async |runtime| {
         let options = || Options { statement_timeout: Duration::from_secs(4), ..Options::default() };
@@ -258,17 +262,17 @@ fn an_owner_that_stops_within_its_transaction_does_not_hold_up_the_next() {
         let old = old_home.store.take(vec![POLLER.shard()]).await.unwrap()[0];
         let insert = one_shot(&runtime, runtime.now() + Duration::from_secs(60));
         old_home.store.insert(vec![insert.clone()]).await.unwrap();
-        // One of them, at least, stands still where it holds the shard's row.
+        // At least one of the writes is paused while it holds the lock on the shard's row.
         let mut stopped: Vec<_> = (0..3).map(|_| old_home.store.write(vec![owned(old, outcome(&insert))])).collect();
         for (write, polls) in stopped.iter_mut().zip([2, 5, 8]) {
-            begin(&runtime, write, polls).await;
+            poll_some(&runtime, write, polls).await;
         }
         let new = new_home.store.take(vec![POLLER.shard()]).await.unwrap()[0];
         assert!(new > old);
         let seen = new_home.store.find_runs(vec![insert.due.occurrence]).await.unwrap();
         for write in stopped {
             let late = runtime.timeout(Duration::from_secs(5), write).await;
-            assert!(!matches!(&late, Some(Ok(answers)) if answers[0].is_ok() && seen[0].is_none()), "{late:?}");
+            assert!(!matches!(&late, Some(Ok(responses)) if responses[0].is_ok() && seen[0].is_none()), "{late:?}");
         }
         assert_eq!(new_home.store.find_runs(vec![insert.due.occurrence]).await.unwrap(), seen);
         drop(old_home);
@@ -277,7 +281,7 @@ fn an_owner_that_stops_within_its_transaction_does_not_hold_up_the_next() {
 }
 
 #[test]
-fn a_damaged_schedule_keeps_no_other_from_being_cancelled() {
+fn damaged_schedule_does_not_prevent_other_cancellations() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;
@@ -290,11 +294,13 @@ fn a_damaged_schedule_keeps_no_other_from_being_cancelled() {
             uuid::Uuid::from_u128(incarnation.0)
         );
         shared().sql(name_of(&url), &damage).unwrap();
-        let mark = |insert: &Insert| home.store.mark(vec![Mark { tenant: TENANT, id: insert.schedule.id.clone() }]);
-        let answers = join_all(inserts.iter().map(mark)).await;
-        assert!(matches!(answers[1], Err(StoreError::Damaged(_))), "{answers:?}");
-        for (insert, answer) in [(&inserts[0], &answers[0]), (&inserts[2], &answers[2])] {
-            assert!(answer.as_ref().is_ok_and(|marked| marked[0].applied), "{answer:?}");
+        let mark = |insert: &Insert| {
+            home.store.append_cancellations(vec![Cancellation { tenant: TENANT, id: insert.schedule.id.clone() }])
+        };
+        let responses = join_all(inserts.iter().map(mark)).await;
+        assert!(matches!(responses[1], Err(StoreError::Damaged(_))), "{responses:?}");
+        for (insert, response) in [(&inserts[0], &responses[0]), (&inserts[2], &responses[2])] {
+            assert!(response.as_ref().is_ok_and(|marked| marked[0].applied), "{response:?}");
             let now = home.store.load(vec![insert.schedule.incarnation]).await.unwrap().remove(0).unwrap();
             assert_eq!(now.status, Status::Cancelled);
         }

@@ -1,4 +1,4 @@
-//! A server whose disk is full.
+//! Test of a server whose disk is full.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::support::{Home, name_of, on_real, one_shot};
 const DISK_BYTES: u64 = 48 << 20;
 
 #[test]
-fn a_full_disk_refuses_creations_and_nothing_else_until_there_is_room() {
+fn full_disk_rejects_only_creates_until_space_is_free() {
     let options = ServerOptions { disk_bytes: Some(DISK_BYTES), ..ServerOptions::default() };
     let postgres = Postgres::start_with(options).unwrap();
     let disk = postgres.folder().join("disk").display().to_string();
@@ -29,13 +29,13 @@ fn a_full_disk_refuses_creations_and_nothing_else_until_there_is_room() {
         postgres.sql(name_of(&url), "create table ballast (bytes text)").unwrap();
         let fill = "insert into ballast select repeat('x', 1000) from generate_series(1, 500)";
         while postgres.sql(name_of(&url), fill).is_ok() {}
-        let refused = loop {
+        let rejected = loop {
             match store.insert((0..100).map(|_| soon()).collect()).await {
                 Ok(_) => {}
                 Err(error) => break error,
             }
         };
-        assert!(matches!(&refused, StoreError::Full(why) if why.contains("No space left on device")), "{refused}");
+        assert!(matches!(&rejected, StoreError::Full(why) if why.contains("No space left on device")), "{rejected}");
         assert_eq!(store.health(), Health::Full);
         let loaded = store.load(vec![before.schedule.incarnation]).await.unwrap();
         assert_eq!(loaded, [Some(before.schedule.clone())]);

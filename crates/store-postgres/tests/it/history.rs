@@ -1,4 +1,4 @@
-//! What was over for long goes, and nothing else.
+//! Tests of the deletion of history: old runs and schedules are deleted, and nothing else.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,12 +10,12 @@ use store::{Change, Insert, Inserted, Positions, Store, Written};
 use store_postgres::{Options, migrate};
 use test_servers::postgres::shared;
 
-use crate::support::{Home, POLLER, Somebody, TENANT, database, name_of, on_real, one_shot, outcome, owned};
+use crate::support::{Home, OtherSession, POLLER, TENANT, database, name_of, on_real, one_shot, outcome, owned};
 
 const DAY: Duration = Duration::from_secs(86_400);
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// A store whose one shard is owned.
+/// A store and the term of its one shard.
 struct Owned<'a> {
     store: &'a dyn Store,
     term: Term,
@@ -56,11 +56,11 @@ fn runs_in(url: &str, table: &str) -> String {
     shared().sql(name_of(url), &format!("select count(*) from reveille.{table}")).unwrap().trim().to_owned()
 }
 
-fn asked(url: &str) -> String {
+fn asked_rows(url: &str) -> String {
     shared().sql(name_of(url), "select count(*) from reveille.asked").unwrap().trim().to_owned()
 }
 
-/// An instant after everything that was written until now, and before what is written from now on.
+/// Returns an instant after every earlier write and before every later one.
 async fn between(runtime: &Runtime) -> Timestamp {
     runtime.sleep(Duration::from_millis(2)).await;
     let between = runtime.now();
@@ -69,13 +69,13 @@ async fn between(runtime: &Runtime) -> Timestamp {
 }
 
 #[test]
-fn what_was_over_for_long_goes_and_all_else_stays() {
+fn only_old_ended_history_is_deleted() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;
         let owned = Owned::take(&*home.store).await;
         let now = runtime.now();
-        // Each on a day of its own.
+        // Each schedule is due on its own day.
         let due = |days: u32| one_shot(&runtime, now - DAY * days);
         let [fired, retrying, redriven, late, put_off, put_far_off, old] = [3, 4, 5, 6, 7, 8, 300].map(due);
         let [cancelled, pending] = [one_shot(&runtime, now + HOUR), one_shot(&runtime, now + HOUR)];
@@ -86,7 +86,7 @@ fn what_was_over_for_long_goes_and_all_else_stays() {
         owned.store.insert(every.map(Insert::clone).to_vec()).await.unwrap();
         owned.write(outcome(&fired)).await;
         owned.write(outcome(&old)).await;
-        assert_eq!(runs_in(&url, "run_rest"), "1", "its day has no partition of its own");
+        assert_eq!(runs_in(&url, "run_rest"), "1", "a run of an old day goes to the default partition");
         let retry = DueKey { position: now + HOUR, attempt: 2, ..retrying.due };
         owned.write(Change::Run { run: run(&retrying, RunState::Retrying), then: Some(retry), ends: false }).await;
         owned.write(Change::Run { run: run(&redriven, RunState::Failed), then: None, ends: true }).await;
@@ -103,7 +103,7 @@ fn what_was_over_for_long_goes_and_all_else_stays() {
             owned.write(Change::Cancel(over.due.occurrence.incarnation)).await;
         }
         owned.write(Change::Put(named(one_shot(&runtime, now + HOUR), "changed"))).await;
-        assert_eq!(asked(&url), "1");
+        assert_eq!(asked_rows(&url), "1");
 
         let before = between(&runtime).await;
         let replay = Occurrence { replay: 1, ..redriven.due.occurrence };
@@ -122,16 +122,16 @@ fn what_was_over_for_long_goes_and_all_else_stays() {
         for stays in [&put_off, &put_far_off, &pending, &changed] {
             assert!(owned.has_schedule(stays).await, "{stays:?}");
         }
-        assert_eq!(asked(&url), "0");
+        assert_eq!(asked_rows(&url), "0");
 
-        // Its name is free, and a new schedule's own.
+        // The name is free, and a new schedule takes it.
         let renamed = named(one_shot(&runtime, now + HOUR), "name");
         let inserted = owned.store.insert(vec![renamed.clone()]).await.unwrap();
         assert!(matches!(inserted[0], Inserted::Placed(_)), "{inserted:?}");
         let named = owned.store.get(vec![(TENANT, ScheduleId::new("name").unwrap())]).await.unwrap();
         assert_eq!(named[0].as_ref().map(|schedule| schedule.incarnation), Some(renamed.due.occurrence.incarnation));
 
-        // In the end the rest is over, too.
+        // In the end the remaining schedules are over, too.
         let outcome_of_replay = Run { occurrence: replay, ..run(&redriven, RunState::Succeeded) };
         owned.write(Change::Run { run: outcome_of_replay, then: None, ends: true }).await;
         owned.write(outcome(&retrying)).await;
@@ -148,9 +148,9 @@ fn what_was_over_for_long_goes_and_all_else_stays() {
     });
 }
 
-/// Its owner will ask whether it was fired.
+/// The owner of the row needs the run record to recognise that the row has fired.
 #[test]
-fn nothing_of_history_goes_while_a_row_of_before_is_not_done() {
+fn history_stays_while_an_older_row_is_not_done() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;
@@ -176,7 +176,7 @@ fn nothing_of_history_goes_while_a_row_of_before_is_not_done() {
 }
 
 #[test]
-fn more_schedules_than_a_transaction_takes_go_in_one_turn() {
+fn one_turn_deletes_more_than_one_transaction_of_schedules() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;
@@ -197,7 +197,7 @@ fn more_schedules_than_a_transaction_takes_go_in_one_turn() {
 }
 
 #[test]
-fn what_somebody_holds_or_has_made_live_again_is_not_forgotten() {
+fn locked_or_reactivated_schedule_is_not_deleted() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;
@@ -210,14 +210,14 @@ fn what_somebody_holds_or_has_made_live_again_is_not_forgotten() {
         }
         let before = between(&runtime).await;
         let tasks = TaskSet::new(&runtime);
-        let somebody = Somebody::new(&runtime, &tasks, &url);
-        // As one leaves it who does not know since when it was over.
-        somebody.says("update reveille.schedule set status = 0 where id = 'live'").await;
-        somebody.says("begin; select from reveille.schedule where id = 'held' for update").await;
+        let other_session = OtherSession::new(&runtime, &tasks, &url);
+        // An earlier build sets the status like this, without `ended_at`.
+        other_session.execute("update reveille.schedule set status = 0 where id = 'live'").await;
+        other_session.execute("begin; select from reveille.schedule where id = 'held' for update").await;
         let [over, held, live] = &all;
         assert_eq!(owned.store.maintain(now, before).await, Ok(1));
         assert!(!owned.has_schedule(over).await && owned.has_schedule(held).await && owned.has_schedule(live).await);
-        somebody.says("commit").await;
+        other_session.execute("commit").await;
         assert_eq!(owned.store.maintain(now, before).await, Ok(1));
         assert!(!owned.has_schedule(held).await && owned.has_schedule(live).await);
         home.close().await;
@@ -225,53 +225,53 @@ fn what_somebody_holds_or_has_made_live_again_is_not_forgotten() {
 }
 
 #[test]
-fn nobody_waits_for_history_to_be_forgotten() {
+fn writes_do_not_wait_for_history_deletion() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;
         let owned = Owned::take(&*home.store).await;
         let now = runtime.now();
         let tasks = TaskSet::new(&runtime);
-        let somebody = Somebody::new(&runtime, &tasks, &url);
-        somebody.says("insert into reveille.asked values ('00000000-0000-0000-0000-000000000001')").await;
-        somebody.says("begin; select from reveille.asked for update").await;
+        let other_session = OtherSession::new(&runtime, &tasks, &url);
+        other_session.execute("insert into reveille.asked values ('00000000-0000-0000-0000-000000000001')").await;
+        other_session.execute("begin; select from reveille.asked for update").await;
         let forgetting = async {
             home.store.maintain(now, now).await.unwrap();
             runtime.monotonic()
         };
         let working = async {
             runtime.sleep(Duration::from_millis(200)).await;
-            // Both want partitions that are not there.
+            // Both schedules need partitions that do not exist yet.
             let (far, fired) = (one_shot(&runtime, now + DAY * 400), one_shot(&runtime, now - DAY * 2));
             owned.store.insert(vec![far, fired.clone()]).await.unwrap();
             owned.write(outcome(&fired)).await;
             let done = runtime.monotonic();
-            somebody.says("rollback").await;
+            other_session.execute("rollback").await;
             done
         };
         let (forgot, worked) = futures_util::future::join(forgetting, working).await;
-        assert!(worked < forgot, "they waited for it");
+        assert!(worked < forgot, "the writes waited for the deletion");
         home.close().await;
     });
 }
 
-/// As a dump of the database does, for hours.
+/// A dump of the database holds such a lock for hours.
 #[test]
-fn a_run_whose_day_cannot_be_made_now_is_written_among_the_rest() {
+fn run_without_day_partition_goes_to_the_default_partition() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;
         let owned = Owned::take(&*home.store).await;
         let tasks = TaskSet::new(&runtime);
-        let somebody = Somebody::new(&runtime, &tasks, &url);
-        somebody.says("begin; select from reveille.run_rest").await;
+        let other_session = OtherSession::new(&runtime, &tasks, &url);
+        other_session.execute("begin; select from reveille.run_rest").await;
         let today = one_shot(&runtime, runtime.now());
         owned.store.insert(vec![today.clone()]).await.unwrap();
         let writing = Box::pin(owned.write(outcome(&today)));
-        runtime.timeout(Duration::from_secs(5), writing).await.expect("nobody waits");
+        runtime.timeout(Duration::from_secs(5), writing).await.expect("the write does not wait for the lock");
         assert_eq!(runs_in(&url, "run_rest"), "1");
-        somebody.says("rollback").await;
-        // Its day stays there, and what comes of it is found.
+        other_session.execute("rollback").await;
+        // Later runs of this day also go to the default partition, and reads find them.
         let later = one_shot(&runtime, runtime.now());
         owned.store.insert(vec![later.clone()]).await.unwrap();
         owned.write(outcome(&later)).await;
@@ -282,7 +282,7 @@ fn a_run_whose_day_cannot_be_made_now_is_written_among_the_rest() {
 }
 
 #[test]
-fn an_outcome_that_is_written_while_its_day_goes_is_not_lost() {
+fn outcome_written_while_its_partition_is_dropped_survives() {
     let url = database();
     on_real(async |runtime| {
         let (one, other) = (Home::open(&runtime, &url).await, Home::open(&runtime, &url).await);
@@ -304,14 +304,14 @@ fn an_outcome_that_is_written_while_its_day_goes_is_not_lost() {
             dropped += count;
             assert!(owned.has_run(&late).await, "in round {round}");
         }
-        assert!(dropped >= 8, "{dropped} went: the test shows nothing");
+        assert!(dropped >= 8, "only {dropped} rows and partitions were deleted: the test proves nothing");
         one.close().await;
         other.close().await;
     });
 }
 
 #[test]
-fn the_history_of_an_older_schema_is_brought_along() {
+fn migration_keeps_the_history_of_an_older_schema() {
     let url = database();
     let old = shared().create_database().unwrap();
     on_real(async |runtime| {
@@ -329,9 +329,9 @@ fn the_history_of_an_older_schema_is_brought_along() {
         home.close().await;
 
         let tasks = TaskSet::new(&runtime);
-        let first = Somebody::new(&runtime, &tasks, &old);
-        first.says(include_str!("../../migrations/0001-first.sql")).await;
-        first.says("insert into reveille.meta (version) values (1)").await;
+        let first = OtherSession::new(&runtime, &tasks, &old);
+        first.execute(include_str!("../../migrations/0001-first.sql")).await;
+        first.execute("insert into reveille.meta (version) values (1)").await;
         for (table, columns) in [
             (
                 "schedule",
@@ -342,7 +342,7 @@ fn the_history_of_an_older_schema_is_brought_along() {
             let rows = format!("select quote_literal(r::text) from (select {columns} from reveille.{table}) r");
             for row in shared().sql(name_of(&url), &rows).unwrap().lines() {
                 first
-                    .says(&format!("insert into reveille.{table} ({columns}) select ({row}::reveille.{table}).*"))
+                    .execute(&format!("insert into reveille.{table} ({columns}) select ({row}::reveille.{table}).*"))
                     .await;
             }
         }
@@ -351,7 +351,7 @@ fn the_history_of_an_older_schema_is_brought_along() {
 
         let home = Home::open(&runtime, &old).await;
         assert_eq!(home.store.find_runs(occurrences.clone()).await.unwrap(), runs);
-        // As nobody knows since when they are over, it is from now on.
+        // The migration does not know when a schedule ended, so it uses the time of the migration.
         assert_eq!(home.store.maintain(now, now - HOUR).await, Ok(0));
         let owned = Owned::take(&*home.store).await;
         let [today, past] = [1, 41].map(|days| one_shot(&runtime, now - DAY * days));
@@ -361,7 +361,7 @@ fn the_history_of_an_older_schema_is_brought_along() {
             assert!(owned.has_run(insert).await);
         }
         assert_eq!(home.store.find_runs(occurrences.clone()).await.unwrap(), runs);
-        assert_eq!(runs_in(&old, "run_before"), "5", "until the day after tomorrow");
+        assert_eq!(runs_in(&old, "run_before"), "5", "runs until the day after tomorrow go to the migrated partition");
 
         owned.done(now).await;
         home.store.maintain(now, now + DAY * 3).await.unwrap();
@@ -373,7 +373,7 @@ fn the_history_of_an_older_schema_is_brought_along() {
 
 /// A day's partition has no statistics yet when its first runs come, and PostgreSQL keeps the plans that it makes then.
 #[test]
-fn an_outcome_is_looked_up_by_its_key_among_whatever_its_day_has() {
+fn outcome_look_up_reads_only_its_key() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;
@@ -390,12 +390,15 @@ fn an_outcome_is_looked_up_by_its_key_among_whatever_its_day_has() {
         }
         home.close().await;
     });
-    // A connection tells its figures when it ends.
+    // A connection reports its statistics when it ends.
     let read = "select coalesce(sum(idx_tup_read + seq_tup_read), 0) from (
         select pg_stat_get_tuples_returned(c.oid) seq_tup_read,
             (select sum(pg_stat_get_tuples_returned(i.indexrelid)) from pg_index i where i.indrelid = c.oid) idx_tup_read
         from pg_class c where c.relname like 'run\\_%' and c.relkind = 'r') t";
-    let ask = || shared().sql(name_of(&url), read).unwrap().trim().parse::<u64>().unwrap();
-    let read = (0..100).map(|_| ask()).find(|read| *read >= 2_000).expect("its connections have ended");
-    assert!((2_000..=4_000).contains(&read), "{read} rows were read for 2,000 that were there");
+    let read_count = || shared().sql(name_of(&url), read).unwrap().trim().parse::<u64>().unwrap();
+    let read = (0..100)
+        .map(|_| read_count())
+        .find(|read| *read >= 2_000)
+        .expect("the connections have reported their statistics");
+    assert!((2_000..=4_000).contains(&read), "{read} rows were read, but only 2,000 exist");
 }

@@ -1,51 +1,54 @@
-//! Scheduling inside somebody's own transaction.
+//! Tests of scheduling inside an application's own transaction.
 
 use domain::Incarnation;
 use runtime::TaskSet;
 use store_postgres::{InboxEntry, Options, migrate};
 use test_servers::postgres::{Postgres, shared};
 
-use crate::support::{Home, Somebody, database, migrated, name_of, on_real};
+use crate::support::{Home, OtherSession, database, migrated, name_of, on_real};
 
 fn spec_of(entry: &InboxEntry) -> (&str, &str, Option<&str>) {
     (&entry.tenant, &entry.id, entry.spec.as_deref())
 }
 
 #[test]
-fn what_is_scheduled_in_a_transaction_is_there_when_it_commits_and_never_if_it_does_not() {
+fn inbox_contains_only_committed_requests() {
     let url = database();
     on_real(async |runtime| {
         let tasks = TaskSet::new(&runtime);
         let home = Home::open(&runtime, &url).await;
         let store = &*home.store;
         let now = runtime.now();
-        let (one, other) = (Somebody::new(&runtime, &tasks, &url), Somebody::new(&runtime, &tasks, &url));
-        one.says("create table orders (number int)").await;
-        one.says(
+        let (one, other) = (OtherSession::new(&runtime, &tasks, &url), OtherSession::new(&runtime, &tasks, &url));
+        one.execute("create table orders (number int)").await;
+        one.execute(
             "begin; insert into orders values (1); select reveille.schedule('default', 'order-1', '{\"at\": \"x\"}')",
         )
         .await;
-        one.says("select reveille.cancel('default', 'order-0')").await;
-        other.says("begin; select reveille.schedule('default', 'order-2', '{}'); rollback").await;
-        other.says("select reveille.schedule('default', 'order-3', '{}')").await;
-        let told = store.inbox(10).await.unwrap();
-        assert_eq!(told.iter().map(spec_of).collect::<Vec<_>>(), [("default", "order-3", Some("{}"))]);
-        store.inbox_done(vec![told[0].number]).await.unwrap();
-        one.says("commit").await;
+        one.execute("select reveille.cancel('default', 'order-0')").await;
+        other.execute("begin; select reveille.schedule('default', 'order-2', '{}'); rollback").await;
+        other.execute("select reveille.schedule('default', 'order-3', '{}')").await;
+        let entries = store.inbox(10).await.unwrap();
+        assert_eq!(entries.iter().map(spec_of).collect::<Vec<_>>(), [("default", "order-3", Some("{}"))]);
+        store.inbox_done(vec![entries[0].number]).await.unwrap();
+        one.execute("commit").await;
         for _ in 0..2 {
-            // Told again until it is done.
-            let told = store.inbox(10).await.unwrap();
+            // The inbox returns the entries until they are done.
+            let entries = store.inbox(10).await.unwrap();
             let expected = [("default", "order-1", Some("{\"at\": \"x\"}")), ("default", "order-0", None)];
             assert_eq!(
-                told.iter().map(spec_of).collect::<Vec<_>>(),
+                entries.iter().map(spec_of).collect::<Vec<_>>(),
                 expected,
-                "what commits late under a lower number"
+                "an entry with a lower number that commits later is returned"
             );
-            let at = told[0].incarnation.0 >> 80;
+            let at = entries[0].incarnation.0 >> 80;
             let drawn = domain::Timestamp::from_millis(i64::try_from(at).unwrap());
-            assert!(drawn.since(now).max(now.since(drawn)).as_secs() < 60, "its time is in it: {drawn}");
-            assert_ne!(told[0].incarnation, told[1].incarnation);
-            assert_ne!(told[0].incarnation, Incarnation(0));
+            assert!(
+                drawn.since(now).max(now.since(drawn)).as_secs() < 60,
+                "the incarnation contains the time of the call: {drawn}"
+            );
+            assert_ne!(entries[0].incarnation, entries[1].incarnation);
+            assert_ne!(entries[0].incarnation, Incarnation(0));
         }
         assert_eq!(store.inbox(1).await.unwrap().len(), 1);
         let numbers = store.inbox(10).await.unwrap().iter().map(|entry| entry.number).collect();
@@ -56,10 +59,10 @@ fn what_is_scheduled_in_a_transaction_is_there_when_it_commits_and_never_if_it_d
 }
 
 #[test]
-fn what_has_no_good_shape_is_refused_at_once() {
+fn malformed_inbox_requests_are_rejected() {
     let url = database();
-    let says = |statement: &str| shared().sql(name_of(&url), statement);
-    let refused = [
+    let run_sql = |statement: &str| shared().sql(name_of(&url), statement);
+    let rejected = [
         ("select reveille.schedule('default', 'a b', '{}')", "an id is made of"),
         ("select reveille.schedule('', 'a', '{}')", "a tenant's name is made of"),
         ("select reveille.schedule(null, 'a', '{}')", "a tenant's name is made of"),
@@ -68,23 +71,23 @@ fn what_has_no_good_shape_is_refused_at_once() {
         ("select reveille.schedule('default', 'a', jsonb_build_object('p', repeat('x', 140000)))", "more than 128 KiB"),
         ("select reveille.cancel('default', null)", "is not said"),
     ];
-    for (statement, why) in refused {
-        let error = says(statement).unwrap_err();
+    for (statement, why) in rejected {
+        let error = run_sql(statement).unwrap_err();
         assert!(error.to_string().contains(why), "{statement}: {error}");
     }
-    let made = says("select reveille.schedule('default', null, '{}')").unwrap();
-    domain::ScheduleId::new(&made).unwrap();
-    assert_eq!(says("select id from reveille.inbox").unwrap(), made);
+    let id = run_sql("select reveille.schedule('default', null, '{}')").unwrap();
+    domain::ScheduleId::new(&id).unwrap();
+    assert_eq!(run_sql("select id from reveille.inbox").unwrap(), id);
 }
 
 #[test]
-fn the_role_of_clients_may_do_this_and_nothing_else() {
-    // A server of its own: roles are the server's.
+fn client_role_may_only_schedule_and_cancel() {
+    // The test needs its own server, because roles belong to the server.
     let postgres = Postgres::start().unwrap();
     let url = migrated(&postgres);
-    let says = |statement: &str| postgres.sql(name_of(&url), &format!("set role reveille_client; {statement}"));
-    assert_eq!(says("select reveille.schedule('default', 'a', '{}')").unwrap(), "a");
-    says("select reveille.cancel('default', 'a')").unwrap();
+    let run_sql = |statement: &str| postgres.sql(name_of(&url), &format!("set role reveille_client; {statement}"));
+    assert_eq!(run_sql("select reveille.schedule('default', 'a', '{}')").unwrap(), "a");
+    run_sql("select reveille.cancel('default', 'a')").unwrap();
     for statement in [
         "select * from reveille.inbox",
         "insert into reveille.inbox (tenant, id, incarnation) values ('a', 'b', gen_random_uuid())",
@@ -93,13 +96,13 @@ fn the_role_of_clients_may_do_this_and_nothing_else() {
         "select * from reveille.tenant",
         "update reveille.shard set term = 0",
     ] {
-        let error = says(statement).unwrap_err();
+        let error = run_sql(statement).unwrap_err();
         assert!(error.to_string().contains("permission denied"), "{statement}: {error}");
     }
 }
 
 #[test]
-fn the_role_of_clients_may_come_after_the_schema() {
+fn client_role_may_be_created_after_the_schema() {
     let postgres = Postgres::start().unwrap();
     let url = postgres.create_database().unwrap();
     let name = name_of(&url);
@@ -108,9 +111,9 @@ fn the_role_of_clients_may_come_after_the_schema() {
     let plain = format!("postgresql://plain:secret@127.0.0.1:{}/{name}", postgres.port());
     let has_role =
         || on_real(async |runtime| migrate(&runtime, &plain, &Options::default()).await).unwrap().has_client_role;
-    assert!(!has_role(), "who is nobody special makes no roles");
+    assert!(!has_role(), "an unprivileged user cannot create the role");
     postgres.sql("postgres", "create role reveille_client").unwrap();
     assert!(has_role());
-    let made = postgres.sql(name, "set role reveille_client; select reveille.schedule('default', 'a', '{}')");
-    assert_eq!(made.unwrap(), "a");
+    let id = postgres.sql(name, "set role reveille_client; select reveille.schedule('default', 'a', '{}')");
+    assert_eq!(id.unwrap(), "a");
 }

@@ -1,4 +1,4 @@
-//! What the database keeps for listings, beside what the port promises.
+//! Tests of the database's listing rows, in addition to the conformance suite.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use domain::{Incarnation, Timestamp};
 use runtime::Runtime;
 use store::listing::{By, Listing, page};
-use store::{Change, Insert, Mark, Store};
+use store::{Cancellation, Change, Insert, Store};
 use store_postgres::{Options, SCHEMA_VERSION, migrate};
 use test_servers::postgres::shared;
 
@@ -26,13 +26,13 @@ async fn listed(store: &dyn Store, by: By<'_>) -> Vec<Incarnation> {
 
 const BLUE: By<'_> = By::Label { name: "team", value: "blue" };
 
-/// Back to how version 4 left it.
+/// Statements that revert the schema to version 4.
 const UNDO: &str = "drop table reveille.schedule_label; drop function reveille.keep_labels cascade;
     alter table reveille.schedule drop column labels; drop index reveille.schedule_listed;
     update reveille.meta set version = 4";
 
 #[test]
-fn a_migration_lists_what_earlier_builds_made() {
+fn migration_lists_schedules_of_earlier_builds() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;
@@ -61,7 +61,7 @@ fn a_migration_lists_what_earlier_builds_made() {
 }
 
 #[test]
-fn the_rows_of_labels_go_with_their_schedules() {
+fn label_rows_are_deleted_with_their_schedules() {
     let url = database();
     let rows = || shared().sql(name_of(&url), "select count(*) from reveille.schedule_label").unwrap();
     on_real(async |runtime| {
@@ -72,13 +72,13 @@ fn the_rows_of_labels_go_with_their_schedules() {
         home.store.insert(inserts.to_vec()).await.unwrap();
         assert_eq!(rows().trim(), "6");
         let ended = owned(term, outcome(&inserts[0]));
-        let cancelled = Mark { tenant: TENANT, id: inserts[1].schedule.id.clone() };
+        let cancelled = Cancellation { tenant: TENANT, id: inserts[1].schedule.id.clone() };
         let mut put = one_shot(&runtime, now + Duration::from_secs(10 * 86_400));
         Arc::make_mut(&mut put.schedule).id = inserts[2].schedule.id.clone();
         Arc::make_mut(&mut put.schedule).spec.labels.insert("team".to_owned(), "blue".to_owned());
         home.store.write(vec![ended, owned(term, Change::Put(put))]).await.unwrap();
-        home.store.mark(vec![cancelled]).await.unwrap();
-        assert_eq!(rows().trim(), "5", "one spec has a label less");
+        home.store.append_cancellations(vec![cancelled]).await.unwrap();
+        assert_eq!(rows().trim(), "5", "one spec has one label less");
 
         let done = store::Positions { closed: now, done: now };
         home.store.write(vec![owned(term, Change::Positions(done))]).await.unwrap();

@@ -1,15 +1,15 @@
-//! The store against a real PostgreSQL: the port's promises, and what a network and a server can do.
+//! Tests against a real PostgreSQL: the conformance suite, and faults of networks and servers.
 
-#![expect(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
+#![expect(clippy::unwrap_used, reason = "a failed step ends the test")]
 
-mod arrivals;
+mod cancellations;
 mod conformance;
 mod faults;
 mod full;
 mod history;
 mod inbox;
+mod insert_log;
 mod listing;
-mod marks;
 mod partitions;
-mod refusals;
+mod rejections;
 mod support;

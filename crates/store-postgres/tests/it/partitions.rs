@@ -1,4 +1,4 @@
-//! Partitions come when rows need them, and go when nobody does.
+//! Tests of partitions: they are created on demand, and dropped when no poller needs them.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use runtime::TaskSet;
 use store::{Change, DueBound, DueRead, Positions, Store};
 use test_servers::postgres::shared;
 
-use crate::support::{Home, POLLER, Somebody, database, due_after, name_of, on_real, one_shot, owned};
+use crate::support::{Home, OtherSession, POLLER, database, due_after, name_of, on_real, one_shot, owned};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
@@ -18,7 +18,7 @@ fn partitions_of(url: &str) -> Vec<String> {
 }
 
 #[test]
-fn partitions_are_made_on_demand_and_dropped_once_all_pollers_are_done() {
+fn partitions_are_created_on_demand_and_dropped_when_done() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;
@@ -28,12 +28,12 @@ fn partitions_are_made_on_demand_and_dropped_once_all_pollers_are_done() {
         let days = [1, 2, 300, 3_650];
         let inserts: Vec<_> = days.iter().map(|days| one_shot(&runtime, now + DAY * *days)).collect();
         store.insert(inserts.clone()).await.unwrap();
-        let made = partitions_of(&url);
-        assert_eq!(made.iter().filter(|name| name.starts_with("due_near_")).count(), 2, "{made:?}");
-        assert_eq!(made.iter().filter(|name| name.starts_with("due_far_")).count(), 2, "{made:?}");
+        let created = partitions_of(&url);
+        assert_eq!(created.iter().filter(|name| name.starts_with("due_near_")).count(), 2, "{created:?}");
+        assert_eq!(created.iter().filter(|name| name.starts_with("due_far_")).count(), 2, "{created:?}");
         assert_eq!(due_after(store, Timestamp::MIN).await, inserts.iter().map(|insert| insert.due).collect::<Vec<_>>());
 
-        // Its day is over, but nobody is done with it: this poller has never had positions.
+        // The day of the first row is over, but its poller is not done: it has never had positions.
         let later = now + DAY * 5;
         assert_eq!(store.maintain(later, Timestamp::MIN).await, Ok(0));
         assert_eq!(due_after(store, Timestamp::MIN).await.len(), 4);
@@ -47,17 +47,17 @@ fn partitions_are_made_on_demand_and_dropped_once_all_pollers_are_done() {
         assert_eq!(
             store.maintain(later, Timestamp::MIN).await,
             Ok(1),
-            "the first day, and not the second, which has a row to go"
+            "the first day is dropped; the second has a row that is not done"
         );
         assert_eq!(due_after(store, Timestamp::MIN).await.len(), 3);
         done(inserts[1].due.position).await;
         assert_eq!(store.maintain(later, Timestamp::MIN).await, Ok(1));
         assert_eq!(due_after(store, Timestamp::MIN).await.len(), 2);
 
-        // Rows for years ahead, once they are done.
+        // Wide partitions are dropped when their rows are done.
         done(inserts[2].due.position).await;
         let empty = store.maintain(now + DAY * 290, Timestamp::MIN).await.unwrap();
-        assert!(empty >= 8, "{empty} of the days that were made ahead and are over");
+        assert!(empty >= 8, "only {empty} empty partitions of past days were dropped");
         assert_eq!(store.maintain(now + DAY * 500, Timestamp::MIN).await.map(|dropped| dropped > 0), Ok(true));
         assert_eq!(due_after(store, Timestamp::MIN).await, [inserts[3].due]);
         home.close().await;
@@ -65,7 +65,7 @@ fn partitions_are_made_on_demand_and_dropped_once_all_pollers_are_done() {
 }
 
 #[test]
-fn a_partition_that_another_member_dropped_is_made_again() {
+fn partition_dropped_by_another_member_is_recreated() {
     let url = database();
     on_real(async |runtime| {
         let (one, other) = (Home::open(&runtime, &url).await, Home::open(&runtime, &url).await);
@@ -89,9 +89,10 @@ fn a_partition_that_another_member_dropped_is_made_again() {
     });
 }
 
-/// Written long before its time, and placed again shortly before: once in a wide partition, and once in that of its day.
+/// The rows were written long before their time and placed again shortly before it, so each is in a wide partition and
+/// in the partition of its day.
 #[test]
-fn a_row_in_both_families_is_told_once() {
+fn row_in_both_families_is_returned_once() {
     let url = database();
     on_real(async |runtime| {
         let tasks = TaskSet::new(&runtime);
@@ -102,10 +103,10 @@ fn a_row_in_both_families_is_told_once() {
         store.insert(inserts.clone()).await.unwrap();
         let far = runtime.now() + DAY * 100;
         store.insert(vec![one_shot(&runtime, far)]).await.unwrap();
-        let copies = Somebody::new(&runtime, &tasks, &url);
+        let copies = OtherSession::new(&runtime, &tasks, &url);
         let start = at.as_millis() - 1_000;
         copies
-            .says(&format!(
+            .execute(&format!(
                 "create table reveille.due_far_test partition of reveille.due_far for values from ({start}) to ({});
                  insert into reveille.due_far select * from reveille.due_near where position <> {}",
                 start + 10_000,
@@ -119,8 +120,8 @@ fn a_row_in_both_families_is_told_once() {
             assert_eq!(page.keys, keys[..limit.min(10)]);
             assert_eq!(page.next, Some(keys.get(limit).map_or(far, |key| key.position)));
         }
-        let some = store.due(vec![read(100, keys[4].position)]).await.unwrap().remove(0);
-        assert_eq!((some.keys, some.next), (keys[..5].to_vec(), Some(keys[5].position)));
+        let page = store.due(vec![read(100, keys[4].position)]).await.unwrap().remove(0);
+        assert_eq!((page.keys, page.next), (keys[..5].to_vec(), Some(keys[5].position)));
         home.close().await;
     });
 }
@@ -140,7 +141,7 @@ fn rows_written_while_partitions_are_dropped_are_not_lost() {
             one.store.write(vec![close]).await.unwrap().remove(0).unwrap();
             let insert = one_shot(&runtime, done + Duration::from_millis(1));
             if round % 4 == 0 {
-                // Nothing is in the way: so there is something to be made again.
+                // No write is under way, so this call drops a partition, which the next insert must create again.
                 dropped += other.store.maintain(day + DAY * 3, Timestamp::MIN).await.unwrap();
             }
             let inserting = async {
@@ -153,7 +154,7 @@ fn rows_written_while_partitions_are_dropped_are_not_lost() {
             assert_eq!(due_after(&*other.store, done).await, [insert.due], "in round {round}");
             written.push(insert);
         }
-        assert!(dropped >= 9, "{dropped} partitions were dropped: the test shows nothing");
+        assert!(dropped >= 9, "only {dropped} partitions were dropped: the test proves nothing");
         let known = written.iter().map(|insert| insert.due.occurrence.incarnation).collect();
         assert!(one.store.load(known).await.unwrap().iter().all(Option::is_some));
         one.close().await;

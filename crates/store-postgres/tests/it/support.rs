@@ -1,4 +1,4 @@
-//! A database of a test's own, and a store in it.
+//! Helpers: a database for each test, and a store in it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -19,18 +19,18 @@ use tokio_util::sync::CancellationToken;
 
 use store_postgres::{OpenError, Options, PostgresStore, migrate};
 
-/// The URL of a database with the schema and nothing in it: a copy of one that was migrated once.
+/// Returns the URL of a database with the schema and no rows: a copy of a database that was migrated once.
 pub(crate) fn database() -> String {
     static TEMPLATE: OnceLock<String> = OnceLock::new();
     let template = TEMPLATE.get_or_init(|| migrated(shared()));
     shared().copy_database(template.rsplit_once('/').unwrap().1).unwrap()
 }
 
-/// The URL of a new database of `server` with the schema.
+/// Returns the URL of a new database of `server` with the schema.
 pub(crate) fn migrated(server: &Postgres) -> String {
     let url = server.create_database().unwrap();
     let here = url.clone();
-    // A thread of its own, as the caller may be within an executor.
+    // The migration runs on its own thread, because the caller may be within an executor.
     std::thread::scope(|scope| {
         let migrating =
             scope.spawn(move || on_real(async |runtime| migrate(&runtime, &here, &Options::default()).await));
@@ -73,7 +73,7 @@ impl Home {
 pub(crate) const TENANT: TenantId = TenantId(7);
 pub(crate) const POLLER: PollerId = PollerId { tenant: TENANT, generation: 0, number: 3 };
 
-/// A one-shot of [`POLLER`], due at `at`, with a server-made id.
+/// Returns a one-shot of [`POLLER`] that is due at `at`, with a server-made id.
 pub(crate) fn one_shot(runtime: &Runtime, at: Timestamp) -> Insert {
     let now = runtime.now();
     let incarnation = Incarnation::new(now, runtime.random_u128());
@@ -101,51 +101,51 @@ pub(crate) fn one_shot(runtime: &Runtime, at: Timestamp) -> Insert {
     Insert { schedule: Arc::new(schedule), due }
 }
 
-/// All rows of [`POLLER`] after `after`.
+/// Returns all rows of [`POLLER`] after `after`.
 pub(crate) async fn due_after(store: &dyn Store, after: Timestamp) -> Vec<DueKey> {
     let after = DueBound::Instant(after);
     let read = DueRead { poller: POLLER, after, until: Timestamp::MAX, limit: usize::MAX };
     store.due(vec![read]).await.unwrap().remove(0).keys
 }
 
-/// The name of a URL's database, without what follows it.
+/// Returns the name of a URL's database, without parameters.
 pub(crate) fn name_of(url: &str) -> &str {
     let name = url.rsplit_once('/').unwrap().1;
     name.split('?').next().unwrap()
 }
 
-/// A write of [`POLLER`]'s owner.
+/// Returns a write of [`POLLER`]'s owner.
 pub(crate) fn owned(term: Term, change: Change) -> OwnerWrite {
     OwnerWrite { term, poller: POLLER, change }
 }
 
-/// A final outcome of the schedule's first occurrence.
+/// Returns a final outcome of the schedule's first occurrence.
 pub(crate) fn outcome(insert: &Insert) -> Change {
     let occurrence = insert.due.occurrence;
     let run = Run { tenant: TENANT, occurrence, state: RunState::Succeeded, attempts: Vec::new() };
     Change::Run { run, then: None, ends: true }
 }
 
-/// Statements of somebody else, on a connection of their own.
-pub(crate) struct Somebody {
+/// Another session, with its own connection, that executes statements.
+pub(crate) struct OtherSession {
     link: Link,
     stop: CancellationToken,
 }
 
-impl Somebody {
+impl OtherSession {
     pub(crate) fn new(runtime: &Runtime, tasks: &TaskSet, url: &str) -> Self {
         let server = Arc::new(Server::new(url, postgres_client::Options::default()).unwrap());
         let stop = CancellationToken::new();
-        Somebody { link: Link::start(runtime, tasks, &server, stop.clone()), stop }
+        OtherSession { link: Link::start(runtime, tasks, &server, stop.clone()), stop }
     }
 
-    pub(crate) async fn says(&self, statements: &str) {
+    pub(crate) async fn execute(&self, statements: &str) {
         let session = self.link.session().await.unwrap();
         session.within(session.client().batch_execute(statements)).await.unwrap();
     }
 }
 
-impl Drop for Somebody {
+impl Drop for OtherSession {
     fn drop(&mut self) {
         self.stop.cancel();
     }

@@ -1,17 +1,17 @@
-//! One call's way through time: its latency, its steps, its failure.
+//! The timing of one call: its latency, its steps and its failure.
 
 use futures_util::lock::MutexGuard;
 
 use super::MemoryStore;
 use crate::{Health, StoreError};
 
-/// A batch of the weak engine pauses about so often, whatever its size.
+/// Approximate number of pauses in a batch of the weak engine, whatever its size.
 const PAUSES: usize = 8;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Access {
     Read,
-    /// Refused when the disk is nearly full.
+    /// Access that the store rejects when the disk is nearly full.
     User,
     Owner,
 }
@@ -19,7 +19,7 @@ pub(super) enum Access {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Failure {
     Never,
-    /// Before the step that is so many steps away.
+    /// The call fails before the step that is this many steps away.
     AfterSteps(u64),
     AfterEffect,
 }
@@ -28,12 +28,12 @@ pub(super) struct Call<'a> {
     store: &'a MemoryStore,
     pause_one_in: u64,
     failure: Failure,
-    /// Dropped before the answer travels.
+    /// Lock of an atomic call. It is released before the latency of the response.
     whole: Option<MutexGuard<'a, ()>>,
 }
 
 impl MemoryStore {
-    /// `steps`: about how many the call will make.
+    /// Begins a call that makes about `steps` steps.
     pub(super) async fn begin(&self, access: Access, steps: usize) -> Result<Call<'_>, StoreError> {
         let failure = self.draw_failure(steps);
         self.travel().await;
@@ -41,11 +41,13 @@ impl MemoryStore {
         match health {
             Health::Closed => return Err(unavailable("closed")),
             Health::Unreachable => return Err(unavailable("unreachable")),
-            Health::Full if access == Access::User => return Err(StoreError::Full("it was told so".to_owned())),
+            Health::Full if access == Access::User => {
+                return Err(StoreError::Full("set_health simulates a full disk".to_owned()));
+            }
             Health::Full | Health::Ready => {}
         }
         if failure == Failure::AfterSteps(0) {
-            return Err(unavailable("it failed before any effect"));
+            return Err(unavailable("the call failed before any effect"));
         }
         let whole = if self.options.atomic { Some(self.data.whole.lock().await) } else { None };
         let pause_one_in = u64::try_from(steps.div_ceil(PAUSES)).unwrap_or(u64::MAX).max(1);
@@ -78,7 +80,7 @@ impl MemoryStore {
 }
 
 impl Call<'_> {
-    /// Before each step: on the weak engine, others may come in between.
+    /// Begins the next step. On the weak engine, other calls may run first.
     pub(super) async fn step(&mut self) -> Result<(), StoreError> {
         if self.store.options.atomic {
             return Ok(());
@@ -86,7 +88,7 @@ impl Call<'_> {
         if let Failure::AfterSteps(left) = &mut self.failure {
             *left -= 1;
             if *left == 0 {
-                return Err(unavailable("it failed between two steps"));
+                return Err(unavailable("the call failed between two steps"));
             }
         }
         if self.store.runtime.random().is_multiple_of(self.pause_one_in) {
@@ -96,22 +98,22 @@ impl Call<'_> {
         Ok(())
     }
 
-    pub(super) async fn end<T>(self, answer: T) -> Result<T, StoreError> {
+    pub(super) async fn end<T>(self, response: T) -> Result<T, StoreError> {
         let Call { store, failure, whole, .. } = self;
         drop(whole);
         store.travel().await;
         match failure {
-            Failure::Never => Ok(answer),
-            Failure::AfterSteps(_) | Failure::AfterEffect => Err(unavailable("it failed after its effect")),
+            Failure::Never => Ok(response),
+            Failure::AfterSteps(_) | Failure::AfterEffect => Err(unavailable("the call failed after its effect")),
         }
     }
 }
 
-fn unavailable(what: &str) -> StoreError {
-    StoreError::Unavailable(format!("the store in memory: {what}"))
+fn unavailable(reason: &str) -> StoreError {
+    StoreError::Unavailable(format!("in-memory store: {reason}"))
 }
 
-/// Lets every other task that can run come first.
+/// Yields to every other task that can run.
 async fn yield_now() {
     let mut yielded = false;
     std::future::poll_fn(|context| {

@@ -1,4 +1,4 @@
-//! The rows, and the steps that change them. No time passes within a step.
+//! The rows and the steps that change them. No time passes within a step.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -12,27 +12,27 @@ use domain::{
 };
 
 use crate::{
-    Arrival, Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver, Health, ListBy, ListPage, ListRead, Outdated,
-    Positions, WriteRefusal,
+    Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver, Health, InsertLogEntry, ListBy, ListPage, ListRead,
+    Outdated, Positions, WriteRejection,
 };
 
-/// Who writes a due row.
+/// Caller that writes a due row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Writer {
-    /// Does not know the poller's positions, and looks at `closed` afterwards.
+    /// A creator, which does not know the poller's positions and reads `closed` afterwards.
     Creator,
-    /// Knows them.
+    /// The owner, which knows the poller's positions.
     Owner,
 }
 
 #[derive(Debug)]
 pub(super) struct Model {
     pub(super) health: Health,
-    pub(super) arrivals: Stream<Arrival>,
-    pub(super) marks: Stream<Incarnation>,
+    pub(super) insert_log: Stream<InsertLogEntry>,
+    pub(super) cancellations: Stream<Incarnation>,
     schedules: BTreeMap<Incarnation, Arc<Schedule>>,
     names: BTreeMap<(TenantId, ScheduleId), Incarnation>,
-    /// The incarnations that inserts and puts came with, those included that a put had no need of.
+    /// Incarnations that inserts and puts requested, including those that a put did not need.
     used: BTreeSet<Incarnation>,
     due: BTreeMap<PollerId, BTreeSet<DueKey>>,
     positions: BTreeMap<PollerId, Positions>,
@@ -48,8 +48,8 @@ impl Default for Model {
     fn default() -> Self {
         Model {
             health: Health::Ready,
-            arrivals: Stream::default(),
-            marks: Stream::default(),
+            insert_log: Stream::default(),
+            cancellations: Stream::default(),
             schedules: BTreeMap::new(),
             names: BTreeMap::new(),
             used: BTreeSet::new(),
@@ -65,13 +65,13 @@ impl Default for Model {
     }
 }
 
-// Creators.
+// Steps of creators.
 impl Model {
-    /// What a caller owes an [`crate::Insert`].
+    /// Asserts the preconditions of an [`crate::Insert`].
     pub(super) fn check_new(schedule: &Schedule, due: &DueKey) {
         let Occurrence { incarnation, nominal, revision, replay } = due.occurrence;
         assert_eq!(schedule.status, Status::Active, "a new schedule is active");
-        assert_eq!(schedule.poller.tenant, schedule.tenant, "a schedule's poller is its tenant's");
+        assert_eq!(schedule.poller.tenant, schedule.tenant, "a schedule's poller belongs to its tenant");
         assert_eq!(schedule.incarnation, incarnation, "a due row names its schedule");
         assert_eq!(schedule.revision, revision, "a due row carries its schedule's revision");
         assert_eq!(schedule.next, Some(nominal), "a new schedule's `next` is its due row's instant");
@@ -79,40 +79,39 @@ impl Model {
         assert!(due.position >= nominal, "a row is not due before its nominal instant: {due:?}");
     }
 
-    /// # Panics
-    /// If `schedule`'s incarnation is that of another.
+    /// If another schedule has `schedule`'s incarnation.
     pub(super) fn check_incarnation(&self, schedule: &Schedule) {
         if let Some(same) = self.schedules.get(&schedule.incarnation) {
             let named = (same.tenant, &same.id) == (schedule.tenant, &schedule.id);
-            assert!(named, "an incarnation is of one schedule: {:?} is of {} already", same.incarnation, same.id);
+            assert!(named, "an incarnation belongs to one schedule: {:?} belongs to {}", same.incarnation, same.id);
         }
     }
 
-    /// The incarnation because of which `schedule` cannot be inserted.
-    pub(super) fn incarnation_in_the_way(&self, schedule: &Schedule) -> Option<Incarnation> {
+    /// Returns the incarnation that prevents the insert of `schedule`.
+    pub(super) fn conflicting_incarnation(&self, schedule: &Schedule) -> Option<Incarnation> {
         self.check_incarnation(schedule);
         let known = self.find(schedule.tenant, &schedule.id)?;
         let again = self.is_used(schedule.incarnation);
         (again || known.status != Status::Cancelled).then_some(known.incarnation)
     }
 
-    /// What a caller owes [`crate::Store::place`].
+    /// Asserts the preconditions of [`crate::Store::place`].
     pub(super) fn check_placed(&self, poller: PollerId, key: &DueKey) {
         let schedule = self.schedules.get(&key.occurrence.incarnation);
-        let schedule = schedule.unwrap_or_else(|| panic!("a row is placed for a schedule that exists: {key:?}"));
+        let schedule = schedule.unwrap_or_else(|| panic!("a row is placed for an existing schedule: {key:?}"));
         assert_eq!(schedule.poller, poller, "a row is placed with its schedule's poller");
         assert!(key.position >= key.occurrence.nominal, "a row is not due before its nominal instant: {key:?}");
     }
 
-    /// `position`, or the first instant that `poller` has not closed.
-    pub(super) fn settle(&self, poller: PollerId, position: Timestamp) -> Timestamp {
+    /// Returns `position`, or the first instant that `poller` has not closed if that is later.
+    pub(super) fn open_position(&self, poller: PollerId, position: Timestamp) -> Timestamp {
         position.max(self.positions(poller).closed + Duration::from_millis(1))
     }
 
     pub(super) fn write_due(&mut self, poller: PollerId, key: DueKey, writer: Writer) {
         if key.position <= self.positions(poller).done {
-            assert_eq!(writer, Writer::Creator, "an owner writes no row where it is done: {key:?}");
-            return; // The engine may drop it, so this one does.
+            assert_eq!(writer, Writer::Creator, "an owner writes no row at or before `done`: {key:?}");
+            return; // The port allows an engine to drop the row, so the model drops it.
         }
         self.due.entry(poller).or_default().insert(key);
     }
@@ -121,19 +120,19 @@ impl Model {
         self.used.contains(&incarnation)
     }
 
-    /// `asked`: the incarnation that the call came with.
-    pub(super) fn write_schedule(&mut self, asked: Incarnation, schedule: Arc<Schedule>) {
-        self.used.insert(asked);
+    /// Writes a schedule. `requested` is the incarnation that the call supplied.
+    pub(super) fn write_schedule(&mut self, requested: Incarnation, schedule: Arc<Schedule>) {
+        self.used.insert(requested);
         self.names.insert((schedule.tenant, schedule.id.clone()), schedule.incarnation);
         self.schedules.insert(schedule.incarnation, schedule);
     }
 
-    pub(super) fn append_arrival(&mut self, poller: PollerId, key: DueKey) {
-        self.arrivals.append(poller.shard(), Arrival { poller, key });
+    pub(super) fn append_to_insert_log(&mut self, poller: PollerId, key: DueKey) {
+        self.insert_log.append(poller.shard(), InsertLogEntry { poller, key });
     }
 
-    pub(super) fn append_mark(&mut self, shard: ShardId, incarnation: Incarnation) {
-        self.marks.append(shard, incarnation);
+    pub(super) fn append_cancellation(&mut self, shard: ShardId, incarnation: Incarnation) {
+        self.cancellations.append(shard, incarnation);
     }
 
     pub(super) fn put_tenant(&mut self, tenant: Tenant, entry: Audit) -> Result<(), Outdated> {
@@ -147,7 +146,7 @@ impl Model {
     }
 }
 
-// Owners.
+// Steps of owners.
 impl Model {
     pub(super) fn take(&mut self, shard: ShardId) -> Term {
         let term = self.terms.entry(shard).or_insert(Term(0));
@@ -157,29 +156,29 @@ impl Model {
 
     /// # Panics
     /// If `term` was never minted.
-    pub(super) fn check_term(&self, shard: ShardId, term: Term) -> Result<(), WriteRefusal> {
+    pub(super) fn check_term(&self, shard: ShardId, term: Term) -> Result<(), WriteRejection> {
         let newest = self.terms.get(&shard).copied().unwrap_or(Term(0));
         assert!(term <= newest, "{term:?} of {shard:?} was never minted: the newest is {newest:?}");
-        if term == newest { Ok(()) } else { Err(WriteRefusal::Superseded) }
+        if term == newest { Ok(()) } else { Err(WriteRejection::Superseded) }
     }
 
-    pub(super) fn hand_over(&mut self, list: HandOver) -> Result<(), WriteRefusal> {
+    pub(super) fn hand_over(&mut self, list: HandOver) -> Result<(), WriteRejection> {
         self.check_term(list.shard, list.term)?;
         let of_shard = list.attempts.iter().all(|attempt| attempt.poller.shard() == list.shard);
-        assert!(of_shard, "an attempt is handed over with its own shard: {list:?}");
+        assert!(of_shard, "an attempt is handed over with the shard of its poller: {list:?}");
         self.handed_over.insert(list.shard, list.attempts);
         Ok(())
     }
 
-    /// Changes a schedule under the same name, incarnation and poller.
+    /// Changes a schedule, which keeps its name, incarnation and poller.
     pub(super) fn change_schedule(&mut self, incarnation: Incarnation, change: impl FnOnce(&mut Schedule)) {
-        let row = self.schedules.get_mut(&incarnation).expect("the caller has just read it");
+        let row = self.schedules.get_mut(&incarnation).expect("the caller has just read the schedule");
         let before = row.revision;
         change(Arc::make_mut(row));
-        assert!(row.revision >= before, "a revision never goes back");
+        assert!(row.revision >= before, "a revision never decreases");
     }
 
-    /// Whether there was something to cancel.
+    /// Cancels a schedule. Returns whether there was anything to cancel.
     pub(super) fn cancel(&mut self, incarnation: Incarnation) -> bool {
         if self.schedules.get(&incarnation).is_none_or(|schedule| schedule.status == Status::Cancelled) {
             return false;
@@ -195,7 +194,7 @@ impl Model {
     pub(super) fn write_run(&mut self, run: Run) {
         let known = self.runs.insert(run.occurrence, run);
         let replaced_final = known.is_some_and(|known| known.state.is_final());
-        assert!(!replaced_final, "an occurrence has one final outcome");
+        assert!(!replaced_final, "an occurrence has at most one final outcome");
     }
 
     pub(super) fn write_redriven(&mut self, of: Occurrence) {
@@ -206,8 +205,8 @@ impl Model {
         let positions = self.positions.entry(poller).or_default();
         positions.closed = positions.closed.max(to.closed);
         positions.done = positions.done.max(to.done);
-        assert!(positions.done <= positions.closed, "{poller:?} is done beyond what it closed: {positions:?}");
-        assert!(positions.closed < Timestamp::MAX, "a poller never closes all of time: {positions:?}");
+        assert!(positions.done <= positions.closed, "`done` of {poller:?} exceeds `closed`: {positions:?}");
+        assert!(positions.closed < Timestamp::MAX, "`closed` is below the last instant: {positions:?}");
         if let Some(rows) = self.due.get_mut(&poller) {
             let done = positions.done;
             while rows.first().is_some_and(|first| first.position <= done) {
@@ -217,7 +216,7 @@ impl Model {
     }
 }
 
-// Readers.
+// Reads.
 impl Model {
     pub(super) fn find(&self, tenant: TenantId, id: &ScheduleId) -> Option<Arc<Schedule>> {
         self.schedule(*self.names.get(&(tenant, id.clone()))?)
@@ -227,7 +226,7 @@ impl Model {
         self.schedules.get(&incarnation).cloned()
     }
 
-    /// As one who looks at so many of the tenant's rows, whether they are as was asked for or not.
+    /// Lists as an engine that reads `limit` of the tenant's rows, whether or not they match the filter.
     pub(super) fn list(&self, read: &ListRead) -> ListPage {
         let start = read.after.map_or(Bound::Unbounded, Bound::Excluded);
         let after = self.schedules.range((start, Bound::Unbounded));
@@ -308,12 +307,12 @@ impl Model {
     }
 }
 
-/// No run sorts between this and the incarnation's first.
+/// Returns a key that sorts directly before the incarnation's first run.
 fn before_every_run(incarnation: Incarnation) -> Occurrence {
     Occurrence { incarnation, nominal: Timestamp::from_millis(i64::MIN), revision: Default::default(), replay: 0 }
 }
 
-/// No key at `instant` sorts after this.
+/// Returns the last possible key at `instant`.
 fn last_key_at(instant: Timestamp) -> DueKey {
     let occurrence = Occurrence {
         incarnation: Incarnation(u128::MAX),
@@ -324,7 +323,7 @@ fn last_key_at(instant: Timestamp) -> DueKey {
     DueKey { position: instant, occurrence, attempt: u16::MAX, target: TargetKey(u32::MAX) }
 }
 
-/// What was appended to the shards, in one order.
+/// Log of the entries that were appended to the shards, in one order.
 #[derive(Debug)]
 pub(super) struct Stream<T> {
     last: u64,
@@ -343,19 +342,19 @@ impl<T: Copy> Stream<T> {
         self.entries.insert(self.last, (shard, entry));
     }
 
-    /// Forgets what the caller has presented a cursor for.
+    /// Reads entries after `cursor`, and deletes the entries of `shards` up to it.
     pub(super) fn read(&mut self, shards: &[ShardId], cursor: Cursor, limit: usize) -> (Vec<(ShardId, T)>, Cursor) {
-        assert!(cursor.0 <= self.last, "a cursor comes from an earlier answer: {cursor:?}");
+        assert!(cursor.0 <= self.last, "a cursor comes from an earlier call: {cursor:?}");
         self.entries.retain(|at, (shard, _)| *at > cursor.0 || !shards.contains(shard));
         let of_shards = self.entries.range(cursor.0 + 1..).filter(|(_, (shard, _))| shards.contains(shard));
-        let mut told = Vec::new();
+        let mut entries = Vec::new();
         for (at, entry) in of_shards {
-            if told.len() >= limit {
+            if entries.len() >= limit {
                 let before_this = Cursor(at - 1);
-                return (told, before_this);
+                return (entries, before_this);
             }
-            told.push(*entry);
+            entries.push(*entry);
         }
-        (told, Cursor(self.last))
+        (entries, Cursor(self.last))
     }
 }

@@ -1,28 +1,28 @@
-//! What the owner of a shard writes, step by step; each step looks at the term again.
+//! Writes of the owner of a shard, step by step. Each step checks the term again.
 
 use std::sync::Arc;
 
 use domain::limits::ATTEMPTS_KEPT;
 use domain::occurrence::Run;
-use domain::{DueKey, Edition, Incarnation, Occurrence, PollerId, Revision, RunState, Schedule, Status, Term};
+use domain::{DueKey, Incarnation, Occurrence, PollerId, Revision, RunState, Schedule, ScheduleVersion, Status, Term};
 
 use super::MemoryStore;
 use super::call::Call;
 use super::model::{Model, Writer};
-use crate::{Change, Insert, OwnerWrite, StoreError, WriteRefusal, Written};
+use crate::{Change, Insert, OwnerWrite, StoreError, WriteRejection, Written};
 
-/// Who writes.
+/// Owner that makes a write.
 #[derive(Clone, Copy)]
 struct Owner {
     term: Term,
     poller: PollerId,
 }
 
-/// Why an item goes no further.
+/// Reason why an item stops.
 enum Stop {
-    /// With the whole call.
+    /// The whole call fails.
     Call(StoreError),
-    Item(WriteRefusal),
+    Item(WriteRejection),
 }
 
 impl From<StoreError> for Stop {
@@ -31,8 +31,8 @@ impl From<StoreError> for Stop {
     }
 }
 
-impl From<WriteRefusal> for Stop {
-    fn from(refusal: WriteRefusal) -> Self {
+impl From<WriteRejection> for Stop {
+    fn from(refusal: WriteRejection) -> Self {
         Stop::Item(refusal)
     }
 }
@@ -42,7 +42,7 @@ impl MemoryStore {
         &self,
         call: &mut Call<'_>,
         write: OwnerWrite,
-    ) -> Result<Result<Written, WriteRefusal>, StoreError> {
+    ) -> Result<Result<Written, WriteRejection>, StoreError> {
         let OwnerWrite { term, poller, change } = write;
         let owner = Owner { term, poller };
         let written = match change {
@@ -52,7 +52,7 @@ impl MemoryStore {
             }
             Change::Cancel(incarnation) => self.cancel(call, owner, incarnation).await,
             Change::CancelIf(edition) => self.cancel_if(call, owner, edition).await,
-            Change::Run { run, then, ends } => self.book(call, owner, run, then, ends).await,
+            Change::Run { run, then, ends } => self.write_outcome(call, owner, run, then, ends).await,
             Change::Advance { incarnation, revision, due } => {
                 self.advance(call, owner, incarnation, revision, due).await
             }
@@ -60,7 +60,7 @@ impl MemoryStore {
             Change::Defer(key) => self.step(call, owner, |model| model.write_owned_due(poller, key)).await,
             Change::Redrive { of, due } => self.redrive(call, owner, of, due).await,
             Change::Positions(to) => {
-                assert!(to.done <= to.closed, "a poller is done only with what it closed: {to:?}");
+                assert!(to.done <= to.closed, "`done` does not exceed `closed`: {to:?}");
                 self.step(call, owner, |model| model.write_positions(poller, to)).await
             }
         };
@@ -71,7 +71,7 @@ impl MemoryStore {
         }
     }
 
-    /// One step under the term, which answers [`Written::Done`].
+    /// Makes one step under the term and returns [`Written::Done`].
     async fn step(&self, call: &mut Call<'_>, owner: Owner, step: impl FnOnce(&mut Model)) -> Result<Written, Stop> {
         self.try_step(call, owner, |model| {
             step(model);
@@ -84,7 +84,7 @@ impl MemoryStore {
         &self,
         call: &mut Call<'_>,
         owner: Owner,
-        step: impl FnOnce(&mut Model) -> Result<T, WriteRefusal>,
+        step: impl FnOnce(&mut Model) -> Result<T, WriteRejection>,
     ) -> Result<T, Stop> {
         call.step().await?;
         let mut model = self.model();
@@ -92,7 +92,7 @@ impl MemoryStore {
         Ok(step(&mut model)?)
     }
 
-    /// `may`: whether what has the id may be replaced, or given away.
+    /// Puts a schedule. `may` decides whether the schedule that has the id may be replaced or may lose its id.
     async fn put(
         &self,
         call: &mut Call<'_>,
@@ -103,21 +103,21 @@ impl MemoryStore {
         let Insert { schedule, due } = insert;
         Model::check_new(&schedule, &due);
         loop {
-            // The due row carries what the schedule is going to be.
+            // The due row carries the incarnation and revision that the schedule will have.
             let (seen, planned, due) = self
                 .try_step(call, owner, |model| {
                     model.check_incarnation(&schedule);
                     let seen = model.find(schedule.tenant, &schedule.id);
                     if !may(seen.as_deref()) {
-                        return Err(WriteRefusal::Changed);
+                        return Err(WriteRejection::Changed);
                     }
                     let planned = plan_put(seen.as_deref(), &schedule, model.is_used(schedule.incarnation))?;
-                    assert_eq!(planned.poller, owner.poller, "the owner of a schedule's poller puts it");
+                    assert_eq!(planned.poller, owner.poller, "a schedule is put by the owner of its poller");
                     let mut due = due;
                     due.occurrence.incarnation = planned.incarnation;
                     due.occurrence.revision = planned.revision;
                     if self.options.atomic {
-                        due.position = model.settle(planned.poller, due.position);
+                        due.position = model.open_position(planned.poller, due.position);
                     }
                     model.write_owned_due(planned.poller, due);
                     Ok((seen, planned, due))
@@ -125,7 +125,8 @@ impl MemoryStore {
                 .await?;
             let written = self
                 .try_step(call, owner, |model| {
-                    // It may have been cancelled, ended or moved on since, or the id taken.
+                    // Since then the schedule may have been cancelled, ended or advanced, or its id may have been
+                    // taken.
                     if model.find(schedule.tenant, &schedule.id) != seen {
                         return Ok(false);
                     }
@@ -143,22 +144,22 @@ impl MemoryStore {
     async fn cancel(&self, call: &mut Call<'_>, owner: Owner, incarnation: Incarnation) -> Result<Written, Stop> {
         self.try_step(call, owner, |model| {
             model.check_owned(owner.poller, incarnation)?;
-            if model.cancel(incarnation) { Ok(Written::Done) } else { Err(WriteRefusal::NotFound) }
+            if model.cancel(incarnation) { Ok(Written::Done) } else { Err(WriteRejection::NotFound) }
         })
         .await
     }
 
-    async fn cancel_if(&self, call: &mut Call<'_>, owner: Owner, edition: Edition) -> Result<Written, Stop> {
+    async fn cancel_if(&self, call: &mut Call<'_>, owner: Owner, edition: ScheduleVersion) -> Result<Written, Stop> {
         self.try_step(call, owner, |model| {
             let schedule = model.schedule(edition.incarnation).filter(|schedule| schedule.edition() == edition);
-            let schedule = schedule.ok_or(WriteRefusal::Changed)?;
-            assert_eq!(schedule.poller, owner.poller, "the owner of a schedule's poller changes it");
-            if model.cancel(edition.incarnation) { Ok(Written::Done) } else { Err(WriteRefusal::Changed) }
+            let schedule = schedule.ok_or(WriteRejection::Changed)?;
+            assert_eq!(schedule.poller, owner.poller, "a schedule is changed by the owner of its poller");
+            if model.cancel(edition.incarnation) { Ok(Written::Done) } else { Err(WriteRejection::Changed) }
         })
         .await
     }
 
-    async fn book(
+    async fn write_outcome(
         &self,
         call: &mut Call<'_>,
         owner: Owner,
@@ -197,20 +198,20 @@ impl MemoryStore {
         due: DueKey,
     ) -> Result<Written, Stop> {
         let Occurrence { incarnation: of, revision: under, nominal, replay } = due.occurrence;
-        assert_eq!((of, under), (incarnation, revision), "a schedule goes on with a row of its own");
-        assert_eq!((replay, due.attempt), (0, 1), "a schedule goes on with a first attempt");
-        let goes_on = self
+        assert_eq!((of, under), (incarnation, revision), "an advance writes a row of the same schedule");
+        assert_eq!((replay, due.attempt), (0, 1), "an advance writes the row of a first attempt");
+        let advances = self
             .try_step(call, owner, |model| {
                 let schedule = model.check_owned(owner.poller, incarnation)?;
                 let is_behind = schedule.next.is_some_and(|next| nominal < next);
-                let goes_on = schedule.is_live_at(revision) && !is_behind;
-                if goes_on {
+                let advances = schedule.is_live_at(revision) && !is_behind;
+                if advances {
                     model.advance_schedule(incarnation, revision, nominal);
                 }
-                Ok(goes_on)
+                Ok(advances)
             })
             .await?;
-        if goes_on {
+        if advances {
             self.step(call, owner, |model| model.write_owned_due(owner.poller, due)).await?;
         }
         Ok(Written::Done)
@@ -233,7 +234,7 @@ impl MemoryStore {
 
     async fn redrive(&self, call: &mut Call<'_>, owner: Owner, of: Occurrence, due: DueKey) -> Result<Written, Stop> {
         let again = Occurrence { replay: of.replay + 1, ..of };
-        assert_eq!((due.occurrence, due.attempt), (again, 1), "a redrive is the next replay's first attempt");
+        assert_eq!((due.occurrence, due.attempt), (again, 1), "a redrive is the first attempt of the next replay");
         self.try_step(call, owner, |model| {
             model.check_dead(owner.poller, &of)?;
             model.write_owned_due(owner.poller, due);
@@ -249,29 +250,34 @@ impl MemoryStore {
     }
 }
 
-/// What [`Change::Put`] makes of `asked`, with `seen` under its name; `is_used`: by a put or insert of that incarnation before.
-fn plan_put(seen: Option<&Schedule>, asked: &Arc<Schedule>, is_used: bool) -> Result<Arc<Schedule>, WriteRefusal> {
-    match seen {
+/// Returns the schedule that [`Change::Put`] writes for `requested`, where `existing` has the id. `is_used` is true if
+/// a put or insert of that incarnation took effect before.
+fn plan_put(
+    existing: Option<&Schedule>,
+    requested: &Arc<Schedule>,
+    is_used: bool,
+) -> Result<Arc<Schedule>, WriteRejection> {
+    match existing {
         Some(live) if live.status != Status::Cancelled => {
-            let mut planned = Schedule::clone(asked);
+            let mut planned = Schedule::clone(requested);
             planned.incarnation = live.incarnation;
             planned.poller = live.poller;
             planned.revision = Revision(live.revision.0 + 1);
             planned.created_at = live.created_at;
             Ok(Arc::new(planned))
         }
-        Some(_) if is_used => Err(WriteRefusal::NotFound),
-        Some(_) | None => Ok(asked.clone()),
+        Some(_) if is_used => Err(WriteRejection::NotFound),
+        Some(_) | None => Ok(requested.clone()),
     }
 }
 
-/// What a caller owes [`Change::Run`].
+/// Asserts the preconditions of [`Change::Run`].
 fn check_run(run: &Run, then: Option<&DueKey>) {
     let retrying = run.state == RunState::Retrying;
-    assert_eq!(then.is_some(), retrying, "a run that is to be retried, and no other, has a further row: {run:?}");
-    assert!(then.is_none_or(|due| due.occurrence == run.occurrence), "a retry is of the same occurrence");
-    assert!(run.attempts.len() <= ATTEMPTS_KEPT, "a run's record is bounded");
-    assert!(run.attempts.is_sorted_by_key(|attempt| attempt.number), "attempts are kept in order");
+    assert_eq!(then.is_some(), retrying, "a retrying run, and no other, has a retry row: {run:?}");
+    assert!(then.is_none_or(|due| due.occurrence == run.occurrence), "a retry is for the same occurrence");
+    assert!(run.attempts.len() <= ATTEMPTS_KEPT, "a run's record keeps a bounded number of attempts");
+    assert!(run.attempts.is_sorted_by_key(|attempt| attempt.number), "attempts are ordered by their number");
 }
 
 trait LiveAt {
@@ -290,26 +296,26 @@ impl Model {
         self.write_due(poller, key, Writer::Owner);
     }
 
-    /// The schedule of `incarnation`, which belongs to the writer's poller.
-    fn check_owned(&self, poller: PollerId, incarnation: Incarnation) -> Result<Arc<Schedule>, WriteRefusal> {
-        let schedule = self.schedule(incarnation).ok_or(WriteRefusal::NotFound)?;
-        assert_eq!(schedule.poller, poller, "the owner of a schedule's poller changes it");
+    /// Returns the schedule of `incarnation`, and asserts that it belongs to `poller`.
+    fn check_owned(&self, poller: PollerId, incarnation: Incarnation) -> Result<Arc<Schedule>, WriteRejection> {
+        let schedule = self.schedule(incarnation).ok_or(WriteRejection::NotFound)?;
+        assert_eq!(schedule.poller, poller, "a schedule is changed by the owner of its poller");
         Ok(schedule)
     }
 
-    /// The run's occurrence has no final outcome yet.
-    fn check_open(&self, poller: PollerId, run: &Run) -> Result<(), WriteRefusal> {
+    /// Checks that the run's occurrence has no final outcome yet.
+    fn check_open(&self, poller: PollerId, run: &Run) -> Result<(), WriteRejection> {
         let schedule = self.check_owned(poller, run.occurrence.incarnation)?;
-        assert_eq!(schedule.tenant, run.tenant, "a run is its schedule's tenant's");
-        assert!(run.occurrence.revision <= schedule.revision, "a run is of a revision that there was");
+        assert_eq!(schedule.tenant, run.tenant, "a run has the tenant of its schedule");
+        assert!(run.occurrence.revision <= schedule.revision, "a run does not have a later revision than its schedule");
         match self.run(&run.occurrence) {
-            Some(known) if known.state.is_final() => Err(WriteRefusal::Resolved),
+            Some(known) if known.state.is_final() => Err(WriteRejection::Resolved),
             Some(_) | None => Ok(()),
         }
     }
 
-    fn check_dead(&self, poller: PollerId, of: &Occurrence) -> Result<(), WriteRefusal> {
-        let run = self.run(of).filter(|run| self.is_dead_letter(run)).ok_or(WriteRefusal::NotFound)?;
+    fn check_dead(&self, poller: PollerId, of: &Occurrence) -> Result<(), WriteRejection> {
+        let run = self.run(of).filter(|run| self.is_dead_letter(run)).ok_or(WriteRejection::NotFound)?;
         self.check_owned(poller, run.occurrence.incarnation)?;
         Ok(())
     }

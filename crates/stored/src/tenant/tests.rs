@@ -7,18 +7,18 @@ fn tenant() -> Tenant {
     Tenant::new(TenantId(7), "billing", 4, secret)
 }
 
-/// As builds wrote it that knew no policies, and as it is still written for a tenant that has none.
+/// Row of a build without policies, which is also the row of a tenant that has no policy.
 const PLAIN: &str = r#"{"name":"billing","version":1,"generations":[4],"signing_secrets":[{"id":"first","secret":"AAECAwQFBgcICQoLDA0ODxAREhMUFRYX","created_at":5}],"keys":[]}"#;
 
 #[test]
-fn a_tenant_that_was_stored_without_a_policy_calls_public_addresses_only() {
+fn tenant_without_a_policy_calls_only_public_addresses() {
     assert_eq!(decode(TenantId(7), PLAIN.as_bytes()), Ok(tenant()));
     assert_eq!(tenant().egress, Egress::default());
     assert_eq!(encode(&tenant()), PLAIN.as_bytes());
 }
 
 #[test]
-fn a_policy_is_stored_in_words() {
+fn egress_policy_is_stored_by_name() {
     let egress = Egress {
         allow: Class::ALL.into(),
         allow_networks: vec!["10.1.0.0/16".parse().unwrap(), "fd00:ec2::254".parse().unwrap()],
@@ -30,18 +30,18 @@ fn a_policy_is_stored_in_words() {
     assert_eq!(encode(&tenant), stored.as_bytes());
     assert_eq!(decode(TenantId(7), stored.as_bytes()), Ok(tenant));
     let unknown = stored.replace("shared", "galaxy");
-    assert_eq!(decode(TenantId(7), unknown.as_bytes()), Err("tenant 7: its egress".to_owned()));
+    assert_eq!(decode(TenantId(7), unknown.as_bytes()), Err("tenant 7: unknown egress policy".to_owned()));
 }
 
 #[test]
-fn a_sealed_secret_and_the_keys_of_the_store_are_stored_beside_what_was_there() {
+fn encrypted_secret_and_store_keys_are_stored() {
     let (mut tenant, bytes) = (tenant(), vec![255; 60]);
-    tenant.signing_secrets[0].secret = Secret::Sealed(bytes.into());
+    tenant.signing_secrets[0].secret = Secret::Encrypted(bytes.into());
     tenant.store_keys = vec![KeyId::parse("0123456789abcdef").unwrap()];
     let stored = String::from_utf8(encode(&tenant)).unwrap();
     let text = format!(r#"{{"id":"first","sealed":"{}","created_at":5}}"#, "/".repeat(80));
     assert!(stored.contains(&text) && stored.ends_with(r#","store_keys":["0123456789abcdef"]}"#), "{stored}");
     assert_eq!(decode(TenantId(7), stored.as_bytes()), Ok(tenant));
     let wrong = stored.replace("0123456789abcdef", "0123");
-    assert_eq!(decode(TenantId(7), wrong.as_bytes()), Err("tenant 7: its store keys".to_owned()));
+    assert_eq!(decode(TenantId(7), wrong.as_bytes()), Err("tenant 7: malformed store key".to_owned()));
 }

@@ -1,4 +1,4 @@
-//! PostgreSQL's programs: where they are, and as whom they run.
+//! PostgreSQL's programs: their folder, and the user that runs them.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, ensure};
 
 const FOLDER: &str = "/usr/lib/postgresql";
-/// PostgreSQL refuses to run as root; its package has made this user.
+/// User that runs the server. PostgreSQL does not run as root; its package creates this user.
 const USER: &str = "postgres";
 
 #[derive(Debug)]
@@ -16,16 +16,16 @@ pub(super) struct Programs {
 }
 
 impl Programs {
-    /// The newest in Debian's place for them, else those of `pg_config`.
+    /// Finds the newest programs in Debian's folder, or else those of `pg_config`.
     pub(super) fn find() -> anyhow::Result<Programs> {
-        let folder = newest_in(Path::new(FOLDER)).or_else(told_by_pg_config);
+        let folder = newest_in(Path::new(FOLDER)).or_else(folder_from_pg_config);
         let folder = folder.context(
             "PostgreSQL's server is not installed; on Debian: sudo apt-get update && sudo apt-get install postgresql",
         )?;
         Ok(Programs { folder, is_root: rustix::process::geteuid().is_root() })
     }
 
-    /// `name`, as a user that PostgreSQL accepts.
+    /// Returns a command that runs the program `name` as a user that PostgreSQL accepts.
     pub(super) fn command(&self, name: &str) -> Command {
         let program = self.folder.join(name);
         let mut command = if self.is_root {
@@ -39,7 +39,8 @@ impl Programs {
         command
     }
 
-    /// As [`Programs::command`], with a small disk of its own on `disk`, in a mount namespace that ends with it.
+    /// Returns a command like [`Programs::command`], with a small separate disk at `disk`, in a mount namespace that
+    /// ends with the process.
     pub(super) fn command_on_disk(&self, name: &str, disk: &Path, bytes: u64) -> anyhow::Result<Command> {
         std::fs::create_dir_all(disk)?;
         let mut command = Command::new("unshare");
@@ -53,7 +54,7 @@ impl Programs {
             format!(r#"mount -t tmpfs -o size={bytes},mode=0700 tmpfs "$0" && chown {owner} "$0" && exec "$@""#);
         command.args(["--mount", "sh", "-c", &script]).arg(disk).current_dir("/");
         if !self.is_root {
-            // Who mounts is root there, and PostgreSQL must not be.
+            // The user that mounts is root in the namespace, and PostgreSQL must not run as root.
             command.args(["unshare", "--user", "--map-user=1000"]);
         }
         let program = self.command(name);
@@ -61,19 +62,19 @@ impl Programs {
         Ok(command)
     }
 
-    /// Gives the folder to whom the server runs as, and hides its files from all others.
-    pub(super) fn give(&self, folder: &Path) -> anyhow::Result<()> {
+    /// Gives the folder to the server's user, and removes all access of other users.
+    pub(super) fn set_owner(&self, folder: &Path) -> anyhow::Result<()> {
         if self.is_root {
             run(Command::new("chown").args(["-R", USER]).arg(folder))?;
         }
         run(Command::new("chmod").args(["-R", "go="]).arg(folder)).map(drop)
     }
 
-    /// Makes `folder/data`.
-    pub(super) fn make_cluster(&self, folder: &Path, password: &str) -> anyhow::Result<()> {
+    /// Creates the database cluster in `folder/data`.
+    pub(super) fn create_cluster(&self, folder: &Path, password: &str) -> anyhow::Result<()> {
         let password_file = folder.join("password");
         std::fs::write(&password_file, password)?;
-        self.give(folder)?;
+        self.set_owner(folder)?;
         let mut command = self.command("initdb");
         command.args(["--no-sync", "--username=postgres", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C"]);
         command.arg("--pwfile").arg(&password_file).arg("-D").arg(folder.join("data"));
@@ -99,20 +100,20 @@ fn newest_in(folder: &Path) -> Option<PathBuf> {
     with_server.max().map(|(_, bin)| bin)
 }
 
-fn told_by_pg_config() -> Option<PathBuf> {
-    let told = run(Command::new("pg_config").arg("--bindir")).ok()?;
-    Some(PathBuf::from(told.trim())).filter(|bin| has_server(bin))
+fn folder_from_pg_config() -> Option<PathBuf> {
+    let bin_folder = run(Command::new("pg_config").arg("--bindir")).ok()?;
+    Some(PathBuf::from(bin_folder.trim())).filter(|bin| has_server(bin))
 }
 
 fn has_server(bin: &Path) -> bool {
     bin.join("postgres").exists()
 }
 
-/// What it printed.
+/// Runs a command and returns its standard output.
 fn run(command: &mut Command) -> anyhow::Result<String> {
     let name = command.get_program().display().to_string();
     let output = command.stdin(Stdio::null()).output().with_context(|| format!("cannot start {name}"))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{name} failed ({}): {}", output.status, said.trim());
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{name} failed ({}): {}", output.status, errors.trim());
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }

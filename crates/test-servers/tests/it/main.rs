@@ -1,3 +1,3 @@
-//! Whether the servers come, go and leave nothing behind.
+//! Tests that the servers start, stop and leave nothing behind.
 
 mod postgres;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use test_servers::postgres::{Options, Postgres, shared};
 
 #[test]
-fn what_was_committed_outlives_a_kill_and_nothing_outlives_the_drop() {
+fn committed_rows_survive_a_kill_and_a_drop_removes_all() {
     let postgres = Postgres::start().unwrap();
     let folder = postgres.folder().to_owned();
     postgres.sql("postgres", "create table kept (number int); insert into kept values (42)").unwrap();
@@ -24,7 +24,7 @@ fn what_was_committed_outlives_a_kill_and_nothing_outlives_the_drop() {
 }
 
 #[test]
-fn databases_of_one_server_are_apart() {
+fn databases_of_one_server_are_separate() {
     let postgres = shared();
     let one = postgres.create_database().unwrap();
     let other = postgres.create_database().unwrap();
@@ -37,7 +37,7 @@ fn databases_of_one_server_are_apart() {
 }
 
 #[test]
-fn a_small_disk_gets_full_and_the_rest_goes_on() {
+fn full_small_disk_does_not_affect_other_tables() {
     let postgres = Postgres::start_with(Options { disk_bytes: Some(1 << 20), ..Options::default() }).unwrap();
     let disk = postgres.folder().join("disk").display().to_string();
     postgres.sql("postgres", &format!("create tablespace small location '{disk}'")).unwrap();
@@ -48,32 +48,35 @@ fn a_small_disk_gets_full_and_the_rest_goes_on() {
 }
 
 #[test]
-fn a_server_with_tls_shows_its_certificate() {
+fn server_with_tls_has_a_certificate() {
     let postgres = Postgres::start_with(Options { tls: true, ..Options::default() }).unwrap();
     assert_eq!(postgres.sql("postgres", "show ssl").unwrap(), "on");
     assert!(std::fs::read_to_string(postgres.root_certificate()).unwrap().contains("BEGIN CERTIFICATE"));
 }
 
-/// Not a test of its own: what [`a_server_ends_with_its_process_even_if_that_is_killed`] kills.
+/// Helper process, not a test: [`server_ends_after_its_process_was_killed`] kills it.
 #[test]
-fn helper_that_waits_for_its_end() {
+fn helper_process_waits_for_its_end() {
     let mut arguments = std::env::args();
     if !arguments.any(|argument| argument == "--nocapture") {
         return;
     }
-    // From a thread that ends before the process, as those of tests do.
+    // Start the server from a thread that ends before the process, as the threads of tests do.
     let folder = std::thread::scope(|scope| scope.spawn(|| shared().folder().to_owned()).join().unwrap());
     println!("folder={}", folder.display());
-    // Its output is a pipe that nobody writes to.
+    // Wait on a channel without a message until the parent kills this process.
     let (_sender, receiver) = mpsc::channel::<()>();
     receiver.recv_timeout(Duration::from_secs(60)).unwrap_err();
 }
 
 #[test]
-#[expect(clippy::disallowed_methods, reason = "the end of a process that is not one's child gives no signal")]
-fn a_server_ends_with_its_process_even_if_that_is_killed() {
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a process is not notified of the end of a process that is not its child"
+)]
+fn server_ends_after_its_process_was_killed() {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "postgres::helper_that_waits_for_its_end", "--nocapture"]);
+    command.args(["--exact", "postgres::helper_process_waits_for_its_end", "--nocapture"]);
     let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(process.stdout.take().unwrap()).lines();
     let folder = lines.map(Result::unwrap).find_map(|line| Some(line.split_once("folder=")?.1.to_owned())).unwrap();
@@ -89,5 +92,5 @@ fn a_server_ends_with_its_process_even_if_that_is_killed() {
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    panic!("30 s after its process was killed, the server in {folder} is still there");
+    panic!("the server in {folder} still exists 30 s after its process was killed");
 }

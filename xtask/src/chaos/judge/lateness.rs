@@ -1,18 +1,19 @@
-//! How late callbacks came: in calm, and around each kind of fault; and how soon a fault's shards fired again.
+//! Lateness of callbacks, without faults and around each kind of fault, and the time until a fault's shards fired
+//! again.
 
 use std::collections::BTreeMap;
 
 use super::super::log::{Callback, Fault, Kind};
 use super::Records;
 
-/// Around a fault means until so long after it is healed.
+/// Time after the end of a fault during which callbacks still count as affected by it.
 const AFTER_MS: u64 = 5_000;
-/// A poller is a member's if that one started its last callback, and not longer ago than this.
+/// A poller belongs to the member that started its last callback, if that callback is not older than this.
 const RECENT_MS: u64 = 5_000;
-/// A rise of its term later than this has another cause.
+/// A later rise of its term has another cause.
 const RECOVERY_MAX_MS: u64 = 30_000;
 
-/// Milliseconds, in order.
+/// Sorted values in milliseconds.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sample(Vec<u64>);
 
@@ -26,7 +27,7 @@ impl Sample {
         self.0.len()
     }
 
-    /// `None` of nothing.
+    /// Returns a percentile, or `None` if the sample is empty.
     pub(super) fn percentile(&self, percent: usize) -> Option<u64> {
         let last = self.0.len().checked_sub(1)?;
         self.0.get(last * percent / 100).copied()
@@ -37,7 +38,7 @@ impl Sample {
 pub(in super::super) struct Lateness {
     pub(super) calm: Sample,
     pub(super) around: BTreeMap<Kind, Sample>,
-    /// From a fault's start until a poller fired under a newer term, for those that its member had.
+    /// Time from a fault's start until a poller of its member fired under a newer term.
     pub(super) recovery: BTreeMap<Kind, Sample>,
 }
 
@@ -45,16 +46,16 @@ impl Lateness {
     pub(super) fn of(records: &Records) -> Self {
         let mut calm = Vec::new();
         let mut around: BTreeMap<Kind, Vec<u64>> = BTreeMap::new();
-        for story in records.stories.values() {
+        for history in records.histories.values() {
             let mut seen = Vec::new();
-            for callback in &story.callbacks {
+            for callback in &history.callbacks {
                 if callback.attempt != 1 || seen.contains(&callback.run.as_str()) {
                     continue;
                 }
                 seen.push(&callback.run);
-                // What was acknowledged after its instant is late by itself.
-                let asked = story.asked(callback.version).map_or(0, |asked| asked.answered_ms);
-                let due = callback.nominal_ms.max(asked);
+                // A schedule that was acknowledged after its instant is late for that reason.
+                let acknowledged_ms = history.requested(callback.version).map_or(0, |request| request.answered_ms);
+                let due = callback.nominal_ms.max(acknowledged_ms);
                 let late = callback.arrived_ms.saturating_sub(due);
                 let mut is_calm = true;
                 let is_near = |fault: &&Fault| (fault.start_ms..=fault.healed_ms + AFTER_MS).contains(&due);
@@ -76,9 +77,9 @@ impl Lateness {
 
 fn recovery(records: &Records) -> BTreeMap<Kind, Vec<u64>> {
     let mut pollers: BTreeMap<i64, Vec<&Callback>> = BTreeMap::new();
-    for (token, story) in &records.stories {
+    for (token, history) in &records.histories {
         if let Some(poller) = records.pollers.get(token) {
-            pollers.entry(*poller).or_default().extend(&story.callbacks);
+            pollers.entry(*poller).or_default().extend(&history.callbacks);
         }
     }
     let mut samples: BTreeMap<Kind, Vec<u64>> = BTreeMap::new();

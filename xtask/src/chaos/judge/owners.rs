@@ -1,17 +1,18 @@
-//! No two owners at a time: of one poller, no attempt of an older term starts after one of a newer, and a term is one member's.
+//! Check that a shard never has two owners at the same time: among the callbacks of one poller, no attempt of an older
+//! term starts after one of a newer term, and each term belongs to one member.
 //!
-//! A poller's shard has one owner, so this shows it for the shard as often as something of the poller fires.
+//! A poller belongs to one shard, so each callback of the poller is evidence about the shard's owner.
 
 use std::collections::BTreeMap;
 
 use super::super::log::Callback;
-use super::{Broken, Promise, Records, Verdict};
+use super::{Promise, Records, Verdict, Violation};
 
 pub(super) fn judge(records: &Records, verdict: &mut Verdict) {
     let mut pollers: BTreeMap<i64, Vec<&Callback>> = BTreeMap::new();
-    for (token, story) in &records.stories {
+    for (token, history) in &records.histories {
         if let Some(poller) = records.pollers.get(token) {
-            pollers.entry(*poller).or_default().extend(&story.callbacks);
+            pollers.entry(*poller).or_default().extend(&history.callbacks);
         }
     }
     for (poller, mut callbacks) in pollers {
@@ -26,7 +27,7 @@ fn judge_poller(poller: i64, callbacks: &[&Callback], verdict: &mut Verdict) {
     for callback in callbacks {
         let mut broken = |how: String| {
             let token = callback.token.clone();
-            verdict.broken.push(Broken { promise: Promise::OneOwnerAtATime, token, how });
+            verdict.broken.push(Violation { promise: Promise::OneOwnerAtATime, token, how });
         };
         let first = owners.entry(callback.term).or_insert(callback);
         if first.from != callback.from {
@@ -35,16 +36,20 @@ fn judge_poller(poller: i64, callbacks: &[&Callback], verdict: &mut Verdict) {
         }
         if let Some(before) = newest {
             verdict.compared += 1;
-            verdict.risen += u64::from(callback.term > before.term);
+            verdict.term_rises += u64::from(callback.term > before.term);
             if callback.term < before.term && callback.started_ms > before.started_ms {
                 let how = format!(
-                    "poller {poller}: term {} of {} started at {}, when term {} of {} had since {}",
+                    "poller {poller}: term {} of {} started at {}, after term {} of {} had started at {}",
                     callback.term, callback.from, callback.started_ms, before.term, before.from, before.started_ms
                 );
-                verdict.broken.push(Broken { promise: Promise::OneOwnerAtATime, token: callback.token.clone(), how });
+                verdict.broken.push(Violation {
+                    promise: Promise::OneOwnerAtATime,
+                    token: callback.token.clone(),
+                    how,
+                });
             }
         }
-        // The first of its term is what later ones of older terms are compared with.
+        // Later callbacks of older terms are compared with the first one of this term.
         if newest.is_none_or(|before| callback.term > before.term) {
             newest = Some(callback);
         }

@@ -1,6 +1,6 @@
-//! Each promise is broken once, in a story of a few lines, and the judge must say so; and none of a good one.
+//! Tests with a short history for each guarantee: the check must find each violation, and none in a correct history.
 
-use super::super::log::{Answer, Callback, Fault, Kind, Operation, Place, Request, Told};
+use super::super::log::{Answer, Callback, Fault, Kind, Operation, Placement, Request, RunRecord};
 use super::{Promise, Records, Verdict, judge};
 
 const DUE: u64 = 100_000;
@@ -55,8 +55,8 @@ fn fault(kind: Kind, member: &str, start_ms: u64, end_ms: u64) -> Fault {
 }
 
 fn verdict(requests: Vec<Request>, callbacks: Vec<Callback>, faults: Vec<Fault>) -> Verdict {
-    let places = vec![Place { token: "t".to_owned(), poller: 7 }];
-    judge(&Records::new(requests, callbacks, faults, places, Vec::new()))
+    let placements = vec![Placement { token: "t".to_owned(), poller: 7 }];
+    judge(&Records::new(requests, callbacks, faults, placements, Vec::new()))
 }
 
 #[track_caller]
@@ -66,7 +66,7 @@ fn check(requests: Vec<Request>, callbacks: Vec<Callback>, faults: Vec<Fault>, e
 }
 
 #[test]
-fn what_was_acknowledged_and_never_came_is_lost_and_what_came_late_is_not() {
+fn missing_callback_is_lost_and_late_one_is_not() {
     check(vec![create()], vec![], vec![], &[Promise::NothingLost]);
     check(vec![create()], vec![callback(DUE + 50_000, "a")], vec![], &[]);
     check(vec![request(Operation::Create, 1, 90_000, Answer::Unknown)], vec![], vec![], &[]);
@@ -75,17 +75,17 @@ fn what_was_acknowledged_and_never_came_is_lost_and_what_came_late_is_not() {
     let of_first = || vec![callback(DUE, "a")];
     check(vec![create(), put(Answer::Unknown)], of_first(), vec![], &[]);
     check(vec![create(), put(Answer::Unknown)], vec![], vec![], &[Promise::NothingLost]);
-    let replaced = [Promise::NothingLost, Promise::NothingOfWhatWasReplaced];
+    let replaced = [Promise::NothingLost, Promise::NothingAfterReplacement];
     check(vec![create(), put(Answer::Acknowledged)], of_first(), vec![], &replaced);
 }
 
 #[test]
-fn a_callback_before_its_instant_is_early() {
+fn callback_before_its_instant_is_early() {
     check(vec![create()], vec![callback(DUE - 2, "a")], vec![], &[Promise::NothingEarly]);
 }
 
 #[test]
-fn what_fires_after_its_cancellation_is_found_unless_a_cut_had_it_under_way() {
+fn callback_after_cancellation_is_found_unless_delayed_by_a_cut() {
     let cancelled = || vec![create(), cancel(DUE + 100, Answer::Cancelled)];
     check(cancelled(), vec![callback(DUE, "a")], vec![], &[]);
     check(cancelled(), vec![callback(DUE + 200, "a")], vec![], &[Promise::NothingAfterCancel]);
@@ -95,7 +95,7 @@ fn what_fires_after_its_cancellation_is_found_unless_a_cut_had_it_under_way() {
     check(cancelled(), late(), vec![fault(Kind::CutOff, "a", DUE - 10, DUE + 2_500)], &[]);
     let too_late = vec![create(), cancel(DUE + 100, Answer::TooLate)];
     check(too_late.clone(), vec![callback(DUE + 99, "a")], vec![], &[]);
-    // The one that was in flight already; and a second one, or one that comes much later.
+    // The first attempt was in flight already. The others are a second attempt, and one that starts much later.
     check(too_late.clone(), vec![callback(DUE + 150, "a")], vec![], &[]);
     let failed = || Callback { answered_with: 500, answered_after_ms: 100, ..callback(DUE + 50, "a") };
     let again = vec![failed(), Callback { attempt: 2, ..callback(DUE + 400, "a") }];
@@ -107,9 +107,9 @@ fn what_fires_after_its_cancellation_is_found_unless_a_cut_had_it_under_way() {
 }
 
 #[test]
-fn a_double_needs_a_kill_of_its_own_sender_and_a_polite_stop_is_none() {
+fn duplicate_is_explained_by_a_kill_of_its_sender_only() {
     let twice = || vec![callback(DUE, "a"), callback(DUE + 3_000, "a")];
-    let found = [Promise::DoublesOnlyInFlight];
+    let found = [Promise::DuplicatesOnlyInFlight];
     check(vec![create()], twice(), vec![], &found);
     for kind in [Kind::KilledAndLeftDead, Kind::Paused, Kind::CutFromReceiver, Kind::DatabaseKilled] {
         check(vec![create()], twice(), vec![fault(kind, "a", DUE + 500, DUE + 500)], &[]);
@@ -121,15 +121,15 @@ fn a_double_needs_a_kill_of_its_own_sender_and_a_polite_stop_is_none() {
 }
 
 #[test]
-fn an_attempt_that_follows_a_failure_is_no_double() {
+fn attempt_after_a_failure_is_not_a_duplicate() {
     let failed = Callback { answered_with: 500, ..callback(DUE, "a") };
     let again = Callback { attempt: 2, ..callback(DUE + 700, "a") };
     check(vec![create()], vec![failed.clone(), again], vec![], &[]);
-    check(vec![create()], vec![failed, callback(DUE + 700, "a")], vec![], &[Promise::DoublesOnlyInFlight]);
+    check(vec![create()], vec![failed, callback(DUE + 700, "a")], vec![], &[Promise::DuplicatesOnlyInFlight]);
 }
 
 #[test]
-fn an_older_term_that_starts_after_a_newer_one_is_a_second_owner() {
+fn older_term_after_a_newer_one_is_a_second_owner() {
     let of = |token: &str, term, started_ms, from: &str| Callback {
         token: token.to_owned(),
         run: token.to_owned(),
@@ -137,9 +137,9 @@ fn an_older_term_that_starts_after_a_newer_one_is_a_second_owner() {
         ..callback(started_ms, from)
     };
     let requests = || vec![create(), Request { token: "u".to_owned(), ..create() }];
-    let places = || ["t", "u"].map(|token| Place { token: token.to_owned(), poller: 7 }).to_vec();
+    let placements = || ["t", "u"].map(|token| Placement { token: token.to_owned(), poller: 7 }).to_vec();
     let broken = |first: Callback, second: Callback| {
-        let records = Records::new(requests(), vec![first, second], Vec::new(), places(), Vec::new());
+        let records = Records::new(requests(), vec![first, second], Vec::new(), placements(), Vec::new());
         judge(&records).broken.iter().map(|one| one.promise).collect::<Vec<_>>()
     };
     assert_eq!(broken(of("t", 1, DUE, "a"), of("u", 2, DUE + 5, "b")), []);
@@ -148,7 +148,7 @@ fn an_older_term_that_starts_after_a_newer_one_is_a_second_owner() {
 }
 
 #[test]
-fn an_instant_of_a_recurring_schedule_that_nothing_is_known_of_is_found() {
+fn instant_without_callback_or_outcome_is_found() {
     let every = |request: Request| Request { at_ms: None, every_ms: Some(2_000), next_ms: Some(DUE), ..request };
     let requests = || {
         vec![
@@ -160,15 +160,15 @@ fn an_instant_of_a_recurring_schedule_that_nothing_is_known_of_is_found() {
     check(requests(), vec![at(DUE), at(DUE + 2_000), at(DUE + 4_000)], vec![], &[]);
     check(requests(), vec![at(DUE), at(DUE + 4_000)], vec![], &[Promise::EveryInstantAccountedFor]);
     check(requests(), vec![at(DUE), at(DUE + 2_000)], vec![], &[Promise::EveryInstantAccountedFor]);
-    // Without an owner at its instant, and cancelled before it had one.
+    // The shard has no owner at the instant, and the schedule is cancelled before it has one.
     check(
         requests(),
         vec![at(DUE), at(DUE + 2_000)],
         vec![fault(Kind::KilledAndLeftDead, "a", DUE + 3_000, DUE + 3_000)],
         &[],
     );
-    // What the service says of it: only what became of it excuses it, and only if it was tried.
-    let told = |state: &str, attempts| Told {
+    // Only a recorded outcome explains the missing callback, and only if the run was attempted or missed.
+    let run_record = |state: &str, attempts| RunRecord {
         token: "t".to_owned(),
         id: "s".to_owned(),
         state: state.to_owned(),
@@ -176,28 +176,28 @@ fn an_instant_of_a_recurring_schedule_that_nothing_is_known_of_is_found() {
         missed_last_ms: None,
         attempts,
     };
-    let is_accounted_for = |told: Told| {
+    let is_accounted_for = |run_record: RunRecord| {
         let came = vec![at(DUE), at(DUE + 4_000)];
-        let places = vec![Place { token: "t".to_owned(), poller: 7 }];
-        judge(&Records::new(requests(), came, Vec::new(), places, vec![told])).broken.is_empty()
+        let placements = vec![Placement { token: "t".to_owned(), poller: 7 }];
+        judge(&Records::new(requests(), came, Vec::new(), placements, vec![run_record])).broken.is_empty()
     };
     for (state, attempts) in [("missed", 0), ("failed", 3), ("cancelled", 1)] {
-        assert!(is_accounted_for(told(state, attempts)), "{state}");
+        assert!(is_accounted_for(run_record(state, attempts)), "{state}");
     }
     for (state, attempts) in [("failed", 0), ("cancelled", 0), ("succeeded", 1), ("retrying", 1)] {
-        assert!(!is_accounted_for(told(state, attempts)), "{state}");
+        assert!(!is_accounted_for(run_record(state, attempts)), "{state}");
     }
 }
 
 #[test]
-fn an_answer_that_cannot_be_true_is_found() {
+fn contradictory_response_is_found() {
     let exists = request(Operation::Create, 1, 90_000, Answer::Exists);
-    check(vec![exists], vec![callback(DUE, "a")], vec![], &[Promise::AnswersAsDocumented]);
-    check(vec![create(), cancel(95_000, Answer::NotFound)], vec![], vec![], &[Promise::AnswersAsDocumented]);
+    check(vec![exists], vec![callback(DUE, "a")], vec![], &[Promise::ResponsesAsDocumented]);
+    check(vec![create(), cancel(95_000, Answer::NotFound)], vec![], vec![], &[Promise::ResponsesAsDocumented]);
 }
 
 #[test]
-fn a_one_shot_has_one_run() {
+fn one_shot_with_two_runs_is_found() {
     let other = Callback { run: "other".to_owned(), ..callback(DUE + 5, "a") };
-    check(vec![create()], vec![callback(DUE, "a"), other], vec![], &[Promise::OneNamePerRun]);
+    check(vec![create()], vec![callback(DUE, "a"), other], vec![], &[Promise::OneIdPerRun]);
 }

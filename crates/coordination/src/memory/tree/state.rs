@@ -1,4 +1,5 @@
-//! The tree as plain maps: what each change of the port means, exactly. Pure, and the same after the same entries.
+//! The tree as plain maps. It defines exactly the meaning of each change of the port. It is pure: the same entries give
+//! the same state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,7 +18,7 @@ pub(super) struct State {
     sessions: BTreeMap<SessionId, Opened>,
 }
 
-/// Parent and name, so that a node's children stand side by side; the root's are empty.
+/// Parent and name of a node, so that the children of a node are adjacent. Both are empty for the root.
 type Key = (String, String);
 
 #[derive(Clone, PartialEq, Debug)]
@@ -29,7 +30,7 @@ struct Row {
     children_modified: Zxid,
     version: i32,
     acl_version: i32,
-    /// Of children, of any kind.
+    /// Number of children created, of any kind.
     creations: i32,
     children: i32,
     owner: Option<SessionId>,
@@ -43,10 +44,10 @@ struct Opened {
     ephemerals: BTreeSet<NodePath>,
 }
 
-/// What was there before, the latest last.
+/// Earlier rows of the changed nodes, the latest last.
 type Undo = Vec<(NodePath, Option<Row>)>;
 
-/// A change under way: all its steps have one number and one instant.
+/// A change in progress. All of its steps have the same zxid and the same time.
 struct Change {
     zxid: Zxid,
     at: Timestamp,
@@ -80,7 +81,7 @@ impl Row {
             modified: self.modified,
             children_modified: self.children_modified,
             version: self.version,
-            // As ZooKeeper tells it, which keeps creations only.
+            // ZooKeeper stores creations only and computes the version of the children in this way.
             children_version: self.creations.wrapping_mul(2).wrapping_sub(self.children),
             acl_version: self.acl_version,
             owner: self.owner,
@@ -101,37 +102,39 @@ impl Row {
 
 impl State {
     pub(super) fn new(at: Timestamp) -> Self {
-        let open = Acl::Open.grants(&[]).expect("it grants everybody");
+        let open = Acl::Open.grants(&[]).expect("an open access list is never empty");
         let root = Row::new(Zxid(0), at, Bytes::new(), open.into());
         State { last: Zxid(0), nodes: BTreeMap::from([(key(&NodePath::root()), root)]), sessions: BTreeMap::new() }
     }
 
+    /// Opens a session.
+    ///
     /// # Panics
-    /// If the id was given before and still lives.
+    /// If a living session has the same id.
     pub(super) fn open(&mut self, id: SessionId, identities: Vec<Identity>) {
         self.last.0 += 1;
         let opened = Opened { identities, ephemerals: BTreeSet::new() };
-        assert!(self.sessions.insert(id, opened).is_none(), "a session's id is new");
+        assert!(self.sessions.insert(id, opened).is_none(), "the id of a new session is not in use");
     }
 
     pub(super) fn has(&self, session: SessionId) -> bool {
         self.sessions.contains_key(&session)
     }
 
-    /// Ends the session and its nodes.
+    /// Ends the session and deletes its ephemeral nodes.
     pub(super) fn close(&mut self, session: SessionId, at: Timestamp) -> Vec<Event> {
         let Some(opened) = self.sessions.get(&session) else { return Vec::new() };
-        let gone: Vec<NodePath> = opened.ephemerals.iter().cloned().collect();
+        let removed: Vec<NodePath> = opened.ephemerals.iter().cloned().collect();
         self.last.0 += 1;
         let mut change = Change { zxid: self.last, at, session, undo: Undo::new(), events: Vec::new() };
-        for path in &gone {
+        for path in &removed {
             self.remove(path, &mut change);
         }
         self.sessions.remove(&session);
         change.events
     }
 
-    /// All of it or nothing. With an error, which step's.
+    /// Runs all steps or none of them. An error comes with the index of the failed step.
     pub(super) fn multi(
         &mut self,
         session: SessionId,
@@ -146,7 +149,7 @@ impl State {
         let mut done = Vec::with_capacity(ops.len());
         for (step, op) in ops.into_iter().enumerate() {
             match self.step(op, &mut change) {
-                Ok(what) => done.push(what),
+                Ok(result) => done.push(result),
                 Err(error) => {
                     for (path, row) in change.undo.into_iter().rev() {
                         self.put(&path, row);
@@ -170,7 +173,8 @@ impl State {
             Op::Create { path, data, mode, acl } => self.create(path, data, mode, &acl, change).map(Done::Create),
             Op::Set { path, data, expected } => self.set(&path, data, expected, change).map(Done::Set),
             Op::Delete { path, expected } => {
-                let parent = path.parent().ok_or_else(|| TreeError::Invalid("the root stays".to_owned()))?;
+                let parent =
+                    path.parent().ok_or_else(|| TreeError::Invalid("the root cannot be deleted".to_owned()))?;
                 self.allow(self.row(&parent)?, change.session, Permissions::DELETE)?;
                 let row = self.row(&path)?;
                 row.expect(expected)?;
@@ -238,7 +242,7 @@ impl State {
         Ok(stat)
     }
 
-    /// It is there, and has no children.
+    /// Removes a node that exists and has no children.
     fn remove(&mut self, path: &NodePath, change: &mut Change) {
         let parent_path = path.parent().expect("the root is never removed");
         let mut parent = self.nodes[&key(&parent_path)].clone();
@@ -254,7 +258,7 @@ impl State {
         change.undo.push((path.clone(), before));
     }
 
-    /// What was there.
+    /// Stores a row, or removes it for `None`. Returns the earlier row.
     fn put(&mut self, path: &NodePath, row: Option<Row>) -> Option<Row> {
         let owner = row.as_ref().and_then(|row| row.owner);
         let before = match row {
@@ -284,13 +288,13 @@ impl State {
         Ok(stat)
     }
 
-    /// Containers whose last child is gone go, those that never had one stay.
+    /// Removes the containers whose last child was deleted. A container that never had a child stays.
     pub(super) fn collect(&mut self, at: Timestamp) -> Vec<Event> {
-        let is_over = |row: &Row| row.is_container && row.children == 0 && row.creations != 0;
-        let over: Vec<NodePath> =
-            self.nodes.iter().filter(|(_, row)| is_over(row)).map(|(key, _)| path_of(key)).collect();
+        let is_emptied = |row: &Row| row.is_container && row.children == 0 && row.creations != 0;
+        let emptied: Vec<NodePath> =
+            self.nodes.iter().filter(|(_, row)| is_emptied(row)).map(|(key, _)| path_of(key)).collect();
         let mut events = Vec::new();
-        for path in over {
+        for path in emptied {
             self.last.0 += 1;
             let mut change =
                 Change { zxid: self.last, at, session: SessionId(0), undo: Undo::new(), events: Vec::new() };
@@ -324,7 +328,7 @@ impl State {
         shown(row.grants.to_vec(), identities)
     }
 
-    /// For tests of what comes after the last number.
+    /// Sets the count of creations, so that tests can reach the end of the number range.
     pub(super) fn set_creations(&mut self, path: &NodePath, creations: i32) {
         if let Some(row) = self.nodes.get_mut(&key(path)) {
             row.creations = creations;
@@ -346,6 +350,7 @@ fn key(path: &NodePath) -> Key {
 }
 
 fn path_of((parent, name): &Key) -> NodePath {
-    let parent = NodePath::new(if parent.is_empty() { "/" } else { parent }).expect("a key's parent is a path");
-    if name.is_empty() { parent } else { parent.join(name).expect("a key is of a path") }
+    let parent =
+        NodePath::new(if parent.is_empty() { "/" } else { parent }).expect("the parent in a key is a valid path");
+    if name.is_empty() { parent } else { parent.join(name).expect("parent and name of a key form a valid path") }
 }

@@ -7,7 +7,7 @@ fn path(text: &str) -> NodePath {
 }
 
 #[test]
-fn what_is_no_path_is_refused() {
+fn invalid_paths_are_rejected() {
     for (text, error) in [
         ("", NodePathError::Form),
         ("a", NodePathError::Form),
@@ -27,7 +27,7 @@ fn what_is_no_path_is_refused() {
 }
 
 #[test]
-fn parents_and_names() {
+fn paths_have_parents_and_names() {
     let root = NodePath::root();
     assert_eq!((root.parent(), root.name(), root.is_root()), (None, "", true));
     assert_eq!((path("/a").parent(), path("/a").name()), (Some(NodePath::root()), "a"));
@@ -37,14 +37,14 @@ fn parents_and_names() {
 }
 
 #[test]
-fn what_is_within_what() {
+fn is_within_compares_whole_parts() {
     assert!(path("/a/b").is_within(&path("/a")) && path("/a").is_within(&path("/a")));
     assert!(path("/a").is_within(&NodePath::root()) && NodePath::root().is_within(&NodePath::root()));
     assert!(!path("/ab").is_within(&path("/a")) && !path("/a").is_within(&path("/a/b")));
 }
 
 #[test]
-fn numbers_of_sequential_nodes() {
+fn sequence_is_parsed_from_names() {
     for (name, prefix, number) in [
         ("_c_6e1d-lock-0000000007", "lock-", Some(7)),
         ("lock-lock-0000000007", "lock-", Some(7)),
@@ -72,7 +72,7 @@ fn numbers_of_sequential_nodes() {
 
 proptest! {
     #[test]
-    fn a_number_is_read_as_it_was_written(number: i32, prefix in "[a-z]{1,8}-?") {
+    fn sequence_round_trips_through_names(number: i32, prefix in "[a-z]{1,8}-?") {
         let name = format!("{prefix}{}", Sequence(number));
         prop_assert_eq!(Sequence::after(&name, &prefix), Some(Sequence(number)));
         if number > -1_000_000_000 {
@@ -81,7 +81,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_makes_a_path_that_is_not_its_parts(text in "[a/.]{0,12}") {
+    fn path_equals_parent_joined_with_name(text in "[a/.]{0,12}") {
         if let Ok(path) = NodePath::new(&text) {
             let again = path.parent().map_or_else(NodePath::root, |parent| parent.join(path.name()).unwrap());
             prop_assert_eq!(again, path);

@@ -1,4 +1,4 @@
-//! Deliberate bugs in an elector, each of which the suite must see.
+//! Deliberate bugs in an elector. The suite must detect each of them.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, OnceLock};
@@ -16,7 +16,7 @@ use crate::support::slow;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Bug {
     AllLead,
-    DeparturesAreNobodys,
+    DeparturesAreEmpty,
     FollowersAreRemembered,
     NameAloneLeads,
     ResignationIsIgnored,
@@ -24,23 +24,23 @@ enum Bug {
 }
 
 const CAUGHT_BY: &[(Bug, &str)] = &[
-    (Bug::AllLead, "of_replicas_that_call_at_once_one_leads"),
-    (Bug::DeparturesAreNobodys, "departures_are_told_to_the_leader_alone"),
-    (Bug::FollowersAreRemembered, "followers_are_those_who_called_lately"),
-    (Bug::NameAloneLeads, "an_earlier_life_of_a_replica_is_another"),
-    (Bug::ResignationIsIgnored, "a_leader_that_resigns_hands_over_at_once"),
-    (Bug::TermStays, "a_lease_that_ended_passes_on_under_a_later_term"),
-    (Bug::TermStays, "a_lease_taken_again_has_a_later_term"),
+    (Bug::AllLead, "one_of_several_concurrent_replicas_leads"),
+    (Bug::DeparturesAreEmpty, "departures_are_reported_only_to_the_leader"),
+    (Bug::FollowersAreRemembered, "followers_are_the_replicas_with_a_current_lease"),
+    (Bug::NameAloneLeads, "earlier_life_of_a_replica_counts_as_another_replica"),
+    (Bug::ResignationIsIgnored, "resigning_leader_hands_over_at_once"),
+    (Bug::TermStays, "expired_lease_passes_to_another_replica_with_a_later_term"),
+    (Bug::TermStays, "leader_after_an_expired_lease_has_a_later_term"),
 ];
 
 #[test]
-fn each_deliberate_bug_is_caught_by_its_case() {
+fn each_deliberate_bug_is_detected_by_its_case() {
     let missed: Vec<_> =
         CAUGHT_BY.iter().filter(|(bug, case)| !(0..20).any(|seed| catches(*bug, case, seed))).collect();
-    assert!(missed.is_empty(), "no seed catches {missed:?}");
+    assert!(missed.is_empty(), "no seed detects {missed:?}");
 }
 
-/// Whether the case fails on an engine with this bug. (That it passes on one without is what the suites show.)
+/// Returns true if the case fails on an engine with this bug. The suites show that it passes on an engine without bugs.
 fn catches(bug: Bug, name: &str, seed: u64) -> bool {
     let sim = Simulation::new(seed);
     sim.run_until(async {
@@ -86,10 +86,10 @@ impl Elector for BrokenElector {
     }
 
     fn departures(&self, replica: &str, known: Vec<Follower>) -> Answer<'_, Option<Vec<Follower>>> {
-        let telling = self.inner.departures(replica, known);
+        let departures = self.inner.departures(replica, known);
         let bug = self.bug;
-        Box::pin(telling.map(move |departed| match departed {
-            Ok(Some(_)) if bug == Bug::DeparturesAreNobodys => Ok(Some(Vec::new())),
+        Box::pin(departures.map(move |departed| match departed {
+            Ok(Some(_)) if bug == Bug::DeparturesAreEmpty => Ok(Some(Vec::new())),
             departed => departed,
         }))
     }

@@ -1,4 +1,4 @@
-//! Seed 000: one of three replicas schedules, and whoever is next goes on.
+//! The example `cronulla`: one of three replicas schedules, and the next one takes over.
 
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,22 +11,22 @@ use super::*;
 
 const SESSION: Duration = Duration::from_secs(4);
 
-/// A call of the service.
+/// Call that the service received.
 #[derive(Clone, Debug)]
 struct Call {
-    /// The instant that it is for, in milliseconds, and when it came.
+    /// Instant of the firing, and time of arrival, both in milliseconds.
     due: i64,
     came: i64,
     replica: String,
     term: u64,
 }
 
-/// The service, which drops a call of a name that it knows.
+/// Service that drops a call with a known name.
 struct Service {
     address: String,
-    /// Of those that came first under their name, in that order.
+    /// First call of each name, in the order of arrival.
     calls: Arc<Mutex<Vec<Call>>>,
-    /// How many were dropped.
+    /// Number of dropped calls.
     again: Arc<AtomicUsize>,
 }
 
@@ -34,13 +34,13 @@ impl Service {
     fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let (address, calls) = (listener.local_addr().unwrap().to_string(), Arc::<Mutex<Vec<Call>>>::default());
-        let (kept, again) = (calls.clone(), Arc::<AtomicUsize>::default());
+        let (recorded, again) = (calls.clone(), Arc::<AtomicUsize>::default());
         let counted = again.clone();
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                let (kept, counted) = (kept.clone(), counted.clone());
-                // One that is broken off is called again.
-                std::thread::spawn(move || drop(answer(stream, &kept, &counted)));
+                let (recorded, counted) = (recorded.clone(), counted.clone());
+                // The caller repeats a call whose connection breaks.
+                std::thread::spawn(move || drop(answer(stream, &recorded, &counted)));
             }
         });
         Service { address, calls, again }
@@ -50,13 +50,13 @@ impl Service {
         self.calls.lock().unwrap().clone()
     }
 
-    /// The next call by a replica that `is_meant`.
+    /// Returns the next call that meets the condition.
     #[track_caller]
-    fn next_call(&self, what: &str, is_meant: impl Fn(&Call) -> bool) -> Call {
+    fn next_call(&self, event: &str, condition: impl Fn(&Call) -> bool) -> Call {
         let seen = self.calls().len();
         let mut found = None;
-        until(what, || {
-            found = self.calls()[seen..].iter().find(|call| is_meant(call)).cloned();
+        until(event, || {
+            found = self.calls()[seen..].iter().find(|call| condition(call)).cloned();
             found.is_some()
         });
         found.unwrap()
@@ -66,8 +66,8 @@ impl Service {
 fn answer(stream: TcpStream, calls: &Mutex<Vec<Call>>, again: &AtomicUsize) -> std::io::Result<()> {
     let mut connection = Connection::new(stream)?;
     let call = connection.read()?;
-    let header = |name: &str| call.header(name).expect("a call has its headers");
-    let instant = header("idempotency-key").strip_prefix("sweep/").expect("the job's name");
+    let header = |name: &str| call.header(name).expect("every call has this header");
+    let instant = header("idempotency-key").strip_prefix("sweep/").expect("the key starts with the name of the job");
     let due = instant.parse::<jiff::Timestamp>().unwrap().as_millisecond();
     let (replica, term) = (header("x-replica").to_owned(), header("x-term").parse().unwrap());
     {
@@ -100,68 +100,76 @@ fn start(folder: &Path, url: &str, service: &Service, replica: &str) -> Process 
     Process::start(folder, replica, "cronulla", &arguments)
 }
 
-fn schedules(url: &str) {
+fn check_takeovers(url: &str) {
     let (folder, service) = (tempfile::tempdir().unwrap(), Service::start());
     let names = ["ann", "bob", "cyd"];
     let mut replicas = names.map(|name| start(folder.path(), url, &service, name));
     let at = |name: &str| names.iter().position(|other| *other == name).unwrap();
 
-    // One of them schedules.
-    let first = service.next_call("somebody schedules", |_| true);
-    service.next_call("and goes on", |_| true);
+    // One of the replicas schedules.
+    let first = service.next_call("a replica schedules", |_| true);
+    service.next_call("the replica schedules again", |_| true);
     assert!(service.calls().iter().all(|call| call.replica == first.replica && call.term == first.term));
 
-    // Killed, it is followed by the next, a session's timeout later; what was due meanwhile is skipped, but for the latest.
-    let last = service.next_call("once more", |_| true);
+    // The leader is killed, and the next replica takes over after the session's timeout. Only the latest of the firings
+    // due in between is called.
+    let last = service.next_call("the replica schedules once more", |_| true);
     replicas[at(&first.replica)].kill();
     let killed = Instant::now();
-    let second = service.next_call("another schedules", |call| call.replica != first.replica);
+    let second = service.next_call("another replica schedules", |call| call.replica != first.replica);
     assert!(killed.elapsed() < SESSION + SLACK, "{:?}", killed.elapsed());
     assert!(second.term > first.term);
-    assert!(second.due - last.due >= 2_000, "what was due before the latest is skipped: {last:?}, {second:?}");
+    assert!(second.due - last.due >= 2_000, "firings before the latest due one are skipped: {last:?}, {second:?}");
 
-    // Stopped where it is, likewise; let go on, it schedules nothing more under its old term.
+    // The second leader is paused, and the third takes over. After it is resumed, the second schedules nothing under
+    // its old term.
     replicas[at(&second.replica)].signal(Signal::STOP);
     let stopped = Instant::now();
-    let third =
-        service.next_call("the third schedules", |call| ![&first.replica, &second.replica].contains(&&call.replica));
+    let third = service
+        .next_call("the third replica schedules", |call| ![&first.replica, &second.replica].contains(&&call.replica));
     assert!(stopped.elapsed() < SESSION + SLACK, "{:?}", stopped.elapsed());
     replicas[at(&second.replica)].signal(Signal::CONT);
-    let told = || replicas[at(&second.replica)].told();
-    until("who was stopped knows that it leads no more", || told().contains("leads no more"));
-    service.next_call("the third goes on", |call| call.replica == third.replica);
+    let output = || replicas[at(&second.replica)].output();
+    until("the resumed replica notices the end of its leadership", || output().contains("no longer leads"));
+    service.next_call("the third replica schedules again", |call| call.replica == third.replica);
 
-    // Asked to stop, it gives its leadership to who waits.
+    // An interrupted leader hands over to a waiting candidate.
     let [ann, bob, cyd] = replicas;
     let mut replicas = [Some(ann), Some(bob), Some(cyd)];
     let ended = replicas[at(&third.replica)].take().unwrap().interrupt();
     assert!(ended.success());
-    service
-        .next_call("who was stopped schedules again", |call| call.replica == second.replica && call.term > third.term);
+    service.next_call("the resumed replica schedules again", |call| {
+        call.replica == second.replica && call.term > third.term
+    });
 
     let calls = service.calls();
-    assert!(calls.iter().all(|call| call.due % 1_000 == 0 && call.came >= call.due), "none is early: {calls:?}");
-    assert!(calls.is_sorted_by(|one, next| one.due < next.due), "none comes after a later one: {calls:?}");
+    assert!(
+        calls.iter().all(|call| call.due % 1_000 == 0 && call.came >= call.due),
+        "no call comes before its instant: {calls:?}"
+    );
+    assert!(calls.is_sorted_by(|one, next| one.due < next.due), "calls come in the order of their instants: {calls:?}");
     let again = service.again.load(Ordering::Relaxed);
-    assert!(again < 6, "{again} calls again, of those who were killed, stopped or not answered in time");
-    assert!(calls.is_sorted_by_key(|call| call.term), "none is of a leader that has been followed: {calls:?}");
+    assert!(again < 6, "{again} repeated calls, more than the kills, pauses and slow responses explain");
+    assert!(calls.is_sorted_by_key(|call| call.term), "no call comes from a former leader: {calls:?}");
 }
 
 #[test]
-fn one_replica_schedules_and_the_next_goes_on_zookeeper() {
-    schedules(&zookeeper());
+fn one_replica_schedules_and_the_next_takes_over_on_zookeeper() {
+    check_takeovers(&zookeeper());
 }
 
 #[test]
-fn one_replica_schedules_and_the_next_goes_on_postgres() {
-    schedules(&postgres());
+fn one_replica_schedules_and_the_next_takes_over_on_postgres() {
+    check_takeovers(&postgres());
 }
 
 #[test]
-fn who_starts_it_wrongly_is_told_what_to_change() {
-    let told = refused("cronulla", &["redis://db", "--call", "http://127.0.0.1/"]);
-    assert!(told.contains("zookeeper://") && told.contains("postgres://"), "{told}");
-    let told =
-        refused("cronulla", &["zookeeper://127.0.0.1:1", "--call", "http://127.0.0.1/", "--cron", "0 61 * * * *"]);
-    assert!(told.contains("--cron"), "{told}");
+fn invalid_arguments_are_explained() {
+    let error = stderr_of_failure("cronulla", &["redis://db", "--call", "http://127.0.0.1/"]);
+    assert!(error.contains("zookeeper://") && error.contains("postgres://"), "{error}");
+    let error = stderr_of_failure(
+        "cronulla",
+        &["zookeeper://127.0.0.1:1", "--call", "http://127.0.0.1/", "--cron", "0 61 * * * *"],
+    );
+    assert!(error.contains("--cron"), "{error}");
 }

@@ -1,14 +1,14 @@
-//! Seed 002: the leader and a follower are killed, and no task is lost.
+//! The example `tasks`: the leader and a follower are killed, and no task is lost.
 
 use std::collections::BTreeMap;
 
 use super::*;
 
 const LEASE: Duration = Duration::from_millis(1_500);
-/// Sessions of electors on a tree end two leases after their process is not heard of.
+/// Timeout of sessions of electors on a tree: two leases.
 const SESSION: Duration = Duration::from_secs(3);
 const TASKS: usize = 40;
-/// Of the example.
+/// Same value as in the example.
 const GIVEN_MAX: usize = 4;
 
 fn start(folder: &Path, url: &str, replica: &str, elector: &[&str]) -> Process {
@@ -17,16 +17,16 @@ fn start(folder: &Path, url: &str, replica: &str, elector: &[&str]) -> Process {
     Process::start(folder, replica, "tasks", &arguments)
 }
 
-/// How often each task was begun.
-fn begun(log: &Path) -> BTreeMap<usize, usize> {
-    let mut begun = BTreeMap::new();
+/// Number of starts of each task.
+fn started(log: &Path) -> BTreeMap<usize, usize> {
+    let mut started = BTreeMap::new();
     for line in std::fs::read_to_string(log).unwrap_or_default().lines() {
-        *begun.entry(line.parse().unwrap()).or_default() += 1;
+        *started.entry(line.parse().unwrap()).or_default() += 1;
     }
-    begun
+    started
 }
 
-/// Answers how many may have been added twice, as a database with much to do did not answer in time.
+/// Adds the tasks. Returns how many may have been added twice, because a busy database did not respond in time.
 fn add(url: &str, tasks: &[String]) -> usize {
     let (mut added, mut unsure) = (0, 0);
     while added < tasks.len() {
@@ -35,111 +35,115 @@ fn add(url: &str, tasks: &[String]) -> usize {
         let output = run("tasks", &command);
         added += String::from_utf8(output.stdout).unwrap().lines().count();
         let error = String::from_utf8(output.stderr).unwrap();
-        assert!(output.status.success() || error.contains("did not answer"), "{error}");
+        assert!(output.status.success() || error.contains("did not respond"), "{error}");
         unsure += usize::from(!output.status.success());
     }
     unsure
 }
 
 #[track_caller]
-fn who(what: &str, find: impl Fn() -> Option<usize>) -> usize {
+fn wait_for(event: &str, find: impl Fn() -> Option<usize>) -> usize {
     let mut found = None;
-    until(what, || {
+    until(event, || {
         found = find();
         found.is_some()
     });
     found.unwrap()
 }
 
-/// How many tasks are there.
+/// Number of tasks in a place.
 async fn count(nodes: &Nodes, place: &str) -> usize {
     nodes.names(&NodePath::new("/tasks").unwrap().join(place).unwrap()).await.len()
 }
 
-fn loses_no_task(url: &str, elector: &[&str]) {
-    on_real(async |runtime| lose_none(&Nodes::open(&runtime, url).await, url, elector).await);
+fn check_no_task_is_lost(url: &str, elector: &[&str]) {
+    with_real_runtime(async |runtime| kill_replicas(&Nodes::open(&runtime, url).await, url, elector).await);
 }
 
-async fn lose_none(nodes: &Nodes, url: &str, elector: &[&str]) {
+async fn kill_replicas(nodes: &Nodes, url: &str, elector: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
-    let log = folder.path().join("begun");
+    let log = folder.path().join("started");
     let names = ["ann", "bob", "cyd"];
     let mut replicas = names.map(|name| start(folder.path(), url, name, elector));
     let leads = |replica: &Process| {
-        let told = replica.told();
-        told.rfind(" leads") > told.rfind(" follows")
+        let output = replica.output();
+        output.rfind(" leads") > output.rfind(" follows")
     };
-    who("one leads", || replicas.iter().position(leads));
+    wait_for("a replica leads", || replicas.iter().position(leads));
 
-    // Who has begun a task goes on with it until all may end; and not for ever, if the test does not come so far.
+    // A started task runs until the test creates the file `end`. The loop is bounded in case the test fails earlier.
     let end = folder.path().join("end");
     let wait = format!("until [ -e {} ] || [ $((i += 1)) -gt 4000 ]; do sleep 0.02; done", end.display());
     let task = |at| format!("echo {at} >> {}; {wait}", log.display());
     let tasks: Vec<String> = (0..TASKS).map(task).collect();
     let unsure = add(url, &tasks);
-    until("each has begun one", || begun(&log).values().sum::<usize>() >= 3);
+    until("every replica has started a task", || started(&log).values().sum::<usize>() >= 3);
     let given = async |name: &str| count(nodes, &format!("given/{name}")).await;
     for name in names {
-        until_async("each is given some", async || given(name).await == GIVEN_MAX).await;
+        until_async("every replica has its share of tasks", async || given(name).await == GIVEN_MAX).await;
     }
 
-    // The leader is killed with what it had: another leads.
-    let leader = who("one leads", || replicas.iter().position(leads));
+    // The leader is killed with its tasks, and another replica leads.
+    let leader = wait_for("a replica leads", || replicas.iter().position(leads));
     replicas[leader].kill();
     let killed = Instant::now();
-    let next = who("another leads", || (0..3).find(|at| *at != leader && leads(&replicas[*at])));
+    let next = wait_for("another replica leads", || (0..3).find(|at| *at != leader && leads(&replicas[*at])));
     assert!(killed.elapsed() < SESSION + SLACK, "{:?}", killed.elapsed());
-    until_async("what it had waits", async || given(names[leader]).await == 0).await;
+    until_async("the leader has taken the tasks back", async || given(names[leader]).await == 0).await;
 
-    // And a follower: the leader is told.
+    // A follower is killed, and the leader is notified.
     let (leader, follower) = (next, 3 - leader - next);
     replicas[follower].kill();
     let killed = Instant::now();
     let gone = format!("{} is gone", names[follower]);
-    until("the leader knows that the follower is gone", || replicas[leader].told().contains(&gone));
+    until("the leader notices that the follower is gone", || replicas[leader].output().contains(&gone));
     assert!(killed.elapsed() < SESSION + SLACK, "{:?}", killed.elapsed());
-    until_async("what it had waits", async || given(names[follower]).await == 0).await;
+    until_async("the leader has taken the tasks back", async || given(names[follower]).await == 0).await;
 
-    // Who comes is given tasks, too.
+    // A new replica gets tasks, too.
     let dan = start(folder.path(), url, "dan", elector);
-    until_async("the new one is given some", async || given("dan").await == GIVEN_MAX).await;
+    until_async("the new replica has its share of tasks", async || given("dan").await == GIVEN_MAX).await;
     std::fs::write(&end, "").unwrap();
-    until_async("all is done", async || {
-        begun(&log).len() == TASKS && count(nodes, "waiting").await == 0 && count(nodes, "done").await >= TASKS
+    until_async("all tasks are done", async || {
+        started(&log).len() == TASKS && count(nodes, "waiting").await == 0 && count(nodes, "done").await >= TASKS
     })
     .await;
-    // Twice is what the two had begun that were killed; and what one had begun that was not heard of, if this machine stood still.
-    let twice: usize = begun(&log).values().map(|times| times - 1).sum();
+    // Only tasks that the two killed replicas had started run twice, and tasks of a replica that lost contact while
+    // this machine was paused.
+    let twice: usize = started(&log).values().map(|times| times - 1).sum();
     let is_stall = |line: &&str| line.ends_with(" follows") || line.ends_with(" is gone") && **line != *gone;
-    let stalls = |replica: &Process| replica.told().lines().filter(is_stall).count();
+    let stalls = |replica: &Process| replica.output().lines().filter(is_stall).count();
     let stalls: usize = replicas.iter().chain([&dan]).map(stalls).sum();
-    assert!((2..=2 + stalls + unsure).contains(&twice), "{twice} with {stalls} stalls and {unsure} unsure");
+    assert!(
+        (2..=2 + stalls + unsure).contains(&twice),
+        "{twice} tasks ran twice, with {stalls} stalls and {unsure} uncertain additions"
+    );
     assert!(dan.interrupt().success());
 }
 
 #[test]
-fn no_task_is_lost_with_replicas_that_poll_zookeeper() {
-    loses_no_task(&zookeeper(), &["--elector", "polling"]);
+fn polling_replicas_lose_no_task_on_zookeeper() {
+    check_no_task_is_lost(&zookeeper(), &["--elector", "polling"]);
 }
 
 #[test]
-fn no_task_is_lost_with_replicas_that_watch_zookeeper() {
-    loses_no_task(&zookeeper(), &["--elector", "watching"]);
+fn watching_replicas_lose_no_task_on_zookeeper() {
+    check_no_task_is_lost(&zookeeper(), &["--elector", "watching"]);
 }
 
 #[test]
-fn no_task_is_lost_with_a_lease_in_a_row_of_postgres() {
-    loses_no_task(&postgres(), &[]);
+fn replicas_with_a_row_lease_lose_no_task_on_postgres() {
+    check_no_task_is_lost(&postgres(), &[]);
 }
 
 #[test]
-fn no_task_is_lost_with_replicas_that_watch_the_tree_on_postgres() {
-    loses_no_task(&postgres(), &["--elector", "watching"]);
+fn watching_replicas_lose_no_task_on_postgres() {
+    check_no_task_is_lost(&postgres(), &["--elector", "watching"]);
 }
 
 #[test]
-fn what_waits_is_listed() {
+fn waiting_tasks_are_listed() {
     let url = zookeeper();
-    assert_eq!(said("tasks", &[&url, "add", "true"]), "task0000000000 waits\n");
-    assert_eq!(said("tasks", &[&url, "list"]), "task0000000000  waits\n");
+    assert_eq!(stdout_of_success("tasks", &[&url, "add", "true"]), "task0000000000 is waiting\n");
+    assert_eq!(stdout_of_success("tasks", &[&url, "list"]), "task0000000000  is waiting\n");
 }

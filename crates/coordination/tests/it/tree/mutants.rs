@@ -1,4 +1,4 @@
-//! Deliberate bugs in a tree, each of which the suite must see.
+//! Deliberate bugs in a tree. The suite must detect each of them.
 
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
@@ -21,20 +21,20 @@ use crate::support::{MemoryForest, slow};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Bug {
     AccessIsOpen,
-    ChangesAreMadeTwice,
+    ChangesHappenTwice,
     ChildrenWatchesAreOfData,
     ClosingLeavesNodes,
     ContainersArePersistent,
     DeletionsComeLate,
     DeletionsExpectNothing,
-    EverybodyIsAlice,
-    GivenUpChangesComeLate,
+    EverySessionIsAlice,
+    AbandonedChangesComeLate,
     LimitsAreIgnored,
-    MultiIsTornApart,
-    MultiTellsNoStep,
+    MultiIsNotAtomic,
+    MultiHidesItsStep,
     NumbersAreNotCounted,
     ReadsAreStale,
-    RefusedChangesAreMade,
+    RejectedChangesHappen,
     SetsExpectNothing,
     SyncsDoNothing,
     ViewsGoBack,
@@ -43,41 +43,41 @@ enum Bug {
 }
 
 const CAUGHT_BY: &[(Bug, &str)] = &[
-    (Bug::AccessIsOpen, "a_creators_node_is_closed_to_strangers"),
-    (Bug::AccessIsOpen, "a_list_is_told_as_it_was_made"),
-    (Bug::ChangesAreMadeTwice, "what_many_ask_at_once_is_answered_in_one_order"),
-    (Bug::ChildrenWatchesAreOfData, "a_watch_on_children_fires_for_its_own_only"),
-    (Bug::ClosingLeavesNodes, "ephemerals_go_when_their_session_is_closed"),
-    (Bug::ContainersArePersistent, "a_container_goes_after_its_last_child"),
-    (Bug::DeletionsComeLate, "what_many_ask_at_once_is_answered_in_one_order"),
-    (Bug::DeletionsExpectNothing, "a_change_that_expects_another_version_changes_nothing"),
-    (Bug::DeletionsExpectNothing, "what_many_ask_at_once_is_answered_in_one_order"),
-    (Bug::EverybodyIsAlice, "a_readable_node_is_read_by_all_and_changed_by_its_creator"),
-    (Bug::GivenUpChangesComeLate, "what_is_cut_off_and_lost_is_answered_in_one_order"),
-    (Bug::LimitsAreIgnored, "too_many_bytes_are_refused"),
-    (Bug::MultiIsTornApart, "a_multi_that_fails_changes_nothing_and_tells_its_step"),
-    (Bug::MultiIsTornApart, "a_multi_happens_as_one_change"),
-    (Bug::MultiTellsNoStep, "a_check_guards_what_comes_with_it"),
-    (Bug::NumbersAreNotCounted, "sequential_names_rise_and_are_never_given_again"),
-    (Bug::ReadsAreStale, "what_others_did_is_read_after_a_sync"),
-    (Bug::ReadsAreStale, "what_is_cut_off_and_lost_is_answered_in_one_order"),
-    (Bug::RefusedChangesAreMade, "what_many_ask_at_once_is_answered_in_one_order"),
-    (Bug::SetsExpectNothing, "increments_by_version_lose_nothing"),
-    (Bug::SetsExpectNothing, "what_many_ask_at_once_is_answered_in_one_order"),
-    (Bug::SyncsDoNothing, "what_many_ask_at_once_is_answered_in_one_order"),
-    (Bug::ViewsGoBack, "what_many_ask_at_once_is_answered_in_one_order"),
-    (Bug::WatchesComeLate, "a_watch_fires_before_the_change_is_read"),
+    (Bug::AccessIsOpen, "creators_node_is_closed_to_others"),
+    (Bug::AccessIsOpen, "access_list_is_returned_as_created"),
+    (Bug::ChangesHappenTwice, "concurrent_calls_are_linearizable"),
+    (Bug::ChildrenWatchesAreOfData, "child_watch_fires_only_for_direct_children"),
+    (Bug::ClosingLeavesNodes, "ephemerals_are_deleted_when_their_session_closes"),
+    (Bug::ContainersArePersistent, "container_is_deleted_after_its_last_child"),
+    (Bug::DeletionsComeLate, "concurrent_calls_are_linearizable"),
+    (Bug::DeletionsExpectNothing, "wrong_expected_version_changes_nothing"),
+    (Bug::DeletionsExpectNothing, "concurrent_calls_are_linearizable"),
+    (Bug::EverySessionIsAlice, "readable_node_is_changed_only_by_its_creator"),
+    (Bug::AbandonedChangesComeLate, "calls_with_cuts_and_lost_sessions_are_linearizable"),
+    (Bug::LimitsAreIgnored, "oversized_data_is_rejected"),
+    (Bug::MultiIsNotAtomic, "failed_multi_changes_nothing_and_names_its_step"),
+    (Bug::MultiIsNotAtomic, "multi_is_one_change"),
+    (Bug::MultiHidesItsStep, "check_guards_the_other_steps_of_a_multi"),
+    (Bug::NumbersAreNotCounted, "sequential_names_rise_and_are_never_reused"),
+    (Bug::ReadsAreStale, "sync_makes_changes_of_others_visible"),
+    (Bug::ReadsAreStale, "calls_with_cuts_and_lost_sessions_are_linearizable"),
+    (Bug::RejectedChangesHappen, "concurrent_calls_are_linearizable"),
+    (Bug::SetsExpectNothing, "versioned_increments_are_never_lost"),
+    (Bug::SetsExpectNothing, "concurrent_calls_are_linearizable"),
+    (Bug::SyncsDoNothing, "concurrent_calls_are_linearizable"),
+    (Bug::ViewsGoBack, "concurrent_calls_are_linearizable"),
+    (Bug::WatchesComeLate, "watch_fires_before_the_change_is_read"),
     (Bug::WatchesOutliveSessions, "watches_end_with_their_session"),
 ];
 
 #[test]
-fn each_deliberate_bug_in_a_tree_is_caught_by_its_case() {
+fn each_deliberate_bug_in_a_tree_is_detected() {
     let missed: Vec<_> =
         CAUGHT_BY.iter().filter(|(bug, case)| !(0..20).any(|seed| catches(*bug, case, seed))).collect();
-    assert!(missed.is_empty(), "no seed catches {missed:?}");
+    assert!(missed.is_empty(), "no seed detects {missed:?}");
 }
 
-/// Whether the case fails on an engine with this bug. (That it passes on one without is what the suites show.)
+/// Returns true if the case fails on an engine with this bug. The suites show that it passes on an engine without bugs.
 fn catches(bug: Bug, name: &str, seed: u64) -> bool {
     let simulation = Simulation::new(seed);
     simulation.run_until(async {
@@ -123,7 +123,7 @@ impl Process for BrokenProcess {
 
 impl Trees for BrokenProcess {
     fn open(&self, mut options: SessionOptions) -> BoxFuture<'_, Result<Arc<dyn Tree>, TreeError>> {
-        if self.bug == Bug::EverybodyIsAlice {
+        if self.bug == Bug::EverySessionIsAlice {
             let (name, password) = ("alice".to_owned(), "of the looking-glass".to_owned());
             options.credentials = vec![Credentials { name, password }];
         }
@@ -140,7 +140,7 @@ struct Broken {
     bug: Bug,
     runtime: Runtime,
     inner: Arc<dyn Tree>,
-    /// What was read first, or first since it was forgotten.
+    /// First data read of each node since the last reset.
     seen: Mutex<BTreeMap<NodePath, Node>>,
 }
 
@@ -169,8 +169,8 @@ impl Broken {
     }
 
     fn data(&self, data: Bytes) -> Bytes {
-        let kept = if self.is(Bug::LimitsAreIgnored) { data.len().min(DATA_BYTES_MAX) } else { data.len() };
-        data.slice(..kept)
+        let len = if self.is(Bug::LimitsAreIgnored) { data.len().min(DATA_BYTES_MAX) } else { data.len() };
+        data.slice(..len)
     }
 
     fn expected(&self, expected: Expected, bug: Bug) -> Expected {
@@ -179,11 +179,11 @@ impl Broken {
 
     fn forget_if(&self, bug: Bug) {
         if self.is(bug) {
-            self.seen.lock().expect("nothing panics in here").clear();
+            self.seen.lock().expect("no code panics while it holds this mutex").clear();
         }
     }
 
-    /// Somewhat later.
+    /// Runs a change some time later.
     fn after_all(&self, change: impl FnOnce(Arc<dyn Tree>) -> BoxFuture<'static, ()> + Send + 'static) {
         let (runtime, inner) = (self.runtime.clone(), self.inner.clone());
         let task = self.runtime.spawn("late", async move {
@@ -198,7 +198,7 @@ impl Broken {
     }
 }
 
-/// A set that somebody waits for.
+/// Set that a caller waits for.
 struct Waited<'a> {
     broken: &'a Broken,
     set: Option<(NodePath, Bytes)>,
@@ -206,7 +206,7 @@ struct Waited<'a> {
 
 impl Drop for Waited<'_> {
     fn drop(&mut self) {
-        if let Some((path, data)) = self.set.take().filter(|_| self.broken.is(Bug::GivenUpChangesComeLate)) {
+        if let Some((path, data)) = self.set.take().filter(|_| self.broken.is(Bug::AbandonedChangesComeLate)) {
             self.broken.set_after_all(path, data);
         }
     }
@@ -226,9 +226,9 @@ impl Tree for Broken {
                 CreateMode::Ephemeral if self.is(Bug::ClosingLeavesNodes) => CreateMode::Persistent,
                 CreateMode::Container if self.is(Bug::ContainersArePersistent) => CreateMode::Persistent,
                 mode if mode.is_sequential() && self.is(Bug::NumbersAreNotCounted) => {
-                    let parent = path.parent().expect("it is not the root");
+                    let parent = path.parent().expect("a sequential node is not the root");
                     let count = self.inner.children(&parent).await?.names.len();
-                    let numbered = NodePath::new(&format!("{path}{count:010}")).expect("it is a path");
+                    let numbered = NodePath::new(&format!("{path}{count:010}")).expect("a number extends a valid path");
                     return self.inner.create(&numbered, data, CreateMode::Persistent, acl).await;
                 }
                 mode => mode,
@@ -246,8 +246,8 @@ impl Tree for Broken {
             let (path, data) = set;
             let answer = self.inner.set(&path, data.clone(), self.expected(expected, Bug::SetsExpectNothing)).await;
             waited.set = None;
-            let is_refused = answer == Err(TreeError::BadVersion);
-            if self.is(Bug::ChangesAreMadeTwice) || (self.is(Bug::RefusedChangesAreMade) && is_refused) {
+            let is_rejected = answer == Err(TreeError::BadVersion);
+            if self.is(Bug::ChangesHappenTwice) || (self.is(Bug::RejectedChangesHappen) && is_rejected) {
                 self.set_after_all(path, data);
             }
             answer
@@ -272,9 +272,9 @@ impl Tree for Broken {
 
     fn multi(&self, ops: Vec<Op>) -> Answer<'_, Vec<Done>> {
         async move {
-            if !self.is(Bug::MultiIsTornApart) {
+            if !self.is(Bug::MultiIsNotAtomic) {
                 return self.inner.multi(ops).await.map_err(|error| match error {
-                    TreeError::Multi { source, .. } if self.is(Bug::MultiTellsNoStep) => *source,
+                    TreeError::Multi { source, .. } if self.is(Bug::MultiHidesItsStep) => *source,
                     error => error,
                 });
             }
@@ -295,7 +295,7 @@ impl Tree for Broken {
         let path = path.clone();
         async move {
             let node = self.inner.get(&path).await?;
-            let mut seen = self.seen.lock().expect("nothing panics in here");
+            let mut seen = self.seen.lock().expect("no code panics while it holds this mutex");
             let first = seen.entry(path).or_insert_with(|| node.clone()).clone();
             let is_stale = [Bug::ReadsAreStale, Bug::SyncsDoNothing, Bug::ViewsGoBack].contains(&self.bug);
             Ok(if is_stale { first } else { node })

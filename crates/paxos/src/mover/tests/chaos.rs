@@ -1,6 +1,6 @@
-//! Movers on every node, all of which may believe to be the system group's master at once, over a log that all learn in
-//! their own time, with clocks of their own, proposals and answers that are lost, late or doubled, and processes that stand
-//! still or begin anew.
+//! Movers on every node. All of them may act as if on the master of the system group at the same time. Nodes learn the
+//! log at different times and have different clocks. Proposals and responses are lost, late or duplicated, and
+//! processes pause or restart.
 
 use proptest::prelude::*;
 
@@ -19,15 +19,15 @@ const OPTIONS: Options = Options {
     handover_within: Duration::from_millis(400),
     lease_within: Duration::from_millis(2000),
     remaining: Duration::from_millis(200),
-    pause: Duration::from_millis(200),
+    interval: Duration::from_millis(200),
     backoff: Duration::from_secs(1),
     backoff_most: Duration::from_secs(8),
 };
 
-/// SplitMix64.
-struct Chance(u64);
+/// Random numbers by SplitMix64.
+struct Random(u64);
 
-impl Chance {
+impl Random {
     fn below(&mut self, end: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -44,52 +44,52 @@ struct Process {
     id: NodeId,
     mover: Mover,
     liveness: u64,
-    /// How many records of the log it has learned, and what they come to.
+    /// Number of records that the process has learned. `system` is the resulting state.
     learned: usize,
     system: System,
-    /// What it believes of the masters, which may be old.
+    /// State of the paxos groups as the process knows it, which may be old.
     groups: BTreeMap<GroupId, Facts>,
-    /// Its clock's rate, in ten thousandths, and what it showed at first.
+    /// Rate of the process's clock in ten thousandths. `shows` is the clock's first reading.
     rate: u64,
     shows: u64,
-    stands_still_until: u64,
+    paused_until: u64,
     inputs: Vec<Input>,
 }
 
 enum Event {
     Decide(Record),
-    Hear(NodeId, u64, Input),
+    Deliver(NodeId, u64, Input),
     Become(Move),
 }
 
 struct World {
-    chance: Chance,
+    random: Random,
     now: u64,
-    wild: bool,
+    has_faults: bool,
     log: Vec<Record>,
     system: System,
     processes: Vec<Process>,
     masters: BTreeMap<GroupId, (NodeId, Epoch)>,
     wire: Vec<(u64, Event)>,
-    /// A node that no hand-over to ever succeeds, and whether that is seen from afar.
-    sick: Option<(NodeId, bool)>,
-    /// The move whose steps may be under way, and until when.
+    /// Node to which hand-overs never succeed, and whether other nodes see it as unreachable.
+    failing: Option<(NodeId, bool)>,
+    /// Move whose steps may be in progress, and their end.
     under_way: Option<(Move, u64)>,
     hand_overs: u32,
 }
 
 impl World {
-    fn new(seed: u64, groups: u32, sick: Option<(NodeId, bool)>) -> World {
+    fn new(seed: u64, groups: u32, failing: Option<(NodeId, bool)>) -> World {
         let mut world = World {
-            chance: Chance(seed),
+            random: Random(seed),
             now: 0,
-            wild: true,
+            has_faults: true,
             log: Vec::new(),
             system: System::default(),
             processes: Vec::new(),
             masters: BTreeMap::new(),
             wire: Vec::new(),
-            sick,
+            failing,
             under_way: None,
             hand_overs: 0,
         };
@@ -99,7 +99,7 @@ impl World {
         }
         for group in (1..=groups).map(GroupId) {
             let replicas: Vec<NodeId> = (1..=NODES).map(NodeId).collect();
-            let master = replicas[usize::try_from(world.chance.below(2)).unwrap()];
+            let master = replicas[usize::try_from(world.random.below(2)).unwrap()];
             world.decide(Record::Group { group, replicas });
             world.masters.insert(group, (master, Epoch(1)));
         }
@@ -115,9 +115,9 @@ impl World {
             learned: 0,
             system: System::default(),
             groups: BTreeMap::new(),
-            rate: 9_950 + self.chance.below(101),
-            shows: self.chance.below(1 << 40),
-            stands_still_until: 0,
+            rate: 9_950 + self.random.below(101),
+            shows: self.random.below(1 << 40),
+            paused_until: 0,
             inputs: Vec::new(),
         }
     }
@@ -128,13 +128,13 @@ impl World {
     }
 
     fn send(&mut self, event: Event) {
-        let (lost, most) = match (self.wild, self.chance.below(4)) {
+        let (lost, most) = match (self.has_faults, self.random.below(4)) {
             (true, 0) => (15, 4_000),
             (true, _) => (5, 200),
             (false, _) => (0, 100),
         };
-        if !self.chance.percent(lost) {
-            let at = self.now + self.chance.below(most) * 1000;
+        if !self.random.percent(lost) {
+            let at = self.now + self.random.below(most) * 1000;
             self.wire.push((at, event));
         }
     }
@@ -146,10 +146,10 @@ impl World {
             let (due, later) = std::mem::take(&mut self.wire).into_iter().partition(|(at, _)| *at <= self.now);
             self.wire = later;
             let due: Vec<(u64, Event)> = due;
-            due.into_iter().for_each(|(_, event)| self.happen(event));
-            if self.wild && self.chance.below(80) == 0 {
-                // So that there is always something to move.
-                let (node, draining) = (self.any_node(), self.chance.percent(50));
+            due.into_iter().for_each(|(_, event)| self.apply_event(event));
+            if self.has_faults && self.random.below(80) == 0 {
+                // Random changes of draining ensure that some masters must move.
+                let (node, draining) = (self.any_node(), self.random.percent(50));
                 self.decide(Record::Drain { node, draining });
             }
             for at in 0..self.processes.len() {
@@ -158,28 +158,28 @@ impl World {
         }
     }
 
-    fn calm(&mut self, drained: NodeId) {
-        self.wild = false;
+    fn stop_faults(&mut self, drained: NodeId) {
+        self.has_faults = false;
         for node in (1..=NODES).map(NodeId) {
             self.decide(Record::Drain { node, draining: node == drained });
         }
     }
 
     fn any_node(&mut self) -> NodeId {
-        NodeId(u32::try_from(self.chance.below(u64::from(NODES))).unwrap() + 1)
+        NodeId(u32::try_from(self.random.below(u64::from(NODES))).unwrap() + 1)
     }
 
-    fn happen(&mut self, event: Event) {
+    fn apply_event(&mut self, event: Event) {
         match event {
             Event::Decide(record) => self.decide(record),
-            Event::Hear(node, liveness, input) => {
+            Event::Deliver(node, liveness, input) => {
                 let process = self.processes.iter_mut().find(|process| process.id == node).unwrap();
                 if process.liveness == liveness {
                     process.inputs.push(input);
                 }
             }
             Event::Become(of) => {
-                let heals = self.sick.is_none_or(|(sick, _)| sick != of.to);
+                let heals = self.failing.is_none_or(|(failing, _)| failing != of.to);
                 if self.masters[&of.group] == (of.from, of.epoch) && heals {
                     self.masters.insert(of.group, (of.to, of.epoch.next()));
                 }
@@ -188,21 +188,21 @@ impl World {
     }
 
     fn step(&mut self, at: usize) {
-        let (now, wild) = (self.now, self.wild);
-        if self.processes[at].stands_still_until > now {
+        let (now, has_faults) = (self.now, self.has_faults);
+        if self.processes[at].paused_until > now {
             return;
         }
-        if wild && self.chance.below(2000) == 0 {
-            self.processes[at].stands_still_until = now + self.chance.below(8_000_000);
+        if has_faults && self.random.below(2000) == 0 {
+            self.processes[at].paused_until = now + self.random.below(8_000_000);
         }
-        if wild && self.chance.below(3000) == 0 {
+        if has_faults && self.random.below(3000) == 0 {
             let (id, liveness) = (self.processes[at].id, self.system.node(self.processes[at].id).unwrap().liveness);
             self.decide(Record::Join { node: id, liveness: liveness + 1, incarnation: 1, stamp: Instant(1) });
             self.processes[at] = self.process(id, liveness + 1);
         }
-        let learned = if wild && self.chance.percent(50) {
+        let learned = if has_faults && self.random.percent(50) {
             let behind = (self.log.len() - self.processes[at].learned) as u64;
-            self.processes[at].learned + usize::try_from(self.chance.below(behind + 1)).unwrap()
+            self.processes[at].learned + usize::try_from(self.random.below(behind + 1)).unwrap()
         } else {
             self.log.len()
         };
@@ -211,17 +211,17 @@ impl World {
             process.system.apply(Slot(slot as u64 + 1), &self.log[slot]);
         }
         process.learned = learned;
-        if !wild || self.chance.percent(30) {
+        if !has_faults || self.random.percent(30) {
             let lag: BTreeMap<NodeId, u64> = (1..=NODES).map(|node| (NodeId(node), 0)).collect();
             let facts = |master: &(NodeId, Epoch)| Facts { master: Some(*master), lag: lag.clone() };
             process.groups = self.masters.iter().map(|(group, master)| (*group, facts(master))).collect();
         }
-        let unreachable = self.sick.filter(|(_, seen)| *seen).map(|(node, _)| node);
+        let unreachable = self.failing.filter(|(_, visible)| *visible).map(|(node, _)| node);
         let reachable = (1..=NODES).map(NodeId).filter(|node| Some(*node) != unreachable).collect();
         let view = View {
             me: process.id,
             liveness: process.liveness,
-            masters_system: if wild { self.chance.percent(80) } else { process.id == NodeId(1) },
+            masters_system: if has_faults { self.random.percent(80) } else { process.id == NodeId(1) },
             system: &process.system,
             groups: &process.groups,
             reachable: &reachable,
@@ -235,21 +235,21 @@ impl World {
     fn act(&mut self, id: NodeId, liveness: u64, action: Action) {
         match action {
             Action::Propose(record) => {
-                if self.wild && self.chance.percent(20) {
+                if self.has_faults && self.random.percent(20) {
                     self.send(Event::Decide(record.clone()));
                 }
                 self.send(Event::Decide(record));
             }
             Action::Begin { step: Step::Prepare(what), of, within } => {
                 self.begins(of, within);
-                self.send(Event::Hear(id, liveness, Input::Prepared { fence: of.fence, what }));
+                self.send(Event::Deliver(id, liveness, Input::Prepared { fence: of.fence, what }));
             }
             Action::Begin { step: Step::Handover(_), of, within } => {
                 self.begins(of, within);
                 self.hand_overs += 1;
-                // Whoever is told of a step keeps to its limit.
-                let at = self.now + self.chance.below(u64::try_from(within.as_micros()).unwrap());
-                if !self.wild || self.chance.percent(70) {
+                // A node that receives a step keeps its limit.
+                let at = self.now + self.random.below(u64::try_from(within.as_micros()).unwrap());
+                if !self.has_faults || self.random.percent(70) {
                     self.wire.push((at, Event::Become(of)));
                 }
             }
@@ -258,23 +258,23 @@ impl World {
 
     fn begins(&mut self, of: Move, within: Duration) {
         if self.masters[&of.group].1 != of.epoch {
-            // Of a mastership that is over: nobody obeys.
+            // The mastership is over, so no node obeys.
             return;
         }
         if let Some((other, until)) = self.under_way
             && self.masters[&other.group].1 == other.epoch
         {
             let (fence, other) = (of.fence.0, other.fence.0);
-            assert!(other <= fence, "fence {fence} begins a step after {other}");
-            assert!(other == fence || until < self.now, "fences {other} and {fence} are under way");
+            assert!(other <= fence, "fence {fence} begins a step after the later fence {other}");
+            assert!(other == fence || until < self.now, "steps of the fences {other} and {fence} overlap");
         }
-        // Whoever obeys counts shorter by what clocks may differ.
+        // A node that obeys counts a shorter time, by the possible clock drift.
         let until = self.now + u64::try_from(within.as_micros()).unwrap() * 99 / 100;
         let before = self.under_way.filter(|(other, _)| other.fence == of.fence);
         self.under_way = Some((of, before.map_or(until, |(_, before)| until.max(before))));
     }
 
-    /// Where masters are that should be elsewhere, and where that is.
+    /// Returns the present and the ideal node of each master that is misplaced.
     fn misplaced(&self) -> Vec<(NodeId, NodeId)> {
         let present: Distribution = self.masters.iter().map(|(group, (node, _))| (*group, *node)).collect();
         let nodes = self.system.nodes().iter();
@@ -292,39 +292,40 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
     #[test]
-    fn no_two_moves_are_in_flight_and_after_the_storm_all_masters_are_where_they_should_be(
+    fn moves_never_overlap_and_masters_reach_their_nodes(
         seed in any::<u64>(), groups in 2..12_u32, drained in 0..=NODES,
     ) {
         let mut world = World::new(seed, groups, None);
         world.run(60);
-        world.calm(NodeId(drained));
-        // The storm's last pause, the wait for a token, the longest back-off, and the moves.
+        world.stop_faults(NodeId(drained));
+        // The time covers the last pause of a process, the wait for a token, the longest backoff, and the moves.
         world.run(8 + 4 + 8 + 2 * u64::from(groups));
         prop_assert!(world.misplaced().is_empty(), "{:?}", world.masters);
         prop_assert_eq!(world.system.token(), None);
     }
 
     #[test]
-    fn a_node_that_never_becomes_master_or_is_never_reached_keeps_no_other_waiting(
-        seed in any::<u64>(), groups in 4..12_u32, sick in 2..=NODES, seen in any::<bool>(),
+    fn failing_node_does_not_block_other_moves(
+        seed in any::<u64>(), groups in 4..12_u32, failing in 2..=NODES, visible in any::<bool>(),
     ) {
-        let sick = NodeId(sick);
-        let mut world = World::new(seed, groups, Some((sick, seen)));
-        world.wild = false;
-        // A move to the sick node may fail, by all its limits, before the others' turn.
+        let failing = NodeId(failing);
+        let mut world = World::new(seed, groups, Some((failing, visible)));
+        world.has_faults = false;
+        // A move to the failing node may take all its limits before the other moves follow.
         world.run(4 * u64::from(groups));
-        prop_assert!(world.misplaced().iter().all(|(from, to)| *to == sick || seen && *from == sick), "{:?}", world.masters);
+        let is_excused = |(from, to): &(NodeId, NodeId)| *to == failing || visible && *from == failing;
+        prop_assert!(world.misplaced().iter().all(is_excused), "{:?}", world.masters);
     }
 }
 
 #[test]
-fn the_storm_moves_masters_and_tokens_are_taken_over() {
+fn fault_runs_include_hand_overs_and_takeovers() {
     let (mut hand_overs, mut takeovers) = (0, 0);
     for seed in 0..8 {
         let mut world = World::new(seed, 8, None);
         world.run(60);
         hand_overs += world.hand_overs;
-        let over = |record: &&Record| matches!(record, Record::TokenTake(take) if take.seen.1 > Slot(0));
+        let over = |record: &&Record| matches!(record, Record::TokenTake(take) if take.precondition.1 > Slot(0));
         takeovers += world.log.iter().filter(over).count();
     }
     assert!(hand_overs > 40 && takeovers > 0, "{hand_overs} hand-overs, {takeovers} takeovers");

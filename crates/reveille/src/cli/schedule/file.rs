@@ -1,4 +1,5 @@
-//! Many schedules from a file or a pipe: sent as they are read, told as they are answered.
+//! Creation of many schedules from a file or a pipe. Requests are sent while the file is read, and results are printed
+//! when they arrive.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -17,11 +18,11 @@ use crate::cli::explain::explain;
 use crate::cli::show;
 use crate::progress::Progress;
 
-/// Read and not sent yet.
+/// Maximum requests that are read and not sent yet.
 const AHEAD: usize = 256;
 
-/// What ended the reading before the file's end.
-type Broken = Arc<Mutex<Option<anyhow::Error>>>;
+/// Error that stopped the reader before the end of the file.
+type ReadError = Arc<Mutex<Option<anyhow::Error>>>;
 
 pub(super) async fn create_all(
     runtime: &Runtime,
@@ -31,84 +32,87 @@ pub(super) async fn create_all(
 ) -> anyhow::Result<()> {
     let input = open(&path)?;
     let (requests, read) = mpsc::channel(AHEAD);
-    let broken = Broken::default();
-    let told = broken.clone();
+    let read_error = ReadError::default();
+    let reported = read_error.clone();
     let reader = TaskSet::new(runtime);
-    // A thread of its own: a pipe may keep it waiting.
+    // The reader has its own thread, because reading from a pipe may block.
     reader.spawn_thread("file", async move {
         if let Err(error) = read_all(input, requests).await {
             let name = if is_piped(&path) { "standard input".to_owned() } else { path.display().to_string() };
-            let text = format!("{name} is read no further");
-            *told.lock().expect("no holder of this lock panics") = Some(error.context(text));
+            let text = format!("cannot read further from {name}");
+            *reported.lock().expect("no holder of this lock panics") = Some(error.context(text));
         }
     });
     let requests = stream::unfold(read, async |mut read| read.recv().await.map(|request| (request, read)));
-    let counted = tell_all(runtime, client, requests, output).await;
-    let Told { made, refused, broke_off_at } = counted.map_err(|(made, error)| {
-        let refused = explain(client, &error);
-        refused.context(format!("it broke off after {made} were made; what was not answered may have been made, too"))
+    let counts = send_all(runtime, client, requests, output).await;
+    let Counts { created, rejected, stopped_at } = counts.map_err(|(created, error)| {
+        let explained = explain(client, &error);
+        explained.context(format!(
+            "stopped after {created} schedules were created; schedules without a response may have been created, too"
+        ))
     })?;
     if !output.json {
-        console::line(&format!("{made} made, {refused} refused"))?;
+        console::line(&format!("{created} created, {rejected} rejected"))?;
     }
-    if let Some(number) = broke_off_at {
+    if let Some(number) = stopped_at {
         bail!(
-            "the server broke off at number {number}: nothing from there on was made, so send that again; of those before, \
-             {refused} were refused, and the others are made"
+            "the server stopped at number {number}: no schedule from there on was created, so send those again; of the \
+             schedules before, {rejected} were rejected, and the others are created"
         );
     }
-    if let Some(error) = broken.lock().expect("no holder of this lock panics").take() {
+    if let Some(error) = read_error.lock().expect("no holder of this lock panics").take() {
         return Err(error);
     }
-    if refused > 0 {
-        bail!("{refused} were refused; those that were not are made");
+    if rejected > 0 {
+        bail!("{rejected} schedules were rejected; the others are created");
     }
     Ok(())
 }
 
-/// Codes of a last result that stands for all that was not taken.
-const BREAKS: [&str; 4] = ["batch_too_long", "body_timeout", "body_broken", "invalid_credentials"];
+/// Codes of a last result that applies to all further lines of the batch.
+const FINAL_CODES: [&str; 4] = ["batch_too_long", "body_timeout", "body_broken", "invalid_credentials"];
 
 #[derive(Default)]
-struct Told {
-    made: u64,
-    refused: u64,
-    /// The number of the first that the server did not take.
-    broke_off_at: Option<u64>,
+struct Counts {
+    created: u64,
+    rejected: u64,
+    /// Number of the first schedule that the server did not process.
+    stopped_at: Option<u64>,
 }
 
-/// What became of them; with the error, how many were made before it.
-async fn tell_all(
+/// Sends all requests and prints the results. An error comes with the number of schedules created before it.
+async fn send_all(
     runtime: &Runtime,
     client: &Client,
     requests: impl stream::Stream<Item = ScheduleRequest> + Send + 'static,
     output: Output,
-) -> Result<Told, (u64, Error)> {
-    let mut told = Told::default();
+) -> Result<Counts, (u64, Error)> {
+    let mut counts = Counts::default();
     let mut progress = Progress::new(runtime);
     let mut results = client.create_many(requests);
-    while let Some(result) = results.try_next().await.map_err(|error| (told.made, error))? {
+    while let Some(result) = results.try_next().await.map_err(|error| (counts.created, error))? {
         match &result.problem {
-            None => told.made += 1,
-            Some(problem) if BREAKS.contains(&&*problem.code) => told.broke_off_at = Some(result.line),
-            Some(_) => told.refused += 1,
+            None => counts.created += 1,
+            Some(problem) if FINAL_CODES.contains(&&*problem.code) => counts.stopped_at = Some(result.line),
+            Some(_) => counts.rejected += 1,
         }
-        // A reader of standard output that has gone away stops nothing.
-        let _gone = match (&result.problem, output.json) {
+        // If no process reads standard output any more, the creation continues.
+        let _unwritten = match (&result.problem, output.json) {
             (_, true) => show::json(&result),
-            (Some(problem), false) => tell_refusal(result.line, problem),
+            (Some(problem), false) => show_rejection(result.line, problem),
             (None, false) => Ok(()),
         };
-        progress.tell(|| format!("{} made, {} refused", told.made, told.refused));
-        // The connection may end with an error, as not all that was sent is read: that would say less.
-        if told.broke_off_at.is_some() {
+        progress.update(|| format!("{} created, {} rejected", counts.created, counts.rejected));
+        // Do not wait for the end of the connection. The server has not read the whole body, so the connection may end
+        // with an error that is less specific than this result.
+        if counts.stopped_at.is_some() {
             break;
         }
     }
-    Ok(told)
+    Ok(counts)
 }
 
-fn tell_refusal(number: u64, problem: &Problem) -> anyhow::Result<()> {
+fn show_rejection(number: u64, problem: &Problem) -> anyhow::Result<()> {
     let reasons = problem.errors.iter().map(|error| {
         let place = error.pointer.as_deref().unwrap_or_default();
         let colon = if place.is_empty() { "" } else { ": " };
@@ -118,7 +122,7 @@ fn tell_refusal(number: u64, problem: &Problem) -> anyhow::Result<()> {
         true => vec![problem.detail.clone()],
         false => reasons.collect(),
     };
-    Ok(console::line(&format!("number {number} is refused: {}", show::harmless(&reasons.join("; "))))?)
+    Ok(console::line(&format!("number {number} is rejected: {}", show::escaped(&reasons.join("; "))))?)
 }
 
 fn is_piped(path: &Path) -> bool {
@@ -132,10 +136,11 @@ fn open(path: &Path) -> anyhow::Result<Box<dyn Read + Send>> {
     }
 }
 
-/// JSON texts one after the other, on as many lines as they like.
+/// Reads JSON objects one after the other. An object may span several lines.
 async fn read_all(input: Box<dyn Read + Send>, requests: mpsc::Sender<ScheduleRequest>) -> anyhow::Result<()> {
     for request in serde_json::Deserializer::from_reader(BufReader::new(input)).into_iter() {
-        let request = request.context("it takes one JSON object after the other, and no list around them")?;
+        let request =
+            request.context("invalid input: write JSON objects one after the other, without a list around them")?;
         if requests.send(request).await.is_err() {
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! `reveille schedule list`.
+//! `reveille schedule list`: lists schedules, all or by a filter.
 
 use anyhow::{Context as _, ensure};
 use clap::{Args, ValueEnum};
@@ -9,23 +9,23 @@ use serde::de::IntoDeserializer;
 use serde::de::value::Error;
 
 use crate::cli::Output;
-use crate::cli::connect::{As, Connect};
+use crate::cli::connect::{Connect, DefaultKey};
 use crate::cli::explain::explain;
 use crate::cli::run::Page;
 use crate::cli::show::{self, or_dash, word};
 
 #[derive(Args, Debug)]
 pub(crate) struct List {
-    /// Those in this state
+    /// State of the schedules to list
     #[arg(long, conflicts_with_all = ["label", "due_from"])]
     state: Option<State>,
-    /// Those with this label, as NAME:VALUE
+    /// Label of the schedules to list, as NAME:VALUE
     #[arg(long, value_name = "NAME:VALUE", value_parser = label, conflicts_with = "due_from")]
     label: Option<(String, String)>,
-    /// Those that are due from this instant on (RFC 3339), the next first
+    /// Earliest due instant of the schedules to list (RFC 3339); the next due schedule comes first
     #[arg(long, value_name = "INSTANT", value_parser = instant, requires = "due_until")]
     due_from: Option<Time>,
-    /// The end of what is due: at most 24 hours later
+    /// End of the due instants, at most 24 hours after --due-from
     #[arg(long, value_name = "INSTANT", value_parser = instant, requires = "due_from")]
     due_until: Option<Time>,
     #[command(flatten)]
@@ -44,14 +44,14 @@ enum State {
 }
 
 fn label(text: &str) -> anyhow::Result<(String, String)> {
-    let (name, value) = text.split_once(':').context("a label is NAME:VALUE")?;
-    ensure!(!name.contains('='), "a label with `=` in its name cannot be asked for; it is NAME:VALUE here");
+    let (name, value) = text.split_once(':').context("not a label; the form is NAME:VALUE")?;
+    ensure!(!name.contains('='), "cannot list by a label with `=` in its name; the form of a label is NAME:VALUE");
     Ok((name.trim().to_owned(), value.trim().to_owned()))
 }
 
 fn instant(text: &str) -> anyhow::Result<Time> {
     Time::deserialize(IntoDeserializer::<Error>::into_deserializer(text))
-        .context("an instant is written as 2030-01-02T03:04:05Z")
+        .context("not an instant; an example is 2030-01-02T03:04:05Z")
 }
 
 impl List {
@@ -74,7 +74,7 @@ impl List {
 }
 
 pub(super) async fn list(arguments: List) -> anyhow::Result<()> {
-    let client = arguments.connect.client(As::Admin)?;
+    let client = arguments.connect.client(DefaultKey::Admin)?;
     let Page { limit, page_token } = &arguments.page;
     let page = client.schedule_page(&arguments.by(), *limit, page_token.as_deref()).await;
     show_page(&page.map_err(|error| explain(&client, &error))?, arguments.output)
@@ -87,7 +87,7 @@ fn show_page(page: &SchedulePage, output: Output) -> anyhow::Result<()> {
     let rows: Vec<_> = page.schedules.iter().map(row).collect();
     show::table(["schedule", "state", "next", "when", "labels"], &rows)?;
     match &page.next_page_token {
-        Some(token) => Ok(console::line(&format!("\nmore: --page-token {}", show::harmless(token)))?),
+        Some(token) => Ok(console::line(&format!("\nmore: --page-token {}", show::escaped(token)))?),
         None => Ok(()),
     }
 }

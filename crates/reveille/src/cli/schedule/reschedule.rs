@@ -1,4 +1,4 @@
-//! `reveille schedule reschedule`.
+//! `reveille schedule reschedule`: changes the timing of a schedule.
 
 use std::time::Duration;
 
@@ -9,29 +9,30 @@ use runtime::Runtime;
 
 use super::show_summary;
 use crate::cli::Output;
-use crate::cli::connect::{As, Connect};
+use crate::cli::connect::{Connect, DefaultKey};
 use crate::cli::explain::explain;
 
 #[derive(Args, Debug)]
 #[command(group(ArgGroup::new("change").args(["at", "after", "cron", "every", "zone"]).required(true).multiple(true)))]
 pub(crate) struct Reschedule {
+    /// Id of the schedule
     id: String,
-    /// Once, at this instant: 2030-01-02T03:04:05Z, with any offset
+    /// Instant of a single callback: 2030-01-02T03:04:05Z, with any offset
     #[arg(long, group = "when")]
     at: Option<String>,
-    /// Once, after a while: 30s, 10m, 1h30m, by this machine's clock
+    /// Delay of a single callback by this machine's clock: 30s, 10m, 1h30m
     #[arg(long = "in", group = "when", value_name = "DURATION", value_parser = duration::parse)]
     after: Option<Duration>,
-    /// By a cron expression of five fields, or six with seconds first
+    /// Cron expression of five fields, or six with seconds first
     #[arg(long, group = "when", value_name = "EXPRESSION")]
     cron: Option<String>,
-    /// Every so often, counted from now: 30s, 10m, 1h30m
+    /// Interval between callbacks, counted from now: 30s, 10m, 1h30m
     #[arg(long, group = "when", value_name = "DURATION")]
     every: Option<String>,
-    /// The zone of the cron expression, as Europe/Berlin [default: the one it has]
+    /// Time zone of the cron expression, such as Europe/Berlin [default: unchanged]
     #[arg(long)]
     zone: Option<String>,
-    /// Only if it is as it was when `reveille schedule get` showed this tag, quotes included
+    /// Tag that `reveille schedule get` showed, with its quotes; the command fails if the schedule has changed since
     #[arg(long, value_name = "TAG")]
     if_match: Option<Tag>,
     #[command(flatten)]
@@ -42,7 +43,7 @@ pub(crate) struct Reschedule {
 
 pub(super) async fn reschedule(runtime: &Runtime, arguments: Reschedule) -> anyhow::Result<()> {
     let Reschedule { id, at, after, cron, every, zone, if_match, output, connect } = arguments;
-    let client = connect.client(As::Admin)?;
+    let client = connect.client(DefaultKey::Admin)?;
     let at = at.or_else(|| after.map(|after| (runtime.now() + after).to_string()));
     let patch = SchedulePatch::new();
     let patch = match (at, cron, every) {

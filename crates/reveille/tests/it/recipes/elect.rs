@@ -1,4 +1,4 @@
-//! A command that runs only while its process leads, whoever is killed, stopped or told to end.
+//! `elect`: its command runs only while the process leads, even if processes are killed, paused or signalled.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,22 +7,22 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use super::{postgres, reveille, run, said, zookeeper};
+use super::{postgres, reveille, run, stdout_of, zookeeper};
 use crate::server::signal;
 use crate::until;
 
-/// A session that ends while a test waits.
+/// Session timeout in seconds that is short enough to expire during a test.
 const SHORT: u64 = 2;
-/// One that does not.
+/// Session timeout in seconds that does not expire during a test.
 const LONG: u64 = 120;
 
-/// A process of `elect`, whose command is a script of the shell with the file `log` as `$0`.
+/// Process of `elect`. Its command is a shell script with the path of the file `log` as `$0`.
 struct Candidate {
     elect: Child,
     log: PathBuf,
 }
 
-/// Notes its term and its pid again and again.
+/// Script that repeatedly writes its term and its process id to the log.
 const NOTES: &str = "while :; do echo $REVEILLE_TERM $$ >> \"$0\"; sleep 0.02; done";
 
 impl Candidate {
@@ -33,7 +33,7 @@ impl Candidate {
         Candidate { elect: command.stderr(Stdio::null()).spawn().unwrap(), log: log.to_owned() }
     }
 
-    /// Its child that was started with this word.
+    /// Returns the child process whose command line contains this word.
     fn child(&self, word: &str) -> u32 {
         let own = self.elect.id().to_string();
         let is_its = |stat: &str| stat.rsplit_once(')').and_then(|(_, rest)| rest.split(' ').nth(2)) == Some(&own);
@@ -43,18 +43,18 @@ impl Candidate {
             let line = fs::read_to_string(folder.join("cmdline")).ok()?;
             line.split('\0').any(|part| part == word).then(|| stat.split(' ').next().unwrap().parse().unwrap())
         });
-        found.unwrap_or_else(|| panic!("it has no child {word}"))
+        found.unwrap_or_else(|| panic!("`elect` has no child {word}"))
     }
 
     fn ended(&mut self) -> ExitStatus {
-        until("it has ended", || self.elect.try_wait().unwrap().is_some());
+        until("`elect` ends", || self.elect.try_wait().unwrap().is_some());
         self.elect.wait().unwrap()
     }
 
-    /// The last pid that its command has noted.
+    /// Returns the last process id in the log.
     fn worker(&self) -> u32 {
         let mut last = None;
-        until("it has noted its pid", || {
+        until("the command writes its process id", || {
             last = notes(&self.log).last().map(|(_, pid)| *pid);
             last.is_some()
         });
@@ -70,14 +70,14 @@ impl Drop for Candidate {
 }
 
 fn is_there(pid: u32) -> bool {
-    // One that nobody has buried yet is none.
+    // A zombie does not count as running.
     fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z"))
 }
 
-/// Terms and pids in the order of their lines.
+/// Returns the terms and process ids in the order of their lines.
 fn notes(log: &Path) -> Vec<(u64, u32)> {
     let text = fs::read_to_string(log).unwrap_or_default();
-    // The last line may be half written.
+    // The last line may be incomplete.
     let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
     let note = |line: &str| {
         let (term, pid) = line.split_once(' ')?;
@@ -88,7 +88,7 @@ fn notes(log: &Path) -> Vec<(u64, u32)> {
 
 fn leads_above(log: &Path, term: u64) -> u64 {
     let mut last = 0;
-    until("somebody leads under a later term", || {
+    until("a process leads under a later term", || {
         last = notes(log).last().map_or(0, |(term, _)| *term);
         last > term
     });
@@ -96,7 +96,7 @@ fn leads_above(log: &Path, term: u64) -> u64 {
 }
 
 #[test]
-fn a_command_runs_while_its_process_leads_and_only_then() {
+fn command_runs_only_while_its_process_leads() {
     for url in [zookeeper(), postgres()] {
         let folder = tempfile::tempdir().unwrap();
         let log = folder.path().join("log");
@@ -104,71 +104,73 @@ fn a_command_runs_while_its_process_leads_and_only_then() {
         let one = leads_above(&log, 0);
         let second = Candidate::start(&url, &log, SHORT, NOTES);
 
-        // Killed: the other leads once its session is over.
+        // The leader is killed. The other process leads when the leader's session has expired.
         first.elect.kill().unwrap();
         first.elect.wait().unwrap();
         let killed = Instant::now();
         let two = leads_above(&log, one);
         assert!(killed.elapsed() < Duration::from_secs(20));
 
-        // It stands still: its command is ended before another leads.
+        // The leader is paused. Its command must end before another process leads.
         let mut third = Candidate::start(&url, &log, SHORT, NOTES);
-        until("it stands, too", || said(&url, &["tree", "ls", "/group"]).matches("-lock-").count() == 2);
+        until("the third process becomes a candidate", || {
+            stdout_of(&url, &["tree", "ls", "/group"]).matches("-lock-").count() == 2
+        });
         signal(second.elect.id(), Signal::STOP);
         let three = leads_above(&log, two);
         signal(second.elect.id(), Signal::CONT);
 
-        // Told to stop: it hands over.
+        // The leader receives SIGTERM. It releases the leadership.
         signal(third.elect.id(), Signal::TERM);
         leads_above(&log, three);
         assert_eq!(third.ended().code(), Some(0));
         drop(second);
-        assert!(notes(&log).is_sorted_by_key(|(term, _)| *term), "none writes after a later one: {:?}", notes(&log));
+        assert!(notes(&log).is_sorted_by_key(|(term, _)| *term), "a write after a later term: {:?}", notes(&log));
     }
 }
 
-/// An engine may have been quicker: it takes a container away that was left empty.
+/// Deletes the node of the group. The engine may have deleted it already, because it deletes empty containers.
 fn remove_group(url: &str) {
     let output = run(url, &["tree", "rm", "/group", "--recursive"]);
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() || told.contains("there is no node /group"), "{told}");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() || error.contains("no such node: /group"), "{error}");
 }
 
 #[test]
-fn a_command_goes_with_its_elect_and_with_its_supervisor_at_once() {
+fn command_is_killed_when_elect_or_its_supervisor_is_killed() {
     let url = zookeeper();
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
-    // The shell has a child that does the work.
+    // The worker is a child process of the command.
     let script = "sh -c 'while :; do echo $REVEILLE_TERM $$ >> \"$0\"; sleep 0.02; done' \"$0\"; true";
-    for whom in ["elect", "supervise"] {
+    for victim in ["elect", "supervise"] {
         let mut candidate = Candidate::start(&url, &log, LONG, script);
         let worker = candidate.worker();
         let began = Instant::now();
-        match whom {
+        match victim {
             "elect" => signal(candidate.elect.id(), Signal::KILL),
             word => signal(candidate.child(word), Signal::KILL),
         }
-        until("its worker is gone", || !is_there(worker));
-        assert!(began.elapsed() < Duration::from_secs(LONG / 4), "long before the session has ended");
-        assert!(!candidate.ended().success(), "{whom}");
+        until("the worker ends", || !is_there(worker));
+        assert!(began.elapsed() < Duration::from_secs(LONG / 4), "the worker ends long before the session expires");
+        assert!(!candidate.ended().success(), "{victim}");
         fs::remove_file(&log).unwrap();
         remove_group(&url);
     }
 }
 
 #[test]
-fn a_command_is_asked_to_end_and_then_made_to_and_so_are_its_children() {
+fn command_and_its_children_get_sigterm_then_sigkill() {
     let url = zookeeper();
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
     let stubborn = "trap '' TERM; while :; do echo $REVEILLE_TERM $$ >> \"$0\"; sleep 0.02; done";
     let left = format!("sh -c \"{}\" \"$0\" & wait", stubborn.replace('"', "\\\"").replace('$', "\\$"));
     for script in [stubborn, &left] {
-        for is_its_supervisor_still in [false, true] {
+        for is_supervisor_paused in [false, true] {
             let mut candidate = Candidate::start(&url, &log, LONG, script);
             let worker = candidate.worker();
-            if is_its_supervisor_still {
+            if is_supervisor_paused {
                 signal(candidate.child("supervise"), Signal::STOP);
             }
             signal(candidate.elect.id(), Signal::TERM);
@@ -177,7 +179,7 @@ fn a_command_is_asked_to_end_and_then_made_to_and_so_are_its_children() {
             fs::remove_file(&log).unwrap();
         }
     }
-    // As a service manager does that tells all processes of a unit at once.
+    // A service manager may send SIGTERM to all processes of a unit at once.
     let polite = "trap 'sleep 0.3; echo 7 7 >> \"$0\"; exit 3' TERM; echo $REVEILLE_TERM $$ >> \"$0\"; while :; do sleep 0.02; done";
     let mut candidate = Candidate::start(&url, &log, LONG, polite);
     let command = candidate.worker();
@@ -185,19 +187,19 @@ fn a_command_is_asked_to_end_and_then_made_to_and_so_are_its_children() {
         signal(process, Signal::TERM);
     }
     assert_eq!(candidate.ended().code(), Some(0));
-    assert_eq!(notes(&log).last(), Some(&(7, 7)), "it had the time to end");
+    assert_eq!(notes(&log).last(), Some(&(7, 7)), "the command has time to exit by itself");
 }
 
 #[test]
-fn a_second_signal_waits_for_no_grace() {
+fn second_signal_skips_the_grace_period() {
     let (url, folder) = (zookeeper(), tempfile::tempdir().unwrap());
     let log = folder.path().join("log");
     let mut command = reveille(&url, &["elect", "--group", "/group", "--grace", "3600", "--", "sh", "-c"]);
     let elect = command.arg(format!("trap '' TERM; {NOTES}")).arg(&log).stderr(Stdio::null()).spawn().unwrap();
     let mut candidate = Candidate { elect, log };
     let worker = candidate.worker();
-    // Of two that come at once it hears one.
-    until("it has ended", || {
+    // The kernel may merge two signals that arrive at the same time, so the test repeats the signal.
+    until("`elect` ends", || {
         signal(candidate.elect.id(), Signal::TERM);
         candidate.elect.try_wait().unwrap().is_some()
     });
@@ -206,7 +208,7 @@ fn a_second_signal_waits_for_no_grace() {
 }
 
 #[test]
-fn a_command_whose_leadership_is_taken_away_is_killed_and_begins_anew_under_a_later_term() {
+fn command_restarts_under_a_later_term_after_lost_leadership() {
     for url in [zookeeper(), postgres()] {
         let folder = tempfile::tempdir().unwrap();
         let log = folder.path().join("log");
@@ -220,7 +222,7 @@ fn a_command_whose_leadership_is_taken_away_is_killed_and_begins_anew_under_a_la
 }
 
 #[test]
-fn a_command_is_asked_to_end_before_a_session_does_whose_engine_is_away() {
+fn command_gets_sigterm_before_its_session_expires() {
     let servers = test_servers::zookeeper::Zookeeper::start(1).unwrap();
     let url = format!("zookeeper://{}/away", servers.addresses());
     let folder = tempfile::tempdir().unwrap();
@@ -230,14 +232,14 @@ fn a_command_is_asked_to_end_before_a_session_does_whose_engine_is_away() {
     let candidate = Candidate::start(&url, &log, 4, polite);
     let command = candidate.worker();
     servers.kill(0).unwrap();
-    until("the command has ended", || !is_there(command));
-    assert_eq!(notes(&log).last(), Some(&(7, 7)), "by itself");
+    until("the command ends", || !is_there(command));
+    assert_eq!(notes(&log).last(), Some(&(7, 7)), "the command exits by itself");
     servers.restart(0).unwrap();
-    until("it leads again", || notes(&log).last().is_some_and(|note| note.1 != 7));
+    until("the process leads again", || notes(&log).last().is_some_and(|note| note.1 != 7));
 }
 
 #[test]
-fn elect_ends_as_its_command_does_and_leaves_nothing_of_it() {
+fn elect_exits_like_its_command_and_leaves_no_process() {
     let url = zookeeper();
     let code = |script: &str| {
         let output = run(&url, &["elect", "--group", "/group", "--grace", "1", "--", "sh", "-c", script]);
@@ -247,19 +249,19 @@ fn elect_ends_as_its_command_does_and_leaves_nothing_of_it() {
     assert_eq!(code("exit 7").0, Some(7));
     assert_eq!(code("kill -9 $$").0, Some(137));
     assert_eq!(code("cat; echo nothing is read"), (Some(0), "nothing is read\n".to_owned()));
-    let (ended, told) = code("(trap '' TERM; sleep 600) > /dev/null 2>&1 & echo $!; exit 5");
+    let (ended, child) = code("(trap '' TERM; sleep 600) > /dev/null 2>&1 & echo $!; exit 5");
     assert_eq!(ended, Some(5));
-    assert!(!is_there(told.trim().parse().unwrap()), "what it left behind has ended");
-    // The ensemble's sessions are shorter than this grace.
+    assert!(!is_there(child.trim().parse().unwrap()), "a background process of the command has ended");
+    // The ensemble grants shorter sessions than this grace period.
     let long = ["elect", "--group", "/group", "--grace", "3600", "--session-seconds", "300", "--", "sleep", "0.5"];
     assert!(run(&url, &long).status.success());
     let missing = run(&url, &["elect", "--group", "/group", "--", "no-such-program"]);
-    let told = String::from_utf8(missing.stderr).unwrap();
-    assert!(!missing.status.success() && told.contains("no-such-program") && told.contains("PATH"), "{told}");
+    let error = String::from_utf8(missing.stderr).unwrap();
+    assert!(!missing.status.success() && error.contains("no-such-program") && error.contains("PATH"), "{error}");
 }
 
 #[test]
-fn a_supervisor_ends_its_group_at_the_deadline_and_at_the_end_of_its_input() {
+fn supervisor_kills_its_group_at_the_deadline_or_end_of_input() {
     use std::os::unix::process::CommandExt as _;
 
     for is_at_the_deadline in [true, false] {

@@ -56,8 +56,10 @@ fn when() -> impl Strategy<Value = When> {
 }
 
 fn spec() -> impl Strategy<Value = Spec> {
-    let value =
-        prop_oneof![".{0,9}".prop_map(Secret::from), vec(any::<u8>(), 0..80).prop_map(|it| Secret::Sealed(it.into()))];
+    let value = prop_oneof![
+        ".{0,9}".prop_map(Secret::from),
+        vec(any::<u8>(), 0..80).prop_map(|it| Secret::Encrypted(it.into()))
+    ];
     let target = (".{0,40}", "[A-Z]{1,7}", vec((".{0,9}", value), 0..4), duration())
         .prop_map(|(url, method, headers, timeout)| Target::Http(HttpTarget { url, method, headers, timeout }));
     let retry = (any::<u16>(), duration(), duration()).prop_map(|(attempts_max, backoff, backoff_max)| RetryPolicy {
@@ -137,19 +139,19 @@ fn shards() -> impl Strategy<Value = Vec<ShardId>> {
     vec(any::<u16>().prop_map(ShardId), 0..300)
 }
 
-fn edition() -> impl Strategy<Value = Edition> {
-    (any::<u128>(), any::<u32>()).prop_map(|(incarnation, revision)| Edition {
+fn edition() -> impl Strategy<Value = ScheduleVersion> {
+    (any::<u128>(), any::<u32>()).prop_map(|(incarnation, revision)| ScheduleVersion {
         incarnation: Incarnation(incarnation),
         revision: Revision(revision),
     })
 }
 
-fn seen() -> impl Strategy<Value = Seen> {
-    (edition(), option::of(at())).prop_map(|(edition, next)| Seen { edition, next })
+fn seen() -> impl Strategy<Value = Precondition> {
+    (edition(), option::of(at())).prop_map(|(edition, next)| Precondition { edition, next })
 }
 
 fn timing() -> impl Strategy<Value = Timing> {
-    prop_oneof![Just(Timing::Anew), Just(Timing::Kept)]
+    prop_oneof![Just(Timing::Restarted), Just(Timing::Kept)]
 }
 
 fn outcome() -> impl Strategy<Value = AttemptOutcome> {
@@ -161,12 +163,12 @@ fn outcome() -> impl Strategy<Value = AttemptOutcome> {
     })
 }
 
-fn refusal() -> impl Strategy<Value = CreateRefusal> {
-    prop_oneof![Just(CreateRefusal::Exists), Just(CreateRefusal::Unreachable), Just(CreateRefusal::NeverFires)]
+fn refusal() -> impl Strategy<Value = CreateRejection> {
+    prop_oneof![Just(CreateRejection::Exists), Just(CreateRejection::Unreachable), Just(CreateRejection::NeverFires)]
 }
 
-fn put_answer() -> impl Strategy<Value = Result<PutAnswer, CreateRefusal>> {
-    let put = (schedule(), any::<bool>(), any::<bool>()).prop_map(|(schedule, created, too_late)| PutAnswer {
+fn put_answer() -> impl Strategy<Value = Result<PutResponse, CreateRejection>> {
+    let put = (schedule(), any::<bool>(), any::<bool>()).prop_map(|(schedule, created, too_late)| PutResponse {
         schedule,
         created,
         too_late,
@@ -174,28 +176,28 @@ fn put_answer() -> impl Strategy<Value = Result<PutAnswer, CreateRefusal>> {
     prop_oneof![put.prop_map(Ok), refusal().prop_map(Err)]
 }
 
-fn cancel_answer() -> impl Strategy<Value = CancelAnswer> {
+fn cancel_answer() -> impl Strategy<Value = CancelResponse> {
     prop_oneof![
-        Just(CancelAnswer::NotFound),
-        Just(CancelAnswer::Cancelled),
-        Just(CancelAnswer::TooLate),
-        at().prop_map(|decided_by| CancelAnswer::Pending { decided_by }),
+        Just(CancelResponse::NotFound),
+        Just(CancelResponse::Cancelled),
+        Just(CancelResponse::TooLate),
+        at().prop_map(|decided_by| CancelResponse::Pending { decided_by }),
     ]
 }
 
-fn redrive_answer() -> impl Strategy<Value = RedriveAnswer> {
+fn redrive_answer() -> impl Strategy<Value = RedriveResponse> {
     prop_oneof![
-        Just(RedriveAnswer::NotFound),
-        Just(RedriveAnswer::NotDead),
-        occurrence().prop_map(RedriveAnswer::Redriven),
+        Just(RedriveResponse::NotFound),
+        Just(RedriveResponse::NotDead),
+        occurrence().prop_map(RedriveResponse::Redriven),
     ]
 }
 
-fn undone() -> impl Strategy<Value = Undone> {
+fn undone() -> impl Strategy<Value = OwnerError> {
     prop_oneof![
-        Just(Undone::NotOwned),
+        Just(OwnerError::NotOwned),
         (0..3, ".{0,30}").prop_map(|(kind, text)| {
-            Undone::Failed(match kind {
+            OwnerError::Failed(match kind {
                 0 => StoreError::Unavailable(text),
                 1 => StoreError::Full(text),
                 _ => StoreError::Damaged(text),
@@ -204,24 +206,25 @@ fn undone() -> impl Strategy<Value = Undone> {
     ]
 }
 
-/// Encodes, decodes and compares a request of `O` and a response to it; cut, longer and changed bytes are no panic.
-fn check<O>(request: impl Strategy<Value = O>, answer: impl Strategy<Value = O::Answer>)
+/// Checks that a request of `O` and its response decode to themselves, and that cut, extended and changed bytes cause
+/// no panic.
+fn check<O>(request: impl Strategy<Value = O>, response: impl Strategy<Value = O::Answer>)
 where
     O: Operation + PartialEq + Debug,
     O::Answer: PartialEq + Debug,
 {
-    let response = prop_oneof![3 => answer.prop_map(Ok), 1 => undone().prop_map(Err)];
+    let response = prop_oneof![3 => response.prop_map(Ok), 1 => undone().prop_map(Err)];
     let changes = vec((any::<prop::sample::Index>(), any::<u8>()), 1..5);
     let case = (request, response, any::<prop::sample::Index>(), changes, vec(any::<u8>(), 0..80));
     proptest!(|((request, response, cut, changes, noise) in case)| {
-        let (asked, answered) = (encode_request(&request), encode_response::<O>(&response));
-        prop_assert_eq!(decode_request::<O>(&asked).unwrap(), request);
-        prop_assert_eq!(decode_response::<O>(&answered).unwrap(), response);
-        prop_assert!(decode_request::<O>(&asked[..cut.index(asked.len())]).is_err());
-        prop_assert!(decode_response::<O>(&answered[..cut.index(answered.len())]).is_err());
-        prop_assert!(decode_request::<O>(&[&asked[..], &[0]].concat()).is_err());
-        prop_assert!(decode_response::<O>(&[&answered[..], &[0]].concat()).is_err());
-        for mut bytes in [asked.to_vec(), answered.to_vec(), noise] {
+        let (request_bytes, response_bytes) = (encode_request(&request), encode_response::<O>(&response));
+        prop_assert_eq!(decode_request::<O>(&request_bytes).unwrap(), request);
+        prop_assert_eq!(decode_response::<O>(&response_bytes).unwrap(), response);
+        prop_assert!(decode_request::<O>(&request_bytes[..cut.index(request_bytes.len())]).is_err());
+        prop_assert!(decode_response::<O>(&response_bytes[..cut.index(response_bytes.len())]).is_err());
+        prop_assert!(decode_request::<O>(&[&request_bytes[..], &[0]].concat()).is_err());
+        prop_assert!(decode_response::<O>(&[&response_bytes[..], &[0]].concat()).is_err());
+        for mut bytes in [request_bytes.to_vec(), response_bytes.to_vec(), noise] {
             for (at, byte) in &changes {
                 if bytes.is_empty() {
                     break;
@@ -255,12 +258,12 @@ fn every_operation_decodes_to_itself_and_nothing_else() {
 }
 
 #[test]
-fn claimed_lengths_cost_no_memory() {
+fn oversized_declared_lengths_allocate_no_memory() {
     let mut create = vec![VERSION];
     create.extend(u32::MAX.to_le_bytes());
     assert!(decode_request::<CreateNamed>(&create).is_err());
     assert!(decode_response::<Release>(&[&[VERSION, 1][..], &u32::MAX.to_le_bytes()].concat()).is_err());
-    // As many items as there are bytes, none of them whole.
+    // The declared count equals the number of bytes, and no item is complete.
     create.truncate(1);
     create.extend(1_000_000_u32.to_le_bytes());
     create.resize(1_000_005, 0xff);
@@ -268,19 +271,19 @@ fn claimed_lengths_cost_no_memory() {
 }
 
 #[test]
-fn impossible_values_are_rejected() {
+fn values_outside_their_domain_are_rejected() {
     let mut put = encode_request(&Put(a_named())).to_vec();
     let at = put.windows(8).position(|bytes| bytes == b"order-17").unwrap();
     put[at + 5] = b'.';
-    assert!(decode_request::<Put>(&put).is_err(), "an id that no schedule can have");
+    assert!(decode_request::<Put>(&put).is_err(), "an invalid schedule id");
     let cancel = Cancel { poller: a_schedule().poller, incarnation: Incarnation(1), applied: true };
     let mut cancel = encode_request(&cancel).to_vec();
     *cancel.last_mut().unwrap() = 2;
-    assert!(decode_request::<Cancel>(&cancel).is_err(), "a third truth value");
+    assert!(decode_request::<Cancel>(&cancel).is_err(), "an invalid boolean");
 }
 
 #[test]
-fn another_version_is_rejected() {
+fn message_of_another_version_is_rejected() {
     let mut nudge = encode_request(&Nudge).to_vec();
     nudge[0] += 1;
     assert!(decode_request::<Nudge>(&nudge).is_err());
@@ -353,7 +356,7 @@ fn an_outcome() -> AttemptOutcome {
     AttemptOutcome { poller: a_schedule().poller, run, then: Some(then), ends: true }
 }
 
-fn line<O: Operation>(name: &str, request: &O, responses: &[Result<O::Answer, Undone>]) -> String {
+fn line<O: Operation>(name: &str, request: &O, responses: &[Result<O::Answer, OwnerError>]) -> String {
     let mut lines = format!("{} {name}: {}\n", O::NAME, hex(&encode_request(request)));
     for response in responses {
         lines += &format!("    {}\n", hex(&encode_response::<O>(response)));
@@ -365,17 +368,17 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Every form that members of two builds agree on. A line never changes; new ones may follow.
+/// All formats that members of two builds exchange. A line never changes; new lines may be appended.
 #[test]
 fn golden_bytes_do_not_change() {
     let once = Named { spec: a_spec(When::At(an_occurrence().nominal)), ..a_named() };
     let Schedule { poller, incarnation, .. } = *a_schedule();
-    let put = || Ok(PutAnswer { schedule: a_schedule(), created: true, too_late: false });
+    let put = || Ok(PutResponse { schedule: a_schedule(), created: true, too_late: false });
     let created = vec![
         Ok(a_schedule()),
-        Err(CreateRefusal::Exists),
-        Err(CreateRefusal::Unreachable),
-        Err(CreateRefusal::NeverFires),
+        Err(CreateRejection::Exists),
+        Err(CreateRejection::Unreachable),
+        Err(CreateRejection::NeverFires),
     ];
     let put_if = |seen, timing| PutIf { named: a_named(), seen, timing };
     let seen = a_schedule().seen();
@@ -383,34 +386,34 @@ fn golden_bytes_do_not_change() {
     let shards = |numbers: [u16; 2]| numbers.map(ShardId).to_vec();
     let found = [
         line("two", &CreateNamed(vec![once, a_named()]), &[Ok(created)]),
-        line("one", &Put(a_named()), &[Ok(put()), Ok(Err(CreateRefusal::NeverFires)), Err(Undone::NotOwned)]),
-        line("new", &put_if(None, Timing::Anew), &[Ok(None), Ok(Some(put()))]),
+        line("one", &Put(a_named()), &[Ok(put()), Ok(Err(CreateRejection::NeverFires)), Err(OwnerError::NotOwned)]),
+        line("new", &put_if(None, Timing::Restarted), &[Ok(None), Ok(Some(put()))]),
         line(
             "seen",
             &put_if(Some(seen), Timing::Kept),
-            &[Err(Undone::Failed(StoreError::Unavailable("gone".to_owned())))],
+            &[Err(OwnerError::Failed(StoreError::Unavailable("gone".to_owned())))],
         ),
-        line("ended", &put_if(Some(Seen { next: None, ..seen }), Timing::Anew), &[]),
+        line("ended", &put_if(Some(Precondition { next: None, ..seen }), Timing::Restarted), &[]),
         line(
             "applied",
             &Cancel { poller, incarnation, applied: true },
             &[
-                Ok(CancelAnswer::NotFound),
-                Ok(CancelAnswer::Cancelled),
-                Ok(CancelAnswer::TooLate),
-                Ok(CancelAnswer::Pending { decided_by }),
+                Ok(CancelResponse::NotFound),
+                Ok(CancelResponse::Cancelled),
+                Ok(CancelResponse::TooLate),
+                Ok(CancelResponse::Pending { decided_by }),
             ],
         ),
-        line("edition", &CancelIf { poller, edition: seen.edition }, &[Ok(None), Ok(Some(CancelAnswer::Cancelled))]),
+        line("edition", &CancelIf { poller, edition: seen.edition }, &[Ok(None), Ok(Some(CancelResponse::Cancelled))]),
         line(
             "occurrence",
             &Redrive { tenant: TenantId(7), of: an_occurrence() },
             &[
-                Ok(RedriveAnswer::NotFound),
-                Ok(RedriveAnswer::NotDead),
-                Ok(RedriveAnswer::Redriven(an_occurrence())),
-                Err(Undone::Failed(StoreError::Full("97%".to_owned()))),
-                Err(Undone::Failed(StoreError::Damaged("row".to_owned()))),
+                Ok(RedriveResponse::NotFound),
+                Ok(RedriveResponse::NotDead),
+                Ok(RedriveResponse::Redriven(an_occurrence())),
+                Err(OwnerError::Failed(StoreError::Full("97%".to_owned()))),
+                Err(OwnerError::Failed(StoreError::Damaged("row".to_owned()))),
             ],
         ),
         line("shards", &Release { member: MemberId(9), shards: shards([0, 255]) }, &[Ok(shards([1, 300]))]),
@@ -420,5 +423,5 @@ fn golden_bytes_do_not_change() {
     .concat();
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/operations-v1.txt");
     let known = std::fs::read_to_string(path).unwrap_or_default();
-    assert_eq!(found, known, "members of an earlier build read {path}, not this");
+    assert_eq!(found, known, "members of an earlier build use the bytes in {path}");
 }

@@ -1,60 +1,64 @@
-//! A target that fails again and again is left alone for a while, instead of using up the attempts of all that is due to it.
+//! Circuit breaker of a target: a target that fails repeatedly gets no callbacks for a while, so that its due runs keep
+//! their attempts.
 //!
-//! *Closed*: callbacks go. After [`FAILURES_MAX`] failures in a row it *opens*: none goes for a second, then one goes as a probe;
-//! if that fails, too, none goes for twice as long, up to [`OPEN_MAX`]; if it does not, the circuit is closed.
+//! While the circuit is *closed*, callbacks start. After [`FAILURES_MAX`] failures in a row it *opens*: no callback
+//! starts for one second, then one starts as a probe. If the probe fails, the wait doubles, up to [`OPEN_MAX`]. If it
+//! succeeds, the circuit closes.
 
 use std::time::Duration;
 
 use runtime::Monotonic;
 
-/// Failures in a row that open a circuit. Fewer let a hiccup hold up callbacks, more use up attempts on a target that is away.
+/// Failures in a row that open a circuit. With a smaller value, a short failure delays callbacks; with a larger value,
+/// more runs use up attempts on an unavailable target.
 const FAILURES_MAX: u32 = 50;
 const OPEN_FIRST: Duration = Duration::from_secs(1);
-/// So late, at most, is it noticed that a target is back.
+/// Longest wait between two probes, and so the longest delay until a recovered target is noticed.
 const OPEN_MAX: Duration = Duration::from_secs(16);
-/// Failures that are longer ago do not count.
+/// Age from which failures no longer count.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
 
-/// What an attempt tells of its target.
+/// Health of a target, as one attempt shows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum TargetSays {
-    /// It is there, whatever it makes of this callback.
-    Here,
-    /// It cannot be reached, does not answer in time, or says that it is overloaded or away (429, 502, 503, 504).
-    Away,
-    /// Nothing: the attempt ended before it.
-    Nothing,
+pub(crate) enum TargetHealth {
+    /// The target responded, with any status that does not mean overload.
+    Available,
+    /// The target cannot be reached, does not respond in time, or reports overload or unavailability (429, 502, 503,
+    /// 504).
+    Unavailable,
+    /// The attempt ended before it reached the target.
+    Unknown,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Circuit {
-    /// In a row.
+    /// Number of failures in a row.
     failures: u32,
-    /// How often in a row it opened; 0: it is closed.
+    /// Number of times in a row that the circuit opened; 0 if it is closed.
     opened: u32,
     open_until: Monotonic,
     failed_at: Monotonic,
 }
 
 impl Circuit {
-    /// When a probe may go; `None`: callbacks go, or a probe.
+    /// Returns the instant of the next probe. Returns `None` if a callback or a probe may start now.
     pub(super) fn open_until(&self, now: Monotonic) -> Option<Monotonic> {
         (self.opened > 0 && now < self.open_until).then_some(self.open_until)
     }
 
-    /// One callback at a time is enough to see whether the target is back.
+    /// Returns true if only one callback at a time may start, as a probe.
     pub(super) fn is_probing(&self) -> bool {
         self.opened > 0
     }
 
-    pub(super) fn hear(&mut self, says: TargetSays, now: Monotonic) {
-        match says {
-            TargetSays::Nothing => {}
-            TargetSays::Here => *self = Circuit::default(),
-            TargetSays::Away => {
+    pub(super) fn record(&mut self, health: TargetHealth, now: Monotonic) {
+        match health {
+            TargetHealth::Unknown => {}
+            TargetHealth::Available => *self = Circuit::default(),
+            TargetHealth::Unavailable => {
                 self.failures = self.failures.saturating_add(1);
                 self.failed_at = now;
-                // What went before it opened tells nothing new.
+                // Attempts that started before the circuit opened do not extend the wait.
                 if self.failures >= FAILURES_MAX && self.open_until(now).is_none() {
                     let wait = OPEN_FIRST.saturating_mul(1 << self.opened.min(8)).min(OPEN_MAX);
                     self.opened = self.opened.saturating_add(1);
@@ -78,25 +82,25 @@ mod tests {
     }
 
     #[test]
-    fn failures_in_a_row_open_it_for_longer_and_longer_and_one_answer_closes_it() {
+    fn repeated_failures_double_the_wait_and_one_response_closes_it() {
         let mut circuit = Circuit::default();
         for _ in 1..FAILURES_MAX {
-            circuit.hear(TargetSays::Away, at(0));
+            circuit.record(TargetHealth::Unavailable, at(0));
         }
-        circuit.hear(TargetSays::Nothing, at(0));
+        circuit.record(TargetHealth::Unknown, at(0));
         assert_eq!(circuit.open_until(at(0)), None);
         let mut now = 0;
         for wait in [1_000, 2_000, 4_000, 8_000, 16_000, 16_000] {
-            circuit.hear(TargetSays::Away, at(now));
-            // Those that were in flight then.
-            circuit.hear(TargetSays::Away, at(now + 1));
+            circuit.record(TargetHealth::Unavailable, at(now));
+            // Attempts that were in flight when the circuit opened.
+            circuit.record(TargetHealth::Unavailable, at(now + 1));
             assert_eq!(circuit.open_until(at(now)), Some(at(now + wait)));
             now += wait;
             assert_eq!((circuit.open_until(at(now)), circuit.is_probing()), (None, true));
         }
-        circuit.hear(TargetSays::Here, at(now));
+        circuit.record(TargetHealth::Available, at(now));
         assert_eq!((circuit.open_until(at(now)), circuit.is_probing()), (None, false));
-        circuit.hear(TargetSays::Away, at(now));
+        circuit.record(TargetHealth::Unavailable, at(now));
         assert!(!circuit.is_probing());
         assert!(!circuit.is_forgotten(at(now)) && circuit.is_forgotten(at(now + 60_000)));
     }

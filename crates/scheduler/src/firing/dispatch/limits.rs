@@ -1,4 +1,6 @@
-//! What one tenant may do at this member, at once and in time.
+//! Limits of one tenant at this member: attempts at once and rates.
+//!
+//! docs/decisions/0009-keep-the-backlog-of-a-rate-in-the-store.md gives the reasons for the design.
 
 use std::time::Duration;
 
@@ -8,28 +10,31 @@ use runtime::Monotonic;
 
 use crate::options::Options;
 
-/// However slow a tenant's rate is, so many of its keys are known ahead.
+/// Smallest number of keys that a tenant has in memory, however low its rate is.
 const AHEAD_MIN: usize = 64;
 
+/// Limits of one tenant at this member.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Limits {
     pub(super) in_flight_max: usize,
     pub(super) in_flight_per_target: usize,
-    /// `None`: no limit.
+    /// Callbacks per minute; `None` means no limit.
     pub(super) rate: Option<Rate>,
+    /// Callbacks per second to one target; `None` means no limit.
     pub(super) rate_per_target: Option<Rate>,
-    /// Keys to know ahead while it waits for its rate.
+    /// Number of keys to have in memory while the tenant waits for its rate.
     pub(super) ahead: usize,
 }
 
 impl Limits {
-    /// Of a tenant without limits of its own.
+    /// Returns the limits of a tenant without quotas.
     pub(crate) fn of_service(options: &Options) -> Self {
         Limits::of(&Quotas::NONE, options, 1, 1)
     }
 
-    /// Of a tenant of whose `all` pollers `owned` are owned here: its keys are spread over its pollers evenly, so this
-    /// member takes as large a part of its rates, and of what may be in flight, rounded up.
+    /// Returns the limits of a tenant at a member that owns `owned` of the tenant's `all` pollers. The tenant's keys
+    /// are spread evenly over its pollers, so the member gets the same share of its rates and of its attempts in
+    /// flight, rounded up.
     pub(crate) fn of(quotas: &Quotas, options: &Options, owned: u32, all: u32) -> Self {
         let part =
             |number: u32| usize::try_from((u64::from(number) * u64::from(owned)).div_ceil(u64::from(all.max(1))));
@@ -51,7 +56,7 @@ impl Limits {
     }
 }
 
-/// Or when there is one.
+/// Returns `Ok` if the bucket has a token, or else the instant of the next token.
 pub(super) fn has_token(rate: Option<Rate>, bucket: &TokenBucket, now: Monotonic) -> Result<(), Monotonic> {
     let Some(rate) = rate else { return Ok(()) };
     match bucket.next(rate, now.since_start()) {

@@ -5,7 +5,7 @@ use crate::options::Options;
 
 const NOW: Timestamp = Timestamp::from_millis(1_000_000);
 const AT: Now = Now { wall: NOW, monotonic: Monotonic::from_start(Duration::from_secs(1_000)) };
-const HERE: Option<TargetSays> = Some(TargetSays::Here);
+const AVAILABLE: Option<TargetHealth> = Some(TargetHealth::Available);
 
 fn lane(tenant: u32, target: u32) -> Lane {
     (TenantId(tenant), TargetKey(target))
@@ -16,7 +16,7 @@ fn dispatch(in_flight_per_target: usize, in_flight_max: usize, parked_per_target
 }
 
 #[test]
-fn tenants_take_turns_whatever_the_length_of_their_queues() {
+fn tenants_take_turns_regardless_of_queue_length() {
     let mut dispatch = dispatch(10, 100, 100);
     for entry in 0..6 {
         assert!(dispatch.push(lane(1, 1), entry, NOW));
@@ -28,7 +28,7 @@ fn tenants_take_turns_whatever_the_length_of_their_queues() {
 }
 
 #[test]
-fn a_full_target_parks_only_its_own_keys() {
+fn full_target_delays_only_its_own_keys() {
     let mut dispatch = dispatch(1, 100, 100);
     for entry in 0..3 {
         assert!(dispatch.push(lane(1, 1), entry, NOW));
@@ -36,25 +36,25 @@ fn a_full_target_parks_only_its_own_keys() {
     assert!(dispatch.push(lane(1, 2), 10, NOW));
     let order: Vec<u32> = std::iter::from_fn(|| dispatch.pop(AT)).collect();
     assert_eq!(order, [0, 10]);
-    dispatch.ended(lane(1, 1), AT, HERE);
+    dispatch.ended(lane(1, 1), AT, AVAILABLE);
     assert_eq!(dispatch.pop(AT), Some(1));
     assert_eq!(dispatch.pop(AT), None);
     assert_eq!((dispatch.in_flight(), dispatch.parked()), (2, 1));
 }
 
 #[test]
-fn the_limit_in_all_holds_over_targets() {
+fn total_limit_applies_across_targets() {
     let mut dispatch = dispatch(10, 2, 100);
     for target in 0..4 {
         assert!(dispatch.push(lane(1, target), target, NOW));
     }
     assert_eq!(std::iter::from_fn(|| dispatch.pop(AT)).count(), 2);
-    dispatch.ended(lane(1, 0), AT, HERE);
+    dispatch.ended(lane(1, 0), AT, AVAILABLE);
     assert_eq!(dispatch.pop(AT), Some(2));
 }
 
 #[test]
-fn a_full_queue_refuses_and_what_waits_too_long_is_taken_out() {
+fn full_queue_rejects_keys_and_overdue_keys_are_removed() {
     let mut dispatch = dispatch(1, 100, 2);
     let late = NOW + Duration::from_secs(1);
     assert!(dispatch.push(lane(1, 1), 0, NOW));
@@ -67,22 +67,22 @@ fn a_full_queue_refuses_and_what_waits_too_long_is_taken_out() {
 }
 
 #[test]
-fn what_is_gone_leaves_no_empty_turn_behind() {
+fn removed_keys_leave_no_empty_turn() {
     let mut dispatch = dispatch(1, 100, 100);
     for entry in 0..4 {
         assert!(dispatch.push(lane(1, entry / 2), entry, NOW));
     }
     assert_eq!(dispatch.pop(AT), Some(0));
-    assert_eq!(dispatch.take_gone(|entry| entry == 1 || entry == 2), [1, 2]);
+    assert_eq!(dispatch.remove_released(|entry| entry == 1 || entry == 2), [1, 2]);
     assert_eq!(std::iter::from_fn(|| dispatch.pop(AT)).collect::<Vec<_>>(), [3]);
     assert_eq!((dispatch.in_flight(), dispatch.parked()), (2, 0));
-    dispatch.ended(lane(1, 0), AT, HERE);
-    dispatch.ended(lane(1, 1), AT, HERE);
+    dispatch.ended(lane(1, 0), AT, AVAILABLE);
+    dispatch.ended(lane(1, 1), AT, AVAILABLE);
     assert_eq!(dispatch.pop(AT), None);
 }
 
 #[test]
-fn slow_targets_leave_a_part_of_the_window_to_the_rest() {
+fn slow_targets_leave_part_of_the_window_to_others() {
     let options =
         Options { in_flight_per_target: 1, window_keys_max: 120, parked_per_target: 120, ..Options::default() };
     let mut dispatch = Dispatch::new(&options);
@@ -91,31 +91,31 @@ fn slow_targets_leave_a_part_of_the_window_to_the_rest() {
 }
 
 #[test]
-fn deferred_keys_are_spread_at_the_rate_of_their_target_and_within_the_bound() {
+fn deferred_keys_are_spread_at_their_targets_rate() {
     let mut dispatch = dispatch(1, 100, 2);
-    let places: Vec<Timestamp> = (0..200).map(|_| dispatch.defer_to(lane(1, 1), NOW)).collect();
-    assert_eq!(places[0], NOW + Duration::from_secs(1));
-    assert_eq!(places[1], NOW + Duration::from_secs(2), "a target of unknown rate gets one a second");
-    assert!(places.iter().all(|place| *place <= NOW + Duration::from_secs(60)));
-    assert!(places.iter().filter(|place| **place == places[0]).count() <= 4);
+    let positions: Vec<Timestamp> = (0..200).map(|_| dispatch.defer_to(lane(1, 1), NOW)).collect();
+    assert_eq!(positions[0], NOW + Duration::from_secs(1));
+    assert_eq!(positions[1], NOW + Duration::from_secs(2), "a target of unknown rate gets one key per second");
+    assert!(positions.iter().all(|position| *position <= NOW + Duration::from_secs(60)));
+    assert!(positions.iter().filter(|position| **position == positions[0]).count() <= 4);
 }
 
 #[test]
-fn a_quick_target_gets_its_deferred_keys_back_as_quickly_as_it_takes_them() {
+fn fast_target_gets_its_deferred_keys_back_at_its_rate() {
     let mut dispatch = dispatch(10_000, 10_000, 10_000);
-    // One that goes on, so that the lane is never forgotten.
+    // One attempt stays in flight, so that the lane is never removed.
     dispatch.push(lane(1, 1), 0, NOW);
     dispatch.pop(AT);
     for entry in 0..10_000 {
         dispatch.push(lane(1, 1), entry, NOW);
         dispatch.pop(AT);
-        dispatch.ended(lane(1, 1), Now { wall: NOW + Duration::from_millis(u64::from(entry) / 3), ..AT }, HERE);
+        dispatch.ended(lane(1, 1), Now { wall: NOW + Duration::from_millis(u64::from(entry) / 3), ..AT }, AVAILABLE);
     }
     let now = NOW + Duration::from_secs(4);
     dispatch.push(lane(1, 1), 1, NOW);
-    let places: Vec<Timestamp> = (0..2_000).map(|_| dispatch.defer_to(lane(1, 1), now)).collect();
-    let span = places[1_999].since(places[0]);
-    assert!(span < Duration::from_secs(2), "2,000 keys take {span:?} at thousands a second");
+    let positions: Vec<Timestamp> = (0..2_000).map(|_| dispatch.defer_to(lane(1, 1), now)).collect();
+    let span = positions[1_999].since(positions[0]);
+    assert!(span < Duration::from_secs(2), "2,000 keys span {span:?} at thousands per second");
 }
 
 fn limits(quotas: Quotas) -> Limits {
@@ -127,13 +127,13 @@ fn later(millis: u64) -> Now {
     Now { wall: AT.wall + by, monotonic: AT.monotonic + by }
 }
 
-/// All that may start now.
+/// Returns all keys that may start now.
 fn popped(dispatch: &mut Dispatch, now: Now) -> Vec<u32> {
     std::iter::from_fn(|| dispatch.pop(now)).collect()
 }
 
 #[test]
-fn a_tenant_above_its_rate_waits_and_goes_on_in_order_and_others_do_not_notice() {
+fn tenant_above_its_rate_waits_in_order_and_delays_no_other() {
     let mut dispatch = dispatch(1_000, 1_000, 1_000);
     dispatch.limit(TenantId(1), limits(Quotas::NONE.with(Quota::CallbacksPerMinute, 60)));
     for entry in 0..70 {
@@ -141,7 +141,7 @@ fn a_tenant_above_its_rate_waits_and_goes_on_in_order_and_others_do_not_notice()
         assert!(dispatch.push(lane(2, 1), 100 + entry, NOW));
     }
     let first = popped(&mut dispatch, AT);
-    assert_eq!(first.iter().filter(|entry| **entry < 100).count(), 60, "a minute's worth after a rest");
+    assert_eq!(first.iter().filter(|entry| **entry < 100).count(), 60, "one minute of tokens after an idle time");
     assert_eq!(first.len(), 130);
     assert_eq!(dispatch.take_throttled(), 0);
     assert_eq!(dispatch.next_wait(), Some(later(1_000).monotonic));
@@ -152,27 +152,27 @@ fn a_tenant_above_its_rate_waits_and_goes_on_in_order_and_others_do_not_notice()
     assert_eq!(
         dispatch.take_overdue(NOW + Duration::from_secs(60), 100, later(3_000)),
         Vec::<u32>::new(),
-        "they stay in memory"
+        "keys that wait for a rate stay in memory"
     );
     dispatch.limit(TenantId(1), limits(Quotas::NONE));
-    assert_eq!(popped(&mut dispatch, later(3_000)).len(), 7, "a limit is lifted at once");
+    assert_eq!(popped(&mut dispatch, later(3_000)).len(), 7, "lifting a limit takes effect at once");
 }
 
 #[test]
-fn what_waits_for_its_rate_asks_for_few_keys_more() {
+fn tenant_that_waits_for_its_rate_demands_few_keys() {
     let mut dispatch = dispatch(1_000, 1_000, 1_000);
     dispatch.limit(TenantId(1), limits(Quotas::NONE.with(Quota::CallbacksPerMinute, 600)));
-    assert_eq!(dispatch.room(TenantId(1)), usize::MAX);
+    assert_eq!(dispatch.demand(TenantId(1)), usize::MAX);
     for entry in 0..650 {
         dispatch.push(lane(1, entry / 100), entry, NOW);
     }
     assert_eq!(popped(&mut dispatch, AT).len(), 600);
-    assert_eq!(dispatch.room(TenantId(1)), 100 - 50, "ten seconds' worth less what waits");
-    assert_eq!(dispatch.room(TenantId(2)), usize::MAX);
+    assert_eq!(dispatch.demand(TenantId(1)), 100 - 50, "ten seconds of tokens less the waiting keys");
+    assert_eq!(dispatch.demand(TenantId(2)), usize::MAX);
 }
 
 #[test]
-fn a_rate_of_none_starts_nothing_until_it_is_raised() {
+fn zero_rate_starts_nothing_until_it_is_raised() {
     let mut dispatch = dispatch(10, 10, 10);
     dispatch.limit(TenantId(1), limits(Quotas::NONE.with(Quota::CallbacksPerMinute, 0)));
     dispatch.push(lane(1, 1), 0, NOW);
@@ -183,7 +183,7 @@ fn a_rate_of_none_starts_nothing_until_it_is_raised() {
 }
 
 #[test]
-fn what_came_to_nothing_costs_no_token() {
+fn key_without_an_attempt_uses_no_token() {
     let mut dispatch = dispatch(10, 10, 10);
     let quotas = Quotas::NONE.with(Quota::CallbacksPerMinute, 1).with(Quota::CallbacksPerSecondPerTarget, 1);
     dispatch.limit(TenantId(1), limits(quotas));
@@ -194,30 +194,30 @@ fn what_came_to_nothing_costs_no_token() {
     }
     dispatch.push(lane(1, 1), 3, NOW);
     assert_eq!(dispatch.pop(AT), Some(3));
-    dispatch.ended(lane(1, 1), AT, HERE);
+    dispatch.ended(lane(1, 1), AT, AVAILABLE);
     dispatch.push(lane(1, 1), 4, NOW);
     assert_eq!(dispatch.pop(AT), None);
 }
 
 #[test]
-fn the_rate_to_one_target_holds_though_it_was_idle_between() {
+fn target_rate_applies_after_the_lane_was_idle() {
     let mut dispatch = dispatch(10, 10, 10);
     dispatch.limit(TenantId(1), limits(Quotas::NONE.with(Quota::CallbacksPerSecondPerTarget, 2)));
     for entry in 0..4 {
         dispatch.push(lane(1, 1), entry, NOW);
         if dispatch.pop(AT).is_some() {
-            dispatch.ended(lane(1, 1), AT, HERE);
+            dispatch.ended(lane(1, 1), AT, AVAILABLE);
         }
     }
     dispatch.push(lane(1, 2), 10, NOW);
-    assert_eq!(dispatch.pop(AT), Some(10), "another target of the tenant goes on");
+    assert_eq!(dispatch.pop(AT), Some(10), "another target of the tenant is not delayed");
     assert_eq!(dispatch.pop(AT), None);
     assert_eq!(popped(&mut dispatch, later(500)), [2]);
     assert_eq!(popped(&mut dispatch, later(1_000)), [3]);
 }
 
 #[test]
-fn what_may_be_in_flight_is_counted_for_the_tenant_and_each_target() {
+fn in_flight_limits_apply_per_tenant_and_per_target() {
     let mut dispatch = dispatch(10, 100, 100);
     let quotas = |all, each| limits(Quotas::NONE.with(Quota::InFlightMax, all).with(Quota::InFlightPerTargetMax, each));
     dispatch.limit(TenantId(1), quotas(3, 2));
@@ -225,58 +225,58 @@ fn what_may_be_in_flight_is_counted_for_the_tenant_and_each_target() {
         dispatch.push(lane(1, entry / 4), entry, NOW);
     }
     assert_eq!(popped(&mut dispatch, AT), [0, 4, 8]);
-    dispatch.ended(lane(1, 0), AT, HERE);
+    dispatch.ended(lane(1, 0), AT, AVAILABLE);
     assert_eq!(popped(&mut dispatch, AT), [1]);
     dispatch.limit(TenantId(1), quotas(6, 2));
-    assert_eq!(popped(&mut dispatch, AT), [5, 9, 2], "raised without a restart");
+    assert_eq!(popped(&mut dispatch, AT), [5, 9, 2], "a raised limit takes effect without a restart");
     dispatch.limit(TenantId(1), quotas(6, 1));
-    dispatch.ended(lane(1, 1), AT, HERE);
-    dispatch.ended(lane(1, 0), AT, HERE);
-    assert_eq!(popped(&mut dispatch, AT), Vec::<u32>::new(), "lowered, it is waited for");
-    dispatch.ended(lane(1, 1), AT, HERE);
+    dispatch.ended(lane(1, 1), AT, AVAILABLE);
+    dispatch.ended(lane(1, 0), AT, AVAILABLE);
+    assert_eq!(popped(&mut dispatch, AT), Vec::<u32>::new(), "a lowered limit waits for attempts to end");
+    dispatch.ended(lane(1, 1), AT, AVAILABLE);
     assert_eq!(popped(&mut dispatch, AT), [6]);
 }
 
 #[test]
-fn a_member_takes_the_part_of_a_rate_that_its_pollers_are() {
+fn member_gets_the_share_of_a_rate_of_its_pollers() {
     let quotas = Quotas::NONE.with(Quota::CallbacksPerMinute, 60).with(Quota::InFlightMax, 10);
     let mut dispatch = dispatch(100, 100, 100);
     dispatch.limit(TenantId(1), Limits::of(&quotas, &Options::default(), 16, 64));
     for entry in 0..30 {
         dispatch.push(lane(1, 1), entry, NOW);
     }
-    assert_eq!(popped(&mut dispatch, AT).len(), 3, "a quarter of ten, rounded up");
+    assert_eq!(popped(&mut dispatch, AT).len(), 3, "a quarter of 10, rounded up");
     let mut taken = 3;
     while dispatch.next_wait().is_none() {
-        dispatch.ended(lane(1, 1), AT, HERE);
+        dispatch.ended(lane(1, 1), AT, AVAILABLE);
         taken += popped(&mut dispatch, AT).len();
     }
-    assert_eq!(taken, 15, "a quarter of sixty");
+    assert_eq!(taken, 15, "a quarter of 60");
 }
 
 #[test]
-fn a_target_that_is_away_is_probed_and_the_tenants_others_go_on() {
-    let away = Some(TargetSays::Away);
+fn unavailable_target_is_probed_and_delays_no_other_target() {
+    let unavailable = Some(TargetHealth::Unavailable);
     let mut dispatch = dispatch(60, 100, 100);
     for entry in 0..70 {
         dispatch.push(lane(1, 1), entry, NOW);
     }
     assert_eq!(popped(&mut dispatch, AT).len(), 60);
     for _ in 0..60 {
-        dispatch.ended(lane(1, 1), AT, away);
+        dispatch.ended(lane(1, 1), AT, unavailable);
     }
     dispatch.push(lane(1, 2), 100, NOW);
     assert_eq!(popped(&mut dispatch, AT), [100]);
     assert_eq!((dispatch.open_circuits(AT.monotonic), dispatch.next_wait()), (1, Some(later(1_000).monotonic)));
-    assert_eq!(popped(&mut dispatch, later(1_000)), [60], "one, to see whether it is back");
-    dispatch.ended(lane(1, 1), later(1_000), away);
+    assert_eq!(popped(&mut dispatch, later(1_000)), [60], "one probe starts");
+    dispatch.ended(lane(1, 1), later(1_000), unavailable);
     assert_eq!(popped(&mut dispatch, later(2_999)), Vec::<u32>::new());
     assert_eq!(
         dispatch.take_overdue(NOW + Duration::from_millis(1), 3, later(2_999)),
         [61, 62, 63],
-        "nor do they pile up"
+        "overdue keys of the target can be deferred"
     );
     assert_eq!(popped(&mut dispatch, later(3_000)), [64]);
-    dispatch.ended(lane(1, 1), later(3_000), HERE);
+    dispatch.ended(lane(1, 1), later(3_000), AVAILABLE);
     assert_eq!(popped(&mut dispatch, later(3_000)), [65, 66, 67, 68, 69]);
 }

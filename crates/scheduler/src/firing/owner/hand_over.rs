@@ -1,8 +1,11 @@
-//! How shards come to an owner, and how they go.
+//! Gain and release of shards by the owner.
 //!
-//! What comes may have attempts in flight at the owner before. They are *held*: known, counted as in flight, and made
-//! again only when they have ended in any case; their outcome, told by that owner, settles them sooner. What goes is
-//! forgotten at once: nothing of it starts any more, and what had begun goes along as a list.
+//! A gained shard may have attempts in flight at the previous owner. The owner registers these *handed-over* attempts
+//! as in flight, and repeats one only after the instant by which it must have ended. An outcome from the previous owner
+//! resolves it earlier. The owner forgets a released shard at once: no attempt of it starts, and the attempts that have
+//! started are returned as a list.
+//!
+//! docs/decisions/0007-hand-over-attempts-in-flight.md gives the reasons for the design.
 
 use std::collections::BTreeSet;
 
@@ -16,90 +19,89 @@ use crate::requests::AttemptOutcome;
 
 impl Owner {
     pub(super) fn gain(&mut self, gained: Gained) {
-        let Gained { shards, pollers, held } = gained;
-        self.shares_moved = true;
+        let Gained { shards, pollers, handed_over } = gained;
+        self.pollers_changed = true;
         self.shards = self.shards.iter().copied().chain(shards).collect::<BTreeSet<_>>().into_iter().collect();
-        self.arrivals_incomplete = self.arrivals_under_way;
+        self.insert_log_read_incomplete = self.insert_log_read_pending;
         for (id, shard_term, positions) in pollers {
-            // A tenant's new poller may be told of twice.
+            // The same new poller of a tenant may be reported twice.
             if !self.window.has_poller(id) {
                 self.window.add_poller(id, shard_term, positions);
             }
         }
-        for attempt in held {
-            self.hold(attempt);
+        for attempt in handed_over {
+            self.add_handed_over(attempt);
         }
         self.reads_wanted = true;
     }
 
-    fn hold(&mut self, attempt: HandedOver) {
-        if let Some(entry) = self.window.hold(attempt.poller, attempt.key) {
-            self.context.in_flight.hold(attempt);
-            self.held.insert(attempt.key.occurrence, (entry, attempt.until));
+    fn add_handed_over(&mut self, attempt: HandedOver) {
+        if let Some(entry) = self.window.add_handed_over(attempt.poller, attempt.key) {
+            self.context.in_flight.add_handed_over(attempt);
+            self.handed_over.insert(attempt.key.occurrence, (entry, attempt.until));
         }
     }
 
-    /// Those whose outcome has not come in time are made again.
-    pub(super) fn end_holds(&mut self, now: Timestamp) {
-        if self.held.is_empty() {
+    /// Repeats the handed-over attempts whose outcome did not arrive in time.
+    pub(super) fn expire_handed_over(&mut self, now: Timestamp) {
+        if self.handed_over.is_empty() {
             return;
         }
-        let over = self.held.extract_if(.., |_, (_, until)| *until <= now);
+        let over = self.handed_over.extract_if(.., |_, (_, until)| *until <= now);
         for (occurrence, (entry, _)) in over {
             self.context.in_flight.remove(&occurrence);
             self.window.wait_again(entry, now);
         }
     }
 
-    /// Whether somebody waited for it.
-    pub(super) fn take_outcome(&mut self, outcome: AttemptOutcome) -> bool {
+    /// Accepts the outcome of a handed-over attempt. Returns `false` if no such attempt is expected.
+    pub(super) fn accept_outcome(&mut self, outcome: AttemptOutcome) -> bool {
         let AttemptOutcome { poller: _, run, then, ends } = outcome;
         let occurrence = run.occurrence;
-        let Some((entry, _)) = self.held.get(&occurrence).copied() else { return false };
-        let held = self.window.entry(entry);
-        if run.attempts.last().is_none_or(|attempt| attempt.number != held.key.attempt) {
+        let Some((entry, _)) = self.handed_over.get(&occurrence).copied() else { return false };
+        let known = self.window.entry(entry);
+        if run.attempts.last().is_none_or(|attempt| attempt.number != known.key.attempt) {
             return false;
         }
-        let (poller, ShardTerm { term, .. }) = self.window.poller(held.poller);
-        self.held.remove(&occurrence);
-        self.unsettled += 1;
+        let (poller, ShardTerm { term, .. }) = self.window.poller(known.poller);
+        self.handed_over.remove(&occurrence);
+        self.unfinished += 1;
         let change = Change::Run { run, then, ends };
         self.outcomes.push(PendingWrite { write: OwnerWrite { term, poller, change }, then: Then::Resolve(entry) });
         true
     }
 
-    /// Forgets these shards; the attempts of theirs that have begun.
+    /// Forgets these shards, and returns their attempts that have started.
     pub(super) fn release(&mut self, shards: &BTreeSet<ShardId>) -> Vec<HandedOver> {
-        self.shares_moved = true;
-        let begun = self.context.in_flight.release(shards);
+        self.pollers_changed = true;
+        let in_flight = self.context.in_flight.release(shards);
         self.shards = self.shards.iter().copied().filter(|shard| !shards.contains(shard)).collect();
         self.window.release(shards);
         let window = &mut self.window;
-        for entry in self.dispatch.take_gone(|entry| window.is_gone(entry)) {
+        for entry in self.dispatch.remove_released(|entry| window.is_released(entry)) {
             window.free(entry);
         }
         self.to_defer.retain(|entry| {
-            let is_gone = window.is_gone(*entry);
-            if is_gone {
+            let is_released = window.is_released(*entry);
+            if is_released {
                 window.free(*entry);
             }
-            !is_gone
+            !is_released
         });
-        self.held.retain(|_, (entry, _)| {
-            let is_gone = window.is_gone(*entry);
-            if is_gone {
+        self.handed_over.retain(|_, (entry, _)| {
+            let is_released = window.is_released(*entry);
+            if is_released {
                 window.free(*entry);
             }
-            !is_gone
+            !is_released
         });
-        begun
+        in_flight
     }
 
-    /// A write was refused: the shard has a later owner, whether or not that is known here. That may be this one again,
-    /// under a later term.
+    /// Handles a rejected write: the shard has a later owner, which may be this member under a later term.
     pub(super) fn superseded(&mut self, poller: PollerId, term: Term, outcome: Option<AttemptOutcome>) {
         if self.window.shard_term(poller).is_some_and(|shard_term| shard_term.term == term) {
-            tracing::warn!(shard = poller.shard().0, "another owner has taken a shard");
+            tracing::warn!(shard = poller.shard().0, "another member took a shard");
             self.release(&BTreeSet::from([poller.shard()]));
             self.context.events.report_superseded(poller.shard(), term);
         }

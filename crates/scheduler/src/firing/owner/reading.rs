@@ -9,7 +9,8 @@ use crate::firing::messages::ToOwner;
 use crate::firing::window::{PollerIndex, ReadKind};
 use crate::metrics::count_store_error;
 
-/// Reads several pollers at once; if that fails, each alone, so that one damaged stretch holds up no other poller.
+/// Reads several pollers in one call. If the call fails, reads each poller alone, so that a damaged range does not
+/// delay other pollers.
 pub(super) async fn read_due(context: Arc<Context>, reads: Vec<(PollerIndex, ReadKind, DueRead)>) {
     let pages = match due(&context, reads.iter().map(|(_, _, read)| *read).collect()).await {
         Ok(pages) => pages.into_iter().map(Some).collect(),
@@ -27,9 +28,9 @@ pub(super) async fn read_due(context: Arc<Context>, reads: Vec<(PollerIndex, Rea
 }
 
 async fn due(context: &Context, reads: Vec<DueRead>) -> Result<Vec<DuePage>, StoreError> {
-    let answer = context.store.due(reads).await;
-    if let Err(error) = &answer {
+    let response = context.store.due(reads).await;
+    if let Err(error) = &response {
         count_store_error(&context.metrics, "due", error);
     }
-    answer
+    response
 }

@@ -1,4 +1,4 @@
-//! What is read ahead, and what comes of a read.
+//! Reads ahead, and the effects of completed reads.
 
 use std::collections::BTreeMap;
 
@@ -8,12 +8,14 @@ use store::{DueBound, DuePage, DueRead};
 use super::{PAGE_KEYS, PAGE_KEYS_MIN, PollerIndex, ReadKind, Window, instant_of};
 
 impl Window {
-    /// The reads ahead that are due now; each is to be answered by [`Window::read`] or [`Window::read_failed`].
-    /// `useful`: how many more of a tenant's keys there is a use for now.
+    /// Returns the reads ahead that are due now. The caller reports each with [`Window::read`] or
+    /// [`Window::read_failed`].
+    ///
+    /// `demand` returns how many more of a tenant's keys the dispatch queue can use now.
     pub(crate) fn plan_reads(
         &mut self,
         now: Timestamp,
-        useful: impl Fn(TenantId) -> usize,
+        demand: impl Fn(TenantId) -> usize,
     ) -> Vec<(PollerIndex, DueRead)> {
         let until = now + self.ahead;
         let mut wanted: Vec<(Timestamp, PollerIndex, TenantId)> = Vec::new();
@@ -21,9 +23,9 @@ impl Window {
             if poller.reading.is_some() {
                 continue;
             }
-            // What is at or before `checked` was read again in any case.
+            // The second read has returned all rows at or before `checked`.
             if let Some(missed) = poller.missed.take().filter(|missed| *missed > poller.checked_whole()) {
-                // Everything after it is read again; what is known already is recognised.
+                // Rows after it are read again; the window recognises the known keys.
                 let before = Timestamp::from_millis(missed.as_millis() - 1);
                 if before < instant_of(poller.read_to) {
                     poller.read_to = DueBound::Instant(before);
@@ -34,15 +36,15 @@ impl Window {
                 wanted.push((next, index, poller.id.tenant));
             }
         }
-        self.plan_pages(wanted, until, useful)
+        self.plan_pages(wanted, until, demand)
     }
 
-    /// A page of each, the oldest first, as far as there is room.
+    /// Plans one page per poller, oldest first, within the capacity.
     fn plan_pages(
         &mut self,
         mut wanted: Vec<(Timestamp, PollerIndex, TenantId)>,
         until: Timestamp,
-        useful: impl Fn(TenantId) -> usize,
+        demand: impl Fn(TenantId) -> usize,
     ) -> Vec<(PollerIndex, DueRead)> {
         wanted.sort_unstable();
         let mut pollers: BTreeMap<TenantId, usize> = BTreeMap::new();
@@ -50,25 +52,25 @@ impl Window {
             *pollers.entry(*tenant).or_default() += 1;
         }
         let mut left_over = self.keys_max.saturating_sub(self.entries.len());
-        // What is left for each tenant, and a page of it.
-        let mut rooms: BTreeMap<TenantId, (usize, usize)> = BTreeMap::new();
+        // The capacity of each tenant, and the size of its pages.
+        let mut capacities: BTreeMap<TenantId, (usize, usize)> = BTreeMap::new();
         for (tenant, pollers) in pollers {
-            let room = self.share(left_over, tenant).min(useful(tenant)).min(pollers * PAGE_KEYS);
-            left_over -= room;
-            // Alike over its pollers, so that none runs ahead of the others.
-            rooms.insert(tenant, (room, room.div_ceil(pollers).max(PAGE_KEYS_MIN)));
+            let capacity = self.share(left_over, tenant).min(demand(tenant)).min(pollers * PAGE_KEYS);
+            left_over -= capacity;
+            // Equal shares for the tenant's pollers, so that none runs ahead of the others.
+            capacities.insert(tenant, (capacity, capacity.div_ceil(pollers).max(PAGE_KEYS_MIN)));
         }
         let mut reads = Vec::new();
         for (_, index, tenant) in wanted {
-            let (room, page) = rooms.get_mut(&tenant).expect("each tenant's was computed");
-            let limit = (*page).min(*room);
+            let (capacity, page) = capacities.get_mut(&tenant).expect("every wanted tenant has a capacity");
+            let limit = (*page).min(*capacity);
             if limit == 0 {
                 continue;
             }
-            *room -= limit;
-            let poller = self.pollers.get_mut(&index).expect("it was there a moment ago");
+            *capacity -= limit;
+            let poller = self.pollers.get_mut(&index).expect("a wanted poller exists");
             poller.reading = Some(until);
-            poller.arrived = None;
+            poller.written_during_read = None;
             reads.push((index, DueRead { poller: poller.id, after: poller.read_to, until, limit }));
         }
         reads
@@ -82,24 +84,24 @@ impl Window {
         }
     }
 
-    /// A page has come. For a check that is not at its end, the read to go on with.
+    /// Records a page of a read. Returns the next read of a check that is not complete.
     pub(crate) fn read(
         &mut self,
         index: PollerIndex,
         kind: ReadKind,
         read: DueRead,
         page: &DuePage,
-        useful: impl Fn(TenantId) -> usize,
+        demand: impl Fn(TenantId) -> usize,
     ) -> Option<DueRead> {
         if !self.pollers.contains_key(&index) {
             return None;
         }
         for key in &page.keys {
-            self.admit(index, *key);
+            self.add_key(index, *key);
         }
         let last = page.keys.last().copied();
         let complete = page.next.is_none_or(|next| next > read.until);
-        let poller = self.pollers.get_mut(&index).expect("it was there a moment ago");
+        let poller = self.pollers.get_mut(&index).expect("the poller was found above");
         match kind {
             ReadKind::Ahead => {
                 poller.reading = None;
@@ -108,11 +110,11 @@ impl Window {
                     Some(last) => DueBound::Key(last),
                     None => read.after,
                 };
-                // A check may have come further meanwhile.
+                // A check may have moved `read_to` further during the read.
                 if instant_of(read_to) >= instant_of(poller.read_to) {
                     poller.read_to = read_to;
                 }
-                poller.next = [page.next, poller.arrived.take()].into_iter().flatten().min();
+                poller.next = [page.next, poller.written_during_read.take()].into_iter().flatten().min();
                 None
             }
             ReadKind::Check if complete => {
@@ -122,7 +124,7 @@ impl Window {
             }
             ReadKind::Check => {
                 self.checked(index, last.map_or(read.after, DueBound::Key));
-                self.check_on(index, useful)
+                self.check_on(index, demand)
             }
         }
     }

@@ -24,7 +24,7 @@ fn shard_term(term: u64) -> ShardTerm {
     ShardTerm { term: Term(term), since: at(0) }
 }
 
-/// The store's side: rows and nothing else.
+/// Rows of the store.
 #[derive(Default)]
 struct Rows(BTreeSet<DueKey>);
 
@@ -60,9 +60,9 @@ impl Bench {
         self.rows.0.insert(key);
     }
 
-    fn arrive(&mut self, key: DueKey) {
+    fn insert_and_report(&mut self, key: DueKey) {
         self.insert(key);
-        assert!(self.window.arrived(&Arrival { poller: POLLER, key }));
+        assert!(self.window.add_written_row(&InsertLogEntry { poller: POLLER, key }));
     }
 
     fn read_ahead(&mut self, now: i64) {
@@ -72,7 +72,7 @@ impl Bench {
         }
     }
 
-    /// Writes positions, reads again, as the owner does; the positions that were written.
+    /// Writes positions and reads again, as the owner does. Returns the written positions.
     fn close(&mut self, now: i64) -> Option<Positions> {
         let mut written = None;
         for (index, positions) in self.window.plan_closings(at(now), |_| usize::MAX) {
@@ -98,11 +98,11 @@ impl Bench {
 }
 
 #[test]
-fn a_row_is_known_once_however_often_it_is_read() {
+fn row_read_repeatedly_is_known_once() {
     let mut bench = Bench::new(10_000);
-    bench.arrive(key(1, 500));
+    bench.insert_and_report(key(1, 500));
     bench.read_ahead(0);
-    bench.arrive(key(1, 500));
+    bench.insert_and_report(key(1, 500));
     let expired = bench.expire(500);
     assert_eq!(bench.numbers(&expired), [1]);
     bench.close(1_000);
@@ -110,11 +110,11 @@ fn a_row_is_known_once_however_often_it_is_read() {
 }
 
 #[test]
-fn the_second_read_finds_what_the_first_one_missed() {
+fn second_read_finds_rows_that_the_first_missed() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 300));
     bench.read_ahead(0);
-    bench.insert(key(2, 301)); // Without an arrival.
+    bench.insert(key(2, 301)); // Without an entry in the insert log.
     let expired = bench.expire(400);
     assert_eq!(bench.numbers(&expired), [1]);
     bench.close(1_000);
@@ -123,11 +123,11 @@ fn the_second_read_finds_what_the_first_one_missed() {
 }
 
 #[test]
-fn a_second_read_that_fails_is_made_again() {
+fn failed_second_read_is_repeated() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 300));
     bench.read_ahead(0);
-    bench.insert(key(2, 301)); // Its arrival is told too late.
+    bench.insert(key(2, 301)); // Its insert-log entry is read too late.
     let expired = bench.expire(400);
     bench.window.resolve(expired[0]);
     let (index, positions) = bench.window.plan_closings(at(1_000), |_| usize::MAX)[0];
@@ -139,7 +139,7 @@ fn a_second_read_that_fails_is_made_again() {
 }
 
 #[test]
-fn done_never_passes_an_open_key_and_follows_once_it_is_resolved() {
+fn done_waits_for_an_open_key_and_advances_once_it_is_resolved() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 300));
     bench.insert(key(2, 700));
@@ -147,37 +147,37 @@ fn done_never_passes_an_open_key_and_follows_once_it_is_resolved() {
     let expired = bench.expire(800);
     bench.window.resolve(expired[1]);
     let first = bench.close(2_000).unwrap();
-    assert!(first.closed >= at(700), "closed goes on");
+    assert!(first.closed >= at(700), "closed advances");
     assert!(first.done < at(300), "done waits for the open key");
     let second = bench.close(3_000).unwrap();
-    assert_eq!(second.closed, first.closed, "nothing is closed and read again for its sake");
+    assert_eq!(second.closed, first.closed, "an open key alone causes no further closing");
     assert!(second.done < at(300));
     assert_eq!(bench.close(3_500), None);
     bench.window.resolve(expired[0]);
     let last = bench.close(4_000).unwrap();
     assert!(last.done >= at(700));
-    assert_eq!(bench.window.len(), 0, "nothing is remembered of what is done");
+    assert_eq!(bench.window.len(), 0, "keys up to done are forgotten");
 }
 
 #[test]
-fn a_row_that_arrives_while_a_read_is_under_way_is_not_lost() {
+fn row_written_during_a_read_is_not_lost() {
     let mut bench = Bench::new(10_000);
     let reads = bench.window.plan_reads(at(0), |_| usize::MAX);
     let (index, read) = reads[0];
     let page = bench.rows.page(read);
-    bench.arrive(key(1, 900)); // After the page was made.
+    bench.insert_and_report(key(1, 900)); // After the page was read.
     bench.window.read(index, ReadKind::Ahead, read, &page, |_| usize::MAX);
     let expired = bench.expire(900);
     assert_eq!(bench.numbers(&expired), [1]);
 }
 
 #[test]
-fn a_row_beyond_a_read_that_is_under_way_is_read_in_its_turn() {
+fn row_after_the_end_of_a_pending_read_is_read_later() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 100));
     let (index, read) = bench.window.plan_reads(at(0), |_| usize::MAX)[0];
     let page = bench.rows.page(read);
-    bench.arrive(key(2, 5_000)); // After the page was made, and beyond its end.
+    bench.insert_and_report(key(2, 5_000)); // After the page was read, and after its end.
     bench.window.read(index, ReadKind::Ahead, read, &page, |_| usize::MAX);
     bench.read_ahead(4_000);
     let expired = bench.expire(5_000);
@@ -185,28 +185,28 @@ fn a_row_beyond_a_read_that_is_under_way_is_read_in_its_turn() {
 }
 
 #[test]
-fn a_retry_is_news_and_its_first_attempt_is_not() {
+fn retry_is_added_and_its_repeated_first_attempt_is_not() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 300));
     bench.read_ahead(0);
     let expired = bench.expire(300);
     bench.window.resolve(expired[0]);
     let retry = DueKey { position: at(600), attempt: 2, ..key(1, 300) };
-    bench.arrive(retry);
-    bench.arrive(key(1, 300));
+    bench.insert_and_report(retry);
+    bench.insert_and_report(key(1, 300));
     let again = bench.expire(700);
     assert_eq!(again.len(), 1);
     assert_eq!(bench.window.entry(again[0]).key, retry);
 }
 
 #[test]
-fn a_retry_supersedes_the_attempt_before_it_or_waits_for_its_end() {
+fn retry_supersedes_the_previous_attempt_or_waits_for_it() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 300));
     bench.read_ahead(0);
     let first = bench.expire(300)[0];
     assert_eq!(bench.window.may_start(first), MayStart::Yes);
-    bench.arrive(DueKey { position: at(301), attempt: 2, ..key(1, 300) });
+    bench.insert_and_report(DueKey { position: at(301), attempt: 2, ..key(1, 300) });
     let second = bench.expire(301)[0];
     assert_eq!(bench.window.may_start(first), MayStart::Superseded);
     assert_eq!(bench.window.may_start(second), MayStart::NotYet);
@@ -214,28 +214,28 @@ fn a_retry_supersedes_the_attempt_before_it_or_waits_for_its_end() {
     assert_eq!(bench.window.may_start(second), MayStart::Yes);
 }
 
-/// As an owner that starts again reads them, the first of them before the others.
+/// An owner that restarts reads the rows in this way, the first attempt before the others.
 #[test]
-fn an_attempt_waits_for_all_before_it_though_one_in_between_was_superseded() {
+fn attempt_waits_for_all_earlier_attempts() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 300));
     bench.read_ahead(0);
     let first = bench.expire(300)[0];
     assert_eq!(bench.window.may_start(first), MayStart::Yes);
     let attempt = |attempt: u16| DueKey { position: at(300 + i64::from(attempt)), attempt, ..key(1, 300) };
-    (2..5).for_each(|number| bench.arrive(attempt(number)));
+    (2..5).for_each(|number| bench.insert_and_report(attempt(number)));
     let [second, third, fourth] = bench.expire(304)[..] else { panic!("three are due") };
     for superseded in [third, second] {
         assert_eq!(bench.window.may_start(superseded), MayStart::Superseded);
         bench.window.resolve(superseded);
     }
-    assert_eq!(bench.window.may_start(fourth), MayStart::NotYet, "the first is in flight");
+    assert_eq!(bench.window.may_start(fourth), MayStart::NotYet, "the first attempt is in flight");
     bench.window.resolve(first);
     assert_eq!(bench.window.may_start(fourth), MayStart::Yes);
 }
 
 #[test]
-fn a_deferred_key_comes_back_at_its_later_position_only() {
+fn deferred_key_returns_only_at_its_later_position() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 300));
     bench.read_ahead(0);
@@ -243,23 +243,23 @@ fn a_deferred_key_comes_back_at_its_later_position_only() {
     let later = DueKey { position: at(1_500), ..key(1, 300) };
     bench.insert(later);
     bench.window.deferred(expired[0], at(1_500));
-    assert!(bench.window.arrived(&Arrival { poller: POLLER, key: later }));
+    assert!(bench.window.add_written_row(&InsertLogEntry { poller: POLLER, key: later }));
     bench.close(1_000);
-    assert!(bench.expire(1_400).is_empty(), "the old row is read again and recognised");
+    assert!(bench.expire(1_400).is_empty(), "the window recognises the old row");
     let back = bench.expire(1_500);
     assert_eq!(bench.numbers(&back), [1]);
 }
 
 #[test]
-fn what_finds_no_room_is_read_again_from_the_store() {
+fn row_without_capacity_is_read_again_from_the_store() {
     let mut bench = Bench::new(1);
-    // In the least window a tenant has room for a page.
+    // In the smallest window, a tenant has capacity for one page.
     for number in 0..PAGE_KEYS as u128 {
         bench.insert(key(number, 500));
     }
     bench.read_ahead(0);
     assert_eq!(bench.window.len(), PAGE_KEYS);
-    bench.arrive(key(9_999, 400));
+    bench.insert_and_report(key(9_999, 400));
     bench.read_ahead(0);
     let fired = bench.expire(500);
     assert_eq!(fired.len(), PAGE_KEYS);
@@ -267,7 +267,7 @@ fn what_finds_no_room_is_read_again_from_the_store() {
         bench.window.resolve(entry);
     }
     bench.close(600);
-    assert_eq!(bench.window.len(), PAGE_KEYS, "their bucket is not closed yet");
+    assert_eq!(bench.window.len(), PAGE_KEYS, "the bucket of the keys is not closed yet");
     bench.window.keys_max += 1;
     bench.read_ahead(600);
     let late = bench.expire(600);
@@ -276,68 +276,78 @@ fn what_finds_no_room_is_read_again_from_the_store() {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// A row this far from now, told by an arrival at once or later.
+    /// Inserts a row that is due after this time. The window receives it at once or with a later step.
     Insert {
         in_millis: i64,
-        told: bool,
+        is_reported: bool,
     },
     Pass(i64),
-    /// Arrivals that were not told yet are.
-    Arrivals,
+    /// Reports the rows that were not reported yet.
+    ReportRows,
     ReadAhead,
     Close,
-    /// Resolves, or defers by so much, the n-th of what is open.
-    Settle {
+    /// Resolves the n-th open key, or defers it by this many milliseconds.
+    Finish {
         n: usize,
         defer: Option<i64>,
     },
-    /// A new owner, from what is durable.
+    /// Starts a new owner from the durable state.
     Restart,
 }
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        6 => (0i64..4_000, any::<bool>()).prop_map(|(in_millis, told)| Step::Insert { in_millis, told }),
+        6 => (0i64..4_000, any::<bool>()).prop_map(|(in_millis, is_reported)| Step::Insert { in_millis, is_reported }),
         4 => (1i64..800).prop_map(Step::Pass),
-        2 => Just(Step::Arrivals),
+        2 => Just(Step::ReportRows),
         3 => Just(Step::ReadAhead),
         3 => Just(Step::Close),
-        6 => (0usize..8, prop::option::weighted(0.2, 1i64..3_000)).prop_map(|(n, defer)| Step::Settle { n, defer }),
+        6 => (0usize..8, prop::option::weighted(0.2, 1i64..3_000)).prop_map(|(n, defer)| Step::Finish { n, defer }),
         1 => Just(Step::Restart),
     ]
 }
 
 proptest! {
-    /// Creators that keep their half of the bargain, an owner that keeps its own: every row is fired and settled, none
-    /// early, none twice within an owner's life.
+    /// Creators and the owner follow the protocol: every row fires and is resolved, none fires early, and none fires
+    /// twice during an owner's life.
     #[test]
-    fn every_row_is_fired_once(steps in prop::collection::vec(step(), 1..120)) {
+    fn every_row_fires_once(steps in prop::collection::vec(step(), 1..120)) {
         let mut bench = Bench::new(100_000);
         let mut now = 0;
         let mut number = 0;
         let mut durable = Positions { closed: at(-1), done: at(-1) };
         let mut open: Vec<EntryId> = Vec::new();
-        let mut untold: Vec<DueKey> = Vec::new();
+        let mut unreported: Vec<DueKey> = Vec::new();
         let mut fired_in_life: BTreeMap<(u128, Timestamp), u32> = BTreeMap::new();
-        let mut settled: BTreeSet<u128> = BTreeSet::new();
-        let finish = [Step::Arrivals, Step::ReadAhead, Step::Pass(9_000), Step::ReadAhead, Step::Close, Step::ReadAhead, Step::Pass(9_000),
-            Step::ReadAhead, Step::Close, Step::Pass(1)];
+        let mut finished: BTreeSet<u128> = BTreeSet::new();
+        let finish = [
+            Step::ReportRows,
+            Step::ReadAhead,
+            Step::Pass(9_000),
+            Step::ReadAhead,
+            Step::Close,
+            Step::ReadAhead,
+            Step::Pass(9_000),
+            Step::ReadAhead,
+            Step::Close,
+            Step::Pass(1),
+        ];
         for step in steps.into_iter().chain(finish) {
             match step {
-                Step::Insert { in_millis, told } => {
+                Step::Insert { in_millis, is_reported } => {
                     let position = (now + in_millis).max(durable.closed.as_millis() - START + 1);
                     number += 1;
                     let mut row = key(number, position);
                     row.occurrence.nominal = at(now + in_millis);
-                    if told {
-                        bench.arrive(row);
+                    if is_reported {
+                        bench.insert_and_report(row);
                     } else {
                         bench.insert(row);
-                        untold.push(row);
+                        unreported.push(row);
                     }
                 }
-                Step::Arrivals => for key in untold.drain(..) {
-                    bench.window.arrived(&Arrival { poller: POLLER, key });
+                Step::ReportRows => for key in unreported.drain(..) {
+                    bench.window.add_written_row(&InsertLogEntry { poller: POLLER, key });
                 },
                 Step::Pass(millis) => now += millis,
                 Step::ReadAhead => bench.read_ahead(now),
@@ -345,7 +355,7 @@ proptest! {
                     durable.closed = durable.closed.max(positions.closed);
                     durable.done = durable.done.max(positions.done);
                 },
-                Step::Settle { n, defer } => if !open.is_empty() {
+                Step::Finish { n, defer } => if !open.is_empty() {
                     let entry = open.remove(n % open.len());
                     let row = bench.window.entry(entry).key;
                     match defer {
@@ -355,10 +365,10 @@ proptest! {
                             let later = DueKey { position: at(to), ..row };
                             bench.insert(later);
                             bench.window.deferred(entry, later.position);
-                            bench.window.arrived(&Arrival { poller: POLLER, key: later });
+                            bench.window.add_written_row(&InsertLogEntry { poller: POLLER, key: later });
                         }
                         None => {
-                            prop_assert!(settled.insert(row.occurrence.incarnation.0), "settled twice");
+                            prop_assert!(finished.insert(row.occurrence.incarnation.0), "resolved twice");
                             bench.window.resolve(entry);
                         }
                     }
@@ -369,34 +379,36 @@ proptest! {
                     bench.window = Window::new(&Options::default(), at(now));
                     bench.window.add_poller(POLLER, shard_term(2), durable);
                     bench.rows = rows;
-                    // What has its outcome is recognised by its run's record, which is not the window's part.
-                    bench.rows.0.retain(|row| !settled.contains(&row.occurrence.incarnation.0));
+                    // The owner recognises an occurrence with an outcome by its run's record, which the window does not
+                    // have.
+                    bench.rows.0.retain(|row| !finished.contains(&row.occurrence.incarnation.0));
                     open.clear();
-                    untold.clear();
+                    unreported.clear();
                     fired_in_life.clear();
                 }
             }
             for entry in bench.expire(now) {
                 let row = bench.window.entry(entry).key;
-                prop_assert!(row.position <= at(now), "early");
+                prop_assert!(row.position <= at(now), "fired early");
                 let id = row.occurrence.incarnation.0;
-                if settled.contains(&id) {
+                if finished.contains(&id) {
                     bench.window.resolve(entry);
                     continue;
                 }
                 let times = fired_in_life.entry((id, row.position)).or_default();
                 *times += 1;
-                prop_assert_eq!(*times, 1, "twice");
+                prop_assert_eq!(*times, 1, "fired twice");
                 open.push(entry);
             }
         }
         for entry in open {
             let row = bench.window.entry(entry).key;
-            settled.insert(row.occurrence.incarnation.0);
+            finished.insert(row.occurrence.incarnation.0);
         }
         for row in &bench.rows.0 {
             let id = row.occurrence.incarnation.0;
-            prop_assert!(settled.contains(&id), "{:?} was never fired; closed {:?} now {:?}", row, durable.closed, at(now));
+            let closed = durable.closed;
+            prop_assert!(finished.contains(&id), "{:?} never fired; closed {:?} now {:?}", row, closed, at(now));
         }
     }
 }
@@ -404,37 +416,39 @@ proptest! {
 const OTHER: PollerId = PollerId { number: 1, ..POLLER };
 
 #[test]
-fn of_a_shard_that_is_let_go_nothing_is_left_once_all_has_been_given_back() {
+fn released_shard_leaves_no_keys_once_all_are_freed() {
     let mut bench = Bench::new(10_000);
     bench.window.add_poller(OTHER, shard_term(1), Positions { closed: at(-1), done: at(-1) });
     bench.read_ahead(0);
     for number in 1..=4 {
-        bench.arrive(key(number, 100 * i64::try_from(number).unwrap()));
+        bench.insert_and_report(key(number, 100 * i64::try_from(number).unwrap()));
     }
-    assert!(bench.window.arrived(&Arrival { poller: OTHER, key: key(5, 100) }));
+    assert!(bench.window.add_written_row(&InsertLogEntry { poller: OTHER, key: key(5, 100) }));
     let expired = bench.expire(200);
     assert_eq!(bench.numbers(&expired), [1, 5, 2]);
     let [queued, stays, in_flight] = expired[..] else { unreachable!("three expired") };
     bench.window.release(&BTreeSet::from([POLLER.shard()]));
-    assert!(bench.window.is_gone(queued) && bench.window.is_gone(in_flight) && !bench.window.is_gone(stays));
-    assert!(!bench.window.arrived(&Arrival { poller: POLLER, key: key(6, 300) }));
+    assert!(
+        bench.window.is_released(queued) && bench.window.is_released(in_flight) && !bench.window.is_released(stays)
+    );
+    assert!(!bench.window.add_written_row(&InsertLogEntry { poller: POLLER, key: key(6, 300) }));
 
-    // The same rows are read by the one who has the shard next, be it this one again.
+    // The next owner of the shard reads the same rows. It may be this owner again.
     bench.window.add_poller(POLLER, shard_term(2), Positions { closed: at(-1), done: at(-1) });
     bench.read_ahead(200);
     let again = bench.expire(250);
     assert_eq!(bench.numbers(&again), [1, 2]);
-    assert!(again.iter().all(|entry| ![queued, in_flight].contains(entry)), "their old numbers are still held");
+    assert!(again.iter().all(|entry| ![queued, in_flight].contains(entry)), "the old numbers are still in use");
     bench.window.free(queued);
     bench.window.resolve(in_flight);
-    // What had waited in the wheel is freed by it; what was read again fires.
+    // The wheel frees the released keys that waited in it. The keys that were read again fire.
     let last = bench.expire(1_000);
     assert_eq!(bench.numbers(&last), [3, 4]);
-    assert_eq!(bench.window.len(), 5, "four of the one, one of the other");
+    assert_eq!(bench.window.len(), 5, "four keys of one poller, one of the other");
 }
 
 #[test]
-fn reads_and_positions_of_a_poller_that_is_gone_come_to_nothing() {
+fn reads_and_positions_of_a_released_poller_are_ignored() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 300));
     let reads = bench.window.plan_reads(at(0), |_| usize::MAX);
@@ -457,12 +471,12 @@ fn reads_and_positions_of_a_poller_that_is_gone_come_to_nothing() {
 }
 
 #[test]
-fn an_attempt_that_is_held_keeps_its_row_from_firing_and_done_from_passing() {
+fn handed_over_attempt_blocks_its_row_and_done() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 300));
-    let entry = bench.window.hold(POLLER, key(1, 300)).expect("its poller is served");
+    let entry = bench.window.add_handed_over(POLLER, key(1, 300)).expect("the poller is served");
     bench.read_ahead(0);
-    assert!(bench.expire(1_000).is_empty(), "the row that is read is the one that is held");
+    assert!(bench.expire(1_000).is_empty(), "the row belongs to the handed-over attempt");
     bench.close(2_000);
     bench.close(4_000);
     let positions = bench.close(6_000);
@@ -472,6 +486,6 @@ fn an_attempt_that_is_held_keeps_its_row_from_firing_and_done_from_passing() {
     bench.window.resolve(entry);
     assert!(bench.close(8_000).is_some_and(|positions| positions.done > at(300)));
 
-    assert_eq!(bench.window.hold(POLLER, key(2, 200)), None, "its poller is done with that");
-    assert_eq!(bench.window.hold(OTHER, key(2, 9_000)), None, "its poller is not served");
+    assert_eq!(bench.window.add_handed_over(POLLER, key(2, 200)), None, "the poller's done has passed the key");
+    assert_eq!(bench.window.add_handed_over(OTHER, key(2, 9_000)), None, "the poller is not served");
 }

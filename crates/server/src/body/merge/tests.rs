@@ -47,19 +47,19 @@ fn stored() -> Schedule {
     }
 }
 
-/// And whether the change names the timing.
+/// Merges a change. Returns the spec, and true if the change sets the timing.
 fn read(change: &str) -> Result<(Spec, bool), String> {
     let stored = stored();
     let read = merge(&stored, change.as_bytes()).and_then(|merged| {
         let names_timing = merged.names_timing;
         Ok((read_merged(merged, &stored, &Limits::default(), &Egress::default(), NOW)?, names_timing))
     });
-    read.map_err(|refused| refused.to_string())
+    read.map_err(|rejected| rejected.to_string())
 }
 
-/// The spec that comes of it is the stored one but for `edit`.
+/// Checks that the merged spec is the stored one after `edit`.
 #[track_caller]
-fn makes(change: &str, names_timing: bool, edit: impl FnOnce(&mut Spec)) {
+fn check_merge(change: &str, names_timing: bool, edit: impl FnOnce(&mut Spec)) {
     let mut spec = stored().spec;
     edit(&mut spec);
     assert_eq!(read(change), Ok((spec, names_timing)), "{change}");
@@ -71,39 +71,39 @@ fn http(spec: &mut Spec) -> &mut HttpTarget {
 }
 
 #[test]
-fn what_is_not_named_stays_as_it_is() {
-    makes("{}", false, |_| {});
-    makes(r#"{"retry":{"backoff":"3s"}}"#, false, |spec| spec.retry.backoff = Duration::from_secs(3));
-    makes(r#"{"target":{"http":{"url":"https://example.org/b"}}}"#, false, |spec| {
+fn unnamed_fields_stay_unchanged() {
+    check_merge("{}", false, |_| {});
+    check_merge(r#"{"retry":{"backoff":"3s"}}"#, false, |spec| spec.retry.backoff = Duration::from_secs(3));
+    check_merge(r#"{"target":{"http":{"url":"https://example.org/b"}}}"#, false, |spec| {
         http(spec).url = "https://example.org/b".to_owned();
     });
-    makes(r#"{"labels":{"b":null,"c":"3"}}"#, false, |spec| {
+    check_merge(r#"{"labels":{"b":null,"c":"3"}}"#, false, |spec| {
         spec.labels.remove("b");
         spec.labels.insert("c".to_owned(), "3".to_owned());
     });
-    makes(r#"{"id":"invoice-7"}"#, false, |_| {});
+    check_merge(r#"{"id":"invoice-7"}"#, false, |_| {});
 }
 
 #[test]
-fn null_takes_away_and_what_has_a_default_gets_it() {
-    makes(r#"{"labels":null,"payload":null,"retry":null}"#, false, |spec| {
+fn null_removes_a_field_or_restores_its_default() {
+    check_merge(r#"{"labels":null,"payload":null,"retry":null}"#, false, |spec| {
         spec.labels.clear();
         spec.payload = Bytes::new();
         spec.retry = RetryPolicy::default();
     });
-    makes(r#"{"target":{"http":{"method":null,"headers":null}}}"#, false, |spec| {
+    check_merge(r#"{"target":{"http":{"method":null,"headers":null}}}"#, false, |spec| {
         http(spec).method = "POST".to_owned();
         http(spec).headers.clear();
     });
-    assert_eq!(read(r#"{"target":null}"#), Err("/target: this field is needed".to_owned()));
+    assert_eq!(read(r#"{"target":null}"#), Err("/target: the field is required".to_owned()));
 }
 
 #[test]
-fn headers_that_are_not_named_again_do_not_go_elsewhere() {
+fn headers_are_not_sent_to_another_origin_unless_named_again() {
     for url in ["https://other.example.org/a", "http://example.org/a", "https://example.org:8443/a"] {
         let moved = |headers: &str| read(&format!(r#"{{"target":{{"http":{{"url":"{url}"{headers}}}}}}}"#));
         assert!(moved("").unwrap_err().contains("another scheme"), "{:?}", moved(""));
-        assert!(moved(r#","headers":{"authorization":"x"}"#).is_err(), "the other one is kept");
+        assert!(moved(r#","headers":{"authorization":"x"}"#).is_err(), "the other header is kept");
         assert!(moved(r#","headers":{"authorization":"x","x-team":null}"#).is_ok());
         assert!(moved(r#","headers":null"#).is_ok());
     }
@@ -111,7 +111,7 @@ fn headers_that_are_not_named_again_do_not_go_elsewhere() {
 }
 
 #[test]
-fn a_change_that_nests_without_end_is_refused_before_it_is_taken_apart() {
+fn deeply_nested_change_is_rejected_before_parsing() {
     let nested = |levels: usize| format!(r#"{{"payload":{}1{}}}"#, r#"{"a\"[":"#.repeat(levels), "}".repeat(levels));
     assert!(read(&nested(63)).is_ok(), "{:?}", read(&nested(63)));
     assert!(read(&nested(64)).unwrap_err().contains("nests deeper"));
@@ -119,61 +119,64 @@ fn a_change_that_nests_without_end_is_refused_before_it_is_taken_apart() {
 }
 
 #[test]
-fn headers_are_named_without_regard_to_case() {
+fn header_names_are_compared_without_regard_to_case() {
     let header = |name: &str, value: &str| (name.to_owned(), value.into());
-    makes(r#"{"target":{"http":{"headers":{"X-TEAM":"blue"}}}}"#, false, |spec| {
+    check_merge(r#"{"target":{"http":{"headers":{"X-TEAM":"blue"}}}}"#, false, |spec| {
         http(spec).headers = vec![header("authorization", "Bearer a.b"), header("x-team", "blue")];
     });
-    makes(r#"{"target":{"http":{"headers":{"Authorization":null,"x-new":"1"}}}}"#, false, |spec| {
+    check_merge(r#"{"target":{"http":{"headers":{"Authorization":null,"x-new":"1"}}}}"#, false, |spec| {
         http(spec).headers = vec![header("x-team", "red"), header("x-new", "1")];
     });
     let twice = read(r#"{"target":{"http":{"headers":{"x-a":"1","X-A":"2"}}}}"#).unwrap_err();
     assert!(twice.starts_with("/target/http/headers/X-A: "), "{twice}");
     let many: Vec<String> = (0..31).map(|number| format!("\"x-{number}\":\"v\"")).collect();
     let many = read(&format!(r#"{{"target":{{"http":{{"headers":{{{}}}}}}}}}"#, many.join(","))).unwrap_err();
-    assert!(many.starts_with("/target/http/headers: "), "31 and the 2 that stay are one too many: {many}");
+    assert!(
+        many.starts_with("/target/http/headers: "),
+        "31 new headers and 2 stored ones exceed the limit by one: {many}"
+    );
 }
 
 #[test]
-fn another_kind_of_timing_takes_the_old_one_away() {
+fn new_kind_of_timing_replaces_the_old_one() {
     let at = Timestamp::from_millis(1_893_553_445_000);
-    makes(r#"{"at":"2030-01-02T03:04:05Z"}"#, true, |spec| spec.when = When::At(at));
-    makes(r#"{"every":"1h"}"#, true, |spec| spec.when = When::Every(Duration::from_secs(3_600)));
+    check_merge(r#"{"at":"2030-01-02T03:04:05Z"}"#, true, |spec| spec.when = When::At(at));
+    check_merge(r#"{"every":"1h"}"#, true, |spec| spec.when = When::Every(Duration::from_secs(3_600)));
     let cron = |text, zone| When::Cron(Cron::parse(text, zone).unwrap());
-    makes(r#"{"cron":"0 7 * * *"}"#, true, |spec| spec.when = cron("0 7 * * *", "Europe/Berlin"));
-    makes(r#"{"zone":"Asia/Tokyo"}"#, true, |spec| spec.when = cron("30 2 * * *", "Asia/Tokyo"));
-    makes(r#"{"cron":"0 7 * * *","zone":null}"#, true, |spec| spec.when = cron("0 7 * * *", "UTC"));
-    makes(r#"{"at":null}"#, true, |_| {});
+    check_merge(r#"{"cron":"0 7 * * *"}"#, true, |spec| spec.when = cron("0 7 * * *", "Europe/Berlin"));
+    check_merge(r#"{"zone":"Asia/Tokyo"}"#, true, |spec| spec.when = cron("30 2 * * *", "Asia/Tokyo"));
+    check_merge(r#"{"cron":"0 7 * * *","zone":null}"#, true, |spec| spec.when = cron("0 7 * * *", "UTC"));
+    check_merge(r#"{"at":null}"#, true, |_| {});
     assert!(read(r#"{"at":"2030-01-02T03:04:05Z","every":"1h"}"#).unwrap_err().contains("exclude each other"));
-    assert!(read(r#"{"cron":null,"zone":null}"#).unwrap_err().contains("does not say when"));
+    assert!(read(r#"{"cron":null,"zone":null}"#).unwrap_err().contains("one of at, cron and every is required"));
     assert!(read(r#"{"at":"2020-01-02T03:04:05Z"}"#).unwrap_err().starts_with("/at: "));
 }
 
 #[test]
-fn a_payload_is_merged_and_what_stays_of_it_is_byte_for_byte() {
-    makes(r#"{"payload":{"a":{"x":null,"z":[null, 2]}}}"#, false, |spec| {
+fn payload_is_merged_and_unnamed_parts_stay_byte_for_byte() {
+    check_merge(r#"{"payload":{"a":{"x":null,"z":[null, 2]}}}"#, false, |spec| {
         spec.payload = Bytes::from_static(b"{\"b\":1.50,\"a\":{\"y\":123456789012345678901234567890,\"z\":[null, 2]}}");
     });
-    makes(r#"{"payload":[1,  2]}"#, false, |spec| spec.payload = Bytes::from_static(b"[1,  2]"));
+    check_merge(r#"{"payload":[1,  2]}"#, false, |spec| spec.payload = Bytes::from_static(b"[1,  2]"));
 }
 
 #[test]
-fn what_is_no_change_of_a_schedule_is_refused_with_its_place() {
-    for (change, told) in [
-        ("[1]", ": this is an array, and should be an object"),
-        ("null", ": this is null, and should be an object"),
-        (r#"{"oops":1}"#, "/oops: there is no such field"),
-        (r#"{"state":"active"}"#, "/state: there is no such field"),
-        (r#"{"id":"invoice-8"}"#, "/id: it is not the id in the path"),
-        (r#"{"labels":{"a":1}}"#, "/labels/a: this is a number, and should be a string"),
-        (r#"{"labels":7}"#, "/labels: this is a number, and should be an object of strings"),
+fn invalid_change_is_rejected_with_a_pointer() {
+    for (change, error) in [
+        ("[1]", ": expected an object, but found an array"),
+        ("null", ": expected an object, but found null"),
+        (r#"{"oops":1}"#, "/oops: unknown field"),
+        (r#"{"state":"active"}"#, "/state: unknown field"),
+        (r#"{"id":"invoice-8"}"#, "/id: the id differs from the id in the path"),
+        (r#"{"labels":{"a":1}}"#, "/labels/a: expected a string, but found a number"),
+        (r#"{"labels":7}"#, "/labels: expected an object of strings, but found a number"),
         (
             r#"{"target":{"http":{"headers":"x"}}}"#,
-            "/target/http/headers: this is a string, and should be an object of strings",
+            "/target/http/headers: expected an object of strings, but found a string",
         ),
-        (r#"{"every":"1h","every":"2h"}"#, "/every: this field is there more than once"),
+        (r#"{"every":"1h","every":"2h"}"#, "/every: the field is repeated"),
     ] {
-        assert_eq!(read(change), Err(told.to_owned()), "{change}");
+        assert_eq!(read(change), Err(error.to_owned()), "{change}");
     }
     for broken in ["", "{", "{\"a\":}", "{}{}", "\u{feff}{}"] {
         assert!(read(broken).is_err(), "{broken:?}");
@@ -182,21 +185,23 @@ fn what_is_no_change_of_a_schedule_is_refused_with_its_place() {
 }
 
 #[test]
-fn a_name_that_is_repeated_is_merged_with_what_is_stored_once() {
+fn repeated_name_is_merged_with_the_stored_value_once() {
     let mut stored = stored();
     stored.spec.payload = format!(r#"{{"big":"{}"}}"#, "x".repeat(64 << 10)).into();
     let change = format!("{{{}}}", vec![r#""payload":{}"#; 1_000].join(","));
-    let Ok(merged) = merge(&stored, change.as_bytes()) else { panic!("it is read only later") };
+    let Ok(merged) = merge(&stored, change.as_bytes()) else { panic!("a merge does not check the result") };
     assert!(merged.text.len() < stored.spec.payload.len() + change.len() + 1_000, "{}", merged.text.len());
 
     stored.spec.payload = Bytes::from_static(br#"{"a":{"x":1}}"#);
-    let Ok(merged) = merge(&stored, br#"{"payload":{"a":{"y":2},"a":{"z":3}}}"#) else { panic!("it is well-formed") };
+    let Ok(merged) = merge(&stored, br#"{"payload":{"a":{"y":2},"a":{"z":3}}}"#) else {
+        panic!("the change is well-formed")
+    };
     assert!(merged.text.contains(r#"{"a":{"y":2},"a":{"x":1,"z":3}}"#), "{}", merged.text);
 }
 
-/// The examples of RFC 7396, appendix A.
+/// Examples of RFC 7396, appendix A.
 #[test]
-fn values_are_merged_as_the_rfc_says() {
+fn examples_of_the_rfc_are_merged_as_specified() {
     for (stored, change, merged) in [
         (json!({"a":"b"}), json!({"a":"c"}), json!({"a":"c"})),
         (json!({"a":"b"}), json!({"b":"c"}), json!({"a":"b","b":"c"})),
@@ -225,15 +230,15 @@ fn merged_text(stored: &Value, change: &Value) -> Value {
     serde_json::from_str(&out).unwrap()
 }
 
-/// The pseudocode of RFC 7396, section 2.
-fn merged_by_the_rfc(stored: &Value, change: &Value) -> Value {
+/// Pseudocode of RFC 7396, section 2.
+fn reference_merge(stored: &Value, change: &Value) -> Value {
     let Value::Object(change) = change else { return change.clone() };
     let mut target = stored.as_object().cloned().unwrap_or_default();
     for (name, value) in change {
         match value {
             Value::Null => drop(target.remove(name)),
             value => {
-                let merged = merged_by_the_rfc(target.get(name).unwrap_or(&Value::Null), value);
+                let merged = reference_merge(target.get(name).unwrap_or(&Value::Null), value);
                 target.insert(name.clone(), merged);
             }
         }
@@ -255,7 +260,7 @@ fn value() -> impl Strategy<Value = Value> {
 
 proptest! {
     #[test]
-    fn any_two_values_are_merged_as_the_rfc_says(stored in value(), change in value()) {
-        prop_assert_eq!(merged_text(&stored, &change), merged_by_the_rfc(&stored, &change));
+    fn any_two_values_are_merged_like_the_reference(stored in value(), change in value()) {
+        prop_assert_eq!(merged_text(&stored, &change), reference_merge(&stored, &change));
     }
 }

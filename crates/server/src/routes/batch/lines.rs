@@ -1,32 +1,32 @@
-//! A body as lines.
+//! Splitting of a body into lines.
 
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
 use http_body::Body as _;
 
-use crate::body::collect::{Piece, at_once, broken, discard, next_piece};
-use crate::refusal::{Code, Refused, refuse};
+use crate::body::collect::{Piece, at_once, discard, incomplete, next_piece};
+use crate::rejection::{Code, Rejected, reject};
 
 pub(super) enum Line {
     Text(Bytes),
-    /// It has no text that could be looked at.
-    Refused(Refused),
+    /// Line that was rejected before it was parsed.
+    Rejected(Rejected),
 }
 
 /// Splits a body at line feeds. Holds at most one line and one piece of the body.
 pub(super) struct Lines {
     body: Body,
-    /// What has come and was not given out.
-    held: BytesMut,
-    /// `held` has no line feed before this.
+    /// Bytes that have arrived and were not returned yet.
+    buffer: BytesMut,
+    /// Number of bytes at the start of `buffer` that contain no line feed.
     searched: usize,
     line_bytes_max: usize,
-    /// The rest of a line that was refused for its length is still to come.
+    /// True while the rest of a line that was rejected for its length is being skipped.
     is_skipping: bool,
-    /// The body has ended, or will not be read further.
+    /// True once the body has ended or is not read further.
     is_body_done: bool,
-    /// Stands for all that was not read, as the last line.
-    last: Option<Refused>,
+    /// Rejection of everything that was not read. It is the last line.
+    last: Option<Rejected>,
     number: u64,
 }
 
@@ -34,7 +34,7 @@ impl Lines {
     pub(super) fn new(body: Body, line_bytes_max: usize) -> Self {
         Lines {
             body,
-            held: BytesMut::new(),
+            buffer: BytesMut::new(),
             searched: 0,
             line_bytes_max,
             is_skipping: false,
@@ -44,22 +44,22 @@ impl Lines {
         }
     }
 
-    /// The next line that is complete, and its number; empty ones are counted and passed over.
+    /// Returns the next complete line and its number. Empty lines are counted and skipped.
     pub(super) fn next(&mut self) -> Option<(u64, Line)> {
         loop {
-            let line = match memchr::memchr(b'\n', &self.held[self.searched..]) {
+            let line = match memchr::memchr(b'\n', &self.buffer[self.searched..]) {
                 Some(at) => {
-                    let mut line = self.held.split_to(self.searched + at + 1);
+                    let mut line = self.buffer.split_to(self.searched + at + 1);
                     line.truncate(line.len() - 1);
                     line
                 }
-                None if self.is_body_done && !self.held.is_empty() => std::mem::take(&mut self.held),
+                None if self.is_body_done && !self.buffer.is_empty() => std::mem::take(&mut self.buffer),
                 None => {
-                    self.searched = self.held.len();
+                    self.searched = self.buffer.len();
                     if self.is_body_done {
                         return self.take_last();
                     }
-                    return self.refuse_long();
+                    return self.reject_long();
                 }
             };
             self.searched = 0;
@@ -68,7 +68,7 @@ impl Lines {
             }
             self.number += 1;
             if line.len() > self.line_bytes_max {
-                return Some((self.number, Line::Refused(self.too_long())));
+                return Some((self.number, Line::Rejected(self.too_long())));
             }
             if !line.trim_ascii().is_empty() {
                 return Some((self.number, Line::Text(line.freeze())));
@@ -76,85 +76,85 @@ impl Lines {
         }
     }
 
-    /// Drops what is held of a line that is too long already.
-    fn refuse_long(&mut self) -> Option<(u64, Line)> {
+    /// Rejects the incomplete line if it is already too long, and drops its bytes.
+    fn reject_long(&mut self) -> Option<(u64, Line)> {
         if self.is_skipping {
-            self.held.clear();
+            self.buffer.clear();
             self.searched = 0;
             return None;
         }
-        if self.held.len() <= self.line_bytes_max {
+        if self.buffer.len() <= self.line_bytes_max {
             return None;
         }
-        self.held.clear();
+        self.buffer.clear();
         self.searched = 0;
         self.is_skipping = true;
         self.number += 1;
-        Some((self.number, Line::Refused(self.too_long())))
+        Some((self.number, Line::Rejected(self.too_long())))
     }
 
-    fn too_long(&self) -> Refused {
-        let detail = format!("a line has at most {} bytes; keep large data elsewhere", self.line_bytes_max);
-        refuse(Code::BodyTooLarge, detail)
+    fn too_long(&self) -> Rejected {
+        let detail = format!("the line exceeds the limit of {} bytes; store large data elsewhere", self.line_bytes_max);
+        reject(Code::BodyTooLarge, detail)
     }
 
     fn take_last(&mut self) -> Option<(u64, Line)> {
-        let refused = self.last.take()?;
+        let rejected = self.last.take()?;
         self.number += 1;
-        Some((self.number, Line::Refused(refused)))
+        Some((self.number, Line::Rejected(rejected)))
     }
 
-    /// Reads no further; what was not read is answered by `refused`, as one line.
-    pub(super) fn stop(&mut self, refused: Refused) {
+    /// Stops reading. `rejected` becomes the last line, and stands for everything that was not read.
+    pub(super) fn stop(&mut self, rejected: Rejected) {
         self.end();
-        self.last = Some(refused);
+        self.last = Some(rejected);
     }
 
-    /// Reads no further, and gives out nothing more.
+    /// Stops reading, and returns no more lines.
     pub(super) fn end(&mut self) {
-        self.held.clear();
+        self.buffer.clear();
         self.searched = 0;
         self.is_skipping = false;
         self.is_body_done = true;
         self.last = None;
     }
 
-    /// Every line has been given out.
+    /// Returns true if every line was returned.
     pub(super) fn is_at_end(&self) -> bool {
-        self.is_body_done && self.held.is_empty() && self.last.is_none()
+        self.is_body_done && self.buffer.is_empty() && self.last.is_none()
     }
 
-    /// Waits for the next piece of the body. Cancel-safe: a piece is taken only when it is there.
+    /// Waits for the next piece of the body. Cancel-safe: it takes a piece only when the piece is there.
     pub(super) async fn fill(&mut self) {
         if !self.is_body_done {
             let piece = next_piece(&mut self.body).await;
-            self.keep(piece);
+            self.add(piece);
         }
     }
 
-    /// Takes the next piece if it is there already; whether it was.
+    /// Takes the next piece if it is available without waiting, and returns true if it was.
     pub(super) async fn fill_at_once(&mut self) -> bool {
         let Some(piece) = at_once(&mut self.body).await else { return false };
-        self.keep(piece);
+        self.add(piece);
         true
     }
 
-    /// Reads and discards the rest of the body, as [`discard`] does.
+    /// Reads and discards the rest of the body with [`discard`].
     pub(super) async fn discard_rest(&mut self) {
         if !self.body.is_end_stream() {
-            // All lines have their answers already: a body that breaks off here changes none of them.
+            // All lines already have their results, and an incomplete body does not change them.
             drop(discard(&mut self.body, 0, self.line_bytes_max).await);
         }
     }
 
-    fn keep(&mut self, piece: Option<Piece>) {
+    fn add(&mut self, piece: Option<Piece>) {
         match piece {
             Some(Ok(frame)) => {
                 if let Ok(data) = frame.into_data() {
-                    self.held.extend_from_slice(&data);
+                    self.buffer.extend_from_slice(&data);
                 }
             }
-            Some(Err(error)) => self.stop(broken(&error)),
+            Some(Err(error)) => self.stop(incomplete(&error)),
             None => self.is_body_done = true,
         }
     }

@@ -1,4 +1,4 @@
-//! What operators set about a tenant, and how a patch of it is merged (RFC 7396).
+//! Tenant settings that operators change, and the merge of a patch into them (RFC 7396).
 
 use domain::egress::NETWORKS_MAX;
 use domain::{ApiKey, Egress, Tenant};
@@ -6,10 +6,10 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::change;
-use crate::refusal::{Code, Refused, refuse};
+use crate::rejection::{Code, Rejected, reject};
 use crate::state::AppState;
 
-/// `PATCH /v1/tenants/{tenant}`: see [`api::TenantPatch`].
+/// Body of `PATCH /v1/tenants/{tenant}`; see [`api::TenantPatch`].
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(in crate::routes) struct Patch {
@@ -17,25 +17,25 @@ pub(in crate::routes) struct Patch {
     pub(super) quotas: api::Quotas,
     #[serde(default)]
     pub(super) ceilings: api::Quotas,
-    /// Merged into what is there; `null` makes it the default.
-    #[serde(default = "nothing")]
+    /// Changes of the egress policy, which are merged. `null` restores the default.
+    #[serde(default = "empty_object")]
     pub(super) egress: Value,
 }
 
-fn nothing() -> Value {
+fn empty_object() -> Value {
     Value::Object(serde_json::Map::new())
 }
 
-/// The tenant as it is afterwards.
+/// Changes the settings of a tenant, and returns the changed tenant.
 pub(in crate::routes) async fn change_settings(
     app: &AppState,
     tenant: &Tenant,
     actor: &ApiKey,
     action: &'static str,
-    mut edit: impl FnMut(&mut Tenant) -> Result<(), Refused>,
-) -> Result<Tenant, Refused> {
+    mut edit: impl FnMut(&mut Tenant) -> Result<(), Rejected>,
+) -> Result<Tenant, Rejected> {
     if tenant.id == Tenant::OPERATOR {
-        return Err(refuse(Code::InvalidRequest, "operators have no schedules, and so no settings"));
+        return Err(reject(Code::InvalidRequest, "operators have no schedules, and therefore no settings"));
     }
     change(app, tenant.id, &actor.id, action, |tenant| {
         let before = tenant.clone();
@@ -46,21 +46,21 @@ pub(in crate::routes) async fn change_settings(
     .await
 }
 
-/// As `pending_max 10 -> 20`, for the audit log.
+/// Lists the differences for the audit log, such as `pending_max 10 -> 20`.
 fn differences(before: &Tenant, after: &Tenant) -> String {
     let text = |number: Option<u32>| number.map_or("none".to_owned(), |number| number.to_string());
-    let mut told = Vec::new();
-    for (what, before, after) in [("", before.quotas, after.quotas), (" ceiling", before.ceilings, after.ceilings)] {
+    let mut differences = Vec::new();
+    for (kind, before, after) in [("", before.quotas, after.quotas), (" ceiling", before.ceilings, after.ceilings)] {
         let changed = before.iter().zip(after.iter()).filter(|(before, after)| before != after);
-        told.extend(changed.map(|((quota, before), (_, after))| {
-            format!("{}{what} {} -> {}", quota.name(), text(before), text(after))
+        differences.extend(changed.map(|((quota, before), (_, after))| {
+            format!("{}{kind} {} -> {}", quota.name(), text(before), text(after))
         }));
     }
     if before.egress != after.egress {
-        let text = |tenant| serde_json::to_string(&egress_of(tenant)).expect("a policy is JSON");
-        told.push(format!("egress {} -> {}", text(before), text(after)));
+        let text = |tenant| serde_json::to_string(&egress_of(tenant)).expect("a policy can be written as JSON");
+        differences.push(format!("egress {} -> {}", text(before), text(after)));
     }
-    told.join(", ")
+    differences.join(", ")
 }
 
 pub(super) fn egress_of(tenant: &Tenant) -> api::Egress {
@@ -72,33 +72,34 @@ pub(super) fn egress_of(tenant: &Tenant) -> api::Egress {
     }
 }
 
-/// Changes what `patch` names; `null` sets it to its default.
-pub(super) fn merge_egress(tenant: &mut Tenant, patch: &Value) -> Result<(), Refused> {
-    let mut egress = serde_json::to_value(egress_of(tenant)).expect("a policy is JSON");
+/// Changes the fields that `patch` names. `null` restores the default.
+pub(super) fn merge_egress(tenant: &mut Tenant, patch: &Value) -> Result<(), Rejected> {
+    let mut egress = serde_json::to_value(egress_of(tenant)).expect("a policy can be written as JSON");
     match patch {
-        Value::Null => egress = nothing(),
+        Value::Null => egress = empty_object(),
         patch => merge_into(&mut egress, patch, "/egress")?,
     }
-    let refused = |error: serde_json::Error| refuse(Code::InvalidRequest, error.to_string());
-    let egress: api::Egress = serde_json::from_value(egress).map_err(refused)?;
+    let rejected = |error: serde_json::Error| reject(Code::InvalidRequest, error.to_string());
+    let egress: api::Egress = serde_json::from_value(egress).map_err(rejected)?;
     tenant.egress = egress_from(&egress)?;
     Ok(())
 }
 
-/// All settings are in `target`, so that a name that is not there is an error, `null` or not.
-fn merge_into(target: &mut Value, patch: &Value, pointer: &str) -> Result<(), Refused> {
+/// Merges `patch` into `target`, which contains all settings. A name that is missing there is an error, even with
+/// `null`.
+fn merge_into(target: &mut Value, patch: &Value, pointer: &str) -> Result<(), Rejected> {
     let Value::Object(target) = target else {
         *target = patch.clone();
         return Ok(());
     };
     let Value::Object(patch) = patch else {
-        return Err(refuse(Code::InvalidRequest, format!("{pointer} is an object of what is to be changed")));
+        return Err(reject(Code::InvalidRequest, format!("{pointer} must be an object with the settings to change")));
     };
     for (name, value) in patch {
         let shown: String = name.chars().take(64).collect();
         let pointer = format!("{pointer}/{shown}");
         let present = target.get_mut(name);
-        let present = present.ok_or_else(|| refuse(Code::InvalidRequest, format!("there is no setting {pointer}")))?;
+        let present = present.ok_or_else(|| reject(Code::InvalidRequest, format!("unknown setting {pointer}")))?;
         match value {
             Value::Null => drop(target.remove(name)),
             value => merge_into(present, value, &pointer)?,
@@ -107,19 +108,22 @@ fn merge_into(target: &mut Value, patch: &Value, pointer: &str) -> Result<(), Re
     Ok(())
 }
 
-pub(super) fn egress_from(egress: &api::Egress) -> Result<Egress, Refused> {
-    let refused = |field: &str, what: &str, why: String| {
-        let shown: String = what.chars().take(64).collect();
-        refuse(Code::InvalidRequest, format!("egress.{field}: {shown:?}: {why}"))
+pub(super) fn egress_from(egress: &api::Egress) -> Result<Egress, Rejected> {
+    let rejected = |field: &str, value: &str, error: String| {
+        let shown: String = value.chars().take(64).collect();
+        reject(Code::InvalidRequest, format!("egress.{field}: {shown:?}: {error}"))
     };
     if egress.allow_networks.len() > NETWORKS_MAX {
-        return Err(refuse(Code::InvalidRequest, format!("egress.allow_networks: at most {NETWORKS_MAX}")));
+        return Err(reject(
+            Code::InvalidRequest,
+            format!("egress.allow_networks: more than the limit of {NETWORKS_MAX} networks"),
+        ));
     }
-    let class = |name: &String| name.parse().map_err(|error| refused("allow", name, format!("{error}")));
-    let network = |text: &String| text.parse().map_err(|error| refused("allow_networks", text, format!("{error}")));
+    let class = |name: &String| name.parse().map_err(|error| rejected("allow", name, format!("{error}")));
+    let network = |text: &String| text.parse().map_err(|error| rejected("allow_networks", text, format!("{error}")));
     Ok(Egress {
-        allow: egress.allow.iter().map(class).collect::<Result<_, Refused>>()?,
-        allow_networks: egress.allow_networks.iter().map(network).collect::<Result<_, Refused>>()?,
+        allow: egress.allow.iter().map(class).collect::<Result<_, Rejected>>()?,
+        allow_networks: egress.allow_networks.iter().map(network).collect::<Result<_, Rejected>>()?,
         forbid_http: egress.forbid_http,
     })
 }

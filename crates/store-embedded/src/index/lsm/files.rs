@@ -1,7 +1,8 @@
-//! The library's files, checked and copied.
+//! Verification and copies of the library's files.
 //!
-//! `current` names the manifest (`v` and a number) and its checksum, a manifest names the tables and theirs; each is an
-//! XXH3 of 128 bits over a whole file. The library checks none of these three when it opens a tree.
+//! `current` contains the manifest's number (its file is `v` and the number) and checksum. A manifest contains the
+//! tables' names and checksums. Each checksum is an XXH3 of 128 bits over a whole file. The library checks none of
+//! these three when it opens a tree.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -14,10 +15,10 @@ use super::super::{Family, IndexError};
 
 const CURRENT: &str = "current";
 const TABLES: &str = "tables";
-/// The manifest's number, its checksum, and the kind of that.
+/// Length of `current`: the manifest's number, its checksum, and the kind of the checksum.
 const CURRENT_LEN: usize = 8 + 16 + 1;
 
-/// Where a tree keeps its tables, each under its number.
+/// Returns the folder of a tree's tables. A table's file name is its number.
 pub(super) fn tables(dir: &Path) -> PathBuf {
     dir.join(TABLES)
 }
@@ -40,37 +41,39 @@ fn read_current(family: Family, dir: &Path) -> Result<Option<Current>, IndexErro
         Err(error) => return Err(error.into()),
     };
     let fields: [u8; CURRENT_LEN] =
-        bytes.try_into().map_err(|_| damaged(family, &path, "it has another length than it should"))?;
-    let (number, rest) = fields.split_first_chunk::<8>().expect("the array is longer");
-    let (checksum, kind) = rest.split_first_chunk::<16>().expect("the array is longer");
+        bytes.try_into().map_err(|_| damaged(family, &path, "the file has the wrong length"))?;
+    let (number, rest) = fields.split_first_chunk::<8>().expect("the array is longer than its parts");
+    let (checksum, kind) = rest.split_first_chunk::<16>().expect("the array is longer than its parts");
     if kind != [0] {
-        return Err(damaged(family, &path, "its kind of checksum is not known"));
+        return Err(damaged(family, &path, "the kind of checksum is unknown"));
     }
     let manifest = format!("v{}", u64::from_le_bytes(*number));
     Ok(Some(Current { manifest, checksum: u128::from_le_bytes(*checksum) }))
 }
 
-/// The manifest is what `current` says, or there is none yet. Answers how many bytes were checked.
+/// Verifies the manifest against `current`, if there is one. Returns the number of bytes that were checked.
 pub(super) fn check_manifest(family: Family, dir: &Path) -> Result<u64, IndexError> {
     match read_current(family, dir)? {
         Some(current) => match check(family, &dir.join(&current.manifest), current.checksum) {
             Ok(bytes) => Ok(bytes + CURRENT_LEN as u64),
-            // It may have been replaced meanwhile; the next one is another.
+            // A flush or merge may have replaced the manifest; then check the new one.
             Err(_) if read_current(family, dir)?.is_some_and(|next| next != current) => check_manifest(family, dir),
             Err(error) => Err(error),
         },
         None if dir.join(TABLES).exists() && fs::read_dir(dir.join(TABLES))?.next().is_some() => {
-            Err(damaged(family, &dir.join(CURRENT), "it is missing"))
+            Err(damaged(family, &dir.join(CURRENT), "the file is missing"))
         }
         None => Ok(0),
     }
 }
 
-/// The whole file has the checksum that it was written with. Answers how many bytes that were.
+/// Verifies the checksum of a whole file. Returns the number of bytes.
 pub(super) fn check(family: Family, path: &Path, expected: u128) -> Result<u64, IndexError> {
     let mut file = match File::open(path) {
         Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(damaged(family, path, "it is missing")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Err(damaged(family, path, "the file is missing"));
+        }
         Err(error) => return Err(error.into()),
     };
     let mut hasher = Xxh3Default::new();
@@ -84,18 +87,14 @@ pub(super) fn check(family: Family, path: &Path, expected: u128) -> Result<u64, 
         hasher.update(&chunk[..len]);
         bytes += len as u64;
     }
-    if hasher.digest128() == expected {
-        Ok(bytes)
-    } else {
-        Err(damaged(family, path, "its bytes do not match their checksum"))
-    }
+    if hasher.digest128() == expected { Ok(bytes) } else { Err(damaged(family, path, "the checksum does not match")) }
 }
 
 fn damaged(family: Family, path: &Path, reason: &str) -> IndexError {
     IndexError::Damaged { family: family.name(), range: path.display().to_string(), reason: reason.to_owned() }
 }
 
-/// A tree's files in another folder: tables never change, so on the same file system they are only named again.
+/// Copies a tree's files to another folder. Tables never change, so on the same file system they are hard-linked.
 pub(super) fn copy(from: &Path, to: &Path, tables: &[Table]) -> Result<(), IndexError> {
     let tables_dir = to.join(TABLES);
     fs::create_dir_all(&tables_dir)?;
@@ -105,7 +104,7 @@ pub(super) fn copy(from: &Path, to: &Path, tables: &[Table]) -> Result<(), Index
             copy_file(path, &tables_dir.join(name))?;
         }
     }
-    // The manifest is small, and is removed by name when the next one comes: a copy of its own.
+    // The manifest is small, and the library removes it when it writes the next one, so it is copied.
     for name in [CURRENT.to_owned(), manifest_name(from)?] {
         fs::copy(from.join(&name), to.join(&name))?;
         File::open(to.join(&name))?.sync_all()?;
@@ -130,7 +129,7 @@ fn copy_file(from: &Path, to: &Path) -> io::Result<()> {
     File::open(to)?.sync_all()
 }
 
-/// Copies a folder and everything in it, naming tables again where that will do.
+/// Copies a folder and everything in it. Tables are hard-linked if possible.
 pub(crate) fn copy_tree(from: &Path, to: &Path) -> io::Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {

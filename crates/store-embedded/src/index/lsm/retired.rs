@@ -1,4 +1,4 @@
-//! Due rows that their poller is done with: left out when their tables are merged, without a tombstone each.
+//! Due rows that their poller is done with. A merge drops them, so they need no tombstones.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, RwLock};
@@ -6,7 +6,7 @@ use std::sync::{Arc, RwLock};
 use lsm_tree::compaction::filter::Context;
 use lsm_tree::compaction::{CompactionFilter, Factory, ItemAccessor, Verdict};
 
-/// For each poller, by its place in a key, the key below which nothing is read any more.
+/// Bound of each poller, by the prefix of its keys: no caller reads a row below it any more.
 #[derive(Default, Debug)]
 pub(super) struct Retired(RwLock<Arc<BTreeMap<[u8; 8], Vec<u8>>>>);
 
@@ -23,7 +23,7 @@ impl Retired {
 
 pub(super) struct RetiredFactory(pub(super) Arc<Retired>);
 
-// A panic while the lock is held is a panic of ours, which ends in `expect` above.
+// If a thread panics while it holds the lock, the `expect` above panics in the next thread.
 impl std::panic::RefUnwindSafe for RetiredFactory {}
 
 impl Factory for RetiredFactory {
@@ -42,7 +42,7 @@ impl CompactionFilter for RetiredFilter {
     fn filter_item(&mut self, item: ItemAccessor<'_>, _context: &Context) -> lsm_tree::Result<Verdict> {
         let key: &[u8] = item.key();
         let retired = key.first_chunk::<8>().and_then(|poller| self.0.get(poller));
-        // Such a row is written again by a replay only, and then no one reads it either.
+        // Only a replay writes such a row again, and no caller reads the row after that either.
         Ok(if retired.is_some_and(|to| key < to.as_slice()) { Verdict::Destroy } else { Verdict::Keep })
     }
 }

@@ -1,4 +1,4 @@
-//! Every flipped bit is harmless or told; rows are never fewer, or others, without a word.
+//! Tests of damage and merges. Every flipped bit is harmless or reported; rows are never missing or changed silently.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +13,7 @@ fn options() -> Options {
     Options { cache_bytes: 1 << 20, ..Options::default() }
 }
 
-/// The first entry of all is 1.
+/// Returns the sequence of an entry. The first entry has the number 1.
 fn at(entry: u64) -> Sequence {
     Sequence::new(entry + 1, 0)
 }
@@ -23,7 +23,7 @@ async fn flush(index: &LsmIndex) {
     index.flush(at(0)).await.unwrap();
 }
 
-/// Two tables in each tree, with a row that the second hides.
+/// Writes two tables in each tree. A row of the second table hides a row of the first.
 async fn fill(dir: &Path) {
     let index = LsmIndex::open(dir, &options()).unwrap();
     for round in 0..2_u64 {
@@ -61,7 +61,7 @@ fn scan_all(index: &LsmIndex, family: Family) -> Found {
     Ok(found)
 }
 
-/// Every row by a scan and by its key; an error if either tells of damage.
+/// Reads every row by a scan and by its key. Returns an error if a read reports damage.
 fn read_all(index: &LsmIndex, expected: &[Vec<(Vec<u8>, Bytes)>; 3]) -> Result<(), IndexError> {
     for family in Family::ALL {
         let rows = &expected[family as usize];
@@ -73,12 +73,12 @@ fn read_all(index: &LsmIndex, expected: &[Vec<(Vec<u8>, Bytes)>; 3]) -> Result<(
     Ok(())
 }
 
-/// One place in so many of a table is tried, in each file another, so that the test takes seconds. Every place of the
-/// manifests is.
+/// Distance of the tested bytes of a table; each file starts at another byte. The stride keeps the test to seconds. The
+/// test covers every byte of the manifests.
 const TABLE_STRIDE: usize = 5;
 
 #[tokio::test]
-async fn a_flipped_bit_is_harmless_to_reads_or_told_and_always_found_by_verify() {
+async fn flipped_bit_is_harmless_or_reported_and_verify_finds_it() {
     let dir = tempfile::tempdir().unwrap();
     fill(dir.path()).await;
     let expected = {
@@ -89,12 +89,12 @@ async fn a_flipped_bit_is_harmless_to_reads_or_told_and_always_found_by_verify()
     assert_eq!(expected.each_ref().map(Vec::len), [24, 25, 24]);
     let mut files = Files::new();
     read_files(dir.path(), &mut files);
-    let (mut told, mut harmless) = (0, 0);
+    let (mut reported, mut harmless) = (0, 0);
     for (number, (path, bytes)) in files.iter().enumerate() {
         let is_table = path.parent().is_some_and(|parent| parent.ends_with("tables"));
         let stride = if is_table { TABLE_STRIDE } else { 1 };
         for place in (number % stride..bytes.len()).step_by(stride) {
-            // In place: replacing a file whole makes some file systems sync.
+            // The write is in place: replacing a whole file makes some file systems sync.
             let file = fs::OpenOptions::new().write(true).open(path).unwrap();
             let flipped = bytes[place] ^ 1 << (place / stride % 8);
             file.write_all_at(&[flipped], place as u64).unwrap();
@@ -103,39 +103,39 @@ async fn a_flipped_bit_is_harmless_to_reads_or_told_and_always_found_by_verify()
                 Ok(index) => {
                     match read_all(&index, &expected) {
                         Ok(()) => harmless += 1,
-                        Err(IndexError::Damaged { .. }) => told += 1,
+                        Err(IndexError::Damaged { .. }) => reported += 1,
                         Err(IndexError::Io(error)) => panic!("{what}: {error}"),
                     }
                     let verified = index.verify().await.unwrap();
-                    assert!(!verified.damages.is_empty(), "{what} is not found by verify");
+                    assert!(!verified.damages.is_empty(), "verify does not find the damage of {what}");
                 }
-                Err(IndexError::Damaged { .. }) => told += 1,
+                Err(IndexError::Damaged { .. }) => reported += 1,
                 Err(IndexError::Io(error)) => panic!("{what}: {error}"),
             }
             file.write_all_at(&bytes[place..=place], place as u64).unwrap();
         }
         let mut left = Files::new();
         read_files(dir.path(), &mut left);
-        assert_eq!(left, files, "nothing is changed by looking at a damaged tree");
+        assert_eq!(left, files, "reading a damaged tree changes no file");
     }
-    assert!(told > 500, "{told} flips were told, {harmless} were harmless");
+    assert!(reported > 500, "{reported} flips were reported, {harmless} were harmless");
 }
 
 fn due_key(poller: u8, position: u16) -> Vec<u8> {
     [[poller; 8].as_slice(), &position.to_be_bytes()].concat()
 }
 
-/// What is stored of the due rows, tables that are being merged included.
+/// Returns the positions of all stored due rows.
 fn due_positions(index: &LsmIndex) -> Vec<(u8, u16)> {
     let rows = scan_all(index, Family::Due).unwrap();
     rows.iter().map(|(key, _)| (key[0], u16::from_be_bytes([key[8], key[9]]))).collect()
 }
 
 #[tokio::test]
-async fn due_rows_that_are_not_read_any_more_go_and_no_others() {
+async fn merges_drop_only_retired_due_rows() {
     let dir = tempfile::tempdir().unwrap();
     let index = LsmIndex::open(dir.path(), &options()).unwrap();
-    // Poller 1's first table is retired whole; the rest is only merged. Poller 2 stays as it is.
+    // The whole first table of poller 1 is retired; its other tables are only merged. Poller 2 does not change.
     for (round, positions) in [0..50, 50..100, 60..110, 70..120, 80..130].into_iter().enumerate() {
         for poller in [1, 2] {
             let at = at(round as u64 * 10 + u64::from(poller));
@@ -148,15 +148,18 @@ async fn due_rows_that_are_not_read_any_more_go_and_no_others() {
     let left = due_positions(&index);
     assert!(left.iter().all(|(poller, position)| *poller == 2 || *position >= 50), "the first table is dropped");
     let expected = |poller: u8, from: u16| (from..130).map(move |position| (poller, position));
-    assert!(expected(1, 90).chain(expected(2, 0)).all(|row| left.contains(&row)), "a row that is read is gone");
+    assert!(
+        expected(1, 90).chain(expected(2, 0)).all(|row| left.contains(&row)),
+        "a row that can still be read is missing"
+    );
     drop(index);
     let index = LsmIndex::open(dir.path(), &options()).unwrap();
-    assert_eq!(due_positions(&index), left, "what is left is there after a restart");
+    assert_eq!(due_positions(&index), left, "the remaining rows exist after a restart");
     assert_eq!(index.verify().await.unwrap().damages, Vec::<String>::new());
 }
 
 #[tokio::test]
-async fn a_replay_reads_the_version_that_it_must_see_and_no_other_is_kept() {
+async fn merges_keep_only_versions_that_a_replay_reads() {
     let dir = tempfile::tempdir().unwrap();
     let key = b"a state";
     let value_at = |index: &LsmIndex, before: u64| index.get(Family::Points, key, at(before)).unwrap();
@@ -166,12 +169,12 @@ async fn a_replay_reads_the_version_that_it_must_see_and_no_other_is_kept() {
             index.put(Family::Points, key, &entry.to_le_bytes(), at(entry));
             flush(&index).await;
         }
-        // A replay would begin with entry 6, and must not see what it wrote itself.
+        // A replay would begin with entry 6, and must not see its own writes.
         while index.merge_step(at(6)).unwrap() {}
         for before in 6..12 {
             assert_eq!(value_at(&index, before).as_deref(), Some(&(before - 1).to_le_bytes()[..]), "before {before}");
         }
-        assert!(index.tree(Family::Points).tree.approximate_len() < 12, "versions before the fifth are forgotten");
+        assert!(index.tree(Family::Points).tree.approximate_len() < 12, "versions before the fifth are dropped");
         index.remove(Family::Points, key, at(12));
         flush(&index).await;
         assert_eq!(value_at(&index, 13), None);
@@ -185,11 +188,14 @@ async fn a_replay_reads_the_version_that_it_must_see_and_no_other_is_kept() {
     while index.merge_step(Sequence::LATEST).unwrap() {}
     assert_eq!(value_at(&index, 100), None);
     assert_eq!(index.verify().await.unwrap().rows[Family::Points as usize], 1);
-    assert!(index.tree(Family::Points).tree.approximate_len() <= 5, "a removal goes with what it hides");
+    assert!(
+        index.tree(Family::Points).tree.approximate_len() <= 5,
+        "a merge drops a removal with the versions that it hides"
+    );
 }
 
 #[tokio::test]
-async fn a_row_that_was_removed_goes_once_no_replay_reads_it() {
+async fn removed_row_is_dropped_when_no_replay_reads_it() {
     const ROW: [u8; 400] = [7; 400];
     let dir = tempfile::tempdir().unwrap();
     let key = |number: u16| number.to_be_bytes();
@@ -203,7 +209,7 @@ async fn a_row_that_was_removed_goes_once_no_replay_reads_it() {
         }
         flush(&index).await;
     }
-    // All but each tenth of the first half.
+    // Remove the first half, except every tenth row.
     for number in (0..500).filter(|number| number % 10 > 0) {
         index.remove(Family::Rows, &key(number), at(20));
     }
@@ -212,7 +218,7 @@ async fn a_row_that_was_removed_goes_once_no_replay_reads_it() {
     let mut merge = async |keep_from| {
         for _ in 0..20 {
             index.put(Family::Rows, &key(1_000 + u16::try_from(entry).unwrap()), &ROW, at(entry));
-            // A merge takes up what its tables overlap with: this is below all.
+            // A merge includes the tables that overlap with its own. This key is below all others.
             index.remove(Family::Rows, &[0], at(entry));
             entry += 1;
             flush(&index).await;

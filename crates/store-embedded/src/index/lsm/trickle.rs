@@ -1,8 +1,10 @@
-//! Tables are written in small steps, with pauses.
+//! Writing of tables in small steps with pauses.
 //!
-//! The library writes a table as fast as it can and syncs it once, at its end. Callers wait for the journal, whose syncs
-//! would stand behind tens of megabytes of the table in the disk's queue, and for a core that it would keep for itself.
-//! A lower priority of its thread is no way out: a table is finished under a lock that every read takes.
+//! The library writes a table as fast as it can and syncs it once, at its end. Callers wait for the journal. The
+//! journal's syncs would queue behind tens of megabytes of the table on the disk, and the write would keep a core busy.
+//! A lower thread priority does not help, because the library finishes a table under a lock that every read takes.
+//!
+//! docs/decisions/0043-write-tables-in-small-steps.md gives the reasons for the design.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -14,19 +16,19 @@ use std::time::{Duration, Instant};
 use lsm_tree::compaction::filter::Context;
 use lsm_tree::compaction::{CompactionFilter, Factory, ItemAccessor, Verdict};
 
-/// So much of a table goes to the disk at a time.
+/// Bytes of a table that are synced at a time.
 const STEP: u64 = 1 << 20;
-/// How many rows are written between two pauses.
+/// Rows that are written between two pauses.
 const ROWS_PER_STEP: u32 = 128;
-/// A pause is as long as the step before it, and at most this.
+/// Longest pause. A pause is as long as the step before it, up to this limit.
 const PAUSE_MAX: Duration = Duration::from_millis(10);
 
-/// Told of every row that is written to new tables of a tree, by whoever else too.
+/// Pacing of the writes to new tables of a tree. The writer reports every row.
 pub(super) struct Trickle {
     tables: PathBuf,
-    /// Tables are numbered, and this number was not taken yet.
+    /// Next free table number.
     next: u64,
-    /// Tables that are being written, and how much of each was synced.
+    /// Tables under construction, with the number of synced bytes of each.
     growing: Vec<(PathBuf, u64)>,
     rows: u32,
     step_began: Instant,
@@ -34,7 +36,7 @@ pub(super) struct Trickle {
 }
 
 impl Trickle {
-    /// To be made before the first table is. It goes as fast as it can while `hurry` is true.
+    /// Creates the pacing, before the first table is created. It does not pause while `hurry` is true.
     pub(super) fn new(tables: &Path, hurry: Arc<AtomicBool>) -> Self {
         let number = |entry: fs::DirEntry| entry.file_name().to_str().and_then(|name| name.parse::<u64>().ok());
         let numbers = fs::read_dir(tables).into_iter().flatten().filter_map(|entry| number(entry.ok()?));
@@ -42,7 +44,7 @@ impl Trickle {
         Trickle { tables: tables.to_owned(), next, growing: Vec::new(), rows: 0, step_began: now(), hurry }
     }
 
-    pub(super) fn wrote_a_row(&mut self) {
+    pub(super) fn count_row(&mut self) {
         self.rows += 1;
         if self.rows == ROWS_PER_STEP {
             self.rows = 0;
@@ -55,7 +57,8 @@ impl Trickle {
         }
     }
 
-    /// Errors are left to the library, which syncs each table at its end and is told of them, too.
+    /// Syncs the tables under construction. Ignores errors: the library syncs each table at its end and reports the
+    /// error.
     fn sync(&mut self) {
         loop {
             let path = self.tables.join(self.next.to_string());
@@ -68,19 +71,19 @@ impl Trickle {
         for (path, synced) in &mut self.growing {
             let len = fs::metadata(&path).map_or(0, |metadata| metadata.len());
             if len >= *synced + STEP {
-                let _told_to_the_library = File::open(path).and_then(|table| table.sync_data());
+                let _reported_by_the_library = File::open(path).and_then(|table| table.sync_data());
                 *synced = len;
             }
         }
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "an edge, and nothing is decided by it")]
+#[expect(clippy::disallowed_methods, reason = "an edge; no decision depends on the time")]
 fn now() -> Instant {
     Instant::now()
 }
 
-/// A factory whose filters trickle.
+/// A factory whose filters pace the writes.
 pub(super) struct Trickling {
     pub(super) tables: PathBuf,
     pub(super) factory: Option<Arc<dyn Factory>>,
@@ -105,7 +108,7 @@ struct TricklingFilter {
 
 impl CompactionFilter for TricklingFilter {
     fn filter_item(&mut self, item: ItemAccessor<'_>, context: &Context) -> lsm_tree::Result<Verdict> {
-        self.trickle.wrote_a_row();
+        self.trickle.count_row();
         self.filter.as_mut().map_or(Ok(Verdict::Keep), |filter| filter.filter_item(item, context))
     }
 }

@@ -1,0 +1,103 @@
+//! Builder methods for requests.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
+
+use serde::Serialize;
+use serde_json::value::to_raw_value;
+
+use crate::{Egress, RetryRequest, ScheduleRequest, TargetRequest, TargetRequestHttp, TenantRequest, Time};
+
+impl ScheduleRequest {
+    /// Creates a schedule that fires once at `instant`: a [`Time`], or RFC 3339 text with an offset.
+    #[must_use]
+    pub fn at(instant: impl ToString, url: impl Into<String>) -> Self {
+        ScheduleRequest { at: Some(instant.to_string()), ..ScheduleRequest::to(url) }
+    }
+
+    /// Creates a schedule with a cron expression of five fields, or six with seconds first. The zone is UTC, unless
+    /// [`ScheduleRequest::zone`] sets another.
+    #[must_use]
+    pub fn cron(expression: impl Into<String>, url: impl Into<String>) -> Self {
+        ScheduleRequest { cron: Some(expression.into()), ..ScheduleRequest::to(url) }
+    }
+
+    /// Creates a schedule that fires once per `duration`, such as `30s`, `1h30m` or `PT30S`.
+    #[must_use]
+    pub fn every(duration: impl Into<String>, url: impl Into<String>) -> Self {
+        ScheduleRequest { every: Some(duration.into()), ..ScheduleRequest::to(url) }
+    }
+
+    fn to(url: impl Into<String>) -> Self {
+        let http = TargetRequestHttp { url: url.into(), ..TargetRequestHttp::default() };
+        ScheduleRequest { target: TargetRequest { http }, ..ScheduleRequest::default() }
+    }
+
+    #[must_use]
+    pub fn id(self, id: impl Into<String>) -> Self {
+        ScheduleRequest { id: Some(id.into()), ..self }
+    }
+
+    /// Sets the IANA zone of the cron expression.
+    #[must_use]
+    pub fn zone(self, zone: impl Into<String>) -> Self {
+        ScheduleRequest { zone: Some(zone.into()), ..self }
+    }
+
+    /// Sets the body of the callback: `payload` as JSON.
+    ///
+    /// # Errors
+    /// If `payload` cannot be written as JSON, for example because a map has keys that are not text.
+    pub fn payload(self, payload: &(impl Serialize + ?Sized)) -> serde_json::Result<Self> {
+        Ok(ScheduleRequest { payload: Some(to_raw_value(payload)?), ..self })
+    }
+
+    #[must_use]
+    pub fn label(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.labels.get_or_insert_with(BTreeMap::new).insert(name.into(), value.into());
+        self
+    }
+
+    /// Sets a header of the callback.
+    #[must_use]
+    pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.target.http.headers.get_or_insert_with(BTreeMap::new).insert(name.into(), value.into());
+        self
+    }
+
+    /// Sets the total number of attempts, and the wait after the first attempt, which doubles after each further one.
+    #[must_use]
+    pub fn retry(self, attempts_max: u16, backoff: impl Into<String>) -> Self {
+        let retry = RetryRequest { attempts_max: Some(attempts_max), backoff: Some(backoff.into()), backoff_max: None };
+        ScheduleRequest { retry: Some(retry), ..self }
+    }
+}
+
+impl TenantRequest {
+    /// Creates a tenant with the service's default settings.
+    #[must_use]
+    pub fn new(name: impl Into<String>) -> Self {
+        TenantRequest {
+            name: name.into(),
+            quotas: BTreeMap::new(),
+            ceilings: BTreeMap::new(),
+            egress: Egress::default(),
+        }
+    }
+}
+
+impl From<SystemTime> for Time {
+    /// Rounds up to a whole millisecond, so that no callback is early. An instant before 1970 becomes 1970-01-01.
+    fn from(instant: SystemTime) -> Self {
+        let since = instant.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Time(i64::try_from(since.as_nanos().div_ceil(1_000_000)).unwrap_or(i64::MAX))
+    }
+}
+
+impl std::ops::Add<Duration> for Time {
+    type Output = Time;
+
+    fn add(self, rhs: Duration) -> Time {
+        Time(self.0.saturating_add(i64::try_from(rhs.as_millis()).unwrap_or(i64::MAX)))
+    }
+}

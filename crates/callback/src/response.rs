@@ -1,0 +1,44 @@
+//! The parts of a target's response that matter to the scheduler.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use domain::Timestamp;
+use http::{HeaderMap, HeaderValue, StatusCode, header};
+
+#[derive(Debug)]
+pub(crate) struct TargetResponse {
+    pub(crate) status: StatusCode,
+    /// Value of `Retry-After`, unparsed. Only failed responses keep it, and most have none.
+    retry_after: Option<HeaderValue>,
+}
+
+impl TargetResponse {
+    pub(crate) fn new(status: StatusCode, headers: &mut HeaderMap) -> Self {
+        let retry_after = if status.is_success() { None } else { headers.remove(header::RETRY_AFTER) };
+        TargetResponse { status, retry_after }
+    }
+
+    /// Returns the wait that the target requests, given in seconds or as a date (RFC 9110, 10.2.3). A past date
+    /// means no wait; any other text is ignored.
+    pub(crate) fn retry_after(&self, now: impl FnOnce() -> Timestamp) -> Option<Duration> {
+        let text = self.retry_after.as_ref()?.to_str().ok()?.trim();
+        if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Some(Duration::from_secs(text.parse().unwrap_or(u64::MAX)));
+        }
+        let until = httpdate::parse_http_date(text).ok()?.duration_since(UNIX_EPOCH).ok()?;
+        let until = Timestamp::from_millis(i64::try_from(until.as_millis()).ok()?);
+        Some(until.since(now()))
+    }
+}
+
+/// Time for which the target keeps this connection open for the next request, if the response states it
+/// (`Keep-Alive: timeout=5`).
+pub(crate) fn keep_alive(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get("keep-alive")?.to_str().ok()?;
+    let (_, seconds) =
+        text.split(',').filter_map(|part| part.trim().split_once('=')).find(|(name, _)| *name == "timeout")?;
+    Some(Duration::from_secs(seconds.trim().parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests;

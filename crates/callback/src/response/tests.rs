@@ -1,0 +1,50 @@
+use super::*;
+
+/// The instant 2026-11-21T10:00:00Z.
+const NOW: Timestamp = Timestamp::from_millis(1_795_255_200_000);
+
+fn wait(text: &str) -> Option<Duration> {
+    let mut headers = HeaderMap::new();
+    headers.insert(header::RETRY_AFTER, HeaderValue::from_bytes(text.as_bytes()).unwrap());
+    TargetResponse::new(StatusCode::SERVICE_UNAVAILABLE, &mut headers).retry_after(|| NOW)
+}
+
+#[test]
+fn retry_after_accepts_seconds_and_all_date_formats() {
+    assert_eq!(wait("0"), Some(Duration::ZERO));
+    assert_eq!(wait("120"), Some(Duration::from_secs(120)));
+    assert_eq!(wait("Sat, 21 Nov 2026 10:01:30 GMT"), Some(Duration::from_secs(90)));
+    assert_eq!(wait("Saturday, 21-Nov-26 10:01:30 GMT"), Some(Duration::from_secs(90)));
+    assert_eq!(wait("Sat Nov 21 10:01:30 2026"), Some(Duration::from_secs(90)));
+}
+
+#[test]
+fn past_retry_after_date_means_no_wait() {
+    assert_eq!(wait("Fri, 20 Nov 2026 10:00:00 GMT"), Some(Duration::ZERO));
+}
+
+#[test]
+fn invalid_retry_after_is_ignored() {
+    for text in ["", "soon", "-1", "1.5", "+5", "Sat, 21 Nov 2026", "1, 2"] {
+        assert_eq!(wait(text), None, "{text:?}");
+    }
+}
+
+#[test]
+fn overflowing_retry_after_is_clamped() {
+    assert_eq!(wait("99999999999999999999999"), Some(Duration::from_secs(u64::MAX)));
+}
+
+#[test]
+fn keep_alive_timeout_is_parsed() {
+    let limit = |text| {
+        keep_alive(&HeaderMap::from_iter([(
+            header::HeaderName::from_static("keep-alive"),
+            HeaderValue::from_static(text),
+        )]))
+    };
+    assert_eq!(limit("timeout=5"), Some(Duration::from_secs(5)));
+    assert_eq!(limit("max=100, timeout=7"), Some(Duration::from_secs(7)));
+    assert_eq!(limit("max=100"), None);
+    assert_eq!(limit("timeout=x"), None);
+}

@@ -1,0 +1,218 @@
+//! Guards of locks and leaderships.
+
+use std::fmt;
+use std::time::Duration;
+
+use runtime::{Monotonic, Runtime, TaskSet};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::node::NodeGuard;
+use crate::Term;
+use crate::tree::session::{Session, SessionState};
+use crate::tree::{Expected, Op, TreeError};
+
+/// Time for which a guard is trusted without a response of the engine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Trust {
+    /// Until a request gets no response. The guard ends earlier than necessary when a connection is lost for a moment.
+    #[default]
+    UntilSuspended,
+    /// Until the session's deadline. The guard survives a connection that is restored before.
+    UntilLost,
+}
+
+/// Guard of a lock or a leadership. It has one owner and reports its own end. Dropping it releases the lock in the
+/// background; [`Held::release`] waits for the release.
+#[must_use = "dropping it releases the lock"]
+pub struct Held {
+    // This field is dropped before the node, so that the guard ends before another process can get the lock.
+    _ends: DropGuard,
+    validity: Validity,
+    owned: NodeGuard,
+    /// Additional check of the fence, for locks whose node name may later belong to another holder.
+    extra_check: Option<Op>,
+    term: Term,
+    _watching: TaskSet,
+}
+
+/// Validity of a guard, shared by its owner and by the tasks that run under it.
+#[derive(Clone, Debug)]
+struct Validity {
+    over: CancellationToken,
+    session: Session,
+    runtime: Runtime,
+}
+
+impl Validity {
+    fn is_valid(&self) -> bool {
+        !self.over.is_cancelled() && self.session.is_valid(self.runtime.monotonic())
+    }
+}
+
+impl Held {
+    /// Creates a guard that ends when the node is removed.
+    pub(super) async fn new(owned: NodeGuard, trust: Trust) -> Result<Held, TreeError> {
+        Held::until_withdrawn(owned, None, trust, std::future::pending()).await
+    }
+
+    /// Creates a guard that also ends when `withdrawn` completes. Its fence includes `extra_check`.
+    pub(super) async fn until_withdrawn(
+        owned: NodeGuard,
+        extra_check: Option<Op>,
+        trust: Trust,
+        withdrawn: impl Future<Output = ()> + Send + 'static,
+    ) -> Result<Held, TreeError> {
+        let (session, over) = (owned.node().tree.session().clone(), CancellationToken::new());
+        let mut state = session.state();
+        let trusted = state.wait_for(|state| trust == Trust::UntilLost || *state != SessionState::Suspended).await;
+        if trusted.map_or(true, |state| state.is_lost()) {
+            return Err(TreeError::SessionLost);
+        }
+        let runtime = owned.node().client.runtime().clone();
+        let watching = TaskSet::new(&runtime);
+        let (ended, watched, node) = (over.clone(), session.clone(), owned.node().clone());
+        watching.spawn("hold", async move {
+            tokio::select! {
+                biased;
+                () = untrusted(&watched, trust) => {}
+                _ = node.gone() => {}
+                () = withdrawn => {}
+            }
+            ended.cancel();
+        });
+        let term = Term(u64::try_from(owned.node().created.0).unwrap_or(0));
+        let ends = over.clone().drop_guard();
+        Ok(Held {
+            _ends: ends,
+            validity: Validity { over, session, runtime },
+            owned,
+            extra_check,
+            term,
+            _watching: watching,
+        })
+    }
+
+    /// Term of this holder, above the term of every earlier holder.
+    #[must_use]
+    pub fn term(&self) -> Term {
+        self.term
+    }
+
+    /// Returns true if the guard may be relied on at this moment.
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        self.validity.is_valid()
+    }
+
+    /// Instant at which the guard ends unless the engine responds before. A supervisor outside this process can end the
+    /// guarded work at this instant, even while this process is paused.
+    #[must_use]
+    pub fn deadline(&self) -> Monotonic {
+        self.validity.session.deadline()
+    }
+
+    /// Completes when the guard has ended because its node was deleted or the engine no longer responds.
+    pub async fn cancelled(&self) {
+        self.validity.over.cancelled().await;
+    }
+
+    /// Token that is cancelled when the guard has ended or is released. Cancelling the token does not affect the guard.
+    #[must_use]
+    pub fn token(&self) -> CancellationToken {
+        self.validity.over.child_token()
+    }
+
+    /// Steps that make a multi fail once the guard has ended, even if the writer does not know it yet.
+    #[must_use]
+    pub fn fence(&self) -> Vec<Op> {
+        let own = Op::Check { path: self.owned.node().path.clone(), expected: Expected::Any };
+        std::iter::once(own).chain(self.extra_check.clone()).collect()
+    }
+
+    /// Releases the lock. If the engine does not respond, the release continues in the background.
+    pub async fn release(self) {
+        self.validity.over.cancel();
+        self.owned.release().await;
+    }
+}
+
+/// Completes when the session is not trusted any more.
+async fn untrusted(session: &Session, trust: Trust) {
+    let mut state = session.state();
+    let is_over = |state: &SessionState| match trust {
+        Trust::UntilSuspended => *state != SessionState::Connected,
+        Trust::UntilLost => state.is_lost(),
+    };
+    // The sender lives as long as the session, so the wait cannot fail.
+    drop(state.wait_for(is_over).await);
+}
+
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Held").field("path", &self.owned.node().path).field("term", &self.term).finish_non_exhaustive()
+    }
+}
+
+/// End of a task that ran under a guard.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Ended<T> {
+    /// The task ended while the guard was valid.
+    Done(T),
+    /// The task ended within the grace period after the guard had ended.
+    DoneInGrace(T),
+    /// The task was dropped, because it ran longer than the grace period.
+    Aborted,
+}
+
+/// View of a guard for the task that runs under it.
+#[derive(Clone, Debug)]
+pub struct Leading {
+    /// Term of the leadership. The task passes it along with every write.
+    pub term: Term,
+    /// Steps of [`Held::fence`]. The task adds them to every write to the same tree.
+    pub fence: Vec<Op>,
+    /// Token that is cancelled when the task must end.
+    pub over: CancellationToken,
+    validity: Validity,
+}
+
+impl Leading {
+    /// Returns true if the guard may be relied on, like [`Held::is_valid`], even while the task is asked to end. The
+    /// task calls it right before an action that cannot be undone. After a pause, a process may reach that action
+    /// before it cancels [`Leading::over`].
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        self.validity.is_valid()
+    }
+}
+
+impl Held {
+    /// Runs `task` until it ends, and then releases the lock. When the guard ends or `stop` is cancelled, the task is
+    /// asked to end, and it is dropped after `grace`.
+    pub async fn run<T, F>(self, stop: &CancellationToken, grace: Duration, task: impl FnOnce(Leading) -> F) -> Ended<T>
+    where
+        F: Future<Output = T>,
+    {
+        let (over, validity) = (self.token(), self.validity.clone());
+        let leading = Leading { term: self.term, fence: self.fence(), over: over.clone(), validity };
+        let mut working = Box::pin(task(leading));
+        let stopping = async {
+            tokio::select! {
+                biased;
+                () = over.cancelled() => {}
+                () = stop.cancelled() => over.cancel(),
+            }
+        };
+        let ended = tokio::select! {
+            biased;
+            () = stopping => match self.validity.runtime.timeout(grace, &mut working).await {
+                Some(done) => Ended::DoneInGrace(done),
+                None => Ended::Aborted,
+            },
+            done = &mut working => Ended::Done(done),
+        };
+        drop(working);
+        self.release().await;
+        ended
+    }
+}

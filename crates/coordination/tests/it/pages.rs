@@ -1,0 +1,239 @@
+//! Code of docs/recipes.md. `cargo xtask index` copies each part between `// [NAME]` and `// [end]` into the page, and
+//! `cargo xtask tidy` compares the two.
+
+use std::error::Error;
+use std::sync::Arc;
+
+use coordination::memory::{MemoryOptions, MemoryTrees};
+use coordination::recipes::Client;
+use coordination::tree::SessionOptions;
+use runtime::Runtime;
+
+/// Client of a tree in memory, as the first part of the page opens it.
+fn client() -> Client {
+    let runtime = Runtime::real();
+    let trees = Arc::new(MemoryTrees::new(runtime.clone(), MemoryOptions::default()));
+    Client::new(&runtime, trees, SessionOptions::default())
+}
+
+#[tokio::test]
+async fn lock_is_acquired_and_released() -> Result<(), Box<dyn Error>> {
+    // [getting-started]
+    use coordination::memory::{MemoryOptions, MemoryTrees};
+    use coordination::recipes::{Client, Lock};
+    use coordination::tree::{Acl, NodePath, SessionOptions};
+    use runtime::Runtime;
+    use std::sync::Arc;
+
+    let runtime = Runtime::real();
+    let trees = Arc::new(MemoryTrees::new(runtime.clone(), MemoryOptions::default()));
+    let client = Client::new(&runtime, trees, SessionOptions::default());
+
+    let lock = Lock::new(&client, NodePath::new("/locks/report")?, Acl::Open);
+    let held = lock.acquire().await?;
+    assert!(held.is_valid());
+    held.release().await;
+    // [end]
+    Ok(())
+}
+
+#[tokio::test]
+async fn selector_runs_a_task_while_it_leads() -> Result<(), Box<dyn Error>> {
+    let client = client();
+    // [leader-selector]
+    use coordination::recipes::{Candidate, LeaderSelector, Leading};
+    use coordination::tree::{Acl, NodePath};
+    use tokio_util::sync::CancellationToken;
+
+    let candidate = Candidate { acl: Acl::Open, ..Candidate::new("host-7") };
+    let selector = LeaderSelector::new(&client, NodePath::new("/leaders/mail")?, candidate);
+    let stop = CancellationToken::new();
+    selector
+        .run(&stop, |leading: Leading| {
+            let stop = stop.clone();
+            async move {
+                // Work here until `leading.over` is cancelled. Writes carry `leading.term` or `leading.fence`.
+                // Check again right before an irreversible step, because this process may have been paused:
+                assert!(leading.is_valid());
+                stop.cancel();
+            }
+        })
+        .await?;
+    // [end]
+    Ok(())
+}
+
+#[tokio::test]
+async fn read_write_lock_and_semaphore_admit_several() -> Result<(), Box<dyn Error>> {
+    let client = client();
+    // [locks]
+    use coordination::recipes::{RwLock, Semaphore};
+    use coordination::tree::{Acl, NodePath};
+
+    let catalogue = RwLock::new(&client, NodePath::new("/locks/catalogue")?, Acl::Open);
+    let (one, other) = (catalogue.read().await?, catalogue.read().await?);
+    one.release().await;
+    other.release().await;
+    let alone = catalogue.write().await?;
+    alone.release().await;
+
+    let four_at_once = Semaphore::new(&client, &NodePath::new("/pools/printers")?, 4, Acl::Open)?;
+    let lease = four_at_once.acquire().await?;
+    lease.release().await;
+    // [end]
+    Ok(())
+}
+
+#[tokio::test]
+async fn next_candidate_leads_when_the_first_leaves() -> Result<(), Box<dyn Error>> {
+    let client = client();
+    // [leader-queue]
+    use coordination::recipes::{LeaderQueue, Position};
+    use coordination::tree::{Acl, NodePath};
+
+    let queue = LeaderQueue::new(&client, &NodePath::new("/queues/model")?, Acl::Open)?;
+    let (first, second) = (queue.join("host-1".into()).await?, queue.join("host-2".into()).await?);
+    let mut position = second.position();
+    position.wait_for(|at| *at == Position::Queued(1)).await?;
+    let mut spare = queue.spare();
+    spare.until(|spare| *spare == Some(1)).await;
+    first.leave().await;
+    let led = second.lead().await?;
+    led.release().await;
+    // [end]
+    Ok(())
+}
+
+#[tokio::test]
+async fn barriers_and_counter_meet_and_count() -> Result<(), Box<dyn Error>> {
+    let client = client();
+    // [barriers]
+    use coordination::recipes::{Barrier, Counter, DoubleBarrier};
+    use coordination::tree::{Acl, NodePath};
+
+    let gate = Barrier::new(&client, NodePath::new("/gates/import")?, Acl::Open);
+    gate.close().await?;
+    gate.open().await?;
+    gate.passed().await?;
+
+    let all_of_one = DoubleBarrier::new(&client, NodePath::new("/rounds/7")?, 1, Acl::Open)?;
+    let entered = all_of_one.enter().await?;
+    entered.leave().await?;
+
+    let served = Counter::new(&client, NodePath::new("/counts/served")?, Acl::Open);
+    assert_eq!(served.add(3).await?, 3);
+    // [end]
+    Ok(())
+}
+
+#[tokio::test]
+async fn listener_receives_items_that_are_added() -> Result<(), Box<dyn Error>> {
+    let client = client();
+    // [bag]
+    use coordination::recipes::{Bag, BagChange};
+    use coordination::tree::{Acl, NodePath};
+
+    let bag = Bag::new(&client, &NodePath::new("/bags/subscriptions")?, Acl::Open)?;
+    let first = bag.add("prices".into()).await?;
+    let mut listener = bag.listen().await?;
+    assert!(listener.present().contains(&first));
+    let own = bag.add_own("weather".into()).await?; // Removed when this process ends.
+    assert_eq!(listener.next().await, BagChange::Added(own.id()));
+    own.remove().await;
+    // [end]
+    Ok(())
+}
+
+#[tokio::test]
+async fn applicant_receives_an_open_job() -> Result<(), Box<dyn Error>> {
+    let client = client();
+    // [role-match]
+    use coordination::recipes::RoleMatch;
+    use coordination::tree::{Acl, NodePath};
+
+    let roles = RoleMatch::new(&client, &NodePath::new("/roles/shards")?, Acl::Open)?;
+    let job = roles.jobs().add("shard 3 of 8".into()).await?;
+    let role = roles.apply(&"host-7".into()).await?;
+    assert_eq!((role.job, &role.description[..]), (job, &b"shard 3 of 8"[..]));
+    assert_eq!(roles.assignments().await?[&job].holder, "host-7");
+    roles.jobs().remove(job).await?; // Withdraws the job and notifies its holder.
+    role.held.cancelled().await;
+    // [end]
+    Ok(())
+}
+
+#[tokio::test]
+async fn registered_instance_is_found() -> Result<(), Box<dyn Error>> {
+    let client = client();
+    // [discovery]
+    use coordination::recipes::{Discovery, Service};
+    use coordination::tree::{Acl, NodePath};
+    use serde_json::json;
+
+    let discovery = Discovery::new(&client, NodePath::new(Discovery::ROOT)?, Acl::Open);
+    let service = Service { class: "kestrel".to_owned(), name: "platform".to_owned() };
+    let payload = json!({"host": "10.0.0.1", "port": 22133}).as_object().cloned().unwrap_or_default();
+    let registration = discovery.register(&service, "10.0.0.1", payload)?;
+
+    let mut instances = discovery.follow(&service).await?;
+    let found = instances.until(|found| !found.all.is_empty()).await;
+    assert_eq!(found.all[0].payload["port"], 22133);
+    let one_at_random = discovery.pick(&service).await?;
+    assert!(one_at_random.now().is_some());
+    drop(registration);
+    // [end]
+    Ok(())
+}
+
+#[tokio::test]
+async fn instance_overrides_a_value() -> Result<(), Box<dyn Error>> {
+    let client = client();
+    // [configuration]
+    use coordination::recipes::Config;
+    use coordination::tree::{Acl, NodePath};
+    use serde_json::json;
+
+    let config = Config::new(&client, NodePath::new("/config/mail")?, Acl::Open);
+    config.update(|values| drop(values.insert("rate".to_owned(), json!(5)))).await?;
+    let mut in_force = config.follow("host-7").await?;
+    config.update_instance("host-7", |values| drop(values.insert("rate".to_owned(), json!(9)))).await?;
+    in_force.until(|now| now.values["rate"] == json!(9)).await;
+    // [end]
+    Ok(())
+}
+
+#[tokio::test]
+async fn ring_of_members_has_an_owner() -> Result<(), Box<dyn Error>> {
+    let client = client();
+    // [groups]
+    use coordination::recipes::Group;
+    use coordination::ring::Ring;
+    use coordination::tree::{Acl, NodePath};
+
+    let group = Group::new(&client, NodePath::new("/groups/cache")?, Acl::Open);
+    let here = group.join("host-7", "10.0.0.7:8080".into())?;
+    here.present().await?;
+    let mut members = group.members().await?;
+    let now = members.until(|now| now.is_current && !now.members.is_empty()).await;
+    let ring = Ring::new(now.members.keys().cloned());
+    assert_eq!(ring.owner(b"customer/42"), Some("host-7"));
+    // [end]
+    Ok(())
+}
+
+#[tokio::test]
+async fn replica_leads_for_its_lease() -> Result<(), Box<dyn Error>> {
+    let client = client();
+    // [electors]
+    use coordination::Elector;
+    use coordination::recipes::{Form, TreeElector};
+    use coordination::tree::{Acl, NodePath};
+    use std::time::Duration;
+
+    let elector = TreeElector::new(&client, NodePath::new("/nodes")?, Form::Polling, Acl::Open);
+    let leadership = elector.is_leader("replica-1", Duration::from_secs(5)).await?;
+    assert!(leadership.leads); // For five seconds from the start of the call.
+    assert_eq!(elector.followers().await?[0].replica, "replica-1");
+    // [end]
+    Ok(())
+}

@@ -1,0 +1,104 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use postgres_client::{Failure, Link, Options, Server};
+use runtime::{Runtime, TaskSet};
+use test_servers::postgres::Postgres;
+use tokio_util::sync::CancellationToken;
+
+async fn one(link: &Link) -> Result<i32, Failure> {
+    let session = link.session().await?;
+    let statement = session.prepare("select 1").await?;
+    Ok(session.within(session.client().query_one(&statement, &[])).await?.get(0))
+}
+
+async fn until(link: &mut Link, is_up: bool) {
+    let waiting = async {
+        while link.is_up() != is_up {
+            link.changed().await;
+        }
+    };
+    let waited = Runtime::real().timeout(Duration::from_secs(60), Box::pin(waiting)).await;
+    assert_eq!(waited, Some(()), "the link does not go {} within 60 s", if is_up { "up" } else { "down" });
+}
+
+#[tokio::test]
+async fn link_reconnects_after_its_server_restarts() {
+    let postgres = Postgres::start().unwrap();
+    let (runtime, stop) = (Runtime::real(), CancellationToken::new());
+    let tasks = TaskSet::new(&runtime);
+    let options = Options { statement_timeout: Duration::from_millis(300), ..Options::default() };
+    let server = Arc::new(Server::new(&postgres.url("postgres"), options).unwrap());
+    let mut link = Link::start(&runtime, &tasks, &server, stop.clone());
+    assert_eq!(one(&link).await, Ok(1));
+
+    for kill in [true, false] {
+        if kill {
+            postgres.kill().unwrap()
+        } else {
+            postgres.stop().unwrap()
+        }
+        until(&mut link, false).await;
+        let failure = one(&link).await.unwrap_err();
+        assert!(failure.is_retryable(), "{failure}");
+        postgres.restart().unwrap();
+        until(&mut link, true).await;
+        assert_eq!(one(&link).await, Ok(1));
+    }
+
+    let long = async {
+        let session = link.session().await?;
+        session.within(session.client().batch_execute("select pg_sleep(5)")).await
+    };
+    let failure = long.await.unwrap_err();
+    assert!(
+        failure.is_retryable() && !failure.is_conflict(),
+        "the server cancels a statement that is too long: {failure}"
+    );
+
+    // The server does not respond at all. The link closes the connection, and later calls find none.
+    postgres.pause().unwrap();
+    let failure = one(&link).await.unwrap_err();
+    assert!(matches!(failure, Failure::Silent { .. }), "{failure}");
+    postgres.resume().unwrap();
+    until(&mut link, false).await;
+    until(&mut link, true).await;
+    assert_eq!(one(&link).await, Ok(1));
+
+    stop.cancel();
+    tasks.join().await;
+    assert!(one(&link).await.is_err());
+}
+
+/// The server behaves as a primary that becomes a standby: it keeps its connections and rejects writes.
+#[tokio::test]
+async fn link_leaves_a_read_only_server() {
+    let postgres = Postgres::start().unwrap();
+    let (runtime, stop) = (Runtime::real(), CancellationToken::new());
+    let tasks = TaskSet::new(&runtime);
+    let server = Arc::new(Server::new(&postgres.url("postgres"), Options::default()).unwrap());
+    let mut link = Link::start(&runtime, &tasks, &server, stop.clone());
+    let write = async |link: &Link| {
+        let session = link.session().await?;
+        session.within(session.client().batch_execute("create table if not exists written ()")).await
+    };
+    assert_eq!(write(&link).await, Ok(()));
+    let read_only = |is: &str| {
+        postgres.sql("postgres", &format!("alter system set default_transaction_read_only = {is}")).unwrap();
+        postgres.sql("postgres", "select pg_reload_conf()").unwrap();
+    };
+    read_only("on");
+    let failure = loop {
+        match write(&link).await {
+            Ok(()) => runtime.sleep(Duration::from_millis(5)).await,
+            Err(failure) => break failure,
+        }
+    };
+    assert!(failure.is_retryable(), "{failure}");
+    until(&mut link, false).await;
+    read_only("off");
+    until(&mut link, true).await;
+    assert_eq!(write(&link).await, Ok(()));
+    stop.cancel();
+    tasks.join().await;
+}

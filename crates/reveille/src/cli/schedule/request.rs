@@ -1,0 +1,124 @@
+//! Flags that describe a schedule. This module checks only the form of the flags; the server validates the values.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Read as _};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+use domain::{Timestamp, duration};
+use reveille_client::ScheduleRequest;
+use reveille_client::api::{RetryRequest, TargetRequest, TargetRequestHttp};
+use serde_json::value::RawValue;
+
+#[derive(Args, Debug)]
+#[group(id = "request", multiple = true)]
+pub(super) struct RequestArguments {
+    /// Id of the schedule; letters, digits, `_` and `-` [default: chosen by the server]
+    #[arg(long)]
+    id: Option<String>,
+    /// Instant of a single callback: 2030-01-02T03:04:05Z, with any offset
+    #[arg(long, group = "when")]
+    at: Option<String>,
+    /// Delay of a single callback by this machine's clock: 30s, 10m, 1h30m
+    #[arg(long = "in", group = "when", value_name = "DURATION", value_parser = duration::parse)]
+    after: Option<Duration>,
+    /// Cron expression of five fields, or six with seconds first
+    #[arg(long, group = "when", value_name = "EXPRESSION")]
+    cron: Option<String>,
+    /// Interval between callbacks: 30s, 10m, 1h30m
+    #[arg(long, group = "when", value_name = "DURATION")]
+    every: Option<String>,
+    /// Time zone of --cron, such as Europe/Berlin [default: UTC]
+    #[arg(long)]
+    zone: Option<String>,
+    /// URL of the target
+    #[arg(long, required_unless_present = "file")]
+    url: Option<String>,
+    /// HTTP method of the callback [default: POST]
+    #[arg(long)]
+    method: Option<String>,
+    /// Header of the callback; may be repeated
+    #[arg(long = "header", value_name = "NAME:VALUE", value_parser = pair)]
+    headers: Vec<(String, String)>,
+    /// Timeout of one attempt [default: 10s]
+    #[arg(long, value_name = "DURATION")]
+    timeout: Option<String>,
+    /// Body of the callback, in JSON
+    #[arg(long, value_name = "JSON", conflicts_with = "payload_file")]
+    payload: Option<String>,
+    /// File with the body of the callback, in JSON; `-` for standard input
+    #[arg(long, value_name = "FILE")]
+    payload_file: Option<PathBuf>,
+    /// Label of the schedule; may be repeated
+    #[arg(long = "label", value_name = "NAME:VALUE", value_parser = pair)]
+    labels: Vec<(String, String)>,
+    /// Maximum attempts of a run [default: 5]
+    #[arg(long, value_name = "NUMBER")]
+    attempts_max: Option<u16>,
+    /// Longest wait after the first attempt; it doubles after each further attempt [default: 1s]
+    #[arg(long, value_name = "DURATION")]
+    backoff: Option<String>,
+    /// Longest wait between two attempts [default: 10m]
+    #[arg(long, value_name = "DURATION")]
+    backoff_max: Option<String>,
+}
+
+/// Parses `name:value` and removes the white space around both.
+pub(super) fn pair(text: &str) -> Result<(String, String), &'static str> {
+    let (name, value) = text.split_once(':').ok_or("not of the form NAME:VALUE")?;
+    Ok((name.trim().to_owned(), value.trim().to_owned()))
+}
+
+impl RequestArguments {
+    /// Returns the request that the flags describe.
+    ///
+    /// # Errors
+    /// If the payload cannot be read, or is not JSON.
+    pub(super) fn request(self, now: Timestamp) -> anyhow::Result<ScheduleRequest> {
+        let payload = self.payload()?;
+        let map = |pairs: Vec<(String, String)>| {
+            let pairs: BTreeMap<String, String> = pairs.into_iter().collect();
+            (!pairs.is_empty()).then_some(pairs)
+        };
+        let RequestArguments { attempts_max, backoff, backoff_max, .. } = self;
+        let sets_retry = attempts_max.is_some() || backoff.is_some() || backoff_max.is_some();
+        let http = TargetRequestHttp {
+            url: self.url.unwrap_or_default(),
+            method: self.method,
+            headers: map(self.headers),
+            timeout: self.timeout,
+        };
+        Ok(ScheduleRequest {
+            id: self.id,
+            at: self.at.or_else(|| self.after.map(|after| (now + after).to_string())),
+            cron: self.cron,
+            every: self.every,
+            zone: self.zone,
+            target: TargetRequest { http },
+            payload,
+            labels: map(self.labels),
+            retry: sets_retry.then_some(RetryRequest { attempts_max, backoff, backoff_max }),
+        })
+    }
+
+    fn payload(&self) -> anyhow::Result<Option<Box<RawValue>>> {
+        let (text, from) = match (&self.payload, &self.payload_file) {
+            (Some(text), _) => (text.clone(), "--payload".to_owned()),
+            (None, Some(path)) if path.as_os_str() == "-" => {
+                let mut text = String::new();
+                io::stdin().read_to_string(&mut text).context("cannot read text from standard input")?;
+                (text, "standard input".to_owned())
+            }
+            (None, Some(path)) => {
+                let from = path.display().to_string();
+                (fs::read_to_string(path).with_context(|| format!("cannot read {from}"))?, from)
+            }
+            (None, None) => return Ok(None),
+        };
+        let payload = RawValue::from_string(text.trim().to_owned());
+        Ok(Some(payload.with_context(|| format!(r#"{from} is not JSON; a string has quotes, as in '"word"'"#))?))
+    }
+}

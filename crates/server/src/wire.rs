@@ -1,0 +1,130 @@
+//! Conversion of domain values to wire types.
+
+use std::borrow::Cow;
+
+use api::Time;
+use axum::body::Body;
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderValue, Response, StatusCode};
+use domain::occurrence::Run;
+use domain::{AttemptResult, RunState, Schedule, ScheduleId, Secret, Status, Target, Timestamp, When, duration};
+use serde_json::value::RawValue;
+
+use crate::rejection::to_json;
+
+pub(crate) fn json(status: StatusCode, value: &impl serde::Serialize) -> Response<Body> {
+    let mut response = Response::new(Body::from(to_json(value)));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+pub(crate) fn summary(schedule: &Schedule) -> api::ScheduleSummary<'_> {
+    api::ScheduleSummary {
+        id: Cow::Borrowed(schedule.id.as_str()),
+        state: state(schedule.status),
+        next: schedule.next.map(time),
+        revision: schedule.revision.0,
+        created_at: time(schedule.created_at),
+        updated_at: time(schedule.updated_at),
+        too_late: false,
+    }
+}
+
+/// Converts a schedule. Returns `None` if the stored payload is not valid JSON, although it was when the schedule was
+/// created.
+pub(crate) fn schedule(schedule: &Schedule) -> Option<api::Schedule> {
+    let (mut at, mut cron, mut every, mut zone) = (None, None, None, None);
+    match &schedule.spec.when {
+        When::At(instant) => at = Some(time(*instant)),
+        When::Every(interval) => every = Some(duration::format(*interval)),
+        When::Cron(expression) => {
+            cron = Some(expression.expression().to_owned());
+            zone = Some(expression.zone().to_owned());
+        }
+    }
+    let Target::Http(http) = &schedule.spec.target;
+    let retry = schedule.spec.retry;
+    let payload = match schedule.spec.payload.as_ref() {
+        [] => None,
+        bytes => Some(RawValue::from_string(String::from_utf8(bytes.to_vec()).ok()?).ok()?),
+    };
+    Some(api::Schedule {
+        id: schedule.id.as_str().to_owned(),
+        state: state(schedule.status),
+        next: schedule.next.map(time),
+        revision: schedule.revision.0,
+        created_at: time(schedule.created_at),
+        updated_at: time(schedule.updated_at),
+        at,
+        cron,
+        every,
+        zone,
+        target: api::Target::Http(api::HttpTarget {
+            url: http.url.clone(),
+            method: http.method.clone(),
+            headers: http.headers.iter().map(|(name, _)| (name.clone(), Secret::REDACTED.to_owned())).collect(),
+            timeout: duration::format(http.timeout),
+        }),
+        payload,
+        labels: schedule.spec.labels.clone(),
+        retry: api::Retry {
+            attempts_max: retry.attempts_max,
+            backoff: duration::format(retry.backoff),
+            backoff_max: duration::format(retry.backoff_max),
+        },
+    })
+}
+
+/// Converts a run. `schedule` is the id of the run's schedule, or `None` if the schedule no longer exists.
+pub(crate) fn run(run: &Run, schedule: Option<&ScheduleId>) -> api::Run {
+    let (missed_last, missed_count) = match run.state {
+        RunState::Missed { last, count } => (Some(time(last)), Some(count)),
+        RunState::Retrying | RunState::Succeeded | RunState::Failed | RunState::Cancelled => (None, None),
+    };
+    api::Run {
+        id: run.occurrence.run_id().as_str().to_owned(),
+        schedule_id: schedule.map(|id| id.as_str().to_owned()),
+        state: match run.state {
+            RunState::Retrying => api::RunState::Retrying,
+            RunState::Succeeded => api::RunState::Succeeded,
+            RunState::Failed => api::RunState::Failed,
+            RunState::Missed { .. } => api::RunState::Missed,
+            RunState::Cancelled => api::RunState::Cancelled,
+        },
+        scheduled_at: time(run.occurrence.nominal),
+        revision: run.occurrence.revision.0,
+        replay: run.occurrence.replay,
+        missed_last,
+        missed_count,
+        attempts: run.attempts.iter().map(attempt).collect(),
+    }
+}
+
+fn attempt(attempt: &domain::Attempt) -> api::Attempt {
+    let (status, error) = match &attempt.result {
+        AttemptResult::Answered(status) => (Some(*status), None),
+        AttemptResult::Unreachable(reason) => (None, Some(reason.clone())),
+        AttemptResult::TimedOut => (None, Some("timed out".to_owned())),
+        AttemptResult::Panicked => (None, Some("the executor failed".to_owned())),
+    };
+    api::Attempt {
+        number: attempt.number,
+        started_at: time(attempt.started_at),
+        duration_ms: u64::try_from(attempt.duration.as_millis()).unwrap_or(u64::MAX),
+        status,
+        error,
+    }
+}
+
+pub(crate) fn time(instant: Timestamp) -> Time {
+    Time(instant.as_millis())
+}
+
+fn state(status: Status) -> api::ScheduleState {
+    match status {
+        Status::Active => api::ScheduleState::Active,
+        Status::Ended => api::ScheduleState::Ended,
+        Status::Cancelled => api::ScheduleState::Cancelled,
+    }
+}

@@ -1,0 +1,259 @@
+//! History of promises to clients and observations of receivers: the scheduler's promises, checked from outside.
+//!
+//! A scenario reports every response to a client, every start and end of a callback and, at the end, every run's
+//! outcome. [`History::verdict`] compares them. The history reads true time, the members' clocks and their
+//! interruptions from the simulation.
+//!
+//! Out of scope: order between schedules, lateness, numbers of attempts, and the instants of a series after the one up
+//! to which its [`Expected`] is complete.
+
+#[cfg(test)]
+mod tests;
+mod verdict;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use domain::{Incarnation, Occurrence, Revision, RunState, Timestamp};
+
+use crate::simulation::Handle;
+
+pub use verdict::{Verdict, Violation};
+
+/// Instants at which one revision of a schedule must fire.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Expected {
+    nominals: BTreeSet<Timestamp>,
+    complete_until: Timestamp,
+}
+
+impl Expected {
+    /// Expects one instant.
+    #[must_use]
+    pub fn once(nominal: Timestamp) -> Self {
+        Expected { nominals: BTreeSet::from([nominal]), complete_until: Timestamp::MAX }
+    }
+
+    /// Expects the instants of a recurring schedule up to and including `complete_until`. Each must have an outcome
+    /// when the verdict is computed, so `complete_until` must lie somewhat before the end of the scenario.
+    #[must_use]
+    pub fn series(nominals: impl IntoIterator<Item = Timestamp>, complete_until: Timestamp) -> Self {
+        let nominals = nominals.into_iter().filter(|nominal| *nominal <= complete_until).collect();
+        Expected { nominals, complete_until }
+    }
+}
+
+/// Id of a callback between its start and its end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CallbackId(usize);
+
+/// Cheap handle to a history that clients and receivers share.
+#[derive(Clone)]
+pub struct History {
+    sim: Handle,
+    entries: Arc<Mutex<Entries>>,
+}
+
+struct Entries {
+    outcome_lag: Duration,
+    schedules: BTreeMap<Incarnation, AcknowledgedSchedule>,
+    creates_without_response: usize,
+    redriven: BTreeMap<Occurrence, Duration>,
+    callbacks: Vec<Callback>,
+    outcomes: BTreeMap<Occurrence, ObservedOutcome>,
+    outcomes_changed: Vec<(Occurrence, RunState, RunState)>,
+    exemptions: BTreeMap<Incarnation, Vec<RangeInclusive<Duration>>>,
+}
+
+/// Acknowledged state of one schedule.
+#[derive(Default)]
+struct AcknowledgedSchedule {
+    revisions: BTreeMap<Revision, AcknowledgedRevision>,
+    cancelled: Option<Cancel>,
+    /// True if a change was requested and got no response.
+    uncertain: bool,
+}
+
+struct AcknowledgedRevision {
+    expected: Expected,
+    /// Instant of the response to the change to a later revision.
+    superseded_at: Option<Duration>,
+}
+
+#[derive(Clone, Copy)]
+struct Cancel {
+    acknowledged_at: Duration,
+    too_late: bool,
+}
+
+struct Callback {
+    occurrence: Occurrence,
+    attempt: u16,
+    member: String,
+    began_at: Duration,
+    /// Reading of the member's wall clock at the start.
+    clock: Timestamp,
+    end: Option<CallbackEnd>,
+}
+
+#[derive(Clone, Copy)]
+struct CallbackEnd {
+    at: Duration,
+    accepted: bool,
+}
+
+struct ObservedOutcome {
+    state: RunState,
+    first_final_at: Option<Duration>,
+}
+
+/// Responses to clients.
+impl History {
+    /// Creates an empty history. `outcome_lag` is the longest time from a callback's end until its outcome is durable.
+    /// A duplicate is permitted only if its member was interrupted before that. It must cover the slowest sync.
+    #[must_use]
+    pub fn new(sim: &Handle, outcome_lag: Duration) -> Self {
+        let entries = Entries {
+            outcome_lag,
+            schedules: BTreeMap::new(),
+            creates_without_response: 0,
+            redriven: BTreeMap::new(),
+            callbacks: Vec::new(),
+            outcomes: BTreeMap::new(),
+            outcomes_changed: Vec::new(),
+            exemptions: BTreeMap::new(),
+        };
+        History { sim: sim.clone(), entries: Arc::new(Mutex::new(entries)) }
+    }
+
+    /// Records that a create was acknowledged.
+    pub fn created(&self, incarnation: Incarnation, expected: Expected) {
+        let mut entries = self.entries();
+        let schedule = entries.schedules.entry(incarnation).or_default();
+        schedule.revisions.insert(Revision::default(), AcknowledgedRevision { expected, superseded_at: None });
+    }
+
+    /// Records that a create got no response: its schedule may exist or not.
+    pub fn create_without_response(&self) {
+        self.entries().creates_without_response += 1;
+    }
+
+    /// Records that a change of the schedule was acknowledged: attempts for earlier revisions may no longer start.
+    pub fn revised(&self, incarnation: Incarnation, revision: Revision, expected: Expected) {
+        let now = self.sim.elapsed();
+        let mut entries = self.entries();
+        let schedule = entries.schedules.entry(incarnation).or_default();
+        for (_, earlier) in schedule.revisions.range_mut(..revision) {
+            earlier.superseded_at.get_or_insert(now);
+        }
+        schedule.revisions.insert(revision, AcknowledgedRevision { expected, superseded_at: None });
+    }
+
+    /// Records the response "cancelled": no attempt is in flight, and none will start.
+    pub fn cancelled(&self, incarnation: Incarnation) {
+        self.cancel(incarnation, false, self.sim.elapsed());
+    }
+
+    /// Records the response "too late": an attempt is in flight, and no other will start.
+    pub fn cancelled_too_late(&self, incarnation: Incarnation) {
+        self.cancel(incarnation, true, self.sim.elapsed());
+    }
+
+    /// Records the response "pending": no attempt will start after `decided_by`, in true time.
+    pub fn cancelled_by(&self, incarnation: Incarnation, decided_by: Duration) {
+        self.cancel(incarnation, true, decided_by);
+    }
+
+    /// Records that a change or cancellation got no response: from now on, the schedule's occurrences may fire or not.
+    pub fn change_without_response(&self, incarnation: Incarnation) {
+        self.entries().schedules.entry(incarnation).or_default().uncertain = true;
+    }
+
+    /// Records that a redrive was acknowledged, with the new occurrence.
+    pub fn redriven(&self, occurrence: Occurrence) {
+        let now = self.sim.elapsed();
+        self.entries().redriven.insert(occurrence, now);
+    }
+
+    fn cancel(&self, incarnation: Incarnation, too_late: bool, acknowledged_at: Duration) {
+        let mut entries = self.entries();
+        let schedule = entries.schedules.entry(incarnation).or_default();
+        schedule.cancelled.get_or_insert(Cancel { acknowledged_at, too_late });
+    }
+
+    fn entries(&self) -> MutexGuard<'_, Entries> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Observations of receivers and of the store.
+impl History {
+    /// Records that a callback of `member` reached its receiver.
+    pub fn callback_began(&self, member: &str, occurrence: Occurrence, attempt: u16) -> CallbackId {
+        let (began_at, clock) = (self.sim.elapsed(), self.sim.clock(member));
+        let mut entries = self.entries();
+        let member = member.to_owned();
+        entries.callbacks.push(Callback { occurrence, attempt, member, began_at, clock, end: None });
+        CallbackId(entries.callbacks.len() - 1)
+    }
+
+    /// Records the end of a callback, with or without success. A callback whose member went down before has no end.
+    pub fn callback_ended(&self, callback: CallbackId, accepted: bool) {
+        let at = self.sim.elapsed();
+        self.entries().callbacks[callback.0].end = Some(CallbackEnd { at, accepted });
+    }
+
+    /// Records the stored state of a run. May be called repeatedly. A final state must not change.
+    pub fn outcome(&self, occurrence: Occurrence, state: RunState) {
+        let now = self.sim.elapsed();
+        let mut entries = self.entries();
+        let observed = entries.outcomes.entry(occurrence).or_insert(ObservedOutcome { state, first_final_at: None });
+        let before = std::mem::replace(&mut observed.state, state);
+        if state.is_final() {
+            observed.first_final_at.get_or_insert(now);
+        }
+        if before.is_final() && before != state {
+            entries.outcomes_changed.push((occurrence, before, state));
+        }
+    }
+
+    /// Permits duplicates of the schedule's attempts in flight during this time: a process other than the member that
+    /// made the attempt was interrupted, and it was to receive the outcome.
+    pub fn allow_duplicates(&self, incarnation: Incarnation, during: RangeInclusive<Duration>) {
+        self.entries().exemptions.entry(incarnation).or_default().push(during);
+    }
+
+    /// Returns the number of callbacks that started.
+    #[must_use]
+    pub fn callbacks(&self) -> usize {
+        self.entries().callbacks.len()
+    }
+
+    /// Returns the acknowledged occurrences without a final outcome. Once there are none, a scenario without further
+    /// requests may compute the verdict.
+    #[must_use]
+    pub fn unresolved(&self) -> Vec<Occurrence> {
+        self.entries().unresolved()
+    }
+
+    /// Compares promises and observations, as if nothing more were to happen.
+    #[must_use]
+    pub fn verdict(&self) -> Verdict {
+        let interruptions = |member: &str| self.sim.interruptions(member);
+        self.entries().judge(&interruptions)
+    }
+
+    /// Computes the verdict and asserts that it has no violations.
+    ///
+    /// # Panics
+    /// If a promise was broken, with all violations.
+    pub fn check(&self) -> Verdict {
+        let verdict = self.verdict();
+        assert!(verdict.violations.is_empty(), "{verdict}");
+        verdict
+    }
+}
+
+type Interruptions<'a> = &'a dyn Fn(&str) -> Vec<RangeInclusive<Duration>>;

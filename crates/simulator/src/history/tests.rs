@@ -1,0 +1,386 @@
+//! Tests with a correct history for every kind of promise, and an incorrect one for every [`Violation`].
+
+use std::time::Duration;
+
+use domain::{Incarnation, Occurrence, Revision, RunState, Timestamp};
+
+use super::{Expected, History, Verdict, Violation};
+use crate::{EPOCH, Simulation};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A schedule with one instant, ten seconds after the start, and a member that makes callbacks.
+struct Fixture {
+    sim: Simulation,
+    history: History,
+}
+
+const SCHEDULE: Incarnation = Incarnation(1);
+
+fn nominal(seconds: u64) -> Timestamp {
+    EPOCH + SECOND * u32::try_from(seconds).unwrap()
+}
+
+fn occurrence(seconds: u64) -> Occurrence {
+    Occurrence { incarnation: SCHEDULE, nominal: nominal(seconds), revision: Revision(0), replay: 0 }
+}
+
+const fn once() -> u64 {
+    10
+}
+
+impl Fixture {
+    fn empty() -> Self {
+        let sim = Simulation::new(0);
+        let _a = sim.member("a");
+        let history = History::new(&sim, SECOND);
+        Fixture { sim, history }
+    }
+
+    fn new() -> Self {
+        let fixture = Fixture::empty();
+        fixture.history.created(SCHEDULE, Expected::once(nominal(once())));
+        fixture
+    }
+
+    /// Creates a schedule for every second from the first to the fifth.
+    fn series() -> Self {
+        let fixture = Fixture::empty();
+        fixture.history.created(SCHEDULE, Expected::series((1..100).map(nominal), nominal(5)));
+        fixture
+    }
+
+    fn until(&self, seconds: u64) {
+        self.sim.run_for(Duration::from_secs(seconds) - self.sim.elapsed());
+    }
+
+    /// Makes a callback that takes 100 ms.
+    fn call(&self, occurrence: Occurrence, attempt: u16, accepted: bool) {
+        let callback = self.history.callback_began("a", occurrence, attempt);
+        self.sim.run_for(SECOND / 10);
+        self.history.callback_ended(callback, accepted);
+    }
+
+    fn succeed(&self, occurrence: Occurrence) {
+        self.call(occurrence, 1, true);
+        self.history.outcome(occurrence, RunState::Succeeded);
+    }
+
+    fn crash(&self) {
+        self.sim.crash("a");
+        let _up = self.sim.restart("a");
+        self.sim.run_for(SECOND / 100);
+    }
+
+    #[track_caller]
+    fn holds(&self) -> Verdict {
+        self.history.check()
+    }
+
+    #[track_caller]
+    fn breaks(&self, with: impl Fn(&Violation) -> bool) {
+        let violations = self.history.verdict().violations;
+        assert!(matches!(violations.as_slice(), [only] if with(only)), "{violations:?}");
+    }
+}
+
+#[test]
+fn callback_on_time_with_an_outcome_is_correct() {
+    let fixture = Fixture::new();
+    assert_eq!(fixture.history.unresolved(), [occurrence(once())]);
+    fixture.until(10);
+    fixture.succeed(occurrence(once()));
+    assert_eq!(fixture.history.unresolved(), []);
+    assert_eq!(fixture.holds(), Verdict { expected: 1, callbacks: 1, ..Verdict::default() });
+}
+
+#[test]
+fn acknowledged_occurrence_without_an_outcome_is_lost() {
+    let fixture = Fixture::new();
+    fixture.until(10);
+    fixture.breaks(|found| *found == Violation::Lost { occurrence: occurrence(once()), callbacks: 0 });
+    fixture.call(occurrence(once()), 1, false);
+    fixture.history.outcome(occurrence(once()), RunState::Retrying);
+    fixture.breaks(|found| *found == Violation::Lost { occurrence: occurrence(once()), callbacks: 1 });
+}
+
+#[test]
+fn retry_after_a_failure_is_no_duplicate() {
+    let fixture = Fixture::new();
+    fixture.until(10);
+    fixture.call(occurrence(once()), 1, false);
+    fixture.history.outcome(occurrence(once()), RunState::Retrying);
+    fixture.call(occurrence(once()), 2, false);
+    fixture.history.outcome(occurrence(once()), RunState::Failed);
+    assert_eq!(fixture.holds().duplicates, 0);
+}
+
+#[test]
+fn callback_before_its_instant_by_its_members_clock_is_early() {
+    let fixture = Fixture::new();
+    fixture.until(9);
+    fixture.succeed(occurrence(once()));
+    fixture.breaks(|found| matches!(found, Violation::Early { .. }));
+}
+
+#[test]
+fn earliness_is_judged_by_the_members_clock() {
+    let fixture = Fixture::new();
+    fixture.sim.jump_clock("a", 1_000);
+    fixture.until(9);
+    fixture.succeed(occurrence(once()));
+    fixture.holds();
+
+    let fixture = Fixture::new();
+    fixture.sim.jump_clock("a", -5_000);
+    fixture.until(10);
+    fixture.succeed(occurrence(once()));
+    fixture.breaks(|found| matches!(found, Violation::Early { clock, .. } if *clock == nominal(5)));
+}
+
+#[test]
+fn repeated_attempt_is_a_duplicate_unless_interrupted() {
+    let twice = |between: &dyn Fn(&Fixture)| {
+        let fixture = Fixture::new();
+        fixture.until(10);
+        fixture.history.callback_began("a", occurrence(once()), 1);
+        fixture.sim.run_for(SECOND);
+        between(&fixture);
+        fixture.succeed(occurrence(once()));
+        fixture
+    };
+    twice(&|_| {}).breaks(|found| matches!(found, Violation::Duplicate { attempt: 1, earlier: 1, .. }));
+    assert_eq!(twice(&Fixture::crash).holds().duplicates, 1);
+    assert_eq!(twice(&|fixture| fixture.sim.pause("a", SECOND)).holds().duplicates, 1);
+}
+
+#[test]
+fn callback_after_an_accepted_one_is_a_duplicate_once_durable() {
+    let again = |crash_after: Duration| {
+        let fixture = Fixture::new();
+        fixture.until(10);
+        fixture.call(occurrence(once()), 1, true);
+        fixture.sim.run_for(crash_after);
+        fixture.crash();
+        fixture.succeed(occurrence(once()));
+        fixture
+    };
+    assert_eq!(again(SECOND / 2).holds().duplicates, 1);
+    again(SECOND * 2).breaks(|found| matches!(found, Violation::Duplicate { .. }));
+}
+
+#[test]
+fn only_a_later_attempt_after_a_failure_is_a_retry() {
+    let then = |accepted: bool, attempt: u16| {
+        let fixture = Fixture::new();
+        fixture.until(10);
+        fixture.call(occurrence(once()), 1, accepted);
+        fixture.call(occurrence(once()), attempt, true);
+        fixture.history.outcome(occurrence(once()), RunState::Succeeded);
+        fixture
+    };
+    then(false, 2).holds();
+    then(false, 1).breaks(|found| matches!(found, Violation::Duplicate { attempt: 1, .. }));
+    then(true, 2).breaks(|found| matches!(found, Violation::Duplicate { attempt: 2, .. }));
+}
+
+#[test]
+fn attempt_of_a_crashed_member_is_not_in_flight_at_a_cancel() {
+    let fixture = Fixture::new();
+    fixture.until(10);
+    fixture.history.callback_began("a", occurrence(once()), 1);
+    fixture.sim.run_for(SECOND);
+    fixture.crash();
+    fixture.history.cancelled(SCHEDULE);
+    fixture.holds();
+}
+
+#[test]
+fn unrelated_crash_permits_no_duplicate() {
+    let fixture = Fixture::new();
+    fixture.crash();
+    let _b = fixture.sim.member("b");
+    fixture.until(10);
+    fixture.call(occurrence(once()), 1, true);
+    fixture.sim.crash("b");
+    fixture.succeed(occurrence(once()));
+    fixture.breaks(|found| matches!(found, Violation::Duplicate { .. }));
+}
+
+#[test]
+fn callback_after_an_observed_outcome_is_a_violation() {
+    let fixture = Fixture::new();
+    fixture.until(10);
+    fixture.succeed(occurrence(once()));
+    fixture.crash();
+    fixture.call(occurrence(once()), 1, true);
+    fixture.breaks(|found| matches!(found, Violation::AfterOutcome { .. }));
+}
+
+#[test]
+fn no_callback_may_start_after_a_cancel() {
+    let fixture = Fixture::new();
+    fixture.until(9);
+    fixture.history.cancelled(SCHEDULE);
+    fixture.holds();
+    fixture.until(10);
+    fixture.succeed(occurrence(once()));
+    fixture.breaks(|found| matches!(found, Violation::AfterCancel { .. }));
+}
+
+#[test]
+fn cancelled_requires_that_no_attempt_is_in_flight() {
+    let cancel_in_flight = |cancel: fn(&History, Incarnation)| {
+        let fixture = Fixture::new();
+        fixture.until(10);
+        let callback = fixture.history.callback_began("a", occurrence(once()), 1);
+        fixture.sim.run_for(SECOND);
+        cancel(&fixture.history, SCHEDULE);
+        fixture.sim.run_for(SECOND);
+        fixture.history.callback_ended(callback, false);
+        fixture.history.outcome(occurrence(once()), RunState::Cancelled);
+        fixture
+    };
+    cancel_in_flight(History::cancelled_too_late).holds();
+    cancel_in_flight(History::cancelled).breaks(|found| matches!(found, Violation::InFlightAtCancel { .. }));
+    let retried = cancel_in_flight(History::cancelled_too_late);
+    retried.sim.run_for(SECOND * 5);
+    retried.call(occurrence(once()), 2, true);
+    let violations = retried.history.verdict().violations;
+    assert!(violations.iter().any(|found| matches!(found, Violation::AfterCancel { .. })), "{violations:?}");
+}
+
+#[test]
+fn callback_of_a_cancelled_schedule_needs_an_outcome() {
+    let fixture = Fixture::new();
+    fixture.until(10);
+    fixture.call(occurrence(once()), 1, false);
+    fixture.history.outcome(occurrence(once()), RunState::Retrying);
+    fixture.sim.run_for(SECOND);
+    fixture.history.cancelled(SCHEDULE);
+    fixture.breaks(|found| *found == Violation::Unresolved(occurrence(once())));
+    fixture.history.outcome(occurrence(once()), RunState::Cancelled);
+    fixture.holds();
+}
+
+#[test]
+fn final_outcome_must_not_change() {
+    let fixture = Fixture::new();
+    fixture.until(10);
+    fixture.succeed(occurrence(once()));
+    fixture.history.outcome(occurrence(once()), RunState::Succeeded);
+    fixture.holds();
+    fixture.history.outcome(occurrence(once()), RunState::Failed);
+    fixture.breaks(|found| matches!(found, Violation::OutcomeChanged { .. }));
+}
+
+#[test]
+fn recorded_success_needs_an_accepted_callback() {
+    let fixture = Fixture::new();
+    fixture.until(10);
+    fixture.call(occurrence(once()), 1, false);
+    fixture.history.outcome(occurrence(once()), RunState::Succeeded);
+    fixture.breaks(|found| *found == Violation::SucceededUnaccepted(occurrence(once())));
+}
+
+#[test]
+fn recorded_cancellation_needs_a_cancel_request() {
+    let fixture = Fixture::new();
+    fixture.until(10);
+    fixture.history.outcome(occurrence(once()), RunState::Cancelled);
+    fixture.breaks(|found| *found == Violation::CancelledUnrequested(occurrence(once())));
+}
+
+#[test]
+fn callback_of_an_unknown_instant_is_a_violation() {
+    let fixture = Fixture::new();
+    fixture.until(11);
+    fixture.succeed(occurrence(once()));
+    fixture.succeed(occurrence(11));
+    fixture.breaks(|found| *found == Violation::Unexpected(occurrence(11)));
+}
+
+#[test]
+fn unknown_schedules_need_creates_without_a_response() {
+    let fixture = Fixture::empty();
+    fixture.until(10);
+    fixture.succeed(occurrence(once()));
+    fixture.breaks(|found| *found == Violation::Unrequested { schedules: 1, creates: 0 });
+    fixture.history.create_without_response();
+    fixture.holds();
+}
+
+#[test]
+fn series_is_judged_up_to_its_horizon() {
+    let fixture = Fixture::series();
+    for second in 1..=6 {
+        fixture.until(second);
+        if second < 6 { fixture.succeed(occurrence(second)) } else { fixture.call(occurrence(second), 1, true) }
+    }
+    assert_eq!(fixture.holds(), Verdict { expected: 5, callbacks: 6, ..Verdict::default() });
+}
+
+#[test]
+fn missed_instants_are_resolved_once_and_get_no_callback() {
+    let fixture = Fixture::series();
+    fixture.until(5);
+    fixture.history.outcome(occurrence(1), RunState::Missed { last: nominal(4), count: 4 });
+    fixture.succeed(occurrence(5));
+    assert_eq!(fixture.holds().missed, 4);
+    fixture.succeed(occurrence(3));
+    let violations = fixture.history.verdict().violations;
+    let (occurrence, own, first, last) = (occurrence(3), RunState::Succeeded, nominal(1), nominal(4));
+    let twice = Violation::TwoOutcomes { occurrence, own, first, last };
+    assert_eq!(violations, [twice, Violation::MissedAndCalled(occurrence)]);
+}
+
+#[test]
+fn attempt_in_flight_at_a_crash_may_be_recorded_as_missed() {
+    let fixture = Fixture::series();
+    fixture.until(3);
+    fixture.history.callback_began("a", occurrence(3), 1);
+    fixture.crash();
+    fixture.until(5);
+    fixture.history.outcome(occurrence(1), RunState::Missed { last: nominal(4), count: 4 });
+    fixture.succeed(occurrence(5));
+    fixture.holds();
+}
+
+#[test]
+fn change_replaces_the_expected_instants() {
+    let fixture = Fixture::new();
+    fixture.until(5);
+    fixture.history.revised(SCHEDULE, Revision(1), Expected::once(nominal(20)));
+    let new = Occurrence { revision: Revision(1), ..occurrence(20) };
+    assert_eq!(fixture.history.unresolved(), [new]);
+    fixture.until(20);
+    fixture.succeed(new);
+    fixture.holds();
+    fixture.succeed(occurrence(once()));
+    fixture.breaks(|found| matches!(found, Violation::OldRevision { .. }));
+}
+
+#[test]
+fn change_without_a_response_permits_both_states() {
+    let fixture = Fixture::new();
+    fixture.history.change_without_response(SCHEDULE);
+    fixture.until(10);
+    fixture.holds();
+    fixture.succeed(Occurrence { revision: Revision(1), ..occurrence(once()) });
+    fixture.holds();
+}
+
+#[test]
+fn redriven_run_is_expected_and_may_start_after_a_cancel() {
+    let fixture = Fixture::new();
+    fixture.until(10);
+    fixture.call(occurrence(once()), 1, false);
+    fixture.history.outcome(occurrence(once()), RunState::Failed);
+    fixture.history.cancelled(SCHEDULE);
+    fixture.sim.run_for(SECOND);
+    let again = Occurrence { replay: 1, ..occurrence(once()) };
+    fixture.history.redriven(again);
+    fixture.breaks(|found| *found == Violation::Lost { occurrence: again, callbacks: 0 });
+    fixture.succeed(again);
+    fixture.holds();
+}

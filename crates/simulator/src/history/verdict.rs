@@ -1,0 +1,363 @@
+//! Checks of the promises, with one function per promise.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use domain::{Incarnation, Occurrence, Revision, RunState, Timestamp};
+
+use super::{AcknowledgedSchedule, Callback, Cancel, Entries, Interruptions, ObservedOutcome};
+
+/// A broken promise.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Violation {
+    #[error("lost: {occurrence:?} was acknowledged and has no final outcome after {callbacks} callbacks")]
+    Lost { occurrence: Occurrence, callbacks: usize },
+    #[error("unresolved: {0:?} had a callback without an interruption and has no final outcome")]
+    Unresolved(Occurrence),
+    #[error("two outcomes: {occurrence:?} is {own:?} and also one of the missed instants from {first} to {last}")]
+    TwoOutcomes { occurrence: Occurrence, own: RunState, first: Timestamp, last: Timestamp },
+    #[error("changed: the final outcome of {occurrence:?} changed from {before:?} to {after:?}")]
+    OutcomeChanged { occurrence: Occurrence, before: RunState, after: RunState },
+    #[error("early: {occurrence:?} started at {clock} by the clock of {member}")]
+    Early { occurrence: Occurrence, member: String, clock: Timestamp },
+    #[error("after the cancel: {occurrence:?} started at {began_at:?}, cancel acknowledged at {acknowledged_at:?}")]
+    AfterCancel { occurrence: Occurrence, began_at: Duration, acknowledged_at: Duration },
+    #[error("in flight at the cancel: {occurrence:?} started at {began_at:?}, cancelled at {acknowledged_at:?}")]
+    InFlightAtCancel { occurrence: Occurrence, began_at: Duration, acknowledged_at: Duration },
+    #[error("old revision: {occurrence:?} started at {began_at:?}, change acknowledged at {acknowledged_at:?}")]
+    OldRevision { occurrence: Occurrence, began_at: Duration, acknowledged_at: Duration },
+    #[error(
+        "duplicate: {occurrence:?}, attempt {attempt}, started at {began_at:?} after attempt {earlier} at \
+         {earlier_at:?}, without an interruption"
+    )]
+    Duplicate { occurrence: Occurrence, attempt: u16, began_at: Duration, earlier: u16, earlier_at: Duration },
+    #[error("after the outcome: {occurrence:?} started at {began_at:?}, outcome observed at {observed_at:?}")]
+    AfterOutcome { occurrence: Occurrence, began_at: Duration, observed_at: Duration },
+    #[error("missed and called: {0:?} is recorded as missed and had a callback")]
+    MissedAndCalled(Occurrence),
+    #[error("unaccepted success: {0:?} is recorded as succeeded, and no receiver accepted it")]
+    SucceededUnaccepted(Occurrence),
+    #[error("unrequested cancellation: {0:?} is recorded as cancelled without a request to cancel or change it")]
+    CancelledUnrequested(Occurrence),
+    #[error("unexpected: {0:?} is not an occurrence of its schedule")]
+    Unexpected(Occurrence),
+    #[error("unrequested: callbacks of {schedules} unknown schedules, but only {creates} creates without a response")]
+    Unrequested { schedules: usize, creates: usize },
+}
+
+/// Result of a run of the simulated world.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Verdict {
+    pub violations: Vec<Violation>,
+    /// Occurrences that had to have an outcome.
+    pub expected: usize,
+    pub callbacks: usize,
+    /// Permitted duplicates: callbacks that were repeated because their attempt was in flight at an interruption.
+    pub duplicates: usize,
+    /// Expected instants that are recorded as missed.
+    pub missed: usize,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN_MAX: usize = 20;
+        let Verdict { violations, expected, callbacks, duplicates, missed } = self;
+        write!(f, "{} violations; ", violations.len())?;
+        write!(f, "{expected} occurrences expected, {callbacks} callbacks, {duplicates} duplicates, {missed} missed")?;
+        for violation in violations.iter().take(SHOWN_MAX) {
+            write!(f, "\n  {violation}")?;
+        }
+        if violations.len() > SHOWN_MAX {
+            write!(f, "\n  and {} more", violations.len() - SHOWN_MAX)?;
+        }
+        Ok(())
+    }
+}
+
+/// Range of instants of one schedule that are recorded as missed.
+struct MissedRange {
+    first: Occurrence,
+    last: Timestamp,
+}
+
+impl MissedRange {
+    fn covers(&self, occurrence: &Occurrence) -> bool {
+        let series_of = |occurrence: &Occurrence| (occurrence.incarnation, occurrence.revision, occurrence.replay);
+        series_of(&self.first) == series_of(occurrence)
+            && (self.first.nominal..=self.last).contains(&occurrence.nominal)
+            && self.first != *occurrence
+    }
+}
+
+impl Entries {
+    pub(super) fn unresolved(&self) -> Vec<Occurrence> {
+        Case::new(self, &|_| Vec::new()).unresolved().collect()
+    }
+
+    pub(super) fn judge(&self, interruptions: Interruptions<'_>) -> Verdict {
+        let case = Case::new(self, interruptions);
+        let mut verdict = Verdict {
+            violations: Vec::new(),
+            expected: case.expected.len(),
+            callbacks: self.callbacks.len(),
+            duplicates: 0,
+            missed: case.expected.iter().filter(|occurrence| case.was_missed(occurrence)).count(),
+        };
+        let found = &mut verdict.violations;
+        case.judge_losses(found);
+        case.judge_outcomes(found);
+        case.judge_requested(found);
+        self.callbacks.iter().for_each(|callback| case.judge_start(callback, found));
+        for (occurrence, callbacks) in &case.callbacks {
+            case.judge_resolution(occurrence, callbacks, found);
+            verdict.duplicates += case.judge_duplicates(callbacks, found);
+        }
+        verdict
+    }
+
+    /// Returns the occurrences that must have exactly one outcome.
+    fn expected(&self) -> BTreeSet<Occurrence> {
+        let mut expected = BTreeSet::new();
+        let is_certain = |(_, it): &(&Incarnation, &AcknowledgedSchedule)| it.cancelled.is_none() && !it.uncertain;
+        for (incarnation, schedule) in self.schedules.iter().filter(is_certain) {
+            for (revision, acknowledged) in schedule.revisions.iter().filter(|(_, it)| it.superseded_at.is_none()) {
+                let (incarnation, revision) = (*incarnation, *revision);
+                let at = |nominal: &Timestamp| Occurrence { incarnation, nominal: *nominal, revision, replay: 0 };
+                expected.extend(acknowledged.expected.nominals.iter().map(at));
+            }
+        }
+        expected.extend(self.redriven.keys().copied());
+        expected
+    }
+
+    fn missed(&self) -> Vec<MissedRange> {
+        let range = |(first, observed): (&Occurrence, &ObservedOutcome)| match observed.state {
+            RunState::Missed { last, .. } => Some(MissedRange { first: *first, last }),
+            RunState::Retrying | RunState::Succeeded | RunState::Failed | RunState::Cancelled => None,
+        };
+        self.outcomes.iter().filter_map(range).collect()
+    }
+}
+
+/// Recorded entries, with indexes that several checks use.
+struct Case<'a> {
+    entries: &'a Entries,
+    interruptions: Interruptions<'a>,
+    expected: BTreeSet<Occurrence>,
+    missed: Vec<MissedRange>,
+    callbacks: BTreeMap<Occurrence, Vec<&'a Callback>>,
+}
+
+impl<'a> Case<'a> {
+    fn new(entries: &'a Entries, interruptions: Interruptions<'a>) -> Self {
+        let mut callbacks: BTreeMap<Occurrence, Vec<&Callback>> = BTreeMap::new();
+        for callback in &entries.callbacks {
+            callbacks.entry(callback.occurrence).or_default().push(callback);
+        }
+        Case { entries, interruptions, expected: entries.expected(), missed: entries.missed(), callbacks }
+    }
+
+    /// Checks that every acknowledged occurrence has an outcome.
+    fn judge_losses(&self, found: &mut Vec<Violation>) {
+        for occurrence in self.unresolved() {
+            let callbacks = self.callbacks.get(&occurrence).map_or(0, Vec::len);
+            found.push(Violation::Lost { occurrence, callbacks });
+        }
+    }
+
+    /// Checks that each outcome is unique and final, and that an event explains it.
+    fn judge_outcomes(&self, found: &mut Vec<Violation>) {
+        for (occurrence, before, after) in &self.entries.outcomes_changed {
+            let (occurrence, before, after) = (*occurrence, *before, *after);
+            found.push(Violation::OutcomeChanged { occurrence, before, after });
+        }
+        for (occurrence, observed) in &self.entries.outcomes {
+            if let Some(range) = self.missed.iter().find(|range| range.covers(occurrence)) {
+                let (occurrence, own, first, last) = (*occurrence, observed.state, range.first.nominal, range.last);
+                found.push(Violation::TwoOutcomes { occurrence, own, first, last });
+            }
+            let accepted =
+                || self.callbacks.get(occurrence).is_some_and(|all| all.iter().any(|one| one.was_accepted()));
+            if observed.state == RunState::Succeeded && !accepted() {
+                found.push(Violation::SucceededUnaccepted(*occurrence));
+            }
+            let may_be_cancelled = || self.schedule(occurrence).is_none_or(|schedule| schedule.may_stop(occurrence));
+            if observed.state == RunState::Cancelled && !may_be_cancelled() {
+                found.push(Violation::CancelledUnrequested(*occurrence));
+            }
+        }
+    }
+
+    /// Checks that every callback belongs to a requested occurrence.
+    fn judge_requested(&self, found: &mut Vec<Violation>) {
+        let mut unknown = BTreeSet::new();
+        for occurrence in self.callbacks.keys() {
+            match self.schedule(occurrence) {
+                None => {
+                    unknown.insert(occurrence.incarnation);
+                }
+                Some(schedule)
+                    if schedule.uncertain
+                        || schedule.has(occurrence)
+                        || self.entries.redriven.contains_key(occurrence) => {}
+                Some(_) => found.push(Violation::Unexpected(*occurrence)),
+            }
+        }
+        let creates = self.entries.creates_without_response;
+        if unknown.len() > creates {
+            found.push(Violation::Unrequested { schedules: unknown.len(), creates });
+        }
+    }
+
+    /// Checks that the callback may start: it is due, not stopped and not resolved.
+    fn judge_start(&self, callback: &Callback, found: &mut Vec<Violation>) {
+        let Callback { occurrence, began_at, clock, .. } = callback;
+        let (occurrence, began_at, clock) = (*occurrence, *began_at, *clock);
+        if clock < occurrence.nominal {
+            found.push(Violation::Early { occurrence, member: callback.member.clone(), clock });
+        }
+        let observed_at = self.entries.outcomes.get(&occurrence).and_then(|observed| observed.first_final_at);
+        if let Some(observed_at) = observed_at.filter(|observed_at| *observed_at < began_at) {
+            found.push(Violation::AfterOutcome { occurrence, began_at, observed_at });
+        }
+        let Some(schedule) = self.schedule(&occurrence) else { return };
+        let superseded_at = schedule.revisions.get(&occurrence.revision).and_then(|revision| revision.superseded_at);
+        // A redriven run uses the schedule's present revision, whatever revision it was planned under.
+        let superseded_at = superseded_at.filter(|_| occurrence.replay == 0);
+        if let Some(acknowledged_at) = superseded_at.filter(|acknowledged_at| *acknowledged_at < began_at) {
+            found.push(Violation::OldRevision { occurrence, began_at, acknowledged_at });
+        }
+        if let Some(cancel) = schedule.cancelled {
+            self.judge_cancel(callback, cancel, found);
+        }
+    }
+
+    /// Checks that no attempt starts after the response to a cancel, and that none is in flight at "cancelled".
+    fn judge_cancel(&self, callback: &Callback, cancel: Cancel, found: &mut Vec<Violation>) {
+        let Callback { occurrence, began_at, end, .. } = callback;
+        let (occurrence, began_at, acknowledged_at) = (*occurrence, *began_at, cancel.acknowledged_at);
+        // A run may start if it was redriven after the cancel.
+        let redriven_since = self.entries.redriven.get(&occurrence).is_some_and(|at| *at >= acknowledged_at);
+        if began_at > acknowledged_at {
+            if !redriven_since {
+                found.push(Violation::AfterCancel { occurrence, began_at, acknowledged_at });
+            }
+            return;
+        }
+        let in_flight = end.is_none_or(|end| end.at > acknowledged_at) && began_at < acknowledged_at;
+        if in_flight && !cancel.too_late && !self.is_interrupted(callback, acknowledged_at) {
+            found.push(Violation::InFlightAtCancel { occurrence, began_at, acknowledged_at });
+        }
+    }
+
+    /// Checks that an uninterrupted callback has an outcome other than missed.
+    fn judge_resolution(&self, occurrence: &Occurrence, callbacks: &[&Callback], found: &mut Vec<Violation>) {
+        if callbacks.iter().all(|callback| self.is_interrupted(callback, self.durable_at(callback))) {
+            return;
+        }
+        if self.was_missed(occurrence) {
+            found.push(Violation::MissedAndCalled(*occurrence));
+            return;
+        }
+        // An expected occurrence is reported as lost. One after the horizon may be in progress.
+        let judged = self.schedule(occurrence).is_some_and(|schedule| !schedule.is_beyond(occurrence));
+        if judged && !self.expected.contains(occurrence) && !self.is_final(occurrence) {
+            found.push(Violation::Unresolved(*occurrence));
+        }
+    }
+
+    /// Counts the permitted duplicates, and reports the others.
+    fn judge_duplicates(&self, callbacks: &[&Callback], found: &mut Vec<Violation>) -> usize {
+        let mut duplicates = 0;
+        for (number, callback) in callbacks.iter().enumerate() {
+            let Some(earlier) = callbacks[..number].iter().rev().find(|earlier| !earlier.allows(callback)) else {
+                continue;
+            };
+            if self.is_interrupted(earlier, self.durable_at(earlier).min(callback.began_at)) {
+                duplicates += 1;
+                continue;
+            }
+            found.push(Violation::Duplicate {
+                occurrence: callback.occurrence,
+                attempt: callback.attempt,
+                began_at: callback.began_at,
+                earlier: earlier.attempt,
+                earlier_at: earlier.began_at,
+            });
+        }
+        duplicates
+    }
+
+    fn unresolved(&self) -> impl Iterator<Item = Occurrence> {
+        let resolved = |occurrence: &Occurrence| self.is_final(occurrence) || self.is_in_missed(occurrence);
+        self.expected.iter().copied().filter(move |occurrence| !resolved(occurrence))
+    }
+
+    fn schedule(&self, occurrence: &Occurrence) -> Option<&'a AcknowledgedSchedule> {
+        self.entries.schedules.get(&occurrence.incarnation)
+    }
+
+    fn is_final(&self, occurrence: &Occurrence) -> bool {
+        self.entries.outcomes.get(occurrence).is_some_and(|observed| observed.state.is_final())
+    }
+
+    fn is_in_missed(&self, occurrence: &Occurrence) -> bool {
+        self.missed.iter().any(|range| range.covers(occurrence))
+    }
+
+    fn was_missed(&self, occurrence: &Occurrence) -> bool {
+        let own = self.entries.outcomes.get(occurrence).map(|observed| observed.state);
+        matches!(own, Some(RunState::Missed { .. })) || self.is_in_missed(occurrence)
+    }
+
+    /// Returns the instant by which the callback's outcome is durable without an interruption.
+    fn durable_at(&self, callback: &Callback) -> Duration {
+        callback.end.map_or(Duration::MAX, |end| end.at.saturating_add(self.entries.outcome_lag))
+    }
+
+    /// Returns true if the callback's member was interrupted, or a duplicate is permitted, at some time from the
+    /// callback's start to `until`.
+    fn is_interrupted(&self, callback: &Callback, until: Duration) -> bool {
+        let overlaps = |one: &RangeInclusive<Duration>| *one.start() <= until && *one.end() >= callback.began_at;
+        let exemptions = self.entries.exemptions.get(&callback.occurrence.incarnation);
+        (self.interruptions)(&callback.member).iter().any(overlaps)
+            || exemptions.is_some_and(|exemptions| exemptions.iter().any(overlaps))
+    }
+}
+
+impl AcknowledgedSchedule {
+    fn has(&self, occurrence: &Occurrence) -> bool {
+        occurrence.replay == 0
+            && self.revisions.get(&occurrence.revision).is_some_and(|revision| {
+                revision.expected.nominals.contains(&occurrence.nominal)
+                    || occurrence.nominal > revision.expected.complete_until
+            })
+    }
+
+    /// Returns true if the verdict does not cover the occurrence, because it may still be in progress.
+    fn is_beyond(&self, occurrence: &Occurrence) -> bool {
+        let revision = self.revisions.get(&occurrence.revision);
+        // A revision that no client knows has no expected occurrences.
+        revision.is_none_or(|revision| occurrence.nominal > revision.expected.complete_until)
+    }
+
+    /// Returns true if a cancel or a change may have stopped this occurrence.
+    fn may_stop(&self, occurrence: &Occurrence) -> bool {
+        let later = Revision(occurrence.revision.0.saturating_add(1));
+        self.uncertain || self.cancelled.is_some() || self.revisions.range(later..).next().is_some()
+    }
+}
+
+impl Callback {
+    fn was_accepted(&self) -> bool {
+        // A receiver may have accepted a callback whose member went down; the receiver reports that.
+        self.end.is_some_and(|end| end.accepted)
+    }
+
+    /// Returns true if this callback failed and `next` is a later attempt.
+    fn allows(&self, next: &Callback) -> bool {
+        self.attempt < next.attempt && self.end.is_some_and(|end| !end.accepted && end.at <= next.began_at)
+    }
+}

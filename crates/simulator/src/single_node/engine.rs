@@ -1,0 +1,238 @@
+//! Member under test: the scheduler over one kind of store, started again whenever it is down.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use domain::{Incarnation, Tenant};
+use runtime::{Runtime, TaskSet};
+use scheduler::{Options, Registry, Scheduler};
+use store::Store;
+use store::memory::{MemoryOptions, MemoryStore};
+use store_embedded::{EmbeddedStore, IndexKind};
+
+use super::MEMBER;
+use super::mutant::{Memory, Mutant, Mutated, Unsynced};
+use super::receiver::Receiver;
+use crate::{Handle, History, user};
+
+const CAPACITY_BYTES: u64 = 64 << 20;
+const BOOT_TIME_MAX: Duration = Duration::from_secs(60);
+const RUNS_MAX: usize = 10_000;
+
+/// Kind of the store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum EngineKind {
+    /// Store in memory with the weakest guarantees that the port permits, with delays and failures.
+    Weak,
+    /// Store in memory that applies each item in one step.
+    Atomic,
+    /// The embedded store, on the simulated disk.
+    Embedded,
+}
+
+pub(super) struct Engine {
+    sim: Handle,
+    kind: EngineKind,
+    mutant: Option<Mutant>,
+    history: History,
+    memory_store: Mutex<Option<MemoryStore>>,
+    mutant_memory: Arc<Mutex<Memory>>,
+    instance: Mutex<Option<Instance>>,
+}
+
+/// One start of the member.
+#[derive(Clone)]
+struct Instance {
+    runtime: Runtime,
+    scheduler: Scheduler,
+    store: Arc<dyn Store>,
+    _tasks: Arc<TaskSet>,
+}
+
+pub(super) fn tenant() -> Tenant {
+    user::tenant(3)
+}
+
+impl Engine {
+    pub(super) fn new(sim: Handle, kind: EngineKind, mutant: Option<Mutant>, history: History) -> Engine {
+        let engine = Engine {
+            sim,
+            kind,
+            mutant,
+            history,
+            memory_store: Mutex::new(None),
+            mutant_memory: Arc::default(),
+            instance: Mutex::new(None),
+        };
+        drop(engine.sim.member(MEMBER));
+        engine.empty_disk();
+        engine
+    }
+
+    pub(super) fn empty_disk(&self) {
+        self.sim.volume(MEMBER).set_capacity(CAPACITY_BYTES);
+    }
+
+    /// Leaves so little space that the store rejects users' writes.
+    pub(super) fn fill_disk(&self) {
+        let volume = self.sim.volume(MEMBER);
+        volume.set_capacity(volume.used_bytes() + (300 << 10));
+    }
+
+    /// Starts the member until it is up and serves.
+    pub(super) async fn start(&self) {
+        for attempt in 0..1_000 {
+            if !self.sim.is_up(MEMBER) {
+                drop(self.lock().take());
+                drop(self.sim.restart(MEMBER));
+            }
+            if self.lock().is_some() {
+                return;
+            }
+            match self.boot().await {
+                Some(instance) => *self.lock() = Some(instance),
+                // The member went down, or could not start on a failing disk. A supervisor starts it again.
+                None => {
+                    if attempt == 3 {
+                        self.empty_disk(); // An operator frees space.
+                    }
+                    self.sim.kill(MEMBER);
+                    self.sim.outside().sleep(Duration::from_millis(50)).await;
+                }
+            }
+        }
+        panic!("lost: the member does not start");
+    }
+
+    async fn boot(&self) -> Option<Instance> {
+        let runtime = self.sim.member(MEMBER);
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        let boot = self.open(runtime.clone());
+        drop(runtime.spawn("boot", async move {
+            let _outside_is_gone = sender.send(boot.await);
+        }));
+        // On a full disk, the member waits for free space.
+        self.sim.outside().timeout(BOOT_TIME_MAX, receiver).await?.ok().flatten()
+    }
+
+    fn open(&self, runtime: Runtime) -> impl Future<Output = Option<Instance>> + Send + 'static {
+        let memory = (self.kind != EngineKind::Embedded).then(|| self.memory_store(&runtime));
+        let (mutant, mutant_memory) = (self.mutant, self.mutant_memory.clone());
+        let sim = self.sim.clone();
+        let receiver = Receiver { sim: self.sim.clone(), member: runtime.clone(), history: self.history.clone() };
+        async move {
+            let disk_world = match mutant {
+                Some(Mutant::AcknowledgesBeforeFsync) => Unsynced::runtime(&runtime),
+                _ => runtime.clone(),
+            };
+            let tasks = Arc::new(TaskSet::new(&disk_world));
+            let mut store: Arc<dyn Store> = match memory {
+                Some(memory) => Arc::new(memory),
+                None => Arc::new(open_embedded(&sim, &disk_world, &tasks).await?),
+            };
+            if let Some(mutant) = mutant {
+                store = Arc::new(Mutated { store, mutant, runtime: runtime.clone(), memory: mutant_memory });
+            }
+            if store.tenants().await.ok()?.is_empty() {
+                user::put_tenant(&*store, tenant()).await.ok()?;
+            }
+            let options = Options { in_flight_per_target: 8, ..Options::default() };
+            let scheduler =
+                Scheduler::start(&runtime, store.clone(), Arc::new(receiver), options, Registry::default()).await;
+            let scheduler = scheduler.inspect_err(|error| sim.note(&format!("start failed: {error}"))).ok()?;
+            Some(Instance { runtime, scheduler, store, _tasks: tasks })
+        }
+    }
+
+    fn memory_store(&self, runtime: &Runtime) -> MemoryStore {
+        let options = match self.kind {
+            EngineKind::Weak => MemoryOptions {
+                // On a slow store, a range may be closed between two steps of a creator.
+                latency: Some(
+                    Duration::ZERO..=Duration::from_millis(if self.sim.seed().is_multiple_of(2) { 300 } else { 5 }),
+                ),
+                fail_one_in: Some(100),
+                ..MemoryOptions::weak()
+            },
+            EngineKind::Atomic | EngineKind::Embedded => {
+                MemoryOptions { latency: Some(Duration::ZERO..=Duration::from_millis(3)), ..MemoryOptions::default() }
+            }
+        };
+        let mut first = self.memory_store.lock().expect("no holder of this lock panics");
+        first.get_or_insert_with(|| MemoryStore::new(runtime.clone(), options)).reopen(runtime.clone())
+    }
+
+    /// Runs `call` on the member. Returns `None` if the member went down or did not respond in time.
+    pub(super) async fn call<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
+        &self,
+        call: impl FnOnce(Scheduler) -> F,
+    ) -> Option<T> {
+        let instance = self.lock().clone()?;
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        let call = call(instance.scheduler.clone());
+        drop(instance.runtime.spawn("call", async move {
+            let _client_is_gone = sender.send(call.await);
+        }));
+        let outside = self.sim.outside();
+        outside.timeout(Duration::from_secs(30), receiver).await?.ok()
+    }
+
+    /// Stops the scheduler in an orderly way, so that no attempt stays in flight.
+    pub(super) async fn stop(&self) {
+        self.call(|scheduler| async move { scheduler.stop().await }).await.expect("lost: the member does not stop");
+    }
+
+    /// Reports the stored runs of these schedules to the history.
+    pub(super) async fn report_outcomes(&self, incarnations: &BTreeSet<Incarnation>) {
+        for incarnation in incarnations {
+            let incarnation = *incarnation;
+            let runs = loop {
+                self.start().await;
+                let store = self.lock().clone().expect("the member was started above").store;
+                let operation = move |_: Scheduler| async move { store.runs(incarnation, None, RUNS_MAX).await };
+                if let Some(Ok(runs)) = self.call(operation).await {
+                    break runs;
+                }
+            };
+            for run in runs {
+                self.history.outcome(run.occurrence, run.state);
+            }
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Instance>> {
+        self.instance.lock().expect("no holder of this lock panics")
+    }
+}
+
+async fn open_embedded(sim: &Handle, runtime: &Runtime, tasks: &TaskSet) -> Option<EmbeddedStore> {
+    // Small sizes, so that segments are recycled and checkpoints are written often.
+    let options = store_embedded::Options {
+        index: IndexKind::Map,
+        journal: store_embedded::journal::Options {
+            segment_bytes: 64 << 10,
+            entry_bytes_max: 32 << 10,
+            batch_bytes_max: 32 << 10,
+            ..store_embedded::journal::Options::default()
+        },
+        checkpoint_bytes: 96 << 10,
+        free_bytes_floor: 1 << 20,
+        entry_bytes: 16 << 10,
+        ..store_embedded::Options::default()
+    };
+    match EmbeddedStore::open(runtime, tasks, Path::new("/data"), options).await {
+        Ok(store) => Some(store),
+        Err(error) => {
+            let damaged = matches!(
+                error,
+                store_embedded::OpenError::Damaged { .. }
+                    | store_embedded::OpenError::Journal(store_embedded::journal::OpenError::Damaged { .. })
+            );
+            sim.note(&format!("cannot open the store: {error}"));
+            assert!(!damaged, "lost: no bit was flipped, and the store reports damage: {error}");
+            None
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! Single-node scenario: the real scheduler over a real store, under load, while the machine fails.
+//!
+//! Clients create, replace, cancel and redrive schedules. A receiver accepts, fails, times out and panics. The member
+//! is killed, loses power and pauses, its clock jumps and its disk fails. Then all faults end, and the [`History`]
+//! checks every promise.
+
+mod client;
+mod engine;
+pub(crate) mod mutant;
+mod receiver;
+
+use std::time::Duration;
+
+use domain::Timestamp;
+use futures_util::future::join_all;
+
+use crate::{EPOCH, Faults, Handle, History, Simulation, Suite, Verdict};
+
+use crate::user::Incarnations;
+use client::Client;
+use engine::Engine;
+pub use engine::EngineKind;
+pub use mutant::Mutant;
+
+/// Time in which clients send requests and faults are injected.
+const FAULT_TIME: Duration = Duration::from_secs(12);
+/// Longest time, after the faults, for the last due instant and its retries.
+const RECOVERY_TIME: Duration = Duration::from_secs(60);
+const CLIENTS: usize = 5;
+/// Name of the only member.
+const MEMBER: &str = "a";
+/// Largest offset of the clock from true time, in milliseconds.
+const JUMP_MILLIS_MAX: u64 = 4_000;
+
+/// End of the instants of a recurring schedule that the history expects.
+fn series_end() -> Timestamp {
+    EPOCH + FAULT_TIME + RECOVERY_TIME / 2
+}
+
+/// Returns the scenarios that must hold, for a command that runs many seeds.
+#[must_use]
+pub fn suite() -> Suite {
+    Suite::new()
+        .with("spine-weak", |sim| drop(run(sim, EngineKind::Weak, None)))
+        .with("spine-atomic", |sim| drop(run(sim, EngineKind::Atomic, None)))
+        .with("spine-embedded", |sim| drop(run(sim, EngineKind::Embedded, None)))
+}
+
+/// Runs one seed of one scenario, with or without a deliberate bug.
+///
+/// # Panics
+/// If a promise was broken, with all violations.
+pub fn run(sim: &Simulation, kind: EngineKind, mutant: Option<Mutant>) -> Verdict {
+    sim.set_time_limit(FAULT_TIME + RECOVERY_TIME + Duration::from_secs(3_600));
+    sim.tolerate_panics(); // The receiver panics deliberately. The history shows the effects of other panics.
+    let sim_in: Handle = (**sim).clone();
+    sim.run_until(async move {
+        let sim = sim_in;
+        // The slowest fsync takes 5 s, a full disk lasts 2 s, and a failed fsync is followed by a halt.
+        let history = History::new(&sim, Duration::from_secs(10));
+        let engine = Engine::new(sim.clone(), kind, mutant, history.clone());
+        engine.start().await;
+        let incarnations = Incarnations::default();
+        let client = |number| Client::new(&sim, &engine, &history, &incarnations, number).run(FAULT_TIME);
+        futures_util::future::join(join_all((0..CLIENTS).map(client)), inject_faults(&sim, &engine)).await;
+        heal(&sim, &engine).await;
+        sim.outside().sleep(RECOVERY_TIME).await;
+        engine.stop().await;
+        engine.report_outcomes(&incarnations.all()).await;
+        history.check()
+    })
+}
+
+/// Injects random faults of all kinds until [`FAULT_TIME`] has passed.
+async fn inject_faults(sim: &Handle, engine: &Engine) {
+    let outside = sim.outside();
+    let mut ahead_millis = 0;
+    while sim.elapsed() < FAULT_TIME {
+        outside.sleep(Duration::from_millis(sim.draw(|random| 50 + random.below(2_500)))).await;
+        match sim.draw(|random| random.below(10)) {
+            0 | 1 => sim.crash(MEMBER),
+            2 => sim.kill(MEMBER),
+            3 => sim.pause(MEMBER, Duration::from_millis(sim.draw(|random| random.below(3_000)))),
+            4 | 5 => {
+                let target = sim.draw(|random| random.below(2 * JUMP_MILLIS_MAX));
+                let target = i64::try_from(target).unwrap_or(0) - i64::try_from(JUMP_MILLIS_MAX).unwrap_or(0);
+                sim.jump_clock(MEMBER, target - ahead_millis);
+                ahead_millis = target;
+            }
+            6 => sim.set_faults(Faults { sync_slow: 0.05, sync_fail: 0.02, write_fail: 0.01, ..Faults::default() }),
+            7 => sim.set_faults(Faults {
+                timer_late_max: Duration::from_millis(5),
+                poll_time_max: Duration::from_micros(50),
+                ..Faults::default()
+            }),
+            8 => {
+                engine.fill_disk();
+                outside.sleep(Duration::from_millis(sim.draw(|random| random.below(2_000)))).await;
+                engine.empty_disk();
+            }
+            _ => {
+                sim.set_faults(Faults::default());
+                engine.empty_disk();
+            }
+        }
+        engine.start().await;
+    }
+    sim.jump_clock(MEMBER, -ahead_millis);
+}
+
+async fn heal(sim: &Handle, engine: &Engine) {
+    sim.set_faults(Faults::default());
+    engine.empty_disk();
+    sim.outside().sleep(Duration::from_secs(5)).await; // The last slow fsync and the last pause end.
+    engine.start().await;
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,337 @@
+//! Deliberate bugs, each inserted between two correct components, which the checkers must catch.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use domain::occurrence::Run;
+use domain::{
+    Audit, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, Tenant, TenantId, Term, Timestamp,
+};
+use futures_util::future::BoxFuture;
+use runtime::{Disk, DiskFile, Monotonic, OpenMode, Place, Runtime, TaskHandle, World};
+use store::{
+    Answer, Cancellation, CancellationResult, Change, Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver, Health,
+    Insert, InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions, Store,
+    WriteRejection, Written,
+};
+
+/// A plausible bug.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mutant {
+    /// The journal's fsync has no effect.
+    AcknowledgesBeforeFsync,
+    /// `done` advances with `closed`, even without outcomes.
+    DoneBeforeOutcome,
+    /// The owner does not read again after `closed` is durable.
+    SkipsTheSecondRead,
+    /// A creator reads `closed` before its row is durable, not after.
+    ReadsClosedBeforeItsRow,
+    /// A due row fires its original schedule, even if the schedule has a later revision.
+    IgnoresTheRevision,
+}
+
+/// Delay between two steps of a creator, long enough for a range to be closed.
+const CREATOR_SLOW: Duration = Duration::from_millis(400);
+/// Delay of the insert log, long enough for the second read to be necessary.
+const INSERT_LOG_LATE: Duration = Duration::from_millis(1_500);
+
+/// A store behind a deliberate bug.
+pub(crate) struct Mutated {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) mutant: Mutant,
+    pub(crate) runtime: Runtime,
+    pub(crate) memory: Arc<Mutex<Memory>>,
+}
+
+/// State of the bug, which outlives a crash.
+#[derive(Default)]
+pub(crate) struct Memory {
+    closed_written: BTreeMap<PollerId, Timestamp>,
+    closed_read_early: BTreeMap<PollerId, Timestamp>,
+    first_seen: BTreeMap<Incarnation, Arc<Schedule>>,
+}
+
+impl Mutated {
+    fn memory(&self) -> std::sync::MutexGuard<'_, Memory> {
+        self.memory.lock().expect("no holder of this lock panics")
+    }
+
+    /// Returns true for a second read, which ends exactly at a written `closed`.
+    fn is_second_read(&self, read: &DueRead) -> bool {
+        self.memory().closed_written.get(&read.poller) == Some(&read.until)
+    }
+}
+
+impl Store for Mutated {
+    fn insert(&self, inserts: Vec<Insert>) -> Answer<'_, Vec<Inserted>> {
+        Box::pin(async move {
+            if self.mutant == Mutant::ReadsClosedBeforeItsRow {
+                let pollers: Vec<PollerId> = inserts.iter().map(|insert| insert.schedule.poller).collect();
+                let closed = self.store.closed(pollers.clone()).await?;
+                self.memory().closed_read_early.extend(pollers.into_iter().zip(closed));
+                self.runtime.sleep(CREATOR_SLOW).await;
+            }
+            let first_seen = inserts.iter().map(|insert| (insert.schedule.incarnation, insert.schedule.clone()));
+            self.memory().first_seen.extend(first_seen);
+            self.store.insert(inserts).await
+        })
+    }
+
+    fn closed(&self, pollers: Vec<PollerId>) -> Answer<'_, Vec<Timestamp>> {
+        if self.mutant != Mutant::ReadsClosedBeforeItsRow {
+            return self.store.closed(pollers);
+        }
+        let early = pollers.iter().map(|poller| self.memory().closed_read_early.get(poller).copied());
+        let early = early.map(Option::unwrap_or_default).collect();
+        Box::pin(async move { Ok(early) })
+    }
+
+    fn place(&self, rows: Vec<(PollerId, domain::DueKey)>) -> Answer<'_, Vec<Placed>> {
+        self.store.place(rows)
+    }
+
+    fn append_cancellations(&self, marks: Vec<Cancellation>) -> Answer<'_, Vec<CancellationResult>> {
+        self.store.append_cancellations(marks)
+    }
+
+    fn get(&self, names: Vec<(TenantId, ScheduleId)>) -> Answer<'_, Vec<Option<Arc<Schedule>>>> {
+        self.store.get(names)
+    }
+
+    fn load(&self, incarnations: Vec<Incarnation>) -> Answer<'_, Vec<Option<Arc<Schedule>>>> {
+        Box::pin(async move {
+            let mut schedules = self.store.load(incarnations).await?;
+            if self.mutant == Mutant::IgnoresTheRevision {
+                let memory = self.memory();
+                for schedule in schedules.iter_mut().flatten() {
+                    if let Some(first) = memory.first_seen.get(&schedule.incarnation) {
+                        *schedule = first.clone();
+                    }
+                }
+            }
+            Ok(schedules)
+        })
+    }
+
+    fn list(&self, read: ListRead) -> Answer<'_, ListPage> {
+        self.store.list(read)
+    }
+
+    fn find_runs(&self, occurrences: Vec<Occurrence>) -> Answer<'_, Vec<Option<Run>>> {
+        self.store.find_runs(occurrences)
+    }
+
+    fn runs(&self, incarnation: Incarnation, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>> {
+        self.store.runs(incarnation, after, limit)
+    }
+
+    fn dead_letters(&self, tenant: TenantId, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>> {
+        self.store.dead_letters(tenant, after, limit)
+    }
+
+    fn active(&self, tenants: Vec<TenantId>) -> Answer<'_, Vec<u64>> {
+        self.store.active(tenants)
+    }
+
+    fn tenants(&self) -> Answer<'_, Vec<Tenant>> {
+        self.store.tenants()
+    }
+
+    fn put_tenant(&self, tenant: Tenant, entry: Audit) -> Answer<'_, Result<(), Outdated>> {
+        self.store.put_tenant(tenant, entry)
+    }
+
+    fn audit(&self, tenant: TenantId, after: u64, limit: usize) -> Answer<'_, Vec<Audit>> {
+        self.store.audit(tenant, after, limit)
+    }
+
+    fn health(&self) -> Health {
+        self.store.health()
+    }
+
+    fn take(&self, shards: Vec<ShardId>) -> Answer<'_, Vec<Term>> {
+        self.store.take(shards)
+    }
+
+    fn hand_over(&self, lists: Vec<HandOver>) -> Answer<'_, Vec<Result<(), WriteRejection>>> {
+        self.store.hand_over(lists)
+    }
+
+    fn handed_over(&self, shards: Vec<ShardId>) -> Answer<'_, Vec<Vec<HandedOver>>> {
+        self.store.handed_over(shards)
+    }
+
+    fn positions(&self, pollers: Vec<PollerId>) -> Answer<'_, Vec<Positions>> {
+        self.store.positions(pollers)
+    }
+
+    fn insert_log(
+        &self,
+        shards: Arc<[ShardId]>,
+        cursor: Cursor,
+        limit: usize,
+    ) -> Answer<'_, (Vec<InsertLogEntry>, Cursor)> {
+        Box::pin(async move {
+            if self.mutant == Mutant::SkipsTheSecondRead {
+                // The insert log may be read late; the second read finds the rows that it does not report in time.
+                self.runtime.sleep(INSERT_LOG_LATE).await;
+            }
+            self.store.insert_log(shards, cursor, limit).await
+        })
+    }
+
+    fn cancellations(
+        &self,
+        shards: Arc<[ShardId]>,
+        cursor: Cursor,
+    ) -> Answer<'_, (Vec<(ShardId, Incarnation)>, Cursor)> {
+        self.store.cancellations(shards, cursor)
+    }
+
+    fn due(&self, reads: Vec<DueRead>) -> Answer<'_, Vec<DuePage>> {
+        Box::pin(async move {
+            let mut pages = self.store.due(reads.clone()).await?;
+            if self.mutant == Mutant::SkipsTheSecondRead {
+                for (read, page) in reads.iter().zip(&mut pages) {
+                    if self.is_second_read(read) && matches!(read.after, DueBound::Instant(_)) {
+                        *page = DuePage::default();
+                    }
+                }
+            }
+            Ok(pages)
+        })
+    }
+
+    fn write(&self, mut writes: Vec<OwnerWrite>) -> Answer<'_, Vec<Result<Written, WriteRejection>>> {
+        for write in &mut writes {
+            if let Change::Positions(positions) = &mut write.change {
+                self.memory().closed_written.insert(write.poller, positions.closed);
+                if self.mutant == Mutant::DoneBeforeOutcome {
+                    positions.done = positions.closed;
+                }
+            }
+        }
+        Box::pin(async move {
+            if self.mutant == Mutant::ReadsClosedBeforeItsRow {
+                // The bug affects creators only: owners write no row at or before `closed`.
+                for write in &mut writes {
+                    if let Change::Put(Insert { due, .. })
+                    | Change::PutIf { insert: Insert { due, .. }, .. }
+                    | Change::Redrive { due, .. } = &mut write.change
+                    {
+                        let closed = self.store.closed(vec![write.poller]).await?;
+                        due.position = closed
+                            .into_iter()
+                            .fold(due.position, |position, closed| position.max(closed + Duration::from_millis(1)));
+                    }
+                }
+            }
+            self.store.write(writes).await
+        })
+    }
+}
+
+/// World in which fsync has no effect.
+pub(super) struct Unsynced(Arc<dyn World>);
+
+impl Unsynced {
+    pub(super) fn runtime(runtime: &Runtime) -> Runtime {
+        Runtime::new(Arc::new(Unsynced(runtime.world().clone())))
+    }
+}
+
+impl World for Unsynced {
+    fn now(&self) -> Timestamp {
+        self.0.now()
+    }
+
+    fn monotonic(&self) -> Monotonic {
+        self.0.monotonic()
+    }
+
+    fn sleep_until(&self, at: Monotonic) -> BoxFuture<'static, ()> {
+        self.0.sleep_until(at)
+    }
+
+    fn random(&self) -> u64 {
+        self.0.random()
+    }
+
+    fn spawn(&self, name: &'static str, place: Place, future: BoxFuture<'static, ()>) -> TaskHandle {
+        self.0.spawn(name, place, future)
+    }
+
+    fn disk(&self) -> Arc<dyn Disk> {
+        Arc::new(UnsyncedDisk(self.0.disk()))
+    }
+
+    fn halt(&self, reason: &str) {
+        self.0.halt(reason);
+    }
+}
+
+struct UnsyncedDisk(Arc<dyn Disk>);
+
+impl Disk for UnsyncedDisk {
+    fn create_dir_all<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<()>> {
+        self.0.create_dir_all(path)
+    }
+
+    fn open<'a>(&'a self, path: &'a Path, mode: OpenMode) -> BoxFuture<'a, io::Result<Arc<dyn DiskFile>>> {
+        Box::pin(async move {
+            let file = self.0.open(path, mode).await?;
+            Ok(Arc::new(UnsyncedFile(file)) as Arc<dyn DiskFile>)
+        })
+    }
+
+    fn list<'a>(&'a self, dir: &'a Path) -> BoxFuture<'a, io::Result<Vec<String>>> {
+        self.0.list(dir)
+    }
+
+    fn rename<'a>(&'a self, from: &'a Path, to: &'a Path) -> BoxFuture<'a, io::Result<()>> {
+        self.0.rename(from, to)
+    }
+
+    fn remove<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<()>> {
+        self.0.remove(path)
+    }
+
+    fn sync_dir<'a>(&'a self, dir: &'a Path) -> BoxFuture<'a, io::Result<()>> {
+        self.0.sync_dir(dir)
+    }
+
+    fn free_bytes<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<u64>> {
+        self.0.free_bytes(path)
+    }
+
+    fn lock<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<Box<dyn Send + Sync>>> {
+        self.0.lock(path)
+    }
+}
+
+struct UnsyncedFile(Arc<dyn DiskFile>);
+
+impl DiskFile for UnsyncedFile {
+    fn len(&self) -> BoxFuture<'_, io::Result<u64>> {
+        self.0.len()
+    }
+
+    fn read_at<'a>(&'a self, offset: u64, into: &'a mut [u8]) -> BoxFuture<'a, io::Result<()>> {
+        self.0.read_at(offset, into)
+    }
+
+    fn write_at<'a>(&'a self, offset: u64, bytes: &'a [u8]) -> BoxFuture<'a, io::Result<()>> {
+        self.0.write_at(offset, bytes)
+    }
+
+    fn allocate(&self, len: u64) -> BoxFuture<'_, io::Result<()>> {
+        self.0.allocate(len)
+    }
+
+    fn sync_data(&self) -> BoxFuture<'_, io::Result<()>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+}

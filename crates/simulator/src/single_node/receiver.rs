@@ -1,0 +1,29 @@
+//! Receiver of callbacks: it is fast or slow, fails, and sometimes panics in the task that calls it.
+
+use futures_util::future::BoxFuture;
+use runtime::Runtime;
+use scheduler::{Deliver, Delivered, Delivery};
+
+use super::MEMBER;
+use crate::{Handle, History, user};
+
+pub(super) struct Receiver {
+    pub(super) sim: Handle,
+    pub(super) member: Runtime,
+    pub(super) history: History,
+}
+
+impl Deliver for Receiver {
+    fn deliver(&self, delivery: Delivery) -> BoxFuture<'static, Option<Delivered>> {
+        let (sim, member, history) = (self.sim.clone(), self.member.clone(), self.history.clone());
+        let callback = history.callback_began(MEMBER, delivery.occurrence, delivery.attempt);
+        Box::pin(async move {
+            let takes = sim.draw(user::response_time);
+            member.sleep(takes).await;
+            let response = sim.draw(|random| random.below(20));
+            history.callback_ended(callback, response > 2);
+            assert!(response != 0, "deliberate panic of the receiver in its caller's task");
+            Some(Delivered { result: user::result_of(response), retry_after: None })
+        })
+    }
+}

@@ -1,0 +1,56 @@
+use super::*;
+use crate::{Incident, assert_caught, run_seeds};
+
+const SEEDS: u64 = 12;
+/// Seeds that failed once.
+const FAILED: [u64; 1] = [9_232];
+
+fn run_seeds_of(name: &str, kind: EngineKind) -> crate::Coverage {
+    run_seeds(name, (0..SEEDS).chain(FAILED), |sim| drop(run(sim, kind, None)))
+}
+
+#[test]
+fn single_node_keeps_its_promises_on_the_weakest_store() {
+    let coverage = run_seeds_of("spine-weak", EngineKind::Weak);
+    coverage.assert_happened(&[Incident::Crash, Incident::Kill, Incident::Pause, Incident::ClockJump]);
+}
+
+#[test]
+fn single_node_keeps_its_promises_on_an_atomic_store() {
+    run_seeds_of("spine-atomic", EngineKind::Atomic);
+}
+
+#[test]
+fn single_node_keeps_its_promises_on_the_embedded_store() {
+    let coverage = run_seeds_of("spine-embedded", EngineKind::Embedded);
+    coverage.assert_happened(&[Incident::Crash, Incident::Kill, Incident::Halt]);
+}
+
+fn assert_mutant_caught(mutant: Mutant, kind: EngineKind, symptom: &str) {
+    assert_caught(mutant, symptom, 0..200, |sim| drop(run(sim, kind, Some(mutant))));
+}
+
+#[test]
+fn acknowledgement_before_the_fsync_is_caught() {
+    assert_mutant_caught(Mutant::AcknowledgesBeforeFsync, EngineKind::Embedded, "lost");
+}
+
+#[test]
+fn done_before_the_outcome_is_caught() {
+    assert_mutant_caught(Mutant::DoneBeforeOutcome, EngineKind::Atomic, "lost");
+}
+
+#[test]
+fn skipped_second_read_is_caught() {
+    assert_mutant_caught(Mutant::SkipsTheSecondRead, EngineKind::Weak, "lost");
+}
+
+#[test]
+fn creator_that_reads_closed_too_early_is_caught() {
+    assert_mutant_caught(Mutant::ReadsClosedBeforeItsRow, EngineKind::Weak, "lost");
+}
+
+#[test]
+fn ignored_revision_is_caught() {
+    assert_mutant_caught(Mutant::IgnoresTheRevision, EngineKind::Atomic, "violations");
+}

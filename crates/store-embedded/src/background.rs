@@ -1,0 +1,385 @@
+//! The tasks behind the store. They apply durable journal entries, flush, merge and watch the free disk space.
+//!
+//! A sealed part of the index is a memtable that accepts no more rows and waits for its flush. Applying never waits for
+//! a flush or a merge, unless rows accumulate in memory faster than the disk accepts them ([`SEALED_MAX`]). Before
+//! that, user writes wait ([`Shared::wait_for_capacity`]).
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use journal::{AppendError, Commit, Journal};
+use prometheus_client::metrics::gauge::Gauge;
+use runtime::Runtime;
+use store::{Health, StoreError};
+use tokio::sync::{Notify, RwLock, mpsc, oneshot, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::apply::{Machine, Response};
+use crate::checkpoint::Checkpoint;
+use crate::index::{Family, Index, IndexError, Sequence};
+use crate::options::Options;
+
+pub(crate) type Ticket = oneshot::Sender<Result<Response, StoreError>>;
+
+/// Number of sealed parts in memory above which user writes wait.
+const SEALED_WAIT: usize = 4;
+/// Number of sealed parts in memory above which every write waits.
+const SEALED_MAX: usize = 8;
+/// Number of unmerged parts on disk above which user writes wait. Every read searches each of these parts.
+const UNMERGED_WAIT: usize = 64;
+const RETRY: Duration = Duration::from_secs(1);
+
+/// State that the tasks share with the store's callers.
+pub(crate) struct Shared {
+    pub runtime: Runtime,
+    pub dir: PathBuf,
+    pub options: Options,
+    pub index: Arc<dyn Index>,
+    pub closed: CancellationToken,
+    full: AtomicBool,
+    pub free_bytes: Gauge,
+    /// True while user writes wait.
+    behind: AtomicBool,
+    /// Notification that `behind` became false. A `watch` channel would wake its receivers in an order that does not
+    /// depend on the seed.
+    caught_up: Notify,
+    /// Last durable checkpoint.
+    pub checkpoint: watch::Sender<Checkpoint>,
+    /// Lock that flushes and merges share, and that a backup holds exclusively.
+    pub maintenance: RwLock<()>,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        runtime: &Runtime,
+        dir: PathBuf,
+        options: Options,
+        index: Arc<dyn Index>,
+        checkpoint: Checkpoint,
+    ) -> Self {
+        let free_bytes = Gauge::default();
+        free_bytes.set(i64::MAX);
+        Shared {
+            runtime: runtime.clone(),
+            dir,
+            options,
+            index,
+            closed: CancellationToken::new(),
+            full: AtomicBool::new(false),
+            free_bytes,
+            behind: AtomicBool::new(false),
+            caught_up: Notify::new(),
+            checkpoint: watch::Sender::new(checkpoint),
+            maintenance: RwLock::new(()),
+        }
+    }
+
+    pub(crate) fn health(&self) -> Health {
+        if self.closed.is_cancelled() {
+            Health::Closed
+        } else if self.full.load(Ordering::Relaxed) {
+            Health::Full
+        } else {
+            Health::Ready
+        }
+    }
+
+    pub(crate) fn full_error(&self) -> StoreError {
+        let free = self.free_bytes.get();
+        let floor = self.options.free_bytes_floor;
+        StoreError::Full(format!("{free} bytes are free, {floor} bytes must stay free"))
+    }
+
+    /// Returns the store error of an entry that the journal rejected.
+    pub(crate) fn append_error(&self, error: &AppendError) -> StoreError {
+        match error {
+            AppendError::Full => self.full_error(),
+            AppendError::TooLarge { .. } => StoreError::Unavailable(error.to_string()),
+            AppendError::Closed => StoreError::Unavailable("the store is closed".to_owned()),
+        }
+    }
+
+    /// Waits while flushing or merging is far behind. Returns at once otherwise, and when the store is closed.
+    pub(crate) async fn wait_for_capacity(&self) {
+        while self.behind.load(Ordering::Acquire) && !self.closed.is_cancelled() {
+            let mut caught_up = std::pin::pin!(self.caught_up.notified());
+            caught_up.as_mut().enable();
+            // The backlog may have ended before this task subscribed.
+            if self.behind.load(Ordering::Acquire) {
+                tokio::select! {
+                    biased;
+                    () = caught_up => {}
+                    () = self.closed.cancelled() => {}
+                }
+            }
+        }
+    }
+
+    fn update_pressure(&self) -> usize {
+        let pressure = self.index.pressure();
+        let behind = pressure.sealed > SEALED_WAIT || pressure.unmerged > UNMERGED_WAIT;
+        if self.behind.swap(behind, Ordering::AcqRel) && !behind {
+            self.caught_up.notify_waiters();
+        }
+        pressure.sealed
+    }
+
+    /// Returns the sequence from which every version is kept, because a replay from the last checkpoint may read it.
+    fn keep_from(&self) -> Sequence {
+        Sequence::new(self.checkpoint.borrow().synced + 1, 0)
+    }
+
+    pub(crate) async fn check_free_space(&self) {
+        let free_bytes = match self.runtime.disk().free_bytes(&self.dir).await {
+            Ok(free_bytes) => free_bytes,
+            Err(error) => {
+                tracing::warn!(%error, "free space of the data folder's disk cannot be read");
+                return;
+            }
+        };
+        self.free_bytes.set(i64::try_from(free_bytes).unwrap_or(i64::MAX));
+        let full = free_bytes < self.options.free_bytes_floor;
+        if self.full.swap(full, Ordering::Relaxed) != full {
+            if full {
+                let floor_bytes = self.options.free_bytes_floor;
+                tracing::warn!(free_bytes, floor_bytes, "disk nearly full; user writes are rejected");
+            } else {
+                tracing::info!(free_bytes, "disk has enough free space again; user writes are accepted");
+            }
+        }
+    }
+}
+
+/// Progress of sealing by the applying task.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Encrypted {
+    /// Number of times that a part was sealed.
+    pub count: u64,
+    /// Last entry after which all families were sealed.
+    pub entry: Option<u64>,
+}
+
+/// Request to the applying task to seal all families. The response is the last entry applied.
+pub(crate) type SealRequest = oneshot::Sender<u64>;
+
+pub(crate) struct Applier {
+    pub shared: Arc<Shared>,
+    pub machine: Machine,
+    pub sealed: watch::Sender<Encrypted>,
+    /// Number of the entry before the journal's first.
+    pub base: u64,
+    /// Last entry applied.
+    pub applied: u64,
+    pub bytes_since_checkpoint: u64,
+}
+
+impl Applier {
+    pub(crate) async fn run(
+        mut self,
+        mut commits: mpsc::Receiver<Commit<Ticket>>,
+        mut requests: mpsc::Receiver<SealRequest>,
+    ) {
+        let mut requests_open = true;
+        loop {
+            tokio::select! {
+                biased;
+                commit = commits.recv() => match commit {
+                    Some(commit) => self.commit(commit).await,
+                    None => break,
+                },
+                request = requests.recv(), if requests_open => match request {
+                    Some(response) => {
+                        self.seal_all();
+                        // The caller may be gone.
+                        let _ignored = response.send(self.applied);
+                    }
+                    None => requests_open = false,
+                },
+            }
+        }
+        self.seal_all();
+    }
+
+    async fn commit(&mut self, commit: Commit<Ticket>) {
+        let first_index = self.base + commit.first_index;
+        assert_eq!(first_index, self.applied + 1, "the journal delivers every entry once, in order");
+        for (entry_index, (entry, ticket)) in (first_index..).zip(commit.entries) {
+            let response = self.machine.apply(entry_index, &entry);
+            if let Err(error) = &response {
+                tracing::error!(entry = entry_index, %error, "journal entry could not be applied");
+            }
+            // The caller may be gone. The entry is durable in any case.
+            let _ignored = ticket.send(response);
+            self.bytes_since_checkpoint += entry.len() as u64;
+            self.applied = entry_index;
+        }
+        self.seal_if_large();
+        if self.shared.update_pressure() > SEALED_MAX {
+            self.shared.wait_for_capacity().await;
+        }
+    }
+
+    fn seal_if_large(&mut self) {
+        if self.bytes_since_checkpoint >= self.shared.options.checkpoint_bytes {
+            self.seal_all();
+            return;
+        }
+        for family in Family::ALL {
+            if self.shared.index.unsealed_bytes(family) >= self.shared.options.memtable_bytes {
+                self.shared.index.seal(family);
+                self.sealed.send_modify(|sealed| sealed.count += 1);
+            }
+        }
+    }
+
+    fn seal_all(&mut self) {
+        self.machine.write_memory(self.applied);
+        Family::ALL.into_iter().for_each(|family| self.shared.index.seal(family));
+        self.bytes_since_checkpoint = 0;
+        self.sealed.send_modify(|sealed| {
+            sealed.count += 1;
+            sealed.entry = Some(self.applied);
+        });
+    }
+}
+
+/// Flushes the sealed parts, writes a checkpoint and releases the journal's segments.
+pub(crate) async fn flush(
+    shared: Arc<Shared>,
+    journal: Journal<Ticket>,
+    mut sealed: watch::Receiver<Encrypted>,
+    flushed: watch::Sender<u64>,
+) {
+    let mut journal = Some(journal);
+    loop {
+        let changed = tokio::select! {
+            biased;
+            () = shared.closed.cancelled(), if journal.is_some() => None,
+            changed = sealed.changed() => Some(changed.is_ok()),
+        };
+        let Some(more_to_come) = changed else {
+            // The journal ends when its last handle is dropped. The entries that it delivered last still need a flush.
+            journal = None;
+            continue;
+        };
+        let Encrypted { count, entry } = *sealed.borrow_and_update();
+        flush_until_done(&shared, journal.as_ref(), entry).await;
+        flushed.send_replace(count);
+        if !more_to_come {
+            return;
+        }
+    }
+}
+
+async fn flush_until_done(shared: &Shared, journal: Option<&Journal<Ticket>>, sealed_entry: Option<u64>) {
+    while let Err(error) = flush_once(shared, journal, sealed_entry).await {
+        // Until then the rows stay in memory and in the journal. A full disk may get free space again.
+        tracing::error!(%error, "flush failed; retrying");
+        if shared.closed.is_cancelled() {
+            return; // The journal contains all rows.
+        }
+        shared.runtime.sleep(RETRY).await;
+    }
+}
+
+async fn flush_once(
+    shared: &Shared,
+    journal: Option<&Journal<Ticket>>,
+    sealed_entry: Option<u64>,
+) -> Result<(), IndexError> {
+    let _shared = shared.maintenance.read().await;
+    shared.index.flush(shared.keep_from()).await?;
+    shared.update_pressure();
+    let mut checkpoint = *shared.checkpoint.borrow();
+    let Some(synced) = sealed_entry.filter(|entry| *entry > checkpoint.synced) else { return Ok(()) };
+    checkpoint.synced = synced;
+    checkpoint.write(&shared.runtime, &shared.dir).await?;
+    shared.checkpoint.send_replace(checkpoint);
+    if let Some(journal) = journal {
+        journal.release(synced - checkpoint.base + 1);
+    }
+    Ok(())
+}
+
+/// Merges flushed parts. Parts of an earlier process come first, because user writes may wait for them.
+pub(crate) async fn merge(shared: Arc<Shared>, mut flushed: watch::Receiver<u64>) {
+    loop {
+        let merged = {
+            let _shared = shared.maintenance.read().await;
+            shared.index.merge_step(shared.keep_from())
+        };
+        shared.update_pressure();
+        match merged {
+            Ok(true) if !shared.closed.is_cancelled() => {}
+            Ok(_) if flushed.changed().await.is_err() => return,
+            Ok(_) => {}
+            Err(error) => {
+                tracing::error!(%error, "merge failed; retrying");
+                if shared.runtime.timeout(RETRY, shared.closed.cancelled()).await.is_some() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Checks the disk's free space once a period.
+pub(crate) async fn watch_free_space(shared: Arc<Shared>) {
+    loop {
+        let period = shared.options.free_bytes_period;
+        if shared.runtime.timeout(period, shared.closed.cancelled()).await.is_some() {
+            return;
+        }
+        shared.check_free_space().await;
+    }
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// Threads that look up rows, so that no caller's thread waits for the disk.
+pub(crate) struct Readers {
+    jobs: Vec<mpsc::Sender<Job>>,
+    next: AtomicU64,
+}
+
+/// Maximum number of look-ups that wait for one reader.
+const JOBS_MAX: usize = 1024;
+
+impl Readers {
+    pub(crate) fn new(count: usize) -> (Self, Vec<mpsc::Receiver<Job>>) {
+        let (jobs, receivers) = (0..count).map(|_| mpsc::channel(JOBS_MAX)).unzip();
+        (Readers { jobs, next: AtomicU64::new(0) }, receivers)
+    }
+
+    pub(crate) async fn run(mut jobs: mpsc::Receiver<Job>, closed: CancellationToken) {
+        loop {
+            tokio::select! {
+                biased;
+                job = jobs.recv() => match job {
+                    Some(job) => job(),
+                    None => return,
+                },
+                // Ends also when the store was dropped.
+                () = closed.cancelled() => return,
+            }
+        }
+    }
+
+    pub(crate) async fn read<T: Send + 'static>(
+        &self,
+        look_up: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let (response, receiver) = oneshot::channel();
+        let job = Box::new(move || {
+            // The caller may be gone.
+            let _ignored = response.send(look_up());
+        });
+        let turn = self.next.fetch_add(1, Ordering::Relaxed);
+        let reader = usize::try_from(turn % self.jobs.len() as u64).unwrap_or(0);
+        let closed = || StoreError::Unavailable("the store is closed".to_owned());
+        self.jobs[reader].send(job).await.map_err(|_| closed())?;
+        receiver.await.map_err(|_| closed())?
+    }
+}

@@ -1,0 +1,164 @@
+//! Tests of rejections: a full disk, a second process, an incomplete data folder.
+
+use std::path::Path;
+use std::time::Duration;
+
+use domain::{ShardId, Timestamp};
+use runtime::TaskSet;
+use simulator::Simulation;
+use store::{Change, Health, Insert, OwnerWrite, Positions, Store, StoreError};
+use store_embedded::{EmbeddedStore, IndexKind, OpenError, Options};
+
+use crate::support::{Home, POLLER, on_real, one_shot, small};
+
+fn an_insert(number: u64) -> Insert {
+    one_shot(number, Timestamp::from_millis(1_800_000_000_000), None, &[b'x'; 1000])
+}
+
+#[test]
+fn nearly_full_disk_rejects_only_user_writes_and_recovers() {
+    let sim = Simulation::new(1);
+    sim.run_until(async {
+        let a = sim.member("a");
+        let options = Options { free_bytes_floor: 4 << 20, ..small(IndexKind::Map) };
+        let tasks = TaskSet::new(&a);
+        let store = EmbeddedStore::open(&a, &tasks, Path::new("/data"), options).await.unwrap();
+        store.insert(vec![an_insert(1)]).await.unwrap();
+        let term = store.take(vec![POLLER.shard()]).await.unwrap()[0];
+
+        sim.volume("a").set_capacity(sim.volume("a").used_bytes() + (2 << 20));
+        a.sleep(Duration::from_secs(2)).await;
+        assert_eq!(store.health(), Health::Full);
+        let rejected = store.insert(vec![an_insert(2)]).await;
+        assert!(
+            matches!(&rejected, Err(StoreError::Full(why)) if why.ends_with("4194304 bytes must stay free")),
+            "{rejected:?}"
+        );
+        let moved = Positions { closed: Timestamp::from_millis(2), done: Timestamp::from_millis(1) };
+        let write = OwnerWrite { term, poller: POLLER, change: Change::Positions(moved) };
+        assert!(store.write(vec![write]).await.unwrap()[0].is_ok(), "owner writes are accepted");
+        let found = store.load(vec![an_insert(1).schedule.incarnation]).await.unwrap();
+        assert_eq!(found, [Some(an_insert(1).schedule)], "reads are accepted");
+
+        sim.volume("a").set_capacity(u64::MAX);
+        a.sleep(Duration::from_secs(2)).await;
+        assert_eq!(store.health(), Health::Ready);
+        store.insert(vec![an_insert(2)]).await.unwrap();
+    });
+}
+
+#[test]
+fn open_store_cannot_be_opened_twice() {
+    on_real(async |runtime| {
+        let dir = tempfile::tempdir().unwrap();
+        let home = Home::open(&runtime, dir.path(), small(IndexKind::Lsm)).await;
+        let second = Home::try_open(&runtime, dir.path(), small(IndexKind::Lsm)).await.err();
+        assert!(matches!(second, Some(OpenError::Journal(journal::OpenError::Locked { .. }))), "{second:?}");
+        home.close().await;
+    });
+}
+
+#[test]
+fn closed_store_rejects_every_call() {
+    on_real(async |runtime| {
+        let dir = tempfile::tempdir().unwrap();
+        let home = Home::open(&runtime, dir.path(), small(IndexKind::Lsm)).await;
+        home.store.close().await;
+        assert_eq!(home.store.health(), Health::Closed);
+        let rejected = home.store.insert(vec![an_insert(1)]).await.unwrap_err();
+        assert!(rejected.is_retryable(), "{rejected:?}");
+        assert!(home.store.take(vec![ShardId(1)]).await.is_err());
+        assert!(home.store.load(Vec::new()).await.is_err());
+        home.close().await;
+    });
+}
+
+#[test]
+fn opening_names_the_missing_part_of_a_folder() {
+    on_real(async |runtime| {
+        for (taken, named) in [
+            ("CHECKPOINT", "CHECKPOINT is missing"),
+            ("index", "the index is missing"),
+            ("index/due/current", "index/due/current: the file is missing"),
+            ("journal", "the journal does not belong to the index"),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let home = Home::open(&runtime, dir.path(), small(IndexKind::Lsm)).await;
+            home.store.insert(vec![an_insert(1)]).await.unwrap();
+            home.store.checkpoint().await.unwrap();
+            home.close().await;
+            let path = dir.path().join(taken);
+            if path.is_dir() {
+                std::fs::remove_dir_all(path).unwrap();
+            } else {
+                std::fs::remove_file(path).unwrap();
+            }
+            let error = Home::try_open(&runtime, dir.path(), small(IndexKind::Lsm)).await.err();
+            let Some(OpenError::Damaged { what, .. }) = &error else { panic!("without {taken}: {error:?}") };
+            assert!(what.contains(named), "without {taken}: {what}");
+        }
+    });
+}
+
+#[test]
+fn checkpoint_with_a_changed_byte_is_rejected() {
+    on_real(async |runtime| {
+        let dir = tempfile::tempdir().unwrap();
+        let home = Home::open(&runtime, dir.path(), small(IndexKind::Lsm)).await;
+        home.close().await;
+        let path = dir.path().join("CHECKPOINT");
+        let bytes = std::fs::read(&path).unwrap();
+        for place in 0..bytes.len() {
+            let mut flipped = bytes.clone();
+            flipped[place] ^= 1 << (place % 8);
+            std::fs::write(&path, flipped).unwrap();
+            let error = Home::try_open(&runtime, dir.path(), small(IndexKind::Lsm)).await.err();
+            assert!(matches!(error, Some(OpenError::Damaged { .. })), "at {place}: {error:?}");
+        }
+    });
+}
+
+#[test]
+fn damaged_row_is_reported_and_other_rows_are_served() {
+    on_real(async |runtime| {
+        let dir = tempfile::tempdir().unwrap();
+        let inserts: Vec<Insert> = (0..100).map(an_insert).collect();
+        let home = Home::open(&runtime, dir.path(), small(IndexKind::Lsm)).await;
+        home.store.insert(inserts.clone()).await.unwrap();
+        home.close().await;
+        let tables = dir.path().join("index/rows/tables");
+        let table = std::fs::read_dir(tables).unwrap().next().unwrap().unwrap().path();
+        let mut bytes = std::fs::read(&table).unwrap();
+        let place = bytes.windows(64).position(|window| window == [b'x'; 64]).unwrap() + 5_000;
+        bytes[place] ^= 4;
+        std::fs::write(&table, bytes).unwrap();
+
+        let home = Home::open(&runtime, dir.path(), small(IndexKind::Lsm)).await;
+        let (mut served, mut reported) = (0, 0);
+        for insert in &inserts {
+            match home.store.load(vec![insert.schedule.incarnation]).await {
+                Ok(found) => {
+                    assert_eq!(found, [Some(insert.schedule.clone())]);
+                    served += 1;
+                }
+                Err(StoreError::Damaged(what)) => {
+                    let number = format!("rows {:032x}", insert.schedule.incarnation.0);
+                    assert!(what.contains(&number), "{what}");
+                    reported += 1;
+                }
+                Err(other) => panic!("{other}"),
+            }
+        }
+        // A block contains a few rows.
+        assert!(
+            (1..20).contains(&reported) && served + reported == 100,
+            "{reported} rows were reported, {served} were served"
+        );
+        assert_eq!(
+            home.store.verify().await.unwrap().damages.len(),
+            2,
+            "the checksum of the file and the scan of its rows report damage"
+        );
+        home.close().await;
+    });
+}

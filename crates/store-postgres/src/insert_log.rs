@@ -1,0 +1,217 @@
+//! Exact reads of the rows that creators wrote since the last read, based on PostgreSQL's snapshots.
+//!
+//! A creator's due row contains its transaction's number. A reader remembers the snapshot of its last read: it has
+//! received the rows of exactly the transactions that had ended in this snapshot. The next read returns the rows of
+//! transactions that had not ended then and have ended now.
+//!
+//! Numbers from a sequence would not work: rows become visible in the order of commits, so a reader that has passed a
+//! number would never see a row that commits later under a lower number. Waiting for the oldest transaction would not
+//! work either: a transaction that another session holds open for hours would delay all entries. (Skype's PgQ uses
+//! `pg_current_snapshot` for queues; see also the functions' documentation.)
+//!
+//! docs/decisions/0091-read-the-insert-log-by-snapshots.md gives the reasons for the design.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use domain::ShardId;
+use postgres_client::tokio_postgres::Row;
+use store::{Cursor, InsertLogEntry, StoreError};
+
+use crate::engine::Inner;
+use crate::error::store_error;
+use crate::rows::{due_key_of, limit_number, poller_of};
+
+/// Number of cursors that are remembered. A caller uses its newest one.
+const CURSORS_MAX: usize = 1_024;
+
+/// Reads the rows of ended transactions in the requested shards. The statement may return slightly more rows than
+/// requested, because the rows of one transaction are returned together. Rows of open transactions are invisible, so
+/// comparing transaction numbers is sufficient.
+const READ: &str = "
+    select now.snapshot::text, d.poller, d.position, d.incarnation, d.nominal, d.version, d.try, d.written_by::text
+    from (select pg_current_snapshot() as snapshot) now
+    left join lateral (
+        select * from (
+            (select poller, position, incarnation, nominal, version, try, written_by from reveille.due_near
+            where written_by is not null and written_by >= $1::text::xid8
+            and written_by < pg_snapshot_xmax(pg_current_snapshot()) and shard = any($3::smallint[])
+            order by written_by fetch first ($4::bigint) rows with ties)
+            union all
+            (select poller, position, incarnation, nominal, version, try, written_by from reveille.due_far
+            where written_by is not null and written_by >= $1::text::xid8
+            and written_by < pg_snapshot_xmax(pg_current_snapshot()) and shard = any($3::smallint[])
+            order by written_by fetch first ($4::bigint) rows with ties)
+            union all
+            (select poller, position, incarnation, nominal, version, try, written_by from reveille.due_near
+            where written_by is not null and written_by = any($2::text[]::xid8[]) and shard = any($3::smallint[])
+            order by written_by fetch first ($4::bigint) rows with ties)
+            union all
+            (select poller, position, incarnation, nominal, version, try, written_by from reveille.due_far
+            where written_by is not null and written_by = any($2::text[]::xid8[]) and shard = any($3::smallint[])
+            order by written_by fetch first ($4::bigint) rows with ties)
+        ) u
+        order by written_by fetch first ($4::bigint) rows with ties
+    ) d on true";
+
+/// Set of ended transactions: those below `end` that are not in `open`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Snapshot {
+    end: u64,
+    open: BTreeSet<u64>,
+}
+
+impl Snapshot {
+    /// Parses PostgreSQL's form `xmin:xmax:xip,xip`.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.splitn(3, ':').skip(1);
+        let end = parts.next()?.parse().ok()?;
+        let open = parts.next()?.split_terminator(',').map(|number| number.parse().ok()).collect::<Option<_>>()?;
+        Some(Snapshot { end, open })
+    }
+
+    /// Returns the snapshot of a reader that had received `self` and now received, out of `seen`, the transactions
+    /// below `cut`.
+    fn up_to(&self, seen: &Snapshot, cut: u64) -> Snapshot {
+        if cut <= self.end {
+            let is_missing = |number: &&u64| **number >= cut || seen.open.contains(number);
+            return Snapshot { end: self.end, open: self.open.iter().filter(is_missing).copied().collect() };
+        }
+        Snapshot { end: cut, open: seen.open.range(..cut).copied().collect() }
+    }
+
+    /// Returns the transactions that are in both snapshots.
+    fn both(&self, other: &Snapshot) -> Snapshot {
+        let end = self.end.min(other.end);
+        Snapshot { end, open: self.open.union(&other.open).filter(|number| **number < end).copied().collect() }
+    }
+}
+
+/// Meaning of the cursors that were returned to callers.
+pub(crate) struct Cursors {
+    inner: Mutex<Issued>,
+}
+
+struct Issued {
+    last: u64,
+    by_number: BTreeMap<u64, Entry>,
+    /// Snapshot that was last presented for each shard. A reader that starts from the beginning need not receive its
+    /// rows again.
+    presented: BTreeMap<ShardId, Arc<Snapshot>>,
+    opened: Arc<Snapshot>,
+    /// Last empty read from [`Cursor::default`].
+    since: Option<Since>,
+}
+
+struct Entry {
+    received: Arc<Snapshot>,
+    since: Option<Since>,
+}
+
+/// Result of empty reads after a cursor, which kept the cursor: up to this snapshot these shards have no further rows.
+#[derive(Clone)]
+struct Since {
+    shards: Arc<[ShardId]>,
+    received: Arc<Snapshot>,
+}
+
+impl Cursors {
+    /// `opened` is a snapshot from before the first call of this store.
+    pub(crate) fn new(opened: Snapshot) -> Self {
+        let issued = Issued {
+            last: 0,
+            by_number: BTreeMap::new(),
+            presented: BTreeMap::new(),
+            opened: Arc::new(opened),
+            since: None,
+        };
+        Cursors { inner: Mutex::new(issued) }
+    }
+
+    fn issued(&self) -> std::sync::MutexGuard<'_, Issued> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the snapshot that a caller which presents `cursor` for `shards` has received.
+    fn received(&self, shards: &Arc<[ShardId]>, cursor: Cursor) -> Arc<Snapshot> {
+        let issued = &mut *self.issued();
+        let of_shards = |since: &Option<Since>| {
+            since.as_ref().filter(|since| since.shards == *shards).map(|since| since.received.clone())
+        };
+        match issued.by_number.get(&cursor.0) {
+            Some(entry) => {
+                let received = of_shards(&entry.since).unwrap_or_else(|| entry.received.clone());
+                issued.presented.extend(shards.iter().map(|shard| (*shard, received.clone())));
+                received
+            }
+            // The cursor is the beginning, or so old that it was dropped. In both cases the read starts from the
+            // presented snapshots.
+            None => of_shards(&issued.since).unwrap_or_else(|| {
+                let of_shard = |shard| issued.presented.get(shard).unwrap_or(&issued.opened);
+                let both = |one: Snapshot, other: &Arc<Snapshot>| one.both(other);
+                let mut all = shards.iter().map(of_shard);
+                let first = all.next().map_or_else(|| Snapshot::clone(&issued.opened), |first| Snapshot::clone(first));
+                Arc::new(all.fold(first, both))
+            }),
+        }
+    }
+
+    /// Records an empty read. The cursor stays the same.
+    fn stay(&self, shards: &Arc<[ShardId]>, cursor: Cursor, received: Snapshot) -> Cursor {
+        let issued = &mut *self.issued();
+        let since = Some(Since { shards: shards.clone(), received: Arc::new(received) });
+        match issued.by_number.get_mut(&cursor.0) {
+            Some(entry) => entry.since = since,
+            None => issued.since = since,
+        }
+        cursor
+    }
+
+    fn issue(&self, received: Snapshot) -> Cursor {
+        let issued = &mut *self.issued();
+        issued.last += 1;
+        issued.by_number.insert(issued.last, Entry { received: Arc::new(received), since: None });
+        if issued.by_number.len() > CURSORS_MAX {
+            issued.by_number.pop_first();
+        }
+        Cursor(issued.last)
+    }
+}
+
+impl Inner {
+    pub(crate) async fn read_insert_log(
+        &self,
+        shards: &Arc<[ShardId]>,
+        cursor: Cursor,
+        limit: usize,
+    ) -> Result<(Vec<InsertLogEntry>, Cursor), StoreError> {
+        if shards.is_empty() {
+            return Ok((Vec::new(), cursor));
+        }
+        let received = self.insert_log.received(shards, cursor);
+        let open: Vec<String> = received.open.iter().map(u64::to_string).collect();
+        let numbers: Vec<i16> = shards.iter().map(|shard| shard.0.cast_signed()).collect();
+        let limit = limit.max(1);
+        let parameters = &[&received.end.to_string() as _, &open as _, &numbers as _, &limit_number(limit) as _];
+        let rows = self.readers.query(READ, parameters).await.map_err(store_error)?;
+        let seen = rows.first().and_then(|row| Snapshot::parse(row.get(0)));
+        let seen = seen.ok_or_else(|| StoreError::Damaged("PostgreSQL returned a malformed snapshot".to_owned()))?;
+        let of_row = |row: &Row| {
+            Some(InsertLogEntry { poller: poller_of(row.get::<_, Option<i64>>(1)?), key: due_key_of(row, 2) })
+        };
+        let arrivals: Vec<InsertLogEntry> = rows.iter().filter_map(of_row).collect();
+        if arrivals.is_empty() {
+            return Ok((arrivals, self.insert_log.stay(shards, cursor, seen)));
+        }
+        if arrivals.len() < limit {
+            return Ok((arrivals, self.insert_log.issue(seen)));
+        }
+        // Later transactions may have more rows.
+        let last = rows.last().and_then(|row| row.get::<_, &str>(7).parse::<u64>().ok());
+        let last = last.ok_or_else(|| StoreError::Damaged("a row has a malformed transaction number".to_owned()))?;
+        Ok((arrivals, self.insert_log.issue(received.up_to(&seen, last + 1))))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,163 @@
+//! A store that encrypts secrets before the engine receives them. This is the only place that encrypts secrets.
+//!
+//! The store does not decrypt the secrets that it reads. A secret stays encrypted until a callback needs it.
+//!
+//! Invariant: no schedule and no tenant reaches the engine with a plaintext secret, whether the caller supplied the
+//! secret or read it from a row that was written before encryption was configured.
+
+use std::sync::Arc;
+
+use domain::occurrence::Run;
+use domain::{
+    Audit, DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, Tenant, TenantId, Term, Timestamp,
+};
+use runtime::Runtime;
+
+use crate::encryption::Keyring;
+use crate::{
+    Answer, Cancellation, CancellationResult, Change, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert,
+    InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions, Store, WriteRejection,
+    Written,
+};
+
+pub struct EncryptedStore {
+    store: Arc<dyn Store>,
+    keyring: Arc<Keyring>,
+    runtime: Runtime,
+}
+
+impl EncryptedStore {
+    #[must_use]
+    pub fn new(runtime: &Runtime, store: Arc<dyn Store>, keyring: Arc<Keyring>) -> Self {
+        EncryptedStore { store, keyring, runtime: runtime.clone() }
+    }
+
+    fn encrypt_schedule(&self, schedule: &mut Arc<Schedule>) {
+        self.keyring.encrypt_schedule(&self.runtime, schedule);
+    }
+}
+
+impl Store for EncryptedStore {
+    fn insert(&self, mut inserts: Vec<Insert>) -> Answer<'_, Vec<Inserted>> {
+        inserts.iter_mut().for_each(|insert| self.encrypt_schedule(&mut insert.schedule));
+        self.store.insert(inserts)
+    }
+
+    fn put_tenant(&self, mut tenant: Tenant, entry: Audit) -> Answer<'_, Result<(), Outdated>> {
+        self.keyring.encrypt_tenant(&self.runtime, &mut tenant);
+        self.store.put_tenant(tenant, entry)
+    }
+
+    fn write(&self, mut writes: Vec<OwnerWrite>) -> Answer<'_, Vec<Result<Written, WriteRejection>>> {
+        for write in &mut writes {
+            // The match names every variant, so that a new one cannot be forgotten.
+            match &mut write.change {
+                Change::Put(insert) | Change::PutIf { insert, .. } => self.encrypt_schedule(&mut insert.schedule),
+                Change::Cancel(_)
+                | Change::CancelIf(_)
+                | Change::Run { .. }
+                | Change::Advance { .. }
+                | Change::End { .. }
+                | Change::Defer(_)
+                | Change::Redrive { .. }
+                | Change::Positions(_) => {}
+            }
+        }
+        self.store.write(writes)
+    }
+
+    // The remaining methods write no secrets.
+
+    fn closed(&self, pollers: Vec<PollerId>) -> Answer<'_, Vec<Timestamp>> {
+        self.store.closed(pollers)
+    }
+
+    fn place(&self, rows: Vec<(PollerId, DueKey)>) -> Answer<'_, Vec<Placed>> {
+        self.store.place(rows)
+    }
+
+    fn append_cancellations(&self, marks: Vec<Cancellation>) -> Answer<'_, Vec<CancellationResult>> {
+        self.store.append_cancellations(marks)
+    }
+
+    fn get(&self, names: Vec<(TenantId, ScheduleId)>) -> Answer<'_, Vec<Option<Arc<Schedule>>>> {
+        self.store.get(names)
+    }
+
+    fn load(&self, incarnations: Vec<Incarnation>) -> Answer<'_, Vec<Option<Arc<Schedule>>>> {
+        self.store.load(incarnations)
+    }
+
+    fn find_runs(&self, occurrences: Vec<Occurrence>) -> Answer<'_, Vec<Option<Run>>> {
+        self.store.find_runs(occurrences)
+    }
+
+    fn runs(&self, incarnation: Incarnation, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>> {
+        self.store.runs(incarnation, after, limit)
+    }
+
+    fn dead_letters(&self, tenant: TenantId, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>> {
+        self.store.dead_letters(tenant, after, limit)
+    }
+
+    fn list(&self, read: ListRead) -> Answer<'_, ListPage> {
+        self.store.list(read)
+    }
+
+    fn active(&self, tenants: Vec<TenantId>) -> Answer<'_, Vec<u64>> {
+        self.store.active(tenants)
+    }
+
+    fn tenants(&self) -> Answer<'_, Vec<Tenant>> {
+        self.store.tenants()
+    }
+
+    fn audit(&self, tenant: TenantId, after: u64, limit: usize) -> Answer<'_, Vec<Audit>> {
+        self.store.audit(tenant, after, limit)
+    }
+
+    fn health(&self) -> Health {
+        self.store.health()
+    }
+
+    fn maintain(&self, now: Timestamp, history_from: Timestamp) -> Answer<'_, u64> {
+        self.store.maintain(now, history_from)
+    }
+
+    fn take(&self, shards: Vec<ShardId>) -> Answer<'_, Vec<Term>> {
+        self.store.take(shards)
+    }
+
+    fn positions(&self, pollers: Vec<PollerId>) -> Answer<'_, Vec<Positions>> {
+        self.store.positions(pollers)
+    }
+
+    fn insert_log(
+        &self,
+        shards: Arc<[ShardId]>,
+        cursor: Cursor,
+        limit: usize,
+    ) -> Answer<'_, (Vec<InsertLogEntry>, Cursor)> {
+        self.store.insert_log(shards, cursor, limit)
+    }
+
+    fn cancellations(
+        &self,
+        shards: Arc<[ShardId]>,
+        cursor: Cursor,
+    ) -> Answer<'_, (Vec<(ShardId, Incarnation)>, Cursor)> {
+        self.store.cancellations(shards, cursor)
+    }
+
+    fn due(&self, reads: Vec<DueRead>) -> Answer<'_, Vec<DuePage>> {
+        self.store.due(reads)
+    }
+
+    fn hand_over(&self, lists: Vec<HandOver>) -> Answer<'_, Vec<Result<(), WriteRejection>>> {
+        self.store.hand_over(lists)
+    }
+
+    fn handed_over(&self, shards: Vec<ShardId>) -> Answer<'_, Vec<Vec<HandedOver>>> {
+        self.store.handed_over(shards)
+    }
+}

@@ -1,0 +1,247 @@
+//! Encryption of secrets under a key that is not in the store. A reader of the store's bytes, of a backup or of the
+//! disk therefore learns no secret.
+//!
+//! An encrypted value consists of one byte for its form, the key's id (8 bytes), 24 random bytes, and AES-256-GCM's
+//! ciphertext and tag. As in XAES-256-GCM (C2SP), the first half of the random bytes derives a key for this one value
+//! (here by HMAC-SHA256), and the second half is its nonce. So many values can be encrypted under one key that no
+//! counter is needed. The authenticated data names the kind, the tenant and the name of the value. A value that was
+//! moved to another place therefore does not decrypt.
+//!
+//! The module does not define where keys are stored; `StoreKey::parse` reads the text of a key file. Encryption does not
+//! hide the length or the existence of a value.
+//!
+//! docs/decisions/0033-encrypt-secrets-above-the-engines.md gives the reasons for the design.
+
+use std::fmt;
+use std::sync::Arc;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use domain::{KeyId, Schedule, ScheduleId, Secret, Target, Tenant, TenantId};
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+use ring::hmac;
+use runtime::Runtime;
+
+const FORM: u8 = 1;
+const KEY_LEN: usize = 32;
+const KEY_ID_LEN: usize = KeyId::LEN;
+const SALT_LEN: usize = 12;
+const NONCE_LEN: usize = 12;
+const TAG_LEN: usize = 16;
+const HEAD_LEN: usize = 1 + KEY_ID_LEN + SALT_LEN + NONCE_LEN;
+const _: () =
+    assert!(HEAD_LEN + TAG_LEN == Secret::ENCRYPTION_OVERHEAD, "size limits are computed from the plaintext length");
+
+/// Prefix of a key in a file. Secret scanners recognise a leaked key by it.
+const KEY_PREFIX: &str = "rvsk_";
+
+/// Place of a secret: its owner and its name. The place is authenticated with the ciphertext.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Place<'a> {
+    /// Header of a schedule's target; `name` is in lower case.
+    Header { tenant: TenantId, schedule: &'a ScheduleId, name: &'a str },
+    /// Secret that signs a tenant's callbacks.
+    SigningSecret { tenant: TenantId, id: &'a str },
+}
+
+impl Place<'_> {
+    /// Returns the encoding of the place. Different places have different encodings.
+    fn bytes(&self) -> Vec<u8> {
+        let (kind, tenant, texts) = match self {
+            Place::Header { tenant, schedule, name } => (1, tenant, [schedule.as_str(), name]),
+            Place::SigningSecret { tenant, id } => (2, tenant, [*id, ""]),
+        };
+        let mut bytes = Vec::with_capacity(64);
+        bytes.push(kind);
+        bytes.extend(tenant.0.to_be_bytes());
+        for text in texts {
+            bytes.extend((text.len() as u64).to_be_bytes());
+            bytes.extend(text.as_bytes());
+        }
+        bytes
+    }
+}
+
+/// Master key, from which a cipher key is derived for each value.
+#[derive(Clone)]
+pub struct StoreKey {
+    id: KeyId,
+    root: hmac::Key,
+}
+
+impl fmt::Debug for StoreKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "StoreKey({})", self.id)
+    }
+}
+
+/// Error for a line of a key file that is not a key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("invalid store key: expected rvsk_ followed by the base64 of 32 bytes")]
+pub struct NoKey;
+
+impl StoreKey {
+    /// Returns a new key, and the text that [`StoreKey::parse`] reads.
+    #[must_use]
+    pub fn generate(runtime: &Runtime) -> (Self, String) {
+        let bytes: [u8; KEY_LEN] = random(runtime);
+        (StoreKey::new(&bytes), format!("{KEY_PREFIX}{}", STANDARD.encode(bytes)))
+    }
+
+    /// # Errors
+    /// If `text` is not a key.
+    pub fn parse(text: &str) -> Result<Self, NoKey> {
+        let bytes = STANDARD.decode(text.strip_prefix(KEY_PREFIX).ok_or(NoKey)?).map_err(|_| NoKey)?;
+        Ok(StoreKey::new(&bytes.try_into().map_err(|_| NoKey)?))
+    }
+
+    fn new(bytes: &[u8; KEY_LEN]) -> Self {
+        let root = hmac::Key::new(hmac::HMAC_SHA256, bytes);
+        let digest = hmac::sign(&root, b"reveille key id");
+        let id = digest.as_ref().first_chunk().expect("a SHA-256 digest is longer than a key id");
+        StoreKey { id: KeyId(*id), root }
+    }
+
+    #[must_use]
+    pub fn id(&self) -> KeyId {
+        self.id
+    }
+
+    /// Returns the cipher for the values of this salt.
+    fn cipher(&self, salt: &[u8; SALT_LEN]) -> LessSafeKey {
+        let mut context = hmac::Context::with_key(&self.root);
+        context.update(b"reveille encrypted 1");
+        context.update(salt);
+        let key = UnboundKey::new(&AES_256_GCM, context.sign().as_ref())
+            .expect("an HMAC-SHA256 tag is 32 bytes long, as an AES-256 key");
+        LessSafeKey::new(key)
+    }
+}
+
+/// Error of a secret that cannot be decrypted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("encrypted under the key {0}, which is not in this member's key file")]
+    UnknownKey(KeyId),
+    /// The value is damaged, or was moved to another place.
+    #[error("the stored value is damaged, or was encrypted for another place")]
+    Forged,
+}
+
+/// Returns whether a value of the schedule's headers is not encrypted.
+#[must_use]
+pub fn has_plain_header(schedule: &Schedule) -> bool {
+    let Target::Http(http) = &schedule.spec.target;
+    http.headers.iter().any(|(_, value)| !value.is_encrypted())
+}
+
+/// Returns whether a signing secret of the tenant is not encrypted.
+#[must_use]
+pub fn has_plain_secret(tenant: &Tenant) -> bool {
+    tenant.signing_secrets.iter().any(|secret| !secret.secret.is_encrypted())
+}
+
+/// Keys of a store. The first key encrypts; every key decrypts the values that it encrypted.
+#[derive(Clone, Debug, Default)]
+pub struct Keyring {
+    keys: Vec<StoreKey>,
+}
+
+impl Keyring {
+    /// Empty set of keys, for a store without secrets. It opens only plaintext values.
+    pub const NONE: Keyring = Keyring { keys: Vec::new() };
+
+    /// # Panics
+    /// If `keys` is empty.
+    #[must_use]
+    pub fn new(keys: Vec<StoreKey>) -> Self {
+        assert!(!keys.is_empty(), "encryption requires at least one key");
+        Keyring { keys }
+    }
+
+    /// Returns the ids of the keys. The first key encrypts.
+    pub fn key_ids(&self) -> impl Iterator<Item = KeyId> + '_ {
+        self.keys.iter().map(StoreKey::id)
+    }
+
+    /// Encrypts `secret`. Returns it unchanged if it is already encrypted.
+    ///
+    /// # Panics
+    /// If this is [`Keyring::NONE`] and `secret` is plaintext.
+    #[must_use]
+    pub fn encrypt(&self, runtime: &Runtime, place: Place<'_>, secret: &Secret) -> Secret {
+        let Secret::Plain(plain) = secret else { return secret.clone() };
+        let key = self.keys.first().expect("encryption requires at least one configured key");
+        let (salt, nonce) = (random(runtime), random(runtime));
+        let mut encrypted = Vec::with_capacity(plain.len() + Secret::ENCRYPTION_OVERHEAD);
+        encrypted.push(FORM);
+        encrypted.extend(key.id.0);
+        encrypted.extend(salt);
+        encrypted.extend(nonce);
+        let mut text = plain.to_vec();
+        let (nonce, place) = (Nonce::assume_unique_for_key(nonce), Aad::from(place.bytes()));
+        let tag = key.cipher(&salt).seal_in_place_separate_tag(nonce, place, &mut text);
+        let tag = tag.expect("a secret is shorter than the 64 GiB limit of AES-GCM");
+        encrypted.extend(&text);
+        encrypted.extend(tag.as_ref());
+        Secret::Encrypted(encrypted.into())
+    }
+
+    /// Encrypts the values of a schedule's headers.
+    pub fn encrypt_schedule(&self, runtime: &Runtime, schedule: &mut Arc<Schedule>) {
+        if !has_plain_header(schedule) {
+            return; // Most schedules have no plaintext header, and are not copied.
+        }
+        let schedule = Arc::make_mut(schedule);
+        let Target::Http(http) = &mut schedule.spec.target;
+        for (name, value) in &mut http.headers {
+            let place = Place::Header { tenant: schedule.tenant, schedule: &schedule.id, name };
+            *value = self.encrypt(runtime, place, value);
+        }
+    }
+
+    /// Encrypts a tenant's signing secrets.
+    pub fn encrypt_tenant(&self, runtime: &Runtime, tenant: &mut Tenant) {
+        for secret in &mut tenant.signing_secrets {
+            let place = Place::SigningSecret { tenant: tenant.id, id: &secret.id };
+            secret.secret = self.encrypt(runtime, place, &secret.secret);
+        }
+    }
+
+    /// Returns the plaintext of `secret`.
+    ///
+    /// # Errors
+    /// If `secret` is encrypted and its key is unknown, or it was encrypted for another place.
+    pub fn open(&self, place: Place<'_>, secret: &Secret) -> Result<Bytes, OpenError> {
+        let encrypted = match secret {
+            Secret::Plain(plain) => return Ok(plain.clone()),
+            Secret::Encrypted(encrypted) => encrypted,
+        };
+        let parts = encrypted.split_first().and_then(|(form, rest)| {
+            let (key, rest) = rest.split_first_chunk::<KEY_ID_LEN>()?;
+            let (salt, rest) = rest.split_first_chunk::<SALT_LEN>()?;
+            let (nonce, text) = rest.split_first_chunk::<NONCE_LEN>()?;
+            (*form == FORM).then_some((KeyId(*key), salt, *nonce, text))
+        });
+        let (id, salt, nonce, text) = parts.ok_or(OpenError::Forged)?;
+        let key = self.keys.iter().find(|key| key.id == id).ok_or(OpenError::UnknownKey(id))?;
+        let mut text = text.to_vec();
+        let (nonce, place) = (Nonce::assume_unique_for_key(nonce), Aad::from(place.bytes()));
+        let opened = key.cipher(salt).open_in_place(nonce, place, &mut text).map_err(|_| OpenError::Forged)?;
+        let len = opened.len();
+        text.truncate(len);
+        Ok(text.into())
+    }
+}
+
+fn random<const LENGTH: usize>(runtime: &Runtime) -> [u8; LENGTH] {
+    let mut bytes = [0; LENGTH];
+    for chunk in bytes.chunks_mut(8) {
+        chunk.copy_from_slice(&runtime.random().to_le_bytes()[..chunk.len()]);
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests;

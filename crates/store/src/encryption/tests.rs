@@ -1,0 +1,130 @@
+use proptest::prelude::*;
+
+use super::*;
+
+/// Returns a runtime with real randomness. The tests do not use its clock.
+fn real_runtime() -> Runtime {
+    let tokio = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let _inside = tokio.enter();
+    Runtime::real()
+}
+
+fn keys<const COUNT: usize>() -> [StoreKey; COUNT] {
+    std::array::from_fn(|_| StoreKey::generate(&real_runtime()).0)
+}
+
+fn header<'a>(tenant: u32, schedule: &'a ScheduleId, name: &'a str) -> Place<'a> {
+    Place::Header { tenant: TenantId(tenant), schedule, name }
+}
+
+fn id(text: &str) -> ScheduleId {
+    ScheduleId::new(text).unwrap()
+}
+
+proptest! {
+    #[test]
+    fn encrypted_value_decrypts_and_hides_its_plaintext(value in prop::collection::vec(any::<u8>(), 8..200)) {
+        let [key] = keys();
+        let keyring = Keyring::new(vec![key]);
+        let schedule = id("a");
+        let place = header(1, &schedule, "authorization");
+        let encrypted = keyring.encrypt(&real_runtime(), place, &value.clone().into());
+        prop_assert_eq!(keyring.open(place, &encrypted), Ok(value.clone().into()));
+        prop_assert_eq!(encrypted.plain_len(), value.len());
+        let Secret::Encrypted(bytes) = &encrypted else { panic!("the value is not encrypted") };
+        prop_assert!(!bytes.windows(value.len()).any(|window| window == value));
+    }
+
+    #[test]
+    fn changed_or_truncated_ciphertext_does_not_decrypt(at in any::<prop::sample::Index>(), by in 1..=u8::MAX) {
+        let [key] = keys();
+        let keyring = Keyring::new(vec![key]);
+        let schedule = id("a");
+        let place = header(1, &schedule, "x");
+        let encrypted = keyring.encrypt(&real_runtime(), place, &"Bearer abc".into());
+        let Secret::Encrypted(encrypted) = encrypted else { panic!("the value is not encrypted") };
+        let at = at.index(encrypted.len());
+        let mut changed = encrypted.to_vec();
+        changed[at] ^= by;
+        prop_assert!(keyring.open(place, &Secret::Encrypted(changed.into())).is_err());
+        prop_assert!(keyring.open(place, &Secret::Encrypted(encrypted.slice(..at))).is_err());
+    }
+}
+
+#[test]
+fn value_decrypts_only_in_its_own_place() {
+    let [key] = keys();
+    let keyring = Keyring::new(vec![key]);
+    let (a, b) = (id("a"), id("b"));
+    let place = header(1, &a, "x-token");
+    let encrypted = keyring.encrypt(&real_runtime(), place, &"secret".into());
+    let others = [
+        header(2, &a, "x-token"),
+        header(1, &b, "x-token"),
+        header(1, &a, "x-other"),
+        Place::SigningSecret { tenant: TenantId(1), id: "a" },
+    ];
+    for other in others {
+        assert_eq!(keyring.open(other, &encrypted), Err(OpenError::Forged), "{other:?}");
+    }
+    assert_eq!(keyring.open(place, &encrypted), Ok("secret".into()));
+}
+
+#[test]
+fn first_key_encrypts_and_every_key_decrypts() {
+    let [old, new] = keys();
+    let (before, after) = (Keyring::new(vec![old.clone()]), Keyring::new(vec![new.clone(), old.clone()]));
+    let place = Place::SigningSecret { tenant: TenantId(1), id: "first" };
+    let runtime = real_runtime();
+    let of_old = before.encrypt(&runtime, place, &"1".into());
+    let of_new = after.encrypt(&runtime, place, &"2".into());
+    assert_eq!(after.open(place, &of_old), Ok("1".into()));
+    assert_eq!(after.open(place, &of_new), Ok("2".into()));
+    assert_eq!(before.open(place, &of_new), Err(OpenError::UnknownKey(new.id())));
+    assert_eq!(Keyring::NONE.open(place, &of_old), Err(OpenError::UnknownKey(old.id())));
+}
+
+#[test]
+fn plaintext_value_opens_and_encryption_is_idempotent() {
+    let [key] = keys();
+    let keyring = Keyring::new(vec![key]);
+    let place = Place::SigningSecret { tenant: TenantId(1), id: "first" };
+    assert_eq!(Keyring::NONE.open(place, &"plaintext".into()), Ok("plaintext".into()));
+    let encrypted = keyring.encrypt(&real_runtime(), place, &"1".into());
+    assert_eq!(keyring.encrypt(&real_runtime(), place, &encrypted), encrypted);
+}
+
+#[test]
+fn two_ciphertexts_of_one_value_share_no_bytes() {
+    let [key] = keys();
+    let keyring = Keyring::new(vec![key]);
+    let place = Place::SigningSecret { tenant: TenantId(1), id: "first" };
+    let encrypted = || match keyring.encrypt(&real_runtime(), place, &"the same value".into()) {
+        Secret::Encrypted(bytes) => bytes.slice(1 + KEY_ID_LEN..),
+        Secret::Plain(_) => panic!("the value is not encrypted"),
+    };
+    let (one, other) = (encrypted(), encrypted());
+    assert!(one.windows(8).all(|window| other.windows(8).all(|its| its != window)));
+}
+
+#[test]
+fn key_text_round_trips_and_invalid_text_is_rejected() {
+    let (key, text) = StoreKey::generate(&real_runtime());
+    assert_eq!(StoreKey::parse(&text).unwrap().id(), key.id());
+    for wrong in ["", "rvsk_", "rvsk_AAAA", &text[5..], &text[..text.len() - 4], &format!("{text}AAAA")] {
+        assert_eq!(StoreKey::parse(wrong).map(|key| key.id()), Err(NoKey), "{wrong}");
+    }
+    let shown = format!("{key:?} {:?}", Keyring::new(vec![key.clone()]));
+    assert!(!shown.contains(&text[5..20]), "{shown}");
+}
+
+/// Every later build must decrypt stored values, so the key and the file never change.
+#[test]
+fn ciphertext_of_first_version_decrypts() {
+    const KEY: &str = "rvsk_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+    let keyring = Keyring::new(vec![StoreKey::parse(KEY).unwrap()]);
+    let schedule = id("order-7");
+    let place = header(7, &schedule, "authorization");
+    let encrypted = include_bytes!("../../testdata/sealed-v1.bin");
+    assert_eq!(keyring.open(place, &Secret::Encrypted(Bytes::from_static(encrypted))), Ok("Bearer abc".into()));
+}

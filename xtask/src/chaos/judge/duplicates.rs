@@ -1,0 +1,55 @@
+//! Callbacks that were repeated although their response was good.
+
+use std::collections::BTreeMap;
+
+use super::super::log::{Callback, Fault};
+use super::{History, Promise, Verdict, Violation};
+
+/// Most attempts that a member has in flight, the default of `serve`.
+const IN_FLIGHT_MAX: u64 = 4_096;
+
+pub(super) fn judge(token: &str, history: &History, faults: &[Fault], verdict: &mut Verdict) {
+    let mut runs: BTreeMap<&str, Vec<&Callback>> = BTreeMap::new();
+    for callback in &history.callbacks {
+        runs.entry(&callback.run).or_default().push(callback);
+    }
+    for callbacks in runs.values() {
+        for pair in callbacks.windows(2) {
+            let (first, second) = (pair[0], pair[1]);
+            if first.answered_with != 200 && second.attempt == first.attempt + 1 {
+                continue;
+            }
+            let own = faults.iter().find(|fault| fault.is_of(first) && fault.interrupted(first));
+            // If the shard's next owner is hit, an outcome that is sent to it may be lost.
+            let other = || faults.iter().find(|fault| fault.interrupted(first));
+            if let Some(fault) = own {
+                verdict.duplicates.entry(fault.number).or_default().0 += 1;
+            } else if let Some(fault) = other() {
+                verdict.duplicates.entry(fault.number).or_default().1 += 1;
+            } else {
+                let how = format!(
+                    "run {}: attempt {} of {} answered {} at {}, and attempt {} of {} started at {}",
+                    first.run,
+                    first.attempt,
+                    first.from,
+                    first.answered_with,
+                    first.arrived_ms + first.answered_after_ms,
+                    second.attempt,
+                    second.from,
+                    second.started_ms
+                );
+                let token = token.to_owned();
+                verdict.broken.push(Violation { promise: Promise::DuplicatesOnlyInFlight, token, how });
+            }
+        }
+    }
+}
+
+pub(super) fn judge_cap(verdict: &mut Verdict) {
+    for (number, (own, others)) in &verdict.duplicates {
+        if own + others > IN_FLIGHT_MAX {
+            let how = format!("fault {number} has {own} duplicates of its own member, {others} of other members");
+            verdict.broken.push(Violation { promise: Promise::DuplicatesBelowCap, token: String::new(), how });
+        }
+    }
+}

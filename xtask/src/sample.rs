@@ -1,0 +1,97 @@
+//! `cargo xtask sample`: draws comments, messages and test names, for a reader with fresh eyes to grade.
+
+use std::process::ExitCode;
+
+use crate::prose::{self, Kind};
+use crate::{stage, tidy};
+
+/// Pieces of each kind.
+const COMMENTS: usize = 60;
+const MESSAGES: usize = 45;
+const TEST_NAMES: usize = 40;
+
+/// Words below which a piece is not prose: a unit, an abbreviation.
+const WORDS_MIN: usize = 4;
+
+/// Prints the sample that `seed` selects; the same checkout and seed give the same sample.
+///
+/// # Errors
+/// If git cannot list the files.
+#[expect(clippy::print_stdout, reason = "the sample is the output of this command")]
+pub(crate) fn run(seed: &str) -> anyhow::Result<ExitCode> {
+    let mut pools: [Vec<(u64, String)>; 3] = Default::default();
+    for file in tidy::read_files(&stage::root())? {
+        if file.path().contains("/fixtures/") || file.path().contains("/testdata/") {
+            continue;
+        }
+        let is_test = file.path().contains("/tests/") || file.path().ends_with("tests.rs");
+        // Strings below this line belong to the unit tests at the end of the file.
+        let tests_start = file.text().lines().position(|line| line == "#[cfg(test)]").unwrap_or(usize::MAX);
+        for prose in prose::of_file(file.path(), file.text()) {
+            let words = prose.text.split_whitespace().filter(|word| word.starts_with(char::is_alphabetic)).count();
+            let pool = match prose.kind {
+                Kind::DocComment | Kind::Comment | Kind::Paragraph if words >= WORDS_MIN => &mut pools[0],
+                Kind::Text if words >= WORDS_MIN && !is_test && prose.line < tests_start && is_message(&prose.text) => {
+                    &mut pools[1]
+                }
+                Kind::TestName => &mut pools[2],
+                _ => continue,
+            };
+            let place = format!("{}:{}", file.path(), prose.line);
+            pool.push((hash(seed, &place), format!("{place}\n{}", prose.text)));
+        }
+    }
+    for ((title, count), mut pool) in
+        [("Comments", COMMENTS), ("Messages", MESSAGES), ("Test names", TEST_NAMES)].into_iter().zip(pools)
+    {
+        pool.sort();
+        println!("# {title} ({count} of {})\n", pool.len());
+        for (number, (_, text)) in pool.iter().take(count).enumerate() {
+            println!("{}. {text}\n", number + 1);
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// True for text that a person reads, and false for SQL, JSON and code.
+fn is_message(text: &str) -> bool {
+    let starts = ["select", "insert", "update", "delete", "create", "alter", "with", "begin", "drop", "set"];
+    let first = text.split_whitespace().next().unwrap_or_default().to_lowercase();
+    !starts.contains(&first.as_str()) && !text.contains(['{', '=']) | text.contains("{}") | has_placeholder(text)
+}
+
+/// True if the braces in `text` are placeholders of a format string.
+fn has_placeholder(text: &str) -> bool {
+    let inner = text.split('{').skip(1).map(|rest| rest.split('}').next().unwrap_or_default());
+    !text.contains(['"', '=', ';']) && inner.clone().count() > 0 && inner.into_iter().all(|name| !name.contains(' '))
+}
+
+/// FNV-1a over seed and place, mixed by the finalizer of MurmurHash3, so that neighbouring places are far apart.
+fn hash(seed: &str, place: &str) -> u64 {
+    let bytes = seed.bytes().chain([0]).chain(place.bytes());
+    let hash =
+        bytes.fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    let hash = (hash ^ (hash >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    let hash = (hash ^ (hash >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    hash ^ (hash >> 33)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sql_and_json_are_not_messages() {
+        assert!(is_message("cannot open the file {path}"));
+        assert!(is_message("the file is not there"));
+        assert!(!is_message("select a from b where c"));
+        assert!(!is_message(r#"{"a": "some words of json"}"#));
+    }
+
+    #[test]
+    fn seed_and_place_change_half_of_the_bits() {
+        for (one, other) in [(hash("a", "b"), hash("a", "c")), (hash("a", "b"), hash("c", "b"))] {
+            assert!((16..48).contains(&(one ^ other).count_ones()), "{one:x} {other:x}");
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! Phrases that a reader new to the project must read twice, in comments, documents, string literals, test names and commit subjects.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, ensure};
+
+use super::{File, Finding};
+use crate::prose::{self, Kind, Prose};
+
+/// Phrases, and what to write instead. Matched word by word, without regard to case.
+const PHRASES: [(&str, &str); 27] = [
+    ("what is", NOUN),
+    ("what was", NOUN),
+    ("what are", NOUN),
+    ("what were", NOUN),
+    ("what has", NOUN),
+    ("what had", NOUN),
+    ("what comes", NOUN),
+    ("what came", NOUN),
+    ("whoever", "name the actor: the caller, another member, a candidate that ..."),
+    ("nobody", NOBODY),
+    ("somebody", NOBODY),
+    ("anybody", NOBODY),
+    ("is told", TOLD),
+    ("are told", TOLD),
+    ("was told", TOLD),
+    ("were told", TOLD),
+    ("be told", TOLD),
+    ("told of", TOLD),
+    ("goes on", CONTINUES),
+    ("went on", CONTINUES),
+    ("go on", CONTINUES),
+    ("anew", "write: again"),
+    ("meanwhile", "leave it out, or name the time"),
+    ("but for", "write: except"),
+    ("stands still", "write: is paused"),
+    ("stood still", "write: was paused"),
+    ("stand still", "write: be paused"),
+];
+const NOUN: &str = "name the thing itself: the rows, the outcome";
+const NOBODY: &str = "name the actor: no process, another member, unauthenticated callers";
+const TOLD: &str = "write: is notified, receives, returns an error";
+const CONTINUES: &str = "write: continue";
+
+/// Words that cannot start a doc comment.
+const STARTS: [&str; 7] = ["Of", "What", "How", "Whether", "Who", "Whose", "Those"];
+
+/// Words before a `who` that has no noun.
+const BEFORE_WHO: [&str; 14] =
+    ["and", "as", "but", "by", "for", "from", "if", "of", "only", "or", "than", "that", "to", "with"];
+
+/// Phrases that stay: the end of a path, the phrase, and the reason.
+const ALLOWED: [(&str, &str, &str); 3] = [
+    ("tidy/language.rs", "", "this file lists the phrases"),
+    ("src/prose.rs", "", "its tests quote prose"),
+    ("peers/src/secret.rs", "what is", "a test signs this text, and its expected signature is fixed"),
+];
+
+/// Files whose text cannot change, or is not prose.
+const SKIPPED: [&str; 3] = ["/migrations/", "/testdata/", "/fixtures/"];
+
+const SUBJECT_CHARS_MAX: usize = 72;
+
+/// First commit that this check does not judge: it is the last one before the check.
+const SUBJECTS_SINCE: &str = "4fa6d7db5955a04504497677e67eb641bac35ad3";
+
+/// Commits since then that stay as they are, by the start of their hash, with the reason.
+const SUBJECTS_ALLOWED: [(&str, &str); 0] = [];
+
+pub(super) fn findings(files: &[File]) -> Vec<Finding> {
+    let is_judged = |file: &&File| !SKIPPED.iter().any(|part| file.path.contains(part));
+    files.iter().filter(is_judged).flat_map(in_file).collect()
+}
+
+fn in_file(file: &File) -> Vec<Finding> {
+    let is_allowed = |phrase: &str| {
+        ALLOWED.iter().any(|(path, allowed, _)| file.path.ends_with(path) && (allowed.is_empty() || *allowed == phrase))
+    };
+    let mut found = Vec::new();
+    for prose in prose::of_file(&file.path, &file.text) {
+        let mut hits = in_prose(&prose);
+        hits.retain(|(_, phrase, _)| !is_allowed(phrase));
+        // One finding for each line is enough.
+        hits.dedup_by_key(|(line, _, _)| *line);
+        found
+            .extend(hits.into_iter().map(|(line, phrase, advice)| file.finding(line, format!("`{phrase}`: {advice}"))));
+    }
+    found
+}
+
+/// Line, phrase and advice of each hit.
+fn in_prose(prose: &Prose) -> Vec<(usize, String, &'static str)> {
+    if prose.kind == Kind::TestName {
+        let words: Vec<_> = prose.text.split('_').map(|word| (prose.line, word.to_owned())).collect();
+        let told = words.iter().filter(|(_, word)| word == "told").map(|(line, word)| (*line, word.clone(), TOLD));
+        return phrases(&words).into_iter().chain(told).collect();
+    }
+    let mut words = Vec::new();
+    for (text, line) in prose.text.lines().zip(prose.line..) {
+        // Names in backticks are code.
+        let prose_only = text.split('`').step_by(2);
+        for part in prose_only {
+            let parts = part.split_whitespace().map(|word| word.trim_matches(|c: char| "()*_\"[]".contains(c)));
+            words.extend(parts.filter(|word| !word.is_empty()).map(|word| (line, word.to_owned())));
+        }
+    }
+    let mut found = Vec::new();
+    if prose.kind == Kind::DocComment
+        && let Some(word) = words.first().map(|(_, word)| word).filter(|word| STARTS.contains(&word.as_str()))
+    {
+        found.push((prose.line, word.clone(), "start a doc comment with a noun or a verb"));
+    }
+    found.extend(phrases(&words));
+    found
+}
+
+fn phrases(words: &[(usize, String)]) -> Vec<(usize, String, &'static str)> {
+    let mut found = Vec::new();
+    let is_end = |word: &str| word.ends_with(['.', ',', ';', ':', '?', '!']);
+    let plain = |word: &str| word.trim_end_matches(['.', ',', ';', ':', '?', '!', ')']).to_lowercase();
+    for (at, (line, word)) in words.iter().enumerate() {
+        for (phrase, advice) in PHRASES {
+            let mut expected = phrase.split(' ').enumerate();
+            let is_here = expected.all(|(offset, part)| {
+                let is_inner = phrase.split(' ').count() > offset + 1;
+                words.get(at + offset).is_some_and(|(_, word)| plain(word) == part && !(is_inner && is_end(word)))
+            });
+            if is_here {
+                found.push((*line, phrase.to_owned(), advice));
+            }
+        }
+        let before = at.checked_sub(1).map(|at| words[at].1.as_str());
+        let has_no_noun =
+            before.is_none_or(|before| is_end(before) && !before.ends_with(',') || BEFORE_WHO.contains(&before));
+        if plain(word) == "who" && has_no_noun && !words.iter().any(|(_, word)| word.ends_with('?')) {
+            found.push((*line, "who".to_owned(), "put a noun before it: a candidate that, the caller"));
+        }
+    }
+    found
+}
+
+/// Findings in the subjects of the commits since [`SUBJECTS_SINCE`]; none in a checkout without that commit, such as a shallow clone.
+///
+/// # Errors
+/// If git cannot list the commits.
+pub(super) fn subjects(root: &Path) -> anyhow::Result<Vec<Finding>> {
+    let git =
+        |arguments: &[&str]| Command::new("git").args(arguments).current_dir(root).output().context("cannot start git");
+    if !git(&["cat-file", "-e", &format!("{SUBJECTS_SINCE}^{{commit}}")])?.status.success() {
+        return Ok(Vec::new());
+    }
+    let listed = git(&["log", "--no-merges", "--format=%h %s", &format!("{SUBJECTS_SINCE}..HEAD")])?;
+    ensure!(listed.status.success(), "git cannot list the commits: {}", String::from_utf8_lossy(&listed.stderr));
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    let commits = listed.lines().filter_map(|line| line.split_once(' '));
+    let is_judged = |hash: &str| !SUBJECTS_ALLOWED.iter().any(|(allowed, _)| hash.starts_with(allowed));
+    Ok(commits.filter(|(hash, _)| is_judged(hash)).flat_map(|(hash, text)| in_subject(hash, text)).collect())
+}
+
+fn in_subject(hash: &str, subject: &str) -> Vec<Finding> {
+    let finding = |what: String| Finding { path: format!("commit {hash}"), line: 0, what };
+    let prose = Prose { kind: Kind::Comment, line: 0, text: subject.to_owned() };
+    let mut found: Vec<Finding> =
+        in_prose(&prose).into_iter().map(|(_, phrase, advice)| finding(format!("`{phrase}`: {advice}"))).collect();
+    if subject.chars().count() > SUBJECT_CHARS_MAX {
+        found.push(finding(format!("the subject is longer than {SUBJECT_CHARS_MAX} characters")));
+    }
+    if subject.ends_with('.') {
+        found.push(finding("the subject ends with a period".to_owned()));
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn whats(path: &str, text: &str) -> Vec<(usize, String)> {
+        let found = findings(&[File::new(path, text)]);
+        found
+            .into_iter()
+            .map(|finding| (finding.line, finding.what.split('`').nth(1).unwrap_or_default().to_owned()))
+            .collect()
+    }
+
+    #[test]
+    fn each_phrase_is_found_in_comments_texts_documents_and_test_names() {
+        for (phrase, _) in PHRASES {
+            let upper = phrase.to_uppercase();
+            let name = phrase.replace(' ', "_");
+            let hit = |line| vec![(line, phrase.to_owned())];
+            assert_eq!(whats("a.rs", &format!("x\n// The row {upper} here\n")), hit(2), "{phrase}");
+            assert_eq!(whats("a.rs", &format!("f(\"the row {phrase} here\")")), hit(1), "{phrase}");
+            assert_eq!(whats("a.md", &format!("The row\n{phrase}, here\n")), hit(2), "{phrase}");
+            assert_eq!(whats("a.rs", &format!("#[test]\nfn row_{name}_here() {{}}")), hit(2), "{phrase}");
+        }
+    }
+
+    #[test]
+    fn phrase_over_two_lines_is_found_and_code_is_not() {
+        assert_eq!(whats("a.rs", "// It goes\n// on.\n"), [(1, "goes on".to_owned())]);
+        assert_eq!(whats("a.rs", "/// See `goes on`.\nlet anew = 1;"), []);
+        assert_eq!(whats("a.rs", "// It goes. On Monday it ends."), []);
+        assert_eq!(whats("crates/a/migrations/1.sql.md", "It goes on."), []);
+    }
+
+    #[test]
+    fn who_without_a_noun_is_found_and_with_one_is_not() {
+        let who = |line| vec![(line, "who".to_owned())];
+        assert_eq!(whats("a.rs", "// Who asks waits."), who(1));
+        assert_eq!(whats("a.rs", "// It answers. Who asks waits."), who(1));
+        assert_eq!(whats("a.rs", "// It is for who asks."), who(1));
+        assert_eq!(whats("a.rs", "// The caller who asks waits. Who is that?"), []);
+        assert_eq!(whats("a.rs", "// A customer, who bought it, waits."), []);
+    }
+
+    #[test]
+    fn start_of_a_doc_comment_is_checked() {
+        for word in STARTS {
+            assert_eq!(whats("a.rs", &format!("/// {word} the row.\n")), [(1, word.to_owned())]);
+            assert_eq!(whats("a.rs", &format!("// {word} the row?\n")), []);
+        }
+        assert_eq!(whats("a.rs", "#[test]\nfn caller_told_twice() {}"), [(2, "told".to_owned())]);
+    }
+
+    #[test]
+    fn long_subject_and_period_are_found() {
+        assert_eq!(in_subject("1", "store: add the row"), []);
+        assert_eq!(in_subject("1", &"a".repeat(73)).len(), 1);
+        assert_eq!(in_subject("1", "store: add the row.").len(), 1);
+        assert_eq!(in_subject("1", "store: add the row anew").len(), 1);
+    }
+}
