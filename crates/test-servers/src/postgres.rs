@@ -295,13 +295,25 @@ fn pid_of(child: &Child) -> Pid {
     Pid::from_child(child)
 }
 
-/// Sends a signal to the postmaster and its children.
+/// Sends a signal to the postmaster and its children, and waits until a stop takes effect.
 fn signal_all(postmaster: &Child, signal: Signal) -> anyhow::Result<()> {
+    // The postmaster comes first: a stopped one starts no further child.
+    let stop = |pid: Pid| {
+        let start = Instant::now();
+        while signal == Signal::STOP && is_in_state(pid, &['R', 'S', 'D']) {
+            ensure!(start.elapsed() < START_MAX, "PostgreSQL's processes still run after SIGSTOP");
+            std::thread::sleep(PERIOD);
+        }
+        Ok(())
+    };
+    rustix::process::kill_process(pid_of(postmaster), signal).context("cannot signal PostgreSQL")?;
+    stop(pid_of(postmaster))?;
     for child in children_of(postmaster) {
         // A child may have ended since the list was read.
         let _ended = rustix::process::kill_process(child, signal);
+        stop(child)?;
     }
-    rustix::process::kill_process(pid_of(postmaster), signal).context("cannot signal PostgreSQL")
+    Ok(())
 }
 
 fn children_of(postmaster: &Child) -> Vec<Pid> {
@@ -312,6 +324,12 @@ fn children_of(postmaster: &Child) -> Vec<Pid> {
 
 /// Returns true if the process runs and is not a zombie.
 fn is_running(pid: Pid) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero()));
-    status.is_ok_and(|status| !status.lines().any(|line| line.starts_with("State:") && line.contains('Z')))
+    is_in_state(pid, &['R', 'S', 'D', 'T', 't', 'I'])
+}
+
+/// Returns true if the process exists and is in one of these states (proc_pid_status(5)).
+fn is_in_state(pid: Pid, states: &[char]) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).unwrap_or_default();
+    let state = status.lines().find_map(|line| line.strip_prefix("State:")?.trim().chars().next());
+    state.is_some_and(|state| states.contains(&state))
 }
