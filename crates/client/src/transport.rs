@@ -218,7 +218,7 @@ fn checked(url: &str) -> Result<String, SetupError> {
     let invalid = |reason| SetupError::Url { url: without_user(url), reason };
     let uri: Uri = url.trim().parse().map_err(|_| invalid("not a URL"))?;
     if !matches!(uri.scheme_str(), Some("http" | "https")) {
-        return Err(invalid("the scheme is neither http nor https"));
+        return Err(invalid("the scheme is missing or unknown; start the URL with http:// or https://"));
     }
     let authority = uri.authority().filter(|authority| !authority.host().is_empty());
     match authority {

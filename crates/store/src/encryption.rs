@@ -111,7 +111,7 @@ impl StoreKey {
     /// Returns the cipher for the values of this salt.
     fn cipher(&self, salt: &[u8; SALT_LEN]) -> LessSafeKey {
         let mut context = hmac::Context::with_key(&self.root);
-        context.update(b"reveille encrypted 1");
+        context.update(b"reveille sealed 1");
         context.update(salt);
         let key = UnboundKey::new(&AES_256_GCM, context.sign().as_ref())
             .expect("an HMAC-SHA256 tag is 32 bytes long, as an AES-256 key");

@@ -34,7 +34,7 @@ fn documented() -> Metrics {
         let name = cells.next().expect("a row has a first cell").trim_end_matches('`');
         let place = match cells.nth(1).expect("the third cell names the kinds of servers") {
             "both" => Where { alone: true, member: true },
-            "one process" => Where { alone: true, member: false },
+            "single process" => Where { alone: true, member: false },
             "member" => Where { alone: false, member: true },
             other => panic!("unknown kind of server for {name}: {other:?}"),
         };

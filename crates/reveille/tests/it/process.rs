@@ -163,7 +163,7 @@ fn taken_port_and_file_as_data_folder_are_rejected() {
     let mut command = Command::new(BINARY);
     command.args(["serve", "--no-receiver", "--listen", &server.address.to_string(), "--data"]).arg(&other);
     let message = failure(&mut command, 1);
-    assert!(message.contains(&format!("{} is taken", server.address)), "{message}");
+    assert!(message.contains(&format!("{} is in use", server.address)), "{message}");
 
     let file = folder.path().join("file");
     std::fs::write(&file, "").unwrap();

@@ -130,7 +130,7 @@ fn renewed_certificate_is_used_and_an_invalid_one_is_ignored() {
 
     write(secured.folder.path(), &("no certificate".to_owned(), new.sign().1));
     let is_warning =
-        |line: &str| (line.contains("cannot be used") && line.contains("no certificate in PEM")).then_some(());
+        |line: &str| (line.contains("cannot be used") && line.contains("no PEM certificate")).then_some(());
     secured.server.log.wait(is_warning).expect("the log has a warning");
     assert!(secured.is_trusted_by(&new.root), "the server keeps the previous certificate");
     std::fs::remove_file(secured.folder.path().join("server.crt")).unwrap();
