@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn acknowledged_schedule_without_arrival_is_lost() {
+    fn acknowledged_schedule_without_arrival_counts_as_lost() {
         let verdict = judge(&[arrival(1, 0), arrival(3, 0)], 0, &[1, 2, 3, 4].map(Incarnation));
         assert_eq!((verdict.arrived, verdict.lost, verdict.doubled, verdict.early), (2, 2, 0, 0));
     }

@@ -70,7 +70,7 @@ pub struct RunConfig {
     pub loss: f64,
     pub duplication: f64,
     pub tail: f64,
-    /// Probability of a long delay, as `tail`, for messages with orders.
+    /// Probability of a long delay for a message that carries orders. It replaces `tail` for such messages.
     pub late_orders: f64,
     pub targeted_fault: f64,
     /// True if masters are isolated one after another while no other fault is active.

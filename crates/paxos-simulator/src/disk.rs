@@ -29,7 +29,7 @@ pub(crate) struct Damaged;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Left {
     All,
-    /// Some unsynced records are whole, or none, and the rest is missing.
+    /// The disk keeps some or none of the unsynced records, each of them whole, and loses the rest.
     Lost,
     /// A part of a record remains.
     Torn,

@@ -125,7 +125,7 @@ impl Changes {
         let name = (request.tenant.id, request.id.clone().expect("a put names an id"));
         let _ids = self.lock_ids(std::slice::from_ref(&request)).await;
         let existing = self.shared.store.get(vec![name]).await?.pop().flatten();
-        // The store compares again in the same step as the change. This check only avoids a write that must fail.
+        // The store compares the versions again in the same step as the change. This check only avoids a write that is certain to fail.
         if existing.as_deref().map(Schedule::seen) != seen {
             return Ok(None);
         }

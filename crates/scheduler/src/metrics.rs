@@ -229,7 +229,7 @@ impl Metrics {
         );
         registry.register(
             "reveille_callbacks_throttled",
-            "Attempts that were late because their tenant exceeded its callbacks per minute",
+            "Attempts that were late because their tenant exceeded its limit of callbacks per minute",
             self.throttled.clone(),
         );
         registry.register(

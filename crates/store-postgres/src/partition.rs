@@ -160,7 +160,7 @@ impl Partitions {
         self.make(session, &self.missing(&wanted)).await?;
         let wanted = [now, now + Duration::from_secs(86_400)].map(|day| Partition::of(Family::Runs, day)).into();
         if let Err(failure) = self.make(session, &self.missing(&wanted)).await {
-            tracing::warn!(%failure, "partition for a day of runs could not be created; retrying later");
+            tracing::warn!(%failure, "cannot create the partition for a day of runs; retrying later");
         }
         let mut dropped = 0;
         for family in Family::DUE {

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn each_phrase_is_found_in_comments_texts_documents_and_test_names() {
+    fn each_phrase_is_found_in_every_kind_of_prose() {
         for (phrase, _) in PHRASES {
             let upper = phrase.to_uppercase();
             let name = phrase.replace(' ', "_");

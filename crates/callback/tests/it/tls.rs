@@ -143,7 +143,7 @@ async fn http2_callbacks_share_one_connection() {
     let attempts = async {
         let together = join_all((0..50).map(|_| attempt(&deliverer, &listening, b"3"))).await;
         assert!(together.iter().all(|delivered| delivered.result == AttemptResult::Answered(200)), "{together:?}");
-        // A response that exceeds the limit is cut off without harm to the connection.
+        // The client cuts off a response that exceeds the limit, and the connection stays usable.
         let delivered = attempt(&deliverer, &listening, b"1000000").await;
         assert_eq!(delivered.result, AttemptResult::Answered(200));
         assert!(attempt(&deliverer, &listening, b"3").await.result.is_success());

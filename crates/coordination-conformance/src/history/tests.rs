@@ -170,7 +170,7 @@ fn stale_read_after_a_sync_is_invalid() {
 
 /// Both reads are concurrent with the set.
 #[test]
-fn synced_read_older_than_an_earlier_one_is_invalid() {
+fn synced_read_of_an_older_value_than_before_is_invalid() {
     let mut script = Script::default();
     let made = script.create(1, 1);
     let set = script.without_response(1, Call::Set(Any));

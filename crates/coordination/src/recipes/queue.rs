@@ -33,7 +33,7 @@ pub enum Position {
 }
 
 /// Candidate in the queue. Dropping it leaves the queue.
-#[must_use = "dropping it leaves the queue"]
+#[must_use = "dropping the candidacy removes it from the queue"]
 pub struct Candidacy {
     place: Place,
     line: Line,

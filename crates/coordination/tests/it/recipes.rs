@@ -161,7 +161,7 @@ fn paused_leader_sees_its_end_before_its_task_is_notified() {
 }
 
 #[test]
-fn files_replace_an_unreachable_engine() {
+fn values_from_files_are_used_while_the_engine_is_unreachable() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::create_dir(folder.path().join("kestrel")).unwrap();
     let file = "server_list:\n- {host: a, port: 1}\n- {host: b, port: 2}\n";

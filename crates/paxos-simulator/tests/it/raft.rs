@@ -264,7 +264,7 @@ impl Replica {
                     self.node.apply_conf_change(&change).expect("the change was proposed as a change of one member");
                 out.observations.push(Observation::Incident(Incident::MembersChanged));
                 let raft = &mut self.node.raft;
-                // raft-rs lets a removed leader continue, and panics at its next entry.
+                // raft-rs lets a removed leader keep leading, and panics when that leader appends its next entry.
                 if raft.state == StateRole::Leader && !members.voters.contains(&raft.id) {
                     raft.become_follower(raft.term, 0);
                 }

@@ -94,8 +94,8 @@ impl Group {
         }
     }
 
-    /// Abandons the mastership of this node if another node leads. That leader cannot be master before this node
-    /// abandons the mastership, and a quorum may not receive this node's messages.
+    /// Abandons the mastership of this node if another node leads. That leader cannot become master before this
+    /// node abandons the mastership, and this node may be unable to reach a quorum.
     fn leave(&mut self, now: Instant, effects: &mut Effects) {
         let Role::Follower(following) = &self.role else { return };
         if self.leaves_at(following).is_some_and(|at| now >= at) {

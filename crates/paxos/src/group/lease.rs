@@ -44,7 +44,7 @@ pub(super) struct Lease {
     consent: Option<Term>,
 }
 
-/// Mastership whose master stopped in favour of another node.
+/// Mastership that its master handed over to another node by a consent.
 #[derive(Clone, Copy, Debug)]
 struct HandedOver {
     term: Term,

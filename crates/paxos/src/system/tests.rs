@@ -236,7 +236,7 @@ fn snapshot_encoding_never_changes() {
 }
 
 #[test]
-fn invalid_records_return_the_matching_error() {
+fn each_invalid_record_is_rejected_with_its_own_error() {
     let decode = |bytes: &[u8]| Record::decode(bytes).unwrap_err();
     assert_eq!(decode(&[]), DecodeError::Short);
     assert_eq!(decode(&[2, 10, 1]), DecodeError::Version(2));

@@ -420,7 +420,7 @@ fn moot_move_is_not_ordered_again() {
 }
 
 #[test]
-fn overtaken_report_gets_no_orders() {
+fn outdated_report_is_answered_without_orders() {
     let (mut cluster, node, holder) = hand_over();
     let mut gets_orders = |process: u64, stamp: Instant| {
         let report = Report { process, stamp, serves: Vec::new(), prepared: None, rejected: None };

@@ -49,8 +49,8 @@ pub(crate) struct Create {
     /// Validate the schedule and print its next instants, without creating it
     #[arg(long, conflicts_with = "file")]
     dry_run: bool,
-    /// File with schedules to create, `-` for standard input: JSON objects of the API, one after the other; it excludes
-    /// --replace and --dry-run
+    /// File of schedules to create, as consecutive JSON objects of the API; `-` reads standard input; not with --replace
+    /// or --dry-run
     #[arg(long, value_name = "FILE", conflicts_with_all = ["request", "replace"])]
     file: Option<PathBuf>,
     #[command(flatten)]

@@ -226,33 +226,33 @@ fn readme_commands_run_and_their_callbacks_verify() {
 }
 
 #[test]
-fn cron_document_commands_run() {
+fn commands_in_the_cron_document_run() {
     check_with_server("docs/cron.md", include_str!("../../../../docs/cron.md"), &[]);
 }
 
 #[test]
-fn http_api_document_commands_run() {
+fn commands_in_the_http_api_document_run() {
     check_with_server("docs/http-api.md", include_str!("../../../../docs/http-api.md"), &[]);
 }
 
 #[test]
-fn cli_document_commands_run() {
+fn commands_in_the_cli_document_run() {
     let zookeeper = ("zookeeper://zk1:2181,zk2:2181/shop", crate::recipes::zookeeper());
     check_with_server("docs/cli.md", include_str!("../../../../docs/cli.md"), &[zookeeper]);
 }
 
 #[test]
-fn examples_document_commands_run() {
+fn commands_in_the_examples_document_run() {
     check("docs/examples.md", include_str!("../../../../docs/examples.md"), &[]);
 }
 
 #[test]
-fn guarantees_document_commands_run() {
+fn commands_in_the_guarantees_document_run() {
     check("docs/guarantees.md", include_str!("../../../../docs/guarantees.md"), &[]);
 }
 
 #[test]
-fn operating_document_commands_run() {
+fn commands_in_the_operating_document_run() {
     let store = test_servers::postgres::shared().create_database().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let document = include_str!("../../../../docs/operating.md");

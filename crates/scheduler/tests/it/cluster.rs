@@ -228,7 +228,7 @@ fn member_with_a_wrong_clock_does_not_lead() {
 }
 
 #[test]
-fn tenant_with_new_pollers_loses_no_run_while_members_learn_of_them() {
+fn no_run_is_lost_while_members_discover_new_pollers() {
     both_engines(async |sim, options| {
         let cluster = TestCluster::new(sim, options, quick).await;
         let (a, b) = (cluster.join("a").await, cluster.join("b").await);

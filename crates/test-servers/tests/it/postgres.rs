@@ -37,7 +37,7 @@ fn databases_of_one_server_are_separate() {
 }
 
 #[test]
-fn full_small_disk_does_not_affect_other_tables() {
+fn full_small_disk_does_not_affect_tables_elsewhere() {
     let postgres = Postgres::start_with(Options { disk_bytes: Some(1 << 20), ..Options::default() }).unwrap();
     let disk = postgres.folder().join("disk").display().to_string();
     postgres.sql("postgres", &format!("create tablespace small location '{disk}'")).unwrap();

@@ -153,7 +153,7 @@ fn new_kind_of_timing_replaces_the_old_one() {
 }
 
 #[test]
-fn payload_is_merged_and_unnamed_parts_stay_byte_for_byte() {
+fn payload_is_merged_and_unnamed_parts_keep_their_bytes() {
     check_merge(r#"{"payload":{"a":{"x":null,"z":[null, 2]}}}"#, false, |spec| {
         spec.payload = Bytes::from_static(b"{\"b\":1.50,\"a\":{\"y\":123456789012345678901234567890,\"z\":[null, 2]}}");
     });
