@@ -298,20 +298,22 @@ fn pid_of(child: &Child) -> Pid {
 /// Sends a signal to the postmaster and its children, and waits until a stop takes effect.
 fn signal_all(postmaster: &Child, signal: Signal) -> anyhow::Result<()> {
     // The postmaster comes first: a stopped one starts no further child.
-    let stop = |pid: Pid| {
-        let start = Instant::now();
-        while signal == Signal::STOP && is_in_state(pid, &['R', 'S', 'D']) {
-            ensure!(start.elapsed() < START_MAX, "PostgreSQL's processes still run after SIGSTOP");
-            std::thread::sleep(PERIOD);
-        }
-        Ok(())
-    };
     rustix::process::kill_process(pid_of(postmaster), signal).context("cannot signal PostgreSQL")?;
-    stop(pid_of(postmaster))?;
+    wait_if_stopping(pid_of(postmaster), signal)?;
     for child in children_of(postmaster) {
         // A child may have ended since the list was read.
         let _ended = rustix::process::kill_process(child, signal);
-        stop(child)?;
+        wait_if_stopping(child, signal)?;
+    }
+    Ok(())
+}
+
+/// Waits after a stop until the process is stopped or has ended. A stop of another process's child sends no event.
+fn wait_if_stopping(pid: Pid, signal: Signal) -> anyhow::Result<()> {
+    let start = Instant::now();
+    while signal == Signal::STOP && is_running(pid) && state_of(pid) != Some('T') {
+        ensure!(start.elapsed() < START_MAX, "PostgreSQL's processes still run after SIGSTOP");
+        std::thread::sleep(PERIOD);
     }
     Ok(())
 }
@@ -322,14 +324,13 @@ fn children_of(postmaster: &Child) -> Vec<Pid> {
     children.split_whitespace().filter_map(|word| Pid::from_raw(word.parse().ok()?)).collect()
 }
 
-/// Returns true if the process runs and is not a zombie.
+/// Returns true if the process exists and is not a zombie.
 fn is_running(pid: Pid) -> bool {
-    is_in_state(pid, &['R', 'S', 'D', 'T', 't', 'I'])
+    state_of(pid).is_some_and(|state| state != 'Z')
 }
 
-/// Returns true if the process exists and is in one of these states (proc_pid_status(5)).
-fn is_in_state(pid: Pid, states: &[char]) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).unwrap_or_default();
-    let state = status.lines().find_map(|line| line.strip_prefix("State:")?.trim().chars().next());
-    state.is_some_and(|state| states.contains(&state))
+/// Returns the letter of the process's state (proc_pid_status(5)); `None` if there is no such process.
+fn state_of(pid: Pid) -> Option<char> {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("State:")?.trim().chars().next())
 }
