@@ -57,13 +57,9 @@ pub(crate) fn run(seed: &str) -> anyhow::Result<ExitCode> {
 fn is_message(text: &str) -> bool {
     let starts = ["select", "insert", "update", "delete", "create", "alter", "with", "begin", "drop", "set"];
     let first = text.split_whitespace().next().unwrap_or_default().to_lowercase();
-    !starts.contains(&first.as_str()) && !text.contains(['{', '=']) | text.contains("{}") | has_placeholder(text)
-}
-
-/// True if the braces in `text` are placeholders of a format string.
-fn has_placeholder(text: &str) -> bool {
-    let inner = text.split('{').skip(1).map(|rest| rest.split('}').next().unwrap_or_default());
-    !text.contains(['"', '=', ';']) && inner.clone().count() > 0 && inner.into_iter().all(|name| !name.contains(' '))
+    // Braces around a space are JSON or code; others are placeholders of a format string.
+    let mut braces = text.split('{').skip(1).map(|rest| rest.split('}').next().unwrap_or_default());
+    !starts.contains(&first.as_str()) && !text.contains('=') && braces.all(|inside| !inside.contains(' '))
 }
 
 /// FNV-1a over seed and place, mixed by the finalizer of MurmurHash3, so that neighbouring places are far apart.

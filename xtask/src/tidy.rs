@@ -91,9 +91,9 @@ pub(crate) fn findings(root: &Path) -> anyhow::Result<Vec<Finding>> {
 pub(crate) fn generated(root: &Path) -> anyhow::Result<Vec<(PathBuf, String)>> {
     let files = read_files(root)?;
     let mut generated = vec![(root.join(documents::DECISIONS_INDEX), documents::index_of(&files))];
-    for (path, page) in documents::pages_of(&files) {
-        let text = page.map_err(|finding| anyhow::anyhow!("{finding}"))?;
-        generated.push((root.join(path), text));
+    for (page, text) in documents::pages_of(&files) {
+        let text = text.map_err(|finding| anyhow::anyhow!("{finding}"))?;
+        generated.push((root.join(&page.path), text));
     }
     Ok(generated)
 }

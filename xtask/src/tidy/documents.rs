@@ -147,18 +147,22 @@ fn decisions(files: &[File]) -> Vec<Finding> {
             page.finding(1, "a decision starts with `# NNNN: Title`, and `Status: ... Date: ... Area: ...`")
         })
         .collect();
-    let is_code = |file: &&File| !file.path.ends_with(".md");
-    for (page, name) in decision_pages(files) {
-        let number = name.split('-').next().unwrap_or_default();
-        let names = [format!("decisions/{number}"), format!("ecision {number}")];
-        if !files.iter().filter(is_code).any(|file| names.iter().any(|name| file.text.contains(name))) {
-            found.push(page.finding(0, "no code refers to this decision; name it in the file that it explains"));
-        }
-    }
+    let named: BTreeSet<&str> =
+        files.iter().filter(|file| !file.path.ends_with(".md")).flat_map(named_decisions).collect();
+    let unnamed = decision_pages(files).filter(|(_, name)| !named.contains(name.split('-').next().unwrap_or_default()));
+    let rule = "no code refers to this decision; name it in the file that it explains";
+    found.extend(unnamed.map(|(page, _)| page.finding(0, rule)));
     if index.text != index_of(files) {
         found.push(index.finding(0, "the index is outdated; run `cargo xtask index`"));
     }
     found
+}
+
+/// Numbers of the decisions that the file names, as in "decision 0040" and "decisions/0040-...".
+fn named_decisions(file: &File) -> impl Iterator<Item = &str> {
+    let rests =
+        file.text.split("ecision").skip(1).map(|rest| rest.trim_start_matches('s').trim_start_matches(['/', ' ']));
+    rests.filter_map(|rest| rest.get(..4)).filter(|number| number.bytes().all(|digit| digit.is_ascii_digit()))
 }
 
 /// Returns the expected content of [`DECISIONS_INDEX`].
@@ -186,12 +190,12 @@ pub(super) fn index_of(files: &[File]) -> String {
     index
 }
 
-/// Documents whose code is copied from a tested file, with the text that they should have.
+/// Documents whose code is copied from a tested file, each with the text that it should have.
 ///
 /// A line `<!-- code: FILE NAME -->` names the part of `FILE` between `// [NAME]` and `// [end]`. The next fenced block is its copy.
-pub(super) fn pages_of(files: &[File]) -> Vec<(String, Result<String, Finding>)> {
+pub(super) fn pages_of(files: &[File]) -> impl Iterator<Item = (&File, Result<String, Finding>)> {
     let pages = files.iter().filter(|file| file.path.ends_with(".md") && file.text.contains("\n<!-- code: "));
-    pages.map(|page| (page.path.clone(), page_of(page, files))).collect()
+    pages.map(|page| (page, page_of(page, files)))
 }
 
 fn page_of(page: &File, files: &[File]) -> Result<String, Finding> {
@@ -224,17 +228,12 @@ fn part(text: &str, name: &str) -> Option<String> {
 }
 
 fn stale_pages(files: &[File]) -> Vec<Finding> {
-    let mut found = Vec::new();
-    for (path, page) in pages_of(files) {
-        match (page, file(files, &path)) {
-            (Ok(text), Ok(file)) if file.text != text => {
-                found.push(file.finding(0, "its code differs from the tested file; run `cargo xtask index`"));
-            }
-            (Err(finding), _) | (_, Err(finding)) => found.push(finding),
-            (Ok(_), Ok(_)) => {}
-        }
-    }
-    found
+    let stale = |page: &File| page.finding(0, "its code differs from the tested file; run `cargo xtask index`");
+    let findings = pages_of(files).filter_map(|(page, text)| match text {
+        Ok(text) => (page.text != text).then(|| stale(page)),
+        Err(finding) => Some(finding),
+    });
+    findings.collect()
 }
 
 #[cfg(test)]

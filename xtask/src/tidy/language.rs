@@ -116,24 +116,30 @@ fn in_prose(prose: &Prose) -> Vec<(usize, String, &'static str)> {
 }
 
 fn phrases(words: &[(usize, String)]) -> Vec<(usize, String, &'static str)> {
-    let mut found = Vec::new();
-    let is_end = |word: &str| word.ends_with(['.', ',', ';', ':', '?', '!']);
-    let plain = |word: &str| word.trim_end_matches(['.', ',', ';', ':', '?', '!', ')']).to_lowercase();
-    for (at, (line, word)) in words.iter().enumerate() {
-        for (phrase, advice) in PHRASES {
-            let mut expected = phrase.split(' ').enumerate();
-            let is_here = expected.all(|(offset, part)| {
-                let is_inner = phrase.split(' ').count() > offset + 1;
-                words.get(at + offset).is_some_and(|(_, word)| plain(word) == part && !(is_inner && is_end(word)))
-            });
-            if is_here {
-                found.push((*line, phrase.to_owned(), advice));
+    const ENDS: [char; 6] = ['.', ',', ';', ':', '?', '!'];
+    let plain: Vec<String> =
+        words.iter().map(|(_, word)| word.trim_end_matches(ENDS).trim_end_matches(')').to_lowercase()).collect();
+    // A phrase does not extend over the end of a clause.
+    let starts_with = |at: usize, phrase: &str| {
+        let mut rest = phrase;
+        for (offset, word) in plain[at..].iter().enumerate() {
+            match rest.strip_prefix(word.as_str()) {
+                Some("") => return true,
+                Some(next) if next.starts_with(' ') && !words[at + offset].1.ends_with(ENDS) => rest = &next[1..],
+                _ => return false,
             }
         }
+        false
+    };
+    let has_question = words.iter().any(|(_, word)| word.ends_with('?'));
+    let mut found = Vec::new();
+    for (at, (line, _)) in words.iter().enumerate() {
+        let here = PHRASES.iter().filter(|(phrase, _)| starts_with(at, phrase));
+        found.extend(here.map(|(phrase, advice)| (*line, (*phrase).to_owned(), *advice)));
         let before = at.checked_sub(1).map(|at| words[at].1.as_str());
-        let has_no_noun =
-            before.is_none_or(|before| is_end(before) && !before.ends_with(',') || BEFORE_WHO.contains(&before));
-        if plain(word) == "who" && has_no_noun && !words.iter().any(|(_, word)| word.ends_with('?')) {
+        let has_no_noun = before
+            .is_none_or(|before| before.ends_with(ENDS) && !before.ends_with(',') || BEFORE_WHO.contains(&before));
+        if plain[at] == "who" && has_no_noun && !has_question {
             found.push((*line, "who".to_owned(), "put a noun before it: a candidate that, the caller"));
         }
     }
