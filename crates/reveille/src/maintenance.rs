@@ -58,8 +58,8 @@ pub(crate) async fn restore(runtime: &Runtime, arguments: &RestoreArguments) -> 
     let key = identity::admin_key_path(data);
     if !key.exists() {
         console::line(&format!(
-            "a backup contains no keys: copy {}, without which the server does not start, and {}; keys for requests \
-             remain valid",
+            "a backup contains no keys: copy the original store.key to {}, without which the server does not start, and \
+             the original admin.key to {}; API keys remain valid",
             data.join("store.key").display(),
             key.display()
         ))?;

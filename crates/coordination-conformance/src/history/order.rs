@@ -1,6 +1,6 @@
 //! Search for an order of each key's changes and synced reads that explains all responses. It follows Wing and
-//! Gong (1993), who try every call that can be next, and Lowe (2017), who remembers the tried combinations of
-//! placed calls and resulting node.
+//! Gong (1993), which tries every call that can be next, and of Lowe (2017), which records the tried combinations
+//! of placed calls and resulting node.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
