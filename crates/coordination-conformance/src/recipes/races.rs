@@ -9,6 +9,7 @@ use futures_util::future::join;
 use super::*;
 use coordination::Elector as _;
 use coordination::recipes::{Form, LeaderQueue, TreeElector};
+use coordination::tree::TreeError;
 
 /// A single event that runs right after the next read of the line.
 #[derive(Default)]
@@ -222,7 +223,14 @@ pub(super) async fn place_of_an_earlier_session_is_not_reused(subject: &dyn Subj
         held
     };
     let queueing = async {
-        let candidacy = queue.join(Bytes::new()).await.expect("the queue is open");
+        // A request may meet a connection that the cut has closed. The process is then not in the queue, and joins again.
+        let mut joined = None;
+        until(subject, "the process joins", async || {
+            let result = joined.insert(queue.join(Bytes::new()).await);
+            !matches!(result, Err(TreeError::Disconnected(_)))
+        })
+        .await;
+        let candidacy = joined.expect("`until` has polled").expect("the queue is open");
         let held = candidacy.lead().await.expect("the session is open");
         all_are_new(&path("/queue/candidate")).await;
         held
