@@ -18,9 +18,9 @@ const START: Duration = Duration::from_secs(30);
 /// Runs: the role of the key, the paths that the role may use, and an excluded operation. (An admin that lists the keys
 /// and revokes its own could not continue.)
 const RUNS: [(&str, &str, &str); 3] = [
-    ("writer", r"^/(v1/schedules|v1/runs|healthz|readyz|metrics)", "RevokeKey"),
-    ("admin", r"^/v1/(quotas|tenants/\{tenant\}/)", "RevokeKey"),
-    ("operator", r"^/v1/tenants", "Quotas"),
+    ("writer", r"^/(v1/schedules|v1/runs|healthz|readyz|metrics)", "revokeKey"),
+    ("admin", r"^/v1/(quotas|tenants/\{tenant\}/)", "revokeKey"),
+    ("operator", r"^/v1/tenants", "getQuotas"),
 ];
 
 /// Tests `binary`, or a debug build of the sources.

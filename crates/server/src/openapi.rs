@@ -6,7 +6,10 @@
 //!
 //! docs/decisions/0068-generate-the-openapi-document.md gives the reasons for the design.
 
+mod examples;
 mod schemas;
+mod simplify;
+mod v3_0;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,8 +21,15 @@ use crate::Options;
 use crate::rejection::Code;
 use crate::route::{Content, Needs, ResponseSpec, Route, schema_of};
 
+/// Version of OpenAPI in which a document is written.
+#[derive(Clone, Copy)]
+pub(crate) enum Version {
+    V3_0,
+    V3_1,
+}
+
 /// Generates the whole document as JSON.
-pub(crate) fn document(routes: &[Arc<Route>], options: &Options) -> Vec<u8> {
+pub(crate) fn document(routes: &[Arc<Route>], options: &Options, version: Version) -> Vec<u8> {
     let mut schemas = Schemas::new(options);
     let mut paths: BTreeMap<&str, Map<String, Value>> = BTreeMap::new();
     let mut codes: Vec<&'static str> = Vec::new();
@@ -42,7 +52,13 @@ pub(crate) fn document(routes: &[Arc<Route>], options: &Options) -> Vec<u8> {
                 The server confirms a change only after it is durable.",
             "license": { "name": "Apache-2.0", "identifier": "Apache-2.0" },
         },
-        "servers": [{ "url": "/" }],
+        // The paths start at the folder of this document, which a proxy may put below a prefix.
+        "servers": [{ "url": "." }],
+        "tags": [
+            { "name": "schedules", "description": "Schedules and their runs" },
+            { "name": "tenants", "description": "Tenants, keys, signing secrets and quotas" },
+            { "name": "operation", "description": "Health and metrics; no key is required" },
+        ],
         "security": [{ "key": [] }],
         "paths": paths,
         "webhooks": webhooks,
@@ -59,6 +75,10 @@ pub(crate) fn document(routes: &[Arc<Route>], options: &Options) -> Vec<u8> {
             },
         },
     });
+    let document = match version {
+        Version::V3_0 => v3_0::render(document),
+        Version::V3_1 => document,
+    };
     serde_json::to_vec(&document).expect("all keys of the document are text")
 }
 
@@ -85,7 +105,13 @@ fn describe(route: &Route, path: &str, schemas: &mut Schemas) -> Value {
         let content: Map<String, Value> = body
             .media
             .iter()
-            .map(|media| ((*media).to_owned(), json!({ "schema": (body.schema)(&mut schemas.requests) })))
+            .map(|media| {
+                let mut content = json!({ "schema": (body.schema)(&mut schemas.requests) });
+                if let Some(example) = examples::request(route.id) {
+                    content["example"] = example;
+                }
+                ((*media).to_owned(), content)
+            })
             .collect();
         whole.insert("requestBody".to_owned(), json!({ "required": body.is_required, "content": content }));
     }
@@ -129,7 +155,12 @@ fn describe_rejections(kinds: &[Code], schemas: &mut Schemas) -> Value {
     let texts: Vec<String> = kinds.iter().map(|kind| format!("`{}`: {}", kind.code(), kind.title())).collect();
     let mut described = json!({
         "description": texts.join("; "),
-        "content": { api::PROBLEM_CONTENT_TYPE: { "schema": schema_of::<api::Problem>(&mut schemas.responses) } },
+        "content": {
+            api::PROBLEM_CONTENT_TYPE: {
+                "schema": schema_of::<api::Problem>(&mut schemas.responses),
+                "examples": kinds.iter().map(|kind| examples::problem(*kind)).collect::<Map<_, _>>(),
+            },
+        },
     });
     let text = || json!({ "required": true, "schema": { "type": "string" } });
     if kinds.iter().all(|kind| kind.retry_after_secs().is_some()) {

@@ -127,7 +127,7 @@ pub(crate) fn operation(name: &'static str, id: &'static str, summary: &'static 
 
 impl Route {
     /// Label for requests that match no entry of the table.
-    pub(crate) const UNKNOWN: Route = Route::undocumented("unknown", "Unknown");
+    pub(crate) const UNKNOWN: Route = Route::undocumented("unknown", "unknown");
 
     pub(crate) const fn undocumented(name: &'static str, id: &'static str) -> Self {
         Route {
@@ -243,6 +243,6 @@ pub(crate) fn summary_or_dry_run(generator: &mut SchemaGenerator) -> Value {
 }
 
 pub(crate) fn status(_: &mut SchemaGenerator) -> Value {
-    let status = json!({ "enum": ["ok", "ready", "storage_full"] });
+    let status = json!({ "type": "string", "enum": ["ok", "ready", "storage_full"] });
     json!({ "type": "object", "properties": { "status": status }, "required": ["status"] })
 }

@@ -33,7 +33,7 @@ use bytes::Bytes;
 
 use crate::auth;
 use crate::extract::path_parameter;
-use crate::openapi;
+use crate::openapi::{self, Version};
 use crate::query;
 use crate::rejection::{Code, Rejected, reject};
 use crate::route::{
@@ -81,7 +81,7 @@ fn schedule_routes(routes: Routes) -> Routes {
         .add(
             schedules_route(
                 "GET /v1/schedules",
-                "List",
+                "listSchedules",
                 Reader,
                 "List schedules: all, or those with one state, with one label, or due within a range of 24 hours",
                 ok("A page. It may be short although more pages follow", schema_of::<api::SchedulePage>),
@@ -92,7 +92,7 @@ fn schedule_routes(routes: Routes) -> Routes {
         .add(
             schedules_route(
                 "POST /v1/schedules",
-                "Create",
+                "createSchedule",
                 Writer,
                 "Create a schedule",
                 ResponseSpec { headers: TAG_AND_LOCATION, ..created_response("The schedule was created", summary) },
@@ -106,7 +106,7 @@ fn schedule_routes(routes: Routes) -> Routes {
         .add(
             schedules_route(
                 "POST /v1/schedules:batch",
-                "Batch",
+                "createScheduleBatch",
                 Writer,
                 "Create many schedules: one request per line, and one result (`BatchLine`) per line, in order",
                 ResponseSpec { content: Content::Lines, ..ok("One result for each line", batch_lines) },
@@ -118,7 +118,7 @@ fn schedule_routes(routes: Routes) -> Routes {
         .add(
             schedules_route(
                 "GET /v1/schedules/{id}",
-                "Get",
+                "getSchedule",
                 Reader,
                 "Read a schedule",
                 ResponseSpec { headers: TAG, ..ok("The schedule", schema_of::<api::Schedule>) },
@@ -136,7 +136,7 @@ fn schedule_routes(routes: Routes) -> Routes {
         .add(
             schedules_route(
                 "PUT /v1/schedules/{id}",
-                "Put",
+                "putSchedule",
                 Writer,
                 "Create or replace the schedule with this id",
                 ok("The schedule was replaced, or the result of a dry run", summary_or_dry_run),
@@ -150,7 +150,7 @@ fn schedule_routes(routes: Routes) -> Routes {
         .add(
             schedules_route(
                 "PATCH /v1/schedules/{id}",
-                "Patch",
+                "patchSchedule",
                 Writer,
                 "Change the fields of a schedule that the body names (RFC 7396)",
                 ok("The schedule was changed, or the result of a dry run", summary_or_dry_run),
@@ -171,7 +171,7 @@ fn schedule_routes(routes: Routes) -> Routes {
         .add(
             schedules_route(
                 "DELETE /v1/schedules/{id}",
-                "Cancel",
+                "cancelSchedule",
                 Writer,
                 "Cancel a schedule",
                 ok("`cancelled`, or `too_late` if an attempt is in flight", schema_of::<api::Cancelled>),
@@ -187,7 +187,7 @@ fn schedule_routes(routes: Routes) -> Routes {
         .add(
             schedules_route(
                 "GET /v1/schedules/{id}/runs",
-                "ScheduleRuns",
+                "listScheduleRuns",
                 Reader,
                 "List a schedule's runs",
                 ok("A page", schema_of::<api::RunPage>),
@@ -199,7 +199,7 @@ fn schedule_routes(routes: Routes) -> Routes {
         .add(
             schedules_route(
                 "GET /v1/runs",
-                "Runs",
+                "listDeadLetters",
                 Reader,
                 "List dead letters",
                 ok("A page", schema_of::<api::RunPage>),
@@ -210,7 +210,7 @@ fn schedule_routes(routes: Routes) -> Routes {
         .add(
             schedules_route(
                 "POST /v1/runs/{id}/redrive",
-                "Redrive",
+                "redriveRun",
                 Writer,
                 "Redrive a dead letter at once",
                 ok("The run was redriven", schema_of::<api::Redriven>),
@@ -225,7 +225,7 @@ fn tenant_routes(routes: Routes) -> Routes {
         .add(
             tenants_route(
                 "GET /v1/quotas",
-                "Quotas",
+                "getQuotas",
                 Reader,
                 "Read the tenant's quotas",
                 ok("The quotas and their ceilings", schema_of::<api::QuotaSheet>),
@@ -235,7 +235,7 @@ fn tenant_routes(routes: Routes) -> Routes {
         .add(
             tenants_route(
                 "PATCH /v1/quotas",
-                "PatchQuotas",
+                "patchQuotas",
                 Admin,
                 "Set quotas, up to their ceilings",
                 ok("The new quotas and their ceilings", schema_of::<api::QuotaSheet>),
@@ -247,7 +247,7 @@ fn tenant_routes(routes: Routes) -> Routes {
         .add(
             tenants_route(
                 "GET /v1/tenants",
-                "Tenants",
+                "listTenants",
                 Operator,
                 "List tenants",
                 ok("All tenants", schema_of::<api::TenantList>),
@@ -257,7 +257,7 @@ fn tenant_routes(routes: Routes) -> Routes {
         .add(
             tenants_route(
                 "POST /v1/tenants",
-                "CreateTenant",
+                "createTenant",
                 Operator,
                 "Create a tenant",
                 created_response(
@@ -272,7 +272,7 @@ fn tenant_routes(routes: Routes) -> Routes {
         .add(
             tenants_route(
                 "GET /v1/tenants/{tenant}",
-                "Tenant",
+                "getTenant",
                 AdminOf,
                 "Read a tenant",
                 ok("The tenant", schema_of::<api::Tenant>),
@@ -282,7 +282,7 @@ fn tenant_routes(routes: Routes) -> Routes {
         .add(
             tenants_route(
                 "PATCH /v1/tenants/{tenant}",
-                "PatchTenant",
+                "patchTenant",
                 Operator,
                 "Change a tenant's quotas, ceilings and egress (RFC 7396)",
                 ok("The changed tenant", schema_of::<api::Tenant>),
@@ -299,7 +299,7 @@ fn tenant_routes(routes: Routes) -> Routes {
         .add(
             tenants_route(
                 "GET /v1/tenants/{tenant}/keys",
-                "Keys",
+                "listKeys",
                 AdminOf,
                 "List keys",
                 ok("All keys", schema_of::<api::KeyList>),
@@ -309,7 +309,7 @@ fn tenant_routes(routes: Routes) -> Routes {
         .add(
             tenants_route(
                 "POST /v1/tenants/{tenant}/keys",
-                "CreateKey",
+                "createKey",
                 AdminOf,
                 "Create a key",
                 created_response("The key with its secret, shown only once", schema_of::<api::KeyCreated>),
@@ -321,7 +321,7 @@ fn tenant_routes(routes: Routes) -> Routes {
         .add(
             tenants_route(
                 "DELETE /v1/tenants/{tenant}/keys/{id}",
-                "RevokeKey",
+                "revokeKey",
                 AdminOf,
                 "Revoke a key",
                 ok("The revoked key", schema_of::<api::Key>),
@@ -332,7 +332,7 @@ fn tenant_routes(routes: Routes) -> Routes {
         .add(
             tenants_route(
                 "GET /v1/tenants/{tenant}/signing-secrets",
-                "Secrets",
+                "listSigningSecrets",
                 AdminOf,
                 "List signing secrets",
                 ok("All signing secrets", schema_of::<api::SigningSecretList>),
@@ -342,7 +342,7 @@ fn tenant_routes(routes: Routes) -> Routes {
         .add(
             tenants_route(
                 "POST /v1/tenants/{tenant}/signing-secrets",
-                "CreateSecret",
+                "createSigningSecret",
                 AdminOf,
                 "Create a signing secret",
                 created_response("The signing secret, shown only once", schema_of::<api::SigningSecretCreated>),
@@ -353,7 +353,7 @@ fn tenant_routes(routes: Routes) -> Routes {
         .add(
             tenants_route(
                 "DELETE /v1/tenants/{tenant}/signing-secrets/{id}",
-                "DeleteSecret",
+                "deleteSigningSecret",
                 AdminOf,
                 "Delete a signing secret",
                 ok("The deleted signing secret", schema_of::<api::SigningSecret>),
@@ -364,7 +364,7 @@ fn tenant_routes(routes: Routes) -> Routes {
         .add(
             tenants_route(
                 "GET /v1/tenants/{tenant}/audit",
-                "Audit",
+                "listAuditEntries",
                 AdminOf,
                 "List the changes of a tenant",
                 ok("A page", schema_of::<api::AuditPage>),
@@ -377,13 +377,18 @@ fn tenant_routes(routes: Routes) -> Routes {
 fn operation_routes(routes: Routes) -> Routes {
     routes
         .add(
-            operation("GET /healthz", "Health", "Check that the process responds", ok("The process responds", status)),
+            operation(
+                "GET /healthz",
+                "getHealth",
+                "Check that the process responds",
+                ok("The process responds", status),
+            ),
             operations::health,
         )
         .add(
             operation(
                 "GET /readyz",
-                "Ready",
+                "getReadiness",
                 "Check that the server accepts requests",
                 ok("The server accepts requests", status),
             )
@@ -393,7 +398,7 @@ fn operation_routes(routes: Routes) -> Routes {
         .add(
             operation(
                 "GET /metrics",
-                "Metrics",
+                "getMetrics",
                 "Read the metrics as OpenMetrics text",
                 ResponseSpec { content: Content::Text("application/openmetrics-text"), ..ok("All metrics", status) },
             ),
@@ -401,19 +406,24 @@ fn operation_routes(routes: Routes) -> Routes {
         )
 }
 
-/// Adds the OpenAPI document of the routes so far, which is created at the first request, and the page that shows it.
+/// Adds the OpenAPI documents of the routes so far, which are created at the first request, and the page that shows
+/// them.
 fn with_pages(routes: Routes) -> Routes {
-    let document = Arc::new((routes.documented.clone(), OnceLock::new()));
-    let document = move |State(app): App| {
-        let (routes, cell) = &*document;
-        ready(page::document(cell.get_or_init(|| Bytes::from(openapi::document(routes, &app.options))).clone()))
+    let documented = routes.documented.clone();
+    let document = |version| {
+        let cell = Arc::new((documented.clone(), OnceLock::new()));
+        move |State(app): App| {
+            let (routes, cell) = &*cell;
+            let create = || Bytes::from(openapi::document(routes, &app.options, version));
+            ready(page::document(cell.get_or_init(create).clone()))
+        }
     };
-    let page_route = || Route::undocumented("GET /docs", "Page");
-    routes.add(Route::undocumented("GET /openapi.json", "Document"), document).add(page_route(), page::page).add_at(
-        "/docs/{part}",
-        page_route(),
-        page::asset,
-    )
+    let page_route = || Route::undocumented("GET /docs", "getPage");
+    routes
+        .add(Route::undocumented("GET /openapi.json", "getDocument"), document(Version::V3_1))
+        .add(Route::undocumented("GET /openapi-3.0.json", "getDocument30"), document(Version::V3_0))
+        .add(page_route(), page::page)
+        .add_at("/docs/{part}", page_route(), page::asset)
 }
 
 /// Routes registered so far.

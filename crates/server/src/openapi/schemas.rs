@@ -11,6 +11,8 @@ use crate::idempotency;
 use crate::query::PAGE_LIMIT_MAX;
 use crate::route::{Parameter, reference, schema_of};
 
+use super::simplify::simplify;
+
 const ID: &str = "^[A-Za-z0-9_-]+$";
 
 pub(super) struct Schemas {
@@ -58,7 +60,7 @@ impl Schemas {
             Parameter::DeadLetter => (
                 "dead_letter",
                 "Must be `true`: the route lists dead letters only",
-                json!({ "const": "true", "type": "string" }),
+                json!({ "type": "string", "enum": ["true"] }),
             ),
             Parameter::DryRun => {
                 ("dry_run", "Check the request and return the result, but write nothing", json!({ "type": "boolean" }))
@@ -138,6 +140,7 @@ impl Schemas {
         schemas["Problem"]["properties"]["code"]["enum"] = json!(codes);
         limit_schedules(&mut schemas, &self.limits);
         limit_tenants(&mut schemas);
+        schemas.values_mut().for_each(simplify);
         schemas
     }
 }
@@ -173,9 +176,8 @@ fn limit_schedules(schemas: &mut Map<String, Value>, limits: &Limits) {
         "additionalProperties": { "type": "string", "maxLength": limits.label_bytes_max },
     });
     extend_field(schemas, "ScheduleRequest", "labels", labels);
-    // A field with the value `null` counts as missing.
-    let one = |name: &str| json!({ "required": [name], "properties": { name: { "type": "string" } } });
-    schemas["ScheduleRequest"]["oneOf"] = json!([one("at"), one("cron"), one("every")]);
+    // Client generators misread the standard form, which is `oneOf` beside `properties`.
+    schemas["ScheduleRequest"]["x-exactly-one-of"] = json!(["at", "cron", "every"]);
     let url = json!({ "format": "uri", "pattern": "^[Hh][Tt][Tt][Pp][Ss]?://", "maxLength": limits.url_bytes_max });
     extend_field(schemas, "TargetRequestHttp", "url", url);
     extend_field(schemas, "TargetRequestHttp", "headers", json!({ "maxProperties": limits.headers_max }));
@@ -201,7 +203,7 @@ fn make_patch(schemas: &mut Map<String, Value>) {
         let mut schema = schemas[of].clone();
         if let Some(schema) = schema.as_object_mut() {
             schema.remove("required");
-            schema.remove("oneOf");
+            schema.remove("x-exactly-one-of");
             schema.insert("description".to_owned(), json!(format!("Changes to a `{of}`")));
         }
         for field in ["labels", "headers"] {
@@ -219,7 +221,7 @@ fn limit_tenants(schemas: &mut Map<String, Value>) {
     let name = json!({ "pattern": ID, "minLength": 1, "maxLength": ScheduleId::LEN_MAX });
     extend_field(schemas, "TenantRequest", "name", name);
     extend_field(schemas, "KeyRequest", "name", json!({ "maxLength": 128 }));
-    let allow = json!({ "items": { "enum": ["loopback", "private", "link_local", "shared"] } });
+    let allow = json!({ "items": { "type": "string", "enum": ["loopback", "private", "link_local", "shared"] } });
     extend_field(schemas, "Egress", "allow", allow);
     let networks =
         json!({ "maxItems": domain::egress::NETWORKS_MAX, "items": { "type": "string", "examples": ["10.1.0.0/16"] } });

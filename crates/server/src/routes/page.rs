@@ -16,27 +16,28 @@ use crate::rejection::{Code, HandlerResult, reject};
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
     base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
+/// Page at `/docs`. Its links are relative, so that the page works behind a proxy that adds a prefix to every path.
 const INDEX: &str = r#"<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Reveille: HTTP API</title>
-<link rel="icon" type="image/png" href="/docs/favicon-32x32.png">
-<link rel="stylesheet" href="/docs/swagger-ui.css">
-<link rel="stylesheet" href="/docs/index.css">
+<link rel="icon" type="image/png" href="docs/favicon-32x32.png">
+<link rel="stylesheet" href="docs/swagger-ui.css">
+<link rel="stylesheet" href="docs/index.css">
 </head>
 <body>
-<div id="swagger-ui"><noscript>This page needs JavaScript; <a href="/openapi.json">/openapi.json</a> does not.</noscript></div>
-<script src="/docs/swagger-ui-bundle.js"></script>
-<script src="/docs/start.js"></script>
+<div id="swagger-ui"><noscript>This page needs JavaScript; <a href="openapi.json">/openapi.json</a> does not.</noscript></div>
+<script src="docs/swagger-ui-bundle.js"></script>
+<script src="docs/start.js"></script>
 </body>
 </html>
 "#;
 
 /// Script that starts Swagger UI without its validator, which would send requests to another host.
 const START: &str = r##"SwaggerUIBundle({
-  url: "/openapi.json",
+  url: "openapi.json",
   dom_id: "#swagger-ui",
   deepLinking: true,
   validatorUrl: null,

@@ -1,0 +1,135 @@
+//! Rewrites JSON Schemas so that client generators can read them.
+//!
+//! The schemas of schemars are correct, but openapi-python-client, oapi-codegen and openapi-generator reject or misread
+//! boolean schemas, `const`, and enums that are written as a list of alternatives. Each rewrite keeps the meaning.
+
+use serde_json::{Map, Value, json};
+
+/// Keywords whose value is a schema for each name.
+const BY_NAME: [&str; 3] = ["properties", "$defs", "patternProperties"];
+/// Keywords whose value is a schema.
+const ONE: [&str; 3] = ["items", "additionalProperties", "not"];
+/// Keywords whose value is a list of schemas.
+pub(super) const LISTS: [&str; 3] = ["oneOf", "anyOf", "allOf"];
+
+/// Rewrites a schema and all schemas within it.
+pub(super) fn simplify(schema: &mut Value) {
+    visit(schema, &mut |schema| {
+        merge_enum(schema);
+        if let Some(value) = schema.remove("const") {
+            schema.insert("enum".to_owned(), json!([value]));
+        }
+        if let Some(text) = schema.get("description").and_then(Value::as_str) {
+            let text = without_links(text);
+            schema.insert("description".to_owned(), json!(text));
+        }
+    });
+}
+
+/// Calls `rewrite` for every schema within `schema`, then for `schema`. Replaces a schema of `true`, which accepts any
+/// value, by the equal `{}` first.
+pub(super) fn visit(schema: &mut Value, rewrite: &mut impl FnMut(&mut Map<String, Value>)) {
+    if *schema == Value::Bool(true) {
+        *schema = json!({});
+    }
+    let Some(fields) = schema.as_object_mut() else { return };
+    for keyword in BY_NAME {
+        if let Some(named) = fields.get_mut(keyword).and_then(Value::as_object_mut) {
+            named.values_mut().for_each(|schema| visit(schema, rewrite));
+        }
+    }
+    for keyword in ONE {
+        // `additionalProperties: true` is valid in every version of OpenAPI, and generators understand it.
+        if let Some(schema) = fields.get_mut(keyword).filter(|schema| schema.is_object()) {
+            visit(schema, rewrite);
+        }
+    }
+    for keyword in LISTS {
+        if let Some(list) = fields.get_mut(keyword).and_then(Value::as_array_mut) {
+            list.iter_mut().for_each(|schema| visit(schema, rewrite));
+        }
+    }
+    rewrite(fields);
+}
+
+/// Rewrites `oneOf` alternatives that are all texts as one `enum`. The description lists the meaning of each value.
+fn merge_enum(schema: &mut Map<String, Value>) {
+    let Some(alternatives) = schema.get("oneOf").and_then(Value::as_array) else { return };
+    let mut values = Vec::new();
+    let mut meanings = Vec::new();
+    for alternative in alternatives {
+        let Some(texts) = alternative.get("enum").and_then(Value::as_array) else { return };
+        if alternative["type"] != "string" {
+            return;
+        }
+        for text in texts {
+            if let (Some(text), Some(meaning)) = (text.as_str(), alternative["description"].as_str()) {
+                meanings.push(format!("`{text}`: {meaning}"));
+            }
+            values.push(text.clone());
+        }
+    }
+    let own = schema.get("description").and_then(Value::as_str).map(str::to_owned);
+    let description = own.into_iter().chain(meanings).collect::<Vec<_>>().join(" ");
+    schema.remove("oneOf");
+    schema.insert("type".to_owned(), json!("string"));
+    schema.insert("enum".to_owned(), json!(values));
+    if !description.is_empty() {
+        schema.insert("description".to_owned(), json!(description));
+    }
+}
+
+/// Returns the first paragraph of a Rust doc comment without Rust's links. Later paragraphs are for users of the Rust
+/// types.
+fn without_links(text: &str) -> String {
+    let paragraph = text.split("\n\n").next().unwrap_or_default().replace('\n', " ");
+    let mut plain = String::new();
+    let mut rest = paragraph.as_str();
+    while let Some((before, after)) = rest.split_once("[`") {
+        let Some((name, after)) = after.split_once("`]") else { break };
+        plain.push_str(before);
+        plain.push_str(&format!("`{name}`"));
+        let target = after.strip_prefix('(').and_then(|after| after.split_once(')'));
+        rest = target.map_or(after, |(_, after)| after);
+    }
+    plain + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn simplified(mut schema: Value) -> Value {
+        simplify(&mut schema);
+        schema
+    }
+
+    #[test]
+    fn alternatives_of_texts_become_one_enum() {
+        let schema = json!({ "description": "State.", "oneOf": [
+            { "type": "string", "enum": ["active"] },
+            { "type": "string", "const": "ended", "description": "It is over." },
+        ]});
+        let expected =
+            json!({ "description": "State. `ended`: It is over.", "type": "string", "enum": ["active", "ended"] });
+        assert_eq!(simplified(schema), expected);
+        let other = json!({ "oneOf": [{ "type": "string", "enum": ["a"] }, { "type": "null" }] });
+        assert_eq!(simplified(other.clone()), other);
+    }
+
+    #[test]
+    fn boolean_schemas_and_constants_are_replaced() {
+        let schema =
+            json!({ "properties": { "payload": true, "dead": { "const": "true" } }, "additionalProperties": false });
+        let expected =
+            json!({ "properties": { "payload": {}, "dead": { "enum": ["true"] } }, "additionalProperties": false });
+        assert_eq!(simplified(schema), expected);
+    }
+
+    #[test]
+    fn description_keeps_its_first_paragraph_without_links() {
+        let schema =
+            json!({ "description": "A patch of a [`Request`](crate::Request) with\n[`Time`].\n\nIts `Debug` form." });
+        assert_eq!(simplified(schema), json!({ "description": "A patch of a `Request` with `Time`." }));
+    }
+}
