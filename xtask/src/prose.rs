@@ -145,7 +145,7 @@ fn of_markdown(text: &str) -> Vec<Prose> {
             is_open = false;
             continue;
         }
-        let starts = line.starts_with(['#', '|', '-', '*']) || line.starts_with(|c: char| c.is_ascii_digit());
+        let starts = line.starts_with(['#', '|']) || is_item(line);
         match found.last_mut() {
             Some(last) if is_open && !starts => {
                 last.text.push('\n');
@@ -156,6 +156,12 @@ fn of_markdown(text: &str) -> Vec<Prose> {
         is_open = !line.starts_with(['#', '|']);
     }
     found
+}
+
+/// True for the first line of a list item. Other lines may start with a digit or with `*emphasis*`.
+fn is_item(line: &str) -> bool {
+    let digits = line.len() - line.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    line.starts_with("- ") || line.starts_with("* ") || (digits > 0 && line[digits..].starts_with(". "))
 }
 
 fn of_hash_comments(text: &str) -> Vec<Prose> {
@@ -201,10 +207,9 @@ mod tests {
 
     #[test]
     fn paragraphs_of_markdown_are_found_without_code() {
-        let text =
-            "# Title\n\nOne\ntwo.\n\n    code\n\n- item\n  more\n\n```\nfenced\n```\n| a | b |\n|---|---|\n| c | d |\n";
+        let text = "# Title\n\nOne\n2 two.\n\n    code\n\n- item\n  more\n1. first\n\n```\nfenced\n```\n| a | b |\n|---|---|\n| c | d |\n";
         let found: Vec<String> = of_file("a.md", text).into_iter().map(|prose| prose.text).collect();
-        assert_eq!(found, ["# Title", "One\ntwo.", "- item\nmore", "| a | b |", "| c | d |"]);
+        assert_eq!(found, ["# Title", "One\n2 two.", "- item\nmore", "1. first", "| a | b |", "| c | d |"]);
     }
 
     #[test]
