@@ -3,7 +3,8 @@
 //!
 //! The output of a suite is printed as a whole when the suite ends, so that the lines of two suites do not mix.
 //!
-//! docs/decisions/0180-run-test-suites-side-by-side.md gives the reasons for the design.
+//! docs/decisions/0180-run-test-suites-side-by-side.md and docs/decisions/0181-lint-in-the-build-of-the-tests.md give the
+//! reasons for the design.
 
 use std::collections::VecDeque;
 use std::io::{Read, Seek, SeekFrom};
@@ -37,31 +38,58 @@ pub(crate) struct Suite {
     pub(crate) command: Command,
 }
 
-/// Builds the test binaries of the workspace. Returns them in the order in which they should start.
-///
-/// # Errors
-/// If cargo cannot be started, or a binary does not compile.
-pub(crate) fn build() -> anyhow::Result<Vec<Suite>> {
-    let mut command = Command::new(CARGO);
-    command.args(["test", "--workspace", "--all-features", "--no-run", "--message-format=json-render-diagnostics"]);
-    stage::announce(&command);
-    let output = command.current_dir(stage::root()).stderr(Stdio::inherit()).output().context("cannot start cargo")?;
-    ensure!(output.status.success(), "the tests do not compile");
-    let mut suites = Vec::new();
-    for line in output.stdout.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
-        suites.extend(serde_json::from_slice::<Message>(line).context("cannot parse a message of cargo")?.suite());
-    }
-    suites.sort_by_key(|suite| LONGEST.iter().position(|name| *name == suite.name).unwrap_or(LONGEST.len()));
-    Ok(suites)
+/// Test binaries of the workspace, and the result of the lints.
+pub(crate) struct Build {
+    /// Suites in the order in which they should start.
+    pub(crate) suites: Vec<Suite>,
+    /// One passed check without warnings, or one failed check for each warning of the compiler or of clippy.
+    pub(crate) lints: Counts,
 }
 
-/// The part of cargo's messages that describes a test binary.
+/// Environment of every build for the tests. Cargo compiles the crates of the workspace with clippy, which lints and
+/// generates the same code as rustc: a separate run of clippy would check every dependency a second time. The build is
+/// not incremental, because it usually starts from nothing.
+pub(crate) const BUILD: [(&str, &str); 2] = [("RUSTC_WORKSPACE_WRAPPER", "clippy-driver"), ("CARGO_INCREMENTAL", "0")];
+
+/// Builds and lints the programs and tests of the workspace.
+///
+/// # Errors
+/// Returns an error if cargo cannot be started, or a binary does not compile.
+pub(crate) fn build() -> anyhow::Result<Build> {
+    let mut command = Command::new(CARGO);
+    command
+        .args(["test", "--workspace", "--all-features", "--no-run", "--message-format=json"])
+        .envs(BUILD);
+    stage::announce(&command);
+    let output = command.current_dir(stage::root()).stderr(Stdio::inherit()).output().context("cannot start cargo")?;
+    let (mut suites, mut warnings) = (Vec::new(), 0);
+    for line in output.stdout.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+        let message: Message = serde_json::from_slice(line).context("cannot parse a message of cargo")?;
+        if let Some(diagnostic) = &message.message {
+            eprint!("{}", diagnostic.rendered);
+            warnings += 1;
+        }
+        suites.extend(message.suite());
+    }
+    ensure!(output.status.success(), "the tests do not compile");
+    suites.sort_by_key(|suite| LONGEST.iter().position(|name| *name == suite.name).unwrap_or(LONGEST.len()));
+    Ok(Build { suites, lints: Counts { passed: u64::from(warnings == 0), failed: warnings } })
+}
+
+/// The part of cargo's messages that describes a test binary or a diagnostic.
 #[derive(Deserialize)]
 struct Message {
+    message: Option<Diagnostic>,
     executable: Option<PathBuf>,
     manifest_path: Option<PathBuf>,
     profile: Option<Profile>,
     target: Option<Target>,
+}
+
+/// A warning or an error of a crate of the workspace; cargo hides the warnings of other crates.
+#[derive(Deserialize)]
+struct Diagnostic {
+    rendered: String,
 }
 
 #[derive(Deserialize)]

@@ -19,8 +19,8 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
     needs::provide()?;
     let mut total = Counts::default();
     let mut failed = Vec::new();
-    let stages: [(&str, Stage); 5] =
-        [("format", format), ("tidy", tidied), ("clippy", clippy), ("tests", tests), ("containerfile", containerfile)];
+    let stages: [(&str, Stage); 4] =
+        [("format", format), ("tidy", tidied), ("lints and tests", tests), ("containerfile", containerfile)];
     for (name, stage) in stages {
         let counts = stage().unwrap_or_else(|error| {
             eprintln!("{name}: {error:#}");
@@ -61,15 +61,11 @@ fn tidied() -> anyhow::Result<Counts> {
     Ok(Counts { passed: 1 - failed, failed })
 }
 
-fn clippy() -> anyhow::Result<Counts> {
-    let arguments = ["clippy", "--workspace", "--all-targets", "--all-features", "--quiet", "--", "-D", "warnings"];
-    run_check(Command::new(CARGO).args(arguments))
-}
-
-/// Runs the test binaries and doc tests of the workspace, the tests of the Python receiver, and Schemathesis
-/// concurrently.
+/// Builds and lints the workspace. Then runs its test binaries and doc tests, the tests of the Python receiver, and
+/// Schemathesis concurrently.
 fn tests() -> anyhow::Result<Counts> {
-    let mut suites = suites::build()?;
+    let suites::Build { mut suites, lints } = suites::build()?;
+    eprintln!("== lints: {} passed, {} failed", lints.passed, lints.failed);
     // Schemathesis takes long and uses few resources, so it starts first. It gets the binary that was built for the
     // tests: a build of the package alone has other features and would compile dozens of crates again.
     let mut schemathesis = Command::new(std::env::current_exe()?);
@@ -78,6 +74,7 @@ fn tests() -> anyhow::Result<Counts> {
     suites.push(receiver_python()?);
     let mut documentation = Command::new(CARGO);
     documentation.args(["test", "--workspace", "--all-features", "--doc"]).current_dir(stage::root());
+    documentation.envs(suites::BUILD);
     suites.push(Suite { name: "doc tests".to_owned(), command: documentation });
     for suite in &mut suites {
         // Property tests draw the same cases on every run, so that only a change can fail them; the chore `fuzz` draws
@@ -86,7 +83,9 @@ fn tests() -> anyhow::Result<Counts> {
         // Some tests panic on purpose, thousands of times. Print only the location of a panic, not the backtrace.
         suite.command.env("RUST_BACKTRACE", "0");
     }
-    Ok(suites::run(suites))
+    let mut counts = suites::run(suites);
+    counts.add(lints);
+    Ok(counts)
 }
 
 /// Returns the suite of the Python receiver, which runs in its own environment.
