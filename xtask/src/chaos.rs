@@ -92,7 +92,7 @@ const QUESTIONS_MAX: usize = 2_000;
 const CALM: Duration = Duration::from_secs(5);
 
 /// # Errors
-/// If the run cannot be started or completed.
+/// Returns an error if the run cannot be started or completed.
 pub(crate) fn run(arguments: &ChaosArguments) -> anyhow::Result<ExitCode> {
     if let Some(folder) = &arguments.judge {
         return print_verdict(folder, &[]);

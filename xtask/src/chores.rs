@@ -10,7 +10,7 @@ use crate::suites::{self, Suite};
 use crate::tidy;
 
 /// # Errors
-/// If the checkout cannot be read.
+/// Returns an error if the checkout cannot be read.
 pub(crate) fn tidy() -> anyhow::Result<ExitCode> {
     let findings = tidy::findings(&stage::root())?;
     for finding in &findings {
@@ -20,7 +20,7 @@ pub(crate) fn tidy() -> anyhow::Result<ExitCode> {
 }
 
 /// # Errors
-/// If the checkout cannot be read, or a document cannot be written.
+/// Returns an error if the checkout cannot be read, or a document cannot be written.
 pub(crate) fn index() -> anyhow::Result<ExitCode> {
     for (path, text) in tidy::generated(&stage::root())? {
         std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
@@ -29,7 +29,7 @@ pub(crate) fn index() -> anyhow::Result<ExitCode> {
 }
 
 /// # Errors
-/// If cargo cannot be started.
+/// Returns an error if cargo cannot be started.
 pub(crate) fn simulate(arguments: &[String]) -> anyhow::Result<ExitCode> {
     // Paxos groups have a separate simulator, which builds and runs quickly.
     let one = arguments.iter().position(|word| word == "--scenario=paxos").map(|at| at..at + 1);
@@ -56,7 +56,7 @@ pub(crate) fn simulate(arguments: &[String]) -> anyhow::Result<ExitCode> {
 /// Runs `reveille bench election` with an ensemble of three servers and with Curator.
 ///
 /// # Errors
-/// If the ensemble, the peer or the benchmark cannot be started.
+/// Returns an error if the ensemble, the peer or the benchmark cannot be started.
 pub(crate) fn election(arguments: &[String]) -> anyhow::Result<ExitCode> {
     let peer = test_servers::mixed::curator_command()?;
     let ensemble = test_servers::zookeeper::Zookeeper::start(3)?;
@@ -91,7 +91,7 @@ const FUZZED: [(&str, &str); 9] = [
 const CASES: u32 = 5_000;
 
 /// # Errors
-/// If a test fails, or if a package has no test of that name.
+/// Returns an error if a test fails, or if a package has no test of that name.
 #[expect(clippy::disallowed_methods, reason = "a chore measures time by the clock of its machine")]
 pub(crate) fn fuzz(minutes: u32) -> anyhow::Result<ExitCode> {
     let end = Instant::now() + Duration::from_secs(60 * u64::from(minutes));

@@ -37,7 +37,7 @@ pub(crate) struct CompareArguments {
 }
 
 /// # Errors
-/// If a binary cannot be started, or if a request fails.
+/// Returns an error if a binary cannot be started, or if a request fails.
 pub(crate) fn run(arguments: &CompareArguments) -> anyhow::Result<ExitCode> {
     let mut pairs = Pairs::default();
     let mut differences = 0;

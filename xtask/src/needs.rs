@@ -34,7 +34,7 @@ const NEEDS: [Need; 11] = [
 /// Installs the missing programs.
 ///
 /// # Errors
-/// If a program is missing and cannot be installed by this process.
+/// Returns an error if a program is missing and cannot be installed by this process.
 pub(crate) fn provide() -> anyhow::Result<()> {
     let missing = missing();
     if missing.is_empty() {

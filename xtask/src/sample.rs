@@ -16,7 +16,7 @@ const WORDS_MIN: usize = 4;
 /// Prints the sample that `seed` selects; the same checkout and seed give the same sample.
 ///
 /// # Errors
-/// If git cannot list the files.
+/// Returns an error if git cannot list the files.
 #[expect(clippy::print_stdout, reason = "the sample is the output of this command")]
 pub(crate) fn run(seed: &str) -> anyhow::Result<ExitCode> {
     let mut pools: [Vec<(u64, String)>; 3] = Default::default();

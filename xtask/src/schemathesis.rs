@@ -26,7 +26,7 @@ const RUNS: [(&str, &str, &str); 3] = [
 /// Tests `binary`, or a debug build of the sources.
 ///
 /// # Errors
-/// If the environment cannot be created, or if the server does not start.
+/// Returns an error if the environment cannot be created, or if the server does not start.
 pub(crate) fn run(binary: Option<PathBuf>) -> anyhow::Result<Counts> {
     let programs =
         test_servers::python::environment("schemathesis", &stage::root().join(FOLDER).join("requirements.txt"))?;

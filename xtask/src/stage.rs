@@ -18,7 +18,7 @@ pub(crate) fn root() -> PathBuf {
 /// Returns cargo's target folder.
 ///
 /// # Errors
-/// If `cargo metadata` fails.
+/// Returns an error if `cargo metadata` fails.
 pub(crate) fn target() -> anyhow::Result<PathBuf> {
     #[derive(serde::Deserialize)]
     struct Metadata {
@@ -34,7 +34,7 @@ pub(crate) fn target() -> anyhow::Result<PathBuf> {
 /// Returns the path of the debug binary, which a build of the tests also creates.
 ///
 /// # Errors
-/// If `cargo metadata` fails.
+/// Returns an error if `cargo metadata` fails.
 pub(crate) fn debug_binary() -> anyhow::Result<PathBuf> {
     Ok(target()?.join("debug/reveille"))
 }
@@ -83,7 +83,7 @@ impl Counts {
 /// Runs a command that counts as one check.
 ///
 /// # Errors
-/// If the command cannot be started.
+/// Returns an error if the command cannot be started.
 pub(crate) fn run_check(command: &mut Command) -> anyhow::Result<Counts> {
     announce(command);
     let status = command.current_dir(root()).status().with_context(|| cannot_start(command))?;

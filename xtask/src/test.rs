@@ -12,7 +12,7 @@ use crate::{needs, schemathesis, tidy};
 type Stage = fn() -> anyhow::Result<Counts>;
 
 /// # Errors
-/// If a program that the tests require is missing.
+/// Returns an error if a program that the tests require is missing.
 #[expect(clippy::disallowed_methods, reason = "the output reports the duration of the stages")]
 pub(crate) fn run() -> anyhow::Result<ExitCode> {
     let began = Instant::now();
@@ -40,7 +40,7 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
 }
 
 /// # Errors
-/// If Schemathesis cannot be run.
+/// Returns an error if Schemathesis cannot be run.
 pub(crate) fn schemathesis_alone(binary: Option<PathBuf>) -> anyhow::Result<ExitCode> {
     let counts = schemathesis::run(binary)?;
     writeln!(std::io::stdout(), "test result: {} passed; {} failed", counts.passed, counts.failed)?;

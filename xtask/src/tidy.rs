@@ -67,7 +67,7 @@ impl fmt::Display for Finding {
 /// Returns all violations of the rules.
 ///
 /// # Errors
-/// If git cannot list the files, or if `cargo metadata` fails.
+/// Returns an error if git cannot list the files, or if `cargo metadata` fails.
 pub(crate) fn findings(root: &Path) -> anyhow::Result<Vec<Finding>> {
     let files = read_files(root)?;
     let packages = read_packages(root)?;
@@ -87,7 +87,7 @@ pub(crate) fn findings(root: &Path) -> anyhow::Result<Vec<Finding>> {
 /// Index of the decisions and the documents with code from tested files, each with its path.
 ///
 /// # Errors
-/// If git cannot list the files, or a document names code that does not exist.
+/// Returns an error if git cannot list the files, or a document names code that does not exist.
 pub(crate) fn generated(root: &Path) -> anyhow::Result<Vec<(PathBuf, String)>> {
     let files = read_files(root)?;
     let mut generated = vec![(root.join(documents::DECISIONS_INDEX), documents::index_of(&files))];

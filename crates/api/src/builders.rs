@@ -47,7 +47,7 @@ impl ScheduleRequest {
     /// Sets the body of the callback: `payload` as JSON.
     ///
     /// # Errors
-    /// If `payload` cannot be written as JSON, for example because a map has keys that are not text.
+    /// Returns an error if `payload` cannot be written as JSON, for example because a map has keys that are not text.
     pub fn payload(self, payload: &(impl Serialize + ?Sized)) -> serde_json::Result<Self> {
         Ok(ScheduleRequest { payload: Some(to_raw_value(payload)?), ..self })
     }

@@ -70,7 +70,7 @@ impl SchedulePatch {
     /// PUT always replaces the payload.)
     ///
     /// # Errors
-    /// If `payload` cannot be written as JSON, for example because a map has keys that are not text.
+    /// Returns an error if `payload` cannot be written as JSON, for example because a map has keys that are not text.
     pub fn payload(self, payload: &(impl Serialize + ?Sized)) -> serde_json::Result<Self> {
         let payload = serde_json::to_value(payload)?;
         Ok(self.set(&["payload"], payload))

@@ -59,7 +59,7 @@ impl Arrivals {
     /// Follows the log of an external receiver from its current end; see [`parse_line`] for the format.
     ///
     /// # Errors
-    /// If the log cannot be read.
+    /// Returns an error if the log cannot be read.
     pub(crate) fn following(path: &Path) -> anyhow::Result<Self> {
         let follower = Follower::open(path)?;
         Ok(Arrivals { count: AtomicU64::new(0), record: Record::File(Mutex::new(follower)) })

@@ -96,7 +96,7 @@ fn contains(line: &[u8], part: &[u8]) -> bool {
 /// Creates `count` schedules for the tenant whose key is in `head`, and returns their incarnations.
 ///
 /// # Errors
-/// If the server did not create all of them.
+/// Returns an error if the server did not create all of them.
 pub(crate) async fn create_all(
     runtime: &Runtime,
     head: Head,
@@ -173,7 +173,7 @@ impl Progress {
 /// Brings the server to at least `count` pending schedules. It continues where an earlier fill of this folder ended.
 ///
 /// # Errors
-/// If the server rejects them.
+/// Returns an error if the server rejects them.
 pub(crate) async fn fill(runtime: &Runtime, server: &Server, folder: &Path, count: u64) -> anyhow::Result<()> {
     const AFTER: Duration = Duration::from_secs(400 * 86_400);
     // Store the count next to the data, so that both are kept or deleted together.

@@ -30,7 +30,7 @@ pub(crate) struct Trial {
 }
 
 /// # Errors
-/// If members cannot be started, or do not balance the shards.
+/// Returns an error if members cannot be started, or do not balance the shards.
 pub(crate) async fn run(runtime: &Runtime, store: &Url, folder: &Path, trial: Trial) -> anyhow::Result<Vec<Row>> {
     let mut rows: Vec<Row> = Vec::new();
     for members in 1..=trial.members {

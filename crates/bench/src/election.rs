@@ -81,8 +81,8 @@ pub(crate) enum Part {
 }
 
 /// # Errors
-/// If a trial cannot be run, if Reveille is slower than the peer, or if a hand-over among more watching replicas costs
-/// more requests.
+/// Returns an error if a trial cannot be run, if Reveille is slower than the peer, or if a hand-over among more
+/// watching replicas costs more requests.
 pub(crate) async fn run(runtime: &Runtime, arguments: &ElectionArguments) -> anyhow::Result<()> {
     let results = Trial::open(runtime, arguments).await?.run().await?;
     let text = if arguments.json { serde_json::to_string_pretty(&results)? } else { results.to_text() };
@@ -232,7 +232,7 @@ struct Spread {
 
 impl Spread {
     /// # Panics
-    /// If `values` is empty.
+    /// Panics if `values` is empty.
     fn of(values: &[f64]) -> Self {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);

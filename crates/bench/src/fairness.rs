@@ -62,7 +62,7 @@ const BUSY_PER_SECOND: u64 = 10 * BUSY_QUOTA_PER_MINUTE as u64 / 60;
 const BUSY_BEFORE: Duration = Duration::from_secs(10);
 
 /// # Errors
-/// If a trial cannot be run, or if the increase exceeds the bound.
+/// Returns an error if a trial cannot be run, or if the increase exceeds the bound.
 pub(crate) async fn run(runtime: &Runtime, arguments: &FairnessArguments) -> anyhow::Result<()> {
     let FairnessArguments { common, rate, duration, .. } = arguments;
     let server = Server::start(runtime, &arguments.server, &common.data).await?;

@@ -168,7 +168,7 @@ async fn plan(
 /// ended in time.
 ///
 /// # Errors
-/// If the creation failed or did not end in time.
+/// Returns an error if the creation failed or did not end in time.
 pub(crate) async fn plan_from(
     runtime: &Runtime,
     head: Head,
@@ -274,7 +274,7 @@ async fn sample_outcomes(server: &Server, of: &[Incarnation]) -> anyhow::Result<
 /// the receiver's verdict.
 ///
 /// # Errors
-/// If the schedules cannot be created in time, or if `during` fails.
+/// Returns an error if the schedules cannot be created in time, or if `during` fails.
 pub(crate) async fn observe(
     runtime: &Runtime,
     server: &Server,

@@ -273,7 +273,7 @@ pub struct PendingArguments {
 /// is measured with the same number.
 ///
 /// # Errors
-/// If a trial cannot be run, or if a trial with a bound exceeds the bound.
+/// Returns an error if a trial cannot be run, or if a trial with a bound exceeds the bound.
 pub async fn run(runtime: &Runtime, command: Command, store_connections: usize) -> anyhow::Result<()> {
     match command {
         Command::Limit(arguments) => run_limit(runtime, &arguments, store_connections).await,

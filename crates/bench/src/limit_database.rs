@@ -44,7 +44,7 @@ const ROWS_MAX: usize = 1_000;
 /// Measures a database over `connections`, with as many rows outstanding at any time as `size` has connections.
 ///
 /// # Errors
-/// If the server cannot be reached or rejects a request.
+/// Returns an error if the server cannot be reached or rejects a request.
 pub(crate) async fn measure(runtime: &Runtime, store: &Url, connections: usize, size: Size) -> anyhow::Result<Row> {
     let server = Arc::new(Server::new(store.as_str(), postgres_client::Options::default())?);
     let (tasks, stop) = (TaskSet::new(runtime), CancellationToken::new());
@@ -77,7 +77,7 @@ async fn measure_on(runtime: &Runtime, links: &[Link], batch: usize, duration: D
 /// batches while earlier batches are written, as in the store.
 ///
 /// # Errors
-/// If the server cannot be reached or rejects a request.
+/// Returns an error if the server cannot be reached or rejects a request.
 pub(crate) async fn lanes(
     runtime: &Runtime,
     tasks: &TaskSet,

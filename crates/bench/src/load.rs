@@ -94,7 +94,7 @@ pub(crate) fn micros(duration: Duration) -> u64 {
 /// Runs the plan to its end.
 ///
 /// # Errors
-/// If the connections cannot be opened.
+/// Returns an error if the connections cannot be opened.
 pub(crate) async fn run(runtime: &Runtime, plan: Plan, exchange: Arc<dyn Exchange>) -> anyhow::Result<LoadReport> {
     let mut connections = Vec::with_capacity(plan.connections);
     for _ in 0..plan.connections {

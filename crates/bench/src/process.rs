@@ -26,7 +26,7 @@ impl Process {
     /// Secrets are passed in the environment; the output goes to `log`.
     ///
     /// # Errors
-    /// If the process exits, or is not ready within `limit`. The error contains the end of its log.
+    /// Returns an error if the process exits, or is not ready within `limit`. The error contains the end of its log.
     pub(crate) async fn start(
         runtime: &Runtime,
         arguments: &[&str],

@@ -49,7 +49,7 @@ const LASTS_MIN: u64 = 12;
 const ADDED_DIVISOR: u64 = 50;
 
 /// # Errors
-/// If the trial cannot be run, or if a callback was missed, duplicated or early.
+/// Returns an error if the trial cannot be run, or if a callback was missed, duplicated or early.
 pub(crate) async fn run(runtime: &Runtime, arguments: &QuotaChangeArguments) -> anyhow::Result<()> {
     let server = Server::start(runtime, &arguments.server, &arguments.common.data).await?;
     let mut rows = Vec::new();

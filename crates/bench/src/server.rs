@@ -49,7 +49,7 @@ const STOP_MAX: Duration = Duration::from_secs(60);
 
 impl Server {
     /// # Errors
-    /// If no server can be started in `folder`, or if none answers at the given URL.
+    /// Returns an error if no server can be started in `folder`, or if none answers at the given URL.
     pub(crate) async fn start(runtime: &Runtime, arguments: &ServerArguments, folder: &Path) -> anyhow::Result<Self> {
         Server::start_with(runtime, arguments, folder, &[]).await
     }
@@ -102,7 +102,7 @@ impl Server {
     /// Returns the key of the operators of a server that the trial started.
     ///
     /// # Errors
-    /// If the trial did not start the server.
+    /// Returns an error if the trial did not start the server.
     pub(crate) fn operator_key(&self) -> anyhow::Result<String> {
         ensure!(self.process.is_some(), "tenants can be created only on a server that the trial started; omit --url");
         read_key(&data(&self.folder).join("operator.key"))
@@ -111,7 +111,7 @@ impl Server {
     /// Returns the value of a metric without labels, as `/metrics` reports it; `None` if the metric is missing.
     ///
     /// # Errors
-    /// If the server does not answer.
+    /// Returns an error if the server does not answer.
     pub(crate) async fn metric(&self, name: &str) -> anyhow::Result<Option<u64>> {
         let mut connection = Connection::open(self.address).await.context("the server does not answer")?;
         let mut request = Vec::new();
@@ -135,7 +135,7 @@ impl Server {
     /// until it was ready.
     ///
     /// # Errors
-    /// If the trial did not start the server, or if the server does not become ready.
+    /// Returns an error if the trial did not start the server, or if the server does not become ready.
     pub(crate) async fn kill_and_restart(&mut self, runtime: &Runtime) -> anyhow::Result<Duration> {
         self.kill().await?;
         self.restart(runtime).await
@@ -151,7 +151,7 @@ impl Server {
     /// own folder is within `folder`, which holds the key.
     ///
     /// # Errors
-    /// If the server cannot be started.
+    /// Returns an error if the server cannot be started.
     pub(crate) async fn start_member(
         runtime: &Runtime,
         store: &Url,
@@ -178,7 +178,7 @@ impl Server {
     /// Starts the server on its address and data. Returns the time until it was ready.
     ///
     /// # Errors
-    /// If the server is not ready in time.
+    /// Returns an error if the server is not ready in time.
     pub(crate) async fn restart(&mut self, runtime: &Runtime) -> anyhow::Result<Duration> {
         let started = runtime.monotonic();
         let data = data(&self.folder);
@@ -204,7 +204,7 @@ impl Server {
     /// Kills the server with `kill -9`.
     ///
     /// # Errors
-    /// If the trial did not start the server.
+    /// Returns an error if the trial did not start the server.
     pub(crate) async fn kill(&mut self) -> anyhow::Result<()> {
         self.process.take().context("only a server that the trial started can be killed")?.kill().await
     }
@@ -212,7 +212,7 @@ impl Server {
     /// Stops the server gracefully.
     ///
     /// # Errors
-    /// If the trial did not start the server, or if the server does not stop by itself.
+    /// Returns an error if the trial did not start the server, or if the server does not stop by itself.
     pub(crate) async fn stop_process(&mut self, runtime: &Runtime) -> anyhow::Result<()> {
         let process = self.process.take().context("only a server that the trial started can be stopped")?;
         ensure!(process.stop(runtime, STOP_MAX).await?, "the server did not stop by itself within {STOP_MAX:?}");

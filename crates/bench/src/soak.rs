@@ -57,8 +57,8 @@ const SAMPLES_MIN: u64 = 1_000;
 const LATE_MAX: Duration = Duration::from_secs(60);
 
 /// # Errors
-/// If the trial cannot be run, if a callback was lost, duplicated, early or unwanted, or if memory, disk or lateness
-/// grew.
+/// Returns an error if the trial cannot be run, if a callback was lost, duplicated, early or unwanted, or if memory,
+/// disk or lateness grew.
 pub(crate) async fn run(runtime: &Runtime, arguments: &SoakArguments) -> anyhow::Result<()> {
     let common = &arguments.common;
     let history = (arguments.history_minutes * arguments.minute_seconds).to_string();

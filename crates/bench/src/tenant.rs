@@ -22,7 +22,7 @@ impl Tenant {
     /// tenant's ceiling; the other quotas are the server's defaults.
     ///
     /// # Errors
-    /// If the trial did not start the server, or if the server rejects the tenant.
+    /// Returns an error if the trial did not start the server, or if the server rejects the tenant.
     pub(crate) async fn create(runtime: &Runtime, server: &Server, name: &str, quotas: Quotas) -> anyhow::Result<Self> {
         let url = format!("http://{}", server.address);
         let operator = Client::new(&url, &server.operator_key()?, Options::default())?;

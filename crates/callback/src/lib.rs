@@ -112,7 +112,7 @@ impl HttpDeliver {
     /// Creates a client without connections, and starts the task that closes idle ones.
     ///
     /// # Errors
-    /// [`RootError`], if one of [`Options::extra_roots`] is not a certificate.
+    /// Returns [`RootError`] if one of [`Options::extra_roots`] is not a certificate.
     pub fn new(runtime: &Runtime, options: Options) -> Result<Self, RootError> {
         let pool = Pool::new(runtime, &options)?;
         let client = Arc::new(Client {

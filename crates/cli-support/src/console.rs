@@ -5,7 +5,7 @@ use std::io::{self, Write};
 /// Writes `text` and a line end. A closed pipe, as after `| head`, is not an error.
 ///
 /// # Errors
-/// If standard output cannot be written.
+/// Returns an error if standard output cannot be written.
 pub fn line(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     let written = writeln!(out, "{text}").and_then(|()| out.flush());

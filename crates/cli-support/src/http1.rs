@@ -38,7 +38,7 @@ impl Connection {
     /// Connects to a server.
     ///
     /// # Errors
-    /// If the server cannot be reached.
+    /// Returns an error if the server cannot be reached.
     pub async fn open(address: SocketAddr) -> io::Result<Self> {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
@@ -50,8 +50,8 @@ impl Connection {
     /// Not cancel-safe: after a dropped exchange the connection must not be used again.
     ///
     /// # Errors
-    /// If the connection ends, or the response is not HTTP/1.1 within the limits. The connection must not be used
-    /// again.
+    /// Returns an error if the connection ends, or the response is not HTTP/1.1 within the limits. The connection must
+    /// not be used again.
     pub async fn exchange(&mut self, request: &[u8]) -> io::Result<Status> {
         // A short request fits in the socket's buffer. A long request is a batch: the server responds to each line
         // while it reads, so the client must write and read at the same time.
@@ -110,7 +110,7 @@ impl Input {
     /// Reads a request and passes it to `handle`. Returns `None` at the end of the connection.
     ///
     /// # Errors
-    /// If the connection ends within a request, or the request is not HTTP/1.1 within the limits.
+    /// Returns an error if the connection ends within a request, or the request is not HTTP/1.1 within the limits.
     pub async fn read_request<T>(
         &mut self,
         stream: &mut (impl AsyncRead + Unpin),

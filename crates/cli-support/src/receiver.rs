@@ -51,7 +51,7 @@ impl Receiver {
     /// Starts a receiver.
     ///
     /// # Errors
-    /// If it cannot listen on the address.
+    /// Returns an error if it cannot listen on the address.
     pub async fn start(
         runtime: &Runtime,
         listen: SocketAddr,

@@ -68,7 +68,7 @@ impl Client {
     /// sends no request.
     ///
     /// # Errors
-    /// [`SetupError`], if the URL, the key or the options are invalid.
+    /// Returns [`SetupError`] if the URL, the key or the options are invalid.
     pub fn new(url: &str, key: &str, options: Options) -> Result<Self, SetupError> {
         Ok(Client(Arc::new(transport::Transport::new(url, key, options)?)))
     }

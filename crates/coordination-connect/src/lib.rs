@@ -64,7 +64,7 @@ impl Engine {
     /// Parses the engine of a URL.
     ///
     /// # Errors
-    /// If the URL names an unknown engine.
+    /// Returns an error if the URL names an unknown engine.
     pub fn of(url: &str) -> Result<Self, OpenError> {
         if url.starts_with(ZookeeperUrl::SCHEME) {
             return Ok(Engine::Zookeeper(ZookeeperUrl::parse(url)?));
@@ -78,7 +78,7 @@ impl Engine {
 /// password of the database.
 ///
 /// # Errors
-/// If the URL is invalid or the database cannot be used.
+/// Returns an error if the URL is invalid or the database cannot be used.
 pub async fn trees(runtime: &Runtime, url: &str, password: Option<String>) -> Result<Arc<dyn Trees>, OpenError> {
     Ok(match Engine::of(url)? {
         Engine::Zookeeper(url) => Arc::new(ZookeeperTrees::new(runtime.clone(), url)),
@@ -93,7 +93,7 @@ pub async fn trees(runtime: &Runtime, url: &str, password: Option<String>) -> Re
 /// database.
 ///
 /// # Errors
-/// If the URL is invalid or the database rejects the migration.
+/// Returns an error if the URL is invalid or the database rejects the migration.
 pub async fn migrate(runtime: &Runtime, url: &str, password: Option<String>) -> Result<(), OpenError> {
     match Engine::of(url)? {
         Engine::Zookeeper(_) => Ok(()),
@@ -109,7 +109,8 @@ pub async fn migrate(runtime: &Runtime, url: &str, password: Option<String>) -> 
 /// PostgreSQL keeps the lease in a row, and on ZooKeeper the replicas watch each other.
 ///
 /// # Errors
-/// If the URL is invalid, the database cannot be used, or the replica group of a row is not a valid [`GroupName`].
+/// Returns an error if the URL is invalid, the database cannot be used, or the replica group of a row is not a valid
+/// [`GroupName`].
 pub async fn elector(
     runtime: &Runtime,
     url: &str,

@@ -38,7 +38,7 @@ impl Database {
     /// Connects, checks the schema that [`crate::migrate`] created, and listens on `channel`.
     ///
     /// # Errors
-    /// [`OpenError`], if the URL is invalid, the server is unreachable, or its schema is not the one of this
+    /// Returns [`OpenError`] if the URL is invalid, the server is unreachable, or its schema is not the one of this
     /// build.
     pub async fn open(
         runtime: &Runtime,
@@ -74,7 +74,7 @@ impl Database {
     /// statement.
     ///
     /// # Errors
-    /// [`Failure`], if the server is unreachable, does not respond in time, or rejects the statement.
+    /// Returns [`Failure`] if the server is unreachable, does not respond in time, or rejects the statement.
     pub async fn query(
         &self,
         link: &Link,

@@ -64,7 +64,7 @@ impl GroupName {
     /// Checks and wraps a name.
     ///
     /// # Errors
-    /// [`GroupNameError`], if `text` does not match `[A-Za-z0-9_./-]{1,128}`.
+    /// Returns [`GroupNameError`] if `text` does not match `[A-Za-z0-9_./-]{1,128}`.
     pub fn new(text: &str) -> Result<Self, GroupNameError> {
         let is_allowed = |c: char| c.is_ascii_alphanumeric() || "_./-".contains(c);
         if text.is_empty() || text.len() > Self::LEN_MAX {

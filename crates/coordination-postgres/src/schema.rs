@@ -30,7 +30,7 @@ const MIGRATION_TIMEOUT: Duration = Duration::from_secs(60);
 /// on it, and `select`, `insert`, `update` and `delete` on its tables.
 ///
 /// # Errors
-/// [`OpenError`], if the URL is invalid, the server is unreachable or rejects a statement, or the schema belongs
+/// Returns [`OpenError`] if the URL is invalid, the server is unreachable or rejects a statement, or the schema belongs
 /// to a newer build.
 pub async fn migrate(runtime: &Runtime, url: &str, options: &Options) -> Result<(), OpenError> {
     let server = Options { statement_timeout: MIGRATION_TIMEOUT, ..options.clone() }.server(url)?;

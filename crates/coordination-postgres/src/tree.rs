@@ -64,7 +64,7 @@ impl PostgresTrees {
     /// Connects, and checks the schema that [`crate::migrate`] created.
     ///
     /// # Errors
-    /// [`OpenError`], if the URL is invalid, the server is unreachable, or its schema is not the one of this
+    /// Returns [`OpenError`] if the URL is invalid, the server is unreachable, or its schema is not the one of this
     /// build.
     pub async fn open(runtime: &Runtime, url: &str, options: &Options) -> Result<Self, OpenError> {
         let database = Database::open(runtime, url, options, "reveille_tree").await?;

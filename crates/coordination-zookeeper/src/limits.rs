@@ -73,7 +73,7 @@ impl Ephemerals {
     /// Reserves space for new nodes.
     ///
     /// # Errors
-    /// [`TreeError::Invalid`] if the limit is reached, and the errors of the request to the server.
+    /// Returns [`TreeError::Invalid`] if the limit is reached, and the errors of the request to the server.
     pub(crate) async fn reserve(&self, client: &zk::Client, more: usize) -> Result<Reservation, TreeError> {
         if let Some(reserved) = self.try_reserve(more) {
             return Ok(reserved);
@@ -170,7 +170,7 @@ impl Watches {
     /// Counts a new watch.
     ///
     /// # Errors
-    /// [`TreeError::Invalid`] if the limit is reached.
+    /// Returns [`TreeError::Invalid`] if the limit is reached.
     pub(crate) fn count(&self, path: &NodePath, kind: WatchKind) -> Result<CountedWatch, TreeError> {
         let of = (path.clone(), kind);
         let mut watched = lock(&self.watched);

@@ -51,7 +51,7 @@ fn owner_of(field: i64) -> Option<SessionId> {
 /// Converts an access list of the port.
 ///
 /// # Errors
-/// [`TreeError::InvalidAcl`] if the list grants nothing.
+/// Returns [`TreeError::InvalidAcl`] if the list grants nothing.
 pub(crate) fn acls_of(acl: &Acl) -> Result<Vec<zk::Acl>, TreeError> {
     let creator = || zk::Acl::new(zk::Permission::ALL, zk::AuthId::new("auth", ""));
     let anyone = |permission| zk::Acl::new(permission, zk::AuthId::new("world", "anyone"));

@@ -23,7 +23,7 @@ impl ZookeeperUrl {
     /// Parses a URL.
     ///
     /// # Errors
-    /// If the text is not a valid ZooKeeper URL.
+    /// Returns an error if the text is not a valid ZooKeeper URL.
     pub fn parse(url: &str) -> Result<Self, ZookeeperUrlError> {
         let invalid = |reason| ZookeeperUrlError { reason };
         let rest = url.strip_prefix(Self::SCHEME).ok_or_else(|| invalid("it does not start with zookeeper://"))?;

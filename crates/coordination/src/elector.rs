@@ -49,7 +49,7 @@ impl ElectorError {
 /// end of the last lease that the engine granted. [`ElectorError::Rejected`] if a name is too long.
 ///
 /// # Panics
-/// If a lease is zero or above [`LEASE_MAX`].
+/// Panics if a lease is zero or above [`LEASE_MAX`].
 pub trait Elector: Send + Sync + 'static {
     /// Takes the lease if the lease is free, or extends it if `replica` already holds it. A caller that leads holds the
     /// lease until `lease` after the moment *before* this call, less a margin for the difference between the two
@@ -115,7 +115,7 @@ pub struct Follower {
 /// Checks the name of a replica.
 ///
 /// # Errors
-/// [`ElectorError::Rejected`] if the name is empty, too long, or contains a NUL, which engines cannot store.
+/// Returns [`ElectorError::Rejected`] if the name is empty, too long, or contains a NUL, which engines cannot store.
 pub fn check_replica(replica: &str) -> Result<(), ElectorError> {
     let most = REPLICA_LEN_MAX;
     if replica.is_empty() || replica.len() > most || replica.contains('\0') {

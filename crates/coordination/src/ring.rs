@@ -58,7 +58,7 @@ impl Ring {
     /// Returns an empty map if there are no members.
     ///
     /// # Panics
-    /// If the shares of all members together are less than the number of keys.
+    /// Panics if the shares of all members together are less than the number of keys.
     #[must_use]
     pub fn assign<'a>(&self, keys: impl IntoIterator<Item = &'a str>, share: usize) -> BTreeMap<&'a str, &str> {
         // The order of hashes does not depend on names, so that no kind of key is always assigned last.

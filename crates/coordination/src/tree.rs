@@ -59,8 +59,8 @@ pub trait Trees: Send + Sync + 'static {
     /// Opens a session.
     ///
     /// # Errors
-    /// [`TreeError::Disconnected`] if the engine cannot be reached in time, [`TreeError::Invalid`] if the engine cannot
-    /// provide the options.
+    /// Returns [`TreeError::Disconnected`] if the engine cannot be reached in time, [`TreeError::Invalid`] if the
+    /// engine cannot provide the options.
     fn open(&self, options: SessionOptions) -> BoxFuture<'_, Result<std::sync::Arc<dyn Tree>, TreeError>>;
 }
 
@@ -267,7 +267,7 @@ pub struct Stat {
 /// Checks the size of data.
 ///
 /// # Errors
-/// [`TreeError::Invalid`] if `bytes` is above [`DATA_BYTES_MAX`].
+/// Returns [`TreeError::Invalid`] if `bytes` is above [`DATA_BYTES_MAX`].
 pub fn check_data(bytes: usize) -> Result<(), TreeError> {
     if bytes > DATA_BYTES_MAX {
         return Err(TreeError::Invalid(format!(
@@ -280,7 +280,7 @@ pub fn check_data(bytes: usize) -> Result<(), TreeError> {
 /// Checks the number and the size of the steps of a multi.
 ///
 /// # Errors
-/// [`TreeError::Invalid`] if there are more than [`OPS_MAX`] steps, or their paths and data are too large.
+/// Returns [`TreeError::Invalid`] if there are more than [`OPS_MAX`] steps, or their paths and data are too large.
 pub fn check_ops(ops: &[Op]) -> Result<(), TreeError> {
     if ops.len() > OPS_MAX {
         return Err(TreeError::Invalid(format!("too many steps: {}; a multi has at most {OPS_MAX} steps", ops.len())));

@@ -63,7 +63,7 @@ pub enum Void {
 /// Decides about a due row at `now`.
 ///
 /// # Panics
-/// If `key` belongs to another schedule.
+/// Panics if `key` belongs to another schedule.
 #[must_use]
 pub fn at_start(schedule: &Schedule, key: &DueKey, now: Timestamp) -> Start {
     let occurrence = key.occurrence;

@@ -27,7 +27,7 @@ pub enum DurationError {
 /// ISO 8601 (`PT1H30M`).
 ///
 /// # Errors
-/// If `text` is not a duration, or the duration is not a fixed number of milliseconds.
+/// Returns an error if `text` is not a duration, or the duration is not a fixed number of milliseconds.
 pub fn parse(text: &str) -> Result<Duration, DurationError> {
     if text.len() > TEXT_BYTES_MAX {
         return Err(DurationError::TooLong(text.len()));

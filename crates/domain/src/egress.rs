@@ -275,7 +275,7 @@ impl Egress {
     /// Checks one address.
     ///
     /// # Errors
-    /// If `address` is not public and the policy does not allow it.
+    /// Returns an error if `address` is not public and the policy does not allow it.
     pub fn check(&self, address: IpAddr) -> Result<(), EgressRejection> {
         let address = address.to_canonical();
         let (is_allowed, kind) = match Kind::of(address) {
@@ -301,7 +301,7 @@ impl Egress {
     /// Checks a URL without resolving names: its scheme, and its host if the host is an address.
     ///
     /// # Errors
-    /// If the policy rejects the URL's target regardless of any name resolution.
+    /// Returns an error if the policy rejects the URL's target regardless of any name resolution.
     pub fn check_url(&self, url: &Uri) -> Result<(), EgressRejection> {
         if self.forbid_http && url.scheme_str() == Some("http") {
             return Err(EgressRejection::Http);

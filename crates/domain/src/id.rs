@@ -97,7 +97,7 @@ impl ScheduleId {
     /// Checks and copies an id.
     ///
     /// # Errors
-    /// If `text` does not match `[A-Za-z0-9_-]{1,128}`.
+    /// Returns an error if `text` does not match `[A-Za-z0-9_-]{1,128}`.
     pub fn new(text: &str) -> Result<Self, ScheduleIdError> {
         if text.is_empty() || text.len() > Self::LEN_MAX {
             return Err(ScheduleIdError::Length(text.len()));
@@ -189,7 +189,7 @@ impl PollerId {
     /// Returns the poller of a schedule: a hash of its id over the `pollers` of its tenant's newest generation.
     ///
     /// # Panics
-    /// If `pollers` is zero.
+    /// Panics if `pollers` is zero.
     #[must_use]
     pub fn of(tenant: TenantId, generation: u16, pollers: u16, id: &ScheduleId) -> Self {
         assert!(pollers > 0, "a tenant has at least one poller");

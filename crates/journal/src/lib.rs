@@ -138,8 +138,8 @@ impl<T: Send + 'static> Journal<T> {
     /// Blocks its thread while it reads every retained record.
     ///
     /// # Errors
-    /// [`OpenError::Damaged`] if a durable entry is lost; nothing on disk is changed then. [`OpenError::Locked`] if
-    /// another process has the journal open.
+    /// Returns [`OpenError::Damaged`] if a durable entry is lost; nothing on disk is changed then.
+    /// [`OpenError::Locked`] if another process has the journal open.
     pub async fn open(
         runtime: &Runtime,
         tasks: &TaskSet,

@@ -33,8 +33,8 @@ impl Reader {
     /// entries.
     ///
     /// # Errors
-    /// [`ReadError::Released`] if the entry was released before this reader was created; [`ReadError::Damaged`] if the
-    /// stored entry is corrupt.
+    /// Returns [`ReadError::Released`] if the entry was released before this reader was created; [`ReadError::Damaged`]
+    /// if the stored entry is corrupt.
     pub async fn next(&mut self) -> Result<Option<(u64, Bytes)>, ReadError> {
         loop {
             if let Some((index, entry)) = self.entries.next() {

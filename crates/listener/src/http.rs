@@ -65,7 +65,7 @@ pub enum End {
 /// requests have their responses.
 ///
 /// # Errors
-/// If the connection breaks, or its bytes are not HTTP.
+/// Returns an error if the connection breaks, or its bytes are not HTTP.
 pub async fn serve_http<S, F, B>(
     runtime: &Runtime,
     builder: &Builder,

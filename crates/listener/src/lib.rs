@@ -49,7 +49,7 @@ pub enum BindError {
 /// advice of the error: "listen".
 ///
 /// # Errors
-/// If the socket cannot listen on `address`.
+/// Returns an error if the socket cannot listen on `address`.
 #[expect(clippy::unused_async, reason = "a socket must be bound inside a reactor, and an async function shows this")]
 pub async fn bind(
     address: SocketAddr,

@@ -45,7 +45,7 @@ impl PostgresOwnership {
     /// Connects, and checks the schema that [`coordination_postgres::migrate`] created.
     ///
     /// # Errors
-    /// [`OpenError`], if the URL is invalid, the server is unreachable, or its schema is not the one of this
+    /// Returns [`OpenError`] if the URL is invalid, the server is unreachable, or its schema is not the one of this
     /// build.
     pub async fn open(runtime: &Runtime, url: &str, options: &Options) -> Result<Self, OpenError> {
         let database = Database::open(runtime, url, options, "reveille_coordination").await?;

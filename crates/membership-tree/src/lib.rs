@@ -75,7 +75,7 @@ impl TreeOwnership {
     /// Opens the cluster at `root`. Its nodes are created when needed, with `acl`; members use `credentials`.
     ///
     /// # Errors
-    /// [`TreeError::Invalid`] if the path is too long.
+    /// Returns [`TreeError::Invalid`] if the path is too long.
     pub fn new(
         runtime: &Runtime,
         trees: Arc<dyn Trees>,

@@ -189,7 +189,7 @@ impl Membership {
     /// Waits for a session.
     ///
     /// # Errors
-    /// [`OwnershipError::Lost`] if the membership was left.
+    /// Returns [`OwnershipError::Lost`] if the membership was left.
     pub async fn joined(&self) -> Result<Lease, OwnershipError> {
         let mut status = self.status();
         let is_decided = |status: &Status| matches!(status, Status::Joined { .. } | Status::Left);
@@ -240,7 +240,7 @@ impl Membership {
     /// so callers that release names must take them from the view.
     ///
     /// # Errors
-    /// [`OwnershipError::Lost`] if there is no session, or it ended during the call; its claims ended as well.
+    /// Returns [`OwnershipError::Lost`] if there is no session, or it ended during the call; its claims ended as well.
     /// After [`OwnershipError::Unavailable`] the claims are uncertain: claim again, or release.
     pub async fn claim(&self, names: Vec<ClaimName>) -> Result<Claimed, OwnershipError> {
         let lease = self.lease().ok_or(OwnershipError::Lost)?;

@@ -38,7 +38,7 @@ impl ClaimName {
     /// Checks and wraps a name.
     ///
     /// # Errors
-    /// [`ClaimNameError`], if `text` does not match `[A-Za-z0-9_./-]{1,128}`.
+    /// Returns [`ClaimNameError`] if `text` does not match `[A-Za-z0-9_./-]{1,128}`.
     pub fn new(text: &str) -> Result<Self, ClaimNameError> {
         let is_allowed = |c: char| c.is_ascii_alphanumeric() || "_./-".contains(c);
         if text.is_empty() || text.len() > Self::LEN_MAX {

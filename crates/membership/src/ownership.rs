@@ -79,7 +79,7 @@ impl Member {
     /// Checks the texts.
     ///
     /// # Errors
-    /// [`OwnershipError::Rejected`] if a text is longer than [`Member::TEXT_LEN_MAX`] or contains NUL, which
+    /// Returns [`OwnershipError::Rejected`] if a text is longer than [`Member::TEXT_LEN_MAX`] or contains NUL, which
     /// engines cannot store.
     pub fn check(&self) -> Result<(), OwnershipError> {
         for (what, text) in [("name", &self.name), ("address", &self.address), ("build", &self.build)] {

@@ -100,7 +100,7 @@ pub struct MeasuredMove {
 /// Measures one move.
 ///
 /// # Errors
-/// If a rule is broken, or no node serves in the end.
+/// Returns an error if a rule is broken, or no node serves in the end.
 pub fn measure(scheme: MoveKind, lease: Duration, seed: u64) -> Result<MeasuredMove, Violation> {
     let mut random = Random::new(seed);
     let group = GroupId(1 + u32::try_from(random.below(IDS.into())).expect("the number is small"));
@@ -273,7 +273,7 @@ fn config(lease: Duration, seed: u64) -> RunConfig {
 /// Returns the results of `count` moves of each kind, as a Markdown table with the predictions.
 ///
 /// # Errors
-/// If a rule is broken, or no node serves in the end.
+/// Returns an error if a rule is broken, or no node serves in the end.
 pub fn moves_table(count: u64) -> Result<String, Violation> {
     let mut table = String::from(HEAD);
     let mut commits = Vec::new();

@@ -126,8 +126,8 @@ const PIECE: u64 = 1_000;
 /// and each new piece is added to it.
 ///
 /// # Errors
-/// If the file cannot be read or written, belongs to another build, or is in use by another run. The inner error is the
-/// first failure that was found.
+/// Returns an error if the file cannot be read or written, belongs to another build, or is in use by another run. The
+/// inner error is the first failure that was found.
 pub fn run_pieces(
     (first, seeds): (u64, u64),
     threads: usize,

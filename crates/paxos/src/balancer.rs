@@ -74,7 +74,7 @@ pub type Distribution = BTreeMap<GroupId, NodeId>;
 /// Returns the ideal distribution. It omits groups of which no replica may be master.
 ///
 /// # Panics
-/// If two members are one node, or two loads one group.
+/// Panics if two members are one node, or two loads one group.
 #[must_use]
 pub fn ideal(members: &[Member], groups: &[Load], present: &Distribution, tolerance: Tolerance) -> Distribution {
     let mut plan = Plan::new(members, groups, present, tolerance.goal_percent);

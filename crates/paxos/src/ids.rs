@@ -34,7 +34,7 @@ impl Slot {
     }
 
     /// # Panics
-    /// If this is slot 0.
+    /// Panics if this is slot 0.
     #[must_use]
     pub fn before(self) -> Slot {
         Slot(self.0.checked_sub(1).expect("slot 0 has no predecessor"))

@@ -59,8 +59,8 @@ impl Liveness {
     }
 
     /// # Panics
-    /// If an entry is not a record of this build, so that a newer build or an unrelated program proposed it. To skip it
-    /// would make the state differ from the state of the other nodes.
+    /// Panics if an entry is not a record of this build, so that a newer build or an unrelated program proposed it. To
+    /// skip it would make the state differ from the state of the other nodes.
     pub(crate) fn apply(&mut self, entries: &[Bytes], now: Instant, deviation: Deviation) {
         for entry in entries {
             let mut record = Record::decode(entry).unwrap_or_else(|error| {
@@ -81,7 +81,7 @@ impl Liveness {
     }
 
     /// # Errors
-    /// If the bytes are not a snapshot.
+    /// Returns an error if the bytes are not a snapshot.
     pub(crate) fn restore(&mut self, bytes: &[u8], now: Instant) -> Result<(), system::DecodeError> {
         self.system = System::restore(bytes)?;
         self.look(now);

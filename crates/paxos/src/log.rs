@@ -47,7 +47,7 @@ impl Log {
     }
 
     /// # Panics
-    /// If the ballot of the entry is below the last ballot.
+    /// Panics if the ballot of the entry is below the last ballot.
     pub(crate) fn push(&mut self, entry: Entry) -> Slot {
         assert!(entry.ballot >= self.last().ballot, "ballots never decrease along a log");
         self.entries.push_back(entry);

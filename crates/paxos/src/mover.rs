@@ -195,8 +195,8 @@ enum MoveStatus {
 
 impl Mover {
     /// # Panics
-    /// If the options would allow a process to take over a token while its holder still acts, or if a token could
-    /// expire while its renewal is in flight.
+    /// Panics if the options would allow a process to take over a token while its holder still acts, or if a token
+    /// could expire while its renewal is in flight.
     #[must_use]
     pub fn new(options: Options, deviation: Deviation) -> Mover {
         assert!(options.wait > options.in_flight(), "the wait for a token covers the time in which its holder may act");

@@ -72,7 +72,7 @@ impl Default for Options {
 
 impl Options {
     /// # Panics
-    /// If no entry could be decided with these options, or if leases would be unsafe.
+    /// Panics if no entry could be decided with these options, or if leases would be unsafe.
     pub(crate) fn check(&self) {
         let limits = [self.window_slots, self.window_bytes, self.batch_entries, self.chunk_bytes];
         assert!(limits.iter().all(|limit| *limit > 0), "the limits of windows, batches and chunks must not be zero");

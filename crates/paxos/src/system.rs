@@ -166,7 +166,7 @@ pub struct System {
 
 impl System {
     /// # Panics
-    /// If `slot` was applied before, because then this replica has lost its position.
+    /// Panics if `slot` was applied before, because then this replica has lost its position.
     pub fn apply(&mut self, slot: Slot, record: &Record) -> RecordOutcome {
         assert!(slot > self.applied, "slot {slot} is applied after {}", self.applied);
         self.applied = slot;

@@ -29,7 +29,7 @@ impl Listener {
     /// Binds the socket.
     ///
     /// # Errors
-    /// [`BindError`], if the process cannot listen on `address`.
+    /// Returns [`BindError`] if the process cannot listen on `address`.
     pub async fn bind(runtime: &Runtime, address: SocketAddr, options: ListenerOptions) -> Result<Self, BindError> {
         let (listener, local_addr) = listener::bind(address, BACKLOG, "listen for peers").await?;
         Ok(Listener { runtime: runtime.clone(), options, listener, local_addr, request_counter: Arc::default() })

@@ -61,7 +61,7 @@ impl Link {
     /// Returns the session. Waits while a connection attempt is under way; fails at once if the last attempt failed.
     ///
     /// # Errors
-    /// If there is no connection.
+    /// Returns an error if there is no connection.
     pub async fn session(&self) -> Result<Arc<Session>, Failure> {
         let mut state = self.state.clone();
         let decided = Box::pin(state.wait_for(|state| !matches!(state, State::Connecting)));
@@ -94,7 +94,7 @@ impl Session {
     /// Runs `body` on a new connection, which ends with it.
     ///
     /// # Errors
-    /// If there is no connection, or if `body` fails.
+    /// Returns an error if there is no connection, or if `body` fails.
     pub async fn once<T, E: From<Failure>>(
         runtime: &Runtime,
         server: &Arc<Server>,
@@ -134,7 +134,7 @@ impl Session {
     /// program.
     ///
     /// # Errors
-    /// If the server rejects the statement or is unreachable.
+    /// Returns an error if the server rejects the statement or is unreachable.
     pub async fn prepare(&self, text: &'static str) -> Result<Statement, Failure> {
         let known = self.prepared.lock().unwrap_or_else(PoisonError::into_inner).get(text).cloned();
         if let Some(statement) = known {
@@ -149,7 +149,7 @@ impl Session {
     /// timeout, the connection ends, with everything under way on it.
     ///
     /// # Errors
-    /// If the server rejects the request, does not respond, or the connection ends.
+    /// Returns an error if the server rejects the request, does not respond, or the connection ends.
     pub async fn within<T>(
         &self,
         request: impl Future<Output = Result<T, tokio_postgres::Error>>,

@@ -29,7 +29,7 @@ impl Schema {
     /// Returns the version in the database, or `None` if the schema does not exist.
     ///
     /// # Errors
-    /// If the server cannot be reached or rejects the statement.
+    /// Returns an error if the server cannot be reached or rejects the statement.
     pub async fn found(&self, session: &Session) -> Result<Option<i32>, Failure> {
         let name = self.name;
         let exists = format!("select to_regclass('{name}.meta') is not null");

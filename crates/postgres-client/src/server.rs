@@ -61,7 +61,7 @@ impl Server {
     /// servers, connections go to the one that accepts writes.
     ///
     /// # Errors
-    /// If the URL is invalid, or a file that it names cannot be read.
+    /// Returns an error if the URL is invalid, or a file that it names cannot be read.
     pub fn new(url: &str, options: Options) -> Result<Self, UrlError> {
         let (rest, ssl) = take_ssl(url)?;
         let mut config: Config = rest.parse().map_err(|error| UrlError::Form(reason_of(&error)))?;
@@ -98,7 +98,7 @@ impl Server {
     /// Opens a connection. The caller must poll `Messages`, or the connection makes no progress.
     ///
     /// # Errors
-    /// If the connection is not established within the connect timeout, or the server rejects it.
+    /// Returns an error if the connection is not established within the connect timeout, or the server rejects it.
     pub async fn connect(&self, runtime: &Runtime) -> Result<(Client, Messages), Failure> {
         let connecting = Box::pin(self.config.connect(self.tls.clone()));
         match runtime.timeout(self.connect_timeout, connecting).await {

@@ -141,7 +141,7 @@ impl Verifier {
     /// Source: Standard Webhooks 1.0.0, "Verifying webhook authenticity" and "Verifying the timestamp".
     ///
     /// # Errors
-    /// [`Rejection`], if the request is not a valid callback.
+    /// Returns [`Rejection`] if the request is not a valid callback.
     pub fn verify(&self, headers: &HeaderMap, body: Bytes, now: SystemTime) -> Result<Callback, Rejection> {
         let id = id_of(headers)?;
         let timestamp = one(headers, TIMESTAMP)?;

@@ -109,7 +109,7 @@ async fn migrate(runtime: &Runtime, arguments: &MigrateArguments) -> anyhow::Res
 /// Creates the schemas of store and coordination, or migrates older ones to the version of this build.
 ///
 /// # Errors
-/// If a database cannot be reached, or a migration fails.
+/// Returns an error if a database cannot be reached, or a migration fails.
 pub(crate) async fn migrate_schema(runtime: &Runtime, engine: &PostgresEngine) -> anyhow::Result<()> {
     let options = engine.store_options();
     let migrated = store_postgres::migrate(runtime, engine.store.as_str(), &options).await;

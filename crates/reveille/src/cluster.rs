@@ -79,7 +79,7 @@ impl MemberArguments {
     /// Returns the profile that other members see.
     ///
     /// # Errors
-    /// If other members cannot reach this one at the address in the profile.
+    /// Returns an error if other members cannot reach this one at the address in the profile.
     fn profile(&self, listening: SocketAddr) -> anyhow::Result<Profile> {
         ensure!(
             self.peer_advertise.is_some() || !listening.ip().is_unspecified(),
@@ -187,7 +187,7 @@ pub(crate) async fn join(
 /// Returns the secret with which the members of the cluster authenticate to each other.
 ///
 /// # Errors
-/// If the secret in the database does not have 32 bytes.
+/// Returns an error if the secret in the database does not have 32 bytes.
 pub(crate) fn secret(store: &PostgresStore) -> anyhow::Result<ClusterSecret> {
     let bytes = store.cluster().peer_secret.0.as_slice();
     let bytes = bytes.try_into().context("the cluster's secret in reveille.meta does not have 32 bytes")?;

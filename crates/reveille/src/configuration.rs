@@ -34,7 +34,7 @@ const NOT_IN_A_FILE: [&str; 4] = ["config", "print-config", "help", "version"];
 /// line is invalid or asks for help.
 ///
 /// # Errors
-/// If the file cannot be read, or has an unknown key or an invalid value.
+/// Returns an error if the file cannot be read, or has an unknown key or an invalid value.
 pub(crate) fn load(words: Vec<OsString>) -> anyhow::Result<Configuration> {
     let mut command = Arguments::command();
     command.build();

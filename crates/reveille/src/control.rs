@@ -121,7 +121,7 @@ async fn serve(runtime: Runtime, listener: UnixListener, store: Arc<EmbeddedStor
 /// Sends the request to the server that runs on this folder. Returns `None` if no server runs on it.
 ///
 /// # Errors
-/// If the server cannot carry out the request, or the connection ends before the response.
+/// Returns an error if the server cannot carry out the request, or the connection ends before the response.
 pub(crate) async fn send(data: &Path, request: &Request) -> anyhow::Result<Option<String>> {
     let Ok(mut stream) = UnixStream::connect(socket(data)).await else { return Ok(None) };
     stream.write_all(request.line()?.as_bytes()).await?;
@@ -137,7 +137,7 @@ pub(crate) async fn send(data: &Path, request: &Request) -> anyhow::Result<Optio
 /// Carries out the request. Returns the outcome as one line.
 ///
 /// # Errors
-/// If the backup or the check fails, or the check finds damage.
+/// Returns an error if the backup or the check fails, or the check finds damage.
 pub(crate) async fn handle(store: &EmbeddedStore, request: &Request) -> anyhow::Result<String> {
     match request {
         Request::Backup(to) => {

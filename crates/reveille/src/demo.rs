@@ -19,7 +19,7 @@ use crate::stop::Signals;
 /// Runs the demonstration for `duration`, or until a signal to stop.
 ///
 /// # Errors
-/// If the server or the receiver cannot be started, or the server rejects a schedule.
+/// Returns an error if the server or the receiver cannot be started, or the server rejects a schedule.
 pub(crate) async fn run(runtime: &Runtime, duration: Duration) -> anyhow::Result<()> {
     let mut signals = Signals::listen()?;
     let folder = tempfile::tempdir().context("cannot create a temporary folder for the demo")?;

@@ -65,7 +65,7 @@ impl EngineArguments {
     /// Returns the engine that the arguments select.
     ///
     /// # Errors
-    /// If `--coordination` is given without `--store`, or the password file cannot be read.
+    /// Returns an error if `--coordination` is given without `--store`, or the password file cannot be read.
     pub(crate) fn engine(&self) -> anyhow::Result<Engine> {
         match (&self.store, &self.coordination) {
             (None, None) => Ok(Engine::Embedded),
@@ -103,7 +103,7 @@ impl EngineArguments {
 /// Reads a password without the end of its line.
 ///
 /// # Errors
-/// If the file cannot be read.
+/// Returns an error if the file cannot be read.
 pub(crate) fn read_password(path: &Path) -> anyhow::Result<String> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     Ok(text.trim_end_matches(['\r', '\n']).to_owned())

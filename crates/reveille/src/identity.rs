@@ -35,7 +35,7 @@ pub(crate) fn signing_secret_path(data: &Path) -> PathBuf {
 /// Returns the cluster to which this data folder belongs, if it belongs to one.
 ///
 /// # Errors
-/// If the file exists and cannot be read.
+/// Returns an error if the file exists and cannot be read.
 pub(crate) fn known_cluster(data: &Path) -> anyhow::Result<Option<String>> {
     let path = data.join("cluster.id");
     match fs::read_to_string(&path) {
@@ -48,7 +48,7 @@ pub(crate) fn known_cluster(data: &Path) -> anyhow::Result<Option<String>> {
 /// Records that the data folder belongs to this cluster, unless a cluster is recorded already.
 ///
 /// # Errors
-/// If the folder cannot be written.
+/// Returns an error if the folder cannot be written.
 pub(crate) fn record_cluster(data: &Path, cluster: &str) -> anyhow::Result<()> {
     if known_cluster(data)?.is_none() {
         write_secret(&data.join("cluster.id"), &format!("{cluster}\n"))?;
@@ -59,7 +59,7 @@ pub(crate) fn record_cluster(data: &Path, cluster: &str) -> anyhow::Result<()> {
 /// Locks the data folder for one member, until the returned file is dropped.
 ///
 /// # Errors
-/// If another process has locked the folder, or the folder cannot be written.
+/// Returns an error if another process has locked the folder, or the folder cannot be written.
 pub(crate) fn lock_member(data: &Path) -> anyhow::Result<File> {
     let path = data.join("member.lock");
     let file = OpenOptions::new().create(true).append(true).mode(0o600).open(&path);
@@ -86,7 +86,7 @@ pub(crate) struct Created {
 /// addresses that `egress` allows.
 ///
 /// # Errors
-/// If the store or the folder cannot be written.
+/// Returns an error if the store or the folder cannot be written.
 pub(crate) async fn create_first(
     runtime: &Runtime,
     unlocked: &Unlocked,

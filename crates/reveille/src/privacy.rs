@@ -16,7 +16,7 @@ use rustix::process::{
 /// (`core_pattern`).
 ///
 /// # Errors
-/// If the kernel does not apply the settings.
+/// Returns an error if the kernel does not apply the settings.
 pub(crate) fn keep_memory() -> anyhow::Result<()> {
     let none = Rlimit { current: Some(0), maximum: Some(0) };
     setrlimit(Resource::Core, none).context("cannot disable core files")?;

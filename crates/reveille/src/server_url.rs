@@ -30,7 +30,7 @@ impl UrlFile {
     /// Replaces the file in one step, so that no reader sees a part of it.
     ///
     /// # Errors
-    /// If the folder cannot be written.
+    /// Returns an error if the folder cannot be written.
     pub(crate) fn write(data: &Path, listens: SocketAddr, is_secured: bool) -> io::Result<Self> {
         let path = path(data);
         let draft = path.with_extension("url.draft");

@@ -23,7 +23,7 @@ impl Signals {
     /// Starts to listen. From then on neither signal ends the process.
     ///
     /// # Errors
-    /// If the process cannot listen for the signals.
+    /// Returns an error if the process cannot listen for the signals.
     pub(crate) fn listen() -> anyhow::Result<Self> {
         let terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
         let interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;

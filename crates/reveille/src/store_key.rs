@@ -56,7 +56,8 @@ pub(crate) struct Unlocked {
 /// the store has no encrypted secrets, and `may_create` is set.
 ///
 /// # Errors
-/// If the file belongs to another store, cannot be used, or is missing. The error names the next step for the operator.
+/// Returns an error if the file belongs to another store, cannot be used, or is missing. The error names the next step
+/// for the operator.
 pub(crate) async fn unlock(
     runtime: &Runtime,
     store: Arc<dyn Store>,
@@ -85,7 +86,8 @@ impl Unlocked {
     /// build stored in plain text.
     ///
     /// # Errors
-    /// If the store fails, has no operator yet, or another process has registered a key that this process lacks.
+    /// Returns an error if the store fails, has no operator yet, or another process has registered a key that this
+    /// process lacks.
     pub(crate) async fn register_key(&self, runtime: &Runtime) -> anyhow::Result<()> {
         let Unlocked { store, keyring, path } = self;
         let id = keyring.key_ids().next().context("the key file has no key")?;
@@ -113,7 +115,7 @@ impl Unlocked {
 /// needs it only if a secret is stored in plain text.
 ///
 /// # Errors
-/// If the file belongs to another store, or cannot be used.
+/// Returns an error if the file belongs to another store, or cannot be used.
 pub(crate) fn of_source(tenants: &[Tenant], path: &Path) -> anyhow::Result<Option<Keyring>> {
     let keyring = read(path)?;
     if let Some(keyring) = &keyring {

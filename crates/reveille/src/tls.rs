@@ -33,8 +33,8 @@ impl TlsArguments {
     /// Returns the certificate, or `None` without TLS.
     ///
     /// # Errors
-    /// If unencrypted traffic would cross the network, or a file cannot be used. The error names the next step for the
-    /// operator.
+    /// Returns an error if unencrypted traffic would cross the network, or a file cannot be used. The error names the
+    /// next step for the operator.
     pub(crate) fn open(&self, listen: SocketAddr) -> anyhow::Result<Option<Certificate>> {
         match (&self.tls_certificate, &self.tls_key) {
             (Some(certificate), Some(key)) => Certificate::open(certificate.clone(), key.clone()).map(Some),

@@ -103,7 +103,7 @@ fn report(copied: Copied, next: &str) -> anyhow::Result<()> {
 /// Opens both stores for `work`.
 ///
 /// # Errors
-/// If another process uses one of the stores, a store cannot be opened, or `work` fails.
+/// Returns an error if another process uses one of the stores, a store cannot be opened, or `work` fails.
 async fn on_both(
     runtime: &Runtime,
     engine: &PostgresEngine,

@@ -111,7 +111,7 @@ impl TuningArguments {
     /// Writes the values to `options`.
     ///
     /// # Errors
-    /// If the file of --callback-roots cannot be read, or has no certificate.
+    /// Returns an error if the file of --callback-roots cannot be read, or has no certificate.
     pub(crate) fn apply(&self, options: &mut Options) -> anyhow::Result<()> {
         let scheduler = &mut options.scheduler;
         scheduler.in_flight_per_target = self.in_flight_per_target;

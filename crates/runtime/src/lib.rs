@@ -62,7 +62,7 @@ impl Runtime {
     /// Creates a runtime of the real machine, with tasks on the caller's tokio runtime.
     ///
     /// # Panics
-    /// If the caller is outside a tokio runtime.
+    /// Panics if the caller is outside a tokio runtime.
     #[must_use]
     pub fn real() -> Self {
         Runtime(Arc::new(real::RealWorld::new()))

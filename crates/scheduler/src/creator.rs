@@ -12,7 +12,7 @@ use store::{Placed, Store, StoreError};
 /// durable, so `rows` are rows that the store has acknowledged.
 ///
 /// # Errors
-/// If the store fails; the rows may then lie where only the next owner reads them.
+/// Returns an error if the store fails; the rows may then lie where only the next owner reads them.
 pub(crate) async fn confirm_placement(store: &dyn Store, rows: Vec<(PollerId, DueKey)>) -> Result<(), StoreError> {
     let mut rows = rows;
     while !rows.is_empty() {

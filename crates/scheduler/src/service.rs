@@ -76,7 +76,7 @@ impl Scheduler {
     /// `registry`.
     ///
     /// # Errors
-    /// If the store fails.
+    /// Returns an error if the store fails.
     pub async fn start(
         runtime: &Runtime,
         store: Arc<dyn Store>,
@@ -94,7 +94,7 @@ impl Scheduler {
     /// Joins a cluster, and fires the due rows of its share of the shards.
     ///
     /// # Errors
-    /// If the store fails.
+    /// Returns an error if the store fails.
     pub async fn join(
         runtime: &Runtime,
         store: Arc<dyn Store>,
@@ -150,7 +150,8 @@ impl Scheduler {
     /// response.
     ///
     /// # Errors
-    /// If this build does not know the operation or cannot read the request; the request has had no effect then.
+    /// Returns an error if this build does not know the operation or cannot read the request; the request has had no
+    /// effect then.
     pub async fn handle(&self, operation: &str, request: &[u8]) -> Result<Bytes, InvalidRequest> {
         let Some(cluster) = &self.cluster else { return Err(InvalidRequest::UnknownOperation) };
         let (shared, changes) = (self.shared.clone(), self.changes.clone());
@@ -195,7 +196,7 @@ impl Scheduler {
     /// Creates schedules and returns one result per request, in order. The requests of one call share its commits.
     ///
     /// # Errors
-    /// If the store fails; each schedule may or may not exist then.
+    /// Returns an error if the store fails; each schedule may or may not exist then.
     pub async fn create(
         &self,
         requests: Vec<Create>,
@@ -206,10 +207,10 @@ impl Scheduler {
     /// Creates the schedule, or replaces the schedule with the same id.
     ///
     /// # Errors
-    /// If the store fails, or the owner cannot be reached; the put may or may not have taken effect.
+    /// Returns an error if the store fails, or the owner cannot be reached; the put may or may not have taken effect.
     ///
     /// # Panics
-    /// If the request names no id.
+    /// Panics if the request names no id.
     pub async fn put(&self, request: Create) -> Result<Result<PutResponse, CreateRejection>, StoreError> {
         self.forwarding.put(request).await
     }
@@ -219,10 +220,10 @@ impl Scheduler {
     /// without effect, if the precondition is not met.
     ///
     /// # Errors
-    /// If the store fails, or the owner cannot be reached; the put may or may not have taken effect.
+    /// Returns an error if the store fails, or the owner cannot be reached; the put may or may not have taken effect.
     ///
     /// # Panics
-    /// If the request names no id.
+    /// Panics if the request names no id.
     pub async fn put_if(
         &self,
         request: Create,
@@ -245,7 +246,7 @@ impl Scheduler {
     /// With another engine, a schedule whose creator stopped early is not repaired while the disk is full.
     ///
     /// # Errors
-    /// If the store fails.
+    /// Returns an error if the store fails.
     pub async fn confirm(&self, found: Incarnation) -> Result<(), StoreError> {
         self.changes.confirm(found).await
     }
@@ -253,7 +254,7 @@ impl Scheduler {
     /// Returns the schedule with this id.
     ///
     /// # Errors
-    /// If the store fails.
+    /// Returns an error if the store fails.
     pub async fn get(&self, tenant: TenantId, id: ScheduleId) -> Result<Option<Arc<Schedule>>, StoreError> {
         Ok(self.shared.store.get(vec![(tenant, id)]).await?.pop().flatten())
     }
@@ -261,7 +262,7 @@ impl Scheduler {
     /// Returns a page of a tenant's schedules, as [`listing::page`] does.
     ///
     /// # Errors
-    /// If the store fails.
+    /// Returns an error if the store fails.
     pub async fn list(&self, listing: &Listing<'_>) -> Result<listing::Page, StoreError> {
         listing::page(&*self.shared.store, listing).await
     }
@@ -269,8 +270,8 @@ impl Scheduler {
     /// Cancels the schedule with this id.
     ///
     /// # Errors
-    /// If the store fails; the schedule may be cancelled or not. It will be cancelled if its cancellation record is
-    /// durable.
+    /// Returns an error if the store fails; the schedule may be cancelled or not. It will be cancelled if its
+    /// cancellation record is durable.
     pub async fn cancel(&self, tenant: TenantId, id: ScheduleId) -> Result<CancelResponse, StoreError> {
         self.forwarding.cancel(tenant, id).await
     }
@@ -280,7 +281,8 @@ impl Scheduler {
     /// [`CancelResponse::Pending`].
     ///
     /// # Errors
-    /// If the store fails, or the owner cannot be reached; the cancellation may or may not have taken effect.
+    /// Returns an error if the store fails, or the owner cannot be reached; the cancellation may or may not have taken
+    /// effect.
     pub async fn cancel_if(&self, found: &Schedule) -> Result<Option<CancelResponse>, StoreError> {
         self.forwarding.cancel_if(found).await
     }
@@ -288,7 +290,7 @@ impl Scheduler {
     /// Returns a schedule's runs in order, from the first after `after`, or `None` if there is no such schedule.
     ///
     /// # Errors
-    /// If the store fails.
+    /// Returns an error if the store fails.
     pub async fn runs(
         &self,
         tenant: TenantId,
@@ -305,7 +307,7 @@ impl Scheduler {
     /// Returns the tenant's dead letters in order, from the first after `after`.
     ///
     /// # Errors
-    /// If the store fails.
+    /// Returns an error if the store fails.
     pub async fn dead_letters(
         &self,
         tenant: TenantId,
@@ -318,7 +320,7 @@ impl Scheduler {
     /// Returns the ids of the schedules with these incarnations; `None` for a schedule that does not exist.
     ///
     /// # Errors
-    /// If the store fails.
+    /// Returns an error if the store fails.
     pub async fn ids(&self, incarnations: Vec<Incarnation>) -> Result<Vec<Option<ScheduleId>>, StoreError> {
         let schedules = self.shared.store.load(incarnations).await?;
         Ok(schedules.into_iter().map(|schedule| schedule.map(|schedule| schedule.id.clone())).collect())
@@ -327,7 +329,8 @@ impl Scheduler {
     /// Starts another run of a dead letter at once, as a new occurrence.
     ///
     /// # Errors
-    /// If the store fails, or the owner cannot be reached; the redrive may or may not have taken effect.
+    /// Returns an error if the store fails, or the owner cannot be reached; the redrive may or may not have taken
+    /// effect.
     pub async fn redrive(&self, tenant: TenantId, of: Occurrence) -> Result<RedriveResponse, StoreError> {
         self.forwarding.redrive(tenant, of).await
     }

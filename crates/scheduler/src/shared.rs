@@ -49,7 +49,7 @@ impl Shared {
     /// Reads the tenants and registers the metrics in `registry`. The member owns no shard yet.
     ///
     /// # Errors
-    /// If the store fails.
+    /// Returns an error if the store fails.
     pub(crate) async fn new(
         runtime: &Runtime,
         store: Arc<dyn Store>,

@@ -37,7 +37,7 @@ impl Tenants {
     /// Reads all tenants from the store.
     ///
     /// # Errors
-    /// If the store fails.
+    /// Returns an error if the store fails.
     pub async fn all(&self) -> Result<Vec<Tenant>, StoreError> {
         self.shared.store.tenants().await
     }
@@ -46,7 +46,7 @@ impl Tenants {
     /// other members some seconds later.
     ///
     /// # Errors
-    /// If the store fails; the change may or may not have taken effect.
+    /// Returns an error if the store fails; the change may or may not have taken effect.
     pub async fn put(&self, tenant: Tenant, entry: Audit) -> Result<Result<(), Outdated>, StoreError> {
         let put = self.shared.store.put_tenant(tenant, entry).await?;
         if put.is_ok()
@@ -61,7 +61,7 @@ impl Tenants {
     /// Returns a tenant's audit log, as [`store::Store::audit`] does.
     ///
     /// # Errors
-    /// If the store fails.
+    /// Returns an error if the store fails.
     pub async fn audit(&self, tenant: TenantId, after: u64, limit: usize) -> Result<Vec<Audit>, StoreError> {
         self.shared.store.audit(tenant, after, limit).await
     }
@@ -69,7 +69,7 @@ impl Tenants {
     /// Returns the number of the tenant's active schedules.
     ///
     /// # Errors
-    /// If the store fails.
+    /// Returns an error if the store fails.
     pub async fn count_active(&self, tenant: TenantId) -> Result<u64, StoreError> {
         let active = self.shared.store.active(vec![tenant]).await?;
         Ok(active.into_iter().next().expect("the store returns one count per tenant"))
@@ -84,7 +84,7 @@ impl Tenants {
     /// Reads the tenants, and sends new pollers of the owned shards to the owner.
     ///
     /// # Errors
-    /// If the store fails.
+    /// Returns an error if the store fails.
     pub(crate) async fn refresh(&self) -> Result<(), StoreError> {
         let shared = &self.shared;
         let _moving = shared.moving.lock().await;

@@ -30,7 +30,7 @@ impl Server {
     /// Binds the server's socket.
     ///
     /// # Errors
-    /// If the server cannot listen on the address of `options`.
+    /// Returns an error if the server cannot listen on the address of `options`.
     pub async fn bind(runtime: Runtime, scheduler: Scheduler, options: Options) -> Result<Self, BindError> {
         let (listener, local_addr) = listener::bind(options.listen, BACKLOG, "listen").await?;
         let app = Arc::new(AppState::new(runtime, scheduler, options));

@@ -44,7 +44,7 @@ impl Tls {
     /// issuers.
     ///
     /// # Errors
-    /// [`TlsError`] if the certificates or the key are invalid.
+    /// Returns [`TlsError`] if the certificates or the key are invalid.
     pub fn new(certificates: &[u8], key: &[u8]) -> Result<Self, TlsError> {
         Ok(Tls(Arc::new(RwLock::new(config(certificates, key)?))))
     }

@@ -124,7 +124,7 @@ impl Coverage {
     /// Asserts that each of these incidents happened in some run.
     ///
     /// # Panics
-    /// If one of them never happened.
+    /// Panics if one of them never happened.
     pub fn assert_happened(&self, incidents: &[Incident]) {
         for incident in incidents {
             assert!(self.seeds_with(*incident) > 0, "no run had the incident {incident:?}; it was not tested: {self}");

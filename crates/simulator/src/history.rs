@@ -248,7 +248,7 @@ impl History {
     /// Computes the verdict and asserts that it has no violations.
     ///
     /// # Panics
-    /// If a promise was broken, with all violations.
+    /// Panics if a promise was broken, with all violations.
     pub fn check(&self) -> Verdict {
         let verdict = self.verdict();
         assert!(verdict.violations.is_empty(), "{verdict}");

@@ -32,7 +32,7 @@ impl Random {
     /// Returns a number from 0 (inclusive) to `bound` (exclusive).
     ///
     /// # Panics
-    /// If `bound` is zero.
+    /// Panics if `bound` is zero.
     pub fn below(&mut self, bound: u64) -> u64 {
         assert!(bound > 0, "the bound is positive");
         // The bias of a remainder is below 2^-32 for every bound that a simulation uses.
@@ -42,7 +42,7 @@ impl Random {
     /// Returns an index into a list, as [`Random::below`].
     ///
     /// # Panics
-    /// If `len` is zero.
+    /// Panics if `len` is zero.
     pub fn index(&mut self, len: usize) -> usize {
         usize::try_from(self.below(len as u64)).expect("an index fits into usize")
     }
@@ -61,7 +61,7 @@ impl Random {
     /// Returns a duration from the range, including both ends.
     ///
     /// # Panics
-    /// If the range is empty.
+    /// Panics if the range is empty.
     pub fn duration(&mut self, range: &RangeInclusive<Duration>) -> Duration {
         let (least, most) = (nanos(*range.start()), nanos(*range.end()));
         assert!(least <= most, "the range is not empty");

@@ -103,7 +103,7 @@ fn print_seeds(
 /// Runs [`try_seeds`] in a test.
 ///
 /// # Panics
-/// If a seed fails, with the [`Failure`] and the command that replays it.
+/// Panics if a seed fails, with the [`Failure`] and the command that replays it.
 pub fn run_seeds(name: &str, seeds: impl IntoIterator<Item = u64>, scenario: impl Fn(&Simulation)) -> Coverage {
     match try_seeds(name, seeds, scenario) {
         Ok(coverage) => coverage,
@@ -126,7 +126,7 @@ pub struct Caught {
 /// The same scenario without the bug must hold with the same seeds; [`run_seeds`] checks that.
 ///
 /// # Panics
-/// If the bug is not caught.
+/// Panics if the bug is not caught.
 pub fn assert_caught(
     mutant: impl fmt::Debug,
     symptom: &str,
@@ -190,7 +190,7 @@ impl Suite {
     /// Runs the selected scenarios and seeds, and reports each scenario's coverage when it ends.
     ///
     /// # Errors
-    /// If the scenario does not exist, or a seed fails.
+    /// Returns an error if the scenario does not exist, or a seed fails.
     pub fn run(&self, order: &Order, mut reported: impl FnMut(&str, &Coverage)) -> Result<(), SuiteError> {
         let is_selected = |name: &str| order.scenario.as_deref().is_none_or(|only| only == name);
         if let Some(only) = order.scenario.as_ref().filter(|only| self.scenarios.iter().all(|(name, _)| name != only)) {

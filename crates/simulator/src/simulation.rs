@@ -37,9 +37,9 @@ impl Simulation {
     /// Runs the world until `scenario` is ready.
     ///
     /// # Panics
-    /// If a task panics (unless [`Handle::tolerate_panics`] was called); if no task can ever become runnable, with the
-    /// names of the waiting tasks; if tasks wake each other endlessly at one instant; if a limit of time or polls is
-    /// exceeded.
+    /// Panics if a task panics (unless [`Handle::tolerate_panics`] was called); if no task can ever become runnable,
+    /// with the names of the waiting tasks; if tasks wake each other endlessly at one instant; if a limit of time or
+    /// polls is exceeded.
     pub fn run_until<F: Future>(&self, scenario: F) -> F::Output {
         self.shared.run(scenario)
     }
@@ -83,7 +83,7 @@ impl Handle {
     /// Returns the world of a member that is up. The first call creates and starts the member.
     ///
     /// # Panics
-    /// If the member is down; use [`Handle::restart`].
+    /// Panics if the member is down; use [`Handle::restart`].
     #[must_use]
     pub fn member(&self, name: &str) -> Runtime {
         let index = {
@@ -108,7 +108,7 @@ impl Handle {
     /// Starts a member that went down, on its old disk.
     ///
     /// # Panics
-    /// If the member is up.
+    /// Panics if the member is up.
     #[must_use]
     pub fn restart(&self, name: &str) -> Runtime {
         let index = self.with(name, |core, index| {
@@ -238,7 +238,7 @@ impl Handle {
     /// Waits until `condition` holds, and checks it every millisecond at first, then less and less often.
     ///
     /// # Panics
-    /// If the condition does not hold within `limit`; the message contains `description`.
+    /// Panics if the condition does not hold within `limit`; the message contains `description`.
     pub async fn wait_until(&self, description: &str, limit: Duration, mut condition: impl FnMut() -> bool) {
         let started = self.elapsed();
         let mut period = Duration::from_millis(1);
@@ -329,7 +329,7 @@ impl VolumeHandle {
     /// Flips one bit of the durable contents and of the cached contents.
     ///
     /// # Panics
-    /// If there is no such byte.
+    /// Panics if there is no such byte.
     pub fn flip_bit(&self, path: impl AsRef<Path>, offset: u64, bit: u32) {
         let path = path.as_ref();
         let mut core = self.shared.lock();
@@ -353,7 +353,7 @@ impl VolumeHandle {
     /// not return, and leaves the disk as a crash does. A sync counts as two operations, its start and its end.
     ///
     /// # Panics
-    /// If `number` is zero.
+    /// Panics if `number` is zero.
     pub fn crash_at_operation(&self, number: u64) {
         assert!(number > 0, "operations are counted from 1");
         let mut core = self.shared.lock();

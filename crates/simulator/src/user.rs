@@ -36,7 +36,7 @@ pub(crate) fn tenant(pollers: u16) -> Tenant {
 /// Creates the tenant.
 ///
 /// # Errors
-/// If the store fails.
+/// Returns an error if the store fails.
 pub(crate) async fn put_tenant(store: &dyn Store, tenant: Tenant) -> Result<(), StoreError> {
     let entry = Audit::of(&tenant, Timestamp::MIN, "simulator", "tenant.create", "");
     store.put_tenant(tenant, entry).await.map(|put| put.expect("no other process creates the tenant"))

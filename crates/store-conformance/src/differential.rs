@@ -158,7 +158,7 @@ fn owner_operation() -> impl Strategy<Value = OwnerOperation> {
 /// Makes the calls on both stores, and compares every result and, after each call, every row.
 ///
 /// # Panics
-/// If a result or a row differs.
+/// Panics if a result or a row differs.
 pub async fn compare(subject: &dyn Subject, model: &dyn Store, operations: &[Operation]) {
     let mut engine = subject.open().await;
     let mut drive = Drive::default();

@@ -63,8 +63,8 @@ impl Machine {
     /// Applies an entry.
     ///
     /// # Errors
-    /// [`StoreError::Damaged`] if a required row is damaged or the entry is malformed. Some of its items may have
-    /// taken effect.
+    /// Returns [`StoreError::Damaged`] if a required row is damaged or the entry is malformed. Some of its items may
+    /// have taken effect.
     pub(crate) fn apply(&self, entry_index: u64, entry: &[u8]) -> Result<Response, StoreError> {
         let malformed = |error: Malformed| StoreError::Damaged(format!("journal entry {entry_index}: {error}"));
         let mut reader = Reader::new(entry).map_err(malformed)?;

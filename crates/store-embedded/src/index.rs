@@ -54,7 +54,7 @@ impl Sequence {
     pub(crate) const LATEST: Sequence = Sequence((1 << 63) - 1);
 
     /// # Panics
-    /// If `item` does not fit into 16 bits, or `entry` into 47.
+    /// Panics if `item` does not fit into 16 bits, or `entry` into 47.
     pub(crate) const fn new(entry: u64, item: u32) -> Self {
         assert!(item < 1 << ITEM_BITS, "an entry has at most 2^16 items");
         assert!(entry < (1 << (63 - ITEM_BITS)) - 1, "entry numbers fit into 47 bits");

@@ -132,7 +132,7 @@ impl EmbeddedStore {
     /// Makes everything applied so far durable in the index, so that a restart has nothing to replay.
     ///
     /// # Errors
-    /// [`StoreError::Unavailable`] if the store closes before the checkpoint is durable.
+    /// Returns [`StoreError::Unavailable`] if the store closes before the checkpoint is durable.
     pub async fn checkpoint(&self) -> Result<(), StoreError> {
         let (response, sealed) = oneshot::channel();
         self.seal_requests.send(response).await.map_err(|_| closed())?;
@@ -152,7 +152,7 @@ impl EmbeddedStore {
     /// The call blocks its thread and reads the whole index, which takes minutes for a large store.
     ///
     /// # Errors
-    /// [`StoreError::Unavailable`] if the files cannot be read. The result contains the damage that was found.
+    /// Returns [`StoreError::Unavailable`] if the files cannot be read. The result contains the damage that was found.
     pub async fn verify(&self) -> Result<Verified, StoreError> {
         self.shared.index.verify().await.map_err(read::damaged)
     }

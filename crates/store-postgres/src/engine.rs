@@ -95,7 +95,8 @@ impl PostgresStore {
     /// with [`PostgresStore::close`].
     ///
     /// # Errors
-    /// If the server is unreachable or rejects the connection, or the schema or the cluster is not the expected one.
+    /// Returns an error if the server is unreachable or rejects the connection, or the schema or the cluster is not the
+    /// expected one.
     pub async fn open(runtime: &Runtime, tasks: &TaskSet, url: &str, options: Options) -> Result<Self, OpenError> {
         let server = Arc::new(Server::new(url, options.client())?);
         let stop = CancellationToken::new();
@@ -155,7 +156,7 @@ impl PostgresStore {
     /// Returns the recorded id.
     ///
     /// # Errors
-    /// If the server is unreachable or rejects the statement.
+    /// Returns an error if the server is unreachable or rejects the statement.
     pub async fn record_coordination(&self, id: &str) -> Result<String, StoreError> {
         // A concurrent update waits for the first one and then reads its value.
         let record = "update reveille.meta set coordination = coalesce(coordination, $1) returning coordination";
@@ -167,7 +168,7 @@ impl PostgresStore {
     /// Returns the current term of each shard.
     ///
     /// # Errors
-    /// If the server is unreachable or rejects the statement.
+    /// Returns an error if the server is unreachable or rejects the statement.
     pub async fn terms(&self) -> Result<BTreeMap<ShardId, Term>, StoreError> {
         let read = self.inner.readers.query("select shard, term from reveille.shard", &[]).await;
         let term_of =

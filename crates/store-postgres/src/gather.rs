@@ -52,7 +52,7 @@ impl<W, A> Queue<W, A> {
     /// Submits a call and waits for its response. Waits at most `limit` for a free slot in the queue.
     ///
     /// # Panics
-    /// If the batch of the call panics.
+    /// Panics if the batch of the call panics.
     pub(crate) async fn submit(&self, runtime: &Runtime, limit: Duration, work: W) -> Result<A, StoreError> {
         let (response, receiver) = oneshot::channel();
         match runtime.timeout(limit, Box::pin(self.0.send(Job { work, response }))).await {

@@ -39,7 +39,7 @@ impl PostgresStore {
     /// Returns the oldest entries whose transactions have committed.
     ///
     /// # Errors
-    /// If the server is unreachable or rejects the statement.
+    /// Returns an error if the server is unreachable or rejects the statement.
     pub async fn inbox(&self, limit: usize) -> Result<Vec<InboxEntry>, StoreError> {
         let rows = self.inner().readers.query(READ, &[&limit_number(limit)]).await.map_err(store_error)?;
         Ok(rows.iter().map(entry_of).collect())
@@ -48,7 +48,7 @@ impl PostgresStore {
     /// Deletes entries that have been processed or finally rejected.
     ///
     /// # Errors
-    /// If the server is unreachable or rejects the statement.
+    /// Returns an error if the server is unreachable or rejects the statement.
     pub async fn inbox_done(&self, numbers: Vec<i64>) -> Result<(), StoreError> {
         self.inner().readers.query(DONE, &[&numbers]).await.map(drop).map_err(store_error)
     }

@@ -136,7 +136,7 @@ impl Plan {
     }
 
     /// # Panics
-    /// If the caller breaks a rule of the port.
+    /// Panics if the caller breaks a rule of the port.
     pub(crate) fn write(&mut self, write: OwnerWrite) -> Result<Written, WriteRejection> {
         let OwnerWrite { term, poller, change } = write;
         if self.terms.get(&poller.shard()) != Some(&term) {

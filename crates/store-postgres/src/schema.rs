@@ -50,7 +50,8 @@ pub struct Migrated {
 /// is current.
 ///
 /// # Errors
-/// If the server is unreachable or rejects a statement, or the schema has the version of a later build.
+/// Returns an error if the server is unreachable or rejects a statement, or the schema has the version of a later
+/// build.
 pub async fn migrate(runtime: &Runtime, url: &str, options: &Options) -> Result<Migrated, OpenError> {
     let options = Options { statement_timeout: MIGRATION_TIMEOUT, ..options.clone() };
     let server = Arc::new(Server::new(url, options.client())?);

@@ -90,7 +90,7 @@ impl StoreKey {
     }
 
     /// # Errors
-    /// If `text` is not a key.
+    /// Returns an error if `text` is not a key.
     pub fn parse(text: &str) -> Result<Self, NoKey> {
         let bytes = STANDARD.decode(text.strip_prefix(KEY_PREFIX).ok_or(NoKey)?).map_err(|_| NoKey)?;
         Ok(StoreKey::new(&bytes.try_into().map_err(|_| NoKey)?))
@@ -153,7 +153,7 @@ impl Keyring {
     pub const NONE: Keyring = Keyring { keys: Vec::new() };
 
     /// # Panics
-    /// If `keys` is empty.
+    /// Panics if `keys` is empty.
     #[must_use]
     pub fn new(keys: Vec<StoreKey>) -> Self {
         assert!(!keys.is_empty(), "encryption requires at least one key");
@@ -168,7 +168,7 @@ impl Keyring {
     /// Encrypts `secret`. Returns it unchanged if it is already encrypted.
     ///
     /// # Panics
-    /// If this is [`Keyring::NONE`] and `secret` is plaintext.
+    /// Panics if this is [`Keyring::NONE`] and `secret` is plaintext.
     #[must_use]
     pub fn encrypt(&self, runtime: &Runtime, place: Place<'_>, secret: &Secret) -> Secret {
         let Secret::Plain(plain) = secret else { return secret.clone() };
@@ -212,7 +212,7 @@ impl Keyring {
     /// Returns the plaintext of `secret`.
     ///
     /// # Errors
-    /// If `secret` is encrypted and its key is unknown, or it was encrypted for another place.
+    /// Returns an error if `secret` is encrypted and its key is unknown, or it was encrypted for another place.
     pub fn open(&self, place: Place<'_>, secret: &Secret) -> Result<Bytes, OpenError> {
         let encrypted = match secret {
             Secret::Plain(plain) => return Ok(plain.clone()),

@@ -181,7 +181,7 @@ pub struct Outdated;
 /// Asserts the preconditions of [`Store::put_tenant`]. Every engine calls it.
 ///
 /// # Panics
-/// If a precondition does not hold.
+/// Panics if a precondition does not hold.
 pub fn check_put_tenant(tenant: &Tenant, entry: &Audit) {
     let is_operators = tenant.id == Tenant::OPERATOR;
     assert_eq!(tenant.generations.is_empty(), is_operators, "a tenant has pollers, and the operator tenant has none");

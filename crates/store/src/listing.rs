@@ -76,7 +76,7 @@ pub struct Page {
 /// Returns one page.
 ///
 /// # Errors
-/// If the store fails.
+/// Returns an error if the store fails.
 pub async fn page(store: &dyn Store, listing: &Listing<'_>) -> Result<Page, StoreError> {
     match (&listing.by, listing.after) {
         (By::Due { pollers, from, until }, after) => due_page(store, listing, pollers, *from..*until, after).await,

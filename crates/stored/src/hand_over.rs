@@ -25,7 +25,7 @@ pub fn encode(attempts: &[HandedOver]) -> Vec<u8> {
 /// Returns the attempts that [`encode`] encoded.
 ///
 /// # Errors
-/// If `stored` is not a list of attempts.
+/// Returns an error if `stored` is not a list of attempts.
 pub fn decode(stored: &[u8]) -> Result<Vec<HandedOver>, Malformed> {
     let mut take = Take::new("attempts handed over", stored);
     take.version(VERSION)?;

@@ -70,7 +70,7 @@ fn put_attempt(out: &mut Vec<u8>, attempt: &Attempt) {
 /// Returns the run that [`put`] appended.
 ///
 /// # Errors
-/// If `bytes` is not a run.
+/// Returns an error if `bytes` is not a run.
 pub fn decode(bytes: &[u8]) -> Result<Run, Malformed> {
     let mut take = Take::new(WHAT, bytes);
     let (tenant, occurrence, state) = take_summary(&mut take)?;
@@ -80,7 +80,7 @@ pub fn decode(bytes: &[u8]) -> Result<Run, Malformed> {
 /// Returns a run without its attempts: its tenant, its occurrence and its state.
 ///
 /// # Errors
-/// If `bytes` does not start with a run.
+/// Returns an error if `bytes` does not start with a run.
 pub fn summary(bytes: &[u8]) -> Result<(TenantId, Occurrence, RunState), Malformed> {
     take_summary(&mut Take::new(WHAT, bytes))
 }
@@ -88,7 +88,7 @@ pub fn summary(bytes: &[u8]) -> Result<(TenantId, Occurrence, RunState), Malform
 /// Returns the run whose rest [`encode_rest`] encoded. `state` is its [`state_number`].
 ///
 /// # Errors
-/// If `rest` is not the rest of such a run.
+/// Returns an error if `rest` is not the rest of such a run.
 pub fn decode_rest(tenant: TenantId, occurrence: Occurrence, state: u8, rest: &[u8]) -> Result<Run, Malformed> {
     let mut take = Take::new(WHAT, rest);
     take.version(VERSION)?;

@@ -82,7 +82,7 @@ impl State {
     }
 
     /// # Errors
-    /// If `take` does not start with a state.
+    /// Returns an error if `take` does not start with a state.
     pub fn take(take: &mut Take<'_>) -> Result<Self, Malformed> {
         let revision = Revision(take.u32()?);
         let status = take_status(take)?;
@@ -129,7 +129,7 @@ fn put_spec(out: &mut Vec<u8>, spec: &Spec) {
 /// Returns `row` with another head.
 ///
 /// # Panics
-/// If `row` is shorter than a head. The caller decodes the head first.
+/// Panics if `row` is shorter than a head. The caller decodes the head first.
 #[must_use]
 pub fn patch(row: &[u8], head: &Head) -> Vec<u8> {
     let mut out = Vec::with_capacity(row.len());
@@ -142,7 +142,7 @@ pub fn patch(row: &[u8], head: &Head) -> Vec<u8> {
 /// Returns the labels of a row without decoding the rest.
 ///
 /// # Errors
-/// If `row` is not a schedule.
+/// Returns an error if `row` is not a schedule.
 pub fn labels(row: &[u8]) -> Result<Vec<LabelKey>, Malformed> {
     let mut take = Take::new(WHAT, row);
     take.bytes(HEAD_LEN)?;
@@ -221,7 +221,7 @@ fn put_target(out: &mut Vec<u8>, target: &Target) {
 /// Returns the head of a row.
 ///
 /// # Errors
-/// If `row` does not start with a head.
+/// Returns an error if `row` does not start with a head.
 pub fn head(row: &[u8]) -> Result<Head, Malformed> {
     take_head(&mut Take::new(WHAT, row))
 }
@@ -229,7 +229,7 @@ pub fn head(row: &[u8]) -> Result<Head, Malformed> {
 /// Returns the head and the id of a row.
 ///
 /// # Errors
-/// If `row` does not start with a head and an id.
+/// Returns an error if `row` does not start with a head and an id.
 pub fn head_and_id(row: &[u8]) -> Result<(Head, &str), Malformed> {
     let mut take = Take::new(WHAT, row);
     Ok((take_head(&mut take)?, take.text()?))
@@ -249,7 +249,7 @@ fn take_head(take: &mut Take<'_>) -> Result<Head, Malformed> {
 /// Returns the schedule that [`put`] appended. Its payload is a slice of `row`, not a copy.
 ///
 /// # Errors
-/// If `row` is not a schedule.
+/// Returns an error if `row` is not a schedule.
 pub fn decode(row: &Bytes) -> Result<Schedule, Malformed> {
     let mut take = Take::new(WHAT, row);
     let Head { tenant, incarnation, poller, created_at, state } = take_head(&mut take)?;
@@ -263,7 +263,7 @@ pub fn decode(row: &Bytes) -> Result<Schedule, Malformed> {
 /// Returns the spec that [`encode_spec`] encoded. Its payload is a slice of `stored`, not a copy.
 ///
 /// # Errors
-/// If `stored` is not a spec.
+/// Returns an error if `stored` is not a spec.
 pub fn decode_spec(stored: &Bytes) -> Result<Spec, Malformed> {
     let mut take = Take::new("a schedule's spec", stored);
     take.version(VERSION)?;

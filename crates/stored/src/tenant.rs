@@ -181,7 +181,7 @@ pub fn encode(tenant: &Tenant) -> Vec<u8> {
 /// Returns the tenant `id` that [`encode`] encoded.
 ///
 /// # Errors
-/// If `stored` is not a tenant. The text names the fault and contains nothing of a secret.
+/// Returns an error if `stored` is not a tenant. The text names the fault and contains nothing of a secret.
 pub fn decode(id: TenantId, stored: &[u8]) -> Result<Tenant, String> {
     // The parser's own text may quote the secret, so the error contains only the position.
     let malformed =
@@ -212,7 +212,7 @@ pub fn decode(id: TenantId, stored: &[u8]) -> Result<Tenant, String> {
 /// Returns the tenant `id` from the form of builds that did not count a tenant's changes. `take` is after the version.
 ///
 /// # Errors
-/// If the bytes are not such a tenant.
+/// Returns an error if the bytes are not such a tenant.
 pub fn take_first(id: TenantId, mut take: Take<'_>) -> Result<Tenant, Malformed> {
     let name = take.text()?.to_owned();
     let count = take.count(2)?;
@@ -255,7 +255,7 @@ pub fn encode_audit(entry: &Audit) -> Vec<u8> {
 /// Returns the entry that [`encode_audit`] encoded.
 ///
 /// # Errors
-/// If `stored` is not such an entry. The text names the fault.
+/// Returns an error if `stored` is not such an entry. The text names the fault.
 pub fn decode_audit(stored: &[u8]) -> Result<Audit, String> {
     let stored = serde_json::from_slice(stored).map_err(|error| format!("malformed audit entry: {error}"))?;
     let StoredAudit { version, at, actor, action, subject } = stored;

@@ -165,7 +165,7 @@ pub struct Connection {
 
 impl Connection {
     /// # Errors
-    /// If the connection is closed.
+    /// Returns an error if the connection is closed.
     pub fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         Ok(Connection { stream, unread: Unread::default() })
@@ -174,7 +174,7 @@ impl Connection {
     /// Sets a timeout for each later read and write.
     ///
     /// # Errors
-    /// If the connection is closed.
+    /// Returns an error if the connection is closed.
     pub fn with_timeout(self, timeout: Duration) -> io::Result<Self> {
         self.stream.set_read_timeout(Some(timeout))?;
         self.stream.set_write_timeout(Some(timeout))?;
@@ -182,7 +182,7 @@ impl Connection {
     }
 
     /// # Errors
-    /// If the connection is closed.
+    /// Returns an error if the connection is closed.
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.stream.write_all(bytes)
     }
@@ -190,7 +190,7 @@ impl Connection {
     /// Reads the next message.
     ///
     /// # Errors
-    /// If the connection ends within the message or times out, or if the bytes are not HTTP.
+    /// Returns an error if the connection ends within the message or times out, or if the bytes are not HTTP.
     pub fn read(&mut self) -> io::Result<Message> {
         let mut piece = [0; 16 * 1024];
         loop {
@@ -224,7 +224,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncConnection<S> {
     }
 
     /// # Errors
-    /// If the connection is closed.
+    /// Returns an error if the connection is closed.
     pub async fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.stream.write_all(bytes).await
     }
@@ -264,7 +264,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncConnection<S> {
     /// Returns the bytes that were read and belong to no message, and all bytes until the connection ends.
     ///
     /// # Errors
-    /// If the connection fails.
+    /// Returns an error if the connection fails.
     pub async fn read_to_end(&mut self) -> io::Result<Vec<u8>> {
         let mut bytes = std::mem::take(&mut self.unread.0);
         self.stream.read_to_end(&mut bytes).await?;

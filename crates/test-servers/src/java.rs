@@ -9,7 +9,7 @@ use crate::cache;
 /// is the name of the cache entry.
 ///
 /// # Errors
-/// If Maven is not installed, or cannot fetch the jars.
+/// Returns an error if Maven is not installed, or cannot fetch the jars.
 pub fn jars(name: &str, pom: &Path) -> anyhow::Result<PathBuf> {
     cache::provide(name, &[pom], |folder| {
         let mut maven = Command::new("mvn");
@@ -22,7 +22,7 @@ pub fn jars(name: &str, pom: &Path) -> anyhow::Result<PathBuf> {
 /// Returns the folder with a program's classes. The first caller compiles them; the others wait.
 ///
 /// # Errors
-/// If `javac` is not installed, or cannot compile the program.
+/// Returns an error if `javac` is not installed, or cannot compile the program.
 pub(crate) fn classes(name: &str, jars: &Path, source: &Path) -> anyhow::Result<PathBuf> {
     cache::provide(name, &[source], |folder| {
         let mut javac = Command::new("javac");

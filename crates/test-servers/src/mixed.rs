@@ -52,7 +52,7 @@ pub struct Asked {
 /// that may access its nodes.
 ///
 /// # Errors
-/// If the process cannot be built or started. The error names the missing program.
+/// Returns an error if the process cannot be built or started. The error names the missing program.
 pub fn curator(addresses: &str, timeout: Duration, digest: Option<&str>) -> anyhow::Result<Mixed> {
     let [classes, jars] = curator_folders()?;
     let mut command = java::command(&[&classes, &jars]);
@@ -109,7 +109,7 @@ impl Mixed {
     /// Sends a command without waiting for its response.
     ///
     /// # Errors
-    /// If the process has ended.
+    /// Returns an error if the process has ended.
     pub fn begin(&self, command: &str) -> anyhow::Result<Asked> {
         let mut stdin = self.stdin.lock().unwrap_or_else(PoisonError::into_inner);
         stdin.1 += 1;
@@ -122,7 +122,7 @@ impl Mixed {
     /// Sends a command and returns the values of its response.
     ///
     /// # Errors
-    /// If the response is an error or does not arrive.
+    /// Returns an error if the response is an error or does not arrive.
     pub fn ask(&self, command: &str) -> anyhow::Result<String> {
         self.begin(command)?.answer()
     }
@@ -130,7 +130,7 @@ impl Mixed {
     /// Waits for an event and removes it from the received events.
     ///
     /// # Errors
-    /// If the event does not arrive.
+    /// Returns an error if the event does not arrive.
     pub fn event(&self, event: &str) -> anyhow::Result<()> {
         let taken = self.output.wait(TIMEOUT, |received| {
             let at = received.events.iter().position(|received| received == event)?;
@@ -150,13 +150,13 @@ impl Mixed {
     /// Pauses the process with SIGSTOP; [`Mixed::resume`] continues it.
     ///
     /// # Errors
-    /// If the process has ended.
+    /// Returns an error if the process has ended.
     pub fn pause(&self) -> anyhow::Result<()> {
         self.signal(Signal::STOP)
     }
 
     /// # Errors
-    /// If the process has ended.
+    /// Returns an error if the process has ended.
     pub fn resume(&self) -> anyhow::Result<()> {
         self.signal(Signal::CONT)
     }
@@ -184,7 +184,7 @@ impl Asked {
     /// Waits for the response and returns its values.
     ///
     /// # Errors
-    /// If the response is an error or does not arrive.
+    /// Returns an error if the response is an error or does not arrive.
     pub fn answer(self) -> anyhow::Result<String> {
         let answer = self.output.wait(TIMEOUT, |received| received.answers.remove(&self.id));
         let answer = answer.with_context(|| format!("`{}` was not answered", self.command))?;

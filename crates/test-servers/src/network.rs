@@ -21,7 +21,7 @@ impl Namespace {
     /// Creates a namespace. Requires root and `ip`.
     ///
     /// # Errors
-    /// If the kernel or the user does not allow it. The error names the next step.
+    /// Returns an error if the kernel or the user does not allow it. The error names the next step.
     pub fn make() -> anyhow::Result<Namespace> {
         ensure!(
             rustix::process::geteuid().is_root(),
@@ -78,7 +78,7 @@ impl Namespace {
     /// Cuts or restores the link. While it is cut, no packet passes, and connections receive no error.
     ///
     /// # Errors
-    /// If the link does not exist.
+    /// Returns an error if the link does not exist.
     pub fn cut(&self, is_cut: bool) -> anyhow::Result<()> {
         ip(&format!("link set {} {}", name(self.number), if is_cut { "down" } else { "up" }))
     }

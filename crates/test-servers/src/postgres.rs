@@ -53,7 +53,7 @@ pub struct Postgres {
 /// Returns the shared server of this process. The first caller starts it. It ends soon after the process.
 ///
 /// # Panics
-/// If the server cannot be started, because no test that needs it can run.
+/// Panics if the server cannot be started, because no test that needs it can run.
 pub fn shared() -> &'static Postgres {
     static SHARED: OnceLock<Postgres> = OnceLock::new();
     SHARED.get_or_init(|| Postgres::start().expect("PostgreSQL is installed and starts"))
@@ -61,7 +61,7 @@ pub fn shared() -> &'static Postgres {
 
 impl Postgres {
     /// # Errors
-    /// If PostgreSQL is not installed or does not start. The error then contains its log.
+    /// Returns an error if PostgreSQL is not installed or does not start. The error then contains its log.
     pub fn start() -> anyhow::Result<Postgres> {
         Postgres::start_with(Options::default())
     }
@@ -127,7 +127,7 @@ impl Postgres {
     /// Creates an empty database and returns its URL.
     ///
     /// # Errors
-    /// If the server cannot create the database.
+    /// Returns an error if the server cannot create the database.
     pub fn create_database(&self) -> anyhow::Result<String> {
         self.copy_database("template1")
     }
@@ -135,7 +135,7 @@ impl Postgres {
     /// Creates a database as a copy of `template` and returns its URL. No session may be connected to `template`.
     ///
     /// # Errors
-    /// If the server cannot create the database.
+    /// Returns an error if the server cannot create the database.
     pub fn copy_database(&self, template: &str) -> anyhow::Result<String> {
         let name = format!("test_{:016x}", getrandom::u64().context("the system has no random numbers")?);
         self.sql("postgres", &format!("create database {name} template {template}"))?;
@@ -146,7 +146,7 @@ impl Postgres {
     /// own connection.
     ///
     /// # Errors
-    /// If the server cannot be reached or rejects a statement.
+    /// Returns an error if the server cannot be reached or rejects a statement.
     pub fn sql(&self, database: &str, statements: &str) -> anyhow::Result<String> {
         self.programs.psql(self.port, database, PASSWORD, statements)
     }
@@ -154,7 +154,7 @@ impl Postgres {
     /// Returns the server's log.
     ///
     /// # Errors
-    /// If the file cannot be read.
+    /// Returns an error if the file cannot be read.
     pub fn log(&self) -> anyhow::Result<String> {
         Ok(String::from_utf8_lossy(&std::fs::read(self.folder.join("server.log"))?).into_owned())
     }
@@ -163,7 +163,7 @@ impl Postgres {
     /// nothing if the server is stopped.
     ///
     /// # Errors
-    /// If the signal cannot be sent.
+    /// Returns an error if the signal cannot be sent.
     pub fn stop(&self) -> anyhow::Result<()> {
         let mut server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(mut child) = server.take() {
@@ -178,7 +178,7 @@ impl Postgres {
     /// Kills all of the server's processes with SIGKILL. Does nothing if the server is stopped.
     ///
     /// # Errors
-    /// If the signal cannot be sent, or if the processes do not end.
+    /// Returns an error if the signal cannot be sent, or if the processes do not end.
     pub fn kill(&self) -> anyhow::Result<()> {
         let mut server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(mut child) = server.take() {
@@ -200,7 +200,7 @@ impl Postgres {
     /// Pauses all of the server's processes: connections stay open, and no process answers.
     ///
     /// # Errors
-    /// If the server is not running.
+    /// Returns an error if the server is not running.
     pub fn pause(&self) -> anyhow::Result<()> {
         self.signal(Signal::STOP)
     }
@@ -208,7 +208,7 @@ impl Postgres {
     /// Resumes the server after [`Postgres::pause`].
     ///
     /// # Errors
-    /// If the server is not running.
+    /// Returns an error if the server is not running.
     pub fn resume(&self) -> anyhow::Result<()> {
         self.signal(Signal::CONT)
     }
@@ -221,7 +221,7 @@ impl Postgres {
     /// Starts the server on the same data and port, and stops it first if it runs. Returns once it answers.
     ///
     /// # Errors
-    /// If the server does not start. The error then contains its log.
+    /// Returns an error if the server does not start. The error then contains its log.
     pub fn restart(&self) -> anyhow::Result<()> {
         self.stop()?;
         let mut server = self.server.lock().unwrap_or_else(PoisonError::into_inner);

@@ -31,7 +31,7 @@ struct Link {
 
 impl Proxy {
     /// # Errors
-    /// If no port is free.
+    /// Returns an error if no port is free.
     pub fn start(server: SocketAddr) -> anyhow::Result<Proxy> {
         Proxy::start_at(Ipv4Addr::LOCALHOST.into(), server)
     }
@@ -39,7 +39,7 @@ impl Proxy {
     /// Works like [`Proxy::start`], with this address of the machine.
     ///
     /// # Errors
-    /// If no port is free.
+    /// Returns an error if no port is free.
     pub fn start_at(host: IpAddr, server: SocketAddr) -> anyhow::Result<Proxy> {
         let listener = TcpListener::bind((host, 0))?;
         let (address, link) = (listener.local_addr()?, Arc::<Link>::default());

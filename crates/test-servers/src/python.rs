@@ -9,7 +9,7 @@ use crate::cache;
 /// creates the environment; the others wait. `name` is the name of the cache entry.
 ///
 /// # Errors
-/// If Python cannot create the environment, or `pip` cannot install the packages.
+/// Returns an error if Python cannot create the environment, or `pip` cannot install the packages.
 pub fn environment(name: &str, requirements: &Path) -> anyhow::Result<PathBuf> {
     let environment = cache::provide(name, &[requirements], |folder| {
         let mut venv = Command::new("python3");

@@ -41,7 +41,7 @@ struct Server {
 /// Returns the shared single server of this process. The first caller starts it. It ends soon after the process.
 ///
 /// # Panics
-/// If the server cannot be started, because no test that needs it can run.
+/// Panics if the server cannot be started, because no test that needs it can run.
 pub fn shared() -> &'static Zookeeper {
     static SHARED: OnceLock<Zookeeper> = OnceLock::new();
     SHARED.get_or_init(|| Zookeeper::start(1).expect("Java and Maven are installed, and ZooKeeper starts"))
@@ -51,7 +51,8 @@ impl Zookeeper {
     /// Starts an ensemble of `count` servers. Returns once it serves.
     ///
     /// # Errors
-    /// If Java or Maven is not installed, or if ZooKeeper does not start. The error then contains its log.
+    /// Returns an error if Java or Maven is not installed, or if ZooKeeper does not start. The error then contains its
+    /// log.
     pub fn start(count: usize) -> anyhow::Result<Zookeeper> {
         let pom = Path::new(env!("CARGO_MANIFEST_DIR")).join("java/zookeeper/pom.xml");
         let jars = java::jars("zookeeper", &pom)?;
@@ -121,7 +122,7 @@ impl Zookeeper {
     /// Sends a four-letter command, such as `srvr`, to the server `at` and returns the response.
     ///
     /// # Errors
-    /// If the server does not answer.
+    /// Returns an error if the server does not answer.
     pub fn ask(&self, at: usize, command: &str) -> anyhow::Result<String> {
         self.servers[at].ask(command)
     }
@@ -129,7 +130,7 @@ impl Zookeeper {
     /// Returns the index of the server that leads the ensemble now.
     ///
     /// # Errors
-    /// If no server reports that it leads.
+    /// Returns an error if no server reports that it leads.
     pub fn leader(&self) -> anyhow::Result<usize> {
         let leads = |at: &usize| self.ask(*at, "srvr").is_ok_and(|text| text.contains("Mode: leader"));
         (0..self.count()).find(leads).context("no server leads")
@@ -138,7 +139,7 @@ impl Zookeeper {
     /// Kills the server `at` with SIGKILL. Does nothing if it is stopped.
     ///
     /// # Errors
-    /// If the server cannot be killed.
+    /// Returns an error if the server cannot be killed.
     pub fn kill(&self, at: usize) -> anyhow::Result<()> {
         if let Some(mut process) = self.servers[at].process().take() {
             process.kill()?;
@@ -150,7 +151,7 @@ impl Zookeeper {
     /// Restarts the server `at` on the same data and port, and kills it first if it runs. Returns once it serves.
     ///
     /// # Errors
-    /// If the server does not start. The error then contains its log.
+    /// Returns an error if the server does not start. The error then contains its log.
     pub fn restart(&self, at: usize) -> anyhow::Result<()> {
         self.kill(at)?;
         self.servers[at].spawn(&self.jars)?;
@@ -170,7 +171,7 @@ impl Zookeeper {
     /// Pauses the server `at`: connections stay open, and it does not answer.
     ///
     /// # Errors
-    /// If the server is not running.
+    /// Returns an error if the server is not running.
     pub fn pause(&self, at: usize) -> anyhow::Result<()> {
         self.servers[at].signal(Signal::STOP)
     }
@@ -178,7 +179,7 @@ impl Zookeeper {
     /// Resumes the server after [`Zookeeper::pause`].
     ///
     /// # Errors
-    /// If the server is not running.
+    /// Returns an error if the server is not running.
     pub fn resume(&self, at: usize) -> anyhow::Result<()> {
         self.servers[at].signal(Signal::CONT)
     }

@@ -12,7 +12,7 @@ const UNFENCED: &str = include_str!("mutants/unfenced.patch");
 const NO_DRAIN: &str = include_str!("mutants/no-drain.patch");
 
 /// # Errors
-/// If the binary does not build, or if the patch of a mutant no longer applies.
+/// Returns an error if the binary does not build, or if the patch of a mutant no longer applies.
 pub(super) fn build(mutant: Option<Mutant>) -> anyhow::Result<PathBuf> {
     let target = stage::target()?;
     let Some(mutant) = mutant else {

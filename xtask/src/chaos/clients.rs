@@ -309,7 +309,7 @@ impl Client {
 /// Opens a connection to one member.
 ///
 /// # Errors
-/// If no process answers at the address. No request was sent then.
+/// Returns an error if no process answers at the address. No request was sent then.
 pub(super) fn connect(address: SocketAddr) -> std::io::Result<Connection> {
     Connection::new(TcpStream::connect_timeout(&address, CONNECT_TIME)?)?.with_timeout(REQUEST_TIMEOUT)
 }

@@ -37,7 +37,7 @@ pub(super) struct History {
 
 impl Records {
     /// # Errors
-    /// If a log is missing or malformed.
+    /// Returns an error if a log is missing or malformed.
     pub(super) fn read(folder: &Path) -> anyhow::Result<Records> {
         let requests = log::read::<Request>(&folder.join(log::REQUESTS))?;
         let callbacks = log::read::<Callback>(&folder.join(log::CALLBACKS))?;

@@ -18,7 +18,7 @@ impl Network {
     /// Creates the bridge and the namespaces. Requires root.
     ///
     /// # Errors
-    /// If the kernel or the user does not allow it.
+    /// Returns an error if the kernel or the user does not allow it.
     pub(super) fn create(members: &[&str]) -> anyhow::Result<Network> {
         ensure!(
             rustix::process::geteuid().is_root(),

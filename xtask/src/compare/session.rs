@@ -37,7 +37,7 @@ pub(super) struct Response {
 }
 
 /// # Errors
-/// If the file does not have the format that its head describes.
+/// Returns an error if the file does not have the format that its head describes.
 pub(super) fn requests() -> anyhow::Result<Vec<Request>> {
     let mut requests: Vec<Request> = Vec::new();
     for (number, line) in (1..).zip(REQUESTS.lines()) {
@@ -70,7 +70,8 @@ pub(super) fn requests() -> anyhow::Result<Vec<Request>> {
 }
 
 /// # Errors
-/// If the server does not start, if a response is incomplete, or if an expected response does not arrive.
+/// Returns an error if the server does not start, if a response is incomplete, or if an expected response does not
+/// arrive.
 #[expect(clippy::disallowed_methods, reason = "a chore measures time by the clock of its machine")]
 pub(super) fn responses(binary: &Path, requests: &[Request]) -> anyhow::Result<Vec<Response>> {
     let folder = tempfile::tempdir()?;

@@ -107,7 +107,7 @@ struct Named {
 
 impl Policy {
     /// # Errors
-    /// If the file is not TOML, or if it has a field or value that this module does not enforce.
+    /// Returns an error if the file is not TOML, or if it has a field or value that this module does not enforce.
     pub(super) fn read(file: &File) -> anyhow::Result<Self> {
         let policy: Policy = toml::from_str(&file.text).context(POLICY)?;
         let without = policy.bans.skip.iter().chain(&policy.bans.deny).find(|named| named.reason.is_empty());

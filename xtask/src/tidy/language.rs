@@ -149,7 +149,7 @@ fn phrases(words: &[(usize, String)]) -> Vec<(usize, String, &'static str)> {
 /// Findings in the subjects of the commits since [`SUBJECTS_SINCE`]; none in a checkout without that commit, such as a shallow clone.
 ///
 /// # Errors
-/// If git cannot list the commits.
+/// Returns an error if git cannot list the commits.
 pub(super) fn subjects(root: &Path) -> anyhow::Result<Vec<Finding>> {
     let git =
         |arguments: &[&str]| Command::new("git").args(arguments).current_dir(root).output().context("cannot start git");

@@ -31,7 +31,7 @@ pub struct CandidateArguments {
 /// Runs commands from standard input until it ends.
 ///
 /// # Errors
-/// If the ensemble cannot be reached.
+/// Returns an error if the ensemble cannot be reached.
 pub(crate) async fn run(runtime: &Runtime, arguments: &CandidateArguments) -> anyhow::Result<()> {
     let trees = coordination_connect::trees(runtime, arguments.coordination.as_str(), None).await?;
     let options =

@@ -42,7 +42,7 @@ pub(super) struct HandOvers {
 /// Measures hand-overs between two candidates in one process, each with its own session.
 ///
 /// # Errors
-/// If a hand-over does not complete.
+/// Returns an error if a hand-over does not complete.
 pub(super) async fn graceful(trial: &Trial<'_>, successors: &mut [Peer]) -> anyhow::Result<HandOvers> {
     let mut results = HandOvers::new(trial, HandOverKind::Graceful);
     let arguments = trial.arguments;
@@ -191,7 +191,7 @@ impl HandOvers {
     }
 
     /// # Errors
-    /// If Reveille is slower than the peer in more pairs than chance explains.
+    /// Returns an error if Reveille is slower than the peer in more pairs than chance explains.
     pub(super) fn judge(&self) -> anyhow::Result<()> {
         let (slower, pairs) = (self.slower(), self.peer.len());
         ensure!(

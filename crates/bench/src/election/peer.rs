@@ -25,7 +25,7 @@ pub(super) struct Program {
 
 impl Program {
     /// # Errors
-    /// If the path of this program's file cannot be determined.
+    /// Returns an error if the path of this program's file cannot be determined.
     pub(super) fn reveille(url: &str, session_timeout: Duration) -> anyhow::Result<Self> {
         let this = std::env::current_exe().context("cannot determine the path of this program")?;
         let mut command =
@@ -36,7 +36,7 @@ impl Program {
     }
 
     /// # Errors
-    /// If the URL does not name a ZooKeeper ensemble.
+    /// Returns an error if the URL does not name a ZooKeeper ensemble.
     pub(super) fn peer(command: &[String], url: &str, session_timeout: Duration) -> anyhow::Result<Self> {
         let addresses =
             url.strip_prefix("zookeeper://").context("a peer requires a ZooKeeper URL: zookeeper://HOST:PORT")?;
@@ -61,7 +61,7 @@ pub(super) struct Peer {
 
 impl Peer {
     /// # Errors
-    /// If the process does not start, or does not open a session in time.
+    /// Returns an error if the process does not start, or does not open a session in time.
     pub(super) async fn start(runtime: &Runtime, program: Program) -> anyhow::Result<Self> {
         let mut command = Command::new(&program.command[0]);
         command.args(&program.command[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
@@ -80,7 +80,7 @@ impl Peer {
     /// Sends a command and returns the values of its response.
     ///
     /// # Errors
-    /// If the response is an error or does not arrive.
+    /// Returns an error if the response is an error or does not arrive.
     pub(super) async fn request(&mut self, command: &str) -> anyhow::Result<String> {
         self.commands += 1;
         let id = self.commands.to_string();
@@ -101,7 +101,7 @@ impl Peer {
     /// Waits for an event and returns the instant at which it arrived.
     ///
     /// # Errors
-    /// If the event does not arrive.
+    /// Returns an error if the event does not arrive.
     pub(super) async fn event(&mut self, event: &str) -> anyhow::Result<Monotonic> {
         while let Some((received, at)) = self.events.pop_front() {
             if received == event {
@@ -125,7 +125,7 @@ impl Peer {
     /// Kills the process with `kill -9` and returns the instant of the kill.
     ///
     /// # Errors
-    /// If the process has already ended.
+    /// Returns an error if the process has already ended.
     pub(super) async fn kill(mut self) -> anyhow::Result<Monotonic> {
         let killed = self.runtime.monotonic();
         self.child.start_kill().context("cannot kill a process")?;
@@ -134,7 +134,7 @@ impl Peer {
     }
 
     /// # Errors
-    /// If the process does not exit in time or exits with a failure.
+    /// Returns an error if the process does not exit in time or exits with a failure.
     pub(super) async fn stop(self, runtime: &Runtime) -> anyhow::Result<()> {
         let Peer { mut child, input, program, .. } = self;
         drop(input);

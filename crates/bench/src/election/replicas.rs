@@ -59,7 +59,7 @@ fn word(form: Form) -> &'static str {
 }
 
 /// # Errors
-/// If the replicas cannot become candidates, or none becomes leader.
+/// Returns an error if the replicas cannot become candidates, or none becomes leader.
 pub(super) async fn measure(trial: &Trial<'_>, replicas: u32, form: Form) -> anyhow::Result<Requests> {
     let (runtime, arguments) = (trial.runtime, trial.arguments);
     let url = arguments.coordination.as_str();
@@ -293,7 +293,7 @@ pub(super) fn note(period: Duration) -> String {
 }
 
 /// # Errors
-/// If a hand-over costs more requests when more replicas watch.
+/// Returns an error if a hand-over costs more requests when more replicas watch.
 pub(super) fn judge(all: &[Requests]) -> anyhow::Result<()> {
     let watching = all.iter().filter(|requests| requests.form == Form::Watching);
     let medians: Vec<(u32, f64)> =

@@ -83,7 +83,7 @@ fn identity_of(text: &str) -> Option<Identity> {
 /// Texts of the identities by which a session's permissions are found.
 ///
 /// # Errors
-/// [`TreeError::Invalid`] if a name cannot be stored.
+/// Returns [`TreeError::Invalid`] if a name cannot be stored.
 pub(super) fn identity_names(identities: &[Identity]) -> Result<Vec<String>, TreeError> {
     let names: Vec<String> = [Identity::Anyone].iter().chain(identities).map(text_of).collect();
     if names.iter().any(|text| text.contains(['\n', '\0'])) {

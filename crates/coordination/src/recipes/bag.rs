@@ -60,7 +60,7 @@ impl Bag {
     /// shared with Petting Zoo's processes it is [`Acl::Open`].
     ///
     /// # Errors
-    /// [`TreeError::Invalid`] if the path is too long.
+    /// Returns [`TreeError::Invalid`] if the path is too long.
     pub fn new(client: &Client, path: &NodePath, acl: Acl) -> Result<Self, TreeError> {
         Ok(Bag { client: client.clone(), items: join(path, ITEM)?, tokens: join(path, TOKEN)?, acl })
     }

@@ -88,7 +88,7 @@ impl DoubleBarrier {
     /// parents.
     ///
     /// # Errors
-    /// [`TreeError::Invalid`] if the path is too long or `count` is zero.
+    /// Returns [`TreeError::Invalid`] if the path is too long or `count` is zero.
     pub fn new(client: &Client, path: NodePath, count: usize, acl: Acl) -> Result<Self, TreeError> {
         if count == 0 {
             return Err(TreeError::Invalid("invalid barrier: it must be for at least one process".to_owned()));

@@ -67,7 +67,7 @@ impl Config {
     /// Sets an instance's values for as long as this process lives.
     ///
     /// # Errors
-    /// [`TreeError::Invalid`] if `instance` is not a valid node name.
+    /// Returns [`TreeError::Invalid`] if `instance` is not a valid node name.
     pub fn override_while_alive(&self, instance: &str, values: &Values) -> Result<Overrides, TreeError> {
         let (path, data) = (child(&self.path, instance)?, yaml::encode(values)?);
         Ok(Overrides(Presence::start(&self.client, path, CreateMode::Persistent, self.acl.clone(), data)))
@@ -133,7 +133,7 @@ impl Overrides {
     /// Replaces the values. The new values take effect shortly after the call.
     ///
     /// # Errors
-    /// [`TreeError::Invalid`] if the values are too large.
+    /// Returns [`TreeError::Invalid`] if the values are too large.
     pub fn set(&self, values: &Values) -> Result<(), TreeError> {
         self.0.set(yaml::encode(values)?)
     }

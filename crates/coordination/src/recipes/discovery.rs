@@ -97,8 +97,8 @@ impl Discovery {
     /// lost. This function writes the header of the payload.
     ///
     /// # Errors
-    /// [`TreeError::Invalid`] if `service` or `key` cannot be part of a path, or the payload has a header that is not a
-    /// map.
+    /// Returns [`TreeError::Invalid`] if `service` or `key` cannot be part of a path, or the payload has a header that
+    /// is not a map.
     pub fn register(&self, service: &Service, key: &str, payload: Values) -> Result<Registration, TreeError> {
         let path = child(&self.path(service)?, key)?;
         let (parents, acl, data) = (CreateMode::Persistent, self.acl.clone(), encode(service, key, payload)?);
@@ -211,7 +211,7 @@ impl Registration {
     /// Replaces the published data. The new data is visible shortly after the call.
     ///
     /// # Errors
-    /// [`TreeError::Invalid`] if the data is too large or has a header that is not a map.
+    /// Returns [`TreeError::Invalid`] if the data is too large or has a header that is not a map.
     pub fn set(&self, payload: Values) -> Result<(), TreeError> {
         self.presence.set(encode(&self.service, &self.key, payload)?)
     }

@@ -37,7 +37,7 @@ impl Group {
     /// Joins as `name` for as long as this process lives and keeps the returned value, also after a session was lost.
     ///
     /// # Errors
-    /// [`TreeError::Invalid`] if `name` is not a valid name.
+    /// Returns [`TreeError::Invalid`] if `name` is not a valid name.
     pub fn join(&self, name: &str, data: Bytes) -> Result<Presence, TreeError> {
         let path = child(&self.path, name)?;
         Ok(Presence::start(&self.client, path, CreateMode::Container, self.acl.clone(), data))

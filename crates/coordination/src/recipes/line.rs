@@ -137,7 +137,7 @@ impl Place {
     /// Waits for the turn of this place.
     ///
     /// # Errors
-    /// [`TreeError::NoNode`] if its node was deleted, [`TreeError::SessionLost`].
+    /// Returns [`TreeError::NoNode`] if its node was deleted, [`TreeError::SessionLost`].
     pub(super) async fn turn(&self) -> Result<(), TreeError> {
         let mut gone = Box::pin(self.node().gone());
         loop {

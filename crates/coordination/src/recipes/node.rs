@@ -215,7 +215,7 @@ impl OwnNode {
     /// Checks that the node still exists.
     ///
     /// # Errors
-    /// [`TreeError::NoNode`] if the node does not exist any more, [`TreeError::SessionLost`].
+    /// Returns [`TreeError::NoNode`] if the node does not exist any more, [`TreeError::SessionLost`].
     pub(super) async fn check(&self) -> Result<(), TreeError> {
         let stat = self.client.retry(|| self.tree.exists(&self.path)).await?;
         stat.filter(|stat| stat.created == self.created).map(drop).ok_or(TreeError::NoNode)
@@ -270,7 +270,7 @@ impl AbandonedNode {
     /// Removes the node once.
     ///
     /// # Errors
-    /// [`TreeError::NoNode`] if the node does not exist. All others are the same as those of a [`Tree`].
+    /// Returns [`TreeError::NoNode`] if the node does not exist. All others are the same as those of a [`Tree`].
     pub(super) async fn delete(&self) -> Result<(), TreeError> {
         let (path, _) = self.find().await?.ok_or(TreeError::NoNode)?;
         self.tree.delete(&path, Expected::Any).await
@@ -331,7 +331,7 @@ impl NodeMatch {
 /// Joins a path with a name from a recipe or from the engine.
 ///
 /// # Errors
-/// [`TreeError::Invalid`] if the result is not a valid path.
+/// Returns [`TreeError::Invalid`] if the result is not a valid path.
 pub(super) fn join(parent: &NodePath, name: &str) -> Result<NodePath, TreeError> {
     Ok(parent.join(name)?)
 }
@@ -339,7 +339,7 @@ pub(super) fn join(parent: &NodePath, name: &str) -> Result<NodePath, TreeError>
 /// Joins a path with a name of one part from a user.
 ///
 /// # Errors
-/// [`TreeError::Invalid`] if the text is not a valid node name.
+/// Returns [`TreeError::Invalid`] if the text is not a valid node name.
 pub(super) fn child(parent: &NodePath, name: &str) -> Result<NodePath, TreeError> {
     if name.contains('/') {
         return Err(TreeError::Invalid(format!("invalid name {name:?}: it must not contain `/`")));

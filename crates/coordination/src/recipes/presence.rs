@@ -55,7 +55,7 @@ impl Presence {
     /// Waits until the node exists.
     ///
     /// # Errors
-    /// If the engine rejects the node for a permanent reason.
+    /// Returns an error if the engine rejects the node for a permanent reason.
     pub async fn present(&self) -> Result<(), TreeError> {
         let mut state = self.state.clone();
         let outcome =
@@ -70,7 +70,7 @@ impl Presence {
     /// Replaces the node's data. Other processes see the new data shortly after the call.
     ///
     /// # Errors
-    /// [`TreeError::Invalid`] if the data is too large.
+    /// Returns [`TreeError::Invalid`] if the data is too large.
     pub fn set(&self, data: Bytes) -> Result<(), TreeError> {
         check_data(data.len())?;
         self.data.send_replace(data);

@@ -46,7 +46,7 @@ impl LeaderQueue {
     /// shared with Petting Zoo's processes it is [`Acl::Open`].
     ///
     /// # Errors
-    /// [`TreeError::Invalid`] if the path is too long.
+    /// Returns [`TreeError::Invalid`] if the path is too long.
     pub fn new(client: &Client, path: &NodePath, acl: Acl) -> Result<Self, TreeError> {
         let line = Line::new(join(path, "candidate")?, Naming::Plain, &["candidate"], acl);
         Ok(LeaderQueue { client: client.clone(), line, trust: Trust::default() })
@@ -134,8 +134,8 @@ impl Candidacy {
     /// Waits until the candidate is at the front.
     ///
     /// # Errors
-    /// [`TreeError::NoNode`] if its node was deleted, [`TreeError::SessionLost`]. In both cases the candidate is out of
-    /// the queue.
+    /// Returns [`TreeError::NoNode`] if its node was deleted, [`TreeError::SessionLost`]. In both cases the candidate
+    /// is out of the queue.
     pub async fn lead(self) -> Result<Held, TreeError> {
         self.place.turn().await?;
         Held::new(self.place.into_owned(), self.trust).await

@@ -68,7 +68,7 @@ impl RoleMatch {
     /// Creates the handle. `acl` is the access list of the nodes created here, including missing parents.
     ///
     /// # Errors
-    /// [`TreeError::Invalid`] if the path is too long.
+    /// Returns [`TreeError::Invalid`] if the path is too long.
     pub fn new(client: &Client, path: &NodePath, acl: Acl) -> Result<Self, TreeError> {
         let queue = join(&join(path, "queue")?, "candidate")?;
         Ok(RoleMatch {

@@ -27,7 +27,7 @@ impl Semaphore {
     /// including missing parents.
     ///
     /// # Errors
-    /// [`TreeError::Invalid`] if the path is too long or `count` is zero.
+    /// Returns [`TreeError::Invalid`] if the path is too long or `count` is zero.
     pub fn new(client: &Client, path: &NodePath, count: usize, acl: Acl) -> Result<Self, TreeError> {
         if count == 0 {
             return Err(TreeError::Invalid("invalid semaphore: it must have at least one lease".to_owned()));

@@ -27,7 +27,7 @@ pub(super) fn decode(data: &[u8]) -> Result<Map<String, Value>, String> {
 /// Encodes a map as YAML.
 ///
 /// # Errors
-/// [`TreeError::Invalid`] if the map cannot be written as YAML.
+/// Returns [`TreeError::Invalid`] if the map cannot be written as YAML.
 pub(super) fn encode(map: &Map<String, Value>) -> Result<Bytes, TreeError> {
     let text = serde_saphyr::to_string(map);
     text.map(Bytes::from).map_err(|error| TreeError::Invalid(format!("cannot encode as YAML: {error}")))

@@ -108,7 +108,7 @@ impl Acl {
     /// Returns the grants of this access list for a creator with the identities `creator`.
     ///
     /// # Errors
-    /// [`TreeError::InvalidAcl`] if the list grants nothing, or depends on a creator without identities.
+    /// Returns [`TreeError::InvalidAcl`] if the list grants nothing, or depends on a creator without identities.
     pub fn grants(&self, creator: &[Identity]) -> Result<Vec<Grant>, TreeError> {
         let anyone = |permissions| Grant { to: Identity::Anyone, permissions };
         let own = || creator.iter().map(|to| Grant { to: to.clone(), permissions: Permissions::ALL });
@@ -133,7 +133,7 @@ pub fn allows(grants: &[Grant], identities: &[Identity], wanted: Permissions) ->
 /// Returns the access list of a node as a session with these `identities` may see it. Engines call it.
 ///
 /// # Errors
-/// [`TreeError::Forbidden`] if the session may neither read the node nor change its access list.
+/// Returns [`TreeError::Forbidden`] if the session may neither read the node nor change its access list.
 pub fn shown(mut grants: Vec<Grant>, identities: &[Identity]) -> Result<Vec<Grant>, TreeError> {
     if allows(&grants, identities, Permissions::ADMIN) {
         return Ok(grants);

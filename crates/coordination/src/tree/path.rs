@@ -32,7 +32,7 @@ impl NodePath {
     /// Parses a path.
     ///
     /// # Errors
-    /// If the text is not a valid path.
+    /// Returns an error if the text is not a valid path.
     pub fn new(text: &str) -> Result<Self, NodePathError> {
         if text == "/" {
             return Ok(NodePath::root());
@@ -48,7 +48,7 @@ impl NodePath {
     /// Returns the path of a node below this one. `name` may have several parts.
     ///
     /// # Errors
-    /// If the result is not a valid path.
+    /// Returns an error if the result is not a valid path.
     pub fn join(&self, name: &str) -> Result<Self, NodePathError> {
         if name.is_empty() {
             return Err(NodePathError::Part);

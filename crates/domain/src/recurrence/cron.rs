@@ -40,7 +40,7 @@ impl Cron {
     /// Parses and checks an expression.
     ///
     /// # Errors
-    /// If `expression` is not a cron expression or never fires, or if `zone` is unknown.
+    /// Returns an error if `expression` is not a cron expression or never fires, or if `zone` is unknown.
     pub fn parse(expression: &str, zone: &str) -> Result<Self, CronError> {
         let evaluator = Evaluator::parse(expression, zone)?;
         let zone = evaluator.zone.iana_name().unwrap_or(zone).into();

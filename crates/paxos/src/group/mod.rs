@@ -113,7 +113,7 @@ impl Group {
     /// report again all slots that are known to be decided.
     ///
     /// # Panics
-    /// If records are missing before a later record, or if no entry could be decided with these options.
+    /// Panics if records are missing before a later record, or if no entry could be decided with these options.
     pub fn start(
         (me, id): (NodeId, GroupId),
         options: Arc<Options>,
@@ -190,8 +190,8 @@ impl Group {
     /// from this node, are dropped.
     ///
     /// # Panics
-    /// If a rule is broken on which agreement rests, because continuing could break promises. A message of another node
-    /// breaks a rule only if it contradicts a decided slot, as from a leader whose log differs there.
+    /// Panics if a rule is broken on which agreement rests, because continuing could break promises. A message of
+    /// another node breaks a rule only if it contradicts a decided slot, as from a leader whose log differs there.
     pub fn step(&mut self, now: Instant, input: Input, effects: &mut Effects) {
         if self.has_stopped {
             if let Input::Propose { id, .. } = input {
@@ -277,7 +277,7 @@ impl Group {
     }
 
     /// # Panics
-    /// If the log ends before `upto`.
+    /// Panics if the log ends before `upto`.
     fn decide(&mut self, upto: Slot, now: Instant, effects: &mut Effects) {
         while self.decided < upto {
             let slot = self.decided.next();
@@ -338,7 +338,7 @@ impl Group {
     }
 
     /// # Panics
-    /// If a decided slot would be cut.
+    /// Panics if a decided slot would be cut.
     fn cut_after(&mut self, slot: Slot) {
         if slot >= self.log.last().slot {
             return;
@@ -400,7 +400,7 @@ impl Group {
     }
 
     /// # Panics
-    /// If the ballot is below the present promise.
+    /// Panics if the ballot is below the present promise.
     fn promise(&mut self, ballot: Ballot, to: Option<NodeId>, effects: &mut Effects) {
         assert!(ballot >= self.promised, "promises never decrease");
         self.promised = ballot;

@@ -49,8 +49,8 @@ pub struct ActiveOrders {
 
 impl Moves {
     /// # Panics
-    /// If the options would allow a process to take over a token while orders of its holder may be in effect, or if
-    /// they leave a master no time to hand over within its orders.
+    /// Panics if the options would allow a process to take over a token while orders of its holder may be in effect, or
+    /// if they leave a master no time to hand over within its orders.
     pub(super) fn new(options: &Options) -> Self {
         let in_flight = options.stretched(options.mover.in_flight());
         assert!(options.mover.wait >= in_flight, "the wait for a token covers the time in which its holder may act");

@@ -78,7 +78,7 @@ impl Record {
     }
 
     /// # Errors
-    /// If the bytes are not an encoding that [`Record::encode`] of this version produces.
+    /// Returns an error if the bytes are not an encoding that [`Record::encode`] of this version produces.
     pub fn decode(bytes: &[u8]) -> Result<Record, DecodeError> {
         let mut reader = Reader::new(bytes)?;
         let record = match reader.number()? {
@@ -144,7 +144,7 @@ impl System {
     }
 
     /// # Errors
-    /// If the bytes are not an encoding that [`System::snapshot`] of this version produces.
+    /// Returns an error if the bytes are not an encoding that [`System::snapshot`] of this version produces.
     pub fn restore(bytes: &[u8]) -> Result<System, DecodeError> {
         let mut reader = Reader::new(bytes)?;
         let system = System {

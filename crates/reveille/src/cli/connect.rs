@@ -110,7 +110,8 @@ impl Connect {
     /// Returns a client of the server.
     ///
     /// # Errors
-    /// If the server, the key or the certificate is unknown or cannot be read. The error names the flags that set it.
+    /// Returns an error if the server, the key or the certificate is unknown or cannot be read. The error names the
+    /// flags that set it.
     pub(super) fn client(&self, default_key: DefaultKey) -> anyhow::Result<Client> {
         let url = match &self.server {
             Some(url) => url.clone(),

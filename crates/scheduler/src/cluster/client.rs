@@ -39,7 +39,7 @@ impl PeerClient {
     /// Requests the operation of the member `to`.
     ///
     /// # Errors
-    /// If no readable response arrives; `to` may or may not have done the operation.
+    /// Returns an error if no readable response arrives; `to` may or may not have done the operation.
     pub(crate) fn request<O: Operation>(
         &self,
         to: &Member,

@@ -94,7 +94,7 @@ pub struct Named {
 
 impl Named {
     /// # Panics
-    /// If the request names no id.
+    /// Panics if the request names no id.
     pub(crate) fn of(request: &Create) -> Self {
         let Create { tenant, id, incarnation, spec } = request;
         let id = id.clone().expect("a forwarded create names an id");
@@ -128,7 +128,7 @@ pub(crate) fn encode_request<O: Operation>(operation: &O) -> Bytes {
 }
 
 /// # Errors
-/// If `bytes` do not encode a request for this operation.
+/// Returns an error if `bytes` do not encode a request for this operation.
 pub(crate) fn decode_request<O: Operation>(bytes: &[u8]) -> Result<O, Malformed> {
     decode(O::NAME, bytes)
 }
@@ -138,7 +138,7 @@ pub fn encode_response<O: Operation>(response: &Result<O::Answer, OwnerError>) -
 }
 
 /// # Errors
-/// If `bytes` do not encode a response of this operation.
+/// Returns an error if `bytes` do not encode a response of this operation.
 pub(crate) fn decode_response<O: Operation>(bytes: &[u8]) -> Result<Result<O::Answer, OwnerError>, Malformed> {
     decode(O::NAME, bytes)
 }
@@ -162,7 +162,7 @@ pub trait Wire: Sized {
     fn put(&self, out: &mut Vec<u8>);
 
     /// # Errors
-    /// If the next bytes do not encode such a value.
+    /// Returns an error if the next bytes do not encode such a value.
     fn take(take: &mut Take<'_>) -> Result<Self, Malformed>;
 }
 

@@ -21,7 +21,7 @@ use crate::shared::Shared;
 /// Takes these shards and applies their waiting cancellation records. Nothing of the shards may fire before that.
 ///
 /// # Errors
-/// If the store fails; this member does not own the shards then.
+/// Returns an error if the store fails; this member does not own the shards then.
 pub(crate) async fn take(shared: &Shared, shards: &[ShardId]) -> Result<Gained, StoreError> {
     let since = shared.runtime.now();
     let terms = shared.store.take(shards.to_vec()).await?;
@@ -88,7 +88,7 @@ async fn open_handed_over(shared: &Shared, shards: &[ShardId]) -> Result<Vec<Han
 /// shards were claimed has ended: taking them would briefly fence the member that has them then.
 ///
 /// # Errors
-/// If the store fails; this member does not own the shards then.
+/// Returns an error if the store fails; this member does not own the shards then.
 pub(crate) async fn gain(shared: &Shared, shards: &[ShardId]) -> Result<bool, StoreError> {
     let _moving = shared.moving.lock().await;
     if !shared.lease.is_valid(shared.runtime.monotonic()) {
@@ -113,7 +113,7 @@ pub(crate) async fn send_gained(shared: &Shared, gained: Gained) {
 /// this returns.
 ///
 /// # Errors
-/// If the store fails; the next owner then does not know the attempts in flight and may repeat them.
+/// Returns an error if the store fails; the next owner then does not know the attempts in flight and may repeat them.
 pub(crate) async fn hand_over(shared: &Shared, shards: &BTreeSet<ShardId>) -> Result<(), StoreError> {
     let _moving = shared.moving.lock().await;
     let terms = shared.shards.release(shards);
@@ -215,7 +215,8 @@ async fn apply_cancellations(
 /// Applies every cancellation record of the owned shards that is durable when this is called.
 ///
 /// # Errors
-/// If the store fails, or this member releases one of the shards while this runs; some records are not applied then.
+/// Returns an error if the store fails, or this member releases one of the shards while this runs; some records are not
+/// applied then.
 pub(crate) async fn apply_all_cancellations(shared: &Shared) -> Result<(), StoreError> {
     let mut cursor = shared.cancellations.lock().await;
     let shards: Arc<[ShardId]> = shared.shards.owned().into();
@@ -230,7 +231,7 @@ pub(crate) async fn apply_all_cancellations(shared: &Shared) -> Result<(), Store
 /// Sends the owner an outcome of an attempt that an earlier owner had in flight.
 ///
 /// # Errors
-/// If this member does not own the shard.
+/// Returns an error if this member does not own the shard.
 pub(crate) async fn receive_outcome(shared: &Shared, outcome: AttemptOutcome) -> Result<(), OwnerError> {
     // A shard that is being gained goes to the owner first, with its list of handed-over attempts.
     let _moving = shared.moving.lock().await;

@@ -19,7 +19,7 @@ pub trait Peers: Send + Sync + 'static {
     /// retry.
     ///
     /// # Errors
-    /// [`PeerError::Unreachable`] if no response arrives; `to` may or may not have done the operation.
+    /// Returns [`PeerError::Unreachable`] if no response arrives; `to` may or may not have done the operation.
     fn request(
         &self,
         to: &Member,

@@ -33,7 +33,7 @@ impl InFlight {
     /// Adds a key that has its turn.
     ///
     /// # Panics
-    /// If the occurrence is in flight already.
+    /// Panics if the occurrence is in flight already.
     pub(crate) fn add(&self, poller: PollerId, key: DueKey, term: Term) {
         self.insert(Attempt { poller, key, term: Some(term), until: None });
     }
@@ -68,7 +68,7 @@ impl InFlight {
     }
 
     /// # Panics
-    /// If the occurrence is not in flight.
+    /// Panics if the occurrence is not in flight.
     pub(crate) fn remove(&self, occurrence: &Occurrence) {
         let known = self.stripe(occurrence.incarnation).remove(occurrence);
         assert!(known.is_some(), "a removed occurrence was in flight: {occurrence:?}");

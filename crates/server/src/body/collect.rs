@@ -63,7 +63,7 @@ async fn gather(first: Option<Piece>, body: &mut Body, bytes_max: usize) -> Resu
 /// Otherwise a client that is still sending would get a connection reset, and might lose the response.
 ///
 /// # Errors
-/// If the body breaks off.
+/// Returns an error if the body breaks off.
 pub(crate) async fn discard(body: &mut Body, mut discarded: usize, bytes_max: usize) -> Result<(), axum::Error> {
     while discarded <= bytes_max.saturating_mul(DISCARD_FACTOR) {
         let Some(frame) = next_piece(body).await else { break };

@@ -69,7 +69,7 @@ pub(crate) fn add_to(suite: Suite) -> Suite {
 /// Runs one seed of one scenario, with or without a deliberate bug.
 ///
 /// # Panics
-/// If a promise was broken, with all violations.
+/// Panics if a promise was broken, with all violations.
 pub fn run(sim: &Simulation, kind: StoreKind, mutant: Option<Mutant>) -> Verdict {
     sim.set_time_limit(Duration::from_secs(600));
     let sim_in: Handle = (**sim).clone();

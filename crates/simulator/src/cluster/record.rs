@@ -214,7 +214,7 @@ impl Record {
     }
 
     /// # Panics
-    /// If a promise was broken.
+    /// Panics if a promise was broken.
     pub(super) fn check(&self) {
         const SHOWN_MAX: usize = 20;
         let violations = self.entries().violations.clone();

@@ -264,7 +264,7 @@ impl TestCluster {
     /// Waits until the serving members share all shards evenly.
     ///
     /// # Panics
-    /// If the shards are not balanced in time.
+    /// Panics if the shards are not balanced in time.
     pub(super) async fn wait_until_balanced(&self, within: Duration) {
         let started = self.sim.elapsed();
         loop {

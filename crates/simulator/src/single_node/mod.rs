@@ -49,7 +49,7 @@ pub fn suite() -> Suite {
 /// Runs one seed of one scenario, with or without a deliberate bug.
 ///
 /// # Panics
-/// If a promise was broken, with all violations.
+/// Panics if a promise was broken, with all violations.
 pub fn run(sim: &Simulation, kind: EngineKind, mutant: Option<Mutant>) -> Verdict {
     sim.set_time_limit(FAULT_TIME + RECOVERY_TIME + Duration::from_secs(3_600));
     sim.tolerate_panics(); // The receiver panics deliberately. The history shows the effects of other panics.

@@ -9,7 +9,7 @@ use super::key;
 /// Returns the tenant of a row of this build.
 ///
 /// # Errors
-/// If `value` is not a tenant as this build writes it.
+/// Returns an error if `value` is not a tenant as this build writes it.
 pub(crate) fn take(id: TenantId, value: &[u8]) -> Result<Tenant, Malformed> {
     decode(id, value).map_err(|_| Malformed { what: "a tenant", at: 0 })
 }

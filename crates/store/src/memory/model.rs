@@ -155,7 +155,7 @@ impl Model {
     }
 
     /// # Panics
-    /// If `term` was never minted.
+    /// Panics if `term` was never minted.
     pub(super) fn check_term(&self, shard: ShardId, term: Term) -> Result<(), WriteRejection> {
         let newest = self.terms.get(&shard).copied().unwrap_or(Term(0));
         assert!(term <= newest, "{term:?} of {shard:?} was never minted: the newest is {newest:?}");

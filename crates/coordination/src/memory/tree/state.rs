@@ -110,7 +110,7 @@ impl State {
     /// Opens a session.
     ///
     /// # Panics
-    /// If a living session has the same id.
+    /// Panics if a living session has the same id.
     pub(super) fn open(&mut self, id: SessionId, identities: Vec<Identity>) {
         self.last.0 += 1;
         let opened = Opened { identities, ephemerals: BTreeSet::new() };

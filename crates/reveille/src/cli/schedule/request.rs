@@ -76,7 +76,7 @@ impl RequestArguments {
     /// Returns the request that the flags describe.
     ///
     /// # Errors
-    /// If the payload cannot be read, or is not JSON.
+    /// Returns an error if the payload cannot be read, or is not JSON.
     pub(super) fn request(self, now: Timestamp) -> anyhow::Result<ScheduleRequest> {
         let payload = self.payload()?;
         let map = |pairs: Vec<(String, String)>| {
