@@ -1,5 +1,5 @@
 //! Extracts the files of the API page from the archive of Swagger UI in the crate `utoipa-swagger-ui-vendored`, and
-//! compresses each of them. Nothing is downloaded.
+//! compresses each file. The build downloads nothing.
 
 use std::error::Error;
 use std::io::{Cursor, Read as _};

@@ -18,11 +18,12 @@ import yaml
 from kazoo.client import KazooClient
 
 START_MAX_S = 30
-# By default, kazoo waits longer after each failure, up to an hour.
+# These options replace kazoo's default, which waits longer after each failure, up to an hour.
 RETRY = {"max_tries": -1, "delay": 0.05, "max_delay": 0.5}
 
 
-# Bags: each item has a number. Listeners watch the tokens, of which there is only one, that of the last item.
+# Commands of bags. Each item has a number. A bag has only one token, which has the number of the last item. Listeners
+# watch this token.
 
 
 def bag_add(zk, respond, path, data, kind):
@@ -32,7 +33,7 @@ def bag_add(zk, respond, path, data, kind):
         zk.ensure_path(f"{path}/{parent}")
     item = zk.create(f"{path}/item/item", decoded(data), ephemeral=kind == "ephemeral", sequence=True)
     number = number_of(item)
-    # Do not wait for the token; Petting Zoo does not wait either.
+    # Do not wait for the creation of the token, because Petting Zoo does not wait either.
     zk.create_async(f"{path}/token/token{number:010d}", b"")
     if number > 0:
         for token in zk.get_children(f"{path}/token"):
@@ -53,8 +54,8 @@ def bag_get(zk, respond, path, number):
 def bag_listen(zk, respond, path):
     for parent in ["item", "token"]:
         zk.ensure_path(f"{path}/{parent}")
-    # List the tokens before the items. Then every item with a number up to the last of both was created before the
-    # items were listed.
+    # List the tokens before the items. Every item whose number is at most the last number in the two lists then existed
+    # before this function listed the items.
     last = max(map(number_of, zk.get_children(f"{path}/token")), default=-1)
     present = sorted(map(number_of, zk.get_children(f"{path}/item")))
     last = max([last, *present])
@@ -82,7 +83,7 @@ def item_path(path, number):
     return f"{path}/item/item{int(number):010d}"
 
 
-# Leader queues: each candidate watches its own node and the node before it.
+# Commands of leader queues. Each candidate watches its own node and the node before it.
 
 
 def queue_join(zk, respond, path, data):
@@ -110,7 +111,7 @@ def queue_leave(zk, respond, path, number):
     respond(delete(zk, f"{path}/candidate/candidate{int(number):010d}"))
 
 
-# Discovery: the YAML of a process is stored under the class and name of its service.
+# Commands of discovery. A node contains the YAML of a process. Its path contains the class and the name of the service.
 
 
 def discover_write(zk, respond, service_class, name, key, text):
@@ -119,7 +120,8 @@ def discover_write(zk, respond, service_class, name, key, text):
         raise ValueError(f"header.service_class is not {service_class}")
     config["header"].setdefault("metadata", {}).update(service_name=name, key=key)
     path = f"/discovery/{service_class}/{name}/{key}"
-    # Delete and create the node, as Petting Zoo does, so that other processes see a gap.
+    # Delete the node and create it again, as Petting Zoo does. Other processes then see that the node does not exist
+    # for a moment.
     if zk.exists(path):
         delete(zk, path)
     zk.create(path, yaml.safe_dump(config).encode(), ephemeral=True, makepath=True)
@@ -138,7 +140,7 @@ def discover_read(zk, respond, service_class, name):
             data, _stat = zk.get(f"{parent}/{key}")
             found.append(f"{key}={encoded(data)}")
         except kazoo.exceptions.NoNodeError:
-            # The node was deleted after the listing.
+            # Another process deleted the node after `get_children` returned its name.
             pass
     respond(*found)
 
@@ -156,7 +158,7 @@ def discover_watch(zk, respond, service_class, name):
     zk.ChildrenWatch(parent, changed)
 
 
-# kazoo's lock. Each command has a separate lock, so that one process can have many waiting participants.
+# Commands of kazoo's lock. Each command has a separate lock, so that one process can have many waiting participants.
 
 ACQUIRED = collections.defaultdict(collections.deque)
 
@@ -262,7 +264,7 @@ def serve(zk, line):
     command, _, rest = line.rstrip("\r\n").partition(" ")
     verb, *arguments = rest.split(" ")
     respond = Response(command)
-    # Every failure becomes the response.
+    # Every exception becomes an error response.
     try:
         if verb not in VERBS:
             raise ValueError(f"unknown verb: {verb}")

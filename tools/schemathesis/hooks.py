@@ -9,7 +9,7 @@ def before_load_schema(context, raw_schema):
     for schema in raw_schema["components"]["schemas"].values():
         names = schema.get("x-exactly-one-of")
         if names:
-            # A field with the value `null` counts as missing.
+            # The server treats a field with the value `null` as a missing field.
             schema["oneOf"] = [{"required": [name], "properties": {name: {"type": "string"}}} for name in names]
 
 

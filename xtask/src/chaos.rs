@@ -1,13 +1,13 @@
-//! `cargo xtask chaos`: runs a cluster of real processes under load, injects every kind of fault that it promises to
-//! survive, and checks its guarantees in the logs of its clients and of an external receiver.
+//! `cargo xtask chaos`: runs a cluster of real processes under load, injects every kind of fault that Reveille promises
+//! to survive, and checks Reveille's guarantees in the logs of clients and of an external receiver.
 //!
-//! Non-goal: a run is not exactly repeatable. The seed determines the faults and the requests; the machine determines
-//! the rest.
+//! Non-goal: a run is not exactly repeatable. The seed determines the faults and the requests. The timing depends on
+//! the machine.
 //!
 //! docs/decisions/0073-run-chaos-in-network-namespaces.md gives the reasons for the design.
 
-// A chore may wait, read a clock and start threads. The crate `runtime` replaces these functions only for the tested
-// code.
+// A development command may sleep, read a clock and start threads. Only product code has to use the crate `runtime` for
+// these operations.
 #![expect(clippy::disallowed_methods, reason = "this module is not part of the product; see above")]
 
 mod build;
@@ -59,10 +59,10 @@ pub(crate) struct ChaosArguments {
     /// Existing binary to use instead of a build of this checkout
     #[arg(long, conflicts_with = "mutant")]
     binary: Option<PathBuf>,
-    /// Deliberate bug to build in, which the check must find
+    /// Deliberate bug in the built binary, which the check must find
     #[arg(long, value_enum)]
     mutant: Option<Mutant>,
-    /// Folder for the logs [default: a temporary folder, kept only if a guarantee is violated]
+    /// Folder for the logs [default: a temporary folder, retained only after a violation of a guarantee]
     #[arg(long)]
     keep: Option<PathBuf>,
     /// Folder with the logs of an earlier run to check again, without a new run
@@ -74,25 +74,25 @@ pub(crate) struct ChaosArguments {
 pub(crate) enum Mutant {
     /// Bug: the store accepts an old owner's writes, and an owner continues after the end of its lease
     Unfenced,
-    /// Bug: an owner that releases shards neither hands over the attempts in flight nor waits for outcomes to be
-    /// written
+    /// Bug: an owner that releases shards neither hands over the attempts in flight nor waits for the writes of
+    /// outcomes
     NoDrain,
 }
 
 const CLIENTS: u32 = 24;
-/// Shorter runs than this use short faults, little time between them, and callbacks that are due soon.
+/// Limit in minutes below which a run uses short faults, little time between faults, and callbacks that are due soon.
 const HURRY_MINUTES: u64 = 5;
-/// Longest wait for outstanding callbacks after all faults are healed and the last instant has passed.
+/// Longest wait for outstanding callbacks after the end of all faults and after the last instant.
 const OUTCOME_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time without a callback after which no unwanted callback is expected any more.
+/// Time without a callback after which the run stops waiting for unwanted callbacks.
 const QUIET: Duration = Duration::from_secs(10);
-/// Most schedules whose runs are queried after a run.
+/// Maximum number of schedules whose runs the command queries after the load.
 const QUESTIONS_MAX: usize = 2_000;
-/// Time without faults before the first fault and after the last one.
+/// Time without faults before the first fault and after the last fault.
 const CALM: Duration = Duration::from_secs(5);
 
 /// # Errors
-/// Returns an error if the run cannot be started or completed.
+/// Returns an error if the run does not start or does not complete.
 pub(crate) fn run(arguments: &ChaosArguments) -> anyhow::Result<ExitCode> {
     if let Some(folder) = &arguments.judge {
         return print_verdict(folder, &[]);
@@ -111,7 +111,7 @@ pub(crate) fn run(arguments: &ChaosArguments) -> anyhow::Result<ExitCode> {
     let folder = arguments.keep.clone().unwrap_or_else(|| temporary.path().to_owned());
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let folder = folder.canonicalize()?;
-    // Members remember the cluster of an earlier run in this folder, and would reject another cluster.
+    // The folder may contain the cluster identity of an earlier run. Members would then reject the new cluster.
     let is_empty = std::fs::read_dir(&folder)?.next().is_none();
     ensure!(
         is_empty,
@@ -144,7 +144,8 @@ fn print_verdict(folder: &Path, failures: &[String]) -> anyhow::Result<ExitCode>
     Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs a cluster until the end, and leaves its logs in `folder`. Returns the failures other than violated guarantees.
+/// Runs a cluster for the whole run, and writes its logs to `folder`. Returns the failures other than violated
+/// guarantees.
 fn run_cluster(arguments: &ChaosArguments, seed: u64, binary: PathBuf, folder: &Path) -> anyhow::Result<Vec<String>> {
     let mut random = Random::new(seed);
     let hurry = arguments.minutes < HURRY_MINUTES;
@@ -200,7 +201,7 @@ fn run_cluster(arguments: &ChaosArguments, seed: u64, binary: PathBuf, folder: &
     Ok(failures)
 }
 
-/// Starts PostgreSQL. Returns it with the URL of its database from this process, and the URL from the members.
+/// Starts PostgreSQL. Returns the server, the database URL for this process, and the database URL for the members.
 fn database(network: &Network) -> anyhow::Result<(Postgres, String, String)> {
     let address = network.database();
     let settings = vec![("listen_addresses".to_owned(), format!("127.0.0.1,{address}"))];
@@ -287,7 +288,7 @@ fn query_runs(cluster: &Cluster, folder: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Logs the poller of each schedule, as its row has it. The row's payload contains its token.
+/// Logs the poller of each schedule from the schedule's row. The payload of the row contains the schedule's token.
 fn log_placements(postgres: &Postgres, url: &str, folder: &Path) -> anyhow::Result<()> {
     let database = url.rsplit('/').next().context("the URL does not end with a database name")?;
     let select = r#"select substring(encode(spec, 'escape') from '"token":"([^"]*)"'), poller from reveille.schedule"#;

@@ -1,4 +1,4 @@
-//! Chores that consist of one command each.
+//! Commands of `cargo xtask` that consist of one step each.
 
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use crate::suites::{self, Suite};
 use crate::tidy;
 
 /// # Errors
-/// Returns an error if the checkout cannot be read.
+/// Returns an error if git or cargo cannot list the checkout's contents.
 pub(crate) fn tidy() -> anyhow::Result<ExitCode> {
     let findings = tidy::findings(&stage::root())?;
     for finding in &findings {
@@ -29,9 +29,9 @@ pub(crate) fn index() -> anyhow::Result<ExitCode> {
 }
 
 /// # Errors
-/// Returns an error if cargo cannot be started.
+/// Returns an error if cargo does not start.
 pub(crate) fn simulate(arguments: &[String]) -> anyhow::Result<ExitCode> {
-    // Paxos groups have a separate simulator, which builds and runs quickly.
+    // The scenario `paxos` has a separate simulator, which builds and runs quickly.
     let one = arguments.iter().position(|word| word == "--scenario=paxos").map(|at| at..at + 1);
     let two = arguments.windows(2).position(|pair| pair == ["--scenario", "paxos"]).map(|at| at..at + 2);
     let mut arguments = arguments.to_vec();
@@ -56,7 +56,7 @@ pub(crate) fn simulate(arguments: &[String]) -> anyhow::Result<ExitCode> {
 /// Runs `reveille bench election` with an ensemble of three servers and with Curator.
 ///
 /// # Errors
-/// Returns an error if the ensemble, the peer or the benchmark cannot be started.
+/// Returns an error if the ensemble, the peer or the benchmark does not start.
 pub(crate) fn election(arguments: &[String]) -> anyhow::Result<ExitCode> {
     let peer = test_servers::mixed::curator_command()?;
     let ensemble = test_servers::zookeeper::Zookeeper::start(3)?;
@@ -68,15 +68,16 @@ pub(crate) fn election(arguments: &[String]) -> anyhow::Result<ExitCode> {
         .args(arguments)
         .arg("--")
         .args(peer)
-        // Hide the logs about sessions that begin and end.
+        // Hide the log lines about the start and the end of sessions.
         .env("RUST_LOG", "error")
         .status()
         .context("cannot start cargo")?;
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Packages, and a part that the names of their fuzz tests have in common. Most are property tests, which draw new
-/// cases on each run. The journal's test takes seeds from 0 to `REVEILLE_FUZZ_RUNS`, so each round covers more seeds.
+/// Packages, and the common part of the names of their fuzz tests. Most fuzz tests are property tests, which generate
+/// new cases on each run. The journal's test uses the seeds from 0 to `REVEILLE_FUZZ_RUNS`, so each round covers more
+/// seeds.
 const FUZZED: [(&str, &str); 9] = [
     ("domain", "any_text"),
     ("domain", "target_without_violations"),
@@ -85,14 +86,14 @@ const FUZZED: [(&str, &str); 9] = [
     ("journal", "parser_never_panics"),
     ("journal", "corrupted_files_never"),
     ("store-embedded", "arbitrary_or_truncated_entries"),
-    ("stored", "arbitrary_bytes_never_panic"),
+    ("stored", "decoding_arbitrary_bytes_never_panics"),
     ("scheduler", "every_operation_decodes"),
 ];
 const CASES: u32 = 5_000;
 
 /// # Errors
-/// Returns an error if a test fails, or if a package has no test of that name.
-#[expect(clippy::disallowed_methods, reason = "a chore measures time by the clock of its machine")]
+/// Returns an error if a test fails, or if a package has no fuzz test.
+#[expect(clippy::disallowed_methods, reason = "a development command measures time with the clock of its machine")]
 pub(crate) fn fuzz(minutes: u32) -> anyhow::Result<ExitCode> {
     let end = Instant::now() + Duration::from_secs(60 * u64::from(minutes));
     for round in 1_u32.. {
@@ -115,5 +116,5 @@ pub(crate) fn fuzz(minutes: u32) -> anyhow::Result<ExitCode> {
             }
         }
     }
-    unreachable!("the loop over the rounds has no end");
+    unreachable!("the loop over the rounds never ends");
 }

@@ -1,13 +1,14 @@
-//! Comparison of two builds of the binary: their help texts, and their responses to the requests in
+//! Comparison of two builds of the binary. It compares their help texts and their responses to the requests in
 //! `compare/requests.txt`.
 //!
-//! The comparison is by bytes. It ignores only the following expected differences:
+//! The comparison compares bytes. It ignores only the following expected differences:
 //!
 //! - the header `date`, and a `content-length` that is the length of the body or belongs to metrics;
 //! - instants before the year after next, durations of attempts, and new secrets;
-//! - words of at least [`RANDOM_MIN`] characters with a digit or a capital letter, as ids have: each id of one build
-//!   corresponds to one id of the other build;
-//! - the order of the lines of metrics, and the values of samples. Names, labels and help texts are compared.
+//! - words that may be ids: words of at least [`RANDOM_MIN`] characters with a digit or a capital letter. Each id of
+//!   one build must correspond to one id of the other build;
+//! - the order of the lines of metrics, and the values of samples. The comparison includes names, labels and help
+//!   texts.
 
 mod session;
 
@@ -21,9 +22,9 @@ use clap::Args;
 
 use session::Response;
 
-/// Shortest word that may be an id, in characters.
+/// Minimum number of characters of a word that may be an id.
 const RANDOM_MIN: usize = 10;
-/// Characters that are printed before and after a difference.
+/// Number of characters that the output shows before and after a difference.
 const SHOWN: usize = 160;
 
 #[derive(Args, Debug)]
@@ -37,7 +38,7 @@ pub(crate) struct CompareArguments {
 }
 
 /// # Errors
-/// Returns an error if a binary cannot be started, or if a request fails.
+/// Returns an error if a binary does not start, or if a request fails.
 pub(crate) fn run(arguments: &CompareArguments) -> anyhow::Result<ExitCode> {
     let mut pairs = Pairs::default();
     let mut differences = 0;
@@ -64,7 +65,7 @@ pub(crate) fn run(arguments: &CompareArguments) -> anyhow::Result<ExitCode> {
     Ok(if differences == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Returns the help text of the binary and of each of its commands, by the words of the command.
+/// Returns the help texts of the binary and of each of its commands. The words of the command are the key.
 fn help(binary: &Path) -> anyhow::Result<BTreeMap<String, String>> {
     let mut texts = BTreeMap::new();
     let mut open = vec![vec!["--version".to_owned()], Vec::new()];
@@ -137,7 +138,8 @@ fn without_volatile_values(body: &str) -> String {
     text
 }
 
-/// Returns the length of the instant at the start of `text`, if there is one and it is before the year after next.
+/// Returns the length of the instant at the start of `text`. Returns `None` if `text` does not start with an instant
+/// before the year after next.
 fn instant(text: &str) -> Option<usize> {
     const FORM: &str = "0000-00-00T00:00:00.000Z";
     let candidate = text.get(..FORM.len())?;
@@ -210,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn corresponding_ids_are_equal_and_other_words_are_not() {
+    fn comparison_accepts_only_corresponding_ids_as_equal() {
         let mut pairs = Pairs::default();
         assert_eq!(pairs.difference(r#"{"id":"kAbc0123456"}"#, r#"{"id":"kXyz9876543"}"#), None);
         assert_eq!(pairs.difference("/v1/runs/kAbc0123456", "/v1/runs/kXyz9876543"), None);
@@ -222,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn current_instants_are_replaced_and_later_ones_are_not() {
+    fn normalization_replaces_current_but_not_later_instants() {
         let body = |year| format!(r#"{{"next":"{year}-01-02T03:04:05.006Z","duration_ms":12,"secret":"a.b/c"}}"#);
         let expected = r#"{"next":"INSTANT","duration_ms":VALUE,"secret":"VALUE"}"#;
         assert_eq!(without_volatile_values(&body(this_year())), expected);

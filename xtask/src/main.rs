@@ -1,4 +1,5 @@
-//! Chores of this checkout. `cargo xtask test` runs everything that must pass, and `.ci/run` calls it.
+//! Development commands of this checkout. `cargo xtask test` runs all checks that must pass, and `.ci/run` calls this
+//! command.
 
 mod chaos;
 mod chores;
@@ -17,7 +18,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Chores of this checkout.
+/// Run a development command of this checkout.
 #[derive(Parser, Debug)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 struct Arguments {
@@ -41,7 +42,7 @@ enum Chore {
     Index,
     /// Print comments, messages and test names drawn at random, to grade their language
     Sample {
-        /// Text that selects the sample: the hash of the last commit that changed prose
+        /// Seed of the sample, for which the hash of the last commit that changed prose is usual
         #[arg(long)]
         seed: String,
     },
@@ -49,13 +50,13 @@ enum Chore {
     #[command(disable_help_flag = true)]
     Simulate {
         /// Arguments of the simulator, such as `--seeds 100 --scenario owner`; `--help` lists them, and `--scenario
-        /// paxos --help` those for paxos groups
+        /// paxos --help` lists the arguments for paxos groups
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
     /// Inject faults into a real cluster under load, and check its guarantees
     Chaos(chaos::ChaosArguments),
-    /// Compare two builds of the binary: their help texts, and their responses to one file of requests
+    /// Compare two builds of the binary: their help texts and their responses to the requests of a file
     Compare(compare::CompareArguments),
     /// Measure hand-overs compared with Curator, and electors' requests, on an ensemble of three servers: `reveille
     /// bench election`
@@ -65,7 +66,7 @@ enum Chore {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Fuzz the parsers and the journal for longer than the tests do
+    /// Fuzz the parsers and the journal for longer than `test` does
     Fuzz {
         #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1_440))]
         minutes: u32,

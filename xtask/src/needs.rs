@@ -1,4 +1,5 @@
-//! System programs that the tests require. Missing ones are installed, or reported with the command that installs them.
+//! System programs that the tests require. The command installs missing programs, or prints the command that installs
+//! them.
 
 use std::process::{Command, Stdio};
 
@@ -21,7 +22,7 @@ const NEEDS: [Need; 11] = [
     Need { program: "strace", arguments: &["--version"], package: "strace" },
     Need { program: "python3", arguments: &["-c", "import venv, ensurepip"], package: "python3-venv" },
     Need { program: "systemd-analyze", arguments: &["--version"], package: "systemd" },
-    // Tests run candidates in separate network namespaces.
+    // The tests use these programs to run candidates in separate network namespaces.
     Need { program: "ip", arguments: &["-Version"], package: "iproute2" },
     // The JDK runs ZooKeeper and compiles the peer with Curator; Maven fetches their jars.
     Need { program: "javac", arguments: &["-version"], package: "default-jdk-headless" },
@@ -34,7 +35,7 @@ const NEEDS: [Need; 11] = [
 /// Installs the missing programs.
 ///
 /// # Errors
-/// Returns an error if a program is missing and cannot be installed by this process.
+/// Returns an error if a program is missing and this process cannot install it.
 pub(crate) fn provide() -> anyhow::Result<()> {
     let missing = missing();
     if missing.is_empty() {
@@ -48,7 +49,12 @@ pub(crate) fn provide() -> anyhow::Result<()> {
     apt_get(&["update", "--quiet"])?;
     apt_get(&[&["install", "--yes", "--quiet", "--no-install-recommends"], missing.as_slice()].concat())?;
     let still = self::missing();
-    ensure!(still.is_empty(), "still missing after the installation: {}; try: {}", still.join(", "), line_for(&still));
+    ensure!(
+        still.is_empty(),
+        "programs are still missing after the installation: {}; try: {}",
+        still.join(", "),
+        line_for(&still)
+    );
     Ok(())
 }
 

@@ -10,23 +10,23 @@ use anyhow::{Context, ensure};
 use crate::stage::{self, CARGO, Counts, run_check};
 
 const FOLDER: &str = "tools/schemathesis";
-/// Largest number of examples for each operation and kind of data. There is no time limit: the requests must not depend
-/// on the speed of the machine, so that only a change of the code can fail the test.
+/// Maximum number of examples for each operation and kind of data. The test has no time limit, because the requests
+/// must not depend on the speed of the machine. Then only a change of the code can fail the test.
 const EXAMPLES_MAX: &str = "100";
 const START: Duration = Duration::from_secs(30);
 
-/// Runs: the role of the key, the paths that the role may use, and an excluded operation. (An admin that lists the keys
-/// and revokes its own could not continue.)
+/// Runs of Schemathesis. Each entry has the role of the key, the paths that the role may use, and an excluded
+/// operation. The exclusion prevents that an admin revokes its own key, because it could not continue.
 const RUNS: [(&str, &str, &str); 3] = [
     ("writer", r"^/(v1/schedules|v1/runs|healthz|readyz|metrics)", "revokeKey"),
     ("admin", r"^/v1/(quotas|tenants/\{tenant\}/)", "revokeKey"),
     ("operator", r"^/v1/tenants", "getQuotas"),
 ];
 
-/// Tests `binary`, or a debug build of the sources.
+/// Tests `binary`, or a debug build of the sources if the caller names no binary.
 ///
 /// # Errors
-/// Returns an error if the environment cannot be created, or if the server does not start.
+/// Returns an error if the creation of the Python environment fails, or if the server does not start.
 pub(crate) fn run(binary: Option<PathBuf>) -> anyhow::Result<Counts> {
     let programs =
         test_servers::python::environment("schemathesis", &stage::root().join(FOLDER).join("requirements.txt"))?;
@@ -55,7 +55,7 @@ pub(crate) fn run(binary: Option<PathBuf>) -> anyhow::Result<Counts> {
     Ok(counts)
 }
 
-/// Runs the requests of one key.
+/// Runs Schemathesis with one key.
 fn run_role(programs: &Path, url: &str, key: &str, paths: &str, without: &str) -> anyhow::Result<Counts> {
     let mut command = Command::new(stage::root().join(programs).join("schemathesis"));
     command.env("REVEILLE_KEY", key).current_dir(stage::root().join(FOLDER));
@@ -80,14 +80,14 @@ fn create_key(binary: &Path, data: &Path) -> anyhow::Result<String> {
     Ok(serde_json::from_slice::<CreatedKey>(&output.stdout)?.secret)
 }
 
-/// Server process; dropping this value kills it.
+/// Server process. A drop of this value kills the process.
 pub(crate) struct Server {
     process: Child,
     pub(crate) url: String,
 }
 
 impl Server {
-    #[expect(clippy::disallowed_methods, reason = "a chore measures time by the clock of its machine")]
+    #[expect(clippy::disallowed_methods, reason = "a development command measures time with the clock of its machine")]
     pub(crate) fn start(binary: &Path, data: &Path, more: &[&str]) -> anyhow::Result<Self> {
         let mut command = Command::new(binary);
         command.args(["serve", "--listen", "127.0.0.1:0", "--data"]).arg(data).args(more);

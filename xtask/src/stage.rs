@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::{Context, ensure};
 
-/// Name of cargo. It is found by its name, so that the toolchain is the one that the checkout pins.
+/// Name of the program cargo. A start by name uses the toolchain that the checkout pins.
 pub(crate) const CARGO: &str = "cargo";
 
 /// Returns the root of the checkout.
@@ -31,7 +31,7 @@ pub(crate) fn target() -> anyhow::Result<PathBuf> {
     Ok(serde_json::from_slice::<Metadata>(&output.stdout)?.target_directory)
 }
 
-/// Returns the path of the debug binary, which a build of the tests also creates.
+/// Returns the path of the debug binary. A build of the tests also creates this binary.
 ///
 /// # Errors
 /// Returns an error if `cargo metadata` fails.
@@ -51,7 +51,7 @@ impl Counts {
         self.failed += other.failed;
     }
 
-    /// Counts a command that fails without a failed test as one failure: it did not compile, or it was killed.
+    /// Counts one failure if a command fails without a failed test, for example because the code does not compile.
     pub(crate) fn with_end(self, is_success: bool) -> Counts {
         let failed = if is_success { self.failed } else { self.failed.max(1) };
         Counts { failed, ..self }
@@ -66,7 +66,7 @@ impl Counts {
         counts
     }
 
-    /// Parses a result line of libtest or of Python's unittest.
+    /// Parses a result line of Rust's libtest or of Python's unittest.
     fn of_line(line: &str) -> Option<Counts> {
         if let Some(rest) = line.strip_prefix("test result: ") {
             let count = |word: &str| {
@@ -80,10 +80,10 @@ impl Counts {
     }
 }
 
-/// Runs a command that counts as one check.
+/// Runs a command and counts it as one check.
 ///
 /// # Errors
-/// Returns an error if the command cannot be started.
+/// Returns an error if the command does not start.
 pub(crate) fn run_check(command: &mut Command) -> anyhow::Result<Counts> {
     announce(command);
     let status = command.current_dir(root()).status().with_context(|| cannot_start(command))?;
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_result_lines_of_both_runners_are_counted() {
+    fn parser_counts_only_result_lines_of_both_runners() {
         let line =
             "test result: FAILED. 41 passed; 3 failed; 0 ignored; 0 measured; 16 filtered out; finished in 0.35s";
         assert_eq!(Counts::of_line(line), Some(Counts { passed: 41, failed: 3 }));
@@ -116,13 +116,13 @@ mod tests {
     }
 
     #[test]
-    fn counts_of_several_lines_are_added() {
+    fn parser_adds_the_counts_of_several_lines() {
         let output = "running 1 test\ntest result: ok. 5 passed; 0 failed\n\ntest result: FAILED. 2 passed; 1 failed\n";
         assert_eq!(Counts::of_text(output), Counts { passed: 7, failed: 1 });
     }
 
     #[test]
-    fn failing_command_without_a_failed_test_is_a_failure() {
+    fn failing_command_without_failed_test_counts_as_failure() {
         let counts = |failed| Counts { passed: 5, failed };
         assert_eq!(counts(0).with_end(false), counts(1));
         assert_eq!(counts(3).with_end(false), counts(3));

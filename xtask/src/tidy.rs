@@ -1,4 +1,5 @@
-//! Project rules that no compiler checks. Each is a pure function of files, so that tests can violate it.
+//! Project rules that no compiler checks. Each rule is a pure function of files, so that tests can pass files that
+//! violate the rule.
 
 mod arrows;
 mod dependencies;
@@ -18,7 +19,7 @@ use crate::stage::CARGO;
 /// File of the checkout that git tracks or would add.
 #[derive(Clone, Debug)]
 pub(crate) struct File {
-    /// Path from the root of the checkout, with `/`.
+    /// Path from the root of the checkout, with `/` as separator.
     path: String,
     text: String,
 }
@@ -41,7 +42,7 @@ impl File {
         Finding { path: self.path.clone(), line, what: what.into() }
     }
 
-    /// Returns the lines, numbered from 1.
+    /// Returns the lines with their numbers, counted from 1.
     fn lines(&self) -> impl Iterator<Item = (usize, &str)> {
         self.text.lines().enumerate().map(|(at, line)| (at + 1, line))
     }
@@ -50,7 +51,7 @@ impl File {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Finding {
     path: String,
-    /// Line number from 1; 0 for the whole file.
+    /// Line number, counted from 1; 0 for the whole file.
     line: usize,
     what: String,
 }
@@ -84,7 +85,7 @@ pub(crate) fn findings(root: &Path) -> anyhow::Result<Vec<Finding>> {
     Ok(found)
 }
 
-/// Index of the decisions and the documents with code from tested files, each with its path.
+/// Returns the paths and the expected texts of the decision index and of the documents that contain tested code.
 ///
 /// # Errors
 /// Returns an error if git cannot list the files, or a document names code that does not exist.
@@ -105,7 +106,7 @@ pub(crate) fn read_files(root: &Path) -> anyhow::Result<Vec<File>> {
     let listed = String::from_utf8(listed.stdout).context("a path is not UTF-8")?;
     let mut files = Vec::new();
     for path in listed.split_terminator('\0') {
-        // A deleted file may still be in the index. Files that are not text have no rules.
+        // Skip deleted files, which git's index may still contain, and files that are not text.
         if let Ok(text) = std::fs::read_to_string(root.join(path)) {
             files.push(File { path: path.to_owned(), text });
         }
@@ -113,7 +114,7 @@ pub(crate) fn read_files(root: &Path) -> anyhow::Result<Vec<File>> {
     Ok(files)
 }
 
-/// Returns the packages that are built for `target`. Cargo downloads missing manifests from the registry.
+/// Returns the packages that a build for `target` needs. Cargo downloads missing manifests from the registry.
 fn read_graph(root: &Path, target: &str) -> anyhow::Result<dependencies::Graph> {
     let mut command = Command::new(CARGO);
     command.args(["metadata", "--format-version", "1", "--all-features", "--filter-platform", target]);

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Problem, ScheduleSummary};
 
-/// Result of one line.
+/// Result of one line of a batch.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BatchLine<'a> {
@@ -19,7 +19,7 @@ pub struct BatchLine<'a> {
 }
 
 impl BatchLine<'_> {
-    /// Copies the borrowed text, so that the line outlives its source.
+    /// Copies the borrowed text, so that the result outlives the text that it was parsed from.
     #[must_use]
     pub fn into_owned(self) -> BatchLine<'static> {
         let BatchLine { line, status, schedule, problem } = self;

@@ -15,8 +15,8 @@ impl ScheduleRequest {
         ScheduleRequest { at: Some(instant.to_string()), ..ScheduleRequest::to(url) }
     }
 
-    /// Creates a schedule with a cron expression of five fields, or six with seconds first. The zone is UTC, unless
-    /// [`ScheduleRequest::zone`] sets another.
+    /// Creates a schedule with a cron expression of five fields, or of six fields that start with seconds. The zone is
+    /// UTC, unless [`ScheduleRequest::zone`] sets another zone.
     #[must_use]
     pub fn cron(expression: impl Into<String>, url: impl Into<String>) -> Self {
         ScheduleRequest { cron: Some(expression.into()), ..ScheduleRequest::to(url) }
@@ -65,7 +65,8 @@ impl ScheduleRequest {
         self
     }
 
-    /// Sets the total number of attempts, and the wait after the first attempt, which doubles after each further one.
+    /// Sets the total number of attempts and the wait after the first attempt. The wait doubles after each further
+    /// attempt.
     #[must_use]
     pub fn retry(self, attempts_max: u16, backoff: impl Into<String>) -> Self {
         let retry = RetryRequest { attempts_max: Some(attempts_max), backoff: Some(backoff.into()), backoff_max: None };
@@ -87,7 +88,8 @@ impl TenantRequest {
 }
 
 impl From<SystemTime> for Time {
-    /// Rounds up to a whole millisecond, so that no callback is early. An instant before 1970 becomes 1970-01-01.
+    /// Rounds the instant up to a whole millisecond, so that no callback is early. An instant before 1970 becomes
+    /// 1970-01-01.
     fn from(instant: SystemTime) -> Self {
         let since = instant.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Time(i64::try_from(since.as_nanos().div_ceil(1_000_000)).unwrap_or(i64::MAX))

@@ -33,7 +33,8 @@ impl SchedulePatch {
         self.set(&["at"], instant.to_string())
     }
 
-    /// Sets a cron expression. The zone is the one set in this patch, else the schedule's current zone, else UTC.
+    /// Sets a cron expression. The zone is the zone of this patch, otherwise the schedule's current zone, otherwise
+    /// UTC.
     #[must_use]
     pub fn cron(self, expression: impl Into<String>) -> Self {
         self.set(&["cron"], expression.into())
@@ -76,7 +77,7 @@ impl SchedulePatch {
         Ok(self.set(&["payload"], payload))
     }
 
-    /// Removes the payload: the callback's body is then empty.
+    /// Removes the payload, so that the callback's body is empty.
     #[must_use]
     pub fn without_payload(self) -> Self {
         self.set(&["payload"], Value::Null)
@@ -103,7 +104,8 @@ impl SchedulePatch {
         self.set(&["target", "http", "headers", name], Value::Null)
     }
 
-    /// Sets the total number of attempts, and the wait after the first attempt, which doubles after each further one.
+    /// Sets the total number of attempts and the wait after the first attempt. The wait doubles after each further
+    /// attempt.
     #[must_use]
     pub fn retry(self, attempts_max: u16, backoff: impl Into<String>) -> Self {
         self.set(&["retry", "attempts_max"], attempts_max).set(&["retry", "backoff"], backoff.into())
@@ -117,7 +119,7 @@ impl SchedulePatch {
             if !inner.is_object() {
                 *inner = Value::Object(Map::new());
             }
-            parent = inner.as_object_mut().expect("the lines above replace any other value by an object");
+            parent = inner.as_object_mut().expect("the lines above replace a value that is not an object");
         }
         parent.insert((*last).to_owned(), value.into());
         self

@@ -14,7 +14,7 @@ pub struct Problem {
     pub kind: Cow<'static, str>,
     pub title: Cow<'static, str>,
     pub status: u16,
-    /// Stable problem code, for programs to branch on. docs/http-api.md lists the codes.
+    /// Stable problem code that programs can compare. docs/http-api.md lists the codes.
     pub code: Cow<'static, str>,
     /// Explanation for people: the fault of this request, and the next step.
     pub detail: String,
@@ -29,11 +29,11 @@ pub struct Problem {
     pub errors: Vec<FieldError>,
 }
 
-/// One fault in one part of the request. Exactly one of `pointer`, `parameter` and `header` is present.
+/// Fault of one part of the request. Exactly one of `pointer`, `parameter` and `header` is present.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FieldError {
-    /// JSON Pointer (RFC 6901) into the body; empty for the whole body.
+    /// JSON Pointer (RFC 6901) into the body; the empty pointer means the whole body.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pointer: Option<String>,
     /// Name of a path or query parameter.

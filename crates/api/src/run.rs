@@ -18,15 +18,15 @@ pub struct RunPage {
 pub struct Run {
     /// Id of the run, equal to the callback's `webhook-id`.
     pub id: String,
-    /// Absent if the schedule no longer exists.
+    /// Id of the run's schedule. The field is absent if the schedule no longer exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule_id: Option<String>,
     pub state: RunState,
     /// Nominal instant of the occurrence.
     pub scheduled_at: Time,
-    /// Revision of the schedule when the run was planned.
+    /// Revision of the schedule at the time when the server planned the run.
     pub revision: u32,
-    /// Number of redrives of this occurrence; 0 for the first run.
+    /// Number of earlier redrives of this occurrence; 0 for the first run.
     pub replay: u16,
     /// Last of the `missed_count` occurrences, starting at `scheduled_at`, that a missed run represents.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -41,10 +41,10 @@ pub struct Run {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum RunState {
-    /// An attempt failed, and another is due.
+    /// An attempt failed, and another attempt is due.
     Retrying,
     Succeeded,
-    /// All attempts failed. The run is a dead letter until it is redriven.
+    /// All attempts failed. The run is a dead letter until a caller redrives it.
     Failed,
     /// The occurrence was overdue, and so was a later occurrence of its schedule.
     Missed,
@@ -70,7 +70,7 @@ pub struct Attempt {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Cancelled {
     pub result: CancelResult,
-    /// Latest instant of the decision; present with `pending` only.
+    /// Latest instant at which the owner decides; present only if `result` is `pending`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decided_by: Option<Time>,
 }

@@ -15,13 +15,13 @@ use crate::Time;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ScheduleRequest {
-    /// Id: `[A-Za-z0-9_-]{1,128}`. The server generates a missing id.
+    /// Id that matches `[A-Za-z0-9_-]{1,128}`. The server generates a missing id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
     /// Instant in RFC 3339 with any offset.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<String>,
-    /// Cron expression of five fields, or six with seconds first.
+    /// Cron expression of five fields, or of six fields that start with seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cron: Option<String>,
     /// Interval as a duration: `30s`, `1h30m`, `PT30S`.
@@ -115,13 +115,14 @@ pub struct ScheduleSummary<'a> {
     pub revision: u32,
     pub created_at: Time,
     pub updated_at: Time,
-    /// True if an attempt of the replaced schedule is in flight. No other attempt of it will start. Absent if false.
+    /// True if an attempt of the replaced schedule is in flight. No other attempt of the replaced schedule will start.
+    /// The field is absent if it is false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub too_late: bool,
 }
 
 impl ScheduleSummary<'_> {
-    /// Copies the borrowed text, so that the summary outlives its source.
+    /// Copies the borrowed text, so that the summary outlives the text that it was parsed from.
     #[must_use]
     pub fn into_owned(self) -> ScheduleSummary<'static> {
         let ScheduleSummary { id, state, next, revision, created_at, updated_at, too_late } = self;

@@ -11,7 +11,7 @@ use crate::{Secret, Time};
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Quota {
-    /// Attempts per minute, including retries. Attempts above the limit are made late; none is dropped.
+    /// Attempts per minute, including retries. The server delays attempts above the limit and drops none.
     CallbacksPerMinute,
     /// Schedules created per second.
     CreatesPerSecond,
@@ -43,7 +43,7 @@ impl Quota {
     ];
 }
 
-/// Inclusive number for each quota. `None` means that only the limits of the whole service apply.
+/// Inclusive limit of each quota. `None` means that only the limits of the whole service apply.
 ///
 /// A quota that is missing from a request keeps its value.
 pub type Quotas = BTreeMap<Quota, Option<u32>>;
@@ -57,8 +57,8 @@ pub struct QuotaSheet {
     pub ceilings: Quotas,
 }
 
-/// Body of `PATCH /v1/tenants/{tenant}`, merged into the tenant's settings (RFC 7396). Missing settings keep their
-/// values.
+/// Body of `PATCH /v1/tenants/{tenant}`. The server merges it into the tenant's settings (RFC 7396). Missing settings
+/// keep their values.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
@@ -94,7 +94,7 @@ pub enum Role {
 pub struct TenantRequest {
     /// Name: `[A-Za-z0-9_-]{1,128}`.
     pub name: String,
-    /// Quotas. A missing one gets the service's default.
+    /// Quotas. A missing quota gets the service's default.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub quotas: Quotas,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -153,7 +153,7 @@ pub struct TenantList {
 #[serde(deny_unknown_fields)]
 pub struct KeyRequest {
     pub role: Role,
-    /// Name for people; at most 128 bytes.
+    /// Human-readable name; at most 128 bytes.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -163,7 +163,7 @@ pub struct KeyRequest {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Key {
-    /// The part of the key before its dot.
+    /// Part of the key before its dot.
     pub id: String,
     pub name: String,
     pub role: Role,
@@ -203,8 +203,8 @@ pub struct SigningSecretCreated {
     pub secret: Secret,
 }
 
-/// Response of `GET /v1/tenants/{tenant}/signing-secrets`, newest secret first. Each callback is signed with every
-/// secret.
+/// Response of `GET /v1/tenants/{tenant}/signing-secrets`, newest secret first. The server signs each callback with
+/// every secret.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SigningSecretList {

@@ -1,5 +1,5 @@
-//! Log of the callbacks that a receiver got during a trial, and the verdict computed from it: lost, duplicated and
-//! early callbacks, and the lateness of the others.
+//! Log of the callbacks that a receiver received during a trial. The verdict counts the lost, duplicated and early
+//! callbacks of the log and contains the lateness of the others.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -37,7 +37,7 @@ enum Record {
     File(Mutex<Follower>),
 }
 
-/// Log in memory. It grows by chunks, so that no callback waits while a long log is copied.
+/// Log in memory. The log grows by chunks, so that no callback waits while the process copies a long log.
 #[derive(Default)]
 struct Log {
     chunks: Vec<Vec<Arrival>>,
@@ -113,10 +113,10 @@ impl Sink for Arrivals {
     }
 }
 
-/// Log of an external receiver, as far as it has been read.
+/// Reads the log of an external receiver while the receiver writes it.
 struct Follower {
     file: BufReader<File>,
-    /// Start of a line that is still being written.
+    /// Start of a line that the receiver has not yet completed.
     partial: String,
     arrivals: Vec<Arrival>,
     unverified: u64,
@@ -150,9 +150,8 @@ impl Follower {
     }
 }
 
-/// Parses a line of a receiver's log. Its fields are separated by blanks: the arrival in microseconds since 1970, the
-/// webhook id, the attempt, the nominal instant in milliseconds since 1970, and `1` or `0` for a valid or an invalid
-/// signature.
+/// Parses a line of a receiver's log. Blanks separate its fields: the arrival in microseconds since 1970, the webhook
+/// id, the attempt, the nominal instant in milliseconds since 1970, and `1` or `0` for a valid or an invalid signature.
 fn parse_line(line: &str) -> Option<(Arrival, bool)> {
     let mut fields = line.split_ascii_whitespace();
     let at_micros = fields.next()?.parse().ok()?;
@@ -194,7 +193,7 @@ pub(crate) struct Verdict {
     pub(crate) first_at_micros: Vec<i64>,
 }
 
-/// Computes the verdict. `acknowledged` need not be sorted.
+/// Computes the verdict. The order of `acknowledged` does not matter.
 pub(crate) fn judge(arrivals: &[Arrival], unmatched: u64, acknowledged: &[Incarnation]) -> Verdict {
     let mut missing: BTreeSet<Incarnation> = acknowledged.iter().copied().collect();
     let known = missing.clone();
@@ -287,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn external_log_is_read_from_its_end_at_the_trial_start() {
+    fn follower_ignores_lines_from_before_the_trial() {
         use std::io::Write;
         let mut log = tempfile::NamedTempFile::new().unwrap();
         let line = |incarnation, late, verified: u8| {

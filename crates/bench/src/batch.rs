@@ -19,22 +19,23 @@ use crate::server::{self, Server};
 
 /// Lines of one request; about 5 MB.
 const LINES: u64 = 5_000;
-/// Connections of a fill. Two keep the server busy while the client builds or reads on the third.
+/// Number of connections of a fill. Two connections keep the server busy while the client builds a request or reads a
+/// response on the third.
 const CONNECTIONS: usize = 3;
 /// Longest duration of a fill.
 const DURATION_MAX: Duration = Duration::from_secs(3_600);
 
-/// Exchange that creates schedules in batches. Request number n has the lines from `first + n * LINES`.
+/// Exchange that creates schedules in batches. Request number n contains the lines from `first + n * LINES` on.
 struct Batches {
     head: Head,
     schedules: Schedules,
     first: u64,
     count: u64,
-    /// True if the ids of acknowledged schedules are recorded.
+    /// True if the trial records the ids of acknowledged schedules.
     named: bool,
     acknowledged: AtomicU64,
     incarnations: Mutex<Vec<Incarnation>>,
-    /// Progress file; updated after each batch.
+    /// Progress file, which the fill updates after each batch.
     progress: Option<Progress>,
 }
 
@@ -135,7 +136,7 @@ async fn send(runtime: &Runtime, batches: &Arc<Batches>, connections: usize) -> 
     load::run(runtime, plan, batches.clone()).await
 }
 
-/// Number of schedules that a data folder was filled with. They are pending and fall due long after any trial.
+/// Number of schedules that fills created in a data folder. These schedules fall due long after any trial.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Filled {
     count: u64,
@@ -144,14 +145,14 @@ struct Filled {
 struct Progress {
     path: PathBuf,
     before: u64,
-    /// Highest count written. The lock is held during the write, because batches end concurrently on several
-    /// connections.
+    /// Highest count written. A task holds the lock while it writes the file, because batches end concurrently on
+    /// several connections.
     written: Mutex<u64>,
 }
 
 impl Progress {
-    /// Records the progress. If a kill loses a record, the next fill creates these schedules again, so that a folder
-    /// has at least the requested number.
+    /// Records the progress. If a kill loses a record, the next fill creates these schedules again, so that the folder
+    /// contains at least the requested number of schedules.
     fn reach(&self, acknowledged: u64) {
         let mut highest = self.written.lock().expect("no task panics while it holds this lock");
         if acknowledged <= *highest {
@@ -170,13 +171,14 @@ impl Progress {
     }
 }
 
-/// Brings the server to at least `count` pending schedules. It continues where an earlier fill of this folder ended.
+/// Creates schedules until the server has at least `count` pending schedules. The fill continues where an earlier fill
+/// of this folder ended.
 ///
 /// # Errors
-/// Returns an error if the server rejects them.
+/// Returns an error if the server rejects a schedule.
 pub(crate) async fn fill(runtime: &Runtime, server: &Server, folder: &Path, count: u64) -> anyhow::Result<()> {
     const AFTER: Duration = Duration::from_secs(400 * 86_400);
-    // Store the count next to the data, so that both are kept or deleted together.
+    // Store the count next to the data, so that deleting the folder deletes both.
     let path = server::data(folder).join("filled.json");
     fs::create_dir_all(server::data(folder)).context("cannot create the trial's folder")?;
     let before = match fs::read_to_string(&path) {

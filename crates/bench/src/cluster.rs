@@ -1,5 +1,5 @@
-//! Trials of a cluster over one database: the rate as members are added, and the lateness of callbacks when a member
-//! stops.
+//! Trials of a cluster over one database: the rate of callbacks with each added member, and the lateness of callbacks
+//! when a member stops.
 
 use std::path::Path;
 use std::time::Duration;
@@ -30,7 +30,7 @@ pub(crate) struct Trial {
 }
 
 /// # Errors
-/// Returns an error if members cannot be started, or do not balance the shards.
+/// Returns an error if a member does not start, or if the members do not balance the shards.
 pub(crate) async fn run(runtime: &Runtime, store: &Url, folder: &Path, trial: Trial) -> anyhow::Result<Vec<Row>> {
     let mut rows: Vec<Row> = Vec::new();
     for members in 1..=trial.members {
@@ -108,7 +108,7 @@ async fn scale(runtime: &Runtime, store: &Url, folder: &Path, members: u64, in_f
     let name = format!("{members} members, {in_flight} in flight each");
     let mut row = fire::row(&name, due, first_at, &verdict);
     row.notes.push(format!(
-        "a target that answers after {ANSWER_AFTER:?} allows {} callbacks per second",
+        "a target that responds after {ANSWER_AFTER:?} allows {} callbacks per second",
         per_second * members
     ));
     stop_all(runtime, running).await?;
@@ -121,7 +121,7 @@ enum Departure {
     Killed,
 }
 
-/// Stops or kills one of two members while both fire. A member that was stopped gracefully is started again.
+/// Stops or kills one of two members while both members fire. The trial restarts a member that it stopped gracefully.
 async fn departure(runtime: &Runtime, store: &Url, folder: &Path, how: Departure) -> anyhow::Result<Row> {
     const CALM: Duration = Duration::from_secs(4);
     let mut running = start(runtime, store, folder, 2, &[]).await?;
@@ -146,7 +146,7 @@ async fn departure(runtime: &Runtime, store: &Url, folder: &Path, how: Departure
     };
     let mut row = fire::row(name, due, first_at, &verdict);
     if how == Departure::Killed {
-        row.notes.push(format!("the lateness includes its lease of {} s", LEASE.as_secs()));
+        row.notes.push(format!("the lateness includes the killed member's lease of {} s", LEASE.as_secs()));
     } else {
         leaving.stop(runtime).await?;
     }

@@ -123,7 +123,7 @@ pub(crate) async fn change_trial(
 /// is in flight counts as rejected.
 ///
 /// # Errors
-/// Returns an error if the server cannot be reached.
+/// Returns an error if the server is unreachable.
 pub(crate) async fn cancel_all(
     runtime: &Runtime,
     head: Head,

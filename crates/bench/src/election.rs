@@ -1,10 +1,10 @@
 //! Trials of leader election: the time of a hand-over from one process to the next, compared with a program that uses
 //! Curator, and the requests that electors send to the ensemble.
 //!
-//! Invariants: Reveille's program and the peer take turns, hand-over by hand-over, on one ensemble in one run. Both
-//! receive the same commands (`tools/mixed-java`). A crash is a `kill -9` of a process. The bench starts no ensemble
-//! and has no Java code: the caller passes the ensemble's addresses and the peer's command (`cargo xtask election`
-//! supplies both).
+//! Invariants: Reveille's program and the peer alternate after each hand-over, on one ensemble in one run. Both
+//! programs receive the same commands (`tools/mixed-java`). A crash is a `kill -9` of a process. The bench starts no
+//! ensemble and has no Java code: the caller passes the ensemble's addresses and the peer's command (`cargo xtask
+//! election` supplies both).
 
 pub(crate) mod candidate;
 mod handover;
@@ -35,8 +35,8 @@ pub struct ElectionArguments {
     /// Measured hand-overs of each kind, for Reveille and for the peer
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     rounds: u32,
-    /// Hand-overs before the first measured one, so that the peer's code is compiled; for crashes, a tenth of this
-    /// number
+    /// Unmeasured hand-overs before the first measured hand-over, which let the JVM compile the peer's code; crashes
+    /// use a tenth of this number
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(0..=1_000))]
     warm_up: u32,
     /// Session timeout of the killed leaders, in milliseconds
@@ -52,10 +52,10 @@ pub struct ElectionArguments {
     /// Milliseconds between two calls of each replica.
     #[arg(long, default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(10..=4_000))]
     period_millis: u64,
-    /// Seconds for which requests are counted while no hand-over happens
+    /// Seconds during which the bench counts requests while no hand-over happens
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3_600))]
     rest: u64,
-    /// Hand-overs whose requests are counted, for each form and number of replicas
+    /// Hand-overs whose requests the bench counts, for each form and number of replicas
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     counted: u32,
     /// Parts to run [default: all]
@@ -65,7 +65,7 @@ pub struct ElectionArguments {
     #[arg(long)]
     json: bool,
     /// Command that starts the peer; the ensemble's addresses and the session timeout in milliseconds are appended.
-    /// Without it only Reveille is measured
+    /// Without a peer, the bench measures only Reveille
     #[arg(last = true)]
     peer: Vec<String>,
 }
@@ -81,8 +81,8 @@ pub(crate) enum Part {
 }
 
 /// # Errors
-/// Returns an error if a trial cannot be run, if Reveille is slower than the peer, or if a hand-over among more
-/// watching replicas costs more requests.
+/// Returns an error if a trial fails, if Reveille is slower than the peer, or if a hand-over among more watching
+/// replicas costs more requests.
 pub(crate) async fn run(runtime: &Runtime, arguments: &ElectionArguments) -> anyhow::Result<()> {
     let results = Trial::open(runtime, arguments).await?.run().await?;
     let text = if arguments.json { serde_json::to_string_pretty(&results)? } else { results.to_text() };
@@ -153,7 +153,7 @@ impl<'a> Trial<'a> {
         Duration::from_millis(self.arguments.period_millis)
     }
 
-    /// Returns Reveille's program and, if given, the peer's.
+    /// Returns Reveille's program and, if the caller named a peer, the peer's program.
     fn programs(&self) -> anyhow::Result<Vec<Program>> {
         let (url, timeout) = (self.arguments.coordination.as_str(), self.session_timeout);
         let mut programs = vec![Program::reveille(url, timeout)?];
@@ -201,7 +201,7 @@ impl Results {
     }
 }
 
-/// Formats a table. The first column is aligned to the left, the others to the right.
+/// Formats a table. The first column is left-aligned, and the other columns are right-aligned.
 fn table<const N: usize>(names: &[&str; N], rows: impl IntoIterator<Item = [String; N]>) -> String {
     let mut lines = vec![names.map(str::to_owned)];
     lines.extend(rows);
@@ -237,7 +237,7 @@ impl Spread {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
         let (count, last) = (sorted.len(), sorted.len() - 1);
-        let median = report::median(values.iter().copied()).expect("values is not empty");
+        let median = report::median(values.iter().copied()).expect("the caller passes at least one value");
         let [quarter, three_quarters] = [last / 4, last - last / 4].map(|at| sorted[at]);
         Spread { count, min: sorted[0], quarter, median, three_quarters, max: sorted[last] }
     }

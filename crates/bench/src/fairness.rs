@@ -1,8 +1,8 @@
-//! Measures whether a tenant's callbacks stay on time while another tenant is demanding: the change of the 99th
+//! Measures how much a demanding tenant delays the callbacks of another tenant. The result is the change of the 99th
 //! percentile of their lateness.
 //!
-//! Invariants: the runs with and without the demanding tenant take turns within one process, so that other work on the
-//! machine affects both. Arrivals are counted by the receivers.
+//! Invariants: runs with and runs without the demanding tenant alternate within one process, so that other work on the
+//! machine affects both kinds of runs. The receivers count the arrivals.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,7 +31,7 @@ pub struct FairnessArguments {
     /// Callbacks per second of the observed tenant
     #[arg(long, default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     rate: u64,
-    /// Seconds of each run; a trial has four runs, two without and two with the demanding tenant
+    /// Seconds of each run; a trial has two runs without and two runs with the demanding tenant
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3_600))]
     duration: u64,
     /// Largest allowed increase of the 99th percentile, in milliseconds
@@ -42,10 +42,10 @@ pub struct FairnessArguments {
     only: Vec<Demand>,
 }
 
-/// Demand of the other tenant.
+/// Kind of load that the demanding tenant causes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Demand {
-    /// A hundred schedules, each due every second, for a target that takes three seconds to answer
+    /// A hundred schedules, each due every second, for a target that takes three seconds to respond
     Slow,
     /// Ten times as many callbacks as the tenant's quota allows
     Busy,
@@ -57,12 +57,12 @@ const SLOW_SCHEDULES: u64 = 100;
 const SLOW_ANSWER: Duration = Duration::from_secs(3);
 const BUSY_QUOTA_PER_MINUTE: u32 = 6_000;
 const BUSY_PER_SECOND: u64 = 10 * BUSY_QUOTA_PER_MINUTE as u64 / 60;
-/// Lead of the busy tenant's callbacks. After an idle period, a tenant may send a minute's quota at once; the lead uses
-/// up this burst before the observed run begins.
+/// Time by which the busy tenant's callbacks begin before the observed run. After an idle period, a tenant may send a
+/// minute's quota at once. The busy tenant uses up this burst before the observed run begins.
 const BUSY_BEFORE: Duration = Duration::from_secs(10);
 
 /// # Errors
-/// Returns an error if a trial cannot be run, or if the increase exceeds the bound.
+/// Returns an error if a trial fails, or if the increase exceeds the bound.
 pub(crate) async fn run(runtime: &Runtime, arguments: &FairnessArguments) -> anyhow::Result<()> {
     let FairnessArguments { common, rate, duration, .. } = arguments;
     let server = Server::start(runtime, &arguments.server, &common.data).await?;
@@ -94,7 +94,8 @@ pub(crate) async fn run(runtime: &Runtime, arguments: &FairnessArguments) -> any
 /// Result of all pairs of one demand.
 #[derive(Debug, Default)]
 struct Results {
-    /// Change of the 99th percentile in each pair, in milliseconds: with the other tenant, less without.
+    /// Change of the 99th percentile in each pair, in milliseconds: the value with the demanding tenant minus the value
+    /// without it.
     increases: Vec<f64>,
     wrong: u64,
 }
@@ -135,7 +136,7 @@ impl Trial<'_> {
         self.fire("alone", self.runtime.now() + fire::lead(self.due.count())).await
     }
 
-    /// Fires schedules of the observed tenant, due from `first_at` on.
+    /// Creates schedules of the observed tenant that fall due from `first_at` on, and waits for their callbacks.
     async fn fire(&self, name: &str, first_at: Timestamp) -> anyhow::Result<Row> {
         let arrivals = Arc::new(Arrivals::logging());
         let receiver = fire::receive(self.runtime, Options::default(), arrivals.clone()).await?;
@@ -166,8 +167,8 @@ impl Trial<'_> {
         }
         let mut row = self.fire("beside a slow target", self.runtime.now() + fire::lead(self.due.count())).await?;
         row.notes.push(format!(
-            "{SLOW_SCHEDULES} schedules due every second, for a target that answers after {SLOW_ANSWER:?}: {} callbacks \
-             arrived",
+            "{SLOW_SCHEDULES} schedules due every second, for a target that responds after {SLOW_ANSWER:?}: {} \
+             callbacks arrived",
             received.count()
         ));
         for id in ids {
@@ -204,7 +205,7 @@ impl Trial<'_> {
     /// Cancels the remaining schedules of the other tenant, because they would affect the next run.
     async fn cancel(&self, other: &Tenant, planned: Vec<Incarnation>) -> anyhow::Result<()> {
         let outcome = create::cancel_all(self.runtime, other.head("application/json"), planned).await?;
-        ensure!(outcome.broken == 0 && outcome.unsent == 0, "the remaining schedules could not be cancelled");
+        ensure!(outcome.broken == 0 && outcome.unsent == 0, "cannot cancel the remaining schedules");
         Ok(())
     }
 }
@@ -218,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn median_increase_of_the_pairs_is_compared_with_the_bound() {
+    fn verdict_compares_the_median_increase_with_the_bound() {
         let results = Results::of(&[row(5.0, 0), row(6.0, 0)], &[row(14.0, 0), row(15.0, 0)]);
         assert_eq!(results.to_text(10), "p99 changed by +9.00 ms (median of +9.00 ms, +9.00 ms; bound: 10 ms)");
         assert!(results.judge(Demand::Slow, 10.0).is_ok());
@@ -226,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn trial_fails_if_a_callback_was_lost_or_none_arrived() {
+    fn trial_fails_if_a_callback_is_lost_or_no_callback_arrives() {
         assert!(Results::of(&[row(1.0, 0)], &[row(1.0, 1)]).judge(Demand::Busy, 10.0).is_err());
         assert!(Results::default().judge(Demand::Busy, 10.0).is_err());
     }

@@ -1,4 +1,5 @@
-//! Trials of callbacks: their rate, their lateness, and whether each arrived exactly once.
+//! Trials of callbacks. Each trial measures their rate and lateness, and checks that each callback arrives exactly
+//! once.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -21,7 +22,7 @@ use crate::server::Server;
 /// Due instants of schedules.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Due {
-    /// All schedules at one instant.
+    /// All schedules are due at one instant.
     AtOnce { count: u64 },
     /// Spread evenly over `duration`.
     Evenly { per_second: u64, duration: Duration },
@@ -57,9 +58,9 @@ pub(crate) struct ExternalReceiver {
 #[derive(Clone, Debug)]
 pub(crate) struct Trial {
     pub(crate) due: Due,
-    /// Time from now to the first due instant, for creating all schedules.
+    /// Time from now to the first due instant. The trial creates all schedules in this time.
     pub(crate) lead: Duration,
-    /// True if the server is killed with `kill -9` when a quarter of the callbacks have arrived.
+    /// True if the trial kills the server with `kill -9` when a quarter of the callbacks have arrived.
     pub(crate) kill: bool,
     pub(crate) external: Option<ExternalReceiver>,
 }
@@ -69,7 +70,8 @@ const LATE_MAX: Duration = Duration::from_secs(300);
 /// Longest wait without a new arrival.
 const QUIET_MAX: Duration = Duration::from_secs(15);
 
-/// Returns the default lead for `count` schedules. It allows for creation at a quarter of the promised rate.
+/// Returns the default lead for `count` schedules. The lead suffices if the server creates schedules at a quarter of
+/// the promised rate.
 pub(crate) fn lead(count: u64) -> Duration {
     Duration::from_secs(4 + count / 25_000)
 }
@@ -104,7 +106,7 @@ pub(crate) async fn trial(runtime: &Runtime, server: &mut Server, trial: &Trial)
 
     let mut row = row("fire", trial.due, planned.first_at, &verdict);
     if !trial.kill {
-        // The counters of a killed process are lost.
+        // A killed process loses its counters.
         row = row.with_cost(&cost, verdict.arrived);
         row.reads_per_minute = reads_per_minute;
     }
@@ -112,7 +114,8 @@ pub(crate) async fn trial(runtime: &Runtime, server: &mut Server, trial: &Trial)
     Ok(row)
 }
 
-/// Counter of the reads of the store's database, as the server reports it; an embedded store has none.
+/// Counter of the reads from the store's database, which the server reports. A server with an embedded store has no
+/// such counter.
 struct Reads {
     since: Monotonic,
     before: Option<u64>,
@@ -168,7 +171,7 @@ async fn plan(
 /// ended in time.
 ///
 /// # Errors
-/// Returns an error if the creation failed or did not end in time.
+/// Returns an error if the server does not create all schedules in time.
 pub(crate) async fn plan_from(
     runtime: &Runtime,
     head: Head,
@@ -196,7 +199,7 @@ pub(crate) fn url_of(address: SocketAddr) -> String {
     format!("http://{address}/callback")
 }
 
-/// Waits until all callbacks have arrived, or until no more arrive.
+/// Waits until all callbacks have arrived, or until no more callbacks arrive.
 pub(crate) async fn wait(runtime: &Runtime, arrivals: &Arrivals, due: Due, first_at: Timestamp) -> anyhow::Result<()> {
     wait_for(runtime, arrivals, due.count(), first_at + due.lasts()).await
 }
@@ -250,12 +253,12 @@ async fn kill_in_the_middle(
     ))
 }
 
-/// Queries the runs of a sample of schedules: for each callback that the receiver got, the server must also have
+/// Queries the runs of a sample of schedules: for each callback that the receiver received, the server must have
 /// recorded an outcome.
 async fn sample_outcomes(server: &Server, of: &[Incarnation]) -> anyhow::Result<Option<String>> {
     const SAMPLES: usize = 200;
     let mut connection =
-        Connection::open(server.address).await.context("the server does not answer after the trial")?;
+        Connection::open(server.address).await.context("the server does not respond after the trial")?;
     let head = server.head("application/json");
     let (mut queried, mut recorded) = (0, 0);
     for incarnation in of.iter().step_by((of.len() / SAMPLES).max(1)) {
@@ -270,11 +273,11 @@ async fn sample_outcomes(server: &Server, of: &[Incarnation]) -> anyhow::Result<
     Ok(Some(format!("{recorded} of {queried} sampled runs are recorded as succeeded")))
 }
 
-/// Creates schedules that are due as `due` says, runs `during` with the first due instant while they fire, and returns
-/// the receiver's verdict.
+/// Creates schedules with the due instants of `due`. Runs `during` with the first due instant while the schedules fire,
+/// and returns the verdict on the receiver's log.
 ///
 /// # Errors
-/// Returns an error if the schedules cannot be created in time, or if `during` fails.
+/// Returns an error if the server does not create the schedules in time, or if `during` fails.
 pub(crate) async fn observe(
     runtime: &Runtime,
     server: &Server,
@@ -305,8 +308,9 @@ pub(crate) fn row(name: &str, due: Due, first_at: Timestamp, verdict: &Verdict) 
         #[expect(clippy::cast_precision_loss, reason = "counts of callbacks stay far below 2^52")]
         let per_second = 0.95 * count as f64 / seconds;
         row.per_second = Some(per_second);
-        row.notes
-            .push(format!("per s is the rate of the first 95 %, which arrived within {seconds:.3} s of their instant"));
+        row.notes.push(format!(
+            "per s is the rate of the first 95 % of the callbacks, which arrived within {seconds:.3} s of their instant"
+        ));
     }
     if let Some(unverified) = verdict.unverified {
         row.notes.push(format!("the receiver verified each signature; {unverified} were invalid"));
@@ -319,7 +323,7 @@ pub(crate) fn row(name: &str, due: Due, first_at: Timestamp, verdict: &Verdict) 
 
 /// Returns the seconds from `first_at` until `share` of `count` callbacks had arrived; `None` if fewer arrived.
 #[expect(clippy::cast_precision_loss, reason = "counts of callbacks and microseconds stay far below 2^52")]
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a count")]
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the share is between 0 and 1")]
 fn seconds_to_share(verdict: &Verdict, first_at: Timestamp, count: u64, share: f64) -> Option<f64> {
     let needed = (count as f64 * share).ceil() as usize;
     let at = *verdict.first_at_micros.get(needed.checked_sub(1)?)?;
@@ -343,8 +347,8 @@ pub(crate) async fn restart(runtime: &Runtime, server: &mut Server, kill: bool) 
     Ok(row)
 }
 
-/// Trial of callbacks to a fast target, first alone, then together with callbacks to a target that is too slow for
-/// them.
+/// Trial of callbacks to a fast target. The first run calls only the fast target. The second run also calls a target
+/// that is too slow for its callbacks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SlowTrial {
     /// Callbacks for the slow target, all due within one second.
@@ -379,7 +383,7 @@ pub(crate) async fn slow_trial(runtime: &Runtime, server: &mut Server, slow: Slo
     let mut beside = row("fire, beside a slow target", due, planned.first_at, &verdict);
     beside.rss_anon_mib = cost.memory_peak_bytes.map(mebibytes);
     beside.notes.push(format!(
-        "{} callbacks due within a second for a target that answers after {} ms: {} arrived in the {} s of the trial; \
+        "{} callbacks due within a second for a target that responds after {} ms: {} arrived in the {} s of the trial; \
          anonymous memory at the end: {:.0} MiB",
         slow.slow_count,
         slow.answer_after.as_millis(),
@@ -395,7 +399,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn due_instants_are_spread_evenly_or_all_at_once() {
+    fn due_instants_are_evenly_spread_or_equal() {
         let due = Due::Evenly { per_second: 10_000, duration: Duration::from_secs(300) };
         assert_eq!((due.count(), due.gap_micros(), due.lasts()), (3_000_000, 100, Duration::from_secs(300)));
         let at_once = Due::AtOnce { count: 100_000 };

@@ -1,8 +1,8 @@
-//! Benchmarks behind `reveille bench`. They reproduce every figure that Reveille's documents claim on the user's
-//! machine.
+//! Benchmarks of the command `reveille bench`. On the user's machine, they measure every figure that Reveille's
+//! documents claim.
 //!
-//! Invariants: load stays on this machine unless a URL is given. Every trial is bounded in time and in count. Lost,
-//! duplicated and early callbacks are counted from the receiver's log, never from a report of the server.
+//! Invariants: load stays on this machine unless the caller gives a URL. Every trial has a limit of time and a limit of
+//! count. A trial counts lost, duplicated and early callbacks in the receiver's log, never in a report of the server.
 //!
 //! docs/decisions/0185-keep-benchmarks-in-a-library.md gives the reasons for the design.
 
@@ -108,7 +108,7 @@ pub enum Command {
 /// Arguments of every trial.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Common {
-    /// Folder for the trial's data; created if missing and reused by the next trial
+    /// Folder for the trial's data; the trial creates a missing folder, and the next trial uses the same folder
     #[arg(long, default_value = "bench-data")]
     data: PathBuf,
     /// Number of runs of the trial; the output has every run and the median
@@ -149,7 +149,7 @@ pub struct CreateArguments {
     common: Common,
     #[command(flatten)]
     server: ServerArguments,
-    /// Requests per second, due at fixed instants [default: as many as the server answers]
+    /// Requests per second, due at fixed instants [default: as many as the server can handle]
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     rate: Option<u64>,
     /// Seconds of each run
@@ -198,10 +198,10 @@ pub struct ChangeArguments {
     common: Common,
     #[command(flatten)]
     server: ServerArguments,
-    /// Schedules of each run; each one is rescheduled, then cancelled
+    /// Schedules of each run; the run reschedules and then cancels each schedule
     #[arg(long, default_value_t = 200_000, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     count: u64,
-    /// Requests per second, due at fixed instants [default: as many as the server answers]
+    /// Requests per second, due at fixed instants [default: as many as the server can handle]
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     rate: Option<u64>,
     /// Schedules that are pending before the first run
@@ -218,23 +218,24 @@ pub struct FireArguments {
     /// Callbacks that are all due at one instant
     #[arg(long, default_value_t = 100_000, conflicts_with = "rate", value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     count: u64,
-    /// Callbacks per second, evenly spaced, instead of all at one instant
+    /// Callbacks per second at evenly spaced instants, instead of all callbacks at one instant
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     rate: Option<u64>,
     /// Seconds of each run, with `--rate`
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3_600))]
     duration: u64,
-    /// Schedules that are pending in addition to those that fire
+    /// Schedules that stay pending while other schedules fire
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=100_000_000))]
     pending: u64,
-    /// Seconds for creating the schedules before the first one is due [default: derived from their number]
+    /// Seconds from the start of creation until the first schedule is due [default: derived from the number of
+    /// schedules]
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=3_600))]
     lead: Option<u64>,
     /// Kill the server with `kill -9` when a quarter of the callbacks have arrived, and restart it at once
     #[arg(long)]
     kill: bool,
-    /// Add `--slow-count` callbacks that are due within one second for a target that takes three seconds to answer,
-    /// while `--rate` callbacks per second (default 1,000) go to a fast target
+    /// Add `--slow-count` callbacks, due within one second, for a target that takes three seconds to respond, while a
+    /// fast target receives `--rate` callbacks per second (default 1,000)
     #[arg(long, conflicts_with_all = ["kill", "with_limit", "receiver_url"])]
     slow_target: bool,
     /// Callbacks for the slow target
@@ -243,7 +244,7 @@ pub struct FireArguments {
     /// URL of a running receiver to use instead of the built-in one; see `tools/receiver-python`
     #[arg(long, requires = "receiver_log")]
     receiver_url: Option<String>,
-    /// Log that this receiver writes
+    /// Log file that the receiver of `--receiver-url` writes
     #[arg(long, requires = "receiver_url")]
     receiver_log: Option<PathBuf>,
     /// Measure the bare client before and after each run, and report the ratio; with --store also measure the bare
@@ -269,11 +270,11 @@ pub struct PendingArguments {
     duration: u64,
 }
 
-/// Runs a trial. `store_connections` is the number of connections on which a PostgreSQL store writes. The bare database
-/// is measured with the same number.
+/// Runs a trial. `store_connections` is the number of connections on which a PostgreSQL store writes. The measurement
+/// of the bare database uses the same number.
 ///
 /// # Errors
-/// Returns an error if a trial cannot be run, or if a trial with a bound exceeds the bound.
+/// Returns an error if a trial fails, or if a figure exceeds the trial's bound.
 pub async fn run(runtime: &Runtime, command: Command, store_connections: usize) -> anyhow::Result<()> {
     match command {
         Command::Limit(arguments) => run_limit(runtime, &arguments, store_connections).await,
@@ -452,16 +453,16 @@ async fn filled_server(
     Ok(server)
 }
 
-/// Measurements of the limit that a trial is compared with. The limit is measured before the first run and after each
-/// run. The machine's speed varies, so each run is compared with the two measurements next to it.
+/// Measurements of the limit that a trial is compared with. The bench measures the limit before the first run and after
+/// each run. Because the machine's speed varies, the bench compares each run with the measurements before and after it.
 struct Baseline<'a> {
     part: Option<Part>,
     connections: usize,
-    /// Rows that the load keeps outstanding at the database.
+    /// Number of rows that the load writes to the database concurrently.
     outstanding: usize,
     location: limit::Location<'a>,
     rows: Vec<Row>,
-    /// Measurements of the bare database, if a database is used. They are reported only, never used in a ratio.
+    /// Measurements of the bare database, if a database is used. The report contains them, but no ratio uses them.
     database: Vec<Row>,
 }
 
@@ -478,7 +479,7 @@ impl<'a> Baseline<'a> {
         Baseline { part, connections, outstanding, location, rows: Vec::new(), database: Vec::new() }
     }
 
-    /// Measures the limit, unless it has just been measured.
+    /// Measures the limit, unless the preceding step measured it.
     async fn measure(&mut self, runtime: &Runtime) -> anyhow::Result<()> {
         if self.rows.is_empty() { self.measure_again(runtime).await } else { Ok(()) }
     }
@@ -510,7 +511,7 @@ impl<'a> Baseline<'a> {
     }
 }
 
-/// Prints the runs of each trial, their median if there are several, and the measured limits.
+/// Prints the runs of each trial, their median if a trial has several runs, and the measured limits.
 fn print(common: &Common, trials: Vec<(Vec<Row>, Vec<Row>)>) -> anyhow::Result<()> {
     let mut rows = Vec::new();
     for (runs, limits) in trials {

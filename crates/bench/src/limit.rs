@@ -1,13 +1,14 @@
-//! Upper limits of this machine without Reveille's own work. Every ratio is relative to one of them.
+//! Upper limits of this machine without Reveille's own work. Every ratio compares a result with one of these limits.
 //!
-//! - *handler*: the HTTP stack alone. It answers a POST of a schedule with 201 without reading it.
-//! - *durable handler*: the same stack, which parses the JSON and waits until 1 KB of it is durable in Reveille's
-//!   journal. It has no index, no key and no checks. With a database, it writes to one plain table there.
-//! - *client*: pooled HTTP/1.1 connections that post unsigned 1 KB bodies to the counting receiver.
-//! - *database*: rows of 1 KB that are inserted into a plain table; see `limit_database`.
+//! - *handler*: the HTTP stack alone. It responds with 201 to a POST of a schedule and does not read the schedule.
+//! - *durable handler*: the same stack, but it parses the JSON and waits until 1 KB of the text is durable in
+//!   Reveille's journal. It has no index, no key and no checks. With a database, it writes to one plain table of the
+//!   database instead.
+//! - *client*: pooled HTTP/1.1 connections, which post unsigned 1 KB bodies to the counting receiver.
+//! - *database*: inserts of rows of 1 KB into a plain table; see `limit_database`.
 //!
-//! The processes have the same layout as in the trials that are compared with these limits: the measured program is a
-//! process of its own; load generator and receiver run in this process.
+//! The processes have the same layout as in the trials whose results the bench compares with these limits. The measured
+//! program is a separate process. The load generator and the receiver run in this process.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -42,16 +43,16 @@ impl Part {
     pub(crate) const ALL: [Part; 4] = [Part::Handler, Part::Durable, Part::Client, Part::Database];
 }
 
-/// Storage that the limits are measured on.
+/// Storage on which the bench measures the limits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Location<'a> {
     pub(crate) folder: &'a Path,
     pub(crate) store: Option<&'a Url>,
-    /// Connections on which a PostgreSQL store writes.
+    /// Number of connections on which a PostgreSQL store writes.
     pub(crate) store_connections: usize,
 }
 
-/// Measures one part once.
+/// Measures one limit once.
 pub(crate) async fn measure(runtime: &Runtime, part: Part, size: Size, location: Location<'_>) -> anyhow::Result<Row> {
     let Location { folder, store, store_connections } = location;
     match (part, store) {
@@ -130,8 +131,8 @@ async fn client(runtime: &Runtime, size: Size, folder: &Path) -> anyhow::Result<
     Ok(row)
 }
 
-/// Runs the child process of [`Part::Client`]. It posts as fast as possible on `connections` connections until it is
-/// killed, and answers on `listen` once the connections are open.
+/// Runs the child process of [`Part::Client`]. The process posts as fast as possible on `connections` connections until
+/// the bench kills it. It responds on `listen` once the connections are open.
 pub(crate) async fn serve_client(
     runtime: &Runtime,
     target: SocketAddr,

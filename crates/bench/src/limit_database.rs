@@ -1,11 +1,10 @@
-//! Upper limit of a PostgreSQL database: rows as large as schedules, inserted in batches into a plain table with only a
-//! primary key.
+//! Upper limit of a PostgreSQL database. The measurement inserts batches of rows that are as large as schedules into a
+//! plain table with only a primary key.
 //!
-//! This module also has the lanes with which the bare handler writes such rows.
+//! This module also contains the tasks with which the bare handler writes these rows.
 //!
-//! The number of outstanding rows equals the number of outstanding requests of the load that is compared with this
-//! limit, and the number of connections equals that of the store. Batches are therefore no larger than the load could
-//! fill.
+//! The number of rows in flight equals the number of requests in flight of the compared load. The number of connections
+//! equals that of the store. Therefore no batch is larger than a batch that the load could fill.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -23,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use crate::message::PAYLOAD_BYTES;
 use crate::report::Row;
 
-/// Connections of a load, and its duration.
+/// Number of connections and duration of a load.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Size {
     pub(crate) connections: usize,
@@ -38,13 +37,14 @@ const CREATE: &str = "drop table if exists reveille_bench_limit;
 const DROP: &str = "drop table reveille_bench_limit";
 const INSERT: &str = "insert into reveille_bench_limit select * from unnest($1::bigint[], $2::bytea[])";
 
-/// Most rows in one batch of the bare handler; the same limit as in the store.
+/// Maximum number of rows in one batch of the bare handler. The store has the same limit.
 const ROWS_MAX: usize = 1_000;
 
-/// Measures a database over `connections`, with as many rows outstanding at any time as `size` has connections.
+/// Measures a database over `connections` connections. At any time, as many rows are in flight as `size` has
+/// connections.
 ///
 /// # Errors
-/// Returns an error if the server cannot be reached or rejects a request.
+/// Returns an error if the database server is unreachable or rejects a request.
 pub(crate) async fn measure(runtime: &Runtime, store: &Url, connections: usize, size: Size) -> anyhow::Result<Row> {
     let server = Arc::new(Server::new(store.as_str(), postgres_client::Options::default())?);
     let (tasks, stop) = (TaskSet::new(runtime), CancellationToken::new());
@@ -73,11 +73,11 @@ async fn measure_on(runtime: &Runtime, links: &[Link], batch: usize, duration: D
     Ok(row)
 }
 
-/// Starts lanes that insert entries into the table. An entry is durable when its ticket is sent. Entries gather into
-/// batches while earlier batches are written, as in the store.
+/// Starts tasks that insert entries into the table. A task sends the ticket of an entry when the entry is durable. As
+/// in the store, entries collect into a batch while the tasks write earlier batches.
 ///
 /// # Errors
-/// Returns an error if the server cannot be reached or rejects a request.
+/// Returns an error if the database server is unreachable or rejects a request.
 pub(crate) async fn lanes(
     runtime: &Runtime,
     tasks: &TaskSet,
@@ -104,7 +104,7 @@ pub(crate) async fn lanes(
                     batch.clear();
                 }
                 for (_, ticket) in batch.drain(..) {
-                    // The request may have been dropped.
+                    // The handler may have dropped the request.
                     let _gone = ticket.send(());
                 }
             }

@@ -1,4 +1,4 @@
-//! Child process of `bench limit` that replaces the server: the HTTP stack that Reveille uses, and nothing else.
+//! Child process of `bench limit` that replaces the server. It contains only the HTTP stack that Reveille uses.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -23,11 +23,11 @@ use crate::limit_database::{self, Ticket};
 pub(crate) enum Durable {
     None,
     Journal(PathBuf),
-    /// A table in this database, written on this number of connections.
+    /// A table in this database. The handler writes the table on this number of connections.
     Database(Url, usize),
 }
 
-/// Serves requests until the process is killed.
+/// Serves requests until the bench kills the process.
 pub(crate) async fn serve(runtime: &Runtime, listen: SocketAddr, durable: Durable) -> anyhow::Result<()> {
     let tasks = TaskSet::new(runtime);
     let create = match durable {
@@ -67,7 +67,7 @@ async fn open(runtime: &Runtime, tasks: &TaskSet, folder: &Path) -> anyhow::Resu
 async fn respond(journal: Journal<Ticket>, mut commits: mpsc::Receiver<Commit<Ticket>>) {
     while let Some(commit) = commits.recv().await {
         for (_, ticket) in commit.entries {
-            // The request may have been dropped.
+            // The client may have dropped the request.
             let _gone = ticket.send(());
         }
         journal.release(commit.first_index);

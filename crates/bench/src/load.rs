@@ -1,12 +1,12 @@
-//! The load generator: many keep-alive connections, one request at a time on each.
+//! The load generator. It has many keep-alive connections and sends one request at a time on each connection.
 //!
-//! *Open loop*: request number n is due at `start + n / rate`, whatever the state of the requests before it. Its
-//! latency counts from that instant. A server that stalls for a second is charged for every request that was due in
-//! this second (Gil Tene's "coordinated omission", which wrk2 corrects in the same way). *Closed loop*: each connection
-//! sends its next request when it has received the last response. This finds the highest rate and does not measure the
-//! latency at a given rate.
+//! *Open loop*: request number n is due at `start + n / rate`, even if earlier requests have no response yet. Its
+//! latency counts from that instant. If a server stalls for a second, the latency of every request that was due in this
+//! second includes the stall (Gil Tene's "coordinated omission", which wrk2 corrects in the same way). *Closed loop*:
+//! each connection sends its next request when it has received the last response. A closed loop finds the highest rate.
+//! It does not measure the latency at a given rate.
 //!
-//! Invariant: each request is counted once, as accepted, rejected, broken off or never sent.
+//! Invariant: the generator counts each request once, as accepted, rejected, broken off or never sent.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -20,12 +20,12 @@ use hdrhistogram::Histogram;
 use runtime::{Monotonic, Runtime, TaskSet};
 use tokio::sync::Semaphore;
 
-/// Requests to send, and the test for an acceptable response.
+/// Requests that the generator sends, and the test of their responses.
 pub(crate) trait Exchange: Send + Sync + 'static {
-    /// Appends request number `index`, head and body, to the empty `out`.
+    /// Appends the head and the body of request number `index` to the empty `out`.
     fn write(&self, index: u64, out: &mut Vec<u8>);
 
-    /// Returns true if the response is the expected one.
+    /// Returns true if the response has the expected status and body.
     fn accept(&self, index: u64, status: u16, body: &[u8]) -> bool;
 }
 
@@ -50,14 +50,14 @@ pub(crate) struct LoadReport {
     pub(crate) accepted: u64,
     /// Number of rejected requests by response status.
     pub(crate) rejected: BTreeMap<u16, u64>,
-    /// Exchanges that failed without a response. The connection was opened again after each.
+    /// Exchanges that failed without a response. The generator opened a new connection after each of them.
     pub(crate) broken: u64,
-    /// Requests that were due but not sent within the time for late ones.
+    /// Requests that were due but that the generator did not send within the time for late requests.
     pub(crate) unsent: u64,
     /// Time from the first request's instant to the last response.
     pub(crate) elapsed: Duration,
-    /// Latency of all responses in microseconds, counted from the due instant (open loop) or from the sending (closed
-    /// loop).
+    /// Latency of all responses in microseconds, counted from the due instant (open loop) or from the instant at which
+    /// the generator sent the request (closed loop).
     pub(crate) latency: Histogram<u64>,
 }
 
@@ -84,17 +84,17 @@ const LATE_MAX: Duration = Duration::from_secs(30);
 
 /// Returns an empty histogram of microseconds from 1 us to ten minutes with three significant digits.
 pub(crate) fn latencies() -> Histogram<u64> {
-    Histogram::new_with_bounds(1, 600_000_000, 3).expect("the bounds are in order")
+    Histogram::new_with_bounds(1, 600_000_000, 3).expect("the lower bound is below the upper bound")
 }
 
 pub(crate) fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Runs the plan to its end.
+/// Sends all requests of the plan.
 ///
 /// # Errors
-/// Returns an error if the connections cannot be opened.
+/// Returns an error if a connection does not open.
 pub(crate) async fn run(runtime: &Runtime, plan: Plan, exchange: Arc<dyn Exchange>) -> anyhow::Result<LoadReport> {
     let mut connections = Vec::with_capacity(plan.connections);
     for _ in 0..plan.connections {
@@ -122,7 +122,7 @@ struct Generator {
     /// Total number of requests.
     total: u64,
     next: AtomicU64,
-    /// Permits of an open loop, one for each request that is due.
+    /// Permits of an open loop: one permit for each due request.
     due: Semaphore,
     tally: Mutex<Tally>,
 }
@@ -175,7 +175,7 @@ impl Generator {
             released = due;
             std::thread::sleep(STEP);
         }
-        // Add one permit for each connection, so that each one sees that no request remains.
+        // Add one permit for each connection, so that each connection finds out that no request remains.
         self.due.add_permits(self.plan.connections);
     }
 
@@ -223,7 +223,7 @@ impl Generator {
         }
     }
 
-    /// Opens a new connection; returns `None` once the plan's time is over.
+    /// Opens a new connection. Returns `None` if the plan's time is over.
     async fn reconnect(&self) -> Option<Connection> {
         const BACKOFF: Duration = Duration::from_millis(20);
         while self.runtime.monotonic().since(self.start) < self.plan.duration {

@@ -1,4 +1,4 @@
-//! Requests that the benchmarks send. They create schedules of one callback with a payload of 1 KB.
+//! Requests that the benchmarks send. Each schedule fires one callback with a payload of 1 KB.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -8,14 +8,14 @@ use domain::Timestamp;
 /// Length of a payload, including its braces.
 pub(crate) const PAYLOAD_BYTES: usize = 1_000;
 
-/// Schedules of one callback each, due one after the other.
+/// Schedules of one callback each that fall due one after the other.
 #[derive(Clone, Debug)]
 pub(crate) struct Schedules {
     /// Target of the callbacks.
     pub(crate) target_url: String,
     pub(crate) first_at: Timestamp,
-    /// Interval between due instants in microseconds: schedule number n is due n intervals after the first, rounded
-    /// down to a millisecond.
+    /// Interval between due instants in microseconds: schedule number n is due n intervals after schedule number 0,
+    /// rounded down to a millisecond.
     pub(crate) gap_micros: u64,
 }
 
@@ -27,7 +27,7 @@ impl Schedules {
 
     /// Appends schedule number `index` as JSON, on one line.
     pub(crate) fn write_json(&self, index: u64, out: &mut Vec<u8>) {
-        const FILL: &[u8] = b"an ordinary text of an ordinary order, as long as it has to be. ";
+        const FILL: &[u8] = b"This ordinary text fills the payload of an ordinary order. ";
         write!(out, r#"{{"at":"{}","target":{{"http":{{"url":"{}"}}}},"payload":"#, self.at(index), self.target_url)
             .expect("a write to a Vec succeeds");
         let start = out.len();
@@ -55,7 +55,7 @@ pub(crate) fn write_request(method: &str, path: &str, head: &Head, body: &[u8], 
     out.extend_from_slice(body);
 }
 
-/// Parts that are equal in every request.
+/// Parts of the request head that are equal in every request.
 #[derive(Clone, Debug)]
 pub(crate) struct Head {
     pub(crate) host: SocketAddr,

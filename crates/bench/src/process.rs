@@ -1,4 +1,4 @@
-//! Child processes that run this binary, and their cost.
+//! Child processes that run this binary, and measurements of their cost.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -14,7 +14,8 @@ use runtime::{Runtime, TaskSet};
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
 
-/// Process of this binary that answers HTTP. It is killed when this value is dropped, and when this process exits.
+/// Child process of this binary that serves HTTP. A drop of this value kills the process. The process also dies when
+/// this process exits.
 pub(crate) struct Process {
     child: Child,
     pub(crate) pid: u32,
@@ -22,11 +23,12 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts `reveille <arguments> --listen <address>` and waits until a request of `path` is answered with 200.
-    /// Secrets are passed in the environment; the output goes to `log`.
+    /// Starts `reveille <arguments> --listen <address>` and waits until the process responds to a request of `path`
+    /// with 200. The environment passes the secrets. The file `log` receives the output.
     ///
     /// # Errors
-    /// Returns an error if the process exits, or is not ready within `limit`. The error contains the end of its log.
+    /// Returns an error if the process exits or is not ready within `limit`. The error contains the end of the
+    /// process's log.
     pub(crate) async fn start(
         runtime: &Runtime,
         arguments: &[&str],
@@ -50,7 +52,7 @@ impl Process {
             .kill_on_drop(true)
             .spawn()
             .context("cannot start a process of this program")?;
-        let pid = child.id().context("the process exited at once")?;
+        let pid = child.id().context("the process exited immediately after its start")?;
         let started = runtime.monotonic();
         while !answers(address, path).await {
             if let Some(status) = child.try_wait()? {
@@ -72,8 +74,8 @@ impl Process {
         self.child.kill().await.context("cannot kill a process of this program")
     }
 
-    /// Sends SIGTERM to the process and kills it if it does not exit within `limit`. Returns true if it exited by
-    /// itself with success.
+    /// Sends SIGTERM to the process and kills it if it does not exit within `limit`. Returns true if the process exited
+    /// by itself and reported success.
     pub(crate) async fn stop(mut self, runtime: &Runtime, limit: Duration) -> anyhow::Result<bool> {
         let pid = i32::try_from(self.pid).ok().and_then(rustix::process::Pid::from_raw);
         rustix::process::kill_process(pid.context("no such process")?, rustix::process::Signal::TERM)?;
@@ -105,7 +107,8 @@ fn log_tail(log: &Path) -> String {
 /// Returns the user and system time of a process since its start; zero if the process does not exist.
 pub(crate) fn cpu(pid: u32) -> Duration {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The second field, the name, may contain blanks; it ends with the last parenthesis (proc_pid_stat(5)).
+    // The second field is the name in parentheses. It may contain blanks and ends with the last parenthesis
+    // (proc_pid_stat(5)).
     let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
     let ticks: u64 = after_name.split_whitespace().skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
     let per_second = rustix::param::clock_ticks_per_second().max(1);
@@ -120,7 +123,7 @@ pub(crate) fn rss_anon(pid: u32) -> u64 {
     kibibytes.unwrap_or(0) * 1024
 }
 
-/// Returns the bytes that a folder and everything below it occupy on disk.
+/// Returns the bytes that a folder and its contents occupy on disk.
 pub(crate) fn disk_bytes(folder: &Path) -> u64 {
     use std::os::unix::fs::MetadataExt;
     let Ok(entries) = fs::read_dir(folder) else { return 0 };
@@ -132,7 +135,7 @@ pub(crate) fn disk_bytes(folder: &Path) -> u64 {
     entries.flatten().map(size).sum()
 }
 
-/// Meter of the cost of a process and of this process.
+/// Meter of the cost of a measured process and of this process.
 pub(crate) struct Meter {
     pid: Option<u32>,
     cpu_before: Duration,
@@ -144,14 +147,14 @@ pub(crate) struct Meter {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cost {
-    /// CPU time of the measured process, if there is one.
+    /// CPU time of the measured process; `None` without a measured process.
     pub(crate) cpu: Option<Duration>,
     pub(crate) own_cpu: Duration,
     pub(crate) memory_peak_bytes: Option<u64>,
 }
 
 impl Meter {
-    /// Starts measuring. Without a `pid`, only this process is measured.
+    /// Starts measuring. Without a `pid`, the meter measures only this process.
     pub(crate) fn start(runtime: &Runtime, pid: Option<u32>) -> Self {
         const PERIOD: Duration = Duration::from_millis(200);
         let memory_peak = Arc::new(AtomicU64::new(pid.map_or(0, rss_anon)));

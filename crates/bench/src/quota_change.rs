@@ -1,9 +1,9 @@
-//! Trial that raises and lowers a tenant's quota while many schedules are pending, and checks that no callback is
-//! missed or duplicated.
+//! Trial that raises and lowers a tenant's quota while many schedules are pending, and checks that each callback
+//! arrives exactly once.
 //!
-//! Invariants: each change happens while schedules from before and after it are pending, so that the pollers of each
-//! generation have due rows. Arrivals are counted by the receiver; the expected callbacks are those that the server
-//! acknowledged.
+//! Invariants: during each change, schedules are pending that a client created before it, and the trial creates further
+//! schedules after it. Therefore the pollers of each generation have due rows. The receiver counts the arrivals. The
+//! expected callbacks are those of the schedules that the server acknowledged.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,27 +29,29 @@ pub struct QuotaChangeArguments {
     common: Common,
     #[command(flatten)]
     server: ServerArguments,
-    /// Schedules that are pending when the first one falls due
+    /// Schedules that are pending when the first schedule falls due
     #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(100..=100_000_000))]
     pending: u64,
-    /// Seconds for creating the schedules before the first one is due [default: derived from their number]
+    /// Seconds from the start of creation until the first schedule is due [default: derived from the number of
+    /// schedules]
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=3_600))]
     lead: Option<u64>,
 }
 
-/// Quotas in percent of the rate of due callbacks; `None` is no quota. The second and the fourth quota open added
-/// pollers.
+/// Quotas in percent of the rate of due callbacks; `None` means no quota. The second and the fourth quota open
+/// additional pollers.
 const QUOTAS: [Option<u64>; 6] = [Some(10), Some(200), Some(1), Some(1_000), Some(25), None];
 const PER_SECOND_MAX: u64 = 10_000;
-/// Schedules that a busy machine creates per second.
+/// Number of schedules that a busy machine creates per second.
 const CREATED_PER_SECOND: u64 = 8_000;
-/// Shortest time over which schedules fall due, in seconds. Each quota is in force for at least a sixth of it.
+/// Shortest time over which schedules fall due, in seconds. Each of the six quotas is in force for at least a sixth of
+/// this time.
 const LASTS_MIN: u64 = 12;
-/// Divisor of the number of pending schedules that gives the number of schedules added with each change.
+/// Divisor for the number of new schedules per change: the number of pending schedules divided by this constant.
 const ADDED_DIVISOR: u64 = 50;
 
 /// # Errors
-/// Returns an error if the trial cannot be run, or if a callback was missed, duplicated or early.
+/// Returns an error if the trial fails, or if a callback is missing, duplicated or early.
 pub(crate) async fn run(runtime: &Runtime, arguments: &QuotaChangeArguments) -> anyhow::Result<()> {
     let server = Server::start(runtime, &arguments.server, &arguments.common.data).await?;
     let mut rows = Vec::new();
@@ -60,7 +62,7 @@ pub(crate) async fn run(runtime: &Runtime, arguments: &QuotaChangeArguments) -> 
     server.stop(runtime).await?;
     print(&arguments.common, vec![(rows.clone(), Vec::new())])?;
     let wrong: u64 = rows.iter().flat_map(|row| [row.lost, row.doubled, row.early]).flatten().sum();
-    ensure!(wrong == 0, "{wrong} callbacks were missed, duplicated or early");
+    ensure!(wrong == 0, "{wrong} callbacks were missing, duplicated or early");
     Ok(())
 }
 
@@ -96,7 +98,7 @@ async fn trial(runtime: &Runtime, server: &Server, pending: u64, lead: Duration)
     let verdict = arrivals.verdict(&planned)?;
     let mut row = fire::row("quota changed", due, first_at, &verdict).with_cost(&cost, verdict.arrived);
     row.notes.extend(notes);
-    row.notes.push(format!("{throttled} callbacks were delayed by a quota"));
+    row.notes.push(format!("a quota delayed {throttled} callbacks"));
     Ok(row)
 }
 
@@ -106,7 +108,7 @@ fn due(pending: u64) -> Due {
 }
 
 impl Due {
-    /// Returns `count` callbacks at the same rate.
+    /// Returns a plan of `count` callbacks at the same rate.
     fn with_count(self, count: u64) -> Due {
         let Due::Evenly { per_second, .. } = self else { return Due::AtOnce { count } };
         Due::Evenly { per_second, duration: Duration::from_secs(count.div_ceil(per_second)) }

@@ -1,4 +1,4 @@
-//! Results of a trial, as a table for people and as JSON for programs.
+//! Report of a trial's results: a table for people, and JSON for programs.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::process::Cost;
 
-/// Results of a trial or of a part of one. Values that do not apply are left out.
+/// Results of a trial or of a part of a trial. `None` marks values that do not apply.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Row {
     pub(crate) trial: String,
@@ -44,7 +44,7 @@ pub(crate) struct Row {
     pub(crate) rss_anon_mib: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) disk_mib: Option<f64>,
-    /// Reads of the store's database.
+    /// Number of reads from the store's database per minute.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) reads_per_minute: Option<f64>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -56,7 +56,7 @@ impl Row {
         Row { trial: trial.into(), ..Row::default() }
     }
 
-    /// Fills in the percentiles of a histogram of microseconds.
+    /// Sets the percentiles from a histogram of microseconds.
     pub(crate) fn with_latency(mut self, latency: &Histogram<u64>) -> Self {
         if !latency.is_empty() {
             self.p50_ms = Some(millis(latency.value_at_quantile(0.5)));
@@ -67,7 +67,7 @@ impl Row {
         self
     }
 
-    /// Fills in the cost of `count` operations.
+    /// Sets the cost per operation from the cost of `count` operations.
     pub(crate) fn with_cost(mut self, cost: &Cost, count: u64) -> Self {
         self.server_cpu_us = cost.cpu.map(|cpu| micros_each(cpu, count));
         self.bench_cpu_us = Some(micros_each(cost.own_cpu, count));
@@ -147,8 +147,8 @@ pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     }
 }
 
-/// Returns the median of each figure over the runs of one trial. Losses and other faults are summed, so that none is
-/// hidden.
+/// Returns the median of each figure over the runs of one trial. Sums the losses and other faults, so that the median
+/// hides no fault.
 pub(crate) fn summary(trial: &str, runs: &[Row]) -> Row {
     let middle = |figure: fn(&Row) -> Option<f64>| median(runs.iter().filter_map(figure));
     let sum = |figure: fn(&Row) -> Option<u64>| runs.iter().filter_map(figure).reduce(|a, b| a + b);
@@ -174,7 +174,7 @@ pub(crate) fn summary(trial: &str, runs: &[Row]) -> Row {
     }
 }
 
-/// Formats the rows as a table; a column without any value is left out.
+/// Formats the rows as a table without the columns that have no value.
 pub(crate) fn table(rows: &[Row]) -> String {
     let figures: Vec<_> = rows.iter().map(Row::figures).collect();
     let used: Vec<usize> =

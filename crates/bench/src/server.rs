@@ -1,4 +1,5 @@
-//! Server that is measured: a process of this binary with its data in the trial's folder, or a running server.
+//! Server that a trial measures. It is a process of this binary with its data in the trial's folder, or a running
+//! server.
 
 use std::fs;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -22,7 +23,7 @@ pub(crate) struct ServerArguments {
     /// File with the key for `--url`
     #[arg(long)]
     key_file: Option<PathBuf>,
-    /// Database of the started server, postgres://…, instead of the trial's folder
+    /// Database of the started server, postgres://…; without it, the server stores its data in the trial's folder
     #[arg(long, conflicts_with = "url")]
     pub(crate) store: Option<Url>,
     /// Server threads that run tasks [default: one per core]
@@ -42,19 +43,19 @@ pub(crate) struct Server {
     arguments: Vec<String>,
 }
 
-/// Longest wait for a server to be ready; a large data folder takes time to open.
+/// Longest wait until a server is ready. A server takes time to open a large data folder.
 const READY_MAX: Duration = Duration::from_secs(120);
-/// Longest wait for a server to stop; a stop flushes the memory to disk.
+/// Longest wait until a server stops. A stopping server flushes its memory to disk.
 const STOP_MAX: Duration = Duration::from_secs(60);
 
 impl Server {
     /// # Errors
-    /// Returns an error if no server can be started in `folder`, or if none answers at the given URL.
+    /// Returns an error if no server starts in `folder`, or if no server responds at the given URL.
     pub(crate) async fn start(runtime: &Runtime, arguments: &ServerArguments, folder: &Path) -> anyhow::Result<Self> {
         Server::start_with(runtime, arguments, folder, &[]).await
     }
 
-    /// Works like [`Server::start`]; a server that the trial starts receives the arguments `more`.
+    /// Works like [`Server::start`], but passes the arguments `more` to a server that the trial starts.
     ///
     /// # Errors
     /// Same errors as [`Server::start`].
@@ -94,7 +95,7 @@ impl Server {
         Ok(server)
     }
 
-    /// Returns the parts that are equal in every request to this server.
+    /// Returns the parts of the request head that are equal in every request to this server.
     pub(crate) fn head(&self, content_type: &'static str) -> Head {
         Head { host: self.address, key: self.key.clone(), content_type }
     }
@@ -104,16 +105,16 @@ impl Server {
     /// # Errors
     /// Returns an error if the trial did not start the server.
     pub(crate) fn operator_key(&self) -> anyhow::Result<String> {
-        ensure!(self.process.is_some(), "tenants can be created only on a server that the trial started; omit --url");
+        ensure!(self.process.is_some(), "the trial can create tenants only on a server that it started; omit --url");
         read_key(&data(&self.folder).join("operator.key"))
     }
 
     /// Returns the value of a metric without labels, as `/metrics` reports it; `None` if the metric is missing.
     ///
     /// # Errors
-    /// Returns an error if the server does not answer.
+    /// Returns an error if the server does not respond.
     pub(crate) async fn metric(&self, name: &str) -> anyhow::Result<Option<u64>> {
-        let mut connection = Connection::open(self.address).await.context("the server does not answer")?;
+        let mut connection = Connection::open(self.address).await.context("the server does not respond")?;
         let mut request = Vec::new();
         write_request("GET", "/metrics", &self.head("application/json"), b"", &mut request);
         connection.exchange(&request).await?;
@@ -131,8 +132,8 @@ impl Server {
         disk_bytes(&data(&self.folder))
     }
 
-    /// Kills the server with `kill -9`, then restarts it on the same port and data. Returns the time from the start
-    /// until it was ready.
+    /// Kills the server with `kill -9`, then restarts it with the same port and data. Returns the time from the restart
+    /// until the server is ready.
     ///
     /// # Errors
     /// Returns an error if the trial did not start the server, or if the server does not become ready.
@@ -141,17 +142,17 @@ impl Server {
         self.restart(runtime).await
     }
 
-    /// Works like [`Server::kill_and_restart`], with a graceful stop.
+    /// Works like [`Server::kill_and_restart`], but stops the server gracefully.
     pub(crate) async fn stop_and_restart(&mut self, runtime: &Runtime) -> anyhow::Result<Duration> {
         self.stop_process(runtime).await?;
         self.restart(runtime).await
     }
 
     /// Starts a server as one of several members over a database, and creates the schema if it is missing. The member's
-    /// own folder is within `folder`, which holds the key.
+    /// own folder lies in `folder`, which contains the key.
     ///
     /// # Errors
-    /// Returns an error if the server cannot be started.
+    /// Returns an error if the server does not start.
     pub(crate) async fn start_member(
         runtime: &Runtime,
         store: &Url,
@@ -175,7 +176,7 @@ impl Server {
         Ok(server)
     }
 
-    /// Starts the server on its address and data. Returns the time until it was ready.
+    /// Starts the server with its address and data. Returns the time until the server is ready.
     ///
     /// # Errors
     /// Returns an error if the server is not ready in time.
@@ -206,7 +207,7 @@ impl Server {
     /// # Errors
     /// Returns an error if the trial did not start the server.
     pub(crate) async fn kill(&mut self) -> anyhow::Result<()> {
-        self.process.take().context("only a server that the trial started can be killed")?.kill().await
+        self.process.take().context("the trial can kill only a server that it started")?.kill().await
     }
 
     /// Stops the server gracefully.
@@ -214,7 +215,7 @@ impl Server {
     /// # Errors
     /// Returns an error if the trial did not start the server, or if the server does not stop by itself.
     pub(crate) async fn stop_process(&mut self, runtime: &Runtime) -> anyhow::Result<()> {
-        let process = self.process.take().context("only a server that the trial started can be stopped")?;
+        let process = self.process.take().context("the trial can stop only a server that it started")?;
         ensure!(process.stop(runtime, STOP_MAX).await?, "the server did not stop by itself within {STOP_MAX:?}");
         Ok(())
     }
@@ -235,7 +236,7 @@ pub(crate) fn data(folder: &Path) -> PathBuf {
     folder.join("data")
 }
 
-/// Creates the schema in a database, and the tenant whose key is stored in the trial's folder.
+/// Creates the schema in a database, and creates the tenant whose key the trial's folder contains.
 async fn migrate(store: &Url, data: &Path) -> anyhow::Result<()> {
     let mut command =
         tokio::process::Command::new(std::env::current_exe().context("cannot determine the path of this program")?);

@@ -1,9 +1,9 @@
-//! Soak trial that simulates a shop. Each cart requests a callback, moves it and cancels it, at a steady rate. The
-//! trial checks whether the server's figures at the end equal those in the middle.
+//! Soak trial that simulates a shop. At a steady rate, carts request callbacks, move them and cancel half of them. The
+//! trial checks that the server's figures do not grow from the middle to the end.
 //!
 //! Each minute, the trial creates new carts, moves the callbacks of the previous minute's carts, and cancels half of
-//! the callbacks of the carts of the minute before that; the rest fire. Invariants: the expected callbacks are the
-//! acknowledged ones; the actual callbacks are those that the receiver got.
+//! the callbacks of the carts of the minute before that. The other half fire. Invariants: the trial expects exactly the
+//! callbacks that the server acknowledged, and counts exactly the callbacks that the receiver received.
 
 mod carts;
 mod flat;
@@ -34,13 +34,15 @@ pub struct SoakArguments {
     common: Common,
     #[command(flatten)]
     server: ServerArguments,
-    /// Duration in minutes; callbacks arrive from the fourth minute on, and the second half is judged
+    /// Duration in minutes; callbacks arrive from the fourth minute on, and the trial judges the second half
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(4..=10_080))]
     minutes: u64,
-    /// Requests per second: of five, two create a schedule, two reschedule one, and one cancels one
+    /// Requests per second; of five requests, two create a schedule, two reschedule a schedule, and one cancels a
+    /// schedule
     #[arg(long, default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(5..=100_000))]
     rate: u64,
-    /// Minutes for which the server retains schedules that have ended, so that it also has to remove some
+    /// Minutes for which the server retains ended schedules; a low value makes the server remove schedules during the
+    /// trial
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=10_080))]
     history_minutes: u64,
     /// Seconds that one minute of the trial takes
@@ -48,17 +50,18 @@ pub struct SoakArguments {
     minute_seconds: u64,
 }
 
-/// Minutes from a cart's last move to its callback: longer than the time until it may be cancelled.
+/// Minutes from a cart's last move to its callback. The time is longer than the time until a request may cancel the
+/// callback.
 const DUE_MINUTES: u32 = 2;
-/// Fewest samples per minute for a 99th percentile. With fewer samples the percentile is random, and is neither
-/// reported nor judged.
+/// Fewest samples per minute for a 99th percentile. With fewer samples the percentile is random, so the trial neither
+/// reports nor judges it.
 const SAMPLES_MIN: u64 = 1_000;
-/// Longest wait for callbacks after the last one was due.
+/// Longest wait for callbacks after the last due instant.
 const LATE_MAX: Duration = Duration::from_secs(60);
 
 /// # Errors
-/// Returns an error if the trial cannot be run, if a callback was lost, duplicated, early or unwanted, or if memory,
-/// disk or lateness grew.
+/// Returns an error if the trial fails, if a callback is lost, duplicated, early or unwanted, or if memory, disk or
+/// lateness grows.
 pub(crate) async fn run(runtime: &Runtime, arguments: &SoakArguments) -> anyhow::Result<()> {
     let common = &arguments.common;
     let history = (arguments.history_minutes * arguments.minute_seconds).to_string();
@@ -136,7 +139,8 @@ impl Shop<'_> {
         })
     }
 
-    /// Sends `count` requests of one kind within a minute, for the carts from `first` on; none if `first` is `None`.
+    /// Sends `count` requests of one kind within a minute, for the carts from `first` on. Sends no request if `first`
+    /// is `None`.
     async fn send(&self, kind: RequestKind, first: Option<u64>, count: u64) -> anyhow::Result<LoadReport> {
         let requests = CartRequests {
             kind,
@@ -228,7 +232,7 @@ impl Minute {
     }
 }
 
-/// Returns the figures that have to be flat over the second half.
+/// Returns the figures that must be flat in the second half of the trial.
 fn figures(minutes: &[Minute]) -> Vec<Figure> {
     let half = &minutes[minutes.len() / 2..];
     let of = |figure: fn(&Minute) -> Option<f64>| half.iter().filter_map(figure).collect::<Vec<f64>>();

@@ -18,8 +18,8 @@ pub(crate) struct Tenant {
 }
 
 impl Tenant {
-    /// Creates a tenant that may call this machine. Its name begins with `name`. Each quota in `quotas` is also the
-    /// tenant's ceiling; the other quotas are the server's defaults.
+    /// Creates a tenant whose callbacks may reach this machine. Its name begins with `name`. Each quota in `quotas` is
+    /// also the tenant's ceiling; the other quotas are the server's defaults.
     ///
     /// # Errors
     /// Returns an error if the trial did not start the server, or if the server rejects the tenant.
@@ -35,7 +35,7 @@ impl Tenant {
         Ok(Tenant { client: Client::new(&url, &key, Options::default())?, host: server.address, key })
     }
 
-    /// Returns the parts that are equal in every request of this tenant.
+    /// Returns the parts of the request head that are equal in every request of this tenant.
     pub(crate) fn head(&self, content_type: &'static str) -> Head {
         Head { host: self.host, key: self.key.clone(), content_type }
     }

@@ -1,8 +1,8 @@
 //! Measures the cost of a callback against a bare pooled client; docs/decisions/0070 shows the results.
 //!
-//! `cargo run --profile dist -p callback --example clients [seconds] [in flight] [name] [address]` runs each
-//! client whose name contains `name`. The receiver runs in its own process, or is the one at `address`. The
-//! example prints callbacks per second, and the client's own CPU time per callback.
+//! `cargo run --profile dist -p callback --example clients [seconds] [in flight] [name] [address]` runs each client
+//! whose name contains `name`. The example starts a receiver in a separate process, unless `address` names a receiver.
+//! The example prints callbacks per second and the client's own CPU time per callback.
 
 #![expect(clippy::print_stdout, reason = "the example prints its results")]
 
@@ -84,7 +84,7 @@ async fn measure(
         let (runtime, client, created) = (runtime.clone(), client.clone(), created.clone());
         tasks.spawn("caller", async move {
             while runtime.monotonic().since(start) < duration {
-                // Each call runs in its own task, as in the scheduler.
+                // As in the scheduler, each call runs in its own task.
                 let _end = runtime.spawn("callback", client.call()).end.await;
                 created.fetch_add(1, Ordering::Relaxed);
             }
@@ -198,7 +198,7 @@ type Driver = (Sender, hyper::client::conn::http1::Connection<TokioIo<TcpStream>
 
 struct Driven {
     address: SocketAddr,
-    #[expect(clippy::vec_box, reason = "a driver is large, and moves at each call")]
+    #[expect(clippy::vec_box, reason = "a driver is large, and each call moves it")]
     idle: Arc<std::sync::Mutex<Vec<Box<Driver>>>>,
     payload: Bytes,
 }

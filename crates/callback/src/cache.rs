@@ -1,12 +1,12 @@
-//! A bounded cache of values that are small but expensive to create.
+//! Bounded cache of values that are small but expensive to create.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, RandomState};
 use std::sync::{Arc, Mutex};
 
-/// Caches the recently used values, in two generations. When the young generation is full, it becomes the old one,
-/// and the previous old one is dropped. The cache holds at most twice `generation_len` values, and a value in use
-/// is never dropped.
+/// Caches the recently used values in two generations. When the young generation is full, it becomes the old
+/// generation, and the cache drops the previous old generation. The cache contains at most twice `generation_len`
+/// values. It never drops a value in use.
 pub(crate) struct Cache<V> {
     hasher: RandomState,
     generation_len: usize,

@@ -21,11 +21,11 @@ use crate::guard::GuardedResolver;
 
 pub(crate) type Stream = MaybeHttpsStream<TokioIo<TcpStream>>;
 
-/// The error of a certificate in [`Options::extra_roots`] that cannot be parsed.
+/// Error for a certificate in [`Options::extra_roots`] that cannot be parsed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot parse extra certificate authority {number} (counted from 0)")]
 pub struct RootError {
-    /// Index of the certificate, from 0.
+    /// Index of the certificate, counted from 0.
     pub number: usize,
     #[source]
     source: rustls::Error,

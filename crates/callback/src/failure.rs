@@ -1,4 +1,4 @@
-//! Reasons why an attempt received no response. The texts are for tenants: they contain no secrets, headers or
+//! Reasons why an attempt received no response. Tenants read these texts, so they contain no secrets, headers or
 //! addresses.
 
 use std::error::Error;
@@ -18,10 +18,10 @@ pub(crate) enum Failure {
     NotSent,
 }
 
-/// The error of a request that received no response on its connection.
+/// Error of a request that received no response on its connection.
 pub(crate) struct ExchangeError {
     pub(crate) error: hyper::Error,
-    /// True if no byte of the request was handed to the connection.
+    /// True if the connection accepted no byte of the request.
     pub(crate) is_unsent: bool,
 }
 
@@ -50,8 +50,8 @@ pub(crate) fn describe(error: &(dyn Error + 'static)) -> Failure {
         if let Some(found) = name(error) {
             return found;
         }
-        // An `io::Error` that wraps another error returns it from `get_ref`; its `source` is the wrapped error's
-        // source.
+        // An `io::Error` that wraps another error returns that error from `get_ref`. Its `source` skips the wrapped
+        // error and returns that error's source.
         let inner = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
         cause = match inner {
             Some(inner) => Some(inner),
@@ -63,7 +63,7 @@ pub(crate) fn describe(error: &(dyn Error + 'static)) -> Failure {
 
 fn name(error: &(dyn Error + 'static)) -> Option<Failure> {
     match error.downcast_ref::<LookupFailed>() {
-        Some(LookupFailed::Unresolved(_)) => return Some(broken("the host name could not be resolved")),
+        Some(LookupFailed::Unresolved(_)) => return Some(broken("the resolver cannot resolve the host name")),
         Some(LookupFailed::Forbidden(refusal)) => return Some(egress_rejected(*refusal)),
         None => {}
     }
@@ -89,7 +89,7 @@ fn name_io(error: &io::Error) -> Option<Failure> {
         io::ErrorKind::ConnectionRefused => "connection refused",
         io::ErrorKind::ConnectionReset => "connection reset",
         io::ErrorKind::ConnectionAborted => "connection aborted",
-        io::ErrorKind::BrokenPipe => "connection closed while the request was being sent",
+        io::ErrorKind::BrokenPipe => "connection closed before the request was complete",
         io::ErrorKind::HostUnreachable => "host unreachable",
         io::ErrorKind::NetworkUnreachable => "network unreachable",
         io::ErrorKind::AddrNotAvailable => "no local address or port is free for the connection",
@@ -116,7 +116,7 @@ fn broken(text: &str) -> Failure {
     Failure::Broken(text.to_owned())
 }
 
-/// Returns the first characters of the text, up to about 200 bytes, with spaces instead of control characters.
+/// Returns the first characters of the text, up to about 200 bytes. Spaces replace control characters.
 fn shortened(text: &str) -> String {
     text.char_indices().take_while(|(at, _)| *at < 200).map(|(_, c)| if c.is_control() { ' ' } else { c }).collect()
 }

@@ -5,9 +5,8 @@
 //! checks are the addresses that it connects to, whatever the resolver returns for `0x7f.1` or for a name whose
 //! addresses change between two lookups.
 //!
-//! Invariants: If the policy rejects one address of a name, no address of the name is called, because a name with
-//! an internal and an external address is a common way around such guards. A rejection does not contain an
-//! address.
+//! Invariants: If the policy rejects one address of a name, the guard connects to no address of this name. A name with
+//! an internal and an external address is a common attack on such guards. A rejection does not contain an address.
 
 use std::error::Error;
 use std::fmt;
@@ -21,8 +20,8 @@ use futures_util::future::BoxFuture;
 use hyper_util::client::legacy::connect::dns::{GaiResolver, Name};
 use tower::Service;
 
-/// The system's resolver, restricted to one policy. Hosts that are IP addresses do not reach it;
-/// [`Egress::check_url`] checks those.
+/// The system's resolver, restricted to one policy. Hosts that are IP addresses do not reach the resolver;
+/// [`Egress::check_url`] checks them.
 #[derive(Clone)]
 pub(crate) struct GuardedResolver {
     system: GaiResolver,
@@ -59,7 +58,7 @@ fn check_all(egress: &Egress, addresses: &[SocketAddr]) -> Result<(), EgressReje
     addresses.iter().try_for_each(|address| egress.check(address.ip()))
 }
 
-/// Errors of name resolution, as a type that differs from connection errors.
+/// Error of name resolution. Its type differs from that of connection errors.
 #[derive(Debug)]
 pub(crate) enum LookupFailed {
     Unresolved(std::io::Error),
@@ -89,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn name_with_one_forbidden_address_is_rejected() {
+    fn policy_rejects_name_with_one_forbidden_address() {
         let addresses = |hosts: &[&str]| hosts.iter().map(|host| SocketAddr::new(host.parse().unwrap(), 80)).collect();
         let check = |hosts: &[&str]| {
             let addresses: Vec<SocketAddr> = addresses(hosts);

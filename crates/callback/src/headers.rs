@@ -1,4 +1,4 @@
-//! The headers that identify the run, and that prove that the callback comes from Reveille.
+//! Headers that identify the run and prove that the callback comes from Reveille.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,7 +31,7 @@ const TERM: HeaderName = HeaderName::from_static("reveille-term");
 /// Number of headers that [`Stamper::headers`] adds, including capacity for `host` and `content-length`.
 const OWN_HEADERS: usize = 12;
 
-/// Number of tenants whose signers stay cached while they are in use. The cache holds at most twice as many.
+/// Number of tenants whose signers stay cached while they are in use. The cache contains at most twice as many tenants.
 const SIGNERS_KEPT: usize = 1_024;
 
 /// Signers of a tenant with these secrets.
@@ -43,8 +43,8 @@ pub(crate) struct Signers {
 pub(crate) struct Stamper {
     keyring: Arc<Keyring>,
     signers: Cache<Signers>,
-    /// Counter with a random start. A mixing function of it gives the span ids, which must be distinct but not
-    /// secret.
+    /// Counter with a random start. A mixing function turns its values into span ids, which must be distinct but need
+    /// not be secret.
     span: AtomicU64,
 }
 
@@ -64,7 +64,7 @@ impl Stamper {
             }
         }
         if payload.is_empty() && [Method::POST, Method::PUT, Method::PATCH].contains(&prepared.method) {
-            // RFC 9110, 8.6: this header announces an empty body. Without it, some receivers respond with 411.
+            // This header announces an empty body (RFC 9110, 8.6). Without the header, some receivers respond with 411.
             headers.insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
         }
         self.stamp(delivery, signers, &mut headers);
@@ -100,7 +100,7 @@ impl Stamper {
         headers.insert(TRACEPARENT, values.bytes(&traceparent(trace_id(&run_id), span_id)));
     }
 
-    /// Returns the signers of this tenant, from the cache or newly created.
+    /// Returns the signers of this tenant from the cache, or creates them.
     pub(crate) fn signers(&self, tenant: &Tenant) -> Result<Arc<Signers>, OpenError> {
         let secrets = &tenant.signing_secrets;
         let signer = |secret: &SigningSecret| {
@@ -113,7 +113,7 @@ impl Stamper {
     }
 
     fn span_id(&self) -> u64 {
-        // SplitMix64 (Steele, Lea, Flood 2014): different for 2^64 values of the counter.
+        // SplitMix64 (Steele, Lea, Flood 2014). It maps the 2^64 values of the counter to different ids.
         let mut mixed = self.span.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
         mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -131,7 +131,7 @@ pub fn trace_id(run: &RunId) -> u128 {
     id.max(1)
 }
 
-/// Writes header values one after another into one allocation.
+/// Writes several header values into one allocation.
 struct Values(BytesMut);
 
 impl Values {
@@ -168,8 +168,8 @@ fn hex(into: &mut [u8], bytes: &[u8]) {
     }
 }
 
-/// Formats an instant as `2026-11-21T10:00:00.000Z`, like [`Timestamp`]'s `Display`, but faster. Instants are
-/// clamped to the years 1970 to 9999.
+/// Formats an instant as `2026-11-21T10:00:00.000Z`, like [`Timestamp`]'s `Display`, but faster. It clamps instants to
+/// the years 1970 to 9999.
 fn rfc3339(instant: Timestamp) -> [u8; 24] {
     let millis = instant.clamp(Timestamp::MIN, Timestamp::MAX).as_millis();
     let (year, month, day) = civil(millis / 86_400_000);

@@ -1,9 +1,9 @@
-//! An HTTP/1.1 connection without its own task: the attempt that uses it drives it.
+//! HTTP/1.1 connection without its own task. The attempt that uses the connection drives it.
 //!
-//! hyper requires that a connection's future is polled together with the request's. Most clients spawn a task per
-//! connection for that, so each callback wakes one task from the other and back. Here one task does both
-//! (docs/decisions/0070 has the measurement). Between attempts the connection is not polled. A connection that its
-//! target has closed is therefore detected when an attempt takes it, or by the sweep.
+//! hyper requires that a client polls the connection's future together with the request's future. Most clients spawn a
+//! task per connection for this purpose, so each callback switches between two tasks. Here one task polls both futures
+//! (docs/decisions/0070 contains the measurement). No task polls the connection between attempts. Therefore the next
+//! attempt that takes the connection, or the sweep, detects that the target has closed it.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -21,13 +21,13 @@ use crate::connect::Stream;
 use crate::failure::{ExchangeError, Failure, describe};
 use crate::response::{TargetResponse, keep_alive};
 
-/// Largest status line and headers of a response. A longer head is rejected.
+/// Maximum bytes of a response's status line and headers. The client rejects a longer head.
 const ANSWER_HEAD_BYTES_MAX: usize = 64 * 1024;
 
 pub(crate) struct Http1 {
     sender: SendRequest<Body>,
     connection: Connection<Stream, Body>,
-    /// True if the connection must not be used again: its future has ended, or a response was not read completely.
+    /// True if no attempt may use the connection again, because its future has ended or a response has an unread rest.
     ended: bool,
     /// Time for which the target keeps this connection open, if the response states it.
     pub(crate) keep_alive: Option<Duration>,
@@ -40,15 +40,17 @@ impl Http1 {
         Ok(Box::new(Http1 { sender, connection, ended: false, keep_alive: None }))
     }
 
-    /// Returns whether the connection can take a request now. Detects a connection that the target has closed.
+    /// Returns true if the connection can take a request now. The call detects that the target has closed the
+    /// connection.
     pub(crate) fn is_ready(&mut self, context: &mut Context<'_>) -> bool {
         self.drive(context);
         !self.ended && self.sender.is_ready()
     }
 
-    /// Sends `request` and reads the response, with at most `body_bytes_max` of its body. If this future is
-    /// dropped early, or ends with an error or a longer body, the connection is no longer ready.
-    // Not an `async fn`: that would store `request` in every attempt's future, in addition to hyper's own copy.
+    /// Sends `request` and reads the response, with at most `body_bytes_max` bytes of its body. The connection is no
+    /// longer ready after an early drop of this future, after an error, and after a longer body.
+    // This is not an `async fn`, because an `async fn` would store `request` in every attempt's future, in addition to
+    // hyper's copy.
     pub(crate) fn exchange(
         &mut self,
         request: Request<Body>,
@@ -89,7 +91,7 @@ impl Http1 {
             match left.checked_sub(bytes) {
                 Some(rest) => left = rest,
                 None => {
-                    // The unread rest would be taken for the next response.
+                    // The next attempt would read the unread rest as its response.
                     self.ended = true;
                     break;
                 }
@@ -99,7 +101,7 @@ impl Http1 {
     }
 
     fn drive(&mut self, context: &mut Context<'_>) {
-        // The request receives the connection's error as well.
+        // The request's future also returns the connection's error.
         self.ended = self.ended || Pin::new(&mut self.connection).poll(context).is_ready();
     }
 }

@@ -1,4 +1,4 @@
-//! HTTP/2: one connection, with its own task, carries all callbacks to a target.
+//! HTTP/2 connection with its own task. One connection carries all callbacks to a target.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,15 +16,15 @@ use crate::response::TargetResponse;
 
 const ANSWER_HEAD_BYTES_MAX: u32 = 64 * 1024;
 
-/// A connection. Dropping it ends the task that drives it.
+/// HTTP/2 connection. A drop of this value ends the task that drives an idle connection.
 pub(crate) struct Http2 {
     sender: SendRequest<Body>,
     task: TaskHandle,
-    /// One clone belongs to each exchange in flight.
+    /// Counter of the exchanges in flight: each exchange owns a clone.
     in_use: Arc<()>,
 }
 
-/// The part of the connection that an exchange needs.
+/// Part of the connection that an exchange needs.
 pub(crate) struct Sender {
     sender: SendRequest<Body>,
     in_use: Arc<()>,
@@ -63,7 +63,7 @@ impl Http2 {
 
 impl Drop for Http2 {
     fn drop(&mut self) {
-        // An exchange in flight keeps a replaced connection open; an idle one is closed.
+        // An exchange in flight keeps a replaced connection open. Close only an idle connection.
         if self.is_idle() {
             (self.task.abort)();
         }
@@ -92,7 +92,7 @@ pub(crate) async fn exchange(
     Ok(response)
 }
 
-/// Runs hyper's own helper tasks; they end with their connection.
+/// Spawns hyper's helper tasks. They end with their connection.
 #[derive(Clone)]
 struct Executor(Runtime);
 

@@ -1,13 +1,13 @@
-//! HTTP implementation of [`scheduler::Deliver`]: it sends one signed callback and returns the target's response.
+//! HTTP implementation of [`scheduler::Deliver`], which sends one signed callback and returns the target's response.
 //!
-//! This crate does not decide whether, when or how often a callback is sent; it makes exactly the one attempt that
-//! the scheduler requested. An attempt never sends a request twice: it moves a request to another connection only
-//! if the first connection closed before any byte of the request was handed to it.
+//! The scheduler decides whether, when and how often it sends a callback. For each of its requests, this crate makes
+//! exactly one attempt. An attempt never sends a request twice. It moves a request to another connection only if the
+//! first connection closed before it accepted any byte of the request.
 //!
 //! Invariants: The body consists of the payload's bytes, unchanged. A redirect is a response like any other. Every
-//! attempt ends within its target's timeout. The state per target, tenant and connection is bounded. Proxy
-//! settings and environment variables are ignored. A new or reused connection goes only to addresses that the
-//! tenant's policy allows when the attempt starts.
+//! attempt ends within its target's timeout. The state per target, tenant and connection is bounded. The client ignores
+//! proxy settings and environment variables. New and reused connections lead only to addresses that the tenant's policy
+//! allows when the attempt starts.
 
 mod cache;
 mod connect;
@@ -54,27 +54,27 @@ pub use sign::{SIGNATURE_LEN, Signer, sign};
 /// Limits of callbacks. Each default suits most installations.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Largest part of a response's body that is read so that its connection can be reused, in bytes. The client
-    /// closes the connection after a longer body, and the status still counts. Default 64 KiB. A value that is too
-    /// small costs a connection for each longer response; a value that is too large costs time and traffic.
+    /// Maximum bytes of a response's body that the client reads in order to reuse the connection. After a longer body,
+    /// the client closes the connection, but the status of the response still counts. Default 64 KiB. A value that is
+    /// too small costs a connection for each longer response; a value that is too large costs time and traffic.
     pub answer_bytes_max: usize,
-    /// Longest time for which an unused connection is kept. Default 30 s. A value that is too small costs a
-    /// handshake for each infrequent callback. A value that is too large exceeds the idle timeout of some targets,
-    /// so an attempt occasionally fails because the target has just closed its connection.
+    /// Longest time for which the client keeps an unused connection open. Default 30 s. A value that is too small costs
+    /// a handshake for each infrequent callback. A value that is too large exceeds the idle timeout of some targets, so
+    /// an attempt occasionally fails because the target has just closed its connection.
     pub idle_timeout: Duration,
-    /// Largest number of idle connections, over all targets. Default 4,096; each uses a file descriptor.
+    /// Maximum number of idle connections to all targets together. Default 4,096. Each connection uses a file
+    /// descriptor.
     pub idle_connections_max: usize,
-    /// Largest number of callbacks in flight to one scheme, host and port under one egress policy. Further
-    /// callbacks wait while their timeout runs. With HTTP/1.1 this is also the number of connections. Default
-    /// 1,024; the scheduler's own limit should be lower.
+    /// Maximum number of callbacks in flight to one scheme, host and port under one egress policy. Further callbacks
+    /// wait while their timeout runs. With HTTP/1.1 this is also the number of connections. Default 1,024; the
+    /// scheduler's own limit should be lower.
     pub in_flight_per_authority_max: usize,
-    /// Time limit for connecting to one address of the target. Default 5 s. The timeout of the attempt applies as
-    /// well.
+    /// Time limit for connecting to one address of the target. Default 5 s. The timeout of the attempt also applies.
     pub connect_timeout: Duration,
     /// Certificate authorities to trust in addition to the Mozilla list.
     pub extra_roots: Vec<CertificateDer<'static>>,
-    /// Decrypts the headers and signing secrets that the store keeps encrypted. Default: no keys, which reads
-    /// plain values only.
+    /// Decrypts the headers and signing secrets that the store keeps encrypted. Default: no keys, so that the client
+    /// reads only plain values.
     pub keyring: Arc<Keyring>,
 }
 
@@ -95,7 +95,7 @@ impl Default for Options {
 /// Makes attempts over HTTP/1.1, or over HTTP/2 if a TLS target supports it.
 pub struct HttpDeliver {
     client: Arc<Client>,
-    /// The task that closes idle connections; it ends when this value is dropped.
+    /// Task that closes idle connections. The task ends when its owner drops this value.
     _tasks: TaskSet,
 }
 
@@ -109,7 +109,7 @@ pub struct Connections {
 }
 
 impl HttpDeliver {
-    /// Creates a client without connections, and starts the task that closes idle ones.
+    /// Creates a client without connections, and starts the task that closes idle connections.
     ///
     /// # Errors
     /// Returns [`RootError`] if one of [`Options::extra_roots`] is not a certificate.
@@ -165,7 +165,7 @@ impl Deliver for HttpDeliver {
 
 type Body = Full<bytes::Bytes>;
 
-/// A prepared target, and the signers of its tenant.
+/// Prepared target, and the signers of its tenant.
 struct Ready {
     prepared: Arc<Prepared>,
     signers: Arc<Signers>,
@@ -187,7 +187,7 @@ impl Client {
             Ok(ready) => ready,
             Err(reason) => return Some(failed(AttemptResult::Unreachable(reason))),
         };
-        // Pinned here, because `timeout` would store the future twice: as its argument, and pinned.
+        // Pin the future here, because `timeout` would store it twice: as its argument, and pinned.
         let exchange = pin!(self.exchange(delivery, &ready));
         match self.runtime.timeout(target.timeout, exchange).await {
             Some(Ok(response)) => Some(self.delivered(&response)),
@@ -197,7 +197,7 @@ impl Client {
         }
     }
 
-    /// Prepares everything that an attempt needs besides the delivery. Secrets are decrypted only here.
+    /// Prepares everything that an attempt needs besides the delivery. Only this function decrypts secrets.
     fn prepare(&self, delivery: &Delivery, target: &HttpTarget) -> Result<Ready, String> {
         let not_decrypted = |what: &str, error: OpenError| {
             let schedule = delivery.schedule.id.as_str();
@@ -213,7 +213,7 @@ impl Client {
         Ok(Ready { prepared: prepared.map_err(|problem| problem.to_string())?, signers })
     }
 
-    /// Returns the target with plain headers.
+    /// Returns the target with decrypted headers.
     fn decrypt<'a>(&self, delivery: &Delivery, target: &'a HttpTarget) -> Result<Cow<'a, HttpTarget>, OpenError> {
         if !target.headers.iter().any(|(_, value)| value.is_encrypted()) {
             return Ok(Cow::Borrowed(target));

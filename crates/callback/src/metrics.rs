@@ -1,4 +1,4 @@
-//! Metrics of the connection pool, read at each scrape.
+//! Metrics of the connection pool. Each scrape reads their current values.
 
 use std::fmt;
 use std::sync::Arc;

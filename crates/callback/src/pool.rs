@@ -1,5 +1,5 @@
-//! Pool of connections, by scheme, host, port and egress policy. A tenant never uses a connection that its own
-//! current policy would not have opened.
+//! Pool of connections by scheme, host, port and egress policy. A tenant uses only connections that its own current
+//! policy permits.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -34,22 +34,22 @@ pub(crate) struct Pool {
     authorities: Mutex<HashMap<AuthorityKey, Weak<Authority>>>,
 }
 
-/// Scheme, host and port, and the egress policy.
+/// Key of an authority: the scheme, host and port, and the egress policy.
 type AuthorityKey = (Uri, Arc<Egress>);
 
-/// One scheme, host and port under one policy, with its connections. The prepared targets that use it own it.
+/// Connections to one scheme, host and port under one policy. The prepared targets that use an authority own it.
 pub(crate) struct Authority {
     /// URL of the form `https://host:port/`.
     connect_to: Uri,
-    /// Policy under which the connections were opened.
+    /// Policy that permits the connections.
     pub(crate) egress: Arc<Egress>,
-    /// One permit for each exchange in flight.
+    /// Permits for exchanges in flight. Each exchange needs one permit.
     pub(crate) slots: Semaphore,
-    /// Stack of idle connections: the most recently used one is taken first, so surplus connections expire.
+    /// Stack of idle connections. An attempt takes the most recently used connection, so surplus connections expire.
     idle: Mutex<Vec<Idle>>,
     http2: Mutex<Option<Multiplexed>>,
-    /// Held while connecting to a target that may support HTTP/2, because one HTTP/2 connection serves all
-    /// callbacks.
+    /// Permit that an attempt holds while it connects to a target that may support HTTP/2. One HTTP/2 connection serves
+    /// all callbacks, so concurrent attempts must not open several connections.
     connect_turn: Semaphore,
     /// True if the authority uses HTTP/1.1: its URLs have the scheme `http`, or the target selected HTTP/1.1 in
     /// the last TLS handshake.
@@ -57,7 +57,8 @@ pub(crate) struct Authority {
 }
 
 impl Authority {
-    /// Removes the HTTP/2 connection if it is still `sender`'s, so that the next callback opens another one.
+    /// Removes the HTTP/2 connection if it is still the connection of `sender`, so that the next callback opens a new
+    /// connection.
     pub(crate) fn forget(&self, sender: &Sender) {
         lock(&self.http2).take_if(|held| held.connection.owns(sender));
     }
@@ -70,7 +71,7 @@ struct Idle {
     _counted: Counted,
 }
 
-/// Counts one unit in a shared counter until it is dropped.
+/// Guard that adds one to a shared counter until it is dropped.
 struct Counted(Arc<AtomicUsize>);
 
 impl Counted {
@@ -141,8 +142,9 @@ impl Pool {
         authority
     }
 
-    /// Returns a connection that can take a request, and whether it is a reused one.
-    // Connecting is boxed: it is rare, and its large state would otherwise enlarge every attempt's future.
+    /// Returns a connection that can take a request, and true if the connection is reused.
+    // The code boxes the future that connects. Connecting is rare, and its large state would enlarge every attempt's
+    // future.
     pub(crate) async fn channel(&self, authority: &Authority) -> Result<(Channel, bool), Failure> {
         if let Some(channel) = self.reuse(authority).await {
             return Ok((channel, true));
@@ -158,7 +160,7 @@ impl Pool {
         if let Some(channel) = self.reuse(authority).await {
             return Ok((channel, true));
         }
-        // The previous holder of the turn may have found that the target uses HTTP/1.1. Then all waiting attempts
+        // The previous holder of the permit may have found that the target uses HTTP/1.1. Then all waiting attempts
         // connect at once.
         let _turn = (!authority.is_http1.load(Ordering::Relaxed)).then_some(turn);
         Ok((self.connect(authority).await?, false))
@@ -200,7 +202,8 @@ impl Pool {
         Ok(Channel::Http2(sender))
     }
 
-    /// Keeps a connection for the next callback, if the connection is still usable and the limits allow it.
+    /// Keeps a connection for the next callback if the connection is still usable and the limits allow another idle
+    /// connection.
     pub(crate) async fn release(&self, authority: &Authority, mut connection: Box<Http1>) {
         if !poll_fn(|context| Poll::Ready(connection.is_ready(context))).await {
             return;
@@ -210,9 +213,9 @@ impl Pool {
         lock(&authority.idle).push(Idle { connection, until, _counted });
     }
 
-    /// Returns the sweep that closes a connection which becomes idle now. `keep_alive` is the target's own limit.
-    /// The pool closes the connection a second earlier, because a target that closes it while a callback is in
-    /// transit makes that attempt fail.
+    /// Returns the sweep that closes a connection which becomes idle now. `keep_alive` is the target's own limit. The
+    /// pool closes the connection a second earlier, because an attempt fails if the target closes the connection while
+    /// the callback is in transit.
     fn sweeps_until(&self, keep_alive: Option<Duration>) -> u32 {
         let own = self.idle_sweeps_max;
         let sweeps_max = keep_alive.map_or(own, |limit| {

@@ -1,4 +1,4 @@
-//! The parts of a target's response that matter to the scheduler.
+//! Parts of a target's response that the scheduler uses.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -8,7 +8,7 @@ use http::{HeaderMap, HeaderValue, StatusCode, header};
 #[derive(Debug)]
 pub(crate) struct TargetResponse {
     pub(crate) status: StatusCode,
-    /// Value of `Retry-After`, unparsed. Only failed responses keep it, and most have none.
+    /// Unparsed value of `Retry-After`. Only failed responses keep this value, and most of them have none.
     retry_after: Option<HeaderValue>,
 }
 
@@ -18,8 +18,8 @@ impl TargetResponse {
         TargetResponse { status, retry_after }
     }
 
-    /// Returns the wait that the target requests, given in seconds or as a date (RFC 9110, 10.2.3). A past date
-    /// means no wait; any other text is ignored.
+    /// Returns the wait that the target requests, given in seconds or as a date (RFC 9110, 10.2.3). A past date means
+    /// no wait. The function ignores other text.
     pub(crate) fn retry_after(&self, now: impl FnOnce() -> Timestamp) -> Option<Duration> {
         let text = self.retry_after.as_ref()?.to_str().ok()?.trim();
         if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {

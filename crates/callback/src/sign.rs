@@ -8,8 +8,8 @@ use sha2::Sha256;
 /// Length of `v1,` plus the 44 base64 digits of 32 bytes.
 pub const SIGNATURE_LEN: usize = 47;
 
-/// A signing secret with its precomputed key schedule. Creating it hashes two blocks of SHA-256; using it again
-/// costs nothing extra.
+/// Signing secret with its precomputed key schedule. The creation hashes two blocks of SHA-256, and later signatures
+/// save this work.
 #[derive(Clone)]
 pub struct Signer(Hmac<Sha256>);
 
@@ -39,7 +39,7 @@ impl Signer {
     }
 }
 
-/// Returns one signature, for callers that sign or check few messages; see [`Signer::sign`].
+/// Returns one signature. This function suits callers that sign or check few messages; see [`Signer::sign`].
 #[must_use]
 pub fn sign(secret: &[u8], id: &str, timestamp_s: i64, body: &[u8]) -> String {
     Signer::new(secret).sign(id, timestamp_s, body).iter().map(|byte| char::from(*byte)).collect()

@@ -1,4 +1,4 @@
-//! One span per attempt, at debug level and with its own tracing target. A disabled span costs one comparison.
+//! Tracing span of each attempt, at debug level and with its own tracing target. A disabled span costs one comparison.
 //!
 //! The exporter of spans (`reveille::otlp`) relies on these field names. The span records the scheme, host and
 //! port of the callback's target, but neither path nor query, because these may contain secrets.
@@ -24,7 +24,7 @@ pub(crate) fn attempt(delivery: &Delivery) -> Span {
     if !span.is_disabled() {
         let Target::Http(target) = &delivery.schedule.spec.target;
         span.record("method", target.method.as_str());
-        // A URL with a user name is rejected, so the authority contains none.
+        // The authority contains no user name, because the client rejects a URL with a user name.
         if let Some(authority) = target.url.parse::<Uri>().ok().as_ref().and_then(Uri::authority) {
             span.record("address", authority.as_str());
         }
@@ -40,7 +40,7 @@ pub(crate) fn sent(span_id: u64) {
     }
 }
 
-/// Records the result of the attempt; `None` means that the callback was not sent.
+/// Records the result of the attempt; `None` means that the client did not send the callback.
 pub(crate) fn ended(delivered: Option<&Delivered>) {
     let span = Span::current();
     if span.is_disabled() {
@@ -52,7 +52,7 @@ pub(crate) fn ended(delivered: Option<&Delivered>) {
             span.record("status", *status);
             match delivered.is_some_and(|delivered| delivered.result.is_success()) {
                 true => return,
-                false => "rejected by the target",
+                false => "the target rejected the callback",
             }
         }
         Some(AttemptResult::Unreachable(reason)) => reason.as_str(),

@@ -1,4 +1,4 @@
-//! The parts of a request that are the same for every callback of a target. They are prepared once and cached.
+//! Parts of a request that are the same for every callback of a target. The client prepares them once and caches them.
 
 use std::sync::Arc;
 
@@ -10,17 +10,17 @@ use http::{HeaderName, HeaderValue, Method, Uri, header};
 use crate::cache::Cache;
 use crate::pool::{Authority, Pool};
 
-/// Number of prepared targets that stay cached while they are in use. The cache holds at most twice as many.
+/// Number of prepared targets that stay cached while they are in use. The cache contains at most twice as many targets.
 const TARGETS_KEPT: usize = 1_024;
 
-/// A target, prepared for requests.
+/// Target that is prepared for requests.
 pub(crate) struct Prepared {
     source: HttpTarget,
     pub(crate) authority: Arc<Authority>,
     pub(crate) method: Method,
-    /// Full URL, as HTTP/2 requires it.
+    /// Full URL, which HTTP/2 requires.
     pub(crate) uri: Uri,
-    /// Path and query, as HTTP/1.1 requires them.
+    /// Path and query, which HTTP/1.1 requires.
     pub(crate) path: Uri,
     pub(crate) host: HeaderValue,
     /// The user's headers, and the default headers that the user did not set.
@@ -44,7 +44,7 @@ impl Targets {
         Targets(Cache::new(TARGETS_KEPT))
     }
 
-    /// Returns the prepared target, from the cache or newly created, for a tenant with the policy `egress`.
+    /// Returns the prepared target for a tenant with the policy `egress`. The target comes from the cache or is new.
     pub(crate) fn prepare(
         &self,
         target: &HttpTarget,
@@ -124,7 +124,7 @@ fn headers(target: &HttpTarget) -> Result<Vec<(HeaderName, HeaderValue)>, Target
     for (number, (name, value)) in target.headers.iter().enumerate() {
         let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| TargetError::Header(number))?;
         if is_header_reserved(name.as_str()) {
-            continue; // The header was stored before its name was reserved.
+            continue; // The schedule is older than the reservation of this header name.
         }
         // `from_bytes` rejects line ends and other control characters, so one header cannot become two.
         let value = value.plain().and_then(|value| HeaderValue::from_bytes(value).ok());

@@ -1,11 +1,11 @@
-//! Output of commands for people, on standard output. Events of the service go to the log instead.
+//! Prints the output of commands for people on standard output. The service writes its events to the log instead.
 
 use std::io::{self, Write};
 
-/// Writes `text` and a line end. A closed pipe, as after `| head`, is not an error.
+/// Writes `text` and a line end. A closed pipe, for example with `| head`, is not an error.
 ///
 /// # Errors
-/// Returns an error if standard output cannot be written.
+/// Returns an error if the write to standard output fails.
 pub fn line(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     let written = writeln!(out, "{text}").and_then(|()| out.flush());

@@ -1,8 +1,8 @@
 //! HTTP/1.1 for load generation and measurement, with minimal work per message.
 //!
-//! The benchmarks and the small receiver use it, because they share two cores with the server that they measure. It
-//! supports only peers without trailers, folded headers and pipelining, and returns an error for everything else.
-//! Non-goal: real callbacks; the crate `callback` sends those.
+//! The benchmarks and the small receiver use this module, because they share two cores with the server that they
+//! measure. The module supports only peers that use no trailers, no folded headers and no pipelining. It returns an
+//! error for all other input. This module does not send real callbacks. The crate `callback` sends them.
 //!
 //! Invariant: the memory of a connection is limited by [`HEAD_BYTES_MAX`] and [`BODY_BYTES_MAX`], and by
 //! [`REQUEST_BODY_BYTES_MAX`] on the side that receives requests.
@@ -15,22 +15,22 @@ use std::net::SocketAddr;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// Maximum bytes of the head of a request or a response.
+/// Maximum size of the head of a request or a response, in bytes.
 pub const HEAD_BYTES_MAX: usize = 32 * 1024;
-/// Maximum bytes of a request body, on the side that receives it.
+/// Maximum size of a request body on the side that receives the request, in bytes.
 pub const REQUEST_BODY_BYTES_MAX: usize = 1024 * 1024;
-/// Maximum bytes of a response body. The longest response is that to an NDJSON batch.
+/// Maximum size of a response body, in bytes. The response to an NDJSON batch is the longest response.
 pub const BODY_BYTES_MAX: usize = 64 * 1024 * 1024;
 
 const HEADERS_MAX: usize = 64;
 
-/// Client side of one keep-alive connection.
+/// Client side of one keep-alive connection to a server.
 pub struct Connection {
     stream: TcpStream,
     input: Input,
 }
 
-/// Status of a response. The body is in [`Connection::body`] until the next exchange.
+/// Status of a response. [`Connection::body`] returns the body of the response until the next exchange.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Status(pub u16);
 
@@ -38,7 +38,7 @@ impl Connection {
     /// Connects to a server.
     ///
     /// # Errors
-    /// Returns an error if the server cannot be reached.
+    /// Returns an error if the connection to the server cannot be established.
     pub async fn open(address: SocketAddr) -> io::Result<Self> {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
@@ -47,14 +47,14 @@ impl Connection {
 
     /// Sends one complete request and reads its response.
     ///
-    /// Not cancel-safe: after a dropped exchange the connection must not be used again.
+    /// This function is not cancel-safe: if the caller drops the future, the caller must not use the connection again.
     ///
     /// # Errors
-    /// Returns an error if the connection ends, or the response is not HTTP/1.1 within the limits. The connection must
-    /// not be used again.
+    /// Returns an error if the connection ends, or if the response is not valid HTTP/1.1 or exceeds a limit. After an
+    /// error, the caller must not use the connection again.
     pub async fn exchange(&mut self, request: &[u8]) -> io::Result<Status> {
-        // A short request fits in the socket's buffer. A long request is a batch: the server responds to each line
-        // while it reads, so the client must write and read at the same time.
+        // A short request fits in the socket's buffer. A long request is a batch. The server sends results while it
+        // reads the lines of the batch, so the client must write and read at the same time.
         const FITS_SOCKET: usize = 64 * 1024;
         if request.len() <= FITS_SOCKET {
             self.stream.write_all(request).await?;
@@ -74,10 +74,10 @@ impl Connection {
     }
 }
 
-/// Bytes that were read from a connection.
+/// Buffer of the bytes that a reader received from a connection.
 #[derive(Default)]
 pub struct Input {
-    /// Bytes that are not parsed yet.
+    /// Received bytes that the reader has not parsed yet.
     buffer: Vec<u8>,
     /// Body of the last response.
     body: Vec<u8>,
@@ -110,7 +110,8 @@ impl Input {
     /// Reads a request and passes it to `handle`. Returns `None` at the end of the connection.
     ///
     /// # Errors
-    /// Returns an error if the connection ends within a request, or the request is not HTTP/1.1 within the limits.
+    /// Returns an error if the connection ends within a request, or if the request is not valid HTTP/1.1 or exceeds a
+    /// limit.
     pub async fn read_request<T>(
         &mut self,
         stream: &mut (impl AsyncRead + Unpin),
@@ -131,7 +132,7 @@ impl Input {
                         self.buffer.drain(..end);
                         return Ok(Some(handled));
                     }
-                    // Each read parses the head again. Only the longest bodies need more than one read.
+                    // The loop parses the head again after each read. Only the longest bodies need more than one read.
                     self.read_more(stream).await?;
                 }
                 httparse::Status::Partial if self.buffer.is_empty() => {
@@ -173,7 +174,7 @@ impl Input {
         }
     }
 
-    /// Moves the next `length` bytes of the connection to the body.
+    /// Appends the next `length` bytes of the connection to the body.
     async fn read_exactly(&mut self, stream: &mut (impl AsyncRead + Unpin), length: usize) -> io::Result<()> {
         let until = self.body.len().saturating_add(length);
         if until > BODY_BYTES_MAX {
@@ -250,19 +251,19 @@ mod tests {
     }
 
     #[test]
-    fn response_of_known_length_is_read_exactly_to_its_end() {
+    fn reader_stops_at_the_declared_end_of_a_response() {
         let bytes = b"HTTP/1.1 201 Created\r\nContent-Length: 3\r\n\r\nabcHTTP/1.1 200 OK\r\n";
         assert_eq!(now(response(bytes)).unwrap(), (Status(201), b"abc".to_vec()));
     }
 
     #[test]
-    fn chunks_of_a_response_are_joined() {
+    fn reader_joins_the_chunks_of_a_response() {
         let bytes = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\nA\r\n0123456789\r\n0\r\n\r\n";
         assert_eq!(now(response(bytes)).unwrap(), (Status(200), b"abc0123456789".to_vec()));
     }
 
     #[test]
-    fn truncated_response_is_an_error_at_every_length() {
+    fn response_truncated_at_any_byte_is_an_error() {
         let bytes = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n";
         for end in 0..bytes.len() {
             assert!(now(response(&bytes[..end])).is_err(), "{end} bytes");
@@ -270,13 +271,13 @@ mod tests {
     }
 
     #[test]
-    fn body_above_the_limit_is_rejected_before_it_is_read() {
+    fn reader_rejects_declared_length_above_the_limit() {
         let bytes = b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999\r\n\r\n";
         assert_eq!(now(response(bytes)).unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
 
     #[test]
-    fn requests_on_one_connection_are_read_in_order() {
+    fn reader_returns_requests_of_a_connection_in_order() {
         let mut input = Input::default();
         let mut stream = &b"POST /a HTTP/1.1\r\ncontent-length: 2\r\n\r\nhiGET /b HTTP/1.1\r\n\r\n"[..];
         let mut next = || {

@@ -1,7 +1,7 @@
 //! A small HTTP server for callbacks. It accepts every request, passes it to a [`Sink`] and responds with 200.
 //!
-//! The benchmarks, `reveille demo` and `reveille receiver` use it. It does not verify signatures; an application's
-//! receiver should.
+//! The benchmarks, `reveille demo` and `reveille receiver` use this server. It does not verify signatures. The receiver
+//! of a real application should verify them.
 
 use std::io;
 use std::net::SocketAddr;
@@ -19,12 +19,13 @@ use tokio_util::sync::DropGuard;
 
 use crate::http1::Input;
 
-/// Maximum concurrent connections. Further connections wait in the kernel.
+/// Maximum number of concurrent connections. Further connections wait in the kernel until the receiver accepts them.
 const CONNECTIONS_MAX: usize = 16_384;
 
-/// Receives callbacks, on the task of the connection.
+/// Handler of received callbacks. The receiver calls it on the task of the connection.
 pub trait Sink: Send + Sync + 'static {
-    /// Handles a complete request. `at_micros` is its arrival by this machine's wall clock, in microseconds since 1970.
+    /// Handles a complete request. `at_micros` is the time at which the request arrived, by this machine's wall clock,
+    /// in microseconds since 1970.
     fn arrived(&self, at_micros: i64, head: &httparse::Request<'_, '_>, body: &[u8]);
 }
 
@@ -36,7 +37,7 @@ pub fn header<'a>(head: &httparse::Request<'_, 'a>, name: &str) -> &'a str {
 
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// Delay of each response. Default: no delay.
+    /// Time that the receiver waits before each response. Default: zero.
     pub answer_after: Duration,
 }
 
@@ -51,7 +52,7 @@ impl Receiver {
     /// Starts a receiver.
     ///
     /// # Errors
-    /// Returns an error if it cannot listen on the address.
+    /// Returns an error if the receiver cannot listen on the address.
     pub async fn start(
         runtime: &Runtime,
         listen: SocketAddr,
@@ -86,7 +87,7 @@ impl Receiver {
         Ok(Receiver { address, tasks, kill })
     }
 
-    /// Waits for the end of the receiver, which happens only after a failure.
+    /// Waits until the receiver ends. The receiver ends only after a failure.
     pub async fn ended(self) {
         let _kill = self.kill;
         self.tasks.join().await;
@@ -105,14 +106,14 @@ async fn exchanges(runtime: &Runtime, options: Options, sink: &dyn Sink, mut str
     Ok(())
 }
 
-/// Returns the wall clock in microseconds since 1970. It is finer than the clock of `runtime` and serves only to
-/// measure lateness.
+/// Returns the time of the wall clock in microseconds since 1970. This clock has a higher resolution than the clock of
+/// `runtime`. Callers use it only to measure lateness.
 pub fn wall_micros() -> i64 {
     let time = clock_gettime(ClockId::Realtime);
     time.tv_sec * 1_000_000 + time.tv_nsec / 1_000
 }
 
-/// Returns the lateness of a callback in milliseconds; negative if it arrived early.
+/// Returns the lateness of a callback in milliseconds. The value is negative if the callback arrived early.
 pub fn late_millis(at_micros: i64, nominal: Timestamp) -> f64 {
     at_micros.saturating_sub(nominal.as_millis().saturating_mul(1_000)) as f64 / 1_000.0
 }

@@ -1,9 +1,10 @@
-//! URLs from an operator. A URL may contain a password, so no URL is printed or logged as the operator wrote it.
+//! URLs from an operator. A URL may contain a password, so the program never prints or logs a URL as the operator wrote
+//! it.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// URL as the operator wrote it. Its `Debug` output hides it.
+/// URL as the operator wrote it. The `Debug` output of this type does not contain the URL.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Url(String);
 

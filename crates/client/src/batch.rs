@@ -12,20 +12,21 @@ use hyper::body::{Frame, Incoming};
 
 use crate::{Client, Error, clock};
 
-/// Longest wait for the next bytes of the response. The server itself aborts a batch that sends no data for 10 s.
+/// Longest time for which the client waits for the next bytes of the response. The server aborts a batch if the client
+/// sends no data for 10 s.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
-/// Largest result line. A result is a summary, or a problem with up to 32 errors.
+/// Maximum size of a result line, in bytes. A result is a summary of a schedule, or a problem with up to 32 errors.
 const LINE_BYTES_MAX: usize = 1 << 20;
 
 impl Client {
-    /// Creates many schedules, and returns their results in the order of the requests: [`BatchLine::line`] is the
-    /// number of the request, from 1. The client polls `requests` as fast as the server accepts them. Read the
-    /// results while the requests are being sent: the server stops reading from a client that does not. A batch
-    /// has at most 1,000,000 requests.
+    /// Creates many schedules, and returns their results in the order of the requests. [`BatchLine::line`] is the
+    /// number of the request, from 1. The client polls `requests` as fast as the server accepts them. Read the results
+    /// while the client sends the requests, because the server stops reading requests if its results are not read. A
+    /// batch has at most 1,000,000 requests.
     ///
     /// The client never repeats a batch. After an error, the server may have created schedules whose results are
-    /// missing. If each request has an id, send the batch again: the server reports `schedule_exists` for each
-    /// schedule that it has already created.
+    /// missing. If each request has an id, the caller can send the batch again. The server then reports
+    /// `schedule_exists` for each schedule that it has already created.
     pub fn create_many<S>(&self, requests: S) -> BoxStream<'static, Result<BatchLine<'static>, Error>>
     where
         S: Stream<Item = ScheduleRequest> + Send + 'static,
@@ -51,9 +52,8 @@ impl Client {
 
 /// Encodes a request as one line.
 fn line(request: &ScheduleRequest) -> Bytes {
-    let mut line = serde_json::to_vec(request).expect("wire types have string keys");
-    // A formatted payload may contain line ends. In JSON they occur only between values, so spaces can replace
-    // them.
+    let mut line = serde_json::to_vec(request).expect("the wire types have only string keys, which JSON requires");
+    // A formatted payload may contain line ends. JSON allows line ends only between values, so spaces can replace them.
     for byte in line.iter_mut().filter(|byte| matches!(byte, b'\n' | b'\r')) {
         *byte = b' ';
     }
@@ -64,7 +64,7 @@ fn line(request: &ScheduleRequest) -> Bytes {
 struct Results {
     body: Incoming,
     read: BytesMut,
-    /// Number of bytes of `read` that contain no line end.
+    /// Number of bytes at the start of `read` that are known to contain no line end.
     searched: usize,
 }
 
@@ -88,7 +88,7 @@ impl Results {
                 Some(Ok(frame)) => self.read.extend_from_slice(frame.data_ref().map_or(&[], |data| data)),
                 Some(Err(error)) => return Err(Error::Broken { source: error.into() }),
                 None if self.read.is_empty() => return Ok(None),
-                None => return Err(Error::Broken { source: "the last line is incomplete".into() }),
+                None => return Err(Error::Broken { source: "the last result line is incomplete".into() }),
             }
         }
     }

@@ -9,11 +9,11 @@ use crate::schedules::{DRY_RUN, path_of, put, summary};
 use crate::transport::{Call, SuccessResponse};
 use crate::{Client, Error, Put, ScheduleSummary, Tag};
 
-/// Precondition of a change. If it does not hold, the server changes nothing and returns the code
+/// Precondition of a change. If the precondition does not hold, the server changes nothing and returns the code
 /// `precondition_failed`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Condition {
-    /// The schedule still has this tag.
+    /// The schedule still has this tag, so nothing has changed it.
     Is(Tag),
     /// The schedule exists and is not cancelled.
     Exists,
@@ -34,18 +34,19 @@ impl Condition {
 /// Result of [`Client::update`].
 #[derive(Clone, PartialEq, Debug)]
 pub struct Updated {
-    /// The schedule after the change.
+    /// State of the schedule after the change.
     pub schedule: ScheduleSummary,
-    /// The schedule's tag after the change; `None` if a proxy removed the header.
+    /// Tag of the schedule after the change; `None` if a proxy removed the `ETag` header.
     pub tag: Option<Tag>,
 }
 
 impl Client {
-    /// Changes the fields that `patch` names, and leaves all others unchanged. Two concurrent updates of different
-    /// fields both take effect. The client may repeat this request after any failure.
+    /// Changes the fields that `patch` names, and leaves all other fields unchanged. Two concurrent updates of
+    /// different fields both take effect. The client may repeat this request after any failure.
     ///
     /// # Errors
-    /// `schedule_not_found`, `schedule_over`, `invalid_schedule`, and the variants of [`Error`].
+    /// Returns an error with the code `schedule_not_found`, `schedule_over` or `invalid_schedule`, or another variant
+    /// of [`Error`].
     pub async fn update(&self, id: &str, patch: &SchedulePatch) -> Result<Updated, Error> {
         updated(&self.0.call(&Call::with_body(Method::PATCH, path_of(id), Repeat::Always, patch)).await?)
     }
@@ -53,48 +54,48 @@ impl Client {
     /// Works like [`Client::update`], but changes the schedule only if `condition` holds. The server checks the
     /// condition and applies the change in one atomic step.
     ///
-    /// Like the other conditional requests, this one is not repeated if the server may have carried it out: the
-    /// condition would no longer hold.
+    /// The client does not repeat a conditional request that the server may have carried out, because the condition
+    /// would no longer hold.
     ///
     /// # Errors
-    /// `precondition_failed`, and the errors of [`Client::update`].
+    /// Returns an error with the code `precondition_failed`, or the same errors as [`Client::update`].
     pub async fn update_if(&self, id: &str, patch: &SchedulePatch, condition: &Condition) -> Result<Updated, Error> {
         let call = Call::with_body(Method::PATCH, path_of(id), Repeat::IfUntouched, patch);
         updated(&self.0.call(&on(call, condition)).await?)
     }
 
-    /// Returns the schedule as [`Client::update`] would leave it, with its next occurrences. The server checks
-    /// everything and writes nothing.
+    /// Returns the schedule that would result from [`Client::update`], with its next occurrences. The server makes the
+    /// same checks but writes nothing.
     ///
     /// # Errors
-    /// The errors of [`Client::update`].
+    /// Returns the same errors as [`Client::update`].
     pub async fn dry_run_update(&self, id: &str, patch: &SchedulePatch) -> Result<DryRun, Error> {
         let path = format!("{}?{DRY_RUN}", path_of(id));
         self.0.call(&Call::with_body(Method::PATCH, path, Repeat::Always, patch)).await?.read()
     }
 
-    /// Works like [`Client::put`], but only if `condition` holds.
+    /// Works like [`Client::put`], but creates or replaces the schedule only if `condition` holds.
     ///
     /// # Errors
-    /// `precondition_failed`, and the errors of [`Client::put`].
+    /// Returns an error with the code `precondition_failed`, or the same errors as [`Client::put`].
     pub async fn put_if(&self, id: &str, request: &ScheduleRequest, condition: &Condition) -> Result<Put, Error> {
         let call = Call::with_body(Method::PUT, path_of(id), Repeat::IfUntouched, request);
         put(&self.0.call(&on(call, condition)).await?)
     }
 
-    /// Works like [`Client::cancel`], but only if `condition` holds.
+    /// Works like [`Client::cancel`], but cancels the schedule only if `condition` holds.
     ///
     /// # Errors
-    /// `precondition_failed`, and the errors of [`Client::cancel`].
+    /// Returns an error with the code `precondition_failed`, or the same errors as [`Client::cancel`].
     pub async fn cancel_if(&self, id: &str, condition: &Condition) -> Result<Cancelled, Error> {
         let call = Call { repeat: Repeat::IfUntouched, ..Call::delete(path_of(id)) };
         self.0.call(&on(call, condition)).await?.read()
     }
 
-    /// Reads a schedule and its tag. The tag is `None` if a proxy removed the header.
+    /// Reads a schedule and its tag. The tag is `None` if a proxy removed the `ETag` header.
     ///
     /// # Errors
-    /// The errors of [`Client::get`].
+    /// Returns the same errors as [`Client::get`].
     pub async fn get_tagged(&self, id: &str) -> Result<(Schedule, Option<Tag>), Error> {
         let response = self.0.call(&Call::get(path_of(id))).await?;
         Ok((response.read()?, response.tag.clone()))

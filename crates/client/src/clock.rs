@@ -1,8 +1,11 @@
-//! The SDK's only access to clocks, randomness and timers. The SDK runs in the user's process and on the user's
-//! tokio runtime, so it does not use the crate `runtime`. Besides this module, only the connections reach outside
-//! the crate.
+//! The SDK's only access to clocks, randomness and timers. The SDK runs in the user's process and on the user's tokio
+//! runtime, so it does not use the crate `runtime`. Apart from this module, only the code for connections uses
+//! resources outside the crate.
 
-#![expect(clippy::disallowed_methods, reason = "this module wraps the clocks and timers; see above")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "this module wraps the clocks and timers for the SDK; see the comment of the module"
+)]
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -25,5 +28,5 @@ pub(crate) async fn timeout<T>(limit: Duration, future: impl Future<Output = T>)
 
 /// Returns 64 unpredictable bits.
 pub(crate) fn random() -> u64 {
-    getrandom::u64().expect("the system's random source is available")
+    getrandom::u64().expect("the operating system's source of randomness is available")
 }

@@ -1,4 +1,4 @@
-//! Errors of calls, and whether a call is worth repeating.
+//! Errors of calls, with methods that tell the caller whether a repeated call may succeed.
 
 use std::time::Duration;
 
@@ -6,13 +6,13 @@ use api::{FieldError, Problem};
 
 type Source = Box<dyn std::error::Error + Send + Sync>;
 
-/// Reasons why a call failed. The client has already repeated the request where that was allowed, within
-/// [`crate::Options`]. The error is the last attempt's. If an earlier attempt has an unknown outcome and the last
-/// one certainly had no effect, the error is that earlier attempt's.
+/// Reason why a call failed. The client has already repeated the request as far as [`crate::Options`] and the kind of
+/// request allow. The error is from the last attempt. Exception: if an earlier attempt has an unknown outcome and the
+/// last attempt certainly had no effect, the error is from that earlier attempt.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The server rejected the request with a problem.
+    /// The server rejected the request, and sent problem details.
     #[error("{} ({})", .0.problem.detail, .0.problem.code)]
     Rejected(Box<Rejection>),
     /// The response is not from Reveille's API, for example from a proxy or another server at this address.
@@ -55,7 +55,7 @@ pub enum Error {
     /// The response does not have the form that this version of the SDK expects.
     #[error("cannot parse the response")]
     Unreadable {
-        /// Position and kind of the defect.
+        /// Position and kind of the syntax error.
         #[source]
         source: serde_json::Error,
     },
@@ -71,13 +71,13 @@ pub struct Rejection {
 }
 
 impl Error {
-    /// Stable code of a rejection, for example `schedule_not_found`.
+    /// Returns the stable problem code of a rejection, for example `schedule_not_found`.
     #[must_use]
     pub fn code(&self) -> Option<&str> {
         self.problem().map(|problem| problem.code.as_ref())
     }
 
-    /// Problem details of a rejection.
+    /// Returns the problem details of a rejection.
     #[must_use]
     pub fn problem(&self) -> Option<&Problem> {
         match self {
@@ -86,19 +86,19 @@ impl Error {
         }
     }
 
-    /// All defects of the request.
+    /// Returns all invalid fields of the request that the server reported.
     #[must_use]
     pub fn field_errors(&self) -> &[FieldError] {
         self.problem().map_or(&[], |problem| &problem.errors)
     }
 
-    /// Id of the request in the server's log.
+    /// Returns the id that the server's log uses for the request.
     #[must_use]
     pub fn request_id(&self) -> Option<&str> {
         self.problem()?.request_id.as_deref()
     }
 
-    /// HTTP status, if a response arrived.
+    /// Returns the HTTP status, if a response with a failure status arrived.
     #[must_use]
     pub fn status(&self) -> Option<u16> {
         match self {
@@ -126,7 +126,8 @@ impl Error {
         match self {
             Error::Unreachable { .. } => false,
             Error::Broken { .. } | Error::TimedOut { .. } | Error::TooLarge { .. } | Error::Unreadable { .. } => true,
-            // Status 507 means a full disk. The server detects it before it carries out any operation.
+            // Status 507 means that the server's disk is full. The server detects a full disk before it carries out any
+            // operation.
             Error::Rejected(_) | Error::Foreign { .. } => {
                 self.status().is_some_and(|status| status >= 500 && status != 507)
             }

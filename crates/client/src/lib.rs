@@ -15,14 +15,14 @@
 //! # }
 //! ```
 //!
-//! A [`Client`] is cheap to clone, shares its connections, and runs on the caller's tokio runtime. Requests and
-//! responses use the types of [`api`]; docs/http-api.md of the server describes each field.
+//! A [`Client`] is cheap to clone, shares its connections with its clones, and runs on the caller's tokio runtime.
+//! Requests and responses use the types of [`api`]; docs/http-api.md of the server describes each field.
 //!
-//! This crate does not receive callbacks (the crate `receiver` does), does not follow redirects, and ignores proxy
-//! settings.
+//! This crate does not receive callbacks: the crate `receiver` receives them. It does not follow redirects, and it
+//! ignores proxy settings.
 //!
-//! Invariants: every call ends within [`Options::deadline`]. A request is repeated only if the repetition cannot
-//! carry out the operation twice. The key appears in no `Debug` text, error or URL.
+//! Invariants: every call ends within [`Options::deadline`]. The client repeats a request only if the server cannot
+//! carry out the operation twice. The API key appears in no `Debug` text, error or URL.
 
 #![warn(missing_docs)]
 
@@ -58,14 +58,14 @@ pub use tag::{Tag, TagError};
 /// Fields that the server adds to a created or changed schedule.
 pub type ScheduleSummary = api::ScheduleSummary<'static>;
 
-/// A handle to one server that authenticates with one key. Cheap to clone.
+/// Client of one server, which authenticates with one key. A clone is cheap and shares the connections.
 #[derive(Clone)]
 pub struct Client(Arc<transport::Transport>);
 
 impl Client {
-    /// Returns a client of the server at `url`. The URL has the scheme `http` or `https`, and may have a path in
-    /// front of `/v1`. The client sends `key` as the `Bearer` token, without white space around it. This call
-    /// sends no request.
+    /// Returns a client of the server at `url`. The URL has the scheme `http` or `https`, and may have a path in front
+    /// of `/v1`. The client removes white space around `key` and sends the key as the `Bearer` token. This call sends
+    /// no request.
     ///
     /// # Errors
     /// Returns [`SetupError`] if the URL, the key or the options are invalid.

@@ -1,37 +1,37 @@
-//! Options of the SDK.
+//! Options of a client of the SDK.
 
 use std::time::Duration;
 
 use rustls::pki_types::CertificateDer;
 
-/// Limits of a client. Each default suits a service in the same region as its Reveille server.
+/// Limits of a client. The defaults suit a service in the same region as its Reveille server.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Time limit of one attempt, from connecting to the end of the response. Default 10 s. A value that is too
-    /// small aborts requests that the server would have answered; a value that is too large leaves less of the
-    /// deadline for further attempts.
+    /// Time limit of one attempt, from the start of the connection to the end of the response. Default 10 s. If the
+    /// limit is too small, the client aborts requests to which the server would have responded. If it is too large, one
+    /// attempt without a response leaves little time for further attempts before the deadline.
     pub attempt_timeout: Duration,
-    /// Time limit of a call, with all its attempts and the waits between them; batches have no deadline. Default
-    /// 30 s. A value that is too small turns a restart of the server into an error; a value that is too large
-    /// makes your caller wait.
+    /// Time limit of a call, with all its attempts and the waits between them. Batches have no deadline. Default 30 s.
+    /// If the limit is too small, calls fail while the server restarts. If it is too large, your own callers wait for a
+    /// long time.
     pub deadline: Duration,
-    /// Time limit for connecting, in each attempt. Default 5 s.
+    /// Time limit for the connection to the server in each attempt. Default 5 s.
     pub connect_timeout: Duration,
-    /// Largest number of attempts of a call. Default 6; with 1, no request is repeated.
+    /// Maximum number of attempts of a call. Default 6. With 1, the client repeats no request.
     pub attempts_max: u32,
-    /// Upper bound of the first wait between attempts; the bound doubles with each further attempt. The wait is
-    /// uniformly random below the bound, plus the time that the server requests (`Retry-After`). Default 100 ms. A
-    /// value that is too small loads a server that is already overloaded.
+    /// Upper bound of the first wait between attempts. The bound doubles with each further attempt. The client waits
+    /// for a random time below the bound, in addition to the time that the server requests with `Retry-After`. Default
+    /// 100 ms. If the bound is too small, repeated requests add load to a server that is already overloaded.
     pub backoff: Duration,
-    /// Largest upper bound of a wait. Default 5 s.
+    /// Maximum that the upper bound of a wait can reach by doubling. Default 5 s.
     pub backoff_max: Duration,
-    /// Largest response that is read, in bytes. Default 128 MiB, which exceeds the largest page. A smaller value
-    /// protects your memory, and requires pages with smaller limits.
+    /// Maximum size of a response that the client reads, in bytes. Default 128 MiB, which is more than the largest
+    /// page. A smaller value saves memory, but lists then need pages with smaller limits.
     pub answer_bytes_max: usize,
-    /// Largest number of idle connections. Default 32. A value that is too small costs a handshake for concurrent
-    /// calls.
+    /// Maximum number of idle connections. Default 32. If the number is too small, concurrent calls need additional
+    /// handshakes.
     pub idle_connections_max: usize,
-    /// Certificate authorities to trust in addition to the Mozilla list.
+    /// Certificate authorities that the client trusts in addition to the Mozilla list.
     pub extra_roots: Vec<CertificateDer<'static>>,
 }
 
@@ -60,7 +60,7 @@ pub enum SetupError {
     Url {
         /// The rejected URL, without a user name or password.
         url: String,
-        /// Defect of the URL.
+        /// Description of the error in the URL.
         reason: &'static str,
     },
     /// The key is invalid. The error does not contain the key.
@@ -71,7 +71,7 @@ pub enum SetupError {
     Root {
         /// Index of the certificate, from 0.
         number: usize,
-        /// Defect of the certificate.
+        /// Description of the error in the certificate.
         #[source]
         source: rustls::Error,
     },

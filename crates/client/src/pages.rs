@@ -1,4 +1,4 @@
-//! Paged lists, as streams.
+//! Streams of items that the client fetches page by page.
 
 use futures_util::stream::{BoxStream, StreamExt as _, TryStreamExt as _, iter, try_unfold};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
@@ -8,12 +8,13 @@ use crate::Error;
 use crate::transport::Call;
 use crate::{Client, api};
 
-/// Characters that are escaped in a path segment or a query value: all except the unreserved ones of RFC 3986.
+/// Characters that the client escapes in a path segment or a query value: all characters except the unreserved
+/// characters of RFC 3986.
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
 /// Escapes `text` for use as one path segment or one query value.
 pub(crate) fn escape(text: &str) -> String {
-    // In a path, these two texts would be relative segments.
+    // A path would read `.` and `..` as relative segments.
     match text {
         "." => "%2E".to_owned(),
         ".." => "%2E%2E".to_owned(),
@@ -52,15 +53,15 @@ impl Page for api::AuditPage {
 }
 
 impl Client {
-    /// Returns one page. `path` already contains its query, if it needs one.
+    /// Fetches one page. If the list needs a query, `path` already contains it.
     pub(crate) async fn page<P: Page>(&self, path: &str, limit: u16, token: Option<&str>) -> Result<P, Error> {
         let separator = if path.contains('?') { '&' } else { '?' };
         let token = token.map(|token| format!("&page_token={}", escape(token))).unwrap_or_default();
         self.0.call(&Call::get(format!("{path}{separator}limit={limit}{token}"))).await?.read()
     }
 
-    /// Streams the items of all pages. Each page is fetched when the previous one is used up. The stream ends
-    /// after the first error.
+    /// Streams the items of all pages. The client fetches a page when the caller has read all items of the previous
+    /// page. The stream ends after the first error.
     pub(crate) fn pages<P: Page>(&self, path: String) -> BoxStream<'static, Result<P::Item, Error>> {
         const LIMIT: u16 = 100;
         let client = self.clone();

@@ -1,4 +1,4 @@
-//! Decides, without side effects, when a failed request is sent again.
+//! Decides, without side effects, when the client sends a failed request again.
 //!
 //! docs/decisions/0120-repeat-only-safe-requests-in-the-sdk.md gives the reasons for the design.
 
@@ -6,17 +6,18 @@ use std::time::Duration;
 
 use crate::{Error, Options};
 
-/// States when a request may be sent again although the server may have carried out an earlier attempt.
+/// Rule for a request of which the server may have carried out an earlier attempt: states when the client may send it
+/// again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Repeat {
-    /// Sending the request twice has the effect of sending it once.
+    /// Always, because the server carries out the operation once even if it receives the request twice.
     Always,
     /// Only if the server certainly did not carry out the earlier attempt.
     IfUntouched,
 }
 
-/// Returns the wait before the next attempt, or `None` if the call must return `error`. `attempt` is the number of
-/// the failed attempt, from 1; `left` is the remaining time until the deadline; `random` selects the jitter.
+/// Returns the wait before the next attempt, or `None` if the call must return `error`. `attempt` is the number of the
+/// failed attempt, from 1. `left` is the remaining time until the deadline. `random` selects the jitter.
 pub(crate) fn wait(
     error: &Error,
     repeat: Repeat,
@@ -30,7 +31,7 @@ pub(crate) fn wait(
         return None;
     }
     let doubled = options.backoff.saturating_mul(1_u32.checked_shl(attempt - 1).unwrap_or(u32::MAX));
-    // Full jitter (Brooker, "Exponential Backoff And Jitter"), added to the wait that the server requested.
+    // The wait is the time that the server requested, plus full jitter (Brooker, "Exponential Backoff And Jitter").
     let bound = u64::try_from(doubled.min(options.backoff_max).as_nanos()).unwrap_or(u64::MAX);
     let jitter = Duration::from_nanos(random.checked_rem(bound).unwrap_or(0));
     let wait = error.retry_after().unwrap_or_default().saturating_add(jitter);

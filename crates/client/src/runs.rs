@@ -1,4 +1,4 @@
-//! Runs: the outcomes of occurrences, and redriving a dead letter.
+//! Calls for runs: lists of the runs of occurrences, and the redrive of a dead letter.
 
 use api::{Redriven, Run, RunPage};
 use futures_util::stream::BoxStream;
@@ -12,7 +12,7 @@ use crate::{Client, Error};
 const DEAD_LETTERS: &str = "/v1/runs?dead_letter=true";
 
 impl Client {
-    /// Streams the runs of a schedule with their attempts, and fetches them page by page.
+    /// Streams the runs of a schedule with their attempts. The client fetches the runs page by page.
     #[must_use]
     pub fn runs(&self, schedule: &str) -> BoxStream<'static, Result<Run, Error>> {
         self.pages::<RunPage>(runs_of(schedule))
@@ -21,12 +21,12 @@ impl Client {
     /// Returns one page of [`Client::runs`], of at most `limit` runs (1 to 1,000).
     ///
     /// # Errors
-    /// `schedule_not_found`, and the variants of [`Error`].
+    /// Returns an error with the code `schedule_not_found`, or another variant of [`Error`].
     pub async fn runs_page(&self, schedule: &str, limit: u16, token: Option<&str>) -> Result<RunPage, Error> {
         self.page(&runs_of(schedule), limit, token).await
     }
 
-    /// Streams the tenant's dead letters, and fetches them page by page.
+    /// Streams the tenant's dead letters. The client fetches the dead letters page by page.
     #[must_use]
     pub fn dead_letters(&self) -> BoxStream<'static, Result<Run, Error>> {
         self.pages::<RunPage>(DEAD_LETTERS.to_owned())
@@ -35,16 +35,17 @@ impl Client {
     /// Returns one page of [`Client::dead_letters`], of at most `limit` runs (1 to 1,000).
     ///
     /// # Errors
-    /// The variants of [`Error`].
+    /// Returns a variant of [`Error`].
     pub async fn dead_letters_page(&self, limit: u16, token: Option<&str>) -> Result<RunPage, Error> {
         self.page(DEAD_LETTERS, limit, token).await
     }
 
-    /// Runs a dead letter again at once. A run can be redriven only once. If [`Error::is_outcome_unknown`], call
-    /// this function again: the code `not_dead_letter` then shows that the first call succeeded.
+    /// Redrives a dead letter: the server runs its occurrence again at once. The server redrives a run only once. If
+    /// [`Error::is_outcome_unknown`] returns true for an error, call this function again. The code `not_dead_letter`
+    /// then shows that the first call succeeded.
     ///
     /// # Errors
-    /// `run_not_found`, `not_dead_letter`, and the variants of [`Error`].
+    /// Returns an error with the code `run_not_found` or `not_dead_letter`, or another variant of [`Error`].
     pub async fn redrive(&self, run: &str) -> Result<Redriven, Error> {
         let path = format!("/v1/runs/{}/redrive", escape(run));
         let call = Call { method: Method::POST, repeat: Repeat::IfUntouched, ..Call::get(path) };

@@ -1,4 +1,4 @@
-//! Schedules: creating, reading, replacing and cancelling them.
+//! Calls that create, read, replace and cancel schedules.
 
 use api::{Cancelled, DryRun, Schedule, SchedulePage, ScheduleRequest, ScheduleState, Time};
 use futures_util::stream::BoxStream;
@@ -16,23 +16,24 @@ const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 /// Result of [`Client::put`].
 #[derive(Clone, PartialEq, Debug)]
 pub struct Put {
-    /// True if the call created the schedule.
+    /// True if the call created the schedule, and false if it replaced an existing schedule.
     pub created: bool,
-    /// The schedule after the call.
+    /// State of the schedule after the call.
     pub schedule: ScheduleSummary,
-    /// The schedule's tag after the call; `None` if a proxy removed the header.
+    /// Tag of the schedule after the call; `None` if a proxy removed the `ETag` header.
     pub tag: Option<Tag>,
 }
 
-/// Filter for listing. Accepts one criterion, because every engine must serve it from an index.
+/// Filter for a list of schedules. It has only one criterion, because every storage engine must serve the filter from
+/// an index.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ListBy {
     /// All schedules of the tenant, in the order of their creation. The filters by state and by label use the same
     /// order.
     All,
-    /// Schedules in this state.
+    /// Schedules that are in this state.
     State(ScheduleState),
-    /// Schedules with this label.
+    /// Schedules that have this label.
     Label {
         /// The label's name, without `=`.
         name: String,
@@ -66,14 +67,15 @@ impl ListBy {
 }
 
 impl Client {
-    /// Creates a schedule. A request without an id is sent with a new `Idempotency-Key`, so the server creates one
-    /// schedule even if the client sends the request several times.
+    /// Creates a schedule. If the request has no id, the client sends it with a new `Idempotency-Key`. The server then
+    /// creates only one schedule even if the client sends the request several times.
     ///
-    /// A request with an id is not repeated after an attempt with an unknown outcome: the next attempt could not
-    /// distinguish its own schedule from one that existed before. Use [`Client::put`], which can be repeated.
+    /// If the request has an id, the client does not repeat it after an attempt with an unknown outcome. The next
+    /// attempt could not distinguish the schedule of the first attempt from a schedule that existed before. For a
+    /// request that the client can repeat, use [`Client::put`].
     ///
     /// # Errors
-    /// `invalid_schedule`, `schedule_exists`, and the variants of [`Error`].
+    /// Returns an error with the code `invalid_schedule` or `schedule_exists`, or another variant of [`Error`].
     pub async fn create(&self, request: &ScheduleRequest) -> Result<ScheduleSummary, Error> {
         let call = |repeat| Call::with_body(Method::POST, SCHEDULES.to_owned(), repeat, request);
         let call = match request.id {
@@ -83,11 +85,11 @@ impl Client {
         summary(&self.0.call(&call).await?)
     }
 
-    /// Returns the schedule that [`Client::create`] would create, with its next occurrences. The server checks
-    /// everything and writes nothing.
+    /// Returns the schedule that [`Client::create`] would create, with its next occurrences. The server makes the same
+    /// checks but writes nothing.
     ///
     /// # Errors
-    /// The errors of [`Client::create`].
+    /// Returns the same errors as [`Client::create`].
     pub async fn dry_run(&self, request: &ScheduleRequest) -> Result<DryRun, Error> {
         let path = format!("{SCHEDULES}?{DRY_RUN}");
         self.0.call(&Call::with_body(Method::POST, path, Repeat::Always, request)).await?.read()
@@ -97,7 +99,7 @@ impl Client {
     /// writes nothing.
     ///
     /// # Errors
-    /// The errors of [`Client::put`].
+    /// Returns the same errors as [`Client::put`].
     pub async fn dry_run_put(&self, id: &str, request: &ScheduleRequest) -> Result<DryRun, Error> {
         let path = format!("{}?{DRY_RUN}", path_of(id));
         self.0.call(&Call::with_body(Method::PUT, path, Repeat::Always, request)).await?.read()
@@ -106,7 +108,7 @@ impl Client {
     /// Creates the schedule with this id, or replaces it. The client may repeat this request after any failure.
     ///
     /// # Errors
-    /// `invalid_schedule`, and the variants of [`Error`].
+    /// Returns an error with the code `invalid_schedule`, or another variant of [`Error`].
     pub async fn put(&self, id: &str, request: &ScheduleRequest) -> Result<Put, Error> {
         put(&self.0.call(&Call::with_body(Method::PUT, path_of(id), Repeat::Always, request)).await?)
     }
@@ -114,7 +116,7 @@ impl Client {
     /// Reads a schedule.
     ///
     /// # Errors
-    /// `schedule_not_found`, and the variants of [`Error`].
+    /// Returns an error with the code `schedule_not_found`, or another variant of [`Error`].
     pub async fn get(&self, id: &str) -> Result<Schedule, Error> {
         self.0.call(&Call::get(path_of(id))).await?.read()
     }
@@ -125,19 +127,19 @@ impl Client {
         self.pages::<SchedulePage>(by.path())
     }
 
-    /// Returns a page of [`Client::schedules`]. `token` is the `next_page_token` of the previous page. A page can
-    /// be short or empty without being the last one.
+    /// Returns a page of [`Client::schedules`]. `token` is the `next_page_token` of the previous page. A page can be
+    /// short or empty although further pages follow.
     ///
     /// # Errors
-    /// `invalid_parameter`, and the variants of [`Error`].
+    /// Returns an error with the code `invalid_parameter`, or another variant of [`Error`].
     pub async fn schedule_page(&self, by: &ListBy, limit: u16, token: Option<&str>) -> Result<SchedulePage, Error> {
         self.page(&by.path(), limit, token).await
     }
 
-    /// Cancels a schedule. Cancelling it again has no effect. The result states whether a callback is in flight.
+    /// Cancels a schedule. A second cancellation has no effect. The result states whether a callback is in flight.
     ///
     /// # Errors
-    /// `schedule_not_found`, and the variants of [`Error`].
+    /// Returns an error with the code `schedule_not_found`, or another variant of [`Error`].
     pub async fn cancel(&self, id: &str) -> Result<Cancelled, Error> {
         self.0.call(&Call::delete(path_of(id))).await?.read()
     }
@@ -150,7 +152,7 @@ pub(crate) fn path_of(id: &str) -> String {
 /// Returns a new idempotency key of 128 random bits.
 fn new_key() -> HeaderValue {
     let key = format!("{:016x}{:016x}", clock::random(), clock::random());
-    HeaderValue::from_str(&key).expect("hexadecimal digits are valid in a header")
+    HeaderValue::from_str(&key).expect("hexadecimal digits are valid in a header value")
 }
 
 pub(crate) fn summary(response: &SuccessResponse) -> Result<ScheduleSummary, Error> {

@@ -5,8 +5,8 @@ use std::str::FromStr;
 
 use http::HeaderValue;
 
-/// Opaque version of a schedule's definition (HTTP's `ETag`). Each put, update and cancellation changes it; the
-/// occurrences of a recurring schedule do not.
+/// Opaque version of a schedule's definition, from the HTTP header `ETag`. Each put, update and cancellation changes
+/// the tag. An occurrence of a recurring schedule does not change it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Tag(pub(crate) HeaderValue);
 
@@ -16,7 +16,7 @@ impl fmt::Display for Tag {
     }
 }
 
-/// A text that is not a tag. A tag has the form `"…"`, quotes included.
+/// Error for a text that is not a tag. A tag has the form `"…"`, with the quotes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("invalid tag: expected text in double quotes, as in the `ETag` header of a response")]
 pub struct TagError;
@@ -35,7 +35,7 @@ impl FromStr for Tag {
 }
 
 impl Tag {
-    /// Returns `None` for a value that this API never sends.
+    /// Parses the value of an `ETag` header. Returns `None` for a value that this API never sends.
     pub(crate) fn of(value: &HeaderValue) -> Option<Tag> {
         value.to_str().ok()?.parse().ok()
     }

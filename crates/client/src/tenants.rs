@@ -1,7 +1,7 @@
-//! Tenants, their keys, signing secrets and audit log. These calls are for admins and operators.
+//! Calls for tenants and their keys, signing secrets and audit logs. Only admins and operators may use these calls.
 //!
-//! A request that creates a secret is not repeated after an attempt with an unknown outcome, because it would
-//! create a second secret.
+//! The client does not repeat a request that creates a secret after an attempt with an unknown outcome. The second
+//! attempt could create a second secret.
 
 use api::{
     AuditEntry, AuditPage, Key, KeyCreated, KeyList, KeyRequest, QuotaSheet, Quotas, SigningSecret,
@@ -21,7 +21,8 @@ impl Client {
     /// Lists all tenants, ordered by name.
     ///
     /// # Errors
-    /// `role_forbidden` for every role except operator, and the variants of [`Error`].
+    /// Returns an error with the code `role_forbidden` unless the key belongs to an operator, or another variant of
+    /// [`Error`].
     pub async fn tenants(&self) -> Result<Vec<Tenant>, Error> {
         Ok(self.read::<TenantList>("/v1/tenants".to_owned()).await?.tenants)
     }
@@ -29,7 +30,7 @@ impl Client {
     /// Creates a tenant with its first key and signing secret. Only this response contains both.
     ///
     /// # Errors
-    /// `tenant_exists`, `invalid_request`, and the variants of [`Error`].
+    /// Returns an error with the code `tenant_exists` or `invalid_request`, or another variant of [`Error`].
     pub async fn create_tenant(&self, request: &TenantRequest) -> Result<TenantCreated, Error> {
         self.make("/v1/tenants".to_owned(), request).await
     }
@@ -37,23 +38,26 @@ impl Client {
     /// Reads a tenant.
     ///
     /// # Errors
-    /// `tenant_not_found`, also for tenants of other keys, and the variants of [`Error`].
+    /// Returns an error with the code `tenant_not_found`, also for a tenant to which the key gives no access, or
+    /// another variant of [`Error`].
     pub async fn tenant(&self, name: &str) -> Result<Tenant, Error> {
         self.read(of(name, "")).await
     }
 
-    /// Sets a tenant's quotas and their ceilings, and returns the tenant. Only operators may call this.
+    /// Sets a tenant's quotas and their ceilings, and returns the tenant. Only operators may call this function.
     ///
     /// # Errors
-    /// `tenant_not_found`, `invalid_request`, `quota_ceiling`, and the variants of [`Error`].
+    /// Returns an error with the code `tenant_not_found`, `invalid_request` or `quota_ceiling`, or another variant of
+    /// [`Error`].
     pub async fn update_tenant(&self, name: &str, patch: &TenantPatch) -> Result<Tenant, Error> {
         self.patch(of(name, ""), patch).await
     }
 
-    /// Returns the quotas of the key's own tenant, and the ceilings up to which its admins may raise them.
+    /// Returns the quotas of the key's own tenant, and the ceilings up to which the tenant's admins may raise the
+    /// quotas.
     ///
     /// # Errors
-    /// The variants of [`Error`].
+    /// Returns a variant of [`Error`].
     pub async fn quotas(&self) -> Result<QuotaSheet, Error> {
         self.read("/v1/quotas".to_owned()).await
     }
@@ -62,15 +66,15 @@ impl Client {
     /// unchanged.
     ///
     /// # Errors
-    /// `quota_ceiling`, `role_forbidden`, and the variants of [`Error`].
+    /// Returns an error with the code `quota_ceiling` or `role_forbidden`, or another variant of [`Error`].
     pub async fn set_quotas(&self, quotas: &Quotas) -> Result<QuotaSheet, Error> {
         self.patch("/v1/quotas".to_owned(), quotas).await
     }
 
-    /// Lists a tenant's keys, the oldest first, without their secrets.
+    /// Lists a tenant's keys, the oldest first. The list does not contain the secrets of the keys.
     ///
     /// # Errors
-    /// `tenant_not_found`, and the variants of [`Error`].
+    /// Returns an error with the code `tenant_not_found`, or another variant of [`Error`].
     pub async fn keys(&self, tenant: &str) -> Result<Vec<Key>, Error> {
         Ok(self.read::<KeyList>(of(tenant, "/keys")).await?.keys)
     }
@@ -78,7 +82,8 @@ impl Client {
     /// Creates a key. Only this response contains its secret.
     ///
     /// # Errors
-    /// `tenant_not_found`, `too_many`, `invalid_request`, and the variants of [`Error`].
+    /// Returns an error with the code `tenant_not_found`, `too_many` or `invalid_request`, or another variant of
+    /// [`Error`].
     pub async fn create_key(&self, tenant: &str, request: &KeyRequest) -> Result<KeyCreated, Error> {
         self.make(of(tenant, "/keys"), request).await
     }
@@ -86,24 +91,25 @@ impl Client {
     /// Revokes a key, and returns the revoked key.
     ///
     /// # Errors
-    /// `key_not_found`, `last_one`, and the variants of [`Error`].
+    /// Returns an error with the code `key_not_found` or `last_one`, or another variant of [`Error`].
     pub async fn revoke_key(&self, tenant: &str, id: &str) -> Result<Key, Error> {
         self.remove(format!("{}/{}", of(tenant, "/keys"), escape(id))).await
     }
 
-    /// Lists the signing secrets of a tenant's callbacks, the newest first, without the secrets themselves.
+    /// Lists metadata of the secrets that sign a tenant's callbacks, the newest first. The list does not contain the
+    /// secrets.
     ///
     /// # Errors
-    /// `tenant_not_found`, and the variants of [`Error`].
+    /// Returns an error with the code `tenant_not_found`, or another variant of [`Error`].
     pub async fn signing_secrets(&self, tenant: &str) -> Result<Vec<SigningSecret>, Error> {
         Ok(self.read::<SigningSecretList>(of(tenant, "/signing-secrets")).await?.signing_secrets)
     }
 
-    /// Creates a second signing secret. Only this response contains it. From now on the server signs callbacks
-    /// with both.
+    /// Creates a second signing secret. Only this response contains the secret. The server then signs callbacks with
+    /// both secrets.
     ///
     /// # Errors
-    /// `tenant_not_found`, `too_many`, and the variants of [`Error`].
+    /// Returns an error with the code `tenant_not_found` or `too_many`, or another variant of [`Error`].
     pub async fn create_signing_secret(&self, tenant: &str) -> Result<SigningSecretCreated, Error> {
         let path = of(tenant, "/signing-secrets");
         let call = Call { method: Method::POST, repeat: Repeat::IfUntouched, ..Call::get(path) };
@@ -113,12 +119,12 @@ impl Client {
     /// Deletes a signing secret, and returns the deleted entry.
     ///
     /// # Errors
-    /// `key_not_found`, `last_one`, and the variants of [`Error`].
+    /// Returns an error with the code `key_not_found` or `last_one`, or another variant of [`Error`].
     pub async fn delete_signing_secret(&self, tenant: &str, id: &str) -> Result<SigningSecret, Error> {
         self.remove(format!("{}/{}", of(tenant, "/signing-secrets"), escape(id))).await
     }
 
-    /// Streams the audit log of a tenant, the oldest entry first, page by page.
+    /// Streams the audit log of a tenant, the oldest entry first. The client fetches the entries page by page.
     #[must_use]
     pub fn audit(&self, tenant: &str) -> BoxStream<'static, Result<AuditEntry, Error>> {
         self.pages::<AuditPage>(of(tenant, "/audit"))
@@ -136,8 +142,8 @@ impl Client {
         self.0.call(&Call::with_body(Method::PATCH, path, Repeat::Always, patch)).await?.read()
     }
 
-    /// Sends a request that removes something. The client does not repeat it after an unknown outcome, because a
-    /// second attempt would return a not-found error.
+    /// Sends a request that removes a key or a secret. The client does not repeat the request after an unknown outcome,
+    /// because a second attempt would return a not-found error.
     async fn remove<T: DeserializeOwned>(&self, path: String) -> Result<T, Error> {
         self.0.call(&Call { repeat: Repeat::IfUntouched, ..Call::delete(path) }).await?.read()
     }

@@ -1,4 +1,5 @@
-//! Sends one request over HTTP, reads its response, and repeats the request while that may help.
+//! Sends one request over HTTP, reads the response, and repeats the request while a repetition is allowed and may
+//! succeed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,15 +23,15 @@ use crate::{Error, Options, Rejection, SetupError, Tag, clock};
 
 pub(crate) type Body = UnsyncBoxBody<Bytes, std::convert::Infallible>;
 
-/// Longest time for which an idle connection is kept. The server closes a connection after 30 s without a request;
-/// the client closes it earlier.
+/// Longest time for which the client retains an idle connection. The server closes a connection after 30 s without a
+/// request. The client closes the connection earlier, so that it sends no request on a closed connection.
 const IDLE_MAX: Duration = Duration::from_secs(20);
-/// Largest part of a response that is not the API's, in an error.
+/// Maximum number of characters that an error quotes from a response that is not from the API.
 const FOREIGN_CHARS_MAX: usize = 200;
 
 pub(crate) struct Transport {
     client: Client<HttpsConnector<HttpConnector>, Body>,
-    /// Base URL, without a slash at its end.
+    /// Base URL of the server, without a slash at its end.
     url: String,
     authorization: HeaderValue,
     pub(crate) options: Options,
@@ -39,7 +40,7 @@ pub(crate) struct Transport {
 /// A request that can be sent more than once.
 pub(crate) struct Call {
     pub(crate) method: Method,
-    /// Path, which begins with `/v1`.
+    /// Path of the request, which begins with `/v1`.
     pub(crate) path: String,
     pub(crate) body: Option<Bytes>,
     pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
@@ -56,7 +57,7 @@ impl Call {
     }
 
     pub(crate) fn with_body(method: Method, path: String, repeat: Repeat, body: &impl serde::Serialize) -> Self {
-        let body = serde_json::to_vec(body).expect("wire types have string keys");
+        let body = serde_json::to_vec(body).expect("the wire types have only string keys, which JSON requires");
         Call { method, body: Some(body.into()), repeat, ..Call::get(path) }
     }
 }
@@ -73,7 +74,7 @@ impl SuccessResponse {
         serde_json::from_slice(&self.body).map_err(|source| Error::Unreadable { source })
     }
 
-    /// Parses a value that borrows from the body, and converts it to an owned one.
+    /// Parses a value that borrows from the body, and converts it to an owned value.
     pub(crate) fn read_with<'a, T: serde::Deserialize<'a>, U>(&'a self, owned: fn(T) -> U) -> Result<U, Error> {
         serde_json::from_slice(&self.body).map(owned).map_err(|source| Error::Unreadable { source })
     }
@@ -107,10 +108,11 @@ impl Transport {
         &self.url
     }
 
-    /// Sends the request until a success, an error that is not retryable, or the end of the deadline.
+    /// Sends the request repeatedly until it succeeds, fails with an error that the client may not retry, or reaches a
+    /// limit of the options.
     ///
-    /// If the last attempt certainly had no effect and an earlier one has an unknown outcome, returns the earlier
-    /// attempt's error.
+    /// If the last attempt certainly had no effect and an earlier attempt has an unknown outcome, this function returns
+    /// the error of the earlier attempt.
     pub(crate) async fn call(&self, call: &Call) -> Result<SuccessResponse, Error> {
         let start = clock::monotonic();
         let mut attempt = 1;
@@ -148,7 +150,7 @@ impl Transport {
         clock::timeout(limit, exchange).await.unwrap_or(Err(Error::TimedOut { limit }))
     }
 
-    /// Returns a request without a body, with the headers that all requests have.
+    /// Returns a request without a body, with the headers that the client sends in every request.
     pub(crate) fn request(&self, method: Method, path: &str) -> Result<Request<Body>, Error> {
         let uri = format!("{}{path}", self.url);
         let request = Request::builder()
@@ -157,7 +159,7 @@ impl Transport {
             .header(AUTHORIZATION, self.authorization.clone())
             .header(ACCEPT, "application/json")
             .header(USER_AGENT, concat!("reveille-client/", env!("CARGO_PKG_VERSION")));
-        // Ids are percent-encoded, so only an id that makes the path too long fails here.
+        // The client percent-encodes ids, so this call fails only if an id makes the path too long.
         request
             .body(Full::default().boxed_unsync())
             .map_err(|source| Error::Unreachable { url: uri, source: source.into() })
@@ -175,7 +177,7 @@ impl Transport {
         Error::Broken { source: error.into() }
     }
 
-    /// Reads the whole response. Returns an error unless its status is a success.
+    /// Reads the whole response. Returns an error if the status is not a success status.
     pub(crate) async fn whole(&self, response: Response<Incoming>) -> Result<SuccessResponse, Error> {
         let (head, body) = response.into_parts();
         let bytes_max = self.options.answer_bytes_max;
@@ -205,7 +207,8 @@ fn rejection(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Error {
     }
 }
 
-/// Parses `Retry-After` (RFC 9110, 10.2.3): seconds, or a date, which a proxy may have set.
+/// Parses the header `Retry-After` (RFC 9110, 10.2.3). Its value is a number of seconds, or a date that a proxy may
+/// have set.
 fn wait_of(text: &str) -> Option<Duration> {
     match text.trim().parse() {
         Ok(seconds) => Some(Duration::from_secs(seconds)),
@@ -244,5 +247,5 @@ fn tls_config(options: &Options) -> Result<ClientConfig, SetupError> {
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    Ok(config.expect("ring supports TLS 1.2 and 1.3").with_root_certificates(roots).with_no_client_auth())
+    Ok(config.expect("ring supports TLS 1.2 and TLS 1.3").with_root_certificates(roots).with_no_client_auth())
 }

@@ -1,8 +1,7 @@
-//! Parts that the conformance suites of all ports share: a test case, and the macro that lists the cases of a
-//! suite.
+//! Shared parts of the conformance suites of all ports: a test case, and the macro that lists the cases of a suite.
 //!
-//! A suite is a crate `<port>-conformance`. It has a trait `Subject`, which an engine implements in its own tests.
-//! The macro [`suite!`] creates another macro, which turns every case into a `#[test]`:
+//! A suite is a crate `<port>-conformance`. It has a trait `Subject`. Each engine of the port implements this trait in
+//! its own tests. The macro [`suite!`] creates another macro, which turns every case into a `#[test]`:
 //!
 //! ```text
 //! port_conformance::conformance_tests!(run);
@@ -12,14 +11,14 @@
 //! }
 //! ```
 //!
-//! The engine chooses the executor. If a case has several calls in progress, one task polls them all.
+//! The engine's tests choose the executor. If a case makes several calls at the same time, one task polls all of them.
 
 use std::time::Duration;
 
 use futures_util::future::LocalBoxFuture;
 use runtime::Runtime;
 
-/// A test case for one promise of engines of type `S`.
+/// Test case for one promise of a port. `S` is the trait `Subject` of the suite.
 pub struct Case<S: ?Sized + 'static> {
     /// Name of the promise, as a sentence of words joined by `_`.
     pub name: &'static str,
@@ -35,7 +34,7 @@ impl<S: ?Sized> Clone for Case<S> {
 impl<S: ?Sized> Copy for Case<S> {}
 
 impl<S: ?Sized> Case<S> {
-    /// Runs the case on its own subject.
+    /// Runs the case on `subject`, which no other case uses.
     ///
     /// # Panics
     /// Panics if the engine breaks the promise.
@@ -47,7 +46,7 @@ impl<S: ?Sized> Case<S> {
 /// Interval between two checks of [`until`].
 const PERIOD: Duration = Duration::from_millis(5);
 
-/// Polls until `is_so` returns true.
+/// Polls `is_so` until it returns true.
 ///
 /// # Panics
 /// Panics if the condition does not hold within 20 seconds.
@@ -58,13 +57,13 @@ pub async fn until(runtime: &Runtime, what: &str, mut is_so: impl AsyncFnMut() -
         }
     };
     let limit = Duration::from_secs(20);
-    runtime.timeout(limit, looking).await.unwrap_or_else(|| panic!("condition not reached in time: {what}"));
+    runtime.timeout(limit, looking).await.unwrap_or_else(|| panic!("condition not reached within 20 seconds: {what}"));
 }
 
-/// Creates `CASES` and an exported macro from one list of cases, so that both contain the same cases.
+/// Creates `CASES` and an exported macro from one list of cases, so that `CASES` and the macro contain the same cases.
 ///
-/// `suite! { $ dyn Subject, macro_name, [$crate::path]; module { case case } }`: the created macro needs the
-/// `$`. The path is that of the invoking module, as users of the created macro see it.
+/// `suite! { $ dyn Subject, macro_name, [$crate::path]; module { case case } }`: the created macro needs the `$`. The
+/// path in brackets is the path of the module that invokes `suite!`, from the view of a user of the created macro.
 #[macro_export]
 macro_rules! suite {
     ($dollar:tt $subject:ty, $tests:ident, [$($suite:tt)+]; $($module:ident { $($name:ident)* })*) => {
@@ -79,10 +78,10 @@ macro_rules! suite {
         /// Panics if the suite has no such case.
         #[must_use]
         pub fn case(name: &str) -> $crate::Case<$subject> {
-            *CASES.iter().find(|case| case.name == name).expect("the suite has a case of this name")
+            *CASES.iter().find(|case| case.name == name).expect("the suite has a case with this name")
         }
 
-        /// Creates a `#[test]` for every case of this suite, which calls the given function with the case.
+        /// Creates a `#[test]` for every case of this suite. The test calls the given function with the case.
         #[macro_export]
         macro_rules! $tests {
             ($dollar run:path) => {

@@ -8,20 +8,20 @@ use coordination::{Elector, ElectorError, Follower, Leadership, REPLICA_LEN_MAX,
 use futures_util::future::{BoxFuture, join_all};
 use runtime::Runtime;
 
-/// A lease that does not end while a case runs.
+/// Length of a lease that does not end while a case runs.
 const LONG: Duration = Duration::from_secs(60);
 
 /// An engine of electors whose groups have no replicas at the start of each case.
 pub trait Subject: Send + Sync {
     fn runtime(&self) -> Runtime;
 
-    /// Lease whose end the cases wait for, several times in a case. A renewal every quarter of it must arrive in
-    /// time, even on a busy machine.
+    /// Length of the leases whose end a case waits for, often several times. If a process renews its lease after every
+    /// quarter of this time, each renewal must arrive in time, even on a busy machine.
     fn lease(&self) -> Duration {
         Duration::from_millis(300)
     }
 
-    /// Opens the elector of this group as another process would.
+    /// Opens an elector of this group in the way in which another process would open it.
     fn elector<'a>(&'a self, group: &'a str) -> BoxFuture<'a, Arc<dyn Elector>>;
 }
 
@@ -103,7 +103,7 @@ pub(super) async fn expired_lease_passes_to_another_replica_with_a_later_term(su
         let (next, other) = if replica == "a" { (b, "b") } else { (a, "a") };
         until(&runtime, "the other leads", async || leads(next, other).await.is_some()).await;
         let kept = runtime.monotonic().since(called);
-        assert!(kept >= short, "another replica led after {kept:?}");
+        assert!(kept >= short, "another replica led after {kept:?}, before the lease ended");
         let later = leads(next, other).await.expect("the process leads");
         assert!(later > now.term, "{later:?} after {:?}", now.term);
         assert_eq!(leads(leader, replica).await, None, "the earlier leader no longer leads");
@@ -129,7 +129,7 @@ pub(super) async fn resigning_leader_hands_over_at_once(subject: &dyn Subject) {
     a.resign("a").await.expect("the engine responds");
     let second = leads(b, "b").await.expect("the leader resigned");
     assert!(second > first);
-    a.resign("a").await.expect("resigning twice has no effect");
+    a.resign("a").await.expect("a second resignation has no effect");
     assert_eq!(leads(b, "b").await, Some(second));
     assert_eq!(leads(a, "a").await, None);
 }
@@ -148,7 +148,7 @@ pub(super) async fn resigning_follower_does_not_affect_the_leader(subject: &dyn 
 pub(super) async fn earlier_life_of_a_replica_counts_as_another_replica(subject: &dyn Subject) {
     let [earlier, later] = &electors(subject, 2).await[..] else { panic!("two electors") };
     let first = leads(earlier, "a").await.expect("no other replica exists");
-    assert_eq!(leads(later, "a").await, None, "the earlier life may still be running");
+    assert_eq!(leads(later, "a").await, None, "the earlier process of this replica may still be running");
     assert_eq!(leads(earlier, "a").await, Some(first));
     earlier.resign("a").await.expect("the engine responds");
     assert!(leads(later, "a").await > Some(first));
@@ -179,7 +179,7 @@ pub(super) async fn departures_are_reported_only_to_the_leader(subject: &dyn Sub
     leads(b, "c").await;
     let known = a.followers().await.expect("the engine responds");
     assert_eq!(b.departures("c", known.clone()).await, Ok(None), "the replica does not lead");
-    // One replica's lease ends, the other resigns.
+    // The lease of replica `b` ends, and replica `c` resigns.
     assert_eq!(a.departures("a", known).await, Ok(Some(vec![follower("b")])));
     let known = a.followers().await.expect("the engine responds");
     b.resign("c").await.expect("the engine responds");

@@ -1,27 +1,27 @@
-//! Checks whether the responses that sessions received are possible: a recorded history of a tree is compared with
-//! the promises of the port.
+//! Checks whether the promises of the port allow the responses that sessions received. The check compares a recorded
+//! history of a tree with these promises.
 //!
 //! A [`History`] contains the calls on some nodes (*keys*), each with the steps of its request and its response.
 //! The check verifies three properties:
-//! - All changes have one order. Every response that shows a change reports the same data about it, and a change
-//!   that was requested after the response of another one has a greater [`Zxid`].
-//! - Changes, and reads after a sync, are linearizable. For each key, an order exists in which every call takes
-//!   effect between its request and its response, and in which a single node gives the same responses ([`order`]).
-//!   The keys are checked separately, which keeps the search short: a history is linearizable if it is
+//! - All changes have one order. All responses that show a change report the same data about it. A change that a
+//!   session requests after the response to another change has a greater [`Zxid`].
+//! - Changes, and reads after a sync, are linearizable. For each key, an order exists in which every call takes effect
+//!   between its request and its response, and in which a single node gives the same responses ([`order`]). The check
+//!   handles each key separately, so each search is short. This is enough because a history is linearizable if it is
 //!   linearizable for each object (Herlihy and Wing 1990, theorem 1).
-//! - A session's view never goes back, over all keys, with or without a sync ([`view`]).
+//! - A session never observes an older state of the tree than before, on any key, with or without a sync ([`view`]).
 //!
-//! A call without a response took effect at some time, or never. It did not take effect after a later change or
-//! sync of the same session that has a response: [`Tree::sync`](coordination::tree::Tree::sync) promises this, and
-//! so does the order of a session's changes.
+//! A call without a response took effect at some time after its request, or never. It did not take effect after a later
+//! change or sync of the same session that has a response. The promise of
+//! [`Tree::sync`](coordination::tree::Tree::sync) and the order of a session's changes exclude this.
 //!
-//! ZooKeeper promises less for reads, but keeps these properties for the following reasons. The leader orders a
-//! write, and the session's server responds after it has applied it. A sync passes through the leader, behind all
-//! changes that it has committed, and back to the session's server, which responds to the sync and to the
-//! session's later reads afterwards. A server that knows less than the session has observed rejects the session. A
-//! sync asks no quorum (ZOOKEEPER-1675). A leader that was paused and deposed may therefore respond to a sync from
-//! an old state, although never from a state before the session's own view (decision 0148). In these tests
-//! sessions are cut off and leaders die, but no leader is paused.
+//! ZooKeeper promises less for reads, but it has these properties for the following reasons. The leader orders the
+//! writes, and the session's server responds to a write after it has applied the write. The session's server sends a
+//! sync to the leader. The leader sends it back after all changes that the leader has committed. Only then does the
+//! server respond to the sync and to the session's later reads. A server that knows less than the session has observed
+//! rejects the session. The leader asks no quorum about a sync (ZOOKEEPER-1675). A paused leader that another one has
+//! replaced may therefore respond to a sync from an old state. This state is never older than the session's own view
+//! (decision 0148). These tests cut sessions off and kill leaders, but they pause no leader.
 //!
 //! The check does not cover watches, children, multis, or ephemeral nodes.
 
@@ -36,7 +36,7 @@ use std::fmt;
 
 use coordination::tree::{Expected, Zxid};
 
-/// Content of a node: the index of the call that wrote it, so no two calls write the same value.
+/// Content of a node. It is the index of the call that wrote it, so no two calls write the same value.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) struct Value(pub(super) usize);
 
@@ -49,7 +49,7 @@ pub(super) enum Call {
     Create,
     Set(Expected),
     Delete(Expected),
-    /// A read after a sync; the sync is part of the call.
+    /// Read after a sync. The sync is part of the call.
     SyncedRead,
     Read,
 }
@@ -66,7 +66,7 @@ pub(super) struct Observation {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Response {
-    /// The node after a create or set, or the node that was read.
+    /// Node after a create or set, or node that a call read.
     Node(Observation),
     Deleted,
     NoNode,
@@ -84,8 +84,8 @@ pub(super) struct Operation {
     pub(super) response: Option<(Step, Response)>,
 }
 
-/// The calls of all sessions, in the order of their requests. A session makes one call at a time: the next after a
-/// response or a timeout.
+/// The calls of all sessions, in the order of their requests. A session makes its next call after the response to the
+/// last call, or after a timeout.
 #[derive(Clone, Default, Debug)]
 pub(super) struct History {
     operations: Vec<Operation>,
@@ -117,7 +117,7 @@ impl History {
     /// Checks the whole history.
     ///
     /// # Errors
-    /// A description of the violation, with the calls that show it, for readers of the test's output.
+    /// Returns a description of the violation, with the calls that show it, for readers of the test's output.
     pub(super) fn check(&self) -> Result<(), String> {
         let known = Knowledge::of(self)?;
         known.check_numbers(self)?;
@@ -191,12 +191,13 @@ impl Operation {
     }
 }
 
-/// Changes that any session knows of.
+/// Changes that at least one session knows.
 struct Knowledge<'a> {
-    /// Creates and sets that a response shows, by their numbers, with their keys.
+    /// Creates and sets that a response shows. The map's key is the number of the change, and each entry contains the
+    /// node's key.
     changes: BTreeMap<Zxid, (&'a str, Observation)>,
     by_value: BTreeMap<Value, Observation>,
-    /// Greatest number that any session knows of from each of these steps on.
+    /// Greatest change number that any session knows, from each of these steps on.
     latest: Vec<(Step, Zxid)>,
 }
 
@@ -239,14 +240,14 @@ impl<'a> Knowledge<'a> {
         }
     }
 
-    /// Greatest number that any session knew of before `step`.
+    /// Returns the greatest change number that any session knew before `step`.
     fn before(&self, step: Step) -> Zxid {
         let count = self.latest.partition_point(|(at, _)| *at < step);
         count.checked_sub(1).map_or(Zxid(i64::MIN), |last| self.latest[last].1)
     }
 
-    /// Checks that every value that was read was written to the same key, and that each change has a greater
-    /// number than all numbers known when it was requested.
+    /// Checks that a call wrote each value that a session read, and to the same key. Also checks that the number of
+    /// each change is greater than all numbers that any session knew when the change was requested.
     fn check_numbers(&self, history: &History) -> Result<(), String> {
         for (value, observed) in &self.by_value {
             let write = history.get(*value).filter(|write| write.writes());

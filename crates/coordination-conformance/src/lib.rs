@@ -1,10 +1,11 @@
-//! Conformance suites of the ports of `coordination`: one test per promise, which every engine runs against its
-//! real server. The crate `conformance` describes how an engine runs a suite.
+//! Conformance suites of the ports of `coordination`. A suite has one test per promise, and every engine runs the tests
+//! against its real server. The crate `conformance` describes how an engine runs a suite.
 //!
-//! - [`tree`]: the tree; [`recipes`]: all recipes on it; [`load`]: large trees, seconds per case.
-//! - [`elector`]: the elector.
+//! - [`tree`] tests the tree, [`recipes`] tests all recipes on a tree, and [`load`] tests large trees. A case of
+//!   [`load`] takes seconds.
+//! - [`elector`] tests the elector.
 //!
-//! Cases about the end of a lease wait for it, a fraction of a second.
+//! A case about the end of a lease waits until the lease ends, which takes a fraction of a second.
 
 pub mod elector;
 mod history;

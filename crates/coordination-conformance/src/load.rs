@@ -1,4 +1,4 @@
-//! Cases with large trees. They take seconds each, so they form a separate suite. An engine with the tree's
+//! Cases with large trees. Each case takes seconds, so these cases form a separate suite. An engine with the tree's
 //! [`Subject`](super::tree::Subject) invokes `coordination_conformance::load_conformance_tests!(run);`.
 
 mod configs;
@@ -22,7 +22,7 @@ conformance::suite! { $ dyn Subject, load_conformance_tests, [$crate::load];
     }
 }
 
-/// Time limit of each step, sufficient for a machine that is busy with other tests.
+/// Time limit of each step. It is sufficient for a machine that is busy with other tests.
 const LIMIT: Duration = Duration::from_secs(240);
 
 fn path(text: &str) -> NodePath {
@@ -52,5 +52,5 @@ async fn change_all(tree: &dyn Tree, changes: impl IntoIterator<Item = Op>) {
 
 async fn within<T>(subject: &dyn Subject, what: &str, future: impl Future<Output = T>) -> T {
     let limited = subject.runtime().timeout(LIMIT, future).await;
-    limited.unwrap_or_else(|| panic!("condition not reached in time: {what}"))
+    limited.unwrap_or_else(|| panic!("the condition did not become true in time: {what}"))
 }

@@ -147,7 +147,7 @@ conformance::suite! { $ dyn Subject, recipe_conformance_tests, [$crate::recipes]
 }
 
 const LIMIT: Duration = Duration::from_secs(20);
-/// Timeout of sessions whose end no case waits for.
+/// Timeout of sessions that do not end while a case runs.
 const LONG: Duration = Duration::from_secs(20);
 
 fn path(text: &str) -> NodePath {
@@ -215,7 +215,7 @@ impl<'a> Peer<'a> {
         within(self.subject, "the lock", self.lock().acquire()).await.expect("the acquisition succeeds")
     }
 
-    /// Names in the line at `at`, as the engine stores them.
+    /// Returns the names of the nodes in the line at `at`, as the engine stores them.
     async fn line(&self, at: &str) -> Vec<String> {
         let tree = self.tree().await;
         tree.sync().await.expect("the engine responds");
@@ -225,7 +225,7 @@ impl<'a> Peer<'a> {
 
 async fn within<T>(subject: &dyn Subject, what: &str, future: impl Future<Output = T>) -> T {
     let limited = subject.runtime().timeout(LIMIT, future).await;
-    limited.unwrap_or_else(|| panic!("condition not reached in time: {what}"))
+    limited.unwrap_or_else(|| panic!("the condition did not become true in time: {what}"))
 }
 
 async fn until(subject: &dyn Subject, what: &str, mut is_so: impl AsyncFnMut() -> bool) {
@@ -248,7 +248,7 @@ async fn poll_until<T>(
     output
 }
 
-/// Waits until the session is in this state.
+/// Waits until the session reports this state.
 async fn wait_for_state(subject: &dyn Subject, tree: &dyn Tree, state: SessionState) {
     let mut states = tree.session().state();
     let becomes = states.wait_for(|now| *now == state);

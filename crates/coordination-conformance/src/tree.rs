@@ -23,12 +23,12 @@ use coordination::tree::{
     Trees, Watch,
 };
 
-/// An engine that contains only its own nodes at the start of each case.
+/// Engine under test. At the start of each case it contains only the nodes that the engine itself creates.
 pub trait Subject: Send + Sync {
     fn runtime(&self) -> Runtime;
 
-    /// Timeout of sessions whose end the cases wait for. A ping must arrive in time even on a busy machine, which
-    /// may pause for most of a second.
+    /// Timeout of sessions whose end a case waits for. It must be long enough for a ping to arrive in time on a busy
+    /// machine, which may pause for most of a second.
     fn timeout(&self) -> Duration {
         Duration::from_secs(2)
     }
@@ -39,12 +39,12 @@ pub trait Subject: Send + Sync {
 
 /// A process with its own connection to the engine.
 pub trait Process: Trees {
-    /// Cuts or restores the connection. While it is cut, nothing passes in either direction, so the process looks
-    /// dead to the engine.
+    /// Cuts or restores the connection. While the connection is cut, no message passes in either direction, so the
+    /// process looks dead to the engine.
     fn cut(&self, is_cut: bool);
 
-    /// From now on the engine executes the process's requests, but its responses and other messages are lost,
-    /// until `cut(false)`.
+    /// Drops all messages from the engine to the process until `cut(false)`. The engine still executes the requests of
+    /// the process.
     fn cut_answers(&self);
 }
 
@@ -163,7 +163,7 @@ impl<'a> Peer<'a> {
     }
 
     async fn create(&self, at: &str, data: &'static str, mode: CreateMode) -> Created {
-        self.try_create(at, data, mode).await.expect("the node can be created")
+        self.try_create(at, data, mode).await.expect("the engine creates the node")
     }
 
     async fn try_create(&self, at: &str, data: &'static str, mode: CreateMode) -> Result<Created, TreeError> {
@@ -202,7 +202,7 @@ impl<'a> Peer<'a> {
 
     async fn within<T>(&self, what: &str, future: impl Future<Output = T>) -> T {
         let limited = self.subject.runtime().timeout(LIMIT, future).await;
-        limited.unwrap_or_else(|| panic!("condition not reached in time: {what}"))
+        limited.unwrap_or_else(|| panic!("the condition did not become true in time: {what}"))
     }
 
     async fn fired(&self, watch: Watch) -> Event {
@@ -215,7 +215,7 @@ impl<'a> Peer<'a> {
     }
 }
 
-/// Asserts that the watch has not fired. No pending change may concern it.
+/// Asserts that the watch has not fired. The caller ensures that no pending change concerns the watch.
 fn assert_silent(mut watch: Watch) {
     assert!((&mut watch).now_or_never().is_none(), "the watch fired");
 }

@@ -1,7 +1,8 @@
-//! Coordination by URL: a program that gets `zookeeper://…` or `postgres://…` depends on no engine by name and switches
-//! engines by another URL.
+//! Opens coordination engines by URL, `zookeeper://…` or `postgres://…`. A program that uses this crate names no engine
+//! in its code. It switches to another engine when its user configures another URL.
 //!
-//! This crate stores nothing and does not retry. The recipes' `Client` does both with the [`Trees`] opened here.
+//! This crate has no state and does not retry. The `Client` of the recipes stores the session and retries, with the
+//! [`Trees`] that this crate opens.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,10 +15,10 @@ use coordination_postgres::{GroupName, GroupNameError, PostgresElectors, Postgre
 use coordination_zookeeper::{ZookeeperTrees, ZookeeperUrl, ZookeeperUrlError};
 use runtime::Runtime;
 
-/// Reason why an engine could not be opened.
+/// Reason why this crate cannot open an engine.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The text does not repeat the URL, which may contain a password.
+    /// The text does not contain the URL, because the URL may contain a password.
     #[error(
         "unknown coordination URL; use zookeeper://HOST:PORT,HOST:PORT/ROOT, or \
          postgres://USER:PASSWORD@HOST:PORT/DATABASE with a database that `reveille store migrate` has prepared"
@@ -27,22 +28,23 @@ pub enum OpenError {
     Zookeeper(#[from] ZookeeperUrlError),
     #[error(transparent)]
     Postgres(#[from] coordination_postgres::OpenError),
-    /// On PostgreSQL a replica group is stored under its path, which must be a valid name.
+    /// On PostgreSQL the name of a replica group is its path, which must be a valid name.
     #[error("invalid path of a replica group on PostgreSQL: {0}")]
     Group(#[from] GroupNameError),
 }
 
-/// Settings that a URL does not contain.
+/// Settings that the URL does not contain.
 #[derive(Clone, Default)]
 pub struct Options {
-    /// Password of the database, in place of one in the URL.
+    /// Password of the database. It replaces a password in the URL.
     pub password: Option<String>,
-    /// Credentials of the members of one replica group on a tree. Its nodes are then closed to all other sessions.
+    /// Credentials of the members of one replica group on a tree. If they are set, other sessions cannot access the
+    /// nodes of the group.
     pub credentials: Vec<Credentials>,
 }
 
 impl Options {
-    /// Access list of created nodes: closed to other sessions if there are credentials.
+    /// Returns the access list of created nodes. With credentials, other sessions cannot access the nodes.
     fn acl(&self) -> Acl {
         if self.credentials.is_empty() { Acl::Open } else { Acl::Creator }
     }
@@ -61,7 +63,7 @@ pub enum Engine {
 }
 
 impl Engine {
-    /// Parses the engine of a URL.
+    /// Parses a URL and returns its engine.
     ///
     /// # Errors
     /// Returns an error if the URL names an unknown engine.
@@ -74,11 +76,11 @@ impl Engine {
     }
 }
 
-/// Opens the tree at `url`. A ZooKeeper is contacted when a session is opened, a PostgreSQL at once. `password` is the
-/// password of the database.
+/// Opens the tree at `url`. For PostgreSQL, the function connects at once. For ZooKeeper, it connects when the caller
+/// opens a session. `password` is the password of the database.
 ///
 /// # Errors
-/// Returns an error if the URL is invalid or the database cannot be used.
+/// Returns an error if the URL is invalid or this build cannot use the database.
 pub async fn trees(runtime: &Runtime, url: &str, password: Option<String>) -> Result<Arc<dyn Trees>, OpenError> {
     Ok(match Engine::of(url)? {
         Engine::Zookeeper(url) => Arc::new(ZookeeperTrees::new(runtime.clone(), url)),
@@ -105,12 +107,12 @@ pub async fn migrate(runtime: &Runtime, url: &str, password: Option<String>) -> 
 }
 
 /// Opens a replica group for this process, with leases of at most `lease`. With a `form`, the replica group is at a
-/// path of a tree, and its sessions end two leases after the last contact. Without a `form`, the engine decides:
-/// PostgreSQL keeps the lease in a row, and on ZooKeeper the replicas watch each other.
+/// path of a tree, and its sessions end two leases after the last contact. Without a `form`, the engine selects the
+/// form. PostgreSQL stores the lease in a row. On ZooKeeper the replicas watch each other.
 ///
 /// # Errors
-/// Returns an error if the URL is invalid, the database cannot be used, or the replica group of a row is not a valid
-/// [`GroupName`].
+/// Returns an error if the URL is invalid, if this build cannot use the database, or if PostgreSQL selects the form and
+/// `group` is not a valid [`GroupName`].
 pub async fn elector(
     runtime: &Runtime,
     url: &str,
@@ -137,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unknown_url_error_lists_the_forms_and_hides_the_url() {
+    fn error_for_an_unknown_url_lists_the_forms_and_hides_the_url() {
         for url in ["redis://ann:hunter2@db", "db:2181", "", "ZOOKEEPER://a"] {
             let error = Engine::of(url).err().expect(url).to_string();
             assert!(error.contains("zookeeper://") && error.contains("postgres://"), "{error}");

@@ -1,5 +1,5 @@
-//! One process's connections to the database: one for urgent requests, one for changes that run one at a time, and
-//! one that listens.
+//! Connections of one process to the database. One connection is for urgent requests. One is for changes, which run one
+//! at a time. One listens for notifications.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,22 +13,22 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{OpenError, Options, listener, schema};
 
-/// Extra time for the server to report its own statement timeout.
+/// Extra time in which the server can report its own statement timeout.
 const REPORT_GRACE: Duration = Duration::from_millis(250);
 
-/// The connections, after a check of the schema.
+/// Connections to a database whose schema this build supports.
 pub struct Database {
-    /// Id of the schema, created together with it and never changed. All processes that open this database get the
-    /// same id.
+    /// Id of the schema. The migration creates it together with the schema, and it never changes. All processes that
+    /// open this database get the same id.
     pub id: String,
     pub runtime: Runtime,
     pub server: Arc<Server>,
     statement_timeout: Duration,
-    /// Connection for requests that must not wait: renewals and reads.
+    /// Connection for requests that must not wait, which are renewals and reads.
     pub urgent: Link,
     /// Connection for changes, which run one at a time.
     pub serial: Link,
-    /// Notified when data may have changed.
+    /// Channel that the listener notifies when data may have changed.
     pub changes: watch::Sender<()>,
     stop: CancellationToken,
     pub tasks: TaskSet,
@@ -38,8 +38,8 @@ impl Database {
     /// Connects, checks the schema that [`crate::migrate`] created, and listens on `channel`.
     ///
     /// # Errors
-    /// Returns [`OpenError`] if the URL is invalid, the server is unreachable, or its schema is not the one of this
-    /// build.
+    /// Returns [`OpenError`] if the URL is invalid, if the server is unreachable, or if this build needs another
+    /// schema.
     pub async fn open(
         runtime: &Runtime,
         url: &str,
@@ -70,7 +70,7 @@ impl Database {
         Link::start(&self.runtime, &self.tasks, &self.server, self.stop.clone())
     }
 
-    /// Runs `statement` and returns its rows. If the future is dropped, the server may still execute the
+    /// Runs `statement` and returns its rows. If the caller drops the future, the server may still execute the
     /// statement.
     ///
     /// # Errors
@@ -99,14 +99,14 @@ impl Database {
 /// Treatment of a connection when a caller drops its request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OnDrop {
-    /// Closes the connection: the server exceeded a time limit of the caller, and would delay the next request as
-    /// well.
+    /// Closes the connection. The server has exceeded a time limit of the caller, so it would also delay the next
+    /// request.
     Abandon,
-    /// Keeps the connection: the caller no longer needs the response.
+    /// Keeps the connection. The caller no longer needs the response, but the server is not late.
     Keep,
 }
 
-/// A request in progress. When it is abandoned, its connection is closed.
+/// Request in progress. Its drop closes the connection if the caller has abandoned the request.
 struct InFlight {
     session: Option<Arc<Session>>,
     is_abandoned: bool,

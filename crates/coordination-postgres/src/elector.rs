@@ -1,4 +1,5 @@
-//! Electors as rows: a lease, its leader, and a term that rises when another replica takes the lease.
+//! Electors as rows of PostgreSQL. A row contains a lease, its leader, and a term. The term rises when another replica
+//! takes the lease.
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,23 +25,23 @@ const FOLLOWERS: &str = "
     where replica.elector = $1 and replica.lease_end > clock.now
     order by replica.replica, replica.life";
 
-/// One process's access to the electors of a database. Dropping it closes its connections; leases end by
-/// themselves.
+/// Access of one process to the electors of a database. Its drop closes the connections. The leases then end when they
+/// expire.
 pub struct PostgresElectors {
     database: Arc<Database>,
 }
 
 impl PostgresElectors {
-    /// Connects, and checks the schema that [`crate::migrate`] created.
+    /// Connects to the server and checks the schema that [`crate::migrate`] created.
     ///
     /// # Errors
-    /// The errors of [`Database::open`].
+    /// Returns the errors of [`Database::open`].
     pub async fn open(runtime: &Runtime, url: &str, options: &Options) -> Result<Self, OpenError> {
         let database = Database::open(runtime, url, options, "reveille_coordination").await?;
         Ok(PostgresElectors { database: Arc::new(database) })
     }
 
-    /// Returns this process's replica object of the group `group`.
+    /// Returns the object with which this process takes part in the replica group `group`.
     #[must_use]
     pub fn elector(&self, group: &GroupName) -> PostgresElector {
         let life = format!("{:032x}", self.database.runtime.random_u128());
@@ -54,14 +55,14 @@ impl fmt::Debug for PostgresElectors {
     }
 }
 
-/// Name of a group of replicas: `[A-Za-z0-9_./-]{1,128}`.
+/// Name of a replica group. It matches `[A-Za-z0-9_./-]{1,128}`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GroupName(String);
 
 impl GroupName {
     pub const LEN_MAX: usize = 128;
 
-    /// Checks and wraps a name.
+    /// Checks a name and wraps it.
     ///
     /// # Errors
     /// Returns [`GroupNameError`] if `text` does not match `[A-Za-z0-9_./-]{1,128}`.
@@ -79,13 +80,14 @@ impl GroupName {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum GroupNameError {
-    #[error("invalid group name: expected 1 to 128 characters, found {0}")]
+    #[error("invalid group name: expected 1 to 128 characters, found {0} bytes")]
     Length(usize),
-    #[error("invalid group name: allowed are A-Z, a-z, 0-9, _ . / and -, found {found:?} at {at}")]
+    #[error("invalid group name: found {found:?} at byte {at}; use only A-Z, a-z, 0-9, _ . / and -")]
     Character { at: usize, found: char },
 }
 
-/// One replica's access to its group; see [`PostgresElectors::elector`]. Leases remain when the object is dropped.
+/// Access of one replica to its group, which [`PostgresElectors::elector`] returns. A drop of this object does not end
+/// the lease of the replica.
 pub struct PostgresElector {
     database: Arc<Database>,
     group: String,

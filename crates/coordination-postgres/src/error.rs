@@ -1,14 +1,14 @@
-//! Errors of opening the database, and the meaning of PostgreSQL's errors for coordination.
+//! Errors when a process opens the database, and conversion of PostgreSQL's errors to errors of an elector.
 
 use coordination::ElectorError;
 use postgres_client::{Failure, UrlError};
 
-/// Reasons why the database cannot be used for coordination.
+/// Reasons why this build cannot use the database for coordination.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum OpenError {
     #[error(transparent)]
     Url(#[from] UrlError),
-    /// A failure of the server. Some failures are transient; see [`Failure::is_retryable`].
+    /// Failure of the server. Some failures are transient; see [`Failure::is_retryable`].
     #[error(transparent)]
     Server(#[from] Failure),
     #[error("{server} has no schema for coordination; run `reveille store migrate` with this URL")]
@@ -26,7 +26,7 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    /// Returns whether opening may succeed later without an operator's action.
+    /// Returns whether a later attempt to open may succeed without an operator's action.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
@@ -42,7 +42,7 @@ impl OpenError {
 /// Returns whether the same call may succeed later.
 #[must_use]
 pub fn is_unavailable(failure: &Failure) -> bool {
-    // Class 53 means that disk space, memory or connections are exhausted, which may be temporary.
+    // Class 53 means that the server has no more disk space, memory or connections. This may be temporary.
     let is_short = matches!(failure, Failure::Statement { code, .. } if code.starts_with("53"));
     failure.is_retryable() || is_short
 }

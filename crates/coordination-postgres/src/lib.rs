@@ -1,14 +1,16 @@
 //! Electors and the coordination tree as rows of PostgreSQL. The engine needs only the database that also contains
 //! the store.
 //!
-//! Sessions and leases are rows with an end by the *database's* clock. They are not session locks of PostgreSQL,
-//! because such a lock ends with its connection. A change is one function call on the server.
+//! Sessions and leases are rows. Each row contains the end of its session or lease by the *database's* clock. This
+//! crate uses no session locks of PostgreSQL, because such a lock ends with its connection. Each change is one function
+//! call on the server.
 //!
-//! The members and claims of a cluster are in the same schema, which has a single list of migrations; the crate
-//! `membership-postgres` uses [`Database`] (decision 0165).
+//! The members and claims of a cluster are in the same schema, because the schema has a single list of migrations. The
+//! crate `membership-postgres` uses [`Database`] for them (decision 0165).
 //!
-//! Invariants: Every response is sent after a sync to disk. A database that returns to an earlier state (a
-//! restore, a fail-over to a standby that lagged) loses leases. See docs/decisions/0101-tie-claims-to-sessions.md.
+//! Invariant: the server responds only after it has synced a change to disk. A database that returns to an earlier
+//! state loses leases. This happens after a restore, or after a fail-over to a standby that lagged. See
+//! docs/decisions/0101-tie-claims-to-sessions.md.
 
 mod database;
 mod elector;
@@ -33,13 +35,13 @@ pub use tree::PostgresTrees;
 /// Options of the connections.
 #[derive(Clone)]
 pub struct Options {
-    /// Password that replaces the one in the URL.
+    /// Password that replaces the password in the URL.
     pub password: Option<String>,
-    /// Time limit for connecting. Default 5 s.
+    /// Time limit of a connection attempt. The default is 5 s.
     pub connect_timeout: Duration,
-    /// Time limit of a statement. Default 500 ms, which is below the margin of the default lease. With a value
-    /// that is too small, a busy database loses members; with a value that is too large, a stuck call delays the
-    /// retry that would have succeeded.
+    /// Time limit of a statement. The default is 500 ms, which is below the margin of the default lease. If the value
+    /// is too small, members lose their leases while the database is busy. If it is too large, a stuck call delays the
+    /// retry that would succeed.
     pub statement_timeout: Duration,
 }
 
@@ -57,12 +59,12 @@ impl Options {
             application_name: "reveille coordination".to_owned(),
             connect_timeout: self.connect_timeout,
             statement_timeout: self.statement_timeout,
-            // The database may have other defaults, which do not suit leases.
+            // The database may have other defaults, under which leases are unsafe.
             settings: vec![
                 ("synchronous_commit", "on".to_owned()),
                 ("default_transaction_isolation", "read committed".to_owned()),
-                // Disconnects a client that is paused while it receives a response, because it blocks other
-                // clients.
+                // The server disconnects a client that is paused while it receives a response, because such a client
+                // blocks other clients.
                 ("tcp_user_timeout", "10s".to_owned()),
             ],
         };
@@ -101,6 +103,6 @@ pub fn millis(lease: Duration) -> i64 {
         !lease.is_zero() && lease <= LEASE_MAX,
         "the lease must be above zero and at most {LEASE_MAX:?}: {lease:?}"
     );
-    // Rounded up, because a later end grants nothing too early.
+    // The function rounds up. The lease may end later than requested, but not earlier.
     i64::try_from(lease.as_micros().div_ceil(1000)).expect("the milliseconds of an hour fit into an i64")
 }

@@ -1,4 +1,5 @@
-//! Listener for notifications that data may have changed. Polling covers notifications that it misses.
+//! Listener for notifications that data may have changed. If the listener misses a notification, polling finds the
+//! change.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +33,7 @@ async fn listen_for_ever(runtime: &Runtime, server: &Server, channel: &str, chan
     loop {
         let began = runtime.monotonic();
         if let Err(failure) = listen(runtime, server, channel, changes).await {
-            tracing::debug!(%failure, "cannot listen for changes; polling continues");
+            tracing::debug!(%failure, "cannot listen for changes; using polling until the next attempt");
         }
         if runtime.monotonic().since(began) > BACKOFF_MAX {
             backoff = BACKOFF_MIN;
@@ -53,9 +54,9 @@ async fn listen(runtime: &Runtime, server: &Server, channel: &str, changes: &wat
             Some(result) => result.map_err(|error| server.failure(&error))?,
             None => return Err(Failure::Silent { server: server.to_string(), waited: server.statement_timeout() }),
         }
-        // Covers notifications that were sent before the subscription.
+        // Reports a change at once, because the server may have sent a notification before the subscription.
         changes.send_replace(());
-        // Keeps the client alive, because dropping it closes the connection.
+        // Waits forever to keep the client alive. A drop of the client closes the connection.
         std::future::pending::<()>().await;
         Ok(())
     };

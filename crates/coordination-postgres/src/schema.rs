@@ -1,4 +1,4 @@
-//! The schema `reveille_coordination`: creation, migration and version check.
+//! Creation, migration and version check of the schema `reveille_coordination`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,12 +22,13 @@ const SCHEMA: Schema = Schema {
 /// Version of the schema that this build needs.
 pub const VERSION: i32 = SCHEMA.version();
 
-/// Time limit of a migration's statement. Unlike other calls, a migration may wait for tables in use.
+/// Time limit of a statement of a migration. Unlike other calls, a migration may wait for tables that other processes
+/// are using.
 const MIGRATION_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Creates the schema, or migrates an older one, in one transaction. Does nothing if the schema is current. The
-/// URL's user must be allowed to create schemas, and becomes its owner. Other users that run Reveille need `usage`
-/// on it, and `select`, `insert`, `update` and `delete` on its tables.
+/// Creates the schema, or migrates an older schema, in one transaction. Does nothing if the schema is current. The user
+/// in the URL must have the permission to create schemas, and it becomes the owner of the schema. Other users that run
+/// Reveille need `usage` on the schema. They also need `select`, `insert`, `update` and `delete` on its tables.
 ///
 /// # Errors
 /// Returns [`OpenError`] if the URL is invalid, the server is unreachable or rejects a statement, or the schema belongs
@@ -41,7 +42,7 @@ pub async fn migrate(runtime: &Runtime, url: &str, options: &Options) -> Result<
 /// Checks the schema's version and returns its id.
 ///
 /// # Errors
-/// The errors of [`crate::Database::open`].
+/// Returns the errors of [`crate::Database::open`].
 pub(crate) async fn check(runtime: &Runtime, server: &Arc<Server>) -> Result<String, OpenError> {
     Session::once(runtime, server, async |session| match SCHEMA.found(session).await? {
         None | Some(0) => Err(OpenError::SchemaMissing { server: server.to_string() }),
@@ -63,7 +64,7 @@ fn newer(server: &Server, found: i32) -> OpenError {
 mod tests {
     use super::*;
 
-    /// Released migrations never change; a change of the schema needs another migration.
+    /// A developer must not change a released migration. A change of the schema needs a new migration.
     #[test]
     fn released_migration_never_changes() {
         let digests: Vec<u32> =

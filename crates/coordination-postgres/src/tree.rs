@@ -1,13 +1,13 @@
 //! The coordination tree as rows of PostgreSQL.
 //!
-//! Each change is one call of a server function (see `migrations/0003.sql`). The function locks the single row
-//! that contains the number of the last change until it commits, and checks in the same transaction that its
-//! session is alive. A session's end is in its row, by the database's clock. A client that finds an expired
-//! session ends it and its nodes in a separate change. A change records its effects on each node. [`feed`] reads
-//! these records for the watches of this process, when NOTIFY wakes it and periodically.
+//! Each change is one call of a server function (see `migrations/0003.sql`). One single row contains the number of the
+//! last change. The function locks this row until it commits. In the same transaction it checks that its session is
+//! alive. The row of a session contains the session's end by the database's clock. A client that finds an expired
+//! session ends the session and deletes its nodes in a separate change. A change records its effects on each node.
+//! [`feed`] reads these records for the watches of this process, when NOTIFY wakes it and periodically.
 //!
-//! Invariants: Before a read returns, the watches have received all events up to it. The changes of a session are
-//! applied in the order of its calls.
+//! Invariants: Before a read returns a state, the watches of this process receive all events up to this state. The
+//! server applies the changes of a session in the order of its calls.
 //!
 //! docs/decisions/0142-serialize-tree-changes-on-one-row.md gives the reasons for the design.
 
@@ -38,34 +38,37 @@ use self::rows::{Found, Step};
 use crate::database::{Database, OnDrop};
 use crate::{OpenError, Options};
 
-/// Allowed timeouts of a session. Events are kept for longer.
+/// Allowed timeouts of a session. The database stores events for a longer time.
 const TIMEOUTS: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(300);
-/// Largest number of dropped sessions that wait to be closed. Further dropped sessions end with their leases.
+/// Largest number of dropped sessions that wait until this process closes them. Further dropped sessions end with their
+/// leases.
 const CLOSING_MAX: usize = 64;
-/// Largest number of concurrent reads. A read's time limit begins when it starts.
+/// Largest number of concurrent reads. The time limit of a read begins when the read starts, not while it waits.
 const READS_MAX: usize = 64;
 
-/// One process's access to the tree in a database. Its connections close when it and all its sessions are dropped.
+/// Access of one process to the tree in a database. Its connections close after the process drops this object and all
+/// its sessions.
 pub struct PostgresTrees {
     inner: Arc<Inner>,
 }
 
 struct Inner {
     database: Database,
-    /// Connection for reads, separate from renewals, which must not wait for them.
+    /// Connection for reads. Renewals use another connection, because they must not wait for reads.
     reads: Link,
     reading: Semaphore,
     feed: Feed,
-    /// Dropped sessions to close. Each entry keeps the connections open until its session is closed.
+    /// Dropped sessions that a task closes. Each entry keeps the connections open until the task has closed the
+    /// session.
     closing: mpsc::Sender<(SessionId, Arc<Inner>)>,
 }
 
 impl PostgresTrees {
-    /// Connects, and checks the schema that [`crate::migrate`] created.
+    /// Connects to the server and checks the schema that [`crate::migrate`] created.
     ///
     /// # Errors
-    /// Returns [`OpenError`] if the URL is invalid, the server is unreachable, or its schema is not the one of this
-    /// build.
+    /// Returns [`OpenError`] if the URL is invalid, if the server is unreachable, or if this build needs another
+    /// schema.
     pub async fn open(runtime: &Runtime, url: &str, options: &Options) -> Result<Self, OpenError> {
         let database = Database::open(runtime, url, options, "reveille_tree").await?;
         let (closing, closed) = mpsc::channel(CLOSING_MAX);
@@ -140,8 +143,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Reads through the read connection. Excess reads wait here, where no time limit runs, and not on the
-    /// connection.
+    /// Reads through the read connection. Excess reads wait in this function, before their time limit begins, and not
+    /// on the connection.
     async fn read(&self, statement: &'static str, parameters: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, TreeError> {
         let _turn = self.reading.acquire().await;
         self.query(&self.reads, statement, parameters).await
@@ -157,25 +160,25 @@ struct PostgresTree {
     _tasks: TaskSet,
 }
 
-/// Largest number of a session's changes that wait for their turn. The caller of a further change waits until an
-/// entry is free or the session ends.
+/// Largest number of changes of a session that wait for their turn. The caller of a further change waits until the
+/// queue has a free entry or the session ends.
 const CHANGES_MAX: usize = 1_024;
 
-/// The shared state of one session.
+/// State of one session, which its object and its tasks share.
 struct Shared {
     inner: Arc<Inner>,
     session: Session,
     identities: Vec<Identity>,
     changes: mpsc::Sender<PendingChange>,
-    /// Number of requested changes.
+    /// Number of changes that callers have requested.
     requested: AtomicU64,
-    /// Number of these changes whose outcome is final: applied, or never to be applied. The outcome of the others
-    /// is unknown.
+    /// Number of these changes whose outcome is final. The server has applied such a change, or it will never apply it.
+    /// The outcome of the other changes is unknown.
     completed: AtomicU64,
     is_closed: AtomicBool,
 }
 
-/// A change, and the channel for its result.
+/// Change that waits for its turn, with the channel for its result.
 struct PendingChange {
     steps: Vec<Step>,
     result: oneshot::Sender<Result<Changed, TreeError>>,
@@ -217,7 +220,7 @@ impl PostgresTree {
 }
 
 impl Shared {
-    /// Awaits `request`, unless the session ends first.
+    /// Awaits `request`. Returns an error if the session ends first.
     async fn within<T>(&self, request: impl Future<Output = Result<T, TreeError>>) -> Result<T, TreeError> {
         if !self.session.is_valid(self.inner.database.runtime.monotonic()) {
             return Err(TreeError::SessionLost);
@@ -247,23 +250,24 @@ impl Shared {
             call += 1;
             let changed = rows::Change::new(identities, &steps).query(inner, session.id(), call).await;
             if changed.is_ok() {
-                // An earlier change without a response was applied before this one, or will never be applied.
+                // The server applied an earlier change without a response before this one, or it will never apply it.
                 self.completed.store(taken, Ordering::Release);
             }
             if let Ok(Ok((zxid, _))) = &changed {
-                // The change was applied even if its events cannot be fetched now; a later read fetches them.
+                // The server has applied the change even if this process cannot fetch its events now. A later read
+                // fetches the events.
                 drop(inner.feed.catch_up(inner, *zxid).await);
             }
             drop(result.send(changed.map(|changed| changed.map(|(_, done)| done))));
         }
     }
 
-    /// Requests a change. An error names the step that failed.
+    /// Requests a change. An error contains the index of the step that failed.
     async fn change(&self, steps: Vec<Step>) -> Changed {
         let changed = self.within(async {
             let (result, response) = oneshot::channel();
             let permit = self.changes.reserve().await.map_err(|_| stopped())?;
-            // The counter includes only changes that certainly enter the queue; `apply_changes` counts the same
+            // The counter includes only changes that certainly enter the queue. `apply_changes` counts the same
             // changes.
             self.requested.fetch_add(1, Ordering::AcqRel);
             permit.send(PendingChange { steps, result });
@@ -278,8 +282,8 @@ impl Shared {
         done.into_iter().next().ok_or_else(rows::unexpected)
     }
 
-    /// Works like [`Shared::within`] in a task of its own: a read may wait for other reads, but never for a
-    /// caller.
+    /// Works like [`Shared::within`], but polls the read in a separate task. A read may wait for other reads, but it
+    /// never waits until a caller polls.
     fn within_detached<T: Send + 'static>(
         &self,
         read: impl Future<Output = Result<T, TreeError>> + Send + 'static,
@@ -288,7 +292,7 @@ impl Shared {
         self.within(async { response.await.unwrap_or_else(|| Err(stopped())) })
     }
 
-    /// Reads a node, after the watches have received all events up to this state.
+    /// Reads a node. Before the function returns the node, the watches have received all events up to its state.
     async fn read(&self, statement: &'static str, path: &NodePath) -> Result<Found, TreeError> {
         let (inner, path) = (self.inner.clone(), path.clone());
         self.within_detached(async move {
@@ -299,7 +303,7 @@ impl Shared {
         .await
     }
 
-    /// Works like [`Shared::read`], and registers a watch for all events after the read.
+    /// Works like [`Shared::read`], and also registers a watch for all events after the read.
     async fn read_and<W: Send + 'static>(
         &self,
         statement: &'static str,
@@ -461,7 +465,7 @@ impl Drop for PostgresTree {
         self.shared.session.lose();
         self.shared.inner.feed.leave(self.shared.session.id());
         if !self.shared.is_closed.load(Ordering::Acquire) {
-            // If the queue is full, the session ends with its lease.
+            // If the queue is full, this process does not close the session. The session then ends with its lease.
             let _full = self.shared.inner.closing.try_send((self.shared.session.id(), self.shared.inner.clone()));
         }
     }

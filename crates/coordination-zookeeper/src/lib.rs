@@ -1,14 +1,15 @@
-//! The tree on a real ZooKeeper, through the client library of kezhuw. It is tested with 3.9. Older servers support
-//! recursive watches from 3.6 on, but drop one when the same session sets another watch on its node, and return no stat
-//! for the nodes that a multi created.
+//! The tree on a real ZooKeeper, through the client library of kezhuw. The tests use ZooKeeper 3.9. Older servers
+//! support recursive watches from 3.6 on. They drop a recursive watch when the same session sets another watch on its
+//! node, and they return no stat for the nodes that a multi created.
 //!
 //! The client library handles sessions, reconnects, watches across reconnects and the order of requests. This crate
-//! adds the port's types and errors, the session's deadline by our own clock (`coordination::tree::session`), and the
-//! effect of a lost connection on [`Events`].
+//! adds the types and errors of the port, and it reports the effect of a lost connection on [`Events`]. It also
+//! computes the deadline of the session by the clock of this process (`coordination::tree::session`).
 //!
-//! Invariants: the client and its session are abandoned once the session is lost by our clock. No session has so many
-//! ephemeral nodes that its end overloads the servers ([`EPHEMERAL_BYTES_MAX`]), or so many watches that they do not
-//! survive a reconnect ([`WATCHED_BYTES_MAX`]).
+//! Invariants: this crate abandons the client and its session when the session is lost by the clock of this process.
+//! The end of a session never overloads the servers, because the number of its ephemeral nodes is limited
+//! ([`EPHEMERAL_BYTES_MAX`]). The watches of a session survive a reconnect, because their number is limited too
+//! ([`WATCHED_BYTES_MAX`]).
 //!
 //! docs/decisions/0141-use-kezhuws-zookeeper-client.md gives the reasons for the design.
 
@@ -37,10 +38,10 @@ pub use url::{ZookeeperUrl, ZookeeperUrlError};
 
 /// Longest duration of one [`Trees::open`].
 const OPEN_MAX: Duration = Duration::from_secs(30);
-/// Longest wait for the server's response to a close.
+/// Longest time that a close waits for the server's response.
 const CLOSE_MAX: Duration = Duration::from_secs(5);
 
-/// Opens sessions on one server or on an ensemble.
+/// Engine that opens sessions on one server or on an ensemble.
 pub struct ZookeeperTrees {
     runtime: Runtime,
     url: ZookeeperUrl,
@@ -64,7 +65,8 @@ impl ZookeeperTrees {
             }
         })?;
         let Some(root) = self.url.root() else { return Ok(client) };
-        // The root of the URL is open to all, like ZooKeeper's own root. Users who want it closed create it before.
+        // Every session may access the root of the URL, like ZooKeeper's own root. A user who wants to protect the root
+        // must create it before.
         let options = zk::CreateMode::Persistent.with_acls(zk::Acls::anyone_all());
         client.mkdir(root.as_str(), &options).await.map_err(error_of)?;
         client.chroot(root.as_str().to_owned()).map_err(|_| TreeError::Invalid(format!("invalid root: {root}")))
@@ -76,7 +78,8 @@ impl Trees for ZookeeperTrees {
         Box::pin(async move {
             let opened = self.runtime.timeout(OPEN_MAX, async {
                 let client = self.connect(&options).await?;
-                // Connecting may have taken long, so the deadline counts from a request whose sending time is known.
+                // The connection attempt may have taken long. The deadline therefore counts from a request whose
+                // sending time is known.
                 let sent = self.runtime.monotonic();
                 client.check_stat("/").await.map_err(error_of)?;
                 let session = Session::new(SessionId(client.session_id().0), client.session_timeout(), sent);
@@ -89,7 +92,7 @@ impl Trees for ZookeeperTrees {
     }
 }
 
-/// One session. The client library ends it when its last clone is dropped or this process ends.
+/// One session. The client library ends the session when the last clone of the client is dropped or this process ends.
 struct ZookeeperTree {
     runtime: Runtime,
     session: Session,
@@ -122,8 +125,8 @@ impl ZookeeperTree {
         client.filter(|_| self.session.is_valid(self.runtime.monotonic())).ok_or(TreeError::SessionLost)
     }
 
-    /// Sends a request. Only pings move the deadline, because an error here may come from this process and not from the
-    /// server.
+    /// Sends a request. A response does not move the deadline, because an error may come from this process and not from
+    /// the server. Only pings move the deadline.
     async fn request<T, F>(&self, request: impl FnOnce(zk::Client) -> F) -> Result<T, TreeError>
     where
         F: Future<Output = Result<T, TreeError>>,
@@ -180,7 +183,7 @@ impl Watched {
             };
             match (event.event_type, event.session_state) {
                 (zk::EventType::Session, state) if state.is_terminated() => return None,
-                // Events from the time without a connection are missing.
+                // The stream has no events from the time without a connection.
                 (zk::EventType::Session, zk::SessionState::SyncConnected) if self.watch_again().await => {
                     return Some(Event::Gap);
                 }
@@ -191,7 +194,8 @@ impl Watched {
     }
 
     /// Sets the recursive watch again. The client library (0.11.2, `resend_watches`) does so for watches that fire
-    /// once, but not for this one. Returns false if the connection is lost again; the next reconnect is reported, too.
+    /// once, but not for recursive watches. Returns false if the connection is lost again. The client library then
+    /// reports the next reconnect too.
     async fn watch_again(&mut self) -> bool {
         let client = self.client.lock().expect("no code panics while it holds this mutex").clone();
         let Some(client) = client else { return false };
@@ -397,7 +401,7 @@ impl Tree for ZookeeperTree {
             match self.runtime.timeout(CLOSE_MAX, closed).await {
                 Some(()) => Ok(()),
                 None => Err(TreeError::Disconnected(
-                    "the close was not confirmed; the session expires after its timeout".to_owned(),
+                    "the server did not confirm the close in time; the session expires after its timeout".to_owned(),
                 )),
             }
         })
@@ -407,7 +411,7 @@ impl Tree for ZookeeperTree {
 impl Drop for ZookeeperTree {
     fn drop(&mut self) {
         self.session.lose();
-        // Readers of events hold the same client.
+        // The streams of events share this client, so the drop takes it away from them.
         drop(self.client.lock().expect("no code panics while it holds this mutex").take());
     }
 }
@@ -420,7 +424,7 @@ fn in_order(mut names: Vec<String>, stat: &zk::Stat) -> Children {
 fn numbered(path: &NodePath, sequence: zk::CreateSequence) -> Result<NodePath, TreeError> {
     let number = i32::try_from(sequence.into_i64()).map(Sequence);
     let numbered = number.ok().and_then(|number| NodePath::new(&format!("{path}{number}")).ok());
-    numbered.ok_or_else(|| TreeError::Invalid("the server returned a sequence number of more than 32 bits".to_owned()))
+    numbered.ok_or_else(|| TreeError::Invalid("the server returned a sequence number that exceeds 32 bits".to_owned()))
 }
 
 fn add(writer: &mut zk::MultiWriter<'_>, op: &Op) -> Result<(), TreeError> {

@@ -1,5 +1,5 @@
-//! Limits of one session, so that no message about it exceeds ZooKeeper's message limit (`jute.maxbuffer`, by default 1
-//! MiB less one byte).
+//! Limits of one session. They ensure that no message about the session exceeds ZooKeeper's message limit
+//! (`jute.maxbuffer`, by default 1 MiB less one byte).
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -10,39 +10,41 @@ use zookeeper_client as zk;
 use crate::translate::error_of;
 
 /// Largest total of the paths of a session's ephemeral nodes, in bytes. When the session ends, the leader sends all of
-/// these paths to the other servers in one message. They accept up to twice the message limit. A longer message stops
-/// the ensemble, and stops it again with each new leader (ZOOKEEPER-4306).
+/// these paths to the other servers in one message. The servers accept up to twice the message limit. A longer message
+/// stops the ensemble, and it stops the ensemble again after each election of a leader (ZOOKEEPER-4306).
 pub const EPHEMERAL_BYTES_MAX: usize = 1_900_000;
 /// Largest total of the paths that a session watches, in bytes. After a reconnect the client library requests all
-/// watches again, in messages of this length. It mistakes the response to the second message for an error (0.11.2: both
-/// messages have the same number, and `Depot` keeps one entry per number), closes the connection, and repeats this
-/// until the session is lost.
+/// watches again, in messages of this length. It mistakes the response to a second message for an error, closes the
+/// connection, and repeats this until the session is lost. The reason in version 0.11.2 is that both messages have the
+/// same number, and `Depot` has one entry per number.
 pub const WATCHED_BYTES_MAX: usize = 128 << 10;
-/// Bytes of the length before each path in a message.
+/// Bytes of the length field before each path in a message.
 const LENGTH_BYTES: usize = 4;
-/// Longest number in a sequential node's name, in bytes.
+/// Largest length of the number in the name of a sequential node, in bytes.
 const NUMBER_BYTES: usize = 11;
 
-/// Upper estimate of the ephemeral nodes of a session. It is exact only right after the server has listed them.
+/// Upper estimate of the size of a session's ephemeral nodes. The estimate is exact only right after the server has
+/// listed the nodes.
 pub(crate) struct Ephemerals {
     root_len: usize,
     known: Arc<Mutex<Known>>,
-    /// Mutex that is locked while the server lists the nodes.
+    /// Mutex that a task holds while the server lists the nodes.
     listing: tokio::sync::Mutex<()>,
 }
 
-/// Bytes of paths by state.
+/// Bytes of the paths of ephemeral nodes, by the state of the nodes.
 #[derive(Default)]
 struct Known {
-    /// Nodes that the server has listed, and nodes that it has confirmed since. Deletions are not subtracted.
+    /// Nodes that the server has listed, and nodes that it has confirmed since then. The number includes nodes that
+    /// were deleted since then.
     confirmed: usize,
-    /// Nodes whose creation was requested and has no response yet.
+    /// Nodes whose creation this process has requested and that have no response yet.
     requested: usize,
-    /// Nodes whose creation was requested and never got a response.
+    /// Nodes whose creation this process has requested and that will never get a response.
     uncertain: usize,
 }
 
-/// Reservation for requested nodes. Dropping it counts the nodes as uncertain.
+/// Reservation for requested nodes. Its drop counts the nodes as uncertain.
 pub(crate) struct Reservation {
     known: Arc<Mutex<Known>>,
     bytes: usize,
@@ -73,12 +75,13 @@ impl Ephemerals {
     /// Reserves space for new nodes.
     ///
     /// # Errors
-    /// Returns [`TreeError::Invalid`] if the limit is reached, and the errors of the request to the server.
+    /// Returns [`TreeError::Invalid`] if the new nodes exceed the limit. Returns the errors of the request to the
+    /// server.
     pub(crate) async fn reserve(&self, client: &zk::Client, more: usize) -> Result<Reservation, TreeError> {
         if let Some(reserved) = self.try_reserve(more) {
             return Ok(reserved);
         }
-        // Many of the known nodes may be deleted by now.
+        // Ask the server, because many of the known nodes may no longer exist.
         let _listing = self.listing.lock().await;
         let (confirmed, uncertain) = {
             let known = lock(&self.known);
@@ -115,7 +118,7 @@ impl Ephemerals {
 impl Reservation {
     pub(crate) fn confirm<T>(mut self, answer: &Result<T, TreeError>) {
         if answer.as_ref().is_err_and(TreeError::is_retryable) {
-            // The drop counts the nodes as uncertain.
+            // The drop of this reservation counts the nodes as uncertain.
             return;
         }
         let bytes = std::mem::take(&mut self.bytes);
@@ -133,7 +136,7 @@ impl Drop for Reservation {
     }
 }
 
-/// Watches of a session. The client library sends one request for all watches of one kind at one path.
+/// Watches of a session. The client library sends one request for all watches of the same kind at the same path.
 #[derive(Clone)]
 pub(crate) struct Watches {
     root_len: usize,
@@ -143,7 +146,7 @@ pub(crate) struct Watches {
 #[derive(Default)]
 struct Watched {
     counts: BTreeMap<(NodePath, WatchKind), usize>,
-    /// Bytes of the watched paths, each path and kind counted once.
+    /// Bytes of the watched paths. Each pair of path and kind counts once.
     bytes: usize,
 }
 
@@ -156,7 +159,7 @@ pub(crate) enum WatchKind {
     All,
 }
 
-/// One counted watch. Dropping it removes it from the count.
+/// Watch that counts toward the limit. Its drop removes the watch from the count.
 pub(crate) struct CountedWatch {
     watches: Watches,
     of: (NodePath, WatchKind),
@@ -170,7 +173,7 @@ impl Watches {
     /// Counts a new watch.
     ///
     /// # Errors
-    /// Returns [`TreeError::Invalid`] if the limit is reached.
+    /// Returns [`TreeError::Invalid`] if the watch exceeds the limit.
     pub(crate) fn count(&self, path: &NodePath, kind: WatchKind) -> Result<CountedWatch, TreeError> {
         let of = (path.clone(), kind);
         let mut watched = lock(&self.watched);

@@ -41,8 +41,8 @@ pub(crate) fn stat_of(stat: &zk::Stat) -> Stat {
     }
 }
 
-/// Converts the owner field. Containers and nodes with a time to live have special values in it (`EphemeralType` in
-/// ZooKeeper).
+/// Converts the owner field of a stat. In this field, containers and nodes with a time to live have special values
+/// (`EphemeralType` in ZooKeeper).
 fn owner_of(field: i64) -> Option<SessionId> {
     const CONTAINER: i64 = i64::MIN;
     (field != 0 && field != CONTAINER).then_some(SessionId(field))
@@ -86,7 +86,7 @@ fn permission_of(permissions: Permissions) -> zk::Permission {
     granted.fold(zk::Permission::NONE, |all, (_, theirs)| all | *theirs)
 }
 
-/// Converts access lists, without the entries of schemes that the port does not have.
+/// Converts an access list of ZooKeeper. Drops the entries of schemes that the port does not support.
 pub(crate) fn grants_of(acls: &[zk::Acl]) -> Vec<Grant> {
     let permissions = |acl: &zk::Acl| {
         let granted = PERMISSIONS.iter().filter(|(_, theirs)| acl.permission().has(*theirs));
@@ -121,7 +121,9 @@ pub(crate) fn done_of(done: zk::MultiWriteResult) -> Result<Done, TreeError> {
             let path = NodePath::new(&path).map_err(|error| TreeError::Invalid(error.to_string()))?;
             Done::Create(Created { path, stat: stat_of(&stat) })
         }
-        other => return Err(TreeError::Disconnected(format!("unexpected response of the client library: {other:?}"))),
+        other => {
+            return Err(TreeError::Disconnected(format!("unexpected response from the client library: {other:?}")));
+        }
     })
 }
 
@@ -135,7 +137,7 @@ pub(crate) fn error_of(error: zk::Error) -> TreeError {
         zk::Error::NoAuth => TreeError::Forbidden,
         zk::Error::InvalidAcl => TreeError::InvalidAcl,
         zk::Error::BadArguments(reason) => TreeError::Invalid((*reason).to_owned()),
-        zk::Error::QuotaExceeded => TreeError::Invalid("a quota of the server does not allow this request".to_owned()),
+        zk::Error::QuotaExceeded => TreeError::Invalid("the request exceeds a quota of the server".to_owned()),
         zk::Error::SessionExpired | zk::Error::SessionMoved | zk::Error::ClientClosed | zk::Error::AuthFailed => {
             TreeError::SessionLost
         }

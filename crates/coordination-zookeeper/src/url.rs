@@ -26,7 +26,7 @@ impl ZookeeperUrl {
     /// Returns an error if the text is not a valid ZooKeeper URL.
     pub fn parse(url: &str) -> Result<Self, ZookeeperUrlError> {
         let invalid = |reason| ZookeeperUrlError { reason };
-        let rest = url.strip_prefix(Self::SCHEME).ok_or_else(|| invalid("it does not start with zookeeper://"))?;
+        let rest = url.strip_prefix(Self::SCHEME).ok_or_else(|| invalid("the URL does not start with zookeeper://"))?;
         let (servers, root) = match rest.find('/') {
             Some(at) => rest.split_at(at),
             None => (rest, ""),
@@ -39,19 +39,19 @@ impl ZookeeperUrl {
             is_valid && !server.contains(['@', ' '])
         };
         if rest.contains(['?', '#']) {
-            return Err(invalid("it has options, which are not supported"));
+            return Err(invalid("the URL has options, which Reveille does not support"));
         }
         if !servers.split(',').all(is_server) {
-            return Err(invalid("its server list is invalid; pass credentials separately"));
+            return Err(invalid("the server list is invalid; pass credentials separately"));
         }
         let root = match root.strip_suffix('/').unwrap_or(root) {
             "" => None,
-            root => Some(NodePath::new(root).map_err(|_| invalid("its root is not a valid path"))?),
+            root => Some(NodePath::new(root).map_err(|_| invalid("the root is not a valid path"))?),
         };
         Ok(ZookeeperUrl { servers: servers.to_owned(), root })
     }
 
-    /// Servers in the form that the client library expects.
+    /// Returns the servers in the form that the client library expects.
     pub(crate) fn servers(&self) -> &str {
         &self.servers
     }
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn servers_and_root_are_parsed() {
+    fn parser_returns_the_servers_and_the_root() {
         for (text, servers, root) in [
             ("zookeeper://a", "a", None),
             ("zookeeper://a:2181/", "a:2181", None),
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_urls_are_rejected_with_the_expected_form() {
+    fn error_for_an_invalid_url_shows_the_expected_form() {
         for text in [
             "a:2181",
             "http://a",

@@ -1,22 +1,22 @@
-//! A candidate for leader that writes while it leads and reports each step. The fault tests start, kill, pause and cut
-//! off this program.
+//! Candidate for the leadership of a group. It writes while it leads, and it reports each step. The fault tests start,
+//! kill, pause and cut off this program.
 //!
 //! `candidate URL GROUP ID SESSION_MILLIS SINK` stands for election in GROUP. While it leads, it writes its term
-//! repeatedly: to the node `/work` with the fence of its guard, and to SINK, the socket of a service that rejects terms
-//! below the greatest term it has received. After its leadership it tries both writes once more, like a program that
-//! does not check its leadership. Then it stands for election again.
+//! repeatedly to two targets. One is the node `/work`, with the fence of its guard. The other is SINK, the socket of a
+//! service that rejects terms below the greatest term that it has received. After its leadership it tries both writes
+//! once more, like a program that does not check its leadership. Then it stands for election again.
 //!
 //! It writes events to its standard output. Times are nanoseconds of `CLOCK_BOOTTIME`, which all processes of a machine
 //! share:
 //!
 //! ```text
-//! start TERM NANOS     it leads
-//! live TERM NANOS      its guard was valid at this instant
+//! start TERM NANOS     the candidate leads
+//! live TERM NANOS      the guard of the candidate was valid at this instant
 //! wrote TERM ZXID      the tree accepted a write
 //! refused TERM TO WHY  the tree or the sink rejected a write during the leadership
-//! stop TERM NANOS      it has noticed the end of its leadership
-//! late TERM TO taken   a write after the end was accepted: through the old session, a new session, or to the sink
-//! late TERM TO refused a write after the end was rejected
+//! stop TERM NANOS      the candidate has noticed the end of its leadership
+//! late TERM TO taken   the old session, a new session or the sink accepted a write after the end of the leadership
+//! late TERM TO refused the tree or the sink rejected a write after the end of the leadership
 //! ```
 
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use runtime::Runtime;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixStream;
 
-/// Wait between two checks, and between two writes.
+/// Time between two checks, and between two writes.
 const PERIOD: Duration = Duration::from_millis(5);
 
 #[tokio::main(worker_threads = 2)]
@@ -43,7 +43,7 @@ async fn main() -> anyhow::Result<()> {
     let trees = coordination_connect::trees(&runtime, url, None).await?;
     let timeout = Duration::from_millis(millis.parse().context("SESSION_MILLIS must be a number")?);
     let client = Client::new(&runtime, trees, SessionOptions { timeout, credentials: Vec::new() });
-    // The guard lasts as long as possible, because the tests show that this is not too long.
+    // The tests show that the guard ends early enough even with the trust that lasts longest.
     let candidate = Candidate { acl: Acl::Open, trust: Trust::UntilLost, ..Candidate::new(id) };
     let selector = LeaderSelector::new(&client, NodePath::new(group)?, candidate);
     let mut sink = Sink(BufReader::new(UnixStream::connect(sink).await.context("cannot connect to SINK")?));
@@ -79,11 +79,11 @@ async fn write_in_new_session(client: &Client, held: &Held) -> Result<Option<i64
     write(&client.session().await?, held).await
 }
 
-/// Checks whether the process still leads, and reports and writes to the sink while it does.
+/// Checks repeatedly whether the process still leads. While it leads, the function reports this and writes to the sink.
 async fn check(runtime: &Runtime, held: &Held, sink: &mut Sink) -> anyhow::Result<()> {
     let term = held.term().0;
     loop {
-        // Take the time first: a guard that is valid afterwards was valid at that time, too.
+        // Read the clock first. A guard that is valid afterwards was also valid at that time.
         let at = nanos(runtime);
         if !held.is_valid() {
             return Ok(());
@@ -102,7 +102,7 @@ async fn work(runtime: &Runtime, tree: &Arc<dyn Tree>, held: &Held) -> anyhow::R
         match write(tree, held).await {
             Ok(Some(zxid)) => report(format_args!("wrote {term} {zxid}")),
             Ok(None) => report(format_args!("refused {term} tree the fence rejected the write")),
-            // The write may or may not have happened.
+            // The tree may or may not have executed the write.
             Err(error) => report(format_args!("refused {term} tree {error}")),
         }
         runtime.sleep(PERIOD).await;

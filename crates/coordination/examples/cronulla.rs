@@ -1,12 +1,15 @@
-//! Cronulla, a cron scheduler: one of several replicas calls a service at the times of a cron expression, and another
-//! replica takes over when it dies.
-//! Start two or more replicas, and kill the leader:
-//! `cargo run -p coordination --example cronulla -- zookeeper://127.0.0.1:2181 --call http://127.0.0.1:8080/clean-up`
+//! Cronulla, a cron scheduler. One of several replicas calls a service at the times of a cron expression. When this
+//! replica dies, another replica takes over. Start two or more replicas, and kill the leader:
 //!
-//! Promises: a firing is a pair (job, instant). It is named in `idempotency-key`, and the service drops a second call
-//! with the same name. No firing is called before its instant. If several firings become due while there is no leader
-//! or the service does not respond, the latest one is called once, late, and the earlier ones are skipped. `x-term`
-//! rises from leader to leader, so that a service can reject a call that was delayed until the next leader had called.
+//! ```sh
+//! cargo run -p coordination --example cronulla -- zookeeper://127.0.0.1:2181 --call http://127.0.0.1:8080/clean-up
+//! ```
+//!
+//! Promises: a firing is a pair (job, instant). The header `idempotency-key` names the firing, and the service must
+//! drop a second call with the same name. The leader never calls the service before the instant of the firing. Several
+//! firings may become due while no leader exists or the service does not respond. The leader then calls the service
+//! once, late, for the latest firing, and skips the earlier firings. The header `x-term` rises from leader to leader. A
+//! service can therefore reject a delayed call that arrives after a call of the next leader.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "the example reports its progress")]
 
@@ -30,7 +33,7 @@ struct Arguments {
     /// Coordination engine of the replicas: zookeeper://HOST:PORT,HOST:PORT/ROOT or
     /// postgres://USER:PASSWORD@HOST:PORT/DATABASE
     coordination: String,
-    /// URL that is called by POST at each firing
+    /// URL that the leader calls by POST at each firing
     #[arg(long)]
     call: Uri,
     /// Name of the job
@@ -57,7 +60,7 @@ async fn main() -> anyhow::Result<()> {
     let job = NodePath::new("/cronulla/jobs")?.join(&arguments.job).context("--job")?;
     let runtime = Runtime::real();
 
-    // 1. The client, from a connection string.
+    // 1. Create the client from a connection string.
     let trees = coordination_connect::trees(&runtime, &arguments.coordination, None).await?;
     let session =
         SessionOptions { timeout: Duration::from_millis(arguments.session_millis), ..SessionOptions::default() };
@@ -65,7 +68,8 @@ async fn main() -> anyhow::Result<()> {
     let opened = client.connect(Duration::from_secs(10)).await;
     opened.context("cannot open a session; check that the engine runs and is reachable from here")?;
 
-    // 2. The leader selector: the client, the path of the job's leader group, and the options of this candidate.
+    // 2. Create the leader selector from the client, the path of the job's leader group, and the options of this
+    //    candidate.
     let candidate = Candidate { acl: Acl::Open, ..Candidate::new(&arguments.replica) };
     let group = NodePath::new("/cronulla/leaders")?.join(&arguments.job).context("--job")?;
     let selector = LeaderSelector::new(&client, group, candidate);
@@ -83,7 +87,7 @@ async fn main() -> anyhow::Result<()> {
 struct Scheduler {
     arguments: Arguments,
     cron: Cron,
-    /// Node that stores the last instant that was called.
+    /// Node that stores the last instant for which a leader called the service.
     job: NodePath,
     runtime: Runtime,
     client: Client,
@@ -97,7 +101,8 @@ impl Scheduler {
         println!("{} no longer leads", self.arguments.replica);
         if let Err(error) = ended {
             eprintln!("{error:#}");
-            // The next leader may succeed. If there is no other candidate, this wait delays the next attempt.
+            // The next leader may succeed. If no other candidate exists, this wait delays the next attempt of this
+            // replica.
             self.runtime.sleep(Duration::from_millis(200)).await;
         }
     }
@@ -116,15 +121,16 @@ impl Scheduler {
             if !leading.is_valid() {
                 return Ok(());
             }
-            // Policy: if several firings are due, call the latest one.
+            // If several firings are due, call the service only for the latest firing.
             let due = self.cron.latest_at(self.runtime.now()).map_or(next, |latest| latest.max(next));
             if let Err(error) = self.call(due, leading).await {
-                eprintln!("{due} failed and is retried: {error:#}");
+                eprintln!("the call for {due} failed; retrying: {error:#}");
                 self.runtime.sleep(Duration::from_millis(200)).await;
                 continue;
             }
-            // Store the instant after the call. If this process dies in between, the next leader calls again under the
-            // same name. The fence rejects the write of a process that has lost its leadership without noticing it.
+            // Store the instant after the call. If this process dies before it stores the instant, the next leader
+            // repeats the call under the same name. The fence rejects the write of a process that has lost its
+            // leadership without noticing it.
             let store = Op::Set { path: self.job.clone(), data: text(due), expected: Expected::Any };
             tree.multi([leading.fence.clone(), vec![store]].concat())
                 .await
@@ -135,7 +141,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Returns the last instant that was called. The first leader stores the present instant.
+    /// Returns the last instant for which a leader called the service. The first leader stores the present instant.
     async fn last(&self, tree: &dyn Tree, leading: &Leading) -> anyhow::Result<Timestamp> {
         let jobs = self.job.parent().expect("the path of a job has a parent");
         self.client.ensure(&jobs, &Acl::Open).await?;
@@ -148,7 +154,7 @@ impl Scheduler {
         let stored = tree.get(&self.job).await?.data;
         let millis = std::str::from_utf8(&stored).ok().and_then(|text| text.parse().ok());
         Ok(Timestamp::from_millis(
-            millis.with_context(|| format!("invalid node {}: it does not hold an instant", self.job))?,
+            millis.with_context(|| format!("invalid node {}: it does not contain an instant", self.job))?,
         ))
     }
 
@@ -179,7 +185,7 @@ fn text(instant: Timestamp) -> Bytes {
     instant.as_millis().to_string().into()
 }
 
-/// Token that Ctrl-C cancels. The leadership is then released, and the next candidate leads at once.
+/// Returns a token that Ctrl-C cancels. The leader then releases its leadership, and the next candidate leads at once.
 fn stopped_by_the_terminal(runtime: &Runtime) -> CancellationToken {
     let stop = CancellationToken::new();
     let stopped = stop.clone();

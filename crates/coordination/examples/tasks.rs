@@ -1,17 +1,20 @@
-//! A task scheduler with a leader and followers: the leader assigns tasks to all replicas, including itself, and takes
-//! back the tasks of dead replicas.
-//! Start some replicas and add tasks. A task is a shell command:
-//! `cargo run -p coordination --example tasks -- zookeeper://127.0.0.1:2181 work`
-//! `cargo run -p coordination --example tasks -- zookeeper://127.0.0.1:2181 add 'sleep 1; echo one' 'echo two'`
-//! `cargo run -p coordination --example tasks -- zookeeper://127.0.0.1:2181 list`
+//! Task scheduler with a leader and followers. The leader assigns tasks to all replicas, including itself, and takes
+//! back the tasks of dead replicas. Start some replicas and add tasks. A task is a shell command:
 //!
-//! A task is a node. At any time it is in one place: below `waiting`, below `given/REPLICA`, or below `done`. A move
-//! happens completely or not at all, and only from the place in which the mover has seen the task. A leader that has
-//! lost its leadership without noticing it therefore loses no task.
+//! ```sh
+//! cargo run -p coordination --example tasks -- zookeeper://127.0.0.1:2181 work
+//! cargo run -p coordination --example tasks -- zookeeper://127.0.0.1:2181 add 'sleep 1; echo one' 'echo two'
+//! cargo run -p coordination --example tasks -- zookeeper://127.0.0.1:2181 list
+//! ```
 //!
-//! Promises: a task whose `add` succeeded is done, even if replicas are killed. It is done twice only if its replica
-//! had started it and then died or lost contact for so long that it counted as dead, or if a leader that was paused
-//! takes it away long after another leader took over.
+//! A task is a node. At any time the node is in one place: below `waiting`, below `given/REPLICA`, or below `done`. A
+//! replica moves a task completely or not at all, and only from the place in which the replica has seen the task. A
+//! leader that has lost its leadership without noticing it therefore loses no task.
+//!
+//! Promises: if the `add` of a task succeeds, a replica does the task, even if other replicas die. A second replica
+//! does the same task only in two cases. In the first case, the first replica starts the task, and then dies or loses
+//! contact for so long that it counts as dead. In the second case, a leader is paused, and takes the task away long
+//! after another leader has taken over.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "the example reports its progress")]
 
@@ -29,10 +32,10 @@ use coordination::{Elector, Follower};
 use runtime::{Monotonic, Runtime};
 use tokio::process;
 
-/// Number of tasks that a replica has at once. With one task, a replica waits for the leader after each task. With
-/// many, a new replica waits for tasks.
+/// Largest number of tasks that a replica has at the same time. If it were one, a replica would wait for the leader
+/// after each task. If it were large, a new replica would find no waiting tasks.
 const GIVEN_MAX: usize = 4;
-/// Wait before another attempt.
+/// Time before another attempt.
 const RETRY_WAIT: Duration = Duration::from_millis(200);
 
 #[derive(Parser)]
@@ -51,7 +54,7 @@ enum Command {
         #[arg(required = true)]
         tasks: Vec<String>,
     },
-    /// Show the place of each task
+    /// Show which tasks wait, which replica has each assigned task, and which tasks are done
     List,
     /// Do tasks, and lead the other replicas when this replica is elected
     Work(Work),
@@ -72,9 +75,9 @@ struct Work {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum ElectorForm {
-    /// Nodes of a tree, listed repeatedly
+    /// Nodes of a tree, which each replica lists repeatedly
     Polling,
-    /// Nodes of a tree, each watching the node before it
+    /// Nodes of a tree, where each replica watches the node before its own
     Watching,
 }
 
@@ -108,7 +111,7 @@ async fn main() -> anyhow::Result<()> {
             let elector = coordination_connect::elector(&runtime, &url, &group, lease, form, &options).await?;
             let name = replica.unwrap_or_else(|| format!("replica-{:032x}", runtime.random_u128()));
             ensure!(!name.contains('/'), "--replica: the name must not contain `/`");
-            // The node exists before the replica joins, so that the leader can assign tasks at once.
+            // Create the node before the replica joins, so that the leader can assign tasks to the replica at once.
             client.ensure(&tasks.given.join(&name).context("--replica")?, &Acl::Open).await?;
             let replica = Replica { runtime, tasks, elector, name, lease, followed: Cell::default() };
             tokio::select! {
@@ -128,12 +131,12 @@ struct Replica {
     elector: Arc<dyn Elector>,
     name: String,
     lease: Duration,
-    /// Time of the last successful call of the elector. Until a lease after it, this replica follows or leads.
+    /// Time of the last successful call of the elector. This replica follows or leads until one lease after this time.
     followed: Cell<Option<Monotonic>>,
 }
 
 impl Replica {
-    /// Calls the elector repeatedly, and leads when the elector says so.
+    /// Calls the elector repeatedly. While the elector reports that this replica leads, the function assigns tasks.
     async fn lead(&self) -> anyhow::Result<()> {
         let (period, mut led, mut known) = (self.lease / 3, false, Vec::new());
         loop {
@@ -160,7 +163,7 @@ impl Replica {
         }
     }
 
-    /// Assigns the waiting tasks, and again as soon as one of the `known` followers has left.
+    /// Assigns the waiting tasks. Repeats this as soon as a follower has left, until this replica no longer leads.
     async fn hand_out(&self, known: &mut Vec<Follower>) -> anyhow::Result<()> {
         loop {
             let followers = self.elector.followers().await?;
@@ -175,8 +178,8 @@ impl Replica {
         }
     }
 
-    /// Does the assigned tasks while this replica counts as a follower. The leader gives the tasks of other replicas
-    /// away.
+    /// Does the assigned tasks while this replica counts as a follower. When it no longer counts as a follower, the
+    /// leader gives its tasks to other replicas.
     async fn work(&self) {
         loop {
             let follows = self.followed.get().is_some_and(|followed| self.runtime.monotonic() < followed + self.lease);
@@ -214,7 +217,7 @@ impl Tasks {
     async fn add(&self, command: String) -> anyhow::Result<String> {
         let (tree, path) = (self.client.session().await?, self.waiting.join("task")?);
         let added = tree.create(&path, command.into(), CreateMode::PersistentSequential, Acl::Open).await;
-        Ok(added.context("the task may or may not have been added")?.path.name().to_owned())
+        Ok(added.context("cannot add the task; it may or may not exist")?.path.name().to_owned())
     }
 
     /// Returns the place and the name of each task.
@@ -235,7 +238,8 @@ impl Tasks {
         Ok(all)
     }
 
-    /// Assigns waiting tasks to the followers, and takes back the tasks of departed replicas. Only the leader calls it.
+    /// Assigns waiting tasks to the followers, and takes back the tasks of departed replicas. Only the leader calls
+    /// this function.
     async fn hand_out(&self, followers: &[Follower]) -> anyhow::Result<()> {
         let mut given: BTreeMap<String, usize> =
             followers.iter().map(|follower| (follower.replica.clone(), 0)).collect();
@@ -248,7 +252,8 @@ impl Tasks {
                     for task in tasks {
                         self.give(&place, &self.waiting, &task).await?;
                     }
-                    // If the replica got a task at this moment, the next pass takes it back.
+                    // Another leader may give the replica a task at this moment. The next pass then takes this task
+                    // back.
                     match self.client.session().await?.delete(&place, Expected::Any).await {
                         Ok(()) | Err(TreeError::NoNode | TreeError::NotEmpty) => {}
                         Err(error) => return Err(error.into()),
@@ -267,11 +272,11 @@ impl Tasks {
         Ok(())
     }
 
-    /// Does all tasks that are assigned to this replica, or waits until it gets one.
+    /// Does all tasks that this replica has. If it has none, the function waits until the leader assigns a task.
     async fn do_given(&self, replica: &str) -> anyhow::Result<()> {
         let (tree, place) = (self.client.session().await?, self.given.join(replica)?);
         let (given, change) = match tree.children_and_watch(&place).await {
-            // A leader that considered this replica dead has deleted the node and all tasks below it.
+            // A leader considered this replica dead. It has deleted this node and moved all tasks away from it.
             Err(TreeError::NoNode) => return Ok(self.client.ensure(&place, &Acl::Open).await?),
             listed => listed?,
         };
@@ -285,7 +290,7 @@ impl Tasks {
             let command = String::from_utf8_lossy(&command).into_owned();
             let status = process::Command::new("sh").arg("-c").arg(command).kill_on_drop(true).status().await?;
             println!("{task}: {status}");
-            // Retry until the result is stored, because the task would otherwise be done again.
+            // Retry until the tree has stored the result. Otherwise a replica would do the task again.
             let by = Bytes::from(format!("{replica}, {status}"));
             let was_there = loop {
                 match self.move_to(&place, &self.done, &task, by.clone()).await {
@@ -295,7 +300,7 @@ impl Tasks {
                 self.client.runtime().sleep(RETRY_WAIT).await;
             };
             if !was_there {
-                println!("{task} was taken away while this replica did it; another replica does it, too");
+                println!("the leader took {task} away while this replica did it; another replica does it too");
             }
         }
         Ok(())
@@ -308,7 +313,7 @@ impl Tasks {
         Ok(())
     }
 
-    /// Moves a task. Returns false if the task is not there any more.
+    /// Moves a task. Returns false if the task is no longer at `from`.
     async fn move_to(&self, from: &NodePath, to: &NodePath, task: &str, data: Bytes) -> anyhow::Result<bool> {
         let (path, mode, acl) = (to.join(task)?, CreateMode::Persistent, Acl::Open);
         let steps =

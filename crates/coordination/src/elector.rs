@@ -1,4 +1,4 @@
-//! The elector port: it elects one leader of a replica group by lease, and numbers each leadership with a term.
+//! Port of electors. An elector elects one leader of a replica group by lease, and numbers each leadership with a term.
 
 use std::time::Duration;
 
@@ -11,19 +11,19 @@ pub const LEASE_MAX: Duration = Duration::from_secs(3600);
 /// Longest allowed name of a replica, in bytes.
 pub const REPLICA_LEN_MAX: usize = 256;
 
-/// Fencing number of a lock or a leadership. Each later holder has a greater term. Terms are only compared.
+/// Fencing number of a lock or a leadership. Each later holder has a greater term. Callers may only compare terms.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Term(pub u64);
 
 pub type Answer<'a, T> = BoxFuture<'a, Result<T, ElectorError>>;
 
-/// Failure of a whole call.
+/// Failure of a call of an [`Elector`].
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ElectorError {
-    /// The engine cannot be reached or did not respond in time. The same call may succeed later.
+    /// The caller cannot reach the engine, or the engine did not respond in time. The same call may succeed later.
     #[error("the coordination engine is unavailable: {0}")]
     Unavailable(String),
-    /// The engine rejects the call now and later. The text names the argument to change.
+    /// The engine rejects the call now and later. The text names the argument that the caller must change.
     #[error("the coordination engine rejected the request: {0}")]
     Rejected(String),
 }
@@ -39,42 +39,42 @@ impl ElectorError {
     }
 }
 
-/// One replica group with at most one leader. Each object belongs to one replica group.
+/// Access to one replica group, which has at most one leader.
 ///
-/// A replica is identified by its name *and* the object. A process that restarts under an old name waits like any other
-/// replica until the lease of its earlier life has ended.
+/// The name *and* the object identify a replica. A process that restarts under an old name is therefore a new replica.
+/// It waits like any other replica until the lease of the earlier process has ended.
 ///
 /// # Errors
-/// [`ElectorError::Unavailable`]: the call may or may not have taken effect. The leader keeps its leadership until the
-/// end of the last lease that the engine granted. [`ElectorError::Rejected`] if a name is too long.
+/// Returns [`ElectorError::Unavailable`] if the call may or may not have taken effect. The leader keeps its leadership
+/// until the end of the last lease that the engine granted. Returns [`ElectorError::Rejected`] if a name is too long.
 ///
 /// # Panics
 /// Panics if a lease is zero or above [`LEASE_MAX`].
 pub trait Elector: Send + Sync + 'static {
-    /// Takes the lease if the lease is free, or extends it if `replica` already holds it. A caller that leads holds the
-    /// lease until `lease` after the moment *before* this call, less a margin for the difference between the two
-    /// clocks' rates. The caller calls again before that moment to keep leading. In either case the replica counts as a
-    /// follower for the same period.
+    /// Takes the lease if the lease is free, or extends it if `replica` already holds it. The lease lasts for the time
+    /// `lease`, which the caller must count from the moment *before* this call. The caller subtracts a margin, because
+    /// its clock and the engine's clock may run at different rates. To keep the leadership, the caller must call again
+    /// before the lease ends. Whether it leads or not, the replica counts as a follower for the same time.
     fn is_leader(&self, replica: &str, lease: Duration) -> Answer<'_, Leadership>;
 
     /// Releases the lease if the replica holds it, and removes the replica from the followers. Does nothing otherwise.
     fn resign(&self, replica: &str) -> Answer<'_, ()>;
 
-    /// Every replica that has called recently, including the leader, sorted by name.
+    /// Returns every replica that has called recently, including the leader, sorted by name.
     fn followers(&self) -> Answer<'_, Vec<Follower>>;
 
-    /// Waits, for the leader, until some of the `known` followers have left, and returns those. Returns `None` as soon
-    /// as `replica` no longer leads. The caller decides what happens to the work of the departed followers.
+    /// Waits until some of the `known` followers have left, and returns these followers. Returns `None` as soon as
+    /// `replica` no longer leads. The caller decides what happens to the work of the departed followers.
     fn departures(&self, replica: &str, known: Vec<Follower>) -> Answer<'_, Option<Vec<Follower>>>;
 }
 
 /// Interval at which an engine without notifications checks for departed followers.
 const DEPARTURE_PERIOD: Duration = Duration::from_millis(500);
 
-/// Implements [`Elector::departures`] by polling. Engines call it.
+/// Implements [`Elector::departures`] by polling, for engines without notifications.
 ///
 /// # Errors
-/// The same as [`Elector::followers`].
+/// Returns the same errors as [`Elector::followers`].
 pub async fn poll_departures(
     runtime: &Runtime,
     elector: &dyn Elector,
@@ -101,8 +101,8 @@ pub fn departed(replica: &str, known: &[Follower], followers: &[Follower]) -> Op
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Leadership {
     pub leads: bool,
-    /// Term of the caller if the caller leads. It is above every earlier term each time the lease is taken again, and
-    /// stays the same while the lease is only extended. Otherwise the term of the last known leader.
+    /// Term of the caller if it leads, or the term of the last known leader. When a replica takes the lease, its term
+    /// is greater than every earlier term. The term stays the same while the leader only extends its lease.
     pub term: Term,
 }
 

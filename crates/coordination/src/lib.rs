@@ -1,11 +1,11 @@
-//! Coordination for any program: a tree of nodes and an elector, each a port with several engines, and recipes on top
-//! of them.
+//! Coordination for any program. The crate contains a tree of nodes and an elector, which are ports with several
+//! engines each. It also contains recipes that use a tree.
 //!
 //! - [`tree`] is the port with ZooKeeper's data model: nodes, sessions and watches.
-//! - [`recipes`] has the recipes that processes run together over a tree: locks, leader election, queues, bags,
+//! - [`recipes`] contains the recipes that processes run together over a tree: locks, leader election, queues, bags,
 //!   discovery and configuration.
-//! - [`Elector`] is the port for leader election by lease: one replica of a replica group holds the lease.
-//! - [`memory`] has the engines in memory, and [`ring`] has a hash ring.
+//! - [`Elector`] is the port for leader election by lease. One replica of a replica group holds the lease.
+//! - [`memory`] contains the engines in memory, and [`ring`] contains a hash ring.
 //!
 //! This crate knows nothing about schedules, shards or cluster members. The crate `membership` handles them.
 

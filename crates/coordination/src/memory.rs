@@ -1,8 +1,8 @@
-//! The tree and the elector within one process. They are the reference models of their ports and the test doubles. With
-//! sessions that never expire, they also serve programs that run as a single process.
+//! The tree and the elector within one process. They are the reference models of their ports, and tests use them in
+//! place of real engines. With sessions that never expire, they also serve programs that run as a single process.
 //!
-//! Processes share the data through `reopen`. An engine uses the clocks of the `Runtime` that it was created with. Each
-//! handle waits on its own `Runtime`.
+//! `reopen` returns a handle of the same data for another process. An engine uses the clocks of the `Runtime` of its
+//! first handle. Each handle waits on its own `Runtime`.
 //!
 //! Invariants: a call takes effect in one step, once, or not at all. The same `Runtime`s and the same calls give the
 //! same results.
@@ -18,15 +18,15 @@ use runtime::{MemoryLink, Runtime};
 pub use elector::MemoryElector;
 pub use tree::MemoryTrees;
 
-/// Behaviour of an engine in memory, within the limits of its port.
+/// Options for the behaviour of an engine in memory, which always respects its port.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MemoryOptions {
-    /// If false, a session ends only when it is closed, whatever its timeout. This suits a single process, because the
-    /// engine ends with the process. Default true.
+    /// If false, a session ends only when its process closes it, and its timeout has no effect. Use false for a single
+    /// process, because the engine ends with the process. The default is true.
     pub sessions_end: bool,
-    /// Delay of a call before its effect, and again after it. Default none.
+    /// Delay of a call before its effect, and again after its effect. By default calls have no delay.
     pub latency: Option<RangeInclusive<Duration>>,
-    /// Rate of failing calls: one call in this number fails, before or after its effect. Default never.
+    /// Rate of failing calls. One call in this number fails, before or after its effect. By default no call fails.
     pub fail_one_in: Option<u32>,
 }
 

@@ -1,20 +1,20 @@
 //! Recipes that several processes run together over a tree, on any engine: locks, leader election and others.
 //!
 //! A process opens a [`Client`] and creates recipes with it. A client has one session at a time. When that session is
-//! lost, the client opens another one, and everything held under the lost session is over.
+//! lost, the client opens another session. All locks and ephemeral nodes of the lost session have then ended.
 //!
-//! A lock or leadership is a guard of type [`Held`]. A guard cannot be copied, reports its end through
-//! [`Held::cancelled`], and carries a [`Term`](crate::Term) that distinguishes its writes from those of earlier and
-//! later holders. A holder that is cut off from the engine stops trusting its guard, by its own clock, before the
-//! engine gives the lock to another process ([`crate::tree::session`]). That protection is as good as the rate of that
-//! clock, and it does not help a process that is paused between a check of the guard and a write. Where two writers
-//! must be excluded, the target of the writes therefore compares terms, or the write goes into one change of the tree
-//! together with [`Held::fence`].
+//! The holder of a lock or leadership has a guard of type [`Held`]. A guard cannot be copied, and it reports its end
+//! through [`Held::cancelled`]. It contains a [`Term`](crate::Term) that distinguishes the holder's writes from those
+//! of earlier and later holders. If the holder is cut off from the engine, its guard ends by its own clock before the
+//! engine gives the lock to another process ([`crate::tree::session`]). This protection works only if that clock runs
+//! at the right rate. It does not help a process that is paused between a check of the guard and a write. If two
+//! writers must never write at the same time, the target of the writes must compare terms. Alternatively, the holder
+//! writes to the tree in one change together with [`Held::fence`].
 //!
-//! Nodes have the same layout as Curator's, so that processes with Curator can share the same paths.
+//! Nodes have the same layout as the nodes of Curator, so processes with Curator can use the same paths.
 //!
-//! Invariants: no user code runs while a mutex is held or in a task of the client. A dropped future leaves no node
-//! behind for longer than the removal of that node takes.
+//! Invariants: no user code runs while the code of a recipe holds a mutex, or in a task of the client. When a caller
+//! drops a future, the client removes the node of that future.
 
 mod bag;
 mod barrier;

@@ -1,20 +1,20 @@
-//! A hash ring that assigns keys to members without a leader. The owner of a key is a pure function of the members: all
-//! processes that know the same members compute the same owner.
+//! Hash ring that assigns keys to members without a leader. The owner of a key depends only on the key and the members.
+//! All processes that know the same members therefore compute the same owner.
 //!
-//! The ring uses rendezvous hashing (Thaler and Ravishankar, 1998): each member has a weight for each key, and the
-//! member with the greatest weight owns the key. If one of *n* members leaves, only its own keys move, one *n*th of all
-//! keys, and they spread over all other members. Where no member may have more than its share, [`Ring::assign`]
-//! distributes a set of keys under a bound, after Mirrokni, Thorup and Zadimoghaddam (2018).
+//! The ring uses rendezvous hashing (Thaler and Ravishankar, 1998). Each member has a weight for each key, and the
+//! member with the greatest weight owns the key. If one of *n* members leaves, only its own keys move. These are about
+//! one *n*th of all keys, and each of the other members gets some of them. If no member may have more than its share,
+//! use [`Ring::assign`]. It distributes a set of keys under a bound, after Mirrokni, Thorup and Zadimoghaddam (2018).
 //!
-//! The ring does not exclude anyone. While members join and leave, two processes may know different members, and both
-//! may own a key. Where that is not acceptable, the owner acquires a [`Lock`](crate::recipes::Lock) named after the key
-//! and writes under the term of that lock.
+//! The ring does not prevent that two members own the same key. While members join and leave, two processes may know
+//! different members, and both processes may own a key. If this is not acceptable, the owner must acquire a
+//! [`Lock`](crate::recipes::Lock) named after the key and write under the term of that lock.
 
 use std::collections::BTreeMap;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Members that share the keys. The order of the names at construction does not matter.
+/// Members that share the keys. The ring does not depend on the order in which the caller lists the names.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Ring {
     /// Name and hash of each member, sorted and without duplicates.
@@ -44,7 +44,7 @@ impl Ring {
         self.members.iter().max_by_key(|member| weight(key, member)).map(|(name, _)| name.as_str())
     }
 
-    /// Returns the first `count` members for a key, the owner first. If a member leaves, the next one in this list
+    /// Returns the first `count` members for a key, the owner first. If a member leaves, the next member in this list
     /// takes over.
     #[must_use]
     pub fn owners(&self, key: &[u8], count: usize) -> Vec<&str> {
@@ -54,14 +54,14 @@ impl Ring {
     }
 
     /// Assigns each of `keys` to the member with the greatest weight among those that have fewer than `share` keys
-    /// ([`Ring::share`]). The smaller the slack in `share`, the more keys move when members or keys come and go.
-    /// Returns an empty map if there are no members.
+    /// ([`Ring::share`]). With less slack in `share`, more keys move when the members or the keys change. Returns an
+    /// empty map if there are no members.
     ///
     /// # Panics
     /// Panics if the shares of all members together are less than the number of keys.
     #[must_use]
     pub fn assign<'a>(&self, keys: impl IntoIterator<Item = &'a str>, share: usize) -> BTreeMap<&'a str, &str> {
-        // The order of hashes does not depend on names, so that no kind of key is always assigned last.
+        // Sort the keys by their hashes. This order does not depend on the names, so no kind of key always comes last.
         let mut keys: Vec<(u64, &str)> = keys.into_iter().map(|key| (xxh3_64(key.as_bytes()), key)).collect();
         keys.sort_unstable();
         keys.dedup();
@@ -84,15 +84,15 @@ impl Ring {
         assigned
     }
 
-    /// Returns the largest number of keys per member, for `keys` keys and a bound of `slack_percent` (for example 25)
-    /// above the mean.
+    /// Returns the largest number of keys per member, for `keys` keys. The bound is `slack_percent` percent above the
+    /// mean, for example 25 percent.
     #[must_use]
     pub fn share(&self, keys: usize, slack_percent: usize) -> usize {
         let all = keys.saturating_mul(100 + slack_percent).div_ceil(100);
         all.div_ceil(self.members.len().max(1))
     }
 
-    /// Returns the indexes of the members, the greatest weight first.
+    /// Returns the indexes of the members. The member with the greatest weight is the first.
     fn by_weight(&self, key: u64) -> Vec<usize> {
         let mut members: Vec<usize> = (0..self.members.len()).collect();
         members.sort_unstable_by_key(|at| std::cmp::Reverse(weight(key, &self.members[*at])));
@@ -100,13 +100,13 @@ impl Ring {
     }
 }
 
-/// Returns the weight of a member for a key. The weight must be the same on every machine and in every build, so that
-/// processes of two builds agree.
+/// Returns the weight of a member for a key. The weight must be the same on every machine and in every build. Otherwise
+/// processes of two builds would compute different owners.
 fn weight(key: u64, (name, hash): &(String, u64)) -> (u64, &str) {
     (mix(key ^ mix(*hash)), name)
 }
 
-/// Computes one step of SplitMix64 (Steele, Lea and Flood, 2014): every input bit affects every output bit.
+/// Computes one step of SplitMix64 (Steele, Lea and Flood, 2014). Every input bit affects every output bit.
 fn mix(value: u64) -> u64 {
     let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,24 +1,25 @@
-//! The tree port: ZooKeeper's data model, for recipes that several processes share.
+//! Port of the coordination tree, with ZooKeeper's data model, for recipes that several processes run together.
 //!
-//! A tree has nodes, each with a path. A node has bytes, a version, an access list and children. A process opens a
-//! [`Session`](session::Session) with [`Trees::open`] and works through the [`Tree`] that it gets. *Ephemeral* nodes
-//! exist as long as their session. They are removed when the session is closed, or when the session's timeout has
-//! passed since its last sign of life by the engine's clock. A lost session never comes back: open another one.
+//! A tree consists of nodes, each with a path. A node has data, a version, an access list and children. A process opens
+//! a [`Session`](session::Session) with [`Trees::open`] and sends requests through the [`Tree`] that it gets.
+//! *Ephemeral* nodes exist as long as their session. The engine removes them when the process closes the session. It
+//! also removes them when, by the engine's clock, the session's timeout has passed since the last request or ping. A
+//! lost session never becomes valid again, so the process must open another session.
 //!
 //! Every engine promises:
 //! - Every change has a [`Zxid`], and all changes happen in one order. A [multi](Tree::multi) happens completely or not
 //!   at all.
 //! - The changes of a session happen in the order in which the session requested them.
-//! - A read may show an earlier state, but never one from before a state that the same session has already seen or
-//!   written. After [`Tree::sync`], reads show a state from after the start of that call. On ZooKeeper the exception is
-//!   a deposed leader that does not yet know that it was deposed (decision 0148).
-//! - A watch reports a change before a read of the same session shows that change, and reports changes in their order.
-//!   A [`Watch`] fires once. [`Events`] continue to report. If the connection was lost in between, they report
-//!   [`Event::Gap`], and the caller reads the nodes again.
-//! - The session's local deadline comes before the engine ends the session ([`session`]).
+//! - A read may show an earlier state of the tree. It never shows a state from before a state that the same session has
+//!   already read or written. After [`Tree::sync`], reads show a state from after the start of that call. ZooKeeper has
+//!   one exception: a leader that does not know yet that another leader has replaced it (decision 0148).
+//! - A watch reports a change before a read of the same session shows that change. It reports changes in their order. A
+//!   [`Watch`] fires once. [`Events`] report many changes. After a lost connection they report [`Event::Gap`], and the
+//!   caller must read the nodes again.
+//! - The deadline of a session in its process comes before the engine ends the session ([`session`]).
 //!
-//! An engine does not promise that a caller sees every change of a node, because several changes may lie between two
-//! reads. It does not promise that an empty [container](CreateMode::Container) stays.
+//! An engine does not promise that a caller sees every change of a node, because several changes may happen between two
+//! reads. It does not promise that an empty [container](CreateMode::Container) remains.
 //!
 //! docs/decisions/0140-model-the-tree-port-on-zookeeper.md gives the reasons for the design.
 
@@ -46,31 +47,31 @@ pub use watchers::Watchers;
 
 pub type Answer<'a, T> = BoxFuture<'a, Result<T, TreeError>>;
 
-/// Largest data of one node, in bytes. Also the largest sum over a multi of all paths and data, plus 100 bytes for each
-/// step. ZooKeeper rejects requests above 1 MiB, including headers and paths.
+/// Largest size of the data of one node, in bytes. It is also the largest size of a multi, which is the sum of all
+/// paths and data, plus 100 bytes for each step. ZooKeeper rejects requests above 1 MiB, including headers and paths.
 pub const DATA_BYTES_MAX: usize = 1_000_000;
-/// Bytes that a step of a multi counts for besides its path and data: its header and an access list of a few grants.
+/// Bytes of a step of a multi besides its path and data. They include its header and an access list with a few grants.
 const OP_BYTES: usize = 100;
 /// Largest number of steps in a multi.
 pub const OPS_MAX: usize = 1_000;
 
-/// An engine that opens sessions.
+/// Engine that opens sessions.
 pub trait Trees: Send + Sync + 'static {
     /// Opens a session.
     ///
     /// # Errors
-    /// Returns [`TreeError::Disconnected`] if the engine cannot be reached in time, [`TreeError::Invalid`] if the
-    /// engine cannot provide the options.
+    /// Returns [`TreeError::Disconnected`] if this process cannot reach the engine in time. Returns
+    /// [`TreeError::Invalid`] if the engine does not support the options.
     fn open(&self, options: SessionOptions) -> BoxFuture<'_, Result<std::sync::Arc<dyn Tree>, TreeError>>;
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SessionOptions {
-    /// Time from the last sign of life of a session to its end. If it is too short, a pause of the process or the
-    /// network ends the session. If it is too long, a dead process blocks the nodes that it held for that time. The
-    /// engine may choose another value. Default 10 s.
+    /// Time from the last request or ping of a session to its end. If the timeout is too short, a pause of the process
+    /// or the network ends the session. If it is too long, the locks and nodes of a dead process block other processes
+    /// for a long time. The engine may choose another timeout. The default is 10 s.
     pub timeout: Duration,
-    /// Credentials of the session. Default none.
+    /// Credentials of the session. By default a session has no credentials.
     pub credentials: Vec<Credentials>,
 }
 
@@ -80,13 +81,13 @@ impl Default for SessionOptions {
     }
 }
 
-/// One session. Several tasks may call it at once. Dropping it closes the session on a best-effort basis;
-/// [`Tree::close`] waits for the close.
+/// Access to a tree in one session. Several tasks may use it at the same time. Its drop tries to close the session, but
+/// does not ensure this. [`Tree::close`] waits until the session is closed.
 ///
 /// # Errors
-/// After [`TreeError::Disconnected`] a change may have happened, or may still happen until the session ends.
-/// [`TreeError::SessionLost`] is final. Every other error names the invalid part of the request and means that nothing
-/// changed.
+/// Returns [`TreeError::Disconnected`] if the engine may have executed a change, or may still execute it until the
+/// session ends. Returns [`TreeError::SessionLost`] if the session has ended for good. Every other error names the
+/// invalid part of the request, and the request has changed nothing.
 pub trait Tree: Send + Sync + 'static {
     fn session(&self) -> &Session;
 
@@ -97,13 +98,13 @@ pub trait Tree: Send + Sync + 'static {
 
     fn delete(&self, path: &NodePath, expected: Expected) -> Answer<'_, ()>;
 
-    /// Runs all steps in order as one change, or none of them. Each step sees the effects of the steps before it. At
-    /// most [`OPS_MAX`] steps.
+    /// Runs all steps in order as one change, or none of them. Each step sees the effects of the steps before it. A
+    /// multi has at most [`OPS_MAX`] steps.
     fn multi(&self, ops: Vec<Op>) -> Answer<'_, Vec<Done>>;
 
     fn get(&self, path: &NodePath) -> Answer<'_, Node>;
 
-    /// Returns `None` if the node does not exist.
+    /// Returns the stat of the node, or `None` if the node does not exist.
     fn exists(&self, path: &NodePath) -> Answer<'_, Option<Stat>>;
 
     /// Returns the direct children, sorted by name.
@@ -119,15 +120,17 @@ pub trait Tree: Send + Sync + 'static {
     /// deleted.
     fn children_and_watch(&self, path: &NodePath) -> Answer<'_, (Children, Watch)>;
 
-    /// Returns the events of this node and of all nodes below it, from now on, whether the node exists or not.
+    /// Returns a stream of the events of this node and of all nodes below it, from now on. The node may or may not
+    /// exist.
     fn watch_all(&self, path: &NodePath) -> Answer<'_, Events>;
 
-    /// Makes every read that begins after this call show all changes that happened before the call. A change that this
-    /// session requested earlier, and that got no response, does not happen after this call.
+    /// Ensures that every read that begins after this call shows all changes that happened before the call. If this
+    /// session requested a change earlier and got no response, the change does not happen after this call.
     fn sync(&self) -> Answer<'_, ()>;
 
     /// Returns the access list to a session that may read the node or change its access list. A session that may not
-    /// change the list sees `x` in place of each digest, because a weak password can be guessed from its digest.
+    /// change the list receives `x` in place of each digest, because an attacker can guess a weak password from its
+    /// digest.
     fn acl(&self, path: &NodePath) -> Answer<'_, Vec<Grant>>;
 
     fn set_acl(&self, path: &NodePath, acl: Acl) -> Answer<'_, Stat>;
@@ -144,10 +147,10 @@ pub struct Zxid(pub i64);
 pub enum CreateMode {
     Persistent,
     PersistentSequential,
-    /// Ends with its session and has no children.
+    /// Node that ends with its session and cannot have children.
     Ephemeral,
     EphemeralSequential,
-    /// Is deleted some time after its last child was deleted.
+    /// Node that the engine deletes some time after its last child is deleted.
     Container,
 }
 
@@ -163,7 +166,7 @@ impl CreateMode {
     }
 }
 
-/// Precondition of a change on the version of the node's data.
+/// Version of the node's data that a change requires.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Expected {
     Any,
@@ -172,7 +175,7 @@ pub enum Expected {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Op {
-    /// Checks that the node exists and meets the precondition.
+    /// Checks that the node exists and has the expected version.
     Check {
         path: NodePath,
         expected: Expected,
@@ -202,7 +205,7 @@ impl Op {
         }
     }
 
-    /// Returns the data that the step writes, or nothing for steps that write no data.
+    /// Returns the data that the step writes, or an empty slice if the step writes no data.
     #[must_use]
     pub fn data(&self) -> &[u8] {
         match self {
@@ -243,23 +246,23 @@ pub struct Children {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Stat {
-    /// Change that created the node. It is greater than that of every node created earlier, even if a node was deleted
-    /// and created again.
+    /// Number of the change that created the node. It is greater than the number of every earlier node, even of an
+    /// earlier node at the same path.
     pub created: Zxid,
-    /// Last change of the node's data.
+    /// Number of the last change of the node's data.
     pub modified: Zxid,
-    /// Last change of the node's set of children.
+    /// Number of the last change that created or deleted a child of the node.
     pub children_modified: Zxid,
-    /// Version of the node's data, starting at 0.
+    /// Version of the node's data. It starts at 0.
     pub version: i32,
-    /// Count of creations and deletions of children.
+    /// Number of creations and deletions of children.
     pub children_version: i32,
     pub acl_version: i32,
     /// Session that owns the node, if the node is ephemeral.
     pub owner: Option<SessionId>,
     pub data_bytes: usize,
     pub children: usize,
-    /// Time of creation by the engine's clock.
+    /// Time at which the engine created the node, by the engine's clock.
     pub created_at: Timestamp,
     pub modified_at: Timestamp,
 }
@@ -271,7 +274,7 @@ pub struct Stat {
 pub fn check_data(bytes: usize) -> Result<(), TreeError> {
     if bytes > DATA_BYTES_MAX {
         return Err(TreeError::Invalid(format!(
-            "too much data: {bytes} bytes; a node or a whole multi holds at most {DATA_BYTES_MAX} bytes"
+            "too much data: {bytes} bytes; use at most {DATA_BYTES_MAX} bytes in a node or a multi"
         )));
     }
     Ok(())
@@ -280,10 +283,14 @@ pub fn check_data(bytes: usize) -> Result<(), TreeError> {
 /// Checks the number and the size of the steps of a multi.
 ///
 /// # Errors
-/// Returns [`TreeError::Invalid`] if there are more than [`OPS_MAX`] steps, or their paths and data are too large.
+/// Returns [`TreeError::Invalid`] if the multi has more than [`OPS_MAX`] steps, or if their paths and data are too
+/// large.
 pub fn check_ops(ops: &[Op]) -> Result<(), TreeError> {
     if ops.len() > OPS_MAX {
-        return Err(TreeError::Invalid(format!("too many steps: {}; a multi has at most {OPS_MAX} steps", ops.len())));
+        return Err(TreeError::Invalid(format!(
+            "too many steps: {}; use at most {OPS_MAX} steps in a multi",
+            ops.len()
+        )));
     }
     check_data(ops.iter().map(|op| op.path().as_str().len() + op.data().len() + OP_BYTES).sum())
 }

@@ -1,11 +1,13 @@
-//! Decisions that follow from a schedule's state and an event, as values. The executor in `scheduler` carries them out.
+//! Decisions that follow from a schedule's state and an event. A decision is a value, which the executor in the crate
+//! `scheduler` carries out.
 //!
-//! This module uses no clock and no randomness, and keeps no state. The decisions have the form of the store port's
-//! changes. The port defines which write must be durable before which response, and this module defines the order of the
-//! writes.
+//! This module uses no clock and no randomness, and has no state. The decisions use the types of the store port for
+//! changes. The store port defines which write must be durable before which response. This module defines the order of
+//! the writes.
 //!
-//! Invariants: a recurring schedule gets its next due row when an occurrence starts, never through an outcome. A retry
-//! keeps its occurrence and increments the attempt. A position is never earlier than `now` or than its nominal instant.
+//! Invariants: a recurring schedule gets its next due row when an occurrence starts, and never from an outcome. A retry
+//! has the same occurrence and the next attempt number. The position of a due row is never earlier than `now` or than
+//! its nominal instant.
 
 use std::time::Duration;
 
@@ -13,11 +15,11 @@ use crate::occurrence::Run;
 use crate::recurrence::CronError;
 use crate::{AttemptResult, DueKey, Occurrence, RunState, Schedule, Status, TargetKey, Timestamp, When};
 
-/// Wait before a schedule with unreadable stored text is examined again.
+/// Wait before the executor examines a schedule with unreadable stored text again.
 pub const UNREADABLE_WAIT: Duration = Duration::from_secs(3_600);
 
-/// Returns the first due row of a schedule that was created or changed at its `updated_at`, or `None` if no occurrence
-/// is due any more. A one-shot schedule is always due, however late.
+/// Returns the first due row of a schedule that a user created or changed at its `updated_at`, or `None` if the
+/// schedule has no further occurrence. A one-shot schedule always has a due row, even if its instant is long past.
 #[must_use]
 pub fn first(schedule: &Schedule, now: Timestamp) -> Option<DueKey> {
     let nominal = match &schedule.spec.when {
@@ -27,7 +29,8 @@ pub fn first(schedule: &Schedule, now: Timestamp) -> Option<DueKey> {
     Some(due_row(schedule, nominal, schedule.spec.target.key(), now))
 }
 
-/// Returns the first due row, at `next`, after a change that kept the timing, or `None` if the schedule has no `next`.
+/// Returns the due row for `next` after a change that did not change the timing, or `None` if the schedule has no
+/// `next`.
 #[must_use]
 pub fn kept(schedule: &Schedule, now: Timestamp) -> Option<DueKey> {
     Some(due_row(schedule, schedule.next?, schedule.spec.target.key(), now))
@@ -36,31 +39,32 @@ pub fn kept(schedule: &Schedule, now: Timestamp) -> Option<DueKey> {
 /// Decision about a due row at its due instant.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Start {
-    /// The row fires. `advance`, the next due row of a recurring schedule, must be durable before the attempt's outcome.
+    /// Start the attempt. `advance` is the next due row of a recurring schedule. It must be durable before the
+    /// attempt's outcome.
     Fire { advance: Option<DueKey> },
-    /// Later occurrences of the recurring schedule are due too. Write `missed`, the outcome of this occurrence, first:
-    /// the schedule continues from it (see [`after_outcome`]). Then write `latest`, the due row of the latest
+    /// Later occurrences of the recurring schedule are due too. First write `missed`, the outcome of this occurrence,
+    /// from which the schedule continues (see [`after_outcome`]). Then write `latest`, the due row of the latest
     /// occurrence, which fires as usual.
     Skip { missed: Run, latest: DueKey },
-    /// The row is dropped, because it is void.
+    /// Drop the row, because it is void.
     Drop(Void),
-    /// Write the outcome [`RunState::Cancelled`]: the schedule was cancelled or changed, and the run has attempts
-    /// already or is a redrive.
+    /// Write the outcome [`RunState::Cancelled`]. A user cancelled or changed the schedule, and the run already has
+    /// attempts or is a redrive.
     Cancel,
-    /// The program does not understand the schedule's stored text, for example after a downgrade. Write the row again
-    /// as `defer`, and warn the operator.
+    /// The program cannot parse the schedule's stored text, for example after a downgrade of the program. Write the row
+    /// again as `defer`, and warn the operator.
     Unreadable { error: CronError, defer: DueKey },
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Void {
-    /// The schedule was changed or cancelled after the row was written.
+    /// A user changed or cancelled the schedule after the row was written.
     Superseded,
-    /// The one-shot schedule already has its outcome: the row was written twice.
+    /// The one-shot schedule already has its outcome, and this row is a duplicate.
     Ended,
 }
 
-/// Decides about a due row at `now`.
+/// Decides what the executor does with a due row at `now`.
 ///
 /// # Panics
 /// Panics if `key` belongs to another schedule.
@@ -79,8 +83,8 @@ pub fn at_start(schedule: &Schedule, key: &DueKey, now: Timestamp) -> Start {
         return Start::Drop(Void::Superseded);
     }
     if let Some(next) = schedule.next.filter(|next| occurrence.nominal < *next) {
-        // An earlier owner started this occurrence, but failed before the outcome, and perhaps the next row, was
-        // durable.
+        // An earlier owner started this occurrence. It failed before the outcome was durable, and perhaps before the
+        // next row was durable.
         return Start::Fire { advance: Some(due_row(schedule, next, key.target, now)) };
     }
     let anchor = schedule.updated_at;
@@ -109,8 +113,8 @@ pub fn at_start(schedule: &Schedule, key: &DueKey, now: Timestamp) -> Start {
     }
 }
 
-/// Returns the row with which a recurring schedule continues after a row whose first attempt already has an outcome.
-/// The earlier owner may have failed before it wrote that row.
+/// Returns the due row with which a recurring schedule continues after `run`, which already has an outcome. The caller
+/// writes this row again, because an earlier owner may have failed before it wrote the row.
 #[must_use]
 pub fn after_outcome(schedule: &Schedule, run: &Run, target: TargetKey, now: Timestamp) -> Option<DueKey> {
     let Occurrence { nominal, revision, replay, .. } = run.occurrence;
@@ -126,19 +130,19 @@ pub fn after_outcome(schedule: &Schedule, run: &Run, target: TargetKey, now: Tim
     Some(due_row(schedule, next, target, now))
 }
 
-/// Consequence of an attempt, in the form of the store's outcome.
+/// Outcome of an attempt, with the values that the store writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Outcome {
     pub state: RunState,
     /// Due row of the retry, present if and only if `state` is [`RunState::Retrying`].
     pub then: Option<DueKey>,
-    /// True for the outcome of the schedule's last occurrence.
+    /// True if this outcome ends the schedule, because no further occurrence follows.
     pub ends: bool,
 }
 
-/// Decides the outcome of an attempt that was made from `schedule`. If a later change supersedes the run, the retry
-/// finds out when it starts. If the run was already superseded, a success still counts, and a failure is not retried.
-/// `retry_after` is the wait that the target requested, counted from `now`. `random` determines the wait.
+/// Decides the outcome of an attempt that the executor made from `schedule`. If `schedule` already supersedes the run,
+/// a success still counts, but a failure is not retried. If a later change supersedes the run, [`at_start`] cancels the
+/// retry. `retry_after` is the wait that the target requested, counted from `now`. `random` selects the wait.
 #[must_use]
 pub fn after_attempt(
     schedule: &Schedule,
@@ -170,12 +174,12 @@ fn is_last(schedule: &Schedule, nominal: Timestamp) -> bool {
     match &schedule.spec.when {
         When::At(_) => true,
         When::Every(_) => !has_next,
-        // An unreadable expression has no instants, but the schedule has not ended.
+        // An unreadable expression yields no instants, but the schedule has not ended.
         When::Cron(cron) => !has_next && cron.check().is_ok(),
     }
 }
 
-/// Returns the due row of a redriven dead letter, or `None` once an occurrence was redriven 65,535 times.
+/// Returns the due row of a redriven dead letter, or `None` if users have redriven the occurrence 65,535 times.
 #[must_use]
 pub fn redrive(dead_letter: Occurrence, target: TargetKey, now: Timestamp) -> Option<DueKey> {
     let occurrence = Occurrence { replay: dead_letter.replay.checked_add(1)?, ..dead_letter };
@@ -189,22 +193,22 @@ fn due_row(schedule: &Schedule, nominal: Timestamp, target: TargetKey, now: Time
     DueKey { position: nominal.max(now), occurrence, attempt: 1, target }
 }
 
-/// Returns true if the schedule has an occurrence at `nominal`. A change that failed half-way can leave a due row of a
-/// revision that a later change then used for other instants.
+/// Returns true if the schedule has an occurrence at `nominal`. A change that failed before its end can leave a due row
+/// behind. A later change may then use the revision of that row for other instants.
 fn has_occurrence_at(schedule: &Schedule, nominal: Timestamp) -> bool {
     let before = Timestamp::from_millis(nominal.as_millis() - 1);
     match &schedule.spec.when {
         When::At(at) => *at == nominal,
         When::Every(_) => schedule.spec.when.next_after(schedule.updated_at, before) == Some(nominal),
-        // An unreadable expression may match the instant.
+        // An unreadable expression may match the instant, so keep the row.
         When::Cron(cron) => {
             cron.check().is_err() || schedule.spec.when.next_after(schedule.updated_at, before) == Some(nominal)
         }
     }
 }
 
-/// Returns true for an occurrence of an older revision, which is void. A redrive is void only if the schedule was
-/// cancelled.
+/// Returns true if the occurrence is void: it belongs to an older revision, or a user cancelled the schedule. A redrive
+/// is void only if a user cancelled the schedule.
 fn is_superseded(schedule: &Schedule, occurrence: Occurrence) -> bool {
     let changed = occurrence.replay == 0 && occurrence.revision != schedule.revision;
     changed || schedule.status == Status::Cancelled

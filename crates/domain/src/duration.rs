@@ -1,7 +1,7 @@
-//! Durations as people and machines write them: `30s`, `1h30m`, `PT30S`.
+//! Texts for durations, in forms for people and for machines: `30s`, `1h30m`, `PT30S`.
 //!
-//! A day has 24 hours and a week seven days. Months and years have no fixed length and are rejected, as is anything
-//! finer than a millisecond.
+//! A day has 24 hours, and a week has seven days. The parser rejects months and years, because they have no fixed
+//! length. It also rejects fractions of a millisecond.
 
 use std::time::Duration;
 
@@ -23,11 +23,11 @@ pub enum DurationError {
     TooFine,
 }
 
-/// Parses a duration: units from weeks to milliseconds, larger before smaller (`1h30m`, `90 min`, `1d 12h`, `1.5h`), or
-/// ISO 8601 (`PT1H30M`).
+/// Parses a duration. It has units from weeks to milliseconds, with larger units before smaller units (`1h30m`, `90
+/// min`, `1d 12h`, `1.5h`), or the form of ISO 8601 (`PT1H30M`).
 ///
 /// # Errors
-/// Returns an error if `text` is not a duration, or the duration is not a fixed number of milliseconds.
+/// Returns an error if `text` is not a duration, or if the duration is not a fixed number of whole milliseconds.
 pub fn parse(text: &str) -> Result<Duration, DurationError> {
     if text.len() > TEXT_BYTES_MAX {
         return Err(DurationError::TooLong(text.len()));
@@ -47,8 +47,8 @@ pub fn parse(text: &str) -> Result<Duration, DurationError> {
     Ok(duration)
 }
 
-/// Writes the shortest text in days, hours, minutes, seconds and milliseconds that [`parse`] reads as `duration`.
-/// Fractions of a millisecond are dropped.
+/// Returns the shortest text in days, hours, minutes, seconds and milliseconds that [`parse`] reads as `duration`. The
+/// text omits fractions of a millisecond.
 #[must_use]
 pub fn format(duration: Duration) -> String {
     const UNITS: [(u64, &str); 4] = [(86_400, "d"), (3_600, "h"), (60, "m"), (1, "s")];

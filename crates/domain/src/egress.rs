@@ -1,12 +1,13 @@
-//! Egress rules: the kinds of addresses, and the kinds that a tenant's callbacks may reach.
+//! Egress rules: the kinds of network addresses, and the addresses that a tenant's callbacks may reach.
 //!
-//! A tenant chooses the target of a callback, and a machine inside the operator's network calls it. Without rules, a
-//! tenant could reach destinations that only this machine can reach: cloud metadata, databases, or the operator's
-//! computer. Therefore only public addresses are allowed, unless the tenant's policy allows others.
+//! A tenant chooses the target of a callback, and a machine inside the operator's network calls the target. Without
+//! rules, a tenant could reach destinations that only this machine can reach: cloud metadata, databases, or the
+//! operator's computer. Therefore callbacks may reach only public addresses, unless the tenant's policy allows other
+//! addresses.
 //!
-//! Invariants: an address that the tables below do not classify as public is not public. An address that contains
-//! another one (RFC 4038, 6052, 3056, 4380) is allowed only if both are. This module does not check host names. The
-//! code that resolves a name must check each resolved address.
+//! Invariants: an address that the tables below do not classify as public is not public. Some addresses contain another
+//! address (RFC 4038, 6052, 3056, 4380). Callbacks may reach such an address only if the policy allows both addresses.
+//! This module does not check host names. The code that resolves a name must check each resolved address.
 //!
 //! The tables follow IANA's special-purpose registries for IPv4 and IPv6 (RFC 6890 and its updates).
 //!
@@ -19,40 +20,41 @@ use std::str::FromStr;
 
 use http::Uri;
 
-/// Prefix of the error of a rejected attempt, and error code of a rejected URL.
+/// Error code of a URL that the policy rejects. The error text of a rejected attempt starts with the same code.
 pub const EGRESS_REJECTED: &str = "egress_refused";
 
-/// Limit of the networks in a policy. Each connection is compared with all of them.
+/// Maximum number of networks in a policy. The egress check compares the address of each connection with all networks.
 pub const NETWORKS_MAX: usize = 32;
 
-/// Destinations that a tenant's callbacks may reach in addition to public addresses. [`Egress::default`] allows none.
+/// Policy that states which destinations a tenant's callbacks may reach in addition to public addresses.
+/// [`Egress::default`] allows no other destinations.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Egress {
     pub allow: BTreeSet<Class>,
-    /// At most [`NETWORKS_MAX`] networks. Only this list can allow an address outside all classes. A metadata service
-    /// needs a network that consists of its single address.
+    /// Allowed networks, at most [`NETWORKS_MAX`]. Only this list can allow an address that belongs to no class. A
+    /// metadata service is allowed only by a network that consists of its single address.
     pub allow_networks: Vec<Network>,
     /// Restricts callbacks to `https`.
     pub forbid_http: bool,
 }
 
-/// Class of addresses that are not public, but that a policy may allow as a whole.
+/// Class of addresses that are not public. A policy may allow all addresses of a class.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Class {
-    /// 127.0.0.0/8, ::1: the machine that makes the callback.
+    /// Addresses of the machine that makes the callback: 127.0.0.0/8 and ::1.
     Loopback,
-    /// RFC 1918, and unique local addresses (RFC 4193).
+    /// Private addresses (RFC 1918) and unique local addresses (RFC 4193).
     Private,
-    /// 169.254.0.0/16, fe80::/10.
+    /// Link-local addresses: 169.254.0.0/16 and fe80::/10.
     LinkLocal,
-    /// 100.64.0.0/10, addresses behind a carrier's NAT (RFC 6598).
+    /// Addresses behind a carrier's NAT (RFC 6598): 100.64.0.0/10.
     Shared,
 }
 
 impl Class {
     pub const ALL: [Class; 4] = [Class::Loopback, Class::Private, Class::LinkLocal, Class::Shared];
 
-    /// Returns the name that policies use.
+    /// Returns the name of the class in policies.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -76,7 +78,8 @@ impl FromStr for Class {
 #[error("unknown address class; use loopback, private, link_local or shared")]
 pub struct UnknownClass;
 
-/// Network: all addresses with the same prefix, such as `10.1.0.0/16`. A network without a length is a single address.
+/// Network, which consists of all addresses with the same prefix, for example `10.1.0.0/16`. A text without a prefix
+/// length denotes a single address.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Network {
     address: IpAddr,
@@ -134,7 +137,7 @@ impl FromStr for Network {
         let (address, length) = text.split_once('/').map_or((text, None), |(address, length)| (address, Some(length)));
         let address: IpAddr = address.parse().map_err(|_| NetworkError::Syntax)?;
         if address.to_canonical() != address {
-            return Err(NetworkError::Syntax); // An IPv4-mapped address must be written as IPv4.
+            return Err(NetworkError::Syntax); // The text must use the IPv4 form of an IPv4-mapped address.
         }
         let length = match length {
             None => bits(address),
@@ -160,21 +163,22 @@ impl fmt::Display for Network {
     }
 }
 
-/// Kind of an address from the caller's point of view.
+/// Kind of an address, from the point of view of the machine that makes a callback.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     Public,
     Of(Class),
-    /// Metadata service of a cloud. It gives credentials to every client inside the cloud's network.
+    /// Metadata service of a cloud, which gives credentials to every client inside the cloud's network.
     Metadata,
-    /// Reserved for documentation, benchmarks, multicast, broadcast or future use, or unassigned.
+    /// Address that is unassigned, or that a standard reserves for documentation, benchmarks, multicast, broadcast or
+    /// future use.
     Reserved,
-    /// A gateway forwards packets for this address to the given IPv4 address.
+    /// Address whose packets a gateway forwards to the given IPv4 address.
     Translated(Ipv4Addr),
 }
 
-/// Metadata services of the large clouds. Most have the same link-local address. The others have an address that would
-/// otherwise count as private, shared or public.
+/// Addresses of the metadata services of the large clouds. Most clouds use the same link-local address. The other
+/// addresses would count as private, shared or public without this table.
 const METADATA: [IpAddr; 8] = [
     IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254)),
     IpAddr::V4(Ipv4Addr::new(169, 254, 170, 2)), // AWS: credentials of containers
@@ -190,19 +194,19 @@ const RESERVED_V4: [Network; 9] = [
     Network::v4(0, 0, 0, 0, 8),
     Network::v4(192, 0, 0, 0, 24),
     Network::v4(192, 0, 2, 0, 24),
-    Network::v4(192, 88, 99, 0, 24), // relays of 6to4
+    Network::v4(192, 88, 99, 0, 24), // relays for 6to4
     Network::v4(198, 18, 0, 0, 15),
     Network::v4(198, 51, 100, 0, 24),
     Network::v4(203, 0, 113, 0, 24),
     Network::v4(224, 0, 0, 0, 4),
-    Network::v4(240, 0, 0, 0, 4), // includes broadcast
+    Network::v4(240, 0, 0, 0, 4), // includes the broadcast address
 ];
 
-/// Global unicast addresses. All IPv6 addresses outside this network and without a class are reserved.
+/// Global unicast addresses. An IPv6 address outside this network is reserved unless a class contains it.
 const GLOBAL_V6: Network = Network::v6([0x2000, 0, 0, 0], 3);
 
 const RESERVED_V6: [Network; 3] = [
-    Network::v6([0x2001, 0, 0, 0], 23), // protocols: benchmarks, ORCHID
+    Network::v6([0x2001, 0, 0, 0], 23), // addresses for protocols, such as benchmarks and ORCHID
     Network::v6([0x2001, 0xdb8, 0, 0], 32),
     Network::v6([0x3fff, 0, 0, 0], 20),
 ];
@@ -220,8 +224,8 @@ const CLASSES: [(Network, Class); 9] = [
 ];
 
 impl Kind {
-    /// Classifies an address. An IPv4-mapped address (::ffff:0:0/96) counts as its IPv4 address, to which the kernel
-    /// connects.
+    /// Classifies an address. An IPv4-mapped address (::ffff:0:0/96) has the kind of its IPv4 address, because the
+    /// kernel connects to the IPv4 address.
     #[must_use]
     pub fn of(address: IpAddr) -> Kind {
         let address = address.to_canonical();
@@ -244,7 +248,7 @@ impl Kind {
         let embedded =
             |high: u16, low: u16| Kind::Translated(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)));
         match [s0, s1, s2, s3, s4, s5] {
-            // Unspecified, and IPv4-compatible (RFC 4291, 2.5.5.1).
+            // The unspecified address, and IPv4-compatible addresses (RFC 4291, 2.5.5.1).
             [0, 0, 0, 0, 0, 0] if s6 == 0 => Kind::Reserved,
             [0, 0, 0, 0, 0, 0] => embedded(s6, s7),
             // Stateless translation (RFC 2765), NAT64 (RFC 6052), and the NAT64 prefix for local use (RFC 8215).
@@ -259,8 +263,8 @@ impl Kind {
     }
 }
 
-/// Reason why a target is not called. It contains no address, because the tenant may not know the address behind its
-/// name.
+/// Reason why the policy rejects a target. It contains no address, because the tenant must not learn the address of a
+/// host name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum EgressRejection {
     #[error("the tenant's policy allows https only")]
@@ -272,7 +276,7 @@ pub enum EgressRejection {
 }
 
 impl Egress {
-    /// Checks one address.
+    /// Checks whether the policy allows callbacks to one address.
     ///
     /// # Errors
     /// Returns an error if `address` is not public and the policy does not allow it.
@@ -298,10 +302,10 @@ impl Egress {
         self.allow_networks.iter().any(|network| network.contains(address))
     }
 
-    /// Checks a URL without resolving names: its scheme, and its host if the host is an address.
+    /// Checks a URL without name resolution. It checks the scheme, and also the host if the host is an address.
     ///
     /// # Errors
-    /// Returns an error if the policy rejects the URL's target regardless of any name resolution.
+    /// Returns an error if the policy rejects the URL's scheme or the address in the URL.
     pub fn check_url(&self, url: &Uri) -> Result<(), EgressRejection> {
         if self.forbid_http && url.scheme_str() == Some("http") {
             return Err(EgressRejection::Http);

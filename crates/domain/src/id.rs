@@ -1,4 +1,4 @@
-//! Identifiers. Each has its own type, so that two ids cannot be swapped.
+//! Identifiers. Each kind of identifier has its own type, so that the compiler rejects an id of the wrong kind.
 
 use std::fmt;
 
@@ -8,7 +8,8 @@ pub struct TenantId(pub u32);
 
 /// Partition of a tenant's due rows.
 ///
-/// `generation` numbers the sets of pollers that the tenant's quotas have opened. A schedule keeps its poller for life.
+/// `generation` is the number of the set of pollers that one of the tenant's quotas opened. A schedule keeps its poller
+/// for its whole life.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct PollerId {
     pub tenant: TenantId,
@@ -16,14 +17,15 @@ pub struct PollerId {
     pub number: u16,
 }
 
-/// Unit of ownership: one member owns a shard at a time. The number of shards is fixed when the cluster is created.
+/// Unit of ownership. At most one member owns a shard at a time. The number of shards never changes after the operator
+/// creates the cluster.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ShardId(pub u16);
 
 /// Number of shards in a cluster.
 pub const SHARDS: u16 = 256;
 
-/// Fencing number of an ownership, assigned by the store. Terms are only compared.
+/// Fencing number of an ownership, which the store assigns. Code compares terms but does not calculate with them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Term(pub u64);
 
@@ -31,8 +33,9 @@ pub struct Term(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Revision(pub u32);
 
-/// Id of a schedule's life from creation to deletion: 48 bits of milliseconds, then 80 random bits, so that
-/// incarnations sort by time. A schedule that is deleted and created again under the same id has a new incarnation.
+/// Id of a schedule's life from creation to deletion. It consists of 48 bits of milliseconds and 80 random bits, so
+/// that incarnations sort by time. If a user deletes a schedule and creates it again under the same id, it has a new
+/// incarnation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Incarnation(pub u128);
 
@@ -44,9 +47,9 @@ impl Incarnation {
         Incarnation(millis << 80 | (random & ((1 << 80) - 1)))
     }
 
-    /// Creates an incarnation like [`Incarnation::new`], but with `fingerprint` as the last 32 bits, so that the
-    /// creator can recognize the request. The remaining 48 random bits distinguish incarnations of the same millisecond
-    /// and fingerprint.
+    /// Creates an incarnation like [`Incarnation::new`], but with `fingerprint` as the last 32 bits. The creator can
+    /// then recognize a repeated request. The remaining 48 random bits distinguish incarnations with the same
+    /// millisecond and fingerprint.
     #[must_use]
     pub fn with_fingerprint(now: crate::Timestamp, random: u128, fingerprint: u32) -> Self {
         let Incarnation(drawn) = Incarnation::new(now, random);
@@ -56,7 +59,7 @@ impl Incarnation {
     /// Returns the fingerprint given to [`Incarnation::with_fingerprint`], or 32 random bits for any other incarnation.
     #[must_use]
     pub fn fingerprint(self) -> u32 {
-        u32::try_from(self.0 & 0xffff_ffff).expect("a masked value has 32 bits")
+        u32::try_from(self.0 & 0xffff_ffff).expect("the masked fingerprint fits into 32 bits")
     }
 }
 
@@ -66,19 +69,19 @@ impl fmt::Debug for Incarnation {
     }
 }
 
-/// Key of a callback's target, for limits and fairness: a hash of scheme, host and port, or of a bus topic. Two targets
-/// may have the same key and then share one limit.
+/// Key under which the scheduler applies limits and fairness to a callback's target. It is a hash of scheme, host and
+/// port, or of a bus topic. Two targets may have the same key. They then share one limit.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct TargetKey(pub u32);
 
-/// Key that finds the schedules with one label: a hash of the label's name and value. Two labels may have the same key,
-/// so the reader must also compare the label itself.
+/// Index key for schedules with one label. It is a hash of the label's name and value. Two labels may have the same
+/// key, so the reader must also compare the label itself.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct LabelKey(pub u64);
 
 impl LabelKey {
-    /// FNV-1a, 64 bits, over the name, a byte that no text contains, and the value. Stores keep the hash, so it never
-    /// changes.
+    /// Returns the 64-bit FNV-1a hash of the name, a byte that no text contains, and the value. Stores retain the hash,
+    /// so this function must never change.
     #[must_use]
     pub fn of(name: &str, value: &str) -> Self {
         let bytes = name.bytes().chain([0xff]).chain(value.bytes());
@@ -94,7 +97,7 @@ pub struct ScheduleId(Box<str>);
 impl ScheduleId {
     pub const LEN_MAX: usize = 128;
 
-    /// Checks and copies an id.
+    /// Checks and copies the text of an id.
     ///
     /// # Errors
     /// Returns an error if `text` does not match `[A-Za-z0-9_-]{1,128}`.
@@ -108,7 +111,8 @@ impl ScheduleId {
         }
     }
 
-    /// Returns the id of a schedule without a user-given id: `s` and the incarnation's 26 lower-case Crockford digits.
+    /// Returns the id of a schedule for which the user gave no id: `s` and the 26 lower-case Crockford digits of the
+    /// incarnation.
     #[must_use]
     pub fn from_incarnation(incarnation: Incarnation) -> Self {
         let mut text = String::with_capacity(27);
@@ -117,7 +121,8 @@ impl ScheduleId {
         ScheduleId(text.into_boxed_str())
     }
 
-    /// Returns the id for a digest of another name: `k` and 26 lower-case Crockford digits.
+    /// Returns the id of a schedule whose request has an idempotency key. It consists of `k` and the 26 lower-case
+    /// Crockford digits of `digest`, a hash of the key.
     #[must_use]
     pub fn from_digest(digest: u128) -> Self {
         let mut text = String::with_capacity(27);
@@ -172,27 +177,29 @@ pub(crate) fn parse_base32(text: &str) -> Option<u128> {
     for (at, byte) in text.bytes().enumerate() {
         let digit = CROCKFORD.iter().position(|c| *c == byte)?;
         if at == 0 && digit > 7 {
-            return None; // 26 digits hold 130 bits, so the first digit has only three.
+            return None; // A value has 128 bits and 26 digits have 130 bits, so the first digit has only three bits.
         }
         value = value << 5 | u128::try_from(digit).ok()?;
     }
     Some(value)
 }
 
-/// FNV-1a, 32 bits. Placement needs a hash that is stable across versions and machines, not a fast one.
+/// Returns the 32-bit FNV-1a hash. Placement needs a hash that is the same in all versions and on all machines. It does
+/// not need a fast hash.
 #[must_use]
 pub fn fnv1a(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }
 
 impl PollerId {
-    /// Returns the poller of a schedule: a hash of its id over the `pollers` of its tenant's newest generation.
+    /// Returns the poller of a schedule. A hash of the id selects one of the `pollers` of the tenant's newest
+    /// generation.
     ///
     /// # Panics
     /// Panics if `pollers` is zero.
     #[must_use]
     pub fn of(tenant: TenantId, generation: u16, pollers: u16, id: &ScheduleId) -> Self {
-        assert!(pollers > 0, "a tenant has at least one poller");
+        assert!(pollers > 0, "every tenant has at least one poller");
         let number = mix(fnv1a(id.as_str().as_bytes())) % u32::from(pollers);
         PollerId { tenant, generation, number: u16::try_from(number).unwrap_or(0) }
     }
@@ -208,7 +215,8 @@ impl PollerId {
     }
 }
 
-/// Spreads every input bit over the low bits that a remainder keeps (finalizer of MurmurHash3, 32 bits).
+/// Mixes the bits of a hash, so that every input bit affects the low bits, which select the shard or the poller (32-bit
+/// finalizer of MurmurHash3).
 fn mix(mut hash: u32) -> u32 {
     hash = (hash ^ hash >> 16).wrapping_mul(0x85eb_ca6b);
     hash = (hash ^ hash >> 13).wrapping_mul(0xc2b2_ae35);

@@ -1,37 +1,39 @@
-//! Limits of a schedule, each with its name, its default, and the cost of a value that is too small or too large.
+//! Limits of a schedule, with their defaults. Some comments state the cost of a value that is too small or too large.
 
 use std::time::Duration;
 
-/// Number of attempts in the record of a run; older attempts are dropped. Each retry rewrites the record, so this
-/// limits its size.
+/// Maximum number of attempts in the record of a run. The store drops older attempts. Each retry rewrites the record,
+/// so this number limits the size of the record.
 pub const ATTEMPTS_KEPT: usize = 16;
 
-/// Limits of the values in a schedule. All of them are configurable; the documented values are the defaults.
+/// Limits of the values in a schedule. An operator can configure all limits. The comments state the defaults.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Oldest accepted `at`. An instant that is further in the past is rejected; a nearer one fires at once. Default 60
-    /// s.
+    /// Maximum time for which an `at` may lie in the past. The server rejects an older instant. A schedule with a less
+    /// old instant fires at once. Default 60 s.
     pub past_max: Duration,
-    /// Shortest `every`, and shortest distance of a cron expression. Default 1 s. A shorter one lets one schedule fill
-    /// a queue.
+    /// Shortest `every`, and shortest distance between two instants of a cron expression. Default 1 s. With a shorter
+    /// interval, a single schedule could fill a queue.
     pub interval_min: Duration,
-    /// Longest time from now to `at`, and longest `every`. Default 10 years.
+    /// Maximum time from now until `at`, and maximum length of `every`. Default 10 years.
     pub horizon: Duration,
-    /// Bytes of a payload. Default 64 KiB.
+    /// Maximum size of a payload in bytes. Default 64 KiB.
     pub payload_bytes_max: usize,
-    /// Highest `attempts_max`. Default 20.
+    /// Highest `attempts_max` that a schedule may set. Default 20.
     pub attempts_max: u16,
-    /// Longest `backoff_max`. Default 24 h.
+    /// Longest `backoff_max` that a schedule may set. Default 24 h.
     pub backoff_max: Duration,
-    /// Longest `timeout`. Default 5 min. A slow target occupies a slot for this long.
+    /// Longest `timeout` that a schedule may set. Default 5 min. A slow target can occupy a slot for attempts for this
+    /// time.
     pub timeout_max: Duration,
-    /// Number of headers of a target (default 32), and their total bytes (default 8 KiB).
+    /// Maximum number of headers of a target (default 32), and their maximum total size in bytes (default 8 KiB).
     pub headers_max: usize,
     pub header_bytes_max: usize,
-    /// Number of labels of a schedule (default 16), and bytes of a label's name or value (default 256).
+    /// Maximum number of labels of a schedule (default 16), and maximum size of a label's name or value in bytes
+    /// (default 256).
     pub labels_max: usize,
     pub label_bytes_max: usize,
-    /// Bytes of a target URL. Default 2,048.
+    /// Maximum size of a target URL in bytes. Default 2,048.
     pub url_bytes_max: usize,
 }
 

@@ -8,19 +8,20 @@ use std::time::Duration;
 use crate::id::{base32, parse_base32};
 use crate::{Incarnation, Revision, TargetKey, TenantId, Timestamp};
 
-/// One due instant of one schedule. It stays the same through every attempt, hand-over and crash.
+/// One due instant of one schedule. Attempts, hand-overs and crashes do not change it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Occurrence {
     pub incarnation: Incarnation,
-    /// Instant that the schedule names, regardless of when the occurrence starts.
+    /// Instant at which the schedule is due, regardless of when the occurrence starts.
     pub nominal: Timestamp,
-    /// Revision of the schedule when this occurrence was planned.
+    /// Revision of the schedule that planned this occurrence.
     pub revision: Revision,
-    /// Number of redrives of this occurrence; 0 for the first run.
+    /// Number of times that users redrove this occurrence; 0 for the first run.
     pub replay: u16,
 }
 
-/// Public id of an occurrence. It is opaque: 52 Crockford digits without dots, which Standard Webhooks forbids in ids.
+/// Public id of a run of an occurrence. The id is opaque and consists of 52 Crockford digits. It contains no dots,
+/// because Standard Webhooks forbids dots in ids.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct RunId(String);
 
@@ -64,36 +65,37 @@ impl fmt::Display for RunId {
     }
 }
 
-/// Due row in the window: enough data to fire it, without its payload.
+/// Key of a due row in the window. It contains the data that the scheduler needs to fire the row, without the payload.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct DueKey {
-    /// Instant of the start: the nominal instant, or a later one (a retry, a deferral or a late creator).
+    /// Instant at which the attempt starts. It is the nominal instant, or a later instant because of a retry, a
+    /// deferral or a late creator.
     pub position: Timestamp,
     pub occurrence: Occurrence,
-    /// Number of the requested attempt, from 1.
+    /// Number of the attempt that this row requests, from 1.
     pub attempt: u16,
     pub target: TargetKey,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RunState {
-    /// An attempt failed; another is due.
+    /// An attempt failed, and another attempt is due.
     Retrying,
     Succeeded,
-    /// No attempts are left. The run is a dead letter until it is redriven.
+    /// The last allowed attempt failed. The run is a dead letter until a user redrives it.
     Failed,
-    /// Occurrence of a recurring schedule that was overdue when a later occurrence was overdue too. One record covers
-    /// all occurrences from the nominal instant to `last`, both inclusive.
+    /// The occurrence of a recurring schedule did not start, because a later occurrence was already due too. One record
+    /// covers all occurrences from the nominal instant to `last`, with both ends included.
     Missed {
         last: Timestamp,
         count: u64,
     },
-    /// The schedule was cancelled or changed while an attempt was in flight or a retry was due.
+    /// A user cancelled or changed the schedule while an attempt was in flight or a retry was due.
     Cancelled,
 }
 
 impl RunState {
-    /// Returns true if this occurrence will not change any more.
+    /// Returns true if this state of a run is final.
     #[must_use]
     pub fn is_final(self) -> bool {
         self != RunState::Retrying
@@ -113,10 +115,10 @@ pub struct Attempt {
 pub enum AttemptResult {
     /// The target responded with this status.
     Answered(u16),
-    /// The target could not be reached, or broke the connection. The text is a short reason for people.
+    /// The executor could not reach the target, or the connection failed. The text is a short reason for people.
     Unreachable(String),
     TimedOut,
-    /// The executor panicked before it had a result. This counts as a failed attempt.
+    /// The executor panicked before it had a result. The panic counts as a failed attempt.
     Panicked,
 }
 
@@ -134,6 +136,7 @@ pub struct Run {
     pub tenant: TenantId,
     pub occurrence: Occurrence,
     pub state: RunState,
-    /// Attempts in order. The store keeps only the last [`crate::limits::ATTEMPTS_KEPT`].
+    /// Attempts in the order of their numbers. The store retains only the last [`crate::limits::ATTEMPTS_KEPT`]
+    /// attempts.
     pub attempts: Vec<Attempt>,
 }

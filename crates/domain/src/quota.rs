@@ -2,23 +2,24 @@
 
 use std::time::Duration;
 
-/// Kind of limit that each tenant has.
+/// Kind of limit that the service can apply to a tenant.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Quota {
-    /// Attempts, including retries. Attempts above the limit are made late, in due order. None is dropped.
+    /// Attempts, including retries. The scheduler starts attempts above the limit late, in the order of their due
+    /// times. It drops no attempt.
     CallbacksPerMinute,
-    /// Schedules created, including by PUT.
+    /// Schedules that the tenant creates, also with PUT.
     CreatesPerSecond,
-    /// Schedules that have a future occurrence.
+    /// Schedules of the tenant that have a future occurrence.
     PendingMax,
     PayloadBytesMax,
-    /// Days that `at` may be in the future; also the longest `every`, in days.
+    /// Maximum number of days that `at` may lie in the future, and maximum length of `every` in days.
     HorizonDays,
-    /// Attempts in flight to all targets together.
+    /// Attempts of the tenant that are in flight to all targets together.
     InFlightMax,
-    /// Attempts in flight to one scheme, host and port.
+    /// Attempts of the tenant that are in flight to one scheme, host and port.
     InFlightPerTargetMax,
-    /// Attempts to one scheme, host and port.
+    /// Attempts of the tenant to one scheme, host and port.
     CallbacksPerSecondPerTarget,
 }
 
@@ -34,7 +35,7 @@ impl Quota {
         Quota::CallbacksPerSecondPerTarget,
     ];
 
-    /// Returns the name in storage and in the API, which never changes.
+    /// Returns the name of the quota in storage and in the API. The name never changes.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -55,12 +56,12 @@ impl Quota {
     }
 }
 
-/// Inclusive number for each [`Quota`]. `None` means that only the limits of the whole service apply.
+/// Numbers of a tenant for each [`Quota`], inclusive. `None` means that only the limits of the whole service apply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Quotas([Option<u32>; Quota::ALL.len()]);
 
 impl Quotas {
-    /// No limits for the tenant.
+    /// Quotas that set no limits for the tenant.
     pub const NONE: Quotas = Quotas([None; Quota::ALL.len()]);
 
     #[must_use]
@@ -82,13 +83,13 @@ impl Quotas {
         Quota::ALL.into_iter().map(|quota| (quota, self.get(quota)))
     }
 
-    /// Returns the first quota that is above its ceiling.
+    /// Returns the first quota whose number is above its ceiling.
     #[must_use]
     pub fn first_above(&self, ceilings: &Quotas) -> Option<Quota> {
         self.iter().map(|(quota, _)| quota).find(|quota| self.lowered(*quota, ceilings) != self.get(*quota))
     }
 
-    /// Returns these quotas, with each one above its ceiling lowered to the ceiling.
+    /// Returns a copy of these quotas in which each number above its ceiling is lowered to the ceiling.
     #[must_use]
     pub fn lowered_to(&self, ceilings: &Quotas) -> Quotas {
         Quotas(Quota::ALL.map(|quota| self.lowered(quota, ceilings)))
@@ -99,12 +100,12 @@ impl Quotas {
     }
 }
 
-/// Callbacks per minute that one poller is sized for.
+/// Number of callbacks per minute for which one poller is sized.
 pub const CALLBACKS_PER_POLLER: u32 = 1_000;
 /// Additional pollers of a tenant, in percent of the number that its quota needs.
 pub const SPARE_PERCENT: u32 = 10;
-/// Limit of a tenant's pollers, however high its quota. Each poller costs its owner regular reads, even when nothing is
-/// due.
+/// Maximum number of pollers of a tenant, also for a very high quota. The owner of a poller reads the poller regularly,
+/// even when no row is due.
 pub const POLLERS_MAX: u16 = 1_024;
 
 /// Returns the number of pollers for a quota of callbacks per minute: a power of two, at most [`POLLERS_MAX`].
@@ -115,7 +116,7 @@ pub fn pollers(callbacks_per_minute: u32) -> u16 {
     u16::try_from(with_spare.next_power_of_two()).unwrap_or(POLLERS_MAX).min(POLLERS_MAX)
 }
 
-/// Number of tokens per period. The same number is available at once after an idle period.
+/// Rate of tokens: a number of tokens per period. After an idle period, the same number of tokens is available at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rate {
     /// Interval between two tokens; `None` if the rate is zero.
@@ -139,7 +140,7 @@ impl Rate {
     /// Returns the fraction `part / whole` of this rate. `part` is at most `whole`.
     #[must_use]
     pub fn share(self, part: u32, whole: u32) -> Self {
-        assert!(part <= whole, "a share is at most the whole");
+        assert!(part <= whole, "the share is not larger than the whole rate");
         match part {
             0 => Rate { each: None, ..self },
             _ => Rate { each: self.each.map(|each| each.saturating_mul(whole) / part), ..self },
@@ -148,8 +149,8 @@ impl Rate {
 }
 
 /// Token bucket. Tokens arrive at a [`Rate`] and accumulate up to the number of one period. The algorithm is virtual
-/// scheduling (ITU-T I.371), which is equivalent to a token bucket and stores one number. The rate is an argument and
-/// may change at any time.
+/// scheduling (ITU-T I.371), which is equivalent to a token bucket but stores only one number. The caller passes the
+/// rate as an argument and may change the rate at any time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct TokenBucket {
     /// Instant of a monotonic clock at which the bucket is full again.
@@ -157,16 +158,17 @@ pub struct TokenBucket {
 }
 
 impl TokenBucket {
-    /// Returns the instant of the next token: `now` if one is available, `None` if this rate never yields one.
+    /// Returns the instant of the next token. It is `now` if a token is available, and `None` if this rate never yields
+    /// a token.
     #[must_use]
     pub fn next(&self, rate: Rate, now: Duration) -> Option<Duration> {
         let each = rate.each?;
-        // A full bucket always has a token, however low the rate is.
+        // A full bucket always has a token, even if the rate is very low.
         let burst = rate.per.saturating_sub(each);
         Some(self.full_at.saturating_sub(burst).max(now))
     }
 
-    /// Takes one token, if one is available.
+    /// Takes a token if one is available, and returns true if it took a token.
     pub fn take(&mut self, rate: Rate, now: Duration) -> bool {
         let is_available = self.next(rate, now) == Some(now);
         if let Some(each) = rate.each.filter(|_| is_available) {
@@ -175,7 +177,7 @@ impl TokenBucket {
         is_available
     }
 
-    /// Puts back a token that was taken and not used.
+    /// Puts back a token that the caller took but did not use.
     pub fn put_back(&mut self, rate: Rate) {
         self.full_at = self.full_at.saturating_sub(rate.each.unwrap_or(Duration::ZERO));
     }
@@ -206,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn quota_without_number_is_above_every_ceiling() {
+    fn unset_quota_is_above_every_ceiling() {
         let ceilings = Quotas::NONE.with(Quota::PendingMax, 10);
         assert_eq!(Quotas::NONE.first_above(&ceilings), Some(Quota::PendingMax));
         assert_eq!(Quotas::NONE.with(Quota::PendingMax, 11).first_above(&ceilings), Some(Quota::PendingMax));
@@ -216,13 +218,13 @@ mod tests {
     }
 
     #[test]
-    fn poller_count_follows_the_quota_with_ten_percent_spare() {
+    fn tenant_gets_pollers_for_its_quota_and_ten_percent_more() {
         let quotas = [0, 1, 900, 1_000, 1_001, 7_000, 8_000, 50_000, 60_000, 1_000_000, u32::MAX];
         assert_eq!(quotas.map(pollers), [2, 2, 2, 2, 4, 8, 16, 64, 128, 1_024, 1_024]);
     }
 
     #[test]
-    fn idle_bucket_gives_one_period_of_tokens_then_single_ones() {
+    fn idle_bucket_gives_tokens_of_one_period_then_single_tokens() {
         let rate = Rate::new(10, SECOND);
         let mut bucket = TokenBucket::default();
         let now = Duration::from_secs(100);
@@ -233,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_rate_gives_no_token_and_slow_share_gives_one() {
+    fn bucket_gives_no_token_at_rate_zero_but_one_at_low_rate() {
         let mut bucket = TokenBucket::default();
         assert_eq!(bucket.next(Rate::new(0, SECOND), SECOND), None);
         assert!(!bucket.take(Rate::new(5, SECOND).share(0, 2), SECOND));
@@ -244,7 +246,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bucket_never_exceeds_its_rate_plus_one_period(
+        fn bucket_gives_at_most_its_rate_plus_one_period_of_tokens(
             tokens in 1_u32..1_000, waits in prop::collection::vec(0_u64..50, 1..200)
         ) {
             let rate = Rate::new(tokens, SECOND);
@@ -257,7 +259,7 @@ mod tests {
                     taken += 1;
                 }
                 let arrived = (now - began).as_secs_f64() * f64::from(tokens);
-                // Tokens arrive at whole nanoseconds.
+                // Tokens arrive only at whole nanoseconds.
                 prop_assert!(f64::from(taken) <= arrived + f64::from(tokens) + 1.0 + arrived * 1e-6);
                 prop_assert!(f64::from(taken) + 1.0 >= arrived.min(f64::from(tokens)));
             }

@@ -11,16 +11,17 @@ pub use cron::{Cron, CronError, CronField};
 
 #[derive(Clone, PartialEq, Debug)]
 pub enum When {
-    /// One instant. A request with a fraction of a millisecond is rounded up, so that it never fires early.
+    /// A single instant. The parser of requests rounds a fraction of a millisecond up, so that the schedule never fires
+    /// early.
     At(Timestamp),
     Cron(Cron),
-    /// The instants `updated_at + n * interval`, n from 1.
+    /// All instants `updated_at + n * interval`, for n from 1.
     Every(Duration),
 }
 
 impl When {
-    /// Returns the first instant after `after`, if there is one. `anchor` is the instant at which the schedule was
-    /// created or last changed: `Every` counts from it and therefore does not drift.
+    /// Returns the first instant after `after`, or `None` if no instant follows. `anchor` is the instant at which a
+    /// user created or last changed the schedule. `Every` counts from `anchor` and therefore does not drift.
     #[must_use]
     pub fn next_after(&self, anchor: Timestamp, after: Timestamp) -> Option<Timestamp> {
         match self {
@@ -33,10 +34,11 @@ impl When {
         }
     }
 
-    /// Returns the instants that became due after `nominal`, an instant of a recurring schedule, up to `now`. The
-    /// result is `None` if there are none, so that `nominal` itself is the latest.
+    /// Returns the instants that became due after `nominal`, an instant of a recurring schedule, and not after `now`.
+    /// Returns `None` if no instant became due in this time. Then `nominal` is the latest due instant.
     ///
-    /// A cron expression takes at most one step per day between the two instants. `Every` takes none.
+    /// The search for a cron expression takes at most one step per day between `nominal` and `now`. `Every` needs no
+    /// search.
     #[must_use]
     pub fn missed(&self, anchor: Timestamp, nominal: Timestamp, now: Timestamp) -> Option<Missed> {
         match self {
@@ -61,15 +63,15 @@ impl When {
 /// Overdue instants of a recurring schedule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Missed {
-    /// Latest due instant, which will fire.
+    /// Latest due instant. Its occurrence fires.
     pub latest: Timestamp,
-    /// Instant before `latest`, the last one that will not fire.
+    /// Last instant before `latest`. Its occurrence is missed.
     pub last: Timestamp,
-    /// Number of instants that will not fire, at least 1.
+    /// Number of missed instants, at least 1.
     pub count: u64,
 }
 
-/// The instants `anchor + n * interval`, n from 1.
+/// Series of the instants `anchor + n * interval`, for n from 1.
 struct Series {
     anchor_millis: i64,
     /// Interval in milliseconds, at least 1.

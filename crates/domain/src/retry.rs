@@ -1,17 +1,19 @@
-//! Retries of failed attempts.
+//! Retries of failed attempts: their number and the waits between them.
 
 use std::time::Duration;
 
-/// Exponential backoff with full jitter (Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015).
+/// Policy for retries: exponential backoff with full jitter (Brooker, "Exponential Backoff And Jitter", AWS
+/// Architecture Blog, 2015).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RetryPolicy {
-    /// Number of attempts, including the first; at least 1. Default 5: with the other defaults, the last attempt starts
-    /// at most 15 s after the first, or later if the target requests it. Too few attempts turn a restart of the target
-    /// into dead letters. Too many attempts burden a target that will not recover.
+    /// Maximum number of attempts, including the first attempt; at least 1. Default 5. With all defaults, the last
+    /// attempt starts at most 15 s after the first attempt, or later if the target requests a wait. If the number is
+    /// too small, a restart of the target causes dead letters. If it is too large, a target that will not recover
+    /// receives useless attempts.
     pub attempts_max: u16,
-    /// Upper bound of the wait before the second attempt. It doubles for each further attempt. Default 1 s.
+    /// Upper bound of the wait before the second attempt. The bound doubles for each further attempt. Default 1 s.
     pub backoff: Duration,
-    /// Upper bound of every wait, even if the target requests a longer one. Default 10 min.
+    /// Upper bound of every wait, even if the target requests a longer wait. Default 10 min.
     pub backoff_max: Duration,
 }
 
@@ -22,11 +24,11 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// Returns the wait before the next attempt, or `None` once the attempts are used up.
+    /// Returns the wait before the next attempt, or `None` if the policy allows no further attempt.
     ///
-    /// `attempt` is the number of the failed attempt, from 1. `random` selects a wait, uniformly from zero to
-    /// `backoff * 2^(attempt - 1)`. This wait is added to `retry_after`, so that callers that a target has rejected
-    /// together do not return together. The sum is at least 1 ms, the resolution of all instants, and at most
+    /// `attempt` is the number of the failed attempt, from 1. `random` selects a wait, uniformly from zero to `backoff
+    /// * 2^(attempt - 1)`. The function adds this wait to `retry_after`, so that callers that a target rejected at the
+    /// same time retry at different times. The sum is at least 1 ms, the resolution of all instants, and at most
     /// `backoff_max`.
     #[must_use]
     pub fn wait(&self, attempt: u16, random: u64, retry_after: Option<Duration>) -> Option<Duration> {

@@ -1,4 +1,4 @@
-//! Schedules and their contents.
+//! Schedules, and their user-defined contents.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,21 +9,21 @@ use crate::recurrence::When;
 use crate::retry::RetryPolicy;
 use crate::{Incarnation, PollerId, Revision, ScheduleId, Secret, TargetKey, TenantId, Timestamp};
 
-/// Stored schedule.
+/// Schedule in the form in which the store contains it.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Schedule {
     pub tenant: TenantId,
     pub id: ScheduleId,
     pub incarnation: Incarnation,
-    /// Poller, fixed for life. Its shard is the schedule's home shard.
+    /// Poller of the schedule, which never changes. The poller's shard is the schedule's home shard.
     pub poller: PollerId,
     pub revision: Revision,
     pub status: Status,
     pub created_at: Timestamp,
-    /// Instant at which the timing was last set. It belongs to `revision`, or to an earlier revision if later ones kept
-    /// the timing. `every` counts from this instant.
+    /// Instant at which a user last set the timing. `every` counts from this instant. A later revision that does not
+    /// change the timing does not change this instant.
     pub updated_at: Timestamp,
-    /// Nominal instant of the occurrence that has a due row; `None` once the schedule has ended.
+    /// Nominal instant of the occurrence that has a due row. `None` if the schedule has ended.
     pub next: Option<Timestamp>,
     pub spec: Spec,
 }
@@ -40,8 +40,8 @@ impl Schedule {
     }
 }
 
-/// Version of a schedule's contents. It changes with each replacement and with a cancellation. It does not change when
-/// a recurring schedule advances, or when a schedule ends.
+/// Version of a schedule's contents. Each change by a user and each cancellation changes the version. An occurrence of
+/// a recurring schedule and the end of a schedule do not change it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ScheduleVersion {
     pub incarnation: Incarnation,
@@ -49,7 +49,7 @@ pub struct ScheduleVersion {
 }
 
 impl ScheduleVersion {
-    /// Returns the public, opaque form: 26 Crockford digits, a `-`, and the revision.
+    /// Returns the public, opaque form of the version: 26 Crockford digits, a `-`, and the revision.
     #[must_use]
     pub fn name(&self) -> String {
         let mut text = String::with_capacity(32);
@@ -59,19 +59,20 @@ impl ScheduleVersion {
         text
     }
 
-    /// Parses the public form, or returns `None` if `name` is not exactly what [`ScheduleVersion::name`] writes.
+    /// Parses the public form of a version. Returns `None` if `name` is not exactly what [`ScheduleVersion::name`]
+    /// writes.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         let (incarnation, revision) = name.split_once('-')?;
         let incarnation = Incarnation(crate::id::parse_base32(incarnation)?);
         let edition = ScheduleVersion { incarnation, revision: Revision(revision.parse().ok()?) };
-        // Each edition has one name only: `+7` and `007` are invalid.
+        // Each version has only one name, so the revisions `+7` and `007` are invalid.
         (edition.name() == name).then_some(edition)
     }
 }
 
-/// Precondition from an earlier read of a schedule. While it holds, the schedule's contents, state and next occurrence
-/// are the same as in that read.
+/// Precondition from an earlier read of a schedule. While the precondition holds, the schedule's contents, state and
+/// next occurrence are the same as in that read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Precondition {
     pub edition: ScheduleVersion,
@@ -91,7 +92,8 @@ pub enum Status {
 pub struct Spec {
     pub when: When,
     pub target: Target,
-    /// Body of the callback, with exactly the bytes of `payload` in the request. Empty if the request had no payload.
+    /// Body of the callback. It has exactly the bytes of `payload` in the request, and is empty if the request had no
+    /// payload.
     pub payload: Bytes,
     pub labels: BTreeMap<String, String>,
     pub retry: RetryPolicy,
@@ -104,24 +106,26 @@ pub enum Target {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HttpTarget {
-    /// URL with the scheme `http` or `https` and a host. It is checked when the schedule is created.
+    /// URL with the scheme `http` or `https` and a host. The server checks the URL when a user creates or changes the
+    /// schedule.
     pub url: String,
     pub method: String,
-    /// Headers in the order of the request, with lower-case names. They contain no header that Reveille sets itself and
-    /// no hop-by-hop header. Values may be credentials.
+    /// Headers of the callback in the order of the request, with lower-case names. The list contains no header that
+    /// Reveille sets itself and no hop-by-hop header. Header values may be credentials.
     pub headers: Vec<(String, Secret)>,
-    /// Time limit of one attempt, from connecting to the end of the response.
+    /// Time limit of one attempt, from the start of the connection to the end of the response.
     pub timeout: Duration,
 }
 
 impl Target {
-    /// Returns the key under which this target's limits are counted: a hash of scheme, host and port.
+    /// Returns the key under which the scheduler counts the attempts to this target. It is a hash of scheme, host and
+    /// port.
     #[must_use]
     pub fn key(&self) -> TargetKey {
         TargetKey(crate::id::fnv1a(self.origin().as_bytes()))
     }
 
-    /// Returns scheme, host and port as in the URL, but in lower case.
+    /// Returns the scheme, host and port of the URL in lower case.
     #[must_use]
     pub fn origin(&self) -> String {
         let Target::Http(http) = self;

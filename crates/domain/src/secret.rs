@@ -1,30 +1,30 @@
-//! Secret values: header values of targets, and the secrets that sign callbacks.
+//! Secret values: the header values of targets, and the secrets that sign callbacks.
 //!
-//! Invariant: the `Debug` form contains no part of a value, and there is no `Display` form. The store's side encrypts
-//! and decrypts. In this crate, an encrypted value is opaque bytes.
+//! Invariant: the `Debug` form contains no part of a value, and the type has no `Display` form. The code of the store
+//! encrypts and decrypts values. In this crate, an encrypted value consists of opaque bytes.
 
 use std::fmt;
 
 use bytes::Bytes;
 
-/// Prefix of an attempt's error if this member has no key for the secrets.
+/// Prefix of an attempt's error if this member does not have the key that decrypts the schedule's secrets.
 pub const NOT_DECRYPTED: &str = "secret_not_opened";
 
-/// Secret value. It is encrypted in storage. It is plain on its way from a request to the store, and from the store to
-/// a callback.
+/// Secret value. It is encrypted in storage. It is plain text between a request and the store, and between the store
+/// and a callback.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub enum Secret {
-    /// Plain text, as the user sent it, or as older versions without encryption stored it.
+    /// Plain text from a user, or from an older version that stored secrets without encryption.
     Plain(Bytes),
-    /// Ciphertext, which only the store's key can decrypt.
+    /// Ciphertext, which only a key of the store can decrypt.
     Encrypted(Bytes),
 }
 
 impl Secret {
-    /// Placeholder that responses show for a secret. It is rejected as a value.
+    /// Placeholder that responses show for a secret. Validation rejects the placeholder as a header value.
     pub const REDACTED: &'static str = "[redacted]";
 
-    /// Additional length of a ciphertext compared to its plain text, in bytes.
+    /// Number of bytes by which a ciphertext is longer than its plain text.
     pub const ENCRYPTION_OVERHEAD: usize = 1 + 8 + 24 + 16;
 
     /// Returns the plain text, or `None` if the value is encrypted.
@@ -41,7 +41,7 @@ impl Secret {
         matches!(self, Secret::Encrypted(_))
     }
 
-    /// Returns the length of the plain text in bytes, whether or not the value is encrypted.
+    /// Returns the length of the plain text in bytes, also for an encrypted value.
     #[must_use]
     pub fn plain_len(&self) -> usize {
         match self {
@@ -83,10 +83,10 @@ impl From<Vec<u8>> for Secret {
 pub struct KeyId(pub [u8; KeyId::LEN]);
 
 impl KeyId {
-    /// The length of an id, in bytes.
+    /// Length of a key id in bytes.
     pub const LEN: usize = 8;
 
-    /// Parses the text that `Display` writes, or returns `None` for other text.
+    /// Parses the text that `Display` writes. Returns `None` for any other text.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let byte = |at| u8::from_str_radix(text.get(at..at + 2)?, 16).ok();
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn debug_form_contains_no_part_of_a_secret() {
+    fn debug_text_contains_no_part_of_a_secret() {
         for secret in [Secret::from("hunter2"), Secret::Encrypted(Bytes::from_static(b"hunter2"))] {
             let shown = format!("{secret:?} {:?}", vec![("authorization", secret.clone())]);
             assert!(!shown.contains("hunter2") && !shown.contains("104"), "{shown}");

@@ -1,29 +1,32 @@
 //! Tenants: the registered users of the service, their keys, and the audit log of their changes.
 //!
-//! The crate `stored` defines the stored form of a tenant, and the crate `api` the JSON form.
+//! The crate `stored` defines the stored form of a tenant. The crate `api` defines the JSON form.
 
 use crate::{Egress, KeyId, Quota, Quotas, Secret, TenantId, Timestamp};
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Tenant {
     pub id: TenantId,
-    /// Name with the syntax of a [`crate::ScheduleId`].
+    /// Name of the tenant, with the syntax of a [`crate::ScheduleId`].
     pub name: String,
-    /// Number of changes; 0 for a tenant that was created before changes were counted.
+    /// Number of changes to the tenant. It is 0 for a tenant from an older release, which did not count changes.
     pub version: u64,
-    /// Number of pollers of each generation, oldest first. New schedules use the last generation. Empty for
-    /// [`Tenant::OPERATOR`] only.
+    /// Number of pollers of each generation, the oldest first. New schedules use the last generation. Only
+    /// [`Tenant::OPERATOR`] has an empty list.
     pub generations: Vec<u16>,
-    /// Secrets that sign the tenant's callbacks, newest first: one, or two while the newer replaces the older.
+    /// Secrets that sign the tenant's callbacks, the newest first. A tenant has one secret, or two secrets while the
+    /// newer secret replaces the older secret.
     pub signing_secrets: Vec<SigningSecret>,
     pub keys: Vec<ApiKey>,
-    /// Current limits. The tenant's admins may change them.
+    /// Current quotas. The tenant's admins may change them up to the ceilings.
     pub quotas: Quotas,
-    /// Highest values of the quotas. Only operators change them. No quota is above its ceiling.
+    /// Ceilings, which are the highest values of the quotas. Only operators may change them. No quota is above its
+    /// ceiling.
     pub ceilings: Quotas,
-    /// Destinations that the tenant's callbacks may reach.
+    /// Policy that states which destinations the tenant's callbacks may reach.
     pub egress: Egress,
-    /// Keys that ever encrypted a secret of the store, oldest first. Used by [`Tenant::OPERATOR`] only.
+    /// Ids of all keys that ever encrypted a secret of the store, the oldest first. Only [`Tenant::OPERATOR`] uses this
+    /// field.
     pub store_keys: Vec<KeyId>,
 }
 
@@ -31,7 +34,7 @@ impl Tenant {
     /// Tenant that owns the keys of the operators. It has no schedules.
     pub const OPERATOR: TenantId = TenantId(0);
 
-    /// Creates a tenant in its first version, without keys and limits, whose callbacks may reach public addresses only.
+    /// Creates a tenant in its first version, without keys and quotas. Its callbacks may reach only public addresses.
     #[must_use]
     pub fn new(id: TenantId, name: &str, pollers: u16, secret: SigningSecret) -> Self {
         Tenant {
@@ -48,14 +51,16 @@ impl Tenant {
         }
     }
 
-    /// Returns the number of pollers that the quota requires, or `unlimited` for a tenant without that quota.
+    /// Returns the number of pollers that the tenant's quota of callbacks requires, or `unlimited` for a tenant without
+    /// that quota.
     #[must_use]
     pub fn pollers_needed(&self, unlimited: u16) -> u16 {
         self.quotas.get(Quota::CallbacksPerMinute).map_or(unlimited, crate::quota::pollers)
     }
 
-    /// Opens a new generation of pollers, for future schedules, if the newest one has fewer pollers than the quota
-    /// requires. A larger generation stays in use. `unlimited` has the meaning of [`Tenant::pollers_needed`].
+    /// Opens a new generation of pollers for future schedules if the newest generation has fewer pollers than the quota
+    /// requires. Otherwise new schedules continue to use the newest generation. `unlimited` has the same meaning as in
+    /// [`Tenant::pollers_needed`].
     pub fn grow_pollers(&mut self, unlimited: u16) {
         let needed = self.pollers_needed(unlimited);
         if self.generations.last().is_some_and(|present| *present < needed) {
@@ -67,25 +72,26 @@ impl Tenant {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SigningSecret {
     pub id: String,
-    /// Secret of 24 to 64 bytes.
+    /// Secret that signs callbacks, of 24 to 64 bytes.
     pub secret: Secret,
     pub created_at: Timestamp,
 }
 
 impl SigningSecret {
-    /// Returns the first secret of a tenant.
+    /// Creates the first signing secret of a tenant.
     #[must_use]
     pub fn first(secret: Vec<u8>, created_at: Timestamp) -> Self {
         SigningSecret { id: "first".to_owned(), secret: secret.into(), created_at }
     }
 }
 
-/// Key of the HTTP API. Only its creator ever receives the secret, and the store keeps a hash.
+/// Key of the HTTP API. Only the creator of the key ever receives its secret. The store contains only a hash of the
+/// secret.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ApiKey {
-    /// The part before the dot in `id.secret`.
+    /// Id of the key: the part before the dot in `id.secret`.
     pub id: String,
-    /// Name for people; may be empty.
+    /// Name of the key for people, which may be empty.
     pub name: String,
     pub secret_sha256: [u8; 32],
     pub role: Role,
@@ -104,27 +110,27 @@ impl ApiKey {
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Role {
-    /// Reads the tenant's schedules and runs.
+    /// Role that may read the tenant's schedules and runs.
     Reader,
-    /// May also create and change them.
+    /// Role that may also create and change schedules.
     Writer,
-    /// May also change the tenant's keys, secrets and quotas.
+    /// Role that may also change the tenant's keys, secrets and quotas.
     Admin,
-    /// Creates and changes tenants, but has no schedules.
+    /// Role that may create and change tenants, but has no schedules.
     Operator,
 }
 
-/// Audit log entry: the actor of a change to a tenant, and the change. It contains no secrets.
+/// Entry of the audit log. It states the actor of a change to a tenant and the change, and contains no secrets.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Audit {
     /// Version of the tenant after the change.
     pub version: u64,
     pub at: Timestamp,
-    /// Id of the key that requested the change, or the name of the command that made it.
+    /// Id of the API key that requested the change, or the name of the command that made the change.
     pub actor: String,
     /// Action, such as `key.create`.
     pub action: String,
-    /// Object of the change, such as a key's id.
+    /// Object of the change, for example the id of a key.
     pub subject: String,
 }
 

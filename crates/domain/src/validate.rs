@@ -1,10 +1,10 @@
-//! Validation of a schedule: finds every violation at once, each with its field.
+//! Validation of a schedule. It finds all violations at once and reports the field of each violation.
 //!
-//! Validation happens before anything is stored. Text that cannot become a [`Spec`] at all (a cron expression, a
-//! duration, an instant) is rejected by its parser.
+//! The server validates a schedule before it stores anything. If the text of a cron expression, a duration or an
+//! instant is malformed, its parser rejects the text before there is a [`Spec`].
 //!
-//! Invariant: a spec without violations has a target that can be called as it is. None of its headers can break out of
-//! its line, change the framing of the message, or imitate one of Reveille's own headers.
+//! Invariant: a spec without violations has a target that the server can call without changes. No header of the target
+//! can break out of its line, change the framing of the message, or imitate a header of Reveille.
 //!
 //! docs/decisions/0052-validate-targets-with-http-types.md gives the reasons for the design.
 
@@ -16,7 +16,7 @@ use http::{HeaderName, HeaderValue, Method, Uri};
 use crate::limits::Limits;
 use crate::{HttpTarget, RetryPolicy, Secret, Spec, Target, Timestamp, When, duration};
 
-/// Returns all violations of `spec`, in the order of its fields. An empty list means that `spec` may be stored.
+/// Returns all violations of `spec`, in the order of the fields. If the list is empty, the caller may store `spec`.
 #[must_use]
 pub fn violations(spec: &Spec, limits: &Limits, now: Timestamp) -> Vec<Violation> {
     let mut found = Vec::new();
@@ -31,7 +31,7 @@ pub fn violations(spec: &Spec, limits: &Limits, now: Timestamp) -> Vec<Violation
     found
 }
 
-/// Returns true for headers that Reveille sets itself and for those that belong to one connection (RFC 9110, section
+/// Returns true for headers that Reveille sets itself and for headers that belong to one connection (RFC 9110, section
 /// 7.6.1). `name` must be in lower case.
 #[must_use]
 pub fn is_header_reserved(name: &str) -> bool {
@@ -141,7 +141,8 @@ fn check_url(url: &str, bytes_max: usize) -> Result<(), UrlProblem> {
     Ok(())
 }
 
-/// Rejects `CONNECT`, which opens a tunnel, and `TRACE`, which may not have a body. Neither can carry a callback.
+/// Rejects `CONNECT` and `TRACE`, because they cannot carry a callback. `CONNECT` opens a tunnel, and `TRACE` may not
+/// have a body.
 fn is_method_usable(method: &str) -> bool {
     const METHOD_BYTES_MAX: usize = 32;
     let parsed = Method::from_bytes(method.as_bytes());
@@ -157,12 +158,12 @@ fn header_violation(name: &str, value: &Secret) -> Option<Violation> {
     if is_header_reserved(&lower) {
         return Some(Violation::HeaderReserved { name: name.to_owned() });
     }
-    // An encrypted value was checked before its encryption.
+    // Validation already checked an encrypted value before its encryption.
     let value = value.plain()?;
     if value == Secret::REDACTED {
         return Some(Violation::HeaderRedacted { name: name.to_owned() });
     }
-    // All receivers read visible ASCII, spaces and tabs in the same way.
+    // Allow only visible ASCII, spaces and tabs, because all receivers interpret these characters in the same way.
     let is_good = value.is_ascii() && HeaderValue::from_bytes(value).is_ok();
     (!is_good).then(|| Violation::HeaderValue { name: name.to_owned() })
 }
@@ -194,12 +195,12 @@ fn check_retry(retry: RetryPolicy, limits: &Limits, found: &mut Vec<Violation>) 
     }
 }
 
-/// Shortens a text that may be very long, but keeps enough to recognize it.
+/// Shortens a text that may be very long, but leaves enough of the text for a user to recognize it.
 fn shortened(text: &str) -> String {
     text.chars().take(64).collect()
 }
 
-/// Field of a [`Spec`], as users know it.
+/// Field of a [`Spec`], in the terms that users know.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Field {
     At,
@@ -209,18 +210,18 @@ pub enum Field {
     Url,
     Method,
     Headers,
-    /// Header with the name that the user sent.
+    /// Header, with the name that the user sent.
     Header(String),
     Timeout,
     Labels,
-    /// Label with its name, cut off after 64 characters.
+    /// Label, with its name, which is cut off after 64 characters.
     Label(String),
     AttemptsMax,
     Backoff,
     BackoffMax,
 }
 
-/// Violation of a rule. Its text states the fault, and after the last semicolon the remedy.
+/// Violation of a rule. Its text states the fault. A remedy, if any, follows the last semicolon.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Violation {
     #[error("{at} is in the past (server time: {now}); at most {} in the past is allowed", text(past_max))]

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use crate::Monotonic;
 
-/// Instant of the monotonic clock until which a right, such as a lease, is valid. Several tasks share, extend and end
-/// it. A clone is cheap, and a check is one atomic load.
+/// Instant of the monotonic clock until which a right, such as a lease, is valid. Several tasks can share, extend and
+/// end the deadline. A clone is cheap, and a check is one atomic load.
 ///
-/// Invariant: once a task has seen that the deadline has passed, no task can extend it.
+/// Invariant: after one task has observed that the deadline has passed, no task can extend the deadline.
 #[derive(Clone)]
 pub struct Deadline(Arc<AtomicU64>);
 
-/// Value of a deadline that has ended. All other values are nanoseconds since the clock's start.
+/// Value of a deadline that a task has ended. All other values are nanoseconds since the clock's start.
 const ENDED: u64 = 0;
 
 impl Deadline {
@@ -39,7 +39,7 @@ impl Deadline {
             if deadline == ENDED {
                 return false;
             }
-            // A later extension must fail, because the caller learns now that the deadline has passed.
+            // This call reports to its caller that the deadline has passed, so every later extension must fail.
             match self.0.compare_exchange(deadline, ENDED, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return false,
                 Err(extended) => deadline = extended,
@@ -47,19 +47,20 @@ impl Deadline {
         }
     }
 
-    /// Moves the deadline to `to`, unless it is already later. Returns false, and changes nothing, if it has passed.
+    /// Moves the deadline to `to`, unless the deadline is already later. Returns false, and changes nothing, if the
+    /// deadline has passed.
     pub fn extend(&self, now: Monotonic, to: Monotonic) -> bool {
         let later = |known: u64| (known != ENDED).then(|| known.max(nanos(to)));
         self.is_ahead(now) && self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, later).is_ok()
     }
 
-    /// Ends the deadline at once and for good.
+    /// Ends the deadline at once. No task can extend it afterwards.
     pub fn end(&self) {
         self.0.store(ENDED, Ordering::Release);
     }
 }
 
-/// Nanoseconds since the clock's start, clamped to 1 and `u64::MAX`: 0 is reserved for [`ENDED`].
+/// Nanoseconds since the clock's start, limited to values from 1 to `u64::MAX`, because 0 means [`ENDED`].
 fn nanos(at: Monotonic) -> u64 {
     u64::try_from(at.since_start().as_nanos()).unwrap_or(u64::MAX).max(1)
 }
@@ -73,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn deadline_is_ahead_until_its_instant() {
+    fn deadline_is_ahead_of_every_earlier_instant() {
         let deadline = Deadline::new(at(10));
         assert!(deadline.is_ahead(at(9)) && deadline.extend(at(9), at(20)) && deadline.is_ahead(at(19)));
         assert_eq!(deadline.at(), at(20));
@@ -81,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn passed_deadline_cannot_be_extended() {
+    fn passed_deadline_rejects_extension() {
         let deadline = Deadline::new(at(10));
         assert!(!deadline.clone().is_ahead(at(10)));
         assert!(!deadline.extend(at(9), at(30)) && !deadline.is_ahead(at(9)));

@@ -32,7 +32,7 @@ impl Timestamp {
         self.0
     }
 
-    /// Returns the duration from `earlier` to `self`, in whole milliseconds; zero if `earlier` is later.
+    /// Returns the duration from `earlier` to `self`, in whole milliseconds. Returns zero if `earlier` is after `self`.
     #[must_use]
     pub fn since(self, earlier: Timestamp) -> Duration {
         Duration::from_millis(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
@@ -42,7 +42,7 @@ impl Timestamp {
 impl Add<Duration> for Timestamp {
     type Output = Timestamp;
 
-    /// Saturates at [`Timestamp::MAX`] and drops fractions of a millisecond.
+    /// Adds a duration without its fraction of a millisecond. The sum is at most [`Timestamp::MAX`].
     fn add(self, rhs: Duration) -> Timestamp {
         let millis = i64::try_from(rhs.as_millis()).unwrap_or(i64::MAX);
         Timestamp(self.0.saturating_add(millis)).min(Timestamp::MAX)
@@ -52,14 +52,14 @@ impl Add<Duration> for Timestamp {
 impl Sub<Duration> for Timestamp {
     type Output = Timestamp;
 
-    /// Saturates at [`Timestamp::MIN`] and drops fractions of a millisecond.
+    /// Subtracts a duration without its fraction of a millisecond. The result is at least [`Timestamp::MIN`].
     fn sub(self, rhs: Duration) -> Timestamp {
         let millis = i64::try_from(rhs.as_millis()).unwrap_or(i64::MAX);
         Timestamp(self.0.saturating_sub(millis)).max(Timestamp::MIN)
     }
 }
 
-/// Writes RFC 3339 in UTC with three fractional digits.
+/// Formats the instant as RFC 3339 in UTC, with three fractional digits of the second.
 impl fmt::Display for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match jiff::Timestamp::from_millisecond(self.0) {
@@ -75,7 +75,8 @@ impl fmt::Debug for Timestamp {
     }
 }
 
-/// Instant of a clock that never goes back and counts through suspends (`CLOCK_BOOTTIME`), for timeouts and leases.
+/// Instant of a clock for timeouts and leases. The clock never goes back, and continues while the machine is suspended
+/// (`CLOCK_BOOTTIME`).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct Monotonic(Duration);
 
@@ -90,7 +91,7 @@ impl Monotonic {
         self.0
     }
 
-    /// Returns the duration from `earlier` to `self`; zero if `earlier` is later.
+    /// Returns the duration from `earlier` to `self`, or zero if `earlier` is after `self`.
     #[must_use]
     pub fn since(self, earlier: Monotonic) -> Duration {
         self.0.saturating_sub(earlier.0)

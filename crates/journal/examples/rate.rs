@@ -1,7 +1,8 @@
 //! Compares the journal's speed with that of its disk: `cargo run --profile dist -p journal --example rate -- FOLDER`.
 //!
-//! It measures the bare disk first: one thread writes and syncs records of the journal's sizes to a preallocated file.
-//! Then it measures the journal with few and with many entries of 1 KB in flight.
+//! The program measures the bare disk first: one thread writes records of the journal's sizes to a preallocated file,
+//! and syncs each record. Then the program measures the journal, first with few and then with many entries of 1 KB in
+//! flight.
 
 #![expect(clippy::print_stdout, reason = "this program prints a table")]
 
@@ -19,7 +20,7 @@ const TRIAL: Duration = Duration::from_secs(4);
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let folder = std::env::args().nth(1).ok_or("name a folder on the disk to measure")?;
+    let folder = std::env::args().nth(1).ok_or("missing argument: name a folder on the disk to measure")?;
     let folder = Path::new(&folder);
     let runtime = Runtime::real();
     println!("{:<28} {:>10} {:>9} {:>9} {:>9} {:>9}", "", "per second", "p50 us", "p99 us", "p99.9 us", "MB/s");
@@ -55,8 +56,8 @@ async fn bare(runtime: &Runtime, folder: &Path, bytes: usize) -> std::io::Result
     Ok(times)
 }
 
-/// Measures the journal. Each writer has one entry in flight. A sample is the time from the append to the consumer's
-/// response.
+/// Measures the journal. Each writer has one entry in flight. A sample is the time from an append to the consumer's
+/// response to it.
 async fn journal(
     runtime: &Runtime,
     folder: &Path,
@@ -103,7 +104,7 @@ async fn journal(
     }
     let closed = journal.clone();
     drop(journal);
-    // The consumer also has a handle.
+    // The consumer also has a handle, so dropping this handle alone does not close the journal.
     closed.close().await;
     drop(tasks);
     std::fs::remove_dir_all(&dir)?;
@@ -113,7 +114,7 @@ async fn journal(
 fn row(name: &str, mut times: Vec<Duration>, over: Duration, bytes: usize) {
     times.sort_unstable();
     let at = |share: f64| -> u128 {
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index of a list")]
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the value is a list index")]
         let index = (times.len() as f64 * share) as usize;
         times.get(index.min(times.len().saturating_sub(1))).map_or(0, Duration::as_micros)
     };

@@ -1,25 +1,27 @@
-//! Errors of the journal, for code that branches and for people.
+//! Errors of the journal: variants for the caller's code, and texts for an operator.
 
 use std::io;
 use std::path::PathBuf;
 
 use crate::format::VERSION;
 
-/// Damage: stored bytes that were durable and have changed.
+/// Damage of stored bytes: the bytes were durable and have changed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{} is damaged at byte {offset}: {what}; {} lost. {ADVICE}", .segment.display(), entries(*.first_index, *.end_index))]
 pub struct Damage {
     pub segment: PathBuf,
-    /// Lower bound for the position of the first bad byte; zero if the file as a whole is bad or missing.
+    /// Lower bound for the position of the first damaged byte; zero if the whole file is damaged or missing.
     pub offset: u64,
-    /// Index of the first entry that cannot be read.
+    /// Index of the first unreadable entry.
     pub first_index: u64,
-    /// Index of the first later entry that can be read or would come next; `None` if it is unknown.
+    /// Index of the first readable entry after the damage, or of the next entry to append if none is readable; `None`
+    /// if this index is unknown.
     pub end_index: Option<u64>,
     pub what: &'static str,
 }
 
-const ADVICE: &str = "Nothing was changed: copy the data folder aside, then restore it from a backup";
+const ADVICE: &str = "The journal changed no file: copy the data folder to another place, then restore the folder \
+                      from a backup";
 
 fn entries(first: u64, end: Option<u64>) -> String {
     match end {
@@ -38,7 +40,7 @@ pub enum OpenError {
     Version { segment: PathBuf, found: u16 },
     #[error("invalid journal options: {0}")]
     Options(&'static str),
-    #[error("the disk has no space for a journal segment of {segment_bytes} bytes; free disk space and start again")]
+    #[error("the disk has no space for a journal segment of {segment_bytes} bytes; free disk space, then restart")]
     Full { segment_bytes: u64 },
     #[error("cannot {action} {}", .path.display())]
     Io { action: &'static str, path: PathBuf, source: io::Error },
@@ -46,8 +48,9 @@ pub enum OpenError {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum AppendError {
-    /// Retry later: the error passes when disk space is free again or when entries are released.
-    #[error("the disk has no space for another journal segment")]
+    /// The disk is full. The caller may retry later: appends succeed again once disk space is free or the consumer
+    /// releases entries.
+    #[error("the disk has no space for another journal segment; free disk space and retry")]
     Full,
     #[error("an entry of {bytes} bytes is larger than the journal's limit of {bytes_max}")]
     TooLarge { bytes: usize, bytes_max: usize },
@@ -64,7 +67,7 @@ impl AppendError {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    #[error("entry {index} has been released; the oldest retained entry is {first}")]
+    #[error("the journal has released entry {index}; the oldest retained entry is {first}")]
     Released { index: u64, first: u64 },
     #[error(transparent)]
     Damaged(#[from] Damage),

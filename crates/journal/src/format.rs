@@ -4,13 +4,14 @@
 //! Each record begins at a multiple of [`BLOCK`] and has a [`RecordHeader`], the entries (each a `u32` length and its
 //! bytes), and zeros up to the next multiple.
 //!
-//! Invariant: no two records share a block, so that a write never touches a sector of an earlier record that was
-//! acknowledged as durable. A disk that loses power in the middle of a write may corrupt every sector of that write,
-//! but no other sector.
+//! Invariant: no two records share a block. A write therefore never touches a sector of an earlier record that the
+//! journal reported as durable. A disk that loses power during a write may corrupt every sector of that write, but no
+//! other sector.
 //!
-//! A record contains its segment's salt, which is drawn again each time that the file is reused, and its own offset.
-//! Its checksum covers both, and the checksum of the entries starts from the salt. The parser therefore rejects records
-//! of an earlier use of the file, payloads that imitate a record, and blocks that the disk wrote to a wrong place.
+//! A record contains its own offset and its segment's salt. The journal draws another salt each time that it reuses the
+//! file. The checksum of the record's header covers the salt and the offset, and the checksum of the entries starts
+//! from the salt. The parser therefore rejects records of an earlier use of the file, payloads that imitate a record,
+//! and blocks that the disk wrote to a wrong place.
 //!
 //! docs/decisions/0010-write-each-group-commit-as-one-record.md gives the reasons for the design.
 
@@ -19,22 +20,23 @@ use bytes::Bytes;
 pub(crate) const BLOCK: u64 = 4096;
 pub(crate) const VERSION: u16 = 1;
 pub(crate) const HEADER_BYTES: usize = 64;
-/// Bytes that each entry occupies in addition to its own bytes.
+/// Bytes that the length before each entry occupies.
 pub(crate) const ENTRY_OVERHEAD: usize = 4;
 
 const SEGMENT_MAGIC: [u8; 8] = *b"RVLJRNL\0";
 const RECORD_MAGIC: [u8; 4] = *b"RVRC";
 
-/// Header of a segment. It is written and synced before the file gets a segment's name.
+/// Header of a segment. The journal writes and syncs the header before it gives the file a segment's name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SegmentHeader {
     pub(crate) journal_id: u128,
-    /// Number of the segment; increases by one from segment to segment.
+    /// Number of the segment. Each segment's number is one greater than the number of the segment before it.
     pub(crate) number: u64,
     pub(crate) salt: u64,
-    /// Entries below this index were durable when the segment was prepared, and are in earlier segments.
+    /// Entries below this index were durable before the journal prepared the segment. Earlier segments contain these
+    /// entries.
     pub(crate) synced_below: u64,
-    /// Length of the whole file.
+    /// Length of the whole segment file.
     pub(crate) length: u64,
 }
 
@@ -77,14 +79,14 @@ impl SegmentHeader {
     }
 }
 
-/// Header of a record. A record is one group commit, or a marker, which has no entries.
+/// Header of a record. A record contains the entries of one commit. A record without entries is a marker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct RecordHeader {
     /// Offset of the record in its segment.
     pub(crate) offset: u64,
     /// Index of the record's first entry; in a marker, the index of the next entry.
     pub(crate) first_index: u64,
-    /// Entries below this index were durable when the record was written.
+    /// Entries below this index were durable before the journal wrote the record.
     pub(crate) synced_below: u64,
     pub(crate) count: u32,
     body_bytes: u32,
@@ -125,10 +127,11 @@ impl RecordHeader {
         bytes
     }
 
-    /// Decodes the header of the record at `offset` of the segment with this salt and length; returns `None` if `bytes`
-    /// are no such header.
+    /// Decodes the header of the record at `offset` of the segment with this salt and length. Returns `None` if `bytes`
+    /// are not the header of such a record.
     pub(crate) fn decode(bytes: &[u8; HEADER_BYTES], salt: u64, offset: u64, segment_length: u64) -> Option<Self> {
-        // Compare the salt first: nearly all other bytes fail this test, so no checksum is computed for them.
+        // Compare the salt first. Nearly all bytes that are not a record header fail this test, and the decoder
+        // computes no checksum for them.
         if read_u64(bytes, 8) != salt || bytes[..4] != RECORD_MAGIC {
             return None;
         }
@@ -147,7 +150,7 @@ impl RecordHeader {
         valid.then_some(header)
     }
 
-    /// Returns true if `body` is the body that the record was written with.
+    /// Returns true if `body` is the body of this record, unchanged since the journal wrote it.
     pub(crate) fn matches(&self, salt: u64, body: &[u8]) -> bool {
         body.len() == self.body_bytes()
             && crc32c::crc32c_append(body_seed(salt), body) == self.body_crc
@@ -155,7 +158,7 @@ impl RecordHeader {
     }
 }
 
-/// Returns the bytes that a record with a body of `body_bytes` occupies in a segment.
+/// Returns the number of bytes that a record with a body of `body_bytes` occupies in a segment.
 pub(crate) fn record_bytes(body_bytes: usize) -> u64 {
     (HEADER_BYTES as u64 + body_bytes as u64).next_multiple_of(BLOCK)
 }
@@ -175,7 +178,7 @@ impl RecordBuffer {
     }
 
     pub(crate) fn push(&mut self, entry: &[u8]) {
-        let length = u32::try_from(entry.len()).expect("an entry's size is limited when it is appended");
+        let length = u32::try_from(entry.len()).expect("`Journal::append` limits an entry's size");
         self.bytes.extend_from_slice(&length.to_le_bytes());
         self.bytes.extend_from_slice(entry);
         self.count += 1;
@@ -193,7 +196,7 @@ impl RecordBuffer {
             first_index,
             synced_below,
             count: self.count,
-            body_bytes: u32::try_from(body.len()).expect("a record's size is limited by the segment's"),
+            body_bytes: u32::try_from(body.len()).expect("a record fits into its segment"),
             body_crc: crc32c::crc32c_append(body_seed(salt), body),
         };
         self.bytes[..HEADER_BYTES].copy_from_slice(&header.encode(salt));

@@ -1,8 +1,9 @@
-//! Task that prepares the next segment for the writer and recycles released segments. It runs separately, so that the
-//! writer waits for neither zeroing nor renaming.
+//! Task that prepares the next segment for the writer and recycles released segments. The task is separate from the
+//! writer, so the writer waits neither for the allocation nor for the renaming of a file.
 //!
-//! Invariants: a file has a segment's name only while its header is the durable header of that segment. Segments lose
-//! their names oldest first, each durably before the next. A crash therefore leaves no gap and no incomplete segment.
+//! Invariants: a file has a segment's name only while its header is the durable header of that segment. The task
+//! removes the oldest segment's name first, and makes this durable before it removes the next name. A crash therefore
+//! leaves no gap and no incomplete segment.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -19,10 +20,10 @@ use crate::shared::Shared;
 const FULL_RETRY: Duration = Duration::from_secs(1);
 
 const SEGMENT_PREFIX: &str = "segment-";
-/// Name prefix of a file that was a segment, so that its length and its blocks are durable.
+/// Name prefix of a file that was a segment. The file's length and its blocks are durable.
 const SPARE_PREFIX: &str = "spare-";
-/// Name prefix of a file that is being created. After a restart such a file is useless, because its syncs may have
-/// failed.
+/// Name prefix of a file that the task is creating. After a restart the journal removes such a file, because its syncs
+/// may have failed.
 const FRESH_PREFIX: &str = "fresh-";
 const SUFFIX: &str = ".journal";
 
@@ -128,7 +129,8 @@ async fn prepare_next(shared: &Shared) -> io::Result<()> {
     outcome
 }
 
-/// Prepares a segment from `spare`, or from a new file, which has the name `fresh` until the segment is complete.
+/// Prepares a segment from the file `spare`, or from a new file if `spare` is `None`. The new file has the name `fresh`
+/// until the segment is complete.
 pub(crate) async fn prepare(
     disk: &dyn Disk,
     dir: &Path,
@@ -139,8 +141,8 @@ pub(crate) async fn prepare(
     let from = spare.as_deref().unwrap_or(fresh);
     let prepared = prepare_from(disk, dir, header, from, spare.is_none()).await;
     if prepared.as_ref().is_err_and(is_full) {
-        // The allocated file would occupy the little space that is left. If the file already has its new name, the
-        // removal fails; the next attempt then reuses that name.
+        // The allocated file would occupy the little space that is left. If the file already has the segment's name,
+        // the removal fails. The next attempt then replaces the file with that name.
         let _removed = disk.remove(from).await;
     }
     prepared

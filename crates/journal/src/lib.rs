@@ -1,23 +1,25 @@
 //! Durable log. It stores entries in order and reports each entry once it is on disk.
 //!
-//! Many callers call [`Journal::append`]. One thread writes the gathered entries as one record, syncs once for all of
-//! them, and sends a [`Commit`]. The consumer applies the commit and responds to each caller through the ticket that
-//! came with the caller's entry. While one sync runs, the next record gathers, so the rate follows the load and not the
-//! disk's latency. Under load, a record gathers for one more millisecond if that does not lower the rate.
+//! Many callers call [`Journal::append`]. One thread, the writer, collects their entries, writes them as one record,
+//! syncs the record once, and sends a [`Commit`]. The consumer applies the commit and responds to each caller through
+//! the ticket that came with the caller's entry. While one sync runs, the queue collects the entries of the next
+//! record. A higher load therefore makes larger records, and the disk's latency does not limit the number of entries
+//! per second. Under load, the writer collects entries for one more millisecond if this delay does not lower the rate.
 //!
-//! Entries are stored in preallocated segments. A segment is reused once [`Journal::release`] has released all of its
-//! entries.
+//! The journal stores entries in preallocated files, the segments. It reuses a segment once [`Journal::release`] has
+//! released all entries of the segment.
 //!
-//! The journal does not interpret entries and keeps no index. It cannot detect that its newest segments were removed as
-//! a whole. A consumer therefore stores [`Journal::id`] and the index that it has applied, and rejects a journal whose
-//! [`Opened::next`] is not after that index.
+//! The journal does not interpret entries and has no index of their content. It cannot detect that another program
+//! removed its newest segments as whole files. A consumer therefore stores [`Journal::id`] and the index that it has
+//! applied, and rejects a journal whose [`Opened::next`] is not after that index.
 //!
 //! Invariants:
-//! - A [`Commit`] is sent after the sync that made it durable. Indexes have no gap, and the first entry has index 1.
-//! - A durable entry is returned exactly as it was appended, or its loss is reported as [`Damage`]. It is never skipped
-//!   or cut off.
-//! - After a crash, an entry that was not durable may be missing. Then all entries after it are missing, too.
-//! - After a failed write or sync the process stops. No commit that depends on that write is sent.
+//! - The journal sends a [`Commit`] after the sync that made its entries durable. Indexes have no gap, and the first
+//!   entry has index 1.
+//! - The journal returns a durable entry exactly as the caller appended it, or reports its loss as [`Damage`]. The
+//!   journal never skips or truncates an entry.
+//! - After a crash, an entry that was not durable may be missing. Then all later entries are also missing.
+//! - After a failed write or sync the process stops. The journal sends no commit that depends on that write.
 
 mod error;
 mod format;
@@ -49,8 +51,8 @@ use crate::queue::Queue;
 use crate::recover::{Recovered, io_error};
 use crate::shared::{LiveSegment, Shared, State};
 
-/// Handle of a journal; cheap to clone. When the last handle is dropped, the journal drains, syncs and ends, as after
-/// [`Journal::close`].
+/// Handle of a journal; cheap to clone. When the caller drops the last handle, the journal writes the queued entries,
+/// sends their commits and ends, like after [`Journal::close`].
 pub struct Journal<T> {
     shared: Arc<Shared>,
     queue: Arc<Queue<T>>,
@@ -59,42 +61,46 @@ pub struct Journal<T> {
 
 pub struct Opened<T> {
     pub journal: Journal<T>,
-    /// Commits. The consumer must receive them until the channel ends: while it does not, nothing is written. If the
-    /// receiver is dropped, the journal closes.
+    /// Receiver of the commits. The consumer must receive commits until the channel ends; the writer stops while the
+    /// channel is full. If the consumer drops the receiver, the journal closes.
     pub commits: mpsc::Receiver<Commit<T>>,
     /// Index of the oldest retained entry.
     pub first: u64,
-    /// Index that the next entry will get. Entries from `first` up to `next`, exclusive, can be read now.
+    /// Index of the next entry to append. A reader can read the entries from `first` up to `next`, exclusive.
     pub next: u64,
 }
 
-/// Group of entries that became durable together.
+/// Entries that became durable together.
 #[derive(Debug)]
 pub struct Commit<T> {
-    /// Index of the first entry; the others follow by one.
+    /// Index of the first entry. Each further entry has the next index.
     pub first_index: u64,
-    /// Entries with their tickets; never empty.
+    /// Entries with their tickets. The list is never empty.
     pub entries: Vec<(Bytes, T)>,
 }
 
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Length of a segment; a multiple of 4096. Default 64 MiB. Too small: many files and many waits for the next one.
-    /// Too large: disk space is freed late, and starts scan more. Existing segments keep their length.
+    /// Length of a segment in bytes; a multiple of 4096. The default is 64 MiB. A small value creates many files, and
+    /// the writer often waits for the next file. With a large value, the journal frees disk space late and scans more
+    /// bytes at a start. Existing segments retain their length.
     pub segment_bytes: u64,
-    /// Size of the largest entry. Default 8 MiB.
+    /// Maximum size of an entry in bytes. The default is 8 MiB.
     pub entry_bytes_max: usize,
-    /// Largest size of a record, unless a single entry is larger. Default 1 MiB. Too small: more syncs under load. Too
-    /// large: the first entry of a record waits long for the last one.
+    /// Maximum size of a record in bytes, unless a single entry is larger. The default is 1 MiB. A small value causes
+    /// more syncs under load. With a large value, the first entry of a record waits long for the last entry.
     pub batch_bytes_max: u64,
-    /// Bytes that may wait to be written. Default 32 MiB. When they are used up, [`Journal::append`] waits. Bounds
-    /// memory.
+    /// Maximum number of bytes in the queue of the writer. The default is 32 MiB. While the queue is full,
+    /// [`Journal::append`] waits. The option limits the use of memory.
     pub queue_bytes_max: u32,
-    /// Entries that may wait to be written. Default 131,072. Bounds memory when entries are small.
+    /// Maximum number of entries in the queue of the writer. The default is 131,072. The option limits the use of
+    /// memory if entries are small.
     pub queue_entries_max: u32,
-    /// Commits that the consumer may lag behind before the writer waits for it. Default 16.
+    /// Maximum number of commits that the consumer has not yet received. At this number, the writer waits for the
+    /// consumer. The default is 16.
     pub commits_max: usize,
-    /// Released segments that are kept for reuse in addition to those in use. Default 4. Further ones are deleted.
+    /// Maximum number of released segments that the journal retains for reuse. The default is 4. The journal deletes
+    /// further released segments.
     pub spare_segments_max: usize,
 }
 
@@ -112,33 +118,34 @@ impl Default for Options {
     }
 }
 
-/// Snapshot for metrics. The values may change while it is taken.
+/// Values for metrics. The journal does not read all values at the same instant, so they may be inconsistent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stats {
     /// Index of the oldest retained entry.
     pub first: u64,
     pub next: u64,
-    /// Segments with entries, including the active one.
+    /// Number of segments with entries, including the segment that the writer fills.
     pub segments: usize,
-    /// Bytes that all segment files occupy on disk, used or not.
+    /// Bytes that all segment files occupy on disk, including spare files and unused space.
     pub disk_bytes: u64,
     /// Time from the start of the last write to the end of its sync.
     pub commit_last: Duration,
-    /// Records written since the start, markers included.
+    /// Number of records that the writer has written since the start, including markers.
     pub records: u64,
     pub queue_entries: usize,
     pub queue_bytes: u64,
-    /// True if appends fail with [`AppendError::Full`].
+    /// True while appends fail with [`AppendError::Full`].
     pub full: bool,
 }
 
 impl<T: Send + 'static> Journal<T> {
-    /// Opens the journal in `dir`, and creates both if they are missing. Its two tasks belong to `tasks`.
+    /// Opens the journal in the folder `dir`. Creates the folder and the journal if they are missing. `tasks` owns the
+    /// journal's two tasks.
     ///
-    /// Blocks its thread while it reads every retained record.
+    /// This function blocks its thread while it reads every retained record.
     ///
     /// # Errors
-    /// Returns [`OpenError::Damaged`] if a durable entry is lost; nothing on disk is changed then.
+    /// Returns [`OpenError::Damaged`] if a durable entry is lost; the journal then changes no file. Returns
     /// [`OpenError::Locked`] if another process has the journal open.
     pub async fn open(
         runtime: &Runtime,
@@ -184,14 +191,14 @@ impl<T: Send + 'static> Journal<T> {
         Ok(Opened { journal, commits: receiver, first, next })
     }
 
-    /// Queues an entry, after waiting for capacity if necessary. The entry is durable when its [`Commit`] is sent, not
-    /// before.
+    /// Queues an entry for the writer. Waits while the queue is full. The caller may treat the entry as durable once
+    /// the journal has sent its [`Commit`], and not before.
     ///
-    /// Cancel-safe: if the future is dropped, nothing is queued. A queued entry cannot be withdrawn. If the ticket is
-    /// dropped without a commit, the entry may or may not be durable.
+    /// Cancel-safe: if the caller drops the future, the journal does not queue the entry. The caller cannot withdraw a
+    /// queued entry. If the journal drops the ticket without a commit, the entry may or may not be durable.
     ///
     /// # Errors
-    /// See [`AppendError`]; the entry was not queued.
+    /// Returns an [`AppendError`] if the journal did not queue the entry.
     pub async fn append(&self, entry: Bytes, ticket: T) -> Result<(), AppendError> {
         let bytes_max = self.shared.options.entry_bytes_max;
         if entry.len() > bytes_max {
@@ -200,8 +207,8 @@ impl<T: Send + 'static> Journal<T> {
         self.queue.push(entry, ticket).await
     }
 
-    /// Writes the queued entries, sends their commits, and returns when the journal's tasks have ended and its folder
-    /// is unlocked. The consumer must continue to receive until then.
+    /// Writes the queued entries, sends their commits, and returns when the journal's tasks have ended and have
+    /// unlocked its folder. The consumer must continue to receive commits until then.
     pub async fn close(&self) {
         self.open.close();
         self.shared.tasks.closed().await;
@@ -209,18 +216,20 @@ impl<T: Send + 'static> Journal<T> {
 }
 
 impl<T> Journal<T> {
-    /// Returns a reader that starts at entry `from`, which must be retained.
+    /// Returns a reader that starts at entry `from`. The journal must still retain this entry.
     #[must_use]
     pub fn reader(&self, from: u64) -> Reader {
         Reader::new(self.shared.clone(), from)
     }
 
-    /// Releases the entries below `below`. Call it once their effects are durable elsewhere.
+    /// Releases the entries with an index below `below`. The consumer calls this once the effects of these entries are
+    /// durable in another place.
     pub fn release(&self, below: u64) {
         self.shared.release(below);
     }
 
-    /// Returns the random id that was drawn when the journal was created. A journal that replaces it has another id.
+    /// Returns the journal's id, a random number that the journal drew at its creation. A journal that replaces this
+    /// journal has another id.
     #[must_use]
     pub fn id(&self) -> u128 {
         self.shared.journal_id
@@ -282,7 +291,7 @@ impl Options {
     }
 }
 
-/// Closes the journal when the last handle is dropped. Only handles own it.
+/// Guard that closes the journal when the caller drops the last handle. Only handles own this guard.
 struct CloseOnDrop<T> {
     shared: Arc<Shared>,
     queue: Arc<Queue<T>>,
@@ -291,7 +300,7 @@ struct CloseOnDrop<T> {
 impl<T> CloseOnDrop<T> {
     fn close(&self) {
         self.queue.close();
-        // The writer may be waiting for disk space.
+        // The writer may be waiting for a segment because the disk is full. Wake it.
         self.shared.segment_ready.notify_one();
     }
 }
@@ -327,12 +336,13 @@ async fn create(runtime: &Runtime, dir: &Path, options: &Options, files_named: u
     Ok(Recovered { journal_id, live, ready: VecDeque::new(), next: 1, proven: true })
 }
 
-/// Makes the folder's directory entry durable, and those of the parent folders that were created with it.
+/// Makes the folder's directory entry durable, and also the directory entries of parent folders, because the journal
+/// may have created them, too.
 async fn sync_ancestors(disk: &dyn Disk, dir: &Path) -> Result<(), OpenError> {
     for ancestor in dir.ancestors().skip(1) {
         let ancestor = if ancestor.as_os_str().is_empty() { Path::new(".") } else { ancestor };
         match disk.sync_dir(ancestor).await {
-            // This user cannot have created a folder that this user may not open.
+            // This process cannot have created a directory entry in a folder that it may not open.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => break,
             synced => synced.map_err(io_error("sync", ancestor))?,
         }
@@ -340,7 +350,8 @@ async fn sync_ancestors(disk: &dyn Disk, dir: &Path) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Returns the spare files that have the configured length, up to the limit, and removes the others.
+/// Returns the spare files that have the configured length, but at most `spare_segments_max` of them. Removes the other
+/// spare files.
 async fn usable_spares(disk: &dyn Disk, spares: Vec<PathBuf>, options: &Options) -> Result<Vec<PathBuf>, OpenError> {
     let mut usable = Vec::new();
     for path in spares {

@@ -1,10 +1,11 @@
-//! Decision whether the writer waits between two commits, so that the next commit gathers more entries.
+//! Decision whether the writer waits between two commits. During a wait, the queue collects more entries for the next
+//! commit.
 //!
-//! The cost of a commit does not depend on its number of entries: the sync, and waking the waiting callers. On a fast
-//! disk, a busy journal would make thousands of small commits per second, which would occupy the cores. But if every
-//! caller waits for a response before it appends again, a delay gathers no entries and slows every caller down. The
-//! queue's length does not distinguish the two cases. The writer therefore tries a delay, and keeps it while the rate
-//! stays high enough.
+//! A commit costs a sync and the wake-up of the waiting callers. This cost does not depend on the number of entries. On
+//! a fast disk, a busy journal would write thousands of small commits per second, and these would occupy the cores. But
+//! if every caller waits for a response before its next append, a delay collects no entries and slows every caller
+//! down. The queue's length does not distinguish the two cases. The writer therefore tries a delay, and continues to
+//! use the delay while the rate of entries is high enough.
 //!
 //! docs/decisions/0012-delay-commits-under-load.md gives the reasons for the design.
 
@@ -12,24 +13,25 @@ use std::time::Duration;
 
 use runtime::Monotonic;
 
-/// Delay before the next commit. Under load, the latency of an append grows by this value.
+/// Delay before the next commit. Under load, the latency of an append increases by this value.
 const DELAY: Duration = Duration::from_millis(1);
 /// Duration of one measurement of the rate.
 const ROUND: Duration = Duration::from_millis(50);
-/// Time without a commit after which the measurement of the round is discarded.
+/// Time without a commit after which the writer discards the measurement of the round.
 const IDLE: Duration = Duration::from_millis(10);
-/// Fraction of the rate without delay. The delay stays in use while the rate with delay is at least this high.
+/// Fraction of the rate without delay. The writer uses the delay while the rate with delay is at least this fraction.
 const RATE_RETAINED: f64 = 0.9;
-/// Rounds with delay, after which the rate without delay is measured again.
+/// Number of rounds with delay, after which the writer measures the rate without delay again.
 const ROUNDS_WITH: u32 = 64;
-/// Rounds without delay after the first failed trial, and the maximum: each further failed trial doubles them.
+/// Number of rounds without delay after the first trial that lowered the rate, and the maximum of this number. Each
+/// further such trial doubles the number.
 const ROUNDS_WITHOUT: (u32, u32) = (4, 256);
 
 pub(crate) struct Linger {
     waits: bool,
-    /// Rounds of the current mode that are left before the other mode is tried.
+    /// Number of rounds before the writer tries the other mode: with delay or without delay.
     rounds_left: u32,
-    /// Rounds without delay after the next failed trial.
+    /// Number of rounds without delay after the next trial that lowers the rate.
     rounds_without: u32,
     /// Entries per second in the last round without delay.
     rate_without: f64,
@@ -69,13 +71,13 @@ impl Linger {
     }
 
     fn end_round(&mut self, elapsed: Duration) {
-        #[expect(clippy::cast_precision_loss, reason = "a rate needs no exact count")]
+        #[expect(clippy::cast_precision_loss, reason = "the rate may be inexact")]
         let rate = self.entries as f64 / elapsed.as_secs_f64();
         self.rounds_left = self.rounds_left.saturating_sub(1);
         if !self.waits {
             self.rate_without = rate;
-            // Do not wait if each entry depends on the response to the one before, or if the disk is slow enough to
-            // gather entries by itself.
+            // The writer does not wait if each entry depends on the response to the entry before. It also does not wait
+            // if commits take so long that many entries arrive during a commit.
             let are_many = self.entries >= 2 * self.commits as usize;
             let are_small = 4 * DELAY * self.commits > elapsed;
             self.waits = self.rounds_left == 0 && are_many && are_small;
@@ -96,11 +98,11 @@ impl Linger {
 mod tests {
     use super::*;
 
-    /// Duration of a commit.
+    /// Duration of a simulated commit.
     const COMMIT: Duration = Duration::from_micros(250);
 
-    /// Simulates `seconds` seconds. `gathered` returns the number of entries that arrive in the given time since the
-    /// start of the last commit. Returns the numbers of entries and of commits.
+    /// Simulates `seconds` seconds. `gathered` gets the time since the start of the last commit, and returns the number
+    /// of entries that arrive in this time. Returns the number of entries and the number of commits.
     fn run(seconds: u64, gathered: impl Fn(Duration) -> usize) -> (usize, u32) {
         let mut now = Monotonic::from_start(Duration::ZERO);
         let mut linger = Linger::new(now);
@@ -118,21 +120,21 @@ mod tests {
     }
 
     #[test]
-    fn entries_at_a_steady_rate_are_gathered() {
+    fn writer_collects_entries_that_arrive_at_a_steady_rate() {
         let (entries, commits) = run(10, |since_last| usize::try_from(since_last.as_micros() / 50).unwrap());
         assert!(entries >= 195_000, "{entries} entries");
         assert!((8_000..10_000).contains(&commits), "{commits} commits");
     }
 
     #[test]
-    fn few_mutually_waiting_callers_are_not_delayed() {
+    fn writer_does_not_delay_few_callers_that_await_responses() {
         let plain = 40_000 * 4;
         let (entries, _) = run(10, |_| 4);
         assert!(entries * 100 >= plain * 95, "{entries} entries of {plain}");
     }
 
     #[test]
-    fn idle_time_between_bursts_does_not_count_as_a_low_rate() {
+    fn writer_does_not_count_idle_time_as_a_low_rate() {
         let mut now = Monotonic::from_start(Duration::ZERO);
         let mut linger = Linger::new(now);
         let mut waited = 0;
@@ -146,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn single_caller_is_never_delayed() {
+    fn writer_never_delays_a_single_caller() {
         assert_eq!(run(10, |_| 1), (40_000, 40_000));
     }
 }

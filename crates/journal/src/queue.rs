@@ -1,4 +1,4 @@
-//! Queue of the entries that wait for the writer. It is limited in bytes and in number.
+//! Queue of the entries that wait for the writer. The queue has a limit of bytes and a limit of entries.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard};
@@ -11,8 +11,8 @@ use crate::{AppendError, Options};
 
 pub(crate) struct Queue<T> {
     state: Mutex<State<T>>,
-    /// Semaphore with one permit per byte that may still be queued. Each entry takes at least `share` permits, so that
-    /// the semaphore also limits the number of entries.
+    /// Semaphore with one permit per free byte of the queue. Each entry takes at least `share` permits, so the
+    /// semaphore also limits the number of entries.
     capacity: Semaphore,
     capacity_max: u32,
     share: u32,
@@ -26,7 +26,7 @@ struct State<T> {
     closed: bool,
 }
 
-/// Entries of one record; never empty.
+/// Entries of one record. The list is never empty.
 pub(crate) struct Batch<T> {
     pub(crate) entries: Vec<(Bytes, T)>,
     /// Size of the record's body.
@@ -45,7 +45,8 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Queues an entry, after waiting for capacity. Cancel-safe: if the future is dropped, nothing is queued.
+    /// Queues an entry. Waits while the queue is full. Cancel-safe: if the caller drops the future, the entry is not in
+    /// the queue.
     pub(crate) async fn push(&self, entry: Bytes, ticket: T) -> Result<(), AppendError> {
         if self.is_full() {
             return Err(if self.is_closed() { AppendError::Closed } else { AppendError::Full });
@@ -84,7 +85,7 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Waits until an entry is queued; returns `false` if the queue is closed and empty.
+    /// Waits until the queue contains an entry. Returns `false` if the queue is closed and empty.
     pub(crate) async fn wait(&self) -> bool {
         loop {
             {
@@ -100,7 +101,7 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Takes the oldest entries that fit into a record of at most `record_bytes_max`, and at least one entry.
+    /// Takes the oldest entries that fit into a record of at most `record_bytes_max` bytes. Takes at least one entry.
     pub(crate) fn take(&self, record_bytes_max: u64) -> Batch<T> {
         let mut state = self.state();
         let mut body_bytes = 0;
@@ -115,14 +116,14 @@ impl<T> Queue<T> {
             count += 1;
             weight += self.weight(entry) as usize;
         }
-        assert!(count > 0, "the caller has waited for an entry");
+        assert!(count > 0, "the queue contains an entry, because the caller has waited for one");
         let entries = state.entries.drain(..count).collect();
         drop(state);
         self.capacity.add_permits(weight);
         Batch { entries, body_bytes }
     }
 
-    /// Rejects new entries from now on. The entries in the queue are still written.
+    /// Rejects new entries from now on. The writer still writes the entries in the queue.
     pub(crate) fn close(&self) {
         self.state().closed = true;
         self.capacity.close();
@@ -149,14 +150,14 @@ impl<T> Queue<T> {
         self.full.send_replace(full) != full
     }
 
-    /// Returns the number of queued entries and the bytes that they count for.
+    /// Returns the number of queued entries and the number of bytes that they take from the queue's limit.
     pub(crate) fn depth(&self) -> (usize, u64) {
         let entries = self.state().entries.len();
         (entries, u64::from(self.capacity_max).saturating_sub(self.capacity.available_permits() as u64))
     }
 
     fn weight(&self, entry: &Bytes) -> u32 {
-        // An entry that is larger than the whole queue may be queued alone.
+        // Limit the weight, so that the empty queue accepts an entry that is larger than the whole queue.
         u32::try_from(entry.len()).unwrap_or(u32::MAX).max(self.share).min(self.capacity_max)
     }
 

@@ -1,4 +1,5 @@
-//! Reader of entries, in order. It is used at a start, and concurrently with the writer for a backup.
+//! Reader that returns entries in order. The consumer reads entries at a start, and concurrently with the writer for a
+//! backup.
 
 use std::io;
 use std::sync::Arc;
@@ -9,17 +10,18 @@ use crate::format::{BLOCK, Entries};
 use crate::shared::{LiveSegment, Shared};
 use crate::{Damage, ReadError};
 
-/// Reader that starts at an index. The entries that it has not read are retained until it is dropped, so a forgotten
-/// reader fills the disk.
+/// Reader that starts at an index. The journal retains the entries that the reader has not read until the caller drops
+/// the reader. A reader that the caller never drops therefore fills the disk.
 ///
-/// Its calls block their thread in the disk: use it on a task that may block.
+/// A call blocks its thread during a disk operation: use the reader in a task that may block.
 pub struct Reader {
     shared: Arc<Shared>,
     pin: u64,
     /// Index of the next entry to return.
     index: u64,
     entries: Entries,
-    /// Segment number and offset of the next record to look for; `None` before the first.
+    /// Segment number and offset at which the search for the next record starts; `None` before the reader has read a
+    /// record.
     position: Option<(u64, u64)>,
 }
 
@@ -29,12 +31,12 @@ impl Reader {
         Reader { shared, pin, index: from, entries: Entries::new(Bytes::new(), from), position: None }
     }
 
-    /// Returns the next entry with its index, or `None` after the last durable one. A later call may return more
+    /// Returns the next entry with its index, or `None` after the last durable entry. A later call may return further
     /// entries.
     ///
     /// # Errors
-    /// Returns [`ReadError::Released`] if the entry was released before this reader was created; [`ReadError::Damaged`]
-    /// if the stored entry is corrupt.
+    /// Returns [`ReadError::Released`] if the journal had released the entry before the caller created this reader.
+    /// Returns [`ReadError::Damaged`] if the stored entry is corrupt.
     pub async fn next(&mut self) -> Result<Option<(u64, Bytes)>, ReadError> {
         loop {
             if let Some((index, entry)) = self.entries.next() {
@@ -51,7 +53,7 @@ impl Reader {
         }
     }
 
-    /// Reads the record with the next index, which is durable.
+    /// Reads the record that contains the entry with the next index. The caller has checked that this entry is durable.
     async fn read_record(&mut self) -> Result<(), ReadError> {
         loop {
             let (live, offset) = self.find_segment()?;
@@ -69,8 +71,8 @@ impl Reader {
                 continue;
             }
             let Some(header) = segment.next_header(offset).await.map_err(failed)? else {
-                // The rest of the segment may be markers. The first record of the next segment shows whether entries
-                // are missing.
+                // The remaining bytes of the segment may contain only markers. The first record of the next segment
+                // shows whether entries are missing.
                 self.position = Some((segment.number + 1, BLOCK));
                 continue;
             };

@@ -1,13 +1,14 @@
-//! Recovery: distinguishes whole entries, an unfinished last record, and damage in a folder.
+//! Recovery of a journal from its folder. It distinguishes whole entries, an unfinished last record, and damage.
 //!
-//! The rule: let E be the highest index that any valid header in any segment reports as durable when it was written.
-//! Records are followed from the oldest on, as long as they are whole and their indexes are consecutive. If they reach
-//! E, the records after that were never acknowledged and are dropped. If they do not reach E, a durable entry is lost:
-//! recovery fails with the place and the indexes. Nothing on disk is changed before this is decided.
+//! The rule: a valid header states the index up to which entries were durable when the journal wrote the header. Let E
+//! be the highest such index of all segments. Recovery reads records from the oldest on, while the records are whole
+//! and their indexes are consecutive. If these records reach E, recovery drops all later records, because the journal
+//! never reported them as durable. If they do not reach E, a durable entry is lost, and recovery fails with an error
+//! that names the place and the indexes. Recovery changes no file before it has made this decision.
 //!
-//! Invariant: an entry is returned only after this process, too, has synced it. After a failed sync, Linux may return
-//! bytes from its cache that are on no disk and that another sync would not write. Entries that no header proves
-//! durable are therefore written again first.
+//! Invariant: the journal returns an entry only after this process has synced it. After a failed sync, Linux may return
+//! bytes from its cache that are not on disk and that another sync would not write. Recovery therefore first writes the
+//! entries that no header proves durable again.
 
 use std::collections::VecDeque;
 use std::io;
@@ -27,7 +28,7 @@ pub(crate) struct Listing {
     /// Segment numbers, ascending.
     pub(crate) segments: Vec<u64>,
     pub(crate) spares: Vec<PathBuf>,
-    /// Files whose creation was not completed.
+    /// Files whose creation the keeper has not completed.
     pub(crate) fresh: Vec<PathBuf>,
     /// Upper bound of the numbers in the names of spare and fresh files.
     pub(crate) files_named: u64,
@@ -38,7 +39,7 @@ pub(crate) struct Recovered {
     pub(crate) live: VecDeque<LiveSegment>,
     pub(crate) ready: VecDeque<Arc<Segment>>,
     pub(crate) next: u64,
-    /// True if a header in the journal proves every entry durable.
+    /// True if a header in the journal proves that every entry is durable.
     pub(crate) proven: bool,
 }
 
@@ -78,7 +79,7 @@ pub(crate) async fn recover(disk: &dyn Disk, dir: &Path, numbers: &[u64]) -> Res
     let mut live = walk.live;
     let begun = live.iter().rposition(|live| live.end_offset > BLOCK).unwrap_or(0);
     let ready = live.split_off(begun + 1).into_iter().map(|live| live.segment).collect();
-    let journal_id = walk.journal_id.expect("recovery fails unless a segment was read");
+    let journal_id = walk.journal_id.expect("recovery fails if it has read no segment");
     Ok(Recovered { journal_id, live, ready, next: walk.next, proven: walk.evidence >= walk.next })
 }
 
@@ -87,14 +88,14 @@ pub(crate) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Err
     move |source| OpenError::Io { action, path, source }
 }
 
-/// First place where the expected record is missing.
+/// First place in the journal where the expected record is missing.
 struct Defect {
     segment: PathBuf,
     offset: u64,
     what: &'static str,
-    /// True if the missing record was durable, regardless of the headers.
+    /// True if the missing record was certainly durable, even if no header proves it.
     certainly_lost: bool,
-    /// Index at which the records resume after the missing part.
+    /// Index of the first entry after the missing records; `None` if recovery has found no later record.
     resumes_at: Option<u64>,
 }
 
@@ -104,12 +105,12 @@ struct Walk {
     defect: Option<Defect>,
     /// Entries below this index were durable, according to a valid header.
     evidence: u64,
-    /// Index of the expected next entry; a lower bound of it while not `anchored`.
+    /// Index of the expected next entry. While `anchored` is false, this is a lower bound of that index.
     next: u64,
-    /// True once the start of the indexes is known: it is the first segment of all, or the first record of the oldest
-    /// retained segment.
+    /// True once recovery knows the index of the first retained entry. The journal's first segment starts at index 1.
+    /// In another oldest segment, the first record contains the index.
     anchored: bool,
-    /// Whole records that no header read so far proves durable.
+    /// Whole records for which recovery has not yet read a header that proves them durable.
     unproven: Vec<(Arc<Segment>, RecordHeader)>,
 }
 
@@ -149,17 +150,17 @@ impl Walk {
             offset = self.record(&segment, offset, &header).await.map_err(io_error("read", &path))?;
         }
         if !self.anchored {
-            // An older segment is removed only once this one has a durable record.
-            self.lost(path, BLOCK, "its first record is corrupt", true, None);
+            // The keeper removes an older segment only once this segment has a durable record.
+            self.lost(path, BLOCK, "the segment's first record is corrupt", true, None);
         }
         Ok(())
     }
 
-    /// Accepts the record if it continues where the last one ended; it was expected at `expected`. Returns the offset
-    /// at which to continue the search.
+    /// Accepts the record if its first entry is the next entry. `expected` is the offset at which the last record
+    /// ended. Returns the offset at which the search for the next record continues.
     async fn record(&mut self, segment: &Arc<Segment>, expected: u64, header: &RecordHeader) -> io::Result<u64> {
         self.add_evidence(header.synced_below);
-        // The length of a record after a corrupt one is not trusted either.
+        // Do not trust the length of a record that follows a corrupt record.
         let continue_at = header.offset + BLOCK;
         if let Some(defect) = &mut self.defect {
             if defect.resumes_at.is_none() && header.first_index > self.next {
@@ -169,7 +170,7 @@ impl Walk {
         }
         let path = &segment.path;
         if !self.anchored && header.offset != BLOCK {
-            let what = "its first record is corrupt";
+            let what = "the segment's first record is corrupt";
             self.lost(path.clone(), BLOCK, what, true, Some(header.first_index));
             return Ok(continue_at);
         }
@@ -184,10 +185,10 @@ impl Walk {
             if whole {
                 self.lost(path.clone(), header.offset, "a record repeats indexes of an earlier record", true, None);
             }
-            // Otherwise the record remains from an unfinished write that an earlier start dropped.
+            // A record that is not whole remains from an unfinished write that an earlier start dropped.
             return Ok(continue_at);
         }
-        let live = self.live.back_mut().expect("the record's segment was just added");
+        let live = self.live.back_mut().expect("the caller has added the record's segment to the live segments");
         if !whole {
             live.end_offset = header.offset;
             let what = "a record's entries are corrupt";
@@ -209,10 +210,10 @@ impl Walk {
         Ok(header.end_offset())
     }
 
-    /// Returns the place of the missing records before `header`, which was expected at `expected` of the segment at
-    /// `path`.
+    /// Returns the segment and the offset of the missing records before `header`. Recovery expected the next record at
+    /// the offset `expected` of the segment at `path`.
     fn gap_before(&self, header: &RecordHeader, path: &Path, expected: u64) -> (PathBuf, u64) {
-        // If `header` begins its segment, the records are missing at the end of the segment before.
+        // If `header` is at the start of its segment, the records are missing at the end of the previous segment.
         let before = self.live.iter().rev().nth(1).filter(|_| header.offset == BLOCK);
         before.map_or((path.to_owned(), expected), |live| (live.segment.path.clone(), live.end_offset))
     }
@@ -255,8 +256,8 @@ impl Walk {
         }
     }
 
-    /// Makes the found entries durable, and writes a marker over an unfinished record, so that it cannot affect later
-    /// ones.
+    /// Makes the found entries durable, and writes a marker over an unfinished record. The unfinished record therefore
+    /// cannot affect later records.
     async fn repair(&mut self) -> Result<(), OpenError> {
         for (segment, header) in &self.unproven {
             write_again(segment, header).await.map_err(io_error("write", &segment.path))?;
@@ -264,10 +265,10 @@ impl Walk {
         let Some(defect) = &self.defect else { return Ok(()) };
         tracing::warn!(
             segment = %defect.segment.display(), offset = defect.offset, next = self.next,
-            "dropped an unfinished record that was never acknowledged"
+            "dropped an unfinished record that the journal never reported as durable"
         );
-        // Write a marker: if the next record went to another segment, the dropped record's header would count as a lost
-        // record.
+        // Write a marker over the dropped record. Otherwise, if the writer put the next record into another segment, a
+        // later recovery would treat the dropped record as a lost record.
         let Some(live) = self.live.iter_mut().find(|live| live.segment.path == defect.segment) else { return Ok(()) };
         if live.end_offset == BLOCK {
             return Ok(());
@@ -282,7 +283,7 @@ impl Walk {
     }
 }
 
-/// Opens a segment. The inner error describes the fault of the file.
+/// Opens a segment. The inner error describes the damage of the file.
 async fn open_segment(
     disk: &dyn Disk,
     path: &Path,
@@ -297,14 +298,14 @@ async fn open_segment(
     file.read_at(0, &mut bytes).await.map_err(io_error("read", path))?;
     let header = match SegmentHeader::decode(&bytes) {
         Ok(header) => header,
-        Err(SegmentHeaderError::Damaged) => return Ok(Err("its header is corrupt")),
+        Err(SegmentHeaderError::Damaged) => return Ok(Err("the segment's header is corrupt")),
         Err(SegmentHeaderError::Version(found)) => return Err(OpenError::Version { segment: path.to_owned(), found }),
     };
     if header.number != number {
-        return Ok(Err("its header has another segment number than its name"));
+        return Ok(Err("the segment number in the file's header differs from the number in the file's name"));
     }
     if present < header.length {
-        return Ok(Err("the file is shorter than at its creation"));
+        return Ok(Err("the file is shorter than the length in its header"));
     }
     let SegmentHeader { journal_id, salt, synced_below, length, .. } = header;
     Ok(Ok((Segment { number, path: path.to_owned(), file, length, salt, synced_below }, journal_id)))

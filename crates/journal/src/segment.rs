@@ -1,4 +1,4 @@
-//! Segment file: reads records from it, and finds the next record after a corrupt place.
+//! Segment file. This module reads records from the file, and finds the next record after corrupt bytes.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use runtime::DiskFile;
 
 use crate::format::{BLOCK, HEADER_BYTES, RecordHeader, to_usize};
 
-/// Bytes that are read at once during the search for a record; a multiple of [`BLOCK`].
+/// Number of bytes that the search for a record reads at once; a multiple of [`BLOCK`].
 const SCAN_BYTES: u64 = 1 << 20;
 
 /// Segment with a valid header. This type does not interpret its records.
@@ -24,7 +24,7 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// Returns the header of the record at `offset`, if there is one.
+    /// Returns the header of the record at `offset`, or `None` if no record begins there.
     pub(crate) async fn header_at(&self, offset: u64) -> io::Result<Option<RecordHeader>> {
         if offset + BLOCK > self.length {
             return Ok(None);
@@ -57,7 +57,7 @@ impl Segment {
         Ok(None)
     }
 
-    /// Returns the body of a record, or `None` if it is corrupt.
+    /// Returns the body of a record, or `None` if the body is corrupt.
     pub(crate) async fn body(&self, header: &RecordHeader) -> io::Result<Option<Bytes>> {
         let mut body = vec![0; header.body_bytes()];
         self.file.read_at(header.body_offset(), &mut body).await?;

@@ -1,7 +1,8 @@
 //! State that the handle, the writer, the keeper and the readers share: the segments and their contents.
 //!
-//! Invariants: live segments have no gap and are ordered oldest first; the last live segment is the active one. A
-//! segment is removed only once a later one has a durable entry, so that the next index is never lost.
+//! Invariants: live segments are in order from the oldest to the newest, and their numbers have no gap. The writer
+//! writes to the last live segment, the active segment. The keeper removes a segment only once a later segment has a
+//! durable record. The index of the next entry is therefore never lost.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
@@ -16,8 +17,8 @@ use crate::Options;
 use crate::format::BLOCK;
 use crate::segment::Segment;
 
-/// Buckets from 100 µs, the latency of a disk whose cache survives a power loss, to 2.5 s, more than any disk should
-/// need.
+/// Bounds of the histogram's buckets. The lowest is 100 µs, the latency of a disk whose cache survives a power loss.
+/// The highest is 2.5 s, which is longer than a healthy disk needs.
 const COMMIT_SECONDS: [f64; 14] =
     [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5];
 
@@ -27,14 +28,14 @@ pub(crate) struct Shared {
     pub(crate) dir: PathBuf,
     pub(crate) options: Options,
     pub(crate) journal_id: u128,
-    /// Durations of the commits of records with entries.
+    /// Histogram of the time from the start of a record's write to the end of its sync. It excludes markers.
     pub(crate) commit_seconds: Histogram,
     state: Mutex<State>,
-    /// Wakes the keeper: a segment has to be prepared or removed.
+    /// Wakes the keeper when it must prepare or remove a segment.
     pub(crate) keeper_wake: Notify,
-    /// Wakes the writer: a segment is ready, or the disk is too full to prepare one.
+    /// Wakes the writer when a segment is ready, or when the disk is too full for another segment.
     pub(crate) segment_ready: Notify,
-    /// Channel that closes when both tasks have ended. Each task owns a receiver.
+    /// Channel that closes when the writer and the keeper have ended. Each of the two tasks owns a receiver.
     pub(crate) tasks: watch::Sender<()>,
 }
 
@@ -74,29 +75,29 @@ impl Shared {
     }
 }
 
-/// Segment with records, or the active one.
+/// Segment that contains records or is the active segment.
 #[derive(Clone)]
 pub(crate) struct LiveSegment {
     pub(crate) segment: Arc<Segment>,
-    /// Index of the segment's first entry; if it has none, index of the next entry.
+    /// Index of the segment's first entry, or of the journal's next entry if the segment has none.
     pub(crate) first_index: u64,
-    /// End of its last durable record.
+    /// Offset of the end of the segment's last durable record.
     pub(crate) end_offset: u64,
 }
 
 pub(crate) struct State {
-    /// Live segments; never empty.
+    /// Live segments. The list is never empty.
     pub(crate) live: VecDeque<LiveSegment>,
-    /// Prepared segments that have no records; they follow the last live one.
+    /// Prepared segments without records. Their numbers follow the number of the last live segment.
     pub(crate) ready: VecDeque<Arc<Segment>>,
-    /// Files that can be reused as segments.
+    /// Files that the keeper can reuse as segments.
     pub(crate) spares: Vec<PathBuf>,
     files_named: u64,
     /// Index after the last durable entry.
     pub(crate) next: u64,
-    /// Entries below this index are released.
+    /// The consumer has released the entries below this index.
     released: u64,
-    /// Index of the next entry of each reader.
+    /// Index of the next entry of each reader, by the reader's pin number.
     pins: BTreeMap<u64, u64>,
     pins_created: u64,
     /// True if the last attempt to prepare a segment failed on a full disk.
@@ -131,7 +132,7 @@ impl State {
         }
     }
 
-    /// Returns the index of the oldest retained entry, or of the next entry if none is retained.
+    /// Returns the index of the oldest retained entry, or of the next entry if the journal retains no entry.
     pub(crate) fn first(&self) -> u64 {
         self.live.front().expect("the journal always has an active segment").first_index
     }
@@ -141,13 +142,13 @@ impl State {
         self.ready.back().unwrap_or(&live.segment).number
     }
 
-    /// Returns a number that no spare or fresh file has had in its name.
+    /// Returns a number for the name of a spare or fresh file. No earlier file had this number.
     pub(crate) fn name_file(&mut self) -> u64 {
         self.files_named += 1;
         self.files_named
     }
 
-    /// Makes the first ready segment the active one; returns `false` if none is ready.
+    /// Makes the first ready segment the active segment. Returns `false` if no segment is ready.
     pub(crate) fn activate_next(&mut self) -> bool {
         let Some(segment) = self.ready.pop_front() else { return false };
         self.live.push_back(LiveSegment { segment, first_index: self.next, end_offset: BLOCK });
@@ -162,7 +163,8 @@ impl State {
         self.next = next;
     }
 
-    /// Removes the oldest segment if all of its entries are released and no reader needs them.
+    /// Removes the oldest segment from the live segments if the consumer has released all of its entries and no reader
+    /// needs them.
     pub(crate) fn remove_oldest(&mut self) -> Option<Arc<Segment>> {
         let needed_from = self.pins.values().copied().min().unwrap_or(u64::MAX).min(self.released);
         let second = self.live.get(1)?;
@@ -172,7 +174,7 @@ impl State {
         self.live.pop_front().map(|live| live.segment)
     }
 
-    /// Retains the entries from `index` on until [`State::unpin`].
+    /// Retains the entries from `index` on until the reader calls [`State::unpin`]. Returns the number of the pin.
     pub(crate) fn pin(&mut self, index: u64) -> u64 {
         self.pins_created += 1;
         self.pins.insert(self.pins_created, index);
@@ -187,7 +189,7 @@ impl State {
         self.pins.remove(&pin);
     }
 
-    /// Returns the segment that has entry `index`, if the entry is retained.
+    /// Returns the segment that contains entry `index`, if the journal retains the entry.
     pub(crate) fn segment_of(&self, index: u64) -> Option<LiveSegment> {
         self.live.iter().rev().find(|live| live.first_index <= index).cloned()
     }

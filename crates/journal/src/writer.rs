@@ -1,7 +1,9 @@
-//! Writer task. It drains the queue, writes one record, syncs it, sends the commit, and repeats.
+//! Writer task. It repeats these steps: it takes entries from the queue, writes them as one record, syncs the record,
+//! and sends the commit.
 //!
-//! Invariants: at most one record is written and not yet durable, so a crash can tear only the last record. No commit
-//! is sent before the sync. After a failed write or sync, no further commit is sent.
+//! Invariants: at most one record is written and not yet durable, so a crash can damage only the last record. The
+//! writer sends a commit after the sync of its record. After a failed write or sync, the writer sends no further
+//! commit.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,8 +17,8 @@ use crate::queue::{Batch, Queue};
 use crate::segment::Segment;
 use crate::shared::Shared;
 
-/// Time after the last commit at which an idle journal writes a marker, which proves that the commit was durable. From
-/// then on, damage to the commit is distinguishable from an unfinished write.
+/// Time after the last commit after which an idle writer writes a marker. The marker proves that the commit was
+/// durable. With this proof, recovery can distinguish later damage to the commit from an unfinished write.
 const MARKER_DELAY: Duration = Duration::from_millis(10);
 
 pub(crate) struct Writer<T> {
@@ -24,9 +26,9 @@ pub(crate) struct Writer<T> {
     queue: Arc<Queue<T>>,
     commits: mpsc::Sender<Commit<T>>,
     segment: Arc<Segment>,
-    /// Offset of the next record.
+    /// Offset of the next record in the segment.
     offset: u64,
-    /// Index of the next entry; all entries before it are durable.
+    /// Index of the next entry. All entries before it are durable.
     next: u64,
     /// True if the journal contains the proof that every entry is durable.
     proven: bool,
@@ -75,7 +77,8 @@ impl<T: Send + 'static> Writer<T> {
         self.shared.keeper_wake.notify_one();
     }
 
-    /// Waits for work; returns `None` once the journal is closed and its queue is empty.
+    /// Waits for entries or for the time to write a marker. Returns `None` once the journal is closed and its queue is
+    /// empty.
     async fn wait(&self) -> Option<Wake> {
         let filled = self.queue.wait();
         let filled =
@@ -90,7 +93,7 @@ impl<T: Send + 'static> Writer<T> {
     async fn commit(&mut self) -> Result<(), Stopped> {
         let mut bytes_max = self.shared.options.batch_bytes_max;
         if self.shared.state().ready.is_empty() {
-            // No other segment is ready, so fill the active one first.
+            // No other segment is ready, so fill the active segment first.
             bytes_max = bytes_max.min(self.bytes_left());
         }
         let Batch { entries, body_bytes } = self.queue.take(bytes_max);
@@ -108,7 +111,7 @@ impl<T: Send + 'static> Writer<T> {
         self.next += count as u64;
         self.proven = false;
         self.publish_position();
-        // A consumer that is gone cannot respond to the callers, so stop.
+        // If the consumer has dropped the receiver, it cannot respond to the callers, so stop.
         self.commits.send(Commit { first_index, entries }).await.map_err(|_| Stopped)?;
         if let Some(pause) = self.linger.after_commit(count, self.shared.runtime.monotonic()) {
             self.shared.runtime.sleep(pause).await;
@@ -116,7 +119,8 @@ impl<T: Send + 'static> Writer<T> {
         Ok(())
     }
 
-    /// Writes a marker, a record without entries. It always fits, because [`Writer::bytes_left`] leaves a block for it.
+    /// Writes a marker, a record without entries. The marker always fits into the segment, because
+    /// [`Writer::bytes_left`] reserves a block for it.
     async fn write_marker(&mut self) {
         self.buffer.begin();
         let _duration = self.write().await;
@@ -124,12 +128,12 @@ impl<T: Send + 'static> Writer<T> {
         self.publish_position();
     }
 
-    /// Returns the bytes left in the segment for a record with entries.
+    /// Returns the number of bytes that a record with entries may occupy in the rest of the segment.
     fn bytes_left(&self) -> u64 {
         self.segment.length.saturating_sub(self.offset + BLOCK)
     }
 
-    /// Writes the buffer and waits until it is durable. Returns the duration.
+    /// Writes the record in the buffer and waits until it is durable. Returns the duration of the write and the sync.
     async fn write(&mut self) -> Duration {
         let record = self.buffer.finish(self.segment.salt, self.offset, self.next, self.next);
         let begun = self.shared.runtime.monotonic();
@@ -155,19 +159,20 @@ impl<T: Send + 'static> Writer<T> {
         state.record_written(self.offset, self.next);
         drop(state);
         if first_of_segment {
-            // The segments before this one can be removed now.
+            // The keeper can now remove the segments before this segment.
             self.shared.keeper_wake.notify_one();
         }
     }
 
-    /// Switches to the next segment, and waits for it if necessary.
+    /// Makes the next segment the active segment. Waits until that segment is ready.
     async fn activate_next_segment(&mut self) -> Result<(), Stopped> {
         if self.offset == BLOCK {
-            // The segment is too small for this record, because it was created with a smaller limit. Write a marker, so
-            // that every segment left behind has a record and damage to it is detected.
+            // The segment is too small for this record, because the keeper prepared it for a smaller limit. Write a
+            // marker. Every earlier segment then contains a record, and recovery detects damage to the segment.
             self.write_marker().await;
         }
-        // Notify the keeper only once: on a full disk it retries by itself and wakes this task after each attempt.
+        // Notify the keeper only once: on a full disk the keeper retries by itself and wakes the writer after each
+        // attempt.
         self.shared.keeper_wake.notify_one();
         loop {
             {
@@ -179,7 +184,7 @@ impl<T: Send + 'static> Writer<T> {
                 }
                 if state.is_disk_full && self.queue.set_full(true) {
                     let dir = self.shared.dir.display();
-                    tracing::warn!(%dir, "disk full; appends fail until a journal segment fits");
+                    tracing::warn!(%dir, "disk full; appends fail until the disk has space for a journal segment");
                 }
                 if state.is_disk_full && self.queue.is_closed() {
                     return Err(Stopped);
@@ -200,7 +205,7 @@ enum Wake {
     Idle,
 }
 
-/// Runs the writer. A broken invariant in it stops the process.
+/// Runs the writer. A panic of the writer stops the process, because an invariant is broken.
 pub(crate) async fn run<T: Send + 'static>(writer: Writer<T>) {
     use futures_util::FutureExt;
     let runtime = writer.shared.runtime.clone();

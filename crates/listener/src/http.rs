@@ -1,7 +1,8 @@
-//! One HTTP connection, closed after an idle timeout.
+//! Serves one HTTP connection and closes it after an idle timeout.
 //!
-//! [`Activity`] replaces the header timer of the HTTP library. The library sets its timer again for each request. This
-//! timer sleeps across requests, and also covers a silent HTTP/2 connection, an unread response and a missing preface.
+//! The idle timer of [`Activity`] replaces the header timer of the HTTP library, which the library sets again for each
+//! request. The idle timer is not set again for each request. It also covers an HTTP/2 connection without requests, a
+//! response that the client does not read, and a missing preface.
 //!
 //! docs/decisions/0061-set-one-idle-timer-per-connection.md gives the reasons for the design.
 
@@ -23,7 +24,7 @@ use runtime::{Monotonic, Runtime};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
 
-/// Protocol limits of a connection.
+/// Builder of HTTP connections, which contains their protocol limits.
 pub type Builder = auto::Builder<Executor>;
 
 /// Returns a builder without a header timeout, because [`serve_http`] watches the connection instead.
@@ -35,7 +36,7 @@ pub fn builder(runtime: &Runtime) -> Builder {
     builder
 }
 
-/// Spawns the streams of HTTP/2 connections. Each stream ends with its request.
+/// Executor that spawns a task for each stream of an HTTP/2 connection. The task ends with the request of the stream.
 #[derive(Clone)]
 pub struct Executor(Runtime);
 
@@ -45,27 +46,29 @@ impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Executo
     }
 }
 
-/// Idle timeouts of a connection.
+/// Idle timeout of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct IdleTimeout {
-    /// Timeout before the first response. Each response can set another one with [`Activity::set_idle_timeout`].
+    /// Timeout before the first response. The handler of a request can set another timeout with
+    /// [`Activity::set_idle_timeout`].
     pub first: Duration,
-    /// Period of the checks, at most the shortest timeout, because a response may shorten the timeout during the wait.
+    /// Period of the checks for idleness. It must not exceed the shortest timeout, because a response may shorten the
+    /// timeout during a wait.
     pub period: Duration,
 }
 
-/// End of a connection without an error.
+/// Reason why a connection ended without an error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum End {
     Closed,
     Idle,
 }
 
-/// Serves a connection until the client closes it, it is idle for too long, or `drain` is cancelled and the current
-/// requests have their responses.
+/// Serves a connection. It ends when the client closes it, or when the connection is idle for too long. After `drain`
+/// is cancelled, it ends when all current requests have their responses.
 ///
 /// # Errors
-/// Returns an error if the connection breaks, or its bytes are not HTTP.
+/// Returns an error if the connection fails, or if the client does not send valid HTTP.
 pub async fn serve_http<S, F, B>(
     runtime: &Runtime,
     builder: &Builder,
@@ -103,13 +106,14 @@ where
     }
 }
 
-/// Activity of one connection and the time of the last activity.
+/// State of one connection: the requests in progress, the time of the last activity, and the idle timeout.
 pub struct Activity {
     runtime: Runtime,
-    /// Requests without a response.
+    /// Number of requests that have no response yet.
     busy: AtomicUsize,
     idle_timeout_millis: AtomicU64,
-    /// Last start or end of a request, or last [`Activity::touch`], in milliseconds of the monotonic clock.
+    /// Time of the last start or end of a request or of the last [`Activity::touch`], in milliseconds of the monotonic
+    /// clock.
     last_millis: AtomicU64,
 }
 
@@ -126,12 +130,12 @@ impl Activity {
         activity
     }
 
-    /// Sets the idle timeout after the current response.
+    /// Sets the idle timeout that applies after the current response.
     pub fn set_idle_timeout(&self, idle_timeout: Duration) {
         self.idle_timeout_millis.store(millis(idle_timeout), Ordering::Relaxed);
     }
 
-    /// Records progress of a streamed response.
+    /// Records activity on the connection, for example progress of a streamed response.
     pub fn touch(&self) {
         self.last_millis.store(millis(self.runtime.monotonic().since_start()), Ordering::Relaxed);
     }
@@ -165,7 +169,7 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Guards a request that has no response yet.
+/// Guard that counts a request as in progress until it is dropped.
 struct Busy(Arc<Activity>);
 
 impl Drop for Busy {

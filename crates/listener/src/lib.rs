@@ -1,7 +1,8 @@
-//! Listening sockets: accept connections up to a limit, serve HTTP on each, and drain them at shutdown.
+//! Listening sockets. The crate accepts connections up to a limit, serves HTTP on each connection, and drains the
+//! connections at shutdown.
 //!
-//! The accept loop does not depend on HTTP: its caller passes a function that serves one connection. [`http`] contains
-//! that function for HTTP/1.1 and HTTP/2, based on hyper-util. The callers provide TLS, authentication and routes.
+//! The accept loop does not depend on HTTP. Its caller passes a function that serves one connection. [`http`] contains
+//! such a function for HTTP/1.1 and HTTP/2, which uses hyper-util. The callers provide TLS, authentication and routes.
 //!
 //! Invariants: at most `connections_max` connections are open. When [`serve_until`] returns, no connection is open and
 //! no task that holds a token of [`Shutdown::tasks`] runs.
@@ -23,9 +24,9 @@ use tokio_util::task::TaskTracker;
 
 pub use http::{Activity, Builder, End, IdleTimeout, builder, serve_http};
 
-/// Wait after a failed accept. Most causes, such as a lack of file handles, last for some time.
+/// Wait after a failed accept. Most causes of a failure, such as a lack of file handles, last for some time.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
-/// Upper limit of the number of permits.
+/// Highest value that the limit of open connections can have.
 const CONNECTIONS_MAX: usize = 1 << 20;
 
 #[derive(Debug, thiserror::Error)]
@@ -42,11 +43,11 @@ pub enum BindError {
     },
 }
 
-/// Binds a socket. Clients can connect at once, but wait until [`serve_until`] serves the socket. If `address` has port
-/// 0, the returned address has the port that the kernel chose.
+/// Binds a socket. Clients can connect at once, but they wait until [`serve_until`] serves the socket. If `address` has
+/// port 0, the returned address has the port that the kernel chose.
 ///
-/// `backlog` is the number of connections that the kernel queues until they are accepted. `remedy` is the verb in the
-/// advice of the error: "listen".
+/// `backlog` is the number of connections that the kernel queues until [`serve_until`] accepts them. `remedy` is the
+/// verb in the advice of the error text, for example "listen".
 ///
 /// # Errors
 /// Returns an error if the socket cannot listen on `address`.
@@ -65,7 +66,8 @@ pub async fn bind(
 
 fn listen(address: SocketAddr, backlog: u32) -> io::Result<(TcpListener, SocketAddr)> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    // A new process may listen on the address at once, although the kernel still keeps connections of the old process.
+    // With this option, a new process may listen on the address at once, although the kernel still has connections of
+    // the old process.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     let listener = socket.listen(backlog)?;
@@ -76,33 +78,35 @@ fn listen(address: SocketAddr, backlog: u32) -> io::Result<(TcpListener, SocketA
 /// Limits and texts of one accept loop.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Limit of open connections; further ones wait in the kernel.
+    /// Maximum number of open connections. Further connections wait in the kernel.
     pub connections_max: usize,
-    /// Time for connections and tasks to end after the stop.
+    /// Maximum time for which the listener waits after the stop until connections and tasks end.
     pub drain_timeout: Duration,
-    /// Task name of each connection.
+    /// Name of the task of each connection.
     pub task: &'static str,
-    /// Warning text after a failed accept.
+    /// Text of the warning that the listener logs after a failed accept.
     pub accept_failed: &'static str,
-    /// Warning text when `drain_timeout` has passed.
+    /// Text of the warning that the listener logs when `drain_timeout` has passed.
     pub drain_timed_out: &'static str,
 }
 
 /// Signals that stop a listener and its tasks.
 #[derive(Clone, Default)]
 pub struct Shutdown {
-    /// Ends each connection after its current requests.
+    /// Signal that ends each connection after its current requests.
     pub drain: CancellationToken,
-    /// Drops all connections.
+    /// Signal that drops all connections.
     pub kill: CancellationToken,
-    /// Tasks that the listener waits for, including its connections.
+    /// Tasks for whose end the listener waits, including the tasks of its connections.
     pub tasks: TaskTracker,
 }
 
-/// Accepts connections until `stop` resolves. Then it closes the socket, cancels `shutdown.drain` and waits for all
-/// tasks. After `options.drain_timeout` it cancels `shutdown.kill`, which drops the remaining connections.
+/// Accepts connections until `stop` resolves. Then the function closes the socket, cancels `shutdown.drain` and waits
+/// until all tasks have ended. After `options.drain_timeout`, the function cancels `shutdown.kill`, which drops the
+/// remaining connections.
 ///
-/// The loop calls `serve` for each connection before it accepts the next. The returned future is the connection's task.
+/// The loop calls `serve` for each connection before it accepts the next connection. The future that `serve` returns
+/// runs as the task of the connection.
 pub async fn serve_until<F>(
     runtime: &Runtime,
     listener: TcpListener,
@@ -122,7 +126,7 @@ pub async fn serve_until<F>(
         };
         let Some((stream, permit)) = accepted else { continue };
         let (connection, kill, token) = (serve(stream), shutdown.kill.clone(), shutdown.tasks.token());
-        // The token makes this function wait for the task at the end.
+        // Because of the token, this function waits for the task at the end.
         drop(runtime.spawn(options.task, async move {
             let _guard = (permit, token);
             kill.run_until_cancelled(connection).await;
@@ -138,7 +142,7 @@ pub async fn serve_until<F>(
     }
 }
 
-/// Waits for the next connection and its permit. Returns `None` if the attempt failed.
+/// Waits for a permit and for the next connection. Returns `None` if the kernel reports a failure.
 async fn accept(
     runtime: &Runtime,
     listener: &TcpListener,
@@ -148,7 +152,7 @@ async fn accept(
     let permit = permits.clone().acquire_owned().await.expect("no code closes the semaphore");
     match listener.accept().await {
         Ok((stream, _)) => {
-            // A response is one write, so Nagle's algorithm would only delay it.
+            // The server sends a response with one write, so Nagle's algorithm would only delay the response.
             if let Err(error) = stream.set_nodelay(true) {
                 tracing::debug!(%error, "connection closed before it was served");
                 return None;

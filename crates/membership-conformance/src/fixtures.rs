@@ -9,10 +9,10 @@ use runtime::Monotonic;
 
 use super::Subject;
 
-/// A lease that does not end during a case.
+/// Length of a lease that does not end during a case.
 pub(super) const LONG: Duration = Duration::from_secs(60);
 
-/// A process with a session.
+/// Member process with an open session.
 pub(super) struct Peer {
     pub(super) id: MemberId,
     pub(super) ownership: Arc<dyn Ownership>,

@@ -1,7 +1,7 @@
-//! Conformance suite of the port `Ownership`: one test per promise, which every engine runs against its real
+//! Conformance suite of the port `Ownership`: one test per promise. Every engine runs these tests against its real
 //! server. The crate `conformance` describes how an engine runs a suite.
 //!
-//! Cases about the end of a lease wait for it, a fraction of a second.
+//! A case about the end of a lease waits until the lease ends, which takes a fraction of a second.
 
 mod fixtures;
 mod ownership;
@@ -15,12 +15,12 @@ use runtime::Runtime;
 
 pub use conformance::Case;
 
-/// An engine that is empty at the start of each case.
+/// Engine under test. It has no members at the start of each case.
 pub trait Subject: Send + Sync {
     fn runtime(&self) -> Runtime;
 
-    /// Lease whose end the cases wait for, several times in a case. A renewal every quarter of it must arrive in
-    /// time, even on a busy machine.
+    /// Length of the leases whose end the cases wait for, several times in a case. If a member renews after every
+    /// quarter of this time, each renewal must arrive before the lease ends, even on a busy machine.
     fn lease(&self) -> Duration {
         Duration::from_millis(300)
     }
@@ -30,7 +30,7 @@ pub trait Subject: Send + Sync {
         true
     }
 
-    /// Opens the engine as another process would. All processes see the same members and claims.
+    /// Opens the engine in the same way as another process opens it. All processes see the same members and claims.
     fn open(&self) -> BoxFuture<'_, Arc<dyn Ownership>>;
 }
 

@@ -19,7 +19,7 @@ pub(super) async fn view_shows_members_as_they_joined(subject: &dyn Subject) {
         ownership.join(member.clone(), LONG).await.expect("a new member joins");
     }
     let view = subject.open().await.view().await.expect("the engine responds");
-    assert_eq!(view.members, [near.clone(), far], "members are ordered by id");
+    assert_eq!(view.members, [near.clone(), far], "the view lists the members in the order of their ids");
     assert_eq!(view.owners().into_iter().collect::<Vec<_>>(), [near.id]);
     assert!(view.claims.is_empty());
 }
@@ -32,12 +32,12 @@ pub(super) async fn repeated_join_renews_the_session(subject: &dyn Subject) {
         let longer = peer.ownership.join(member(1), LONG).await;
         assert!(matches!(longer, Err(OwnershipError::Rejected(_))), "{longer:?}");
         subject.runtime().sleep(short / 2).await;
-        peer.ownership.join(member(1), short).await.expect("the join may be repeated");
+        peer.ownership.join(member(1), short).await.expect("a member may repeat its join");
         subject.runtime().sleep(short * 3 / 4).await;
         assert_eq!(peer.holder(&shard(1)).await, Some(peer.id));
         return;
     }
-    peer.ownership.join(member(1), LONG).await.expect("the join may be repeated");
+    peer.ownership.join(member(1), LONG).await.expect("a member may repeat its join");
     subject.runtime().sleep(short * 2).await;
     assert_eq!(peer.view().await.members.len(), 1);
     assert_eq!(peer.holder(&shard(1)).await, Some(peer.id));
@@ -88,7 +88,7 @@ pub(super) async fn concurrent_claims_give_each_name_one_holder(subject: &dyn Su
     }
     for round in 0..12 {
         let names: Vec<ClaimName> = (0..16).map(|number| shard(round * 16 + number)).collect();
-        // Each member uses a different order: engines that lock rows must not deadlock.
+        // Each member claims the names in a different order, so that an engine that locks rows in this order deadlocks.
         let claims = peers.iter().enumerate().map(|(at, peer)| {
             let mut names = names.clone();
             names.rotate_left(at * 5);
@@ -109,8 +109,8 @@ pub(super) async fn concurrent_claims_give_each_name_one_holder(subject: &dyn Su
         held.sort();
         let mut view = peers[0].view().await.claims;
         view.retain(|name, _| names.contains(name));
-        assert_eq!(held, view.into_iter().collect::<Vec<_>>(), "the results match the view");
-        assert_eq!(held.len(), names.len(), "each name has one holder");
+        assert_eq!(held, view.into_iter().collect::<Vec<_>>(), "the results of the claims match the view");
+        assert_eq!(held.len(), names.len(), "exactly one member holds each name");
     }
 }
 
@@ -188,7 +188,7 @@ pub(super) async fn leave_frees_all_claims_of_the_member(subject: &dyn Subject) 
     assert_eq!(view.claims, BTreeMap::from([(shard(3), b.id)]));
     assert_eq!(b.claim(&[shard(1)]).await, [true]);
     a.leave().await;
-    assert_eq!(b.view().await.claims.len(), 2, "leaving twice has no effect");
+    assert_eq!(b.view().await.claims.len(), 2, "the second leave has no effect");
 }
 
 pub(super) async fn claims_become_free_exactly_when_the_lease_ends(subject: &dyn Subject) {
@@ -199,7 +199,7 @@ pub(super) async fn claims_become_free_exactly_when_the_lease_ends(subject: &dyn
     a.claim(&[shard(1)]).await;
     until(&runtime, "a's claim becomes free", async || b.claim(&[shard(1)]).await == [true]).await;
     let kept = runtime.monotonic().since(a.renewed);
-    assert!(kept >= short, "granted to b after {kept:?}");
+    assert!(kept >= short, "the engine granted a's claim to b after only {kept:?}");
     assert_eq!(b.holder(&shard(1)).await, Some(b.id));
 }
 
@@ -210,19 +210,19 @@ pub(super) async fn renewal_extends_the_session(subject: &dyn Subject) {
     a.claim(&[shard(1)]).await;
     for _ in 0..5 {
         runtime.sleep(short / 4).await;
-        a.ownership.renew(a.id, short).await.expect("the renewal is in time");
+        a.ownership.renew(a.id, short).await.expect("the renewal arrives before the lease ends");
         assert_eq!(b.claim(&[shard(1)]).await, [false]);
     }
-    // The last renewal determines the lease.
+    // The last renewal determines the length of the lease.
     if subject.leases_may_grow() {
-        a.ownership.renew(a.id, LONG).await.expect("the renewal is in time");
+        a.ownership.renew(a.id, LONG).await.expect("the renewal arrives before the lease ends");
         runtime.sleep(short * 5 / 4).await;
         assert_eq!(b.holder(&shard(1)).await, Some(a.id));
     } else {
         let longer = a.ownership.renew(a.id, LONG).await;
         assert!(matches!(longer, Err(OwnershipError::Rejected(_))), "{longer:?}");
     }
-    a.ownership.renew(a.id, short).await.expect("the renewal is in time");
+    a.ownership.renew(a.id, short).await.expect("the renewal arrives before the lease ends");
     until(&runtime, "a's session ends", async || b.view().await.members.len() == 1).await;
 }
 
@@ -232,18 +232,18 @@ pub(super) async fn ended_session_is_lost_for_all_calls(subject: &dyn Subject) {
     let watcher = Peer::join(subject, 9, LONG).await;
     let (left, late) = (Peer::join(subject, 1, LONG).await, Peer::join(subject, 2, short).await);
     for peer in [&left, &late] {
-        peer.claim(&[shard(u16::try_from(peer.id.0).expect("the id is small"))]).await;
+        peer.claim(&[shard(u16::try_from(peer.id.0).expect("the id fits into 16 bits"))]).await;
     }
     left.leave().await;
     until(&runtime, "the session ends", async || watcher.view().await.members.len() == 1).await;
     for peer in [&left, &late] {
-        // The session is lost even though no other member took its claim.
+        // The engine reports the session as lost, even though no other member took the session's claim.
         assert_eq!(peer.ownership.renew(peer.id, LONG).await.map(|_| ()), Err(OwnershipError::Lost));
         assert_eq!(peer.try_claim(&[shard(5)]).await, Err(OwnershipError::Lost));
         peer.release(&[shard(5)]).await;
     }
     let never = watcher.ownership.renew(MemberId(77), LONG).await.map(|_| ());
-    assert_eq!(never, Err(OwnershipError::Lost), "an id without a session cannot be renewed");
+    assert_eq!(never, Err(OwnershipError::Lost), "the engine renews no id without a session");
     let view = watcher.view().await;
     assert!(view.claims.is_empty() && view.members.len() == 1, "{view:?}");
 }
@@ -257,22 +257,22 @@ pub(super) async fn renewal_and_claim_at_the_end_of_a_lease_are_consistent(subje
     for round in 0..20 {
         let a = Peer::join(subject, 100 + u128::from(round), lease).await;
         let b = Peer::join(subject, 200 + u128::from(round), LONG).await;
-        let name = shard(u16::try_from(round).expect("the round is small"));
+        let name = shard(u16::try_from(round).expect("the number of the round fits into 16 bits"));
         match a.try_claim(std::slice::from_ref(&name)).await {
             Ok(held) => assert_eq!(held, [true]),
-            Err(OwnershipError::Lost) => continue, // A busy machine missed the end of the lease.
+            Err(OwnershipError::Lost) => continue, // The machine was busy, so the lease ended before the claim.
             Err(error) => panic!("{error}"),
         }
-        // The renewal and the claim start between a few milliseconds before and after the end of the lease, by the
-        // local clock.
+        // By the local clock, the renewal and the claim start at most a few milliseconds before or after the end of the
+        // lease.
         runtime.sleep_until(a.renewed + (lease - Duration::from_millis(6)) + Duration::from_millis(round)).await;
         let (renewed, claimed) = join(a.ownership.renew(a.id, longer), b.claim(std::slice::from_ref(&name))).await;
         let holder = b.holder(&name).await;
         match (renewed, claimed[0]) {
             (Ok(_), false) => assert_eq!(holder, Some(a.id)),
-            (Ok(_), true) => panic!("the session was renewed, and another member got its claim"),
+            (Ok(_), true) => panic!("the engine renewed a's session, but granted its claim to b"),
             (Err(OwnershipError::Lost), true) => assert_eq!(holder, Some(b.id)),
-            // The claim came before the end of the lease, and the renewal after it.
+            // The engine executed the claim before the end of the lease, and the renewal after the end.
             (Err(OwnershipError::Lost), false) => assert_eq!(holder, None),
             (Err(error), _) => panic!("{error}"),
         }
@@ -289,26 +289,26 @@ pub(super) async fn view_shows_only_live_members(subject: &dyn Subject) {
     let dead = Peer::join(subject, 1, short).await;
     dead.claim(&[shard(1), shard(2)]).await;
     assert_eq!(watcher.view().await.members, [member(1), member(3)]);
-    // No process calls anything except the view, so the session ends by itself.
-    until(&runtime, "the dead member disappears", async || watcher.view().await.members == [member(3)]).await;
+    // The processes only read the view, so the engine must end the session without another call.
+    until(&runtime, "the view omits the dead member", async || watcher.view().await.members == [member(3)]).await;
     assert!(runtime.monotonic().since(dead.renewed) >= short);
     assert!(watcher.view().await.claims.is_empty());
 }
 
 pub(super) async fn view_contains_the_end_of_the_first_session(subject: &dyn Subject) {
     let empty = subject.open().await.view().await.expect("the engine responds");
-    assert_eq!(empty.first_end, None, "there is no session");
+    assert_eq!(empty.first_end, None, "the view has no end of a session while no session is open");
     let first = Peer::join(subject, 1, LONG).await;
-    let end = first.view().await.first_end.expect("the session has an end");
+    let end = first.view().await.first_end.expect("the view contains the end of the session");
     assert!(end > LONG / 2 && end <= LONG, "{end:?}");
     let second = Peer::join(subject, 2, LONG / 2).await;
-    let end = first.view().await.first_end.expect("the sessions have an end");
+    let end = first.view().await.first_end.expect("the view contains the end of the first session");
     assert!(end > LONG / 4 && end <= LONG / 2, "{end:?}");
     if !subject.leases_may_grow() {
         return;
     }
     second.ownership.renew(second.id, LONG).await.expect("the session is open");
-    assert!(first.view().await.first_end.expect("the sessions have an end") > LONG / 2);
+    assert!(first.view().await.first_end.expect("the view contains the end of the first session") > LONG / 2);
 }
 
 pub(super) async fn renewal_returns_the_engines_clock(subject: &dyn Subject) {
@@ -327,7 +327,7 @@ pub(super) async fn renewal_returns_the_engines_clock(subject: &dyn Subject) {
 pub(super) async fn change_wakes_waiting_processes(subject: &dyn Subject) {
     let runtime = subject.runtime();
     let (a, b) = (Peer::join(subject, 1, LONG).await, subject.open().await);
-    // A hint may be lost, but not most of them.
+    // An engine may lose a hint of a change, but must deliver most hints.
     let mut woken = [0; 4];
     for round in 0..5_u128 {
         let guest = Peer { id: MemberId(10 + round), ownership: a.ownership.clone(), renewed: a.renewed };
@@ -342,5 +342,5 @@ pub(super) async fn change_wakes_waiting_processes(subject: &dyn Subject) {
             *woken += u32::from(runtime.timeout(Duration::from_millis(500), changed).await.is_some());
         }
     }
-    assert!(woken.iter().all(|woken| *woken >= 3), "join, claim, release, leave: {woken:?} of 5");
+    assert!(woken.iter().all(|woken| *woken >= 3), "hints after 5 joins, claims, releases and leaves: {woken:?}");
 }

@@ -1,18 +1,19 @@
-//! Members and claims of a cluster as rows of PostgreSQL. The engine needs only the database that also contains
+//! Members and claims of a cluster as rows of PostgreSQL. This engine needs no server except the database that contains
 //! the store.
 //!
-//! A session is a row with an end by the *database's* clock; its claims are rows that are deleted together with
-//! it. Each change of the view is one function call on the server, and the calls run one at a time (see
-//! `migrations/0001.sql` of `coordination-postgres`). A renewal is a separate call that never waits for them.
+//! A session is a row that contains the end of the session by the *database's* clock. Its claims are rows that the
+//! database deletes together with the session. Each change of the view is one function call on the server, and the
+//! server runs these calls one at a time (see `migrations/0001.sql` of `coordination-postgres`). A renewal is a
+//! separate call that never waits for these calls.
 //!
-//! The engine uses two connections, so that a renewal does not queue behind a claim, and a third one that listens
-//! for changes. Each reconnects by itself. No call waits much longer than [`Options::statement_timeout`]. A call
-//! that times out closes its connection, because the state of that connection is unknown.
+//! The engine uses two connections, so that a renewal does not wait behind a claim, and a third connection that listens
+//! for changes. Each connection reconnects by itself. No call waits much longer than [`Options::statement_timeout`]. If
+//! a call times out, the engine closes its connection, because the state of that connection is unknown.
 //!
-//! Invariants: A claim is granted to another member only after its holder's session was deleted in the same
-//! transaction. Every response is sent after a sync to disk. A database that returns to an earlier state (a
-//! restore, a fail-over to a standby that lagged) loses renewals and claims. Then only the store's terms reject
-//! old owners. See docs/decisions/0101-tie-claims-to-sessions.md.
+//! Invariants: The database grants a claim of an ended session to another member only in the transaction that deletes
+//! that session. The database syncs each change to disk before it responds. A database that returns to an earlier state
+//! (after a restore, or a fail-over to a standby that lagged) loses renewals and claims. Then only the store's terms
+//! reject old owners. See docs/decisions/0101-tie-claims-to-sessions.md.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -31,18 +32,19 @@ use runtime::Runtime;
 
 pub use coordination_postgres::{OpenError, Options};
 
-/// One process's connections to the database. Dropping it closes them; sessions end with their leases.
+/// Connections of one process to the database. Dropping this value closes the connections. The process's sessions then
+/// end with their leases.
 pub struct PostgresOwnership {
     database: Database,
-    /// Sessions that this process has opened. An ended session leaves no row, so this set keeps its id from being
-    /// reused.
+    /// Ids of the sessions that this process has opened. An ended session leaves no row, so this set prevents a second
+    /// session with the same id.
     joined: Mutex<BTreeSet<MemberId>>,
-    /// Number of the next claim or release of this process.
+    /// Sequence number of the next claim or release of this process.
     calls: AtomicI64,
 }
 
 impl PostgresOwnership {
-    /// Connects, and checks the schema that [`coordination_postgres::migrate`] created.
+    /// Connects to the database, and checks the schema that [`coordination_postgres::migrate`] created.
     ///
     /// # Errors
     /// Returns [`OpenError`] if the URL is invalid, the server is unreachable, or its schema is not the one of this
@@ -52,8 +54,8 @@ impl PostgresOwnership {
         Ok(PostgresOwnership { database, joined: Mutex::default(), calls: AtomicI64::new(1) })
     }
 
-    /// Id of the schema, created together with it and never changed. All processes that open this database get the
-    /// same id.
+    /// Id of the schema. The migration creates it together with the schema, and it never changes. All processes that
+    /// open this database get the same id.
     #[must_use]
     pub fn id(&self) -> &str {
         &self.database.id
@@ -111,7 +113,7 @@ const RENEW: &str = "select reveille_coordination.renew($1::text::uuid, $2)";
 const LEAVE: &str = "select 1 from reveille_coordination.leave($1::text::uuid)";
 const CLAIM: &str = "select reveille_coordination.claim($1::text::uuid, $2, $3)";
 const RELEASE: &str = "select 1 from reveille_coordination.release($1::text::uuid, $2, $3)";
-/// A single statement reads a single state. A session whose renewal is being committed may be missing.
+/// A single statement reads a single state of the database. A session is missing if its renewal is not committed yet.
 const VIEW: &str = "
     with clock as materialized (select clock_timestamp() as now)
     select member.id::text, member.name, member.address, member.owns, member.build,
@@ -159,7 +161,11 @@ impl Ownership for PostgresOwnership {
             let id = member.to_string();
             let held: Option<Vec<bool>> = self.query_one(&self.database.serial, CLAIM, &[&id, &names, &call]).await?;
             let held = held.ok_or(OwnershipError::Lost)?;
-            if held.len() == names.len() { Ok(held) } else { Err(unexpected("wrong number of names")) }
+            if held.len() == names.len() {
+                Ok(held)
+            } else {
+                Err(unexpected("the number of results differs from the number of names"))
+            }
         })
     }
 
@@ -187,7 +193,7 @@ impl Ownership for PostgresOwnership {
         let mut changes = self.database.changes.subscribe();
         Box::pin(async move {
             if changes.changed().await.is_err() {
-                // The engine is closed, so no change will be reported.
+                // The engine is closed, so it reports no more changes.
                 std::future::pending::<()>().await;
             }
         })

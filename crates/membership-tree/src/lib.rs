@@ -1,12 +1,13 @@
-//! Members and claims on a coordination tree: the port [`Ownership`] for engines that have their own sessions.
+//! Members and claims of a cluster on a coordination tree. This crate implements the port [`Ownership`] for tree
+//! engines with their own sessions, such as ZooKeeper.
 //!
-//! A member has an engine session whose timeout is its lease, and an ephemeral node `<root>/members/<id>`. The
-//! node contains the member's public information and the names of its claims. Each claim also has an ephemeral
-//! node `<root>/claims/<name>`, which only one member can create, in the same change as the list. A view therefore
-//! reads only the members' nodes.
+//! A member has an engine session whose timeout is its lease, and an ephemeral node `<root>/members/<id>`. The node
+//! contains the member's public information and the names of its claims. Each claim also has an ephemeral node
+//! `<root>/claims/<name>`, which only one member can create. The member creates this node in the same change as it adds
+//! the name to its own node. A view therefore reads only the members' nodes.
 //!
-//! This process closes a session that is not renewed in time. If the process died or is cut off, the engine ends
-//! the session.
+//! The member's process closes a session that it could not renew in time. If the process died or cannot reach the
+//! engine, the engine ends the session.
 //!
 //! docs/decisions/0147-keep-members-and-claims-on-a-tree.md gives the reasons for the design.
 
@@ -33,17 +34,17 @@ use tokio::sync::watch;
 
 use self::session::{NodeContent, Renewing, Session, view_of};
 
-/// Wait between two attempts to watch for changes.
+/// Time between two attempts to watch for changes.
 const RETRY_WAIT: Duration = Duration::from_millis(100);
-/// Number of attempts of a read that concurrent changes interrupt.
+/// Number of attempts of a read of the view. A concurrent change makes an attempt fail.
 const TRIES: usize = 100;
-/// Number of ended sessions that are remembered, so that their ids are not used again.
+/// Number of ended sessions whose ids this process retains, so that it opens no second session with the same id.
 const ENDED_MAX: usize = 1_000;
 
 const MEMBERS: &str = "members";
 const CLAIMS: &str = "claims";
 
-/// One process's access to the members and claims of a cluster.
+/// Access of one process to the members and claims of a cluster.
 pub struct TreeOwnership(Arc<Inner>);
 
 struct Inner {
@@ -51,7 +52,7 @@ struct Inner {
     trees: Arc<dyn Trees>,
     options: SessionOptions,
     acl: Acl,
-    /// Sends requests that do not belong to a member's session.
+    /// Client for requests that do not belong to a member's session.
     client: Client,
     members: NodePath,
     claims: NodePath,
@@ -60,7 +61,7 @@ struct Inner {
     /// Path of the node that each renewal touches, because the engine returns the time of the change.
     clock: NodePath,
     joined: Mutex<Joined>,
-    /// Number of changes of members and claims.
+    /// Number of observed changes of members and claims.
     changes: watch::Sender<u64>,
     _tasks: TaskSet,
 }
@@ -72,7 +73,8 @@ struct Joined {
 }
 
 impl TreeOwnership {
-    /// Opens the cluster at `root`. Its nodes are created when needed, with `acl`; members use `credentials`.
+    /// Opens the cluster at `root`. Members create the cluster's nodes when they need them, with `acl`. The sessions of
+    /// the members use `credentials`.
     ///
     /// # Errors
     /// Returns [`TreeError::Invalid`] if the path is too long.
@@ -108,7 +110,7 @@ impl TreeOwnership {
     /// cluster get the same id.
     ///
     /// # Errors
-    /// The errors of [`Ownership::view`].
+    /// Returns the same errors as [`Ownership::view`].
     pub fn id(&self) -> Answer<'_, String> {
         let inner = self.0.clone();
         self.0.detached(async move {
@@ -122,7 +124,7 @@ impl TreeOwnership {
     }
 }
 
-/// Counts changes of members and claims, including changes that may have been missed.
+/// Counts changes of members and claims. Also counts one change if the watch may have missed changes.
 async fn watch_changes(client: Client, root: NodePath, changes: watch::Sender<u64>) {
     let (Ok(members), Ok(claims)) = (root.join(MEMBERS), root.join(CLAIMS)) else { return };
     loop {
@@ -158,7 +160,7 @@ impl Inner {
         session.filter(|session| !session.life().is_over).ok_or(OwnershipError::Lost)
     }
 
-    /// Marks the session as ended, so that its id is not used again.
+    /// Marks the session as ended, so that no later session can use its id.
     fn end(&self, member: MemberId) -> Option<Arc<Session>> {
         let mut joined = self.joined();
         let session = joined.sessions.remove(&member)?;
@@ -231,7 +233,7 @@ impl Inner {
         let session = self.session(member)?;
         let mut taken = BTreeSet::new();
         let distinct: Vec<ClaimName> = names.iter().collect::<BTreeSet<_>>().into_iter().cloned().collect();
-        // An empty batch also checks that the session is open.
+        // Without names, one empty batch checks that the session is open.
         let mut batches: Vec<&[ClaimName]> = distinct.chunks(OPS_MAX - 2).collect();
         if batches.is_empty() {
             batches.push(&[]);
@@ -267,7 +269,7 @@ impl Inner {
         Ok(self.claims.join(&name.as_str().replace('/', "%2F").replace('.', "%2E"))?)
     }
 
-    /// Returns the names that other members hold.
+    /// Returns the given names that other members hold.
     async fn held_by_others(&self, session: &Session, names: &[ClaimName]) -> Result<Vec<ClaimName>, OwnershipError> {
         let own = session.tree.session().id();
         let look = async |name: &ClaimName| {
@@ -281,7 +283,7 @@ impl Inner {
 
     async fn release(self: Arc<Self>, member: MemberId, names: Vec<ClaimName>) -> Result<(), OwnershipError> {
         let Ok(session) = self.session(member) else { return Ok(()) };
-        // Names whose nodes another client has deleted.
+        // Names of this member's claims whose nodes another client has deleted.
         let mut missing = BTreeSet::new();
         for batch in names.chunks(OPS_MAX - 2) {
             loop {
@@ -307,8 +309,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Reads a consistent view: reads the nodes, checks their versions, and repeats until nothing changed in
-    /// between.
+    /// Reads a consistent view: reads the nodes, checks their versions, and repeats these steps until no node changed
+    /// between them.
     async fn view(&self) -> Result<View, TreeError> {
         let tree = self.client.session().await?;
         tree.sync().await?;
@@ -338,7 +340,7 @@ impl Inner {
                 return Ok(view_of(content.collect::<Option<Vec<_>>>().ok_or_else(malformed_node)?));
             }
         }
-        Err(TreeError::Disconnected("members change faster than they can be read".to_owned()))
+        Err(TreeError::Disconnected("the members changed during every attempt to read them; retry the read".to_owned()))
     }
 }
 
@@ -350,7 +352,7 @@ fn touch(clock: &NodePath) -> Op {
     Op::Set { path: clock.clone(), data: Bytes::new(), expected: Expected::Any }
 }
 
-/// Returns the engine's time from a multi that ends with a touch of the clock node.
+/// Returns the engine's time from the result of a multi whose last operation touches the clock node.
 fn renewed(done: Result<Vec<Done>, TreeError>) -> Result<Renewed, OwnershipError> {
     match done.map_err(ownership_error)?.last() {
         Some(Done::Set(stat)) => Ok(Renewed { engine_now: stat.modified_at }),
@@ -369,7 +371,7 @@ fn ownership_error(error: TreeError) -> OwnershipError {
     }
 }
 
-/// Converts an error of a session that belongs to no member: the next call opens another session.
+/// Converts an error of the client's session, which belongs to no member. The next call opens another session.
 fn cluster_error(error: TreeError) -> OwnershipError {
     match error {
         TreeError::SessionLost => OwnershipError::Unavailable(error.to_string()),
@@ -385,8 +387,7 @@ fn check_lease(lease: Duration) {
 }
 
 impl Inner {
-    /// Runs a call in its own task, so that dropping the future neither leaves the call half done nor blocks other
-    /// callers.
+    /// Runs a call in its own task. A dropped future then neither interrupts the call nor blocks other callers.
     fn detached<T: Send + 'static>(
         &self,
         call: impl Future<Output = Result<T, OwnershipError>> + Send + 'static,

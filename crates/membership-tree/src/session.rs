@@ -1,4 +1,4 @@
-//! One member's session, and the content of its node.
+//! Session of one member, and the content of the member's node.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -14,15 +14,16 @@ use tokio::sync::Notify;
 
 use super::{Inner, malformed_node, touch};
 
-/// The session of one member.
+/// Session of one member.
 pub(super) struct Session {
     pub(super) tree: Arc<dyn Tree>,
     pub(super) node: NodePath,
     pub(super) lease: Duration,
-    /// Content of the member's node; `None` if a change of it got no response. Locked during a change.
+    /// Content of the member's node. `None` if a change of the node got no response. The call that changes the node
+    /// holds the lock.
     pub(super) content: tokio::sync::Mutex<Option<NodeContent>>,
     life: Mutex<Life>,
-    /// Notified when a renewal has ended.
+    /// Wakes the task that closes the session when a renewal has ended.
     renewed: Notify,
     _tasks: TaskSet,
 }
@@ -30,7 +31,7 @@ pub(super) struct Session {
 pub(super) struct Life {
     /// Time at which this process closes the session.
     pub(super) end: Monotonic,
-    /// Number of renewals in progress, which may postpone the end.
+    /// Number of renewals in progress. Each may postpone `end`.
     renewing: usize,
     pub(super) is_over: bool,
 }
@@ -68,15 +69,17 @@ impl Session {
 
     pub(super) fn check_lease(&self, lease: Duration) -> Result<(), OwnershipError> {
         if lease > self.lease {
-            let text =
-                format!("this engine fixes the lease for the whole session: it is {:?}, not {lease:?}", self.lease);
+            let text = format!(
+                "the lease {lease:?} exceeds the session's fixed lease {:?}; join with a longer lease",
+                self.lease
+            );
             return Err(OwnershipError::Rejected(text));
         }
         Ok(())
     }
 
-    /// Changes the node's content, in one multi with `steps`, which are derived from the content before the
-    /// change.
+    /// Changes the node's content and executes `steps` in one multi. `steps` computes its operations from the content
+    /// before the change.
     pub(super) async fn change(
         &self,
         clock: &NodePath,
@@ -101,7 +104,7 @@ impl Session {
                 after.version += 1;
                 *content = Some(after);
             }
-            // The node's content differs from the cached one, or is unknown.
+            // The node's content differs from the cached content, or is unknown.
             Err(TreeError::Multi { at: 0, .. } | TreeError::Disconnected(_)) => {}
             Err(_) => *content = Some(before),
         }
@@ -149,7 +152,7 @@ async fn close_when_expired(inner: Weak<Inner>, session: Weak<Session>, member: 
     }
 }
 
-/// A renewal in progress.
+/// Renewal in progress.
 pub(super) struct Renewing<'a> {
     pub(super) session: &'a Session,
 }
@@ -206,7 +209,7 @@ impl NodeContent {
     }
 }
 
-/// Returns the view that consists of these members, with their leases.
+/// Returns the view of these members with their leases.
 pub(super) fn view_of(all: Vec<(NodeContent, Duration)>) -> View {
     let first_end = all.iter().map(|(_, lease)| *lease).min();
     let mut view = View { first_end, ..View::default() };

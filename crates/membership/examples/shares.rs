@@ -1,5 +1,5 @@
-//! Measures how evenly shards are spread, and how many move when a member joins. Compares sticky shares with a
-//! hash ring.
+//! Measures how evenly a plan spreads shards over members, and how many shards move when a member joins. Compares
+//! sticky shares with a hash ring.
 #![expect(clippy::print_stdout, reason = "the example prints a table")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,14 +8,17 @@ use domain::ShardId;
 use domain::id::SHARDS;
 use membership::{MemberId, assign};
 
-/// Number of points per member, as in ringpop.
+/// Number of points of each member on the hash ring. The library ringpop uses the same number.
 const POINTS_PER_MEMBER: u64 = 100;
 const TRIALS: u64 = 200;
 
 type Plan = BTreeMap<ShardId, MemberId>;
 
 fn main() {
-    println!("members | ring: least-most, worst share, moved by a join | sticky: least-most, moved | must move");
+    println!(
+        "members | ring: fewest-most shards, worst share, moved by a join | sticky: fewest-most shards, moved | \
+         must move"
+    );
     for count in 2..=10 {
         let (mut ring_spread, mut sticky_spread) = ((usize::MAX, 0), (usize::MAX, 0));
         let (mut ring_moved, mut sticky_moved) = (0, 0);

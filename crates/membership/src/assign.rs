@@ -1,13 +1,13 @@
 //! Planned owner of each shard: a pure function of the view, so members with the same view compute the same plan.
 //!
 //! The plan is sticky and balanced. A shard stays with its live owner unless that member has more than its share;
-//! shares differ by at most one. A member that joins takes only its own share, and a member that leaves moves only
-//! its own shards. Rendezvous hashing (Thaler and Ravishankar, 1998) selects the shards that move and their new
-//! owners, so members with the same view always agree.
-//! docs/decisions/0100-assign-shards-by-sticky-shares.md compares this with a hash ring.
+//! shares differ by at most one. If a member joins, only the shards of its share move. If a member leaves, only its own
+//! shards move. Rendezvous hashing (Thaler and Ravishankar, 1998) selects the shards that move and their new owners, so
+//! members with the same view always agree. docs/decisions/0100-assign-shards-by-sticky-shares.md compares this with a
+//! hash ring.
 //!
-//! The plan does not exclude conflicts: two members with different views may plan to own the same shard. The claim
-//! decides.
+//! The plan does not exclude conflicts: two members with different views may plan to own the same shard. The engine
+//! then grants the claim to only one of the members.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,8 +16,9 @@ use domain::ShardId;
 
 use crate::MemberId;
 
-/// Returns the owner of every shard below `shards`, for the current claims and the members that may own shards.
-/// The plan is empty without members. Claims by other members, and shards out of range, are ignored.
+/// Returns the owner of every shard below `shards`, for the current claims and the members that may own shards. The
+/// plan is empty if there are no members. The function ignores claims by other members and claims of shards out of
+/// range.
 #[must_use]
 pub fn plan(
     claims: &BTreeMap<ShardId, MemberId>,
@@ -40,7 +41,9 @@ pub fn plan(
             continue;
         }
         let available = capacity.iter().filter(|(_, room)| **room > 0).map(|(member, _)| *member);
-        let member = available.max_by_key(|member| weight(shard, *member)).expect("the shares add up to all shards");
+        let member = available
+            .max_by_key(|member| weight(shard, *member))
+            .expect("the sum of all shares equals the number of shards");
         *capacity.get_mut(&member).expect("the member is in `capacity`") -= 1;
         plan.insert(shard, member);
     }
@@ -49,7 +52,8 @@ pub fn plan(
 
 /// Returns each member with its current shards, ordered by descending weight, and with the size of its share. The
 /// members above the smaller share get the larger shares, so the remainder of the division moves no shards. Among the
-/// others the id decides, and not the number of shards, which changes while members take their planned shards.
+/// other members, those with the lowest ids get the larger shares. Their numbers of shards do not matter, because these
+/// numbers change while members take their planned shards.
 fn shares(
     claims: &BTreeMap<ShardId, MemberId>,
     members: &BTreeSet<MemberId>,
@@ -71,16 +75,16 @@ fn shares(
     with_share.collect()
 }
 
-/// Weight of `member` for `shard`; the highest wins. The result must be the same on every machine and in every
-/// build, so that members of different builds agree.
+/// Returns the weight of `member` for `shard`. The member with the highest weight gets the shard. The result must be
+/// the same on every machine and in every build, so that members of different builds compute the same plan.
 fn weight(shard: ShardId, member: MemberId) -> (u64, MemberId) {
     let halves = [(member.0 >> 64) & u128::from(u64::MAX), member.0 & u128::from(u64::MAX)];
-    let halves = halves.map(|half| u64::try_from(half).expect("a half has 64 bits"));
+    let halves = halves.map(|half| u64::try_from(half).expect("half of a 128-bit id fits into 64 bits"));
     let hash = halves.into_iter().fold(mix(u64::from(shard.0)), |hash, half| mix(hash ^ half));
     (hash, member)
 }
 
-/// The step of SplitMix64 (Steele, Lea and Flood, 2014): every input bit reaches every output bit.
+/// Mixes the bits with the step of SplitMix64 (Steele, Lea and Flood, 2014): every input bit affects every output bit.
 fn mix(value: u64) -> u64 {
     let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

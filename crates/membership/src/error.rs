@@ -1,15 +1,15 @@
-//! Errors of the port.
+//! Errors of the port `Ownership`.
 
-/// Failure of a whole call.
+/// Failure of a whole call of the port.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum OwnershipError {
-    /// The member's session and its claims have ended. Join again under a new id.
-    #[error("the member's session has ended")]
+    /// The member's session and its claims have ended. The member must join again under a new id.
+    #[error("the member's session has ended; join again under a new id")]
     Lost,
     /// The engine is unreachable or did not respond in time. The same call may succeed later.
     #[error("the coordination engine is unavailable: {0}")]
     Unavailable(String),
-    /// The engine rejects this call permanently. The text states the necessary change.
+    /// The engine rejects this call permanently. The text states the change that makes the call succeed.
     #[error("the coordination engine rejected the call: {0}")]
     Rejected(String),
 }

@@ -1,19 +1,19 @@
 //! The port [`Ownership`], which reports the live members of a cluster and grants them claims. This crate states
 //! the promises that every engine of the port keeps.
 //!
-//! A claim gives a member the right to request a shard. The term that `store::Store::take` creates decides which
-//! member owns the shard, so claims do not fence writes: a member that continues after its session ended is
-//! rejected by the store because of its older term.
+//! A claim gives a member the right to take a shard. The term that `store::Store::take` creates decides which member
+//! owns the shard. Claims therefore do not fence writes: the store rejects the writes of a member that continues after
+//! its session has ended, because that member's term is older.
 //!
-//! A member's process opens a *session* ([`Ownership::join`]), renews it, and claims names under it. The session
-//! ends when the member leaves, or one lease after the last renewal by the engine's clock. All its claims end with
-//! it. One renewal therefore keeps any number of claims, as with ZooKeeper's ephemeral nodes.
+//! A member's process opens a *session* ([`Ownership::join`]), renews it, and claims names under it. The session ends
+//! when the member leaves, or, by the engine's clock, one lease after the last renewal. All claims of the session end
+//! at the same time. One renewal therefore extends any number of claims, as with ZooKeeper's ephemeral nodes.
 //!
-//! Two modules use the port: [`Membership`], which runs in every process (renewal, local deadline, view), and
-//! [`assign`], which computes the planned owner of each shard.
+//! Two parts of this crate use the port. [`Membership`] runs in every process: it renews the session, computes the
+//! local deadline and reads the view. [`assign`] computes the planned owner of each shard.
 //!
-//! Invariants: A claim has one holder. The engine grants it to another member only after the holder released it,
-//! left, or reached the end of its lease by the engine's clock. An ended session never becomes active again.
+//! Invariants: A claim has one holder. The engine grants the claim to another member only after the holder released the
+//! claim or left, or after the holder's lease ended by the engine's clock. An ended session never becomes active again.
 
 pub mod assign;
 mod error;

@@ -1,21 +1,22 @@
-//! The membership that every process runs over an engine: it joins, renews its session, watches the view, and
-//! derives from its own clock when the process must stop using its claims.
+//! Membership of a process in a cluster. It joins the cluster through an engine, renews its session and watches the
+//! view. From its own clock it derives when the process must stop using its claims.
 //!
 //! - A [`Lease`] is valid until a deadline that this machine computes alone: the time *before* the last successful
-//!   renewal began, plus the lease, minus a margin. The engine grants no claim of the session to another member
-//!   before that deadline, so no message is needed.
-//! - Before each renewal `before_renewal` runs, in which an owner processes its shards' cancellation records. The
-//!   session is renewed only if it returns true. The lease counts from the time before it ran. Every record that
-//!   has been durable for a whole lease is therefore processed, or the lease has ended.
-//! - After a lost session the membership opens another one, under a new [`MemberId`] and with a new [`Lease`]. The
-//!   old lease never becomes valid again.
-//! - While this machine's clock is off, other members see a member that takes no shards ([`Member::owns`]), and
-//!   plan without it.
-//! - The view is refreshed when the engine hints at a change, when the first session may end, periodically, and on
-//!   request.
+//!   renewal began, plus the lease, minus a margin. The engine grants no claim of the session to another member before
+//!   that deadline, so the engine need not notify this process.
+//! - Before each renewal, the membership runs `before_renewal`. In this check, an owner processes the cancellation
+//!   records of its shards. The membership renews the session only if the check returns true. The lease counts from the
+//!   time before the check began. If a record has been durable for a whole lease, the owner has therefore processed the
+//!   record, or its lease has ended.
+//! - After the membership loses its session, it opens another session, under a new [`MemberId`] and with a new
+//!   [`Lease`]. The old lease never becomes valid again.
+//! - While this machine's clock is wrong, the membership announces a member that takes no shards ([`Member::owns`]), so
+//!   the plans of other members assign it none.
+//! - The membership reads the view again after a hint of the engine that it changed, when the first session may end,
+//!   periodically, and at the caller's request.
 //!
-//! This module does not decide which names to claim ([`crate::assign`] does), and it does not stop the owner's
-//! work in progress.
+//! This module does not choose the names to claim; [`crate::assign`] plans them. It does not stop the owner's work in
+//! progress.
 
 mod clock;
 mod keeper;
@@ -36,25 +37,26 @@ use crate::{ClaimName, Member, MemberId, Ownership, OwnershipError, View};
 pub use clock::ClockOffset;
 pub use lease::Lease;
 
-/// Check that runs before every renewal. The session is renewed only if the check returns true in time.
+/// Check that runs before every renewal. The membership renews the session only if the check returns true in time.
 pub type BeforeRenewal = Arc<dyn Fn() -> BoxFuture<'static, bool> + Send + Sync>;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Options {
-    /// Time for which a dead member keeps its claims. Default 6 s. With a value that is too small, a stall of the
-    /// engine or of this process loses shards unnecessarily; with a value that is too large, a dead member's
-    /// shards wait. `Duration::MAX` disables renewals, for an engine whose sessions never end.
+    /// Length of the lease: the time for which a dead member keeps its claims. Default 6 s. If the value is too small,
+    /// the member loses its shards during a short stall of the engine or of this process. If the value is too large, a
+    /// dead member's shards have no owner for a long time. `Duration::MAX` disables renewals, for an engine whose
+    /// sessions never end.
     pub lease: Duration,
-    /// Time by which the lease ends earlier here than in the engine, because clocks run at different rates.
-    /// Default a tenth of the lease. That is thousands of times what real clocks need, and gives the last callback
+    /// Time by which the lease ends earlier in this process than in the engine, because clocks run at different rates.
+    /// Default a tenth of the lease. This is thousands of times the error of real clocks, and the last callback has
     /// time to begin.
     pub margin: Duration,
-    /// Largest age of the view. Default 1 s. A value that is too small lets every member load the engine; a value
-    /// that is too large delays hand-overs when hints of changes get lost.
+    /// Largest age of the view. Default 1 s. If the value is too small, the reads of all members load the engine. If
+    /// the value is too large, hand-overs take longer when the engine loses hints of changes.
     pub view_period: Duration,
     /// Largest difference between the engine's wall clock and this machine's, beyond the uncertainty of the
-    /// measurement. Default 500 ms. Beyond it, one of the two clocks would make callbacks early or late, so the
-    /// member owns no shards.
+    /// measurement. Default 500 ms. Beyond this difference, callbacks could be early or late, so the member owns no
+    /// shards.
     pub clock_offset_max: Duration,
 }
 
@@ -74,7 +76,7 @@ impl Options {
         self.lease.min(Self::PACE_LEASE_MAX) / 20
     }
 
-    /// Longest lease that lengthens these limits.
+    /// A lease above this value does not make the time limit of a call or the wait before a retry longer.
     const PACE_LEASE_MAX: Duration = Duration::from_secs(10);
 }
 
@@ -89,7 +91,7 @@ impl Default for Options {
     }
 }
 
-/// A [`Member`] without its id.
+/// Data of a [`Member`] without its id.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Profile {
     pub name: String,
@@ -105,16 +107,16 @@ impl Profile {
     }
 }
 
-/// State of a membership. The channel keeps only the latest value: a receiver may see one `Joined` after another,
-/// with a different member, and miss the `Lost` between them.
+/// State of a membership. The channel retains only the latest value. A receiver may therefore see two values `Joined`
+/// with different members, and miss the value `Lost` between them.
 #[derive(Clone, Debug)]
 pub enum Status {
-    /// No session was opened yet.
+    /// The membership has not opened a session yet.
     Joining,
-    /// A session is open. While `clock_is_off`, the member must not own shards, because it would fire at the wrong
-    /// instants.
+    /// A session is open. While `clock_is_off` is true, the member must not own shards, because it would fire schedules
+    /// at the wrong instants.
     Joined { member: MemberId, lease: Lease, clock_is_off: bool },
-    /// The session has ended; the membership is opening another.
+    /// The session has ended. The membership is opening another session.
     Lost,
     /// [`Membership::leave`] was called.
     Left,
@@ -123,13 +125,14 @@ pub enum Status {
 /// Result of [`Membership::claim`].
 #[derive(Clone, Debug)]
 pub struct Claimed {
-    /// The lease under which the names are claimed.
+    /// Lease of the session that claims the names.
     pub lease: Lease,
-    /// Result per name: true if this member holds it now.
+    /// Result for each name: true if this member now holds the name's claim.
     pub held: Vec<bool>,
 }
 
-/// A cheap handle to a membership. Its tasks end with [`Membership::leave`] or with their task set.
+/// Handle to a membership, which is cheap to clone. The tasks of the membership end with [`Membership::leave`] or with
+/// their task set.
 #[derive(Clone)]
 pub struct Membership {
     shared: Arc<Shared>,
@@ -141,20 +144,20 @@ struct Shared {
     options: Options,
     status: watch::Sender<Status>,
     view: watch::Sender<Arc<View>>,
-    /// Held during a read of the view, so that an older view is never published after a newer one.
+    /// Lock that a read of the view holds, so that no task publishes an older view after a newer view.
     looking: tokio::sync::Mutex<()>,
     look_again: Notify,
     clock: Mutex<Clock>,
-    /// Notified when a call reports that the session is lost.
+    /// Wakes the task that renews the session when a call reports that the session is lost.
     lost: Notify,
     stop: watch::Sender<bool>,
 }
 
 impl Membership {
-    /// Starts to join, and retries until it succeeds. [`Membership::status`] reports the result.
+    /// Starts a task that joins, and retries until the join succeeds. [`Membership::status`] reports the result.
     ///
     /// # Panics
-    /// Panics if the margin is not below the lease.
+    /// Panics if the lease does not exceed its margin.
     pub fn join(
         runtime: &Runtime,
         tasks: &TaskSet,
@@ -189,17 +192,17 @@ impl Membership {
     /// Waits for a session.
     ///
     /// # Errors
-    /// Returns [`OwnershipError::Lost`] if the membership was left.
+    /// Returns [`OwnershipError::Lost`] if the caller has ended the membership with [`Membership::leave`].
     pub async fn joined(&self) -> Result<Lease, OwnershipError> {
         let mut status = self.status();
         let is_decided = |status: &Status| matches!(status, Status::Joined { .. } | Status::Left);
-        match &*status.wait_for(is_decided).await.expect("this handle keeps the sender") {
+        match &*status.wait_for(is_decided).await.expect("this handle owns the channel's sender") {
             Status::Joined { lease, .. } => Ok(lease.clone()),
             Status::Joining | Status::Lost | Status::Left => Err(OwnershipError::Lost),
         }
     }
 
-    /// Lease of the current session; `None` if no session is open or its lease has ended.
+    /// Returns the lease of the current session. Returns `None` if no session is open or the lease has ended.
     #[must_use]
     pub fn lease(&self) -> Option<Lease> {
         match &*self.shared.status.borrow() {
@@ -209,39 +212,41 @@ impl Membership {
         .filter(|lease| lease.is_valid(self.shared.runtime.monotonic()))
     }
 
-    /// Returns whether, by the last measurements, this machine's clock and the engine's differ too much.
+    /// Returns whether this machine's clock and the engine's clock differ too much, by the last measurements.
     #[must_use]
     pub fn clock_is_off(&self) -> bool {
         self.shared.clock().is_off()
     }
 
-    /// Difference between the engine's clock and this machine's, measured by the last call; `None` before the
-    /// first.
+    /// Returns the difference between the engine's clock and this machine's clock, measured by the last call. Returns
+    /// `None` before the first measurement.
     #[must_use]
     pub fn clock_offset(&self) -> Option<ClockOffset> {
         self.shared.clock().offset()
     }
 
-    /// Latest view, empty at first. It changes only when members or claims change.
+    /// Returns the latest view, which is empty at first. The channel's value changes only when members or claims
+    /// change.
     #[must_use]
     pub fn view(&self) -> watch::Receiver<Arc<View>> {
         self.shared.view.subscribe()
     }
 
-    /// Reads the view; the read starts after this call began.
+    /// Reads the view from the engine. The result is at least as new as the start of this call.
     ///
     /// # Errors
-    /// The errors of [`Ownership::view`]; [`OwnershipError::Unavailable`] if the read takes too long.
+    /// Returns the errors of [`Ownership::view`], and [`OwnershipError::Unavailable`] if the read takes too long.
     pub async fn refresh(&self) -> Result<Arc<View>, OwnershipError> {
         self.shared.refresh().await
     }
 
-    /// Claims names for the current session. A claim whose response was lost may still take effect, now or later,
-    /// so callers that release names must take them from the view.
+    /// Claims names for the current session. If the engine's response gets lost, the claim may still take effect, now
+    /// or later. A caller that releases names must therefore take the names from the view.
     ///
     /// # Errors
-    /// Returns [`OwnershipError::Lost`] if there is no session, or it ended during the call; its claims ended as well.
-    /// After [`OwnershipError::Unavailable`] the claims are uncertain: claim again, or release.
+    /// Returns [`OwnershipError::Lost`] if no session is open, or if the session ended during the call, together with
+    /// its claims. After [`OwnershipError::Unavailable`] the engine may or may not have granted the claims: claim the
+    /// names again, or release them.
     pub async fn claim(&self, names: Vec<ClaimName>) -> Result<Claimed, OwnershipError> {
         let lease = self.lease().ok_or(OwnershipError::Lost)?;
         let response = self.shared.limited(self.shared.ownership.claim(lease.member(), names)).await;
@@ -256,8 +261,8 @@ impl Membership {
         Ok(Claimed { lease, held })
     }
 
-    /// Releases names of the current session; does nothing without a session. Stop all work that relies on the
-    /// names first.
+    /// Releases names of the current session. Does nothing if no session is open. The caller must first stop all work
+    /// that relies on the names.
     ///
     /// # Errors
     /// [`OwnershipError::Unavailable`]: the names may or may not be free.
@@ -268,19 +273,19 @@ impl Membership {
         Ok(())
     }
 
-    /// Ends the lease at once, then the session and all its claims, then the tasks. If the engine cannot be
-    /// reached, the claims become free at the end of the lease. Stop all work that relies on the claims first.
+    /// Ends the lease at once, then the session and all its claims, then the tasks. If the engine is unreachable, the
+    /// claims become free at the end of the lease. The caller must first stop all work that relies on the claims.
     pub async fn leave(&self) {
         self.shared.stop.send_replace(true);
         let mut status = self.status();
         let left = status.wait_for(|status| matches!(status, Status::Left));
-        // If the task ended together with its task set, it never reports this status.
+        // If the task ended together with its task set, the task never reports this status.
         let _reported = self.shared.runtime.timeout(self.shared.options.call_limit() * 2, left).await;
     }
 }
 
 impl Shared {
-    /// Limits the time of a call. After a timeout, the effect of the call is unknown.
+    /// Runs a call with a time limit. After a timeout, the caller does not know whether the call took effect.
     async fn limited<T>(&self, call: impl Future<Output = Result<T, OwnershipError>>) -> Result<T, OwnershipError> {
         let limit = self.options.call_limit();
         let response = self.runtime.timeout(limit, call).await;

@@ -1,11 +1,11 @@
-//! The in-memory engine: the reference model of the port, a test double, and, with sessions that never end, the
-//! engine of a single process.
+//! In-memory engine. It is the reference model of the port and a test double. With sessions that never end, it is also
+//! the engine of a single process.
 //!
 //! Members of one cluster share the data through [`MemoryOwnership::reopen`]. The engine uses the clocks of the
 //! `Runtime` that created it; each handle waits on its own `Runtime`.
 //!
-//! Invariants: A call takes effect in one step, once or not at all. The same `Runtime`s and the same calls give
-//! the same results.
+//! Invariants: A call takes effect in one step, once or not at all. Equal `Runtime`s and equal calls give equal
+//! results.
 
 mod model;
 
@@ -21,17 +21,17 @@ use tokio::sync::watch;
 use self::model::Model;
 use crate::{Answer, ClaimName, LEASE_MAX, Member, MemberId, Ownership, OwnershipError, Renewed, View, check_names};
 
-/// Behavior of the in-memory engine within the limits of the port.
+/// Behavior of the in-memory engine. The port permits every combination of these options.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct EngineOptions {
     /// True if sessions end with their leases. If false, a session ends only when its member leaves. Use false for
     /// a single process, whose exit also ends this engine. Default true.
     pub sessions_end: bool,
-    /// Delay of a call before its effect, and again after it. Default none.
+    /// Range of the delays of a call: one delay before its effect, and one after it. Default none.
     pub latency: Option<RangeInclusive<Duration>>,
-    /// One call in this many fails, before or after its effect. Default never.
+    /// Average number of calls of which one call fails, before or after its effect. By default no call fails.
     pub fail_one_in: Option<u32>,
-    /// Difference between the engine's wall clock and its `Runtime`'s. Default 0.
+    /// Time by which the engine's wall clock is ahead of the wall clock of its `Runtime`. Default 0.
     pub clock_ahead_millis: i64,
 }
 
@@ -41,7 +41,7 @@ impl Default for EngineOptions {
     }
 }
 
-/// A handle to the in-memory engine; see the module's documentation.
+/// Handle to the in-memory engine. The documentation of the module describes the engine.
 pub struct MemoryOwnership {
     link: MemoryLink,
     engine: Arc<Engine>,
@@ -55,7 +55,7 @@ struct Engine {
 }
 
 impl MemoryOwnership {
-    /// Creates an engine without members. It uses `runtime`'s clocks.
+    /// Creates an engine without members. The engine uses the clocks of `runtime`.
     #[must_use]
     pub fn new(runtime: Runtime, options: EngineOptions) -> Self {
         let link = link(runtime.clone(), &options);
@@ -77,8 +77,8 @@ impl MemoryOwnership {
         MemoryOwnership { link: link(runtime, &self.engine.options), engine: self.engine.clone() }
     }
 
-    /// Cuts or restores the connection. While it is cut, calls of this handle never return, and calls in progress
-    /// may or may not take effect.
+    /// Cuts or restores the connection. While the connection is cut, calls of this handle do not return, and calls in
+    /// progress may or may not take effect.
     pub fn cut(&self, is_cut: bool) {
         self.link.cut(is_cut);
     }
@@ -119,7 +119,7 @@ fn link(runtime: Runtime, options: &EngineOptions) -> MemoryLink {
     MemoryLink::new(runtime, options.latency.clone(), options.fail_one_in)
 }
 
-/// Time of a call's effect, by the engine's clocks.
+/// Time at which a call takes effect, by the engine's clocks.
 struct Moment {
     monotonic: Monotonic,
     wall: Timestamp,
@@ -127,7 +127,7 @@ struct Moment {
 }
 
 impl Moment {
-    /// End of a lease that starts now; `None` if sessions never end.
+    /// Returns the end of a lease that starts now. Returns `None` if sessions never end.
     fn end_of(&self, lease: Duration) -> Option<Monotonic> {
         self.sessions_end.then(|| self.monotonic + lease)
     }
@@ -179,7 +179,7 @@ impl Ownership for MemoryOwnership {
         let mut changes = self.engine.changes.subscribe();
         Box::pin(async move {
             if changes.changed().await.is_err() {
-                // The engine was dropped, so no change can follow.
+                // All handles to the engine are dropped, so no change can follow.
                 std::future::pending::<()>().await;
             }
         })

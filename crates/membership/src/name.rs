@@ -5,7 +5,7 @@ use std::fmt;
 use domain::ShardId;
 use runtime::Runtime;
 
-/// Id of one life of a process in the cluster. It is never used for a second session.
+/// Id of a member. A process uses a new id for every session.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemberId(pub u128);
 
@@ -35,7 +35,7 @@ pub struct ClaimName(Box<str>);
 impl ClaimName {
     pub const LEN_MAX: usize = 128;
 
-    /// Checks and wraps a name.
+    /// Creates a name from `text`.
     ///
     /// # Errors
     /// Returns [`ClaimNameError`] if `text` does not match `[A-Za-z0-9_./-]{1,128}`.
@@ -50,19 +50,19 @@ impl ClaimName {
         }
     }
 
-    /// Returns the claim's name "shard/17" for shard 17.
+    /// Returns the name of a shard's claim, for example "shard/17" for shard 17.
     #[must_use]
     pub fn shard(shard: ShardId) -> Self {
         ClaimName(format!("shard/{}", shard.0).into_boxed_str())
     }
 
-    /// Returns "leader", the claim of the member that performs cluster-wide tasks.
+    /// Returns the name "leader". The member that holds this claim performs cluster-wide tasks.
     #[must_use]
     pub fn leader() -> Self {
         ClaimName("leader".into())
     }
 
-    /// Returns the shard if the name has exactly the form of [`ClaimName::shard`].
+    /// Returns the shard if [`ClaimName::shard`] returns this name for the shard.
     #[must_use]
     pub fn to_shard(&self) -> Option<ShardId> {
         let shard = ShardId(self.0.strip_prefix("shard/")?.parse().ok()?);
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_canonical_shard_names_are_parsed() {
+    fn claim_name_parses_only_canonical_shard_numbers() {
         for number in [0, 9, 17, 255, u16::MAX] {
             assert_eq!(ClaimName::shard(ShardId(number)).to_shard(), Some(ShardId(number)));
         }
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn claim_name_is_short_and_plain() {
+    fn claim_name_rejects_long_text_and_special_characters() {
         assert!(ClaimName::new("a/B-9_.").is_ok() && ClaimName::new(&"a".repeat(128)).is_ok());
         assert_eq!(ClaimName::new(""), Err(ClaimNameError::Length(0)));
         assert_eq!(ClaimName::new(&"a".repeat(129)), Err(ClaimNameError::Length(129)));

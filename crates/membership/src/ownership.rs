@@ -12,48 +12,50 @@ use crate::name::{ClaimName, MemberId};
 
 pub type Answer<'a, T> = BoxFuture<'a, Result<T, OwnershipError>>;
 
-/// Longest lease of an engine whose sessions end. A dead member's claims are blocked for the rest of its lease.
+/// Longest lease of an engine whose sessions end. No other member gets a dead member's claims until that member's lease
+/// ends.
 pub const LEASE_MAX: Duration = Duration::from_secs(3600);
 
-/// Largest number of names per call.
+/// Largest number of names in one call.
 pub const NAMES_MAX: usize = 4096;
 
-/// Engine of sessions and claims; see the crate's documentation for the contract. Several tasks may call it at
-/// once. All calls of one member use the same object.
+/// Port of an engine of sessions and claims. The crate's documentation states the contract. Several tasks may call the
+/// engine at the same time. All calls for one member use the same object.
 ///
 /// # Errors
-/// After [`OwnershipError::Unavailable`], the call may have taken effect, or may still take effect later; the
-/// caller may repeat it. A claim that takes effect late gives the member a name that it does not know of; the view
-/// shows that name. A release that takes effect late does not remove a claim that was requested after it.
+/// After [`OwnershipError::Unavailable`], the call may have taken effect, or may still take effect later. The caller
+/// may repeat the call. If a claim takes effect late, the member holds a name without knowing it. The view shows that
+/// name. If a release takes effect late, it does not remove a claim that the member requested after the release.
 ///
 /// # Panics
 /// Panics if a lease is zero, or above [`LEASE_MAX`] on an engine whose sessions end, or if there are more than
 /// [`NAMES_MAX`] names.
 pub trait Ownership: Send + Sync + 'static {
-    /// Opens a session under an id that never had one. The session lives until `lease` after its last renewal. A
-    /// repeated call during that session renews it, and the view then shows the new `member`. Returns
-    /// [`OwnershipError::Rejected`] if a text is too long.
+    /// Opens a session with an id that never had a session. The session lasts until `lease` after its last renewal. A
+    /// repeated call during that session renews the session, and the view then shows the new `member`. Returns
+    /// [`OwnershipError::Rejected`] if [`Member::check`] fails.
     fn join(&self, member: Member, lease: Duration) -> Answer<'_, Renewed>;
 
-    /// Extends the session until `lease` from now by the engine's clock. Returns [`OwnershipError::Lost`] once the
-    /// session has ended, and [`OwnershipError::Rejected`] if the lease is longer than the join's on an engine that
-    /// fixes it for the whole session.
+    /// Extends the session until `lease` from now by the engine's clock. Returns [`OwnershipError::Lost`] if the
+    /// session has ended. Some engines fix the lease at the join. They return [`OwnershipError::Rejected`] if `lease`
+    /// is longer than that lease.
     fn renew(&self, member: MemberId, lease: Duration) -> Answer<'_, Renewed>;
 
     /// Ends the session and its claims at once. Does nothing if the session has already ended.
     fn leave(&self, member: MemberId) -> Answer<'_, ()>;
 
-    /// Claims all names that are free, in one step. Returns for each name whether the member holds it now. Returns
-    /// [`OwnershipError::Lost`] if the session has ended; then nothing was claimed.
+    /// Claims all free names of `names` in one step. Returns for each name whether the member now holds the claim.
+    /// Returns [`OwnershipError::Lost`], and claims nothing, if the session has ended.
     fn claim(&self, member: MemberId, names: Vec<ClaimName>) -> Answer<'_, Vec<bool>>;
 
-    /// Releases those of `names` that the member holds. Other names, and a session that has ended, are ignored.
+    /// Releases the claims of the member that `names` contains. Ignores all other names. Does nothing if the session
+    /// has ended.
     fn release(&self, member: MemberId, names: Vec<ClaimName>) -> Answer<'_, ()>;
 
-    /// Returns a consistent view that was read after this call began.
+    /// Returns a consistent view. The engine reads the view after this call begins.
     fn view(&self) -> Answer<'_, View>;
 
-    /// Completes when the view may have changed since this call. It is only a hint, which may come late, early or
+    /// Completes when the view may have changed since this call. This is only a hint: it may arrive late, early or
     /// never. Call this method, then [`Ownership::view`], then await this future with a timeout.
     fn changed(&self) -> BoxFuture<'static, ()>;
 }
@@ -61,14 +63,13 @@ pub trait Ownership: Send + Sync + 'static {
 /// Public information about a member.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Member {
-    /// Id of one life of a process; every join uses a new one.
+    /// Id of the member. A process uses a new id for every session.
     pub id: MemberId,
-    /// Name for operators, for example a host name. Like every text here, it has at most [`Member::TEXT_LEN_MAX`]
-    /// bytes.
+    /// Name for operators, for example a host name. Each text of a member has at most [`Member::TEXT_LEN_MAX`] bytes.
     pub name: String,
-    /// `host:port` of its API for other members.
+    /// `host:port` of the member's API for other members.
     pub address: String,
-    /// True if the member takes shards; otherwise it only observes.
+    /// True if the member takes shards. Otherwise the member only reads the view.
     pub owns: bool,
     pub build: String,
 }
@@ -76,7 +77,7 @@ pub struct Member {
 impl Member {
     pub const TEXT_LEN_MAX: usize = 256;
 
-    /// Checks the texts.
+    /// Checks the texts of the member.
     ///
     /// # Errors
     /// Returns [`OwnershipError::Rejected`] if a text is longer than [`Member::TEXT_LEN_MAX`] or contains NUL, which
@@ -99,24 +100,25 @@ impl Member {
 /// # Panics
 /// Panics if there are more than [`NAMES_MAX`] names.
 pub fn check_names(names: &[ClaimName]) {
-    assert!(names.len() <= NAMES_MAX, "a call has at most {NAMES_MAX} names, this one has {}", names.len());
+    assert!(names.len() <= NAMES_MAX, "a call has at most {NAMES_MAX} names, but this call has {}", names.len());
 }
 
 /// Result of a renewal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Renewed {
-    /// The engine's wall clock during the renewal, for comparison with the local clock.
+    /// Reading of the engine's wall clock during the renewal, for comparison with the local clock.
     pub engine_now: Timestamp,
 }
 
-/// The live members and their claims.
+/// View of the cluster: the live members and their claims.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct View {
-    /// Live members, ordered by id.
+    /// Live members, in the order of their ids.
     pub members: Vec<Member>,
     /// Claims of live members.
     pub claims: BTreeMap<ClaimName, MemberId>,
-    /// Time until the first of these sessions ends if it is not renewed. Read the view again then.
+    /// Time until the first session of these members ends, unless its member renews it. The caller must read the view
+    /// again at that time.
     pub first_end: Option<Duration>,
 }
 
@@ -126,7 +128,7 @@ impl View {
         self.members.iter().find(|member| member.id == id)
     }
 
-    /// Members that take shards.
+    /// Returns the ids of the members that take shards.
     #[must_use]
     pub fn owners(&self) -> BTreeSet<MemberId> {
         self.members.iter().filter(|member| member.owns).map(|member| member.id).collect()
@@ -138,7 +140,7 @@ impl View {
         self.claims.get(&ClaimName::leader()).copied()
     }
 
-    /// Claims that name shards ([`ClaimName::shard`]), with their holders.
+    /// Returns the shards with a claim ([`ClaimName::shard`]), each with the holder of its claim.
     #[must_use]
     pub fn shards(&self) -> BTreeMap<ShardId, MemberId> {
         self.claims.iter().filter_map(|(name, member)| Some((name.to_shard()?, *member))).collect()

@@ -1,4 +1,4 @@
-//! Rules that hold after every step.
+//! Rules that the simulation checks after every step.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -17,25 +17,26 @@ pub struct Violation {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rule {
-    /// No two nodes decide different entries for a slot, or the same entry after different histories.
+    /// If two nodes decide a slot, they decide the same entry for this slot and for all earlier slots.
     OneValuePerSlot,
     /// Each node decides the slots without gaps.
     NoGap,
-    /// No node returns to a ballot below one that it has sent.
+    /// No node promises a ballot that is lower than a ballot that it has sent before.
     PromisesKept,
     /// At most one node is master at a time.
     OneMaster,
     /// At most one move is in flight at a time.
     OneMove,
-    /// Acknowledged slots are durable on a quorum.
+    /// Each acknowledged slot is durable on a quorum of members.
     AcknowledgedIsDurable,
-    /// Each proposal is in the slot that was acknowledged, in no slot if it was rejected, and never in two slots.
+    /// An acknowledged proposal is in the slot that the acknowledgement names. A rejected proposal is in no slot. No
+    /// proposal is in two slots.
     TrueOutcomes,
-    /// All nodes compute the same state from the same log.
+    /// Nodes that have applied the same log have the same state.
     OneState,
-    /// Each snapshot equals the state that its log produces.
+    /// Each snapshot equals the state after the slots that it replaces.
     SnapshotEqualsLog,
-    /// A healed core of nodes makes progress.
+    /// Once the simulation has healed a core of nodes, the core makes progress.
     Progress,
     /// Members of the healed core learn all decided slots, even if no client writes.
     AllLearn,
@@ -54,32 +55,35 @@ fn broken<T>(rule: Rule, detail: String) -> Result<T, Violation> {
 }
 
 pub(crate) struct Checks {
-    /// Decided value of each slot, by group, and a hash of all slots up to it.
+    /// Hash of the entry of each decided slot, and hash of all slots up to this slot, by paxos group.
     decided: Vec<Vec<(u64, u64)>>,
-    /// Last slot that each node reported as decided, by node and group.
+    /// Last slot that each node reported as decided, by node and paxos group.
     reported: Vec<Vec<Slot>>,
-    /// State that programs computed from all slots up to a slot.
+    /// Hash of the state that programs computed from all slots up to a slot, by paxos group and slot.
     states: BTreeMap<(usize, Slot), u64>,
-    /// Group and slot in which each proposal was decided.
+    /// Paxos group and slot of each decided proposal, by the proposal's id.
     decided_in: BTreeMap<u64, (usize, Slot)>,
     rejected: BTreeSet<u64>,
     last_promised: Vec<Vec<Ballot>>,
-    /// End of each node's service by its own clock, and its epoch, by node and group.
+    /// End of the time for which each node is master, by the node's own clock, and the epoch of its mastership. The
+    /// list is by node and paxos group.
     serving: Vec<Vec<Option<(Instant, u64)>>>,
     /// Roles of each node in moves.
     ordered: Vec<Vec<Ordered>>,
     /// Fence of the token's move, and the slot that records it.
     token: (Option<u64>, Slot),
-    /// Slot of each node's last renewal.
+    /// Slot of the last renewal of each node's liveness.
     renewed: Vec<Slot>,
-    /// Epoch of the last decided mastership of each group.
+    /// Epoch of the last decided mastership of each paxos group.
     epochs: Vec<u64>,
     disks: Vec<Vec<Shadow>>,
-    /// Slot after which acknowledged entries were cut from a disk since the last check, by group.
+    /// First slot after which a node has cut entries from its log on disk since the last check, by paxos group. `None`
+    /// if no node has cut entries.
     changed: Vec<Option<Slot>>,
-    /// Last acknowledged slot of each group, and the members of which a quorum has it and all slots before it.
+    /// Last acknowledged slot of each paxos group, and the member lists. A quorum of one of the lists has this slot and
+    /// all earlier slots.
     last_acknowledged: Vec<(Slot, [Vec<usize>; 2])>,
-    /// Number of acknowledgements by group.
+    /// Number of acknowledged proposals, by paxos group.
     acknowledged: Vec<u64>,
     incidents: u64,
     is_clock_broken: bool,
@@ -123,7 +127,7 @@ impl Checks {
         self.incidents
     }
 
-    /// Returns the number of slots of the group that are known to be decided.
+    /// Returns the number of slots of the paxos group that a node has reported as decided.
     pub(crate) fn count(&self, group: usize) -> u64 {
         self.decided[group].len() as u64
     }
@@ -132,7 +136,8 @@ impl Checks {
         &self.acknowledged
     }
 
-    /// Resets the view of a disk, because unsynced records may be on it. The start reads all records again.
+    /// Resets the summaries of the node's disk, because the disk may contain unsynced records. The start of the node
+    /// reads all records again.
     pub(crate) fn starts(&mut self, node: usize) {
         self.disks[node].fill(Shadow::default());
         self.changed.fill(Some(Slot(0)));
@@ -169,7 +174,10 @@ impl Checks {
 
     pub(crate) fn contains(&mut self, group: usize, slot: Slot, id: u64) -> Result<(), Violation> {
         if self.rejected.contains(&id) {
-            return broken(Rule::TrueOutcomes, format!("proposal {id} was rejected, and is decided in slot {slot}"));
+            return broken(
+                Rule::TrueOutcomes,
+                format!("proposal {id} is decided in slot {slot}, although a node rejected it"),
+            );
         }
         let first = *self.decided_in.entry(id).or_insert((group, slot));
         if first != (group, slot) {
@@ -183,7 +191,10 @@ impl Checks {
 
     pub(crate) fn rejected(&mut self, id: u64) -> Result<(), Violation> {
         if let Some((_, slot)) = self.decided_in.get(&id) {
-            return broken(Rule::TrueOutcomes, format!("proposal {id} is rejected, and was decided in slot {slot}"));
+            return broken(
+                Rule::TrueOutcomes,
+                format!("proposal {id} is rejected, although it was decided in slot {slot}"),
+            );
         }
         self.rejected.insert(id);
         Ok(())
@@ -200,13 +211,19 @@ impl Checks {
         let index = usize::try_from(slot.0).expect("logs are short").checked_sub(1);
         match index.and_then(|index| self.decided[group].get(index)) {
             Some((_, first)) if chain.is_none_or(|chain| *first == chain) => Ok(()),
-            _ => broken(Rule::SnapshotEqualsLog, format!("n{} installs a different state of slot {slot}", node + 1)),
+            _ => broken(
+                Rule::SnapshotEqualsLog,
+                format!("n{} installs a snapshot of slot {slot} that differs from the log", node + 1),
+            ),
         }
     }
 
     pub(crate) fn applied(&mut self, node: usize, group: usize, slot: Slot, state: u64) -> Result<(), Violation> {
         if *self.states.entry((group, slot)).or_insert(state) != state {
-            return broken(Rule::OneState, format!("n{} computes a different state up to slot {slot}", node + 1));
+            return broken(
+                Rule::OneState,
+                format!("n{} computes another state up to slot {slot} than the first node", node + 1),
+            );
         }
         Ok(())
     }
@@ -220,7 +237,7 @@ impl Checks {
         Ok(())
     }
 
-    /// Checks the promise that a node knows after its start.
+    /// Checks that a node still knows its last promise after a start.
     pub(crate) fn remembers(&self, node: usize, group: usize, promised: Ballot) -> Result<(), Violation> {
         let last_promised = self.last_promised[node][group];
         if promised < last_promised {
@@ -265,7 +282,7 @@ impl Checks {
         self.renewed[node] = at.max(self.renewed[node]);
     }
 
-    /// Returns the slot of each node's last renewal.
+    /// Returns the slot of the last renewal of each node's liveness.
     pub(crate) fn renewals(&self) -> &[Slot] {
         &self.renewed
     }
@@ -274,7 +291,7 @@ impl Checks {
         self.ordered[node] = ordered;
     }
 
-    /// Returns a node that takes part in a move, if any.
+    /// Returns a node that takes part in a move, or `None` if no node does.
     pub(crate) fn moving(&self) -> Option<usize> {
         self.ordered.iter().position(|ordered| !ordered.is_empty())
     }
@@ -300,15 +317,15 @@ impl Checks {
         }
     }
 
-    /// Returns the node that serves or served last by the latest known epoch.
+    /// Returns the node that is or was master in the latest epoch. The node may have stopped serving.
     pub(crate) fn server(&self, group: usize) -> Option<usize> {
         (0..self.serving.len())
             .filter(|node| self.serving[*node][group].is_some())
             .max_by_key(|node| self.serving[*node][group].map(|(_, epoch)| epoch))
     }
 
-    /// Processes the records that became durable by one sync, as a unit: entries that are cut and written again in one
-    /// sync are not lost.
+    /// Processes all records that became durable by one sync before it checks a rule. Entries that one sync cuts and
+    /// writes again are therefore not lost.
     pub(crate) fn on_disk<P: Program>(&mut self, node: usize, records: &[Bytes]) -> Result<(), Violation> {
         for record in records {
             P::note(record, &mut |group, change| self.change(node, group.0 as usize, change));
@@ -330,8 +347,8 @@ impl Checks {
             OnDisk::Push { value } => shadow.values.push(value),
             OnDisk::Base { slot } => {
                 let gone = usize::try_from(slot.0.saturating_sub(shadow.base)).expect("logs are short");
-                // Entries that contradict a snapshot are removed with their successors. A later truncation record names
-                // them.
+                // The node removes an entry that contradicts a snapshot, and all later entries. It writes a later
+                // truncation record for them.
                 shadow.values.drain(..gone.min(shadow.values.len()));
                 shadow.base = shadow.base.max(slot.0);
             }
@@ -371,7 +388,10 @@ impl Checks {
     fn check_durable(&self, group: usize, slot: Slot, members: &[Vec<usize>; 2]) -> Result<(), Violation> {
         let index = usize::try_from(slot.0 - 1).expect("logs are short");
         let Some((value, _)) = self.decided[group].get(index) else {
-            return broken(Rule::AcknowledgedIsDurable, format!("slot {slot} is acknowledged, but not decided"));
+            return broken(
+                Rule::AcknowledgedIsDurable,
+                format!("slot {slot} is acknowledged, but no node has decided it"),
+            );
         };
         let has = |node: &&usize| {
             let shadow = &self.disks[**node][group];

@@ -1,13 +1,13 @@
 //! Clocks of nodes.
 
-/// Monotonic clock of a node, which runs at its own rate.
+/// Monotonic clock of a node. The clock runs at its own rate.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clock {
     pub(crate) true_base: u64,
     pub(crate) base: u64,
-    /// Difference from the true rate, in millionths.
+    /// Difference of the clock's rate from the true rate, in millionths.
     pub(crate) rate_ppm: i64,
-    /// Difference of the wall clock from the monotonic clock.
+    /// Difference of the node's wall clock from its monotonic clock.
     pub(crate) wall: i64,
 }
 

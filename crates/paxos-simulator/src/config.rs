@@ -1,4 +1,4 @@
-//! Configuration of a run. It is drawn from the seed before the run begins, and printed with a failure.
+//! Configuration of a run. The simulation draws it from the seed before the run begins, and prints it with a failure.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use paxos::system::Scheme;
 use paxos::{Defence, Deviation, Mutant, Options, mover};
 use simulator::Random;
 
-/// Kind of fault. It can be left out, to find the faults that a failure needs.
+/// Kind of fault. A developer can disable kinds of faults, to find the faults that cause a failure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
     Loss,
@@ -23,7 +23,7 @@ pub enum Fault {
     Moves,
     Snapshots,
     Members,
-    /// Targeted faults: a node that has just begun to lead or to serve crashes or is isolated.
+    /// Targeted faults: the simulation crashes or isolates a node that has just begun to lead or to serve.
     Ambushes,
 }
 
@@ -55,11 +55,11 @@ impl Fault {
 #[derive(Clone, Debug)]
 pub struct RunConfig {
     pub seed: u64,
-    /// Least number of events.
+    /// Minimum number of events.
     pub steps: u64,
     pub nodes: u32,
     pub groups: u32,
-    /// True if there is also a system group, by which idle masters renew their leases.
+    /// True if the run also has a system group. Idle masters renew their leases through the system group.
     pub has_system: bool,
     /// Range of message delays. All times are in microseconds.
     pub delay: (u64, u64),
@@ -70,21 +70,23 @@ pub struct RunConfig {
     pub loss: f64,
     pub duplication: f64,
     pub tail: f64,
-    /// Probability of a long delay for a message that carries orders. It replaces `tail` for such messages.
+    /// Probability of a long delay of a message with orders. For such messages, the simulation uses this value instead
+    /// of `tail`.
     pub late_orders: f64,
     pub targeted_fault: f64,
-    /// True if masters are isolated one after another while no other fault is active.
+    /// True if the simulation isolates masters one after another. It heals all links before it isolates the next
+    /// master.
     pub isolates_masters: bool,
-    /// True if every second fault is a move of a master.
+    /// True if about every second fault is a move of a master.
     pub moves: bool,
-    /// Greatest difference of a clock's rate from the true rate, in millionths: half of the drift in the program's
-    /// options.
+    /// Maximum difference of a clock's rate from the true rate, in millionths. This is half of the drift in the
+    /// program's options.
     pub drift_ppm: u32,
-    /// True if clocks may exceed that bound. Then only the log must be safe.
+    /// True if clocks may exceed `drift_ppm`. Two nodes may then be master at a time, but all other rules must hold.
     pub is_clock_broken: bool,
-    /// True if a core of nodes is healed at the end and must make progress.
+    /// True if the simulation heals a core of nodes at the end of the run, and the core must then make progress.
     pub heals: bool,
-    /// Bit set of [`Fault`]s that are left out.
+    /// Bit set of the disabled [`Fault`]s.
     pub without: u32,
     pub options: Options,
     pub mutant: Mutation,
@@ -95,9 +97,9 @@ pub struct RunConfig {
 pub enum Mutation {
     #[default]
     None,
-    /// Bug in the core.
+    /// Bug in the crate `paxos`.
     Core(Mutant),
-    /// Lease that is measured by a clock that jumps.
+    /// Bug that measures leases by the wall clock, which jumps.
     WallClock,
 }
 
@@ -127,15 +129,16 @@ impl RunConfig {
         let slowest_sync = of(random, &[200, 1_000, 10_000]);
         let has_system = random.coin();
         let moves = has_system && random.below(3) == 0;
-        // Leases are often short in runs with moves, because each move waits for a lease to end. The rest of a long
-        // lease may delay the next move.
+        // Leases are often short in runs with moves, because each move waits for the end of a lease. With a long lease,
+        // a run contains fewer moves.
         let is_short = random.coin() || moves && random.below(3) > 0;
         let lease = if is_short { micros(random, 5_000, 20_000) } else { micros(random, 20_000, 150_000) };
-        // In most runs, a slot can be decided before the lease that it renews is over.
+        // In most runs, members can decide a slot before the lease that the slot renews is over.
         let lease = if random.below(8) == 0 { lease } else { lease + 2 * slowest + 2 * slowest_sync };
-        let drift_ppm = u32::try_from(of(random, &[0, 200, 10_000])).expect("the number is small");
-        let count =
-            |random: &mut Random, choices: &[u64]| usize::try_from(of(random, choices)).expect("the number is small");
+        let drift_ppm = u32::try_from(of(random, &[0, 200, 10_000])).expect("a drift fits into 32 bits");
+        let count = |random: &mut Random, choices: &[u64]| {
+            usize::try_from(of(random, choices)).expect("a count fits into a `usize`")
+        };
         let options = Options {
             lease: Duration::from_micros(lease),
             drift_ppm: 2 * drift_ppm + drift_ppm / 50,
@@ -173,9 +176,9 @@ impl RunConfig {
                 + if moves { 4_000 } else { 0 }
                 + if random.below(8) == 0 { 10_000 } else { 0 },
             nodes: if random.below(3) == 0 { 5 } else { 3 },
-            // With several groups, one move waits for another.
+            // Runs with moves have several paxos groups, so that one move waits for another move.
             groups: u32::try_from(1 + u64::from(moves) + random.below(if has_system { 4 } else { 2 }))
-                .expect("the number is small"),
+                .expect("the number of paxos groups fits into 32 bits"),
             has_system,
             delay: (50, slowest),
             sync: (20, slowest_sync),
@@ -190,7 +193,7 @@ impl RunConfig {
             moves,
             drift_ppm,
             is_clock_broken: random.below(20) == 0 && drift_ppm > 0,
-            // The log alone does not prevent nodes from deposing each other.
+            // With `Defence::Log` alone, nodes may depose each other again and again, so the core may make no progress.
             heals: random.below(4) == 0 && options.deviation.defence != Defence::Log,
             without: 0,
             late_orders: [0.0, 0.3, 0.8][random.index(3)],

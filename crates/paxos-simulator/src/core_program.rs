@@ -1,4 +1,4 @@
-//! Core in the simulation: [`paxos::Node`] with an application whose state is a hash of all applied slots.
+//! Program that runs [`paxos::Node`] in the simulation, with an application whose state is a hash of all applied slots.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,21 +17,21 @@ use crate::program::{Incident, Input, NodeConfig, Observation, OnDisk, Ordered, 
 pub struct Core {
     me: NodeId,
     everyone: Vec<NodeId>,
-    /// Interval between two registrations of nodes. `registered` is the instant of the last one.
+    /// Interval between two registrations of nodes. `registered` is the instant of the last registration.
     registration_interval: Duration,
     registered: Instant,
     node: Node,
     effects: Effects,
     applications: BTreeMap<GroupId, Application>,
-    /// Preparation that is reported with the next tick.
+    /// Preparation that the application reports to the node as finished at a later tick.
     prepares: Option<(Fence, Preparation)>,
-    /// State of the system group when it was last observed.
+    /// State of the system group at the last observation.
     system: System,
-    /// Last move of each paxos group that ordered this node to shorten its lease.
+    /// Last move of each paxos group that ordered this node to shorten its lease or to let it end.
     leaves: BTreeMap<GroupId, Move>,
 }
 
-/// Hash after each slot since the snapshot.
+/// Application of a paxos group. `chain` contains a hash of all slots up to each slot since the snapshot.
 #[derive(Default)]
 struct Application {
     base: u64,
@@ -63,7 +63,7 @@ impl Application {
     }
 }
 
-/// Returns observations of the changes of the nodes and of the token.
+/// Returns the observations of changes of the nodes and of the move token.
 fn system_observations(before: &System, after: &System) -> Vec<Observation> {
     let mut observations = Vec::new();
     for (id, node) in after.nodes() {
@@ -88,18 +88,19 @@ fn system_observations(before: &System, after: &System) -> Vec<Observation> {
     observations
 }
 
-/// Extra bytes in a snapshot, so that it takes several messages.
+/// Number of additional bytes in a snapshot, so that a node sends the snapshot in several messages.
 const PADDING: usize = 120;
 
 impl Program for Core {
     type Message = (GroupId, Message);
 
     fn start(node_config: &NodeConfig<'_>, records: Vec<Bytes>, now: Instant, out: &mut Out<Self::Message>) -> Self {
-        let records = records.into_iter().map(|bytes| Record::decode(bytes).expect("records on the disk are valid"));
+        let records =
+            records.into_iter().map(|bytes| Record::decode(bytes).expect("the disk returns only valid records"));
         let groups: Vec<_> = node_config.groups.iter().map(|group| (*group, node_config.founders.to_vec())).collect();
         let options = Arc::new(node_config.run.options.clone());
         let mut effects = Effects { token: Token(out.token), ..Effects::default() };
-        // Tokens only increase, so each process gets a different number.
+        // Tokens of records only increase, so each process gets another incarnation number.
         let process = Process { node: node_config.me, incarnation: mix(out.token << 8 ^ u64::from(node_config.me.0)) };
         let node = Node::start(process, &options, &groups, records, now, &mut effects);
         let applications = node_config.groups.iter().map(|group| (*group, Application::default())).collect();
@@ -116,7 +117,7 @@ impl Program for Core {
             leaves: BTreeMap::new(),
         };
         core.collect(out);
-        // The snapshots come from the node's own disk.
+        // These snapshots come from the node's own disk, so they are no incidents.
         out.observations.retain(|observation| *observation != Observation::Incident(Incident::SnapshotInstalled));
         core
     }
@@ -192,7 +193,7 @@ impl Program for Core {
     }
 
     fn view(&self, group: GroupId) -> View {
-        let group = self.node.group(group).expect("the node has the group");
+        let group = self.node.group(group).expect("every node has all paxos groups");
         View {
             promised: group.promised(),
             decided: group.decided(),
@@ -204,7 +205,7 @@ impl Program for Core {
 
     fn promised_ballot((group, message): &Self::Message) -> Option<(GroupId, Ballot)> {
         match message {
-            // A leader must not lead by the same ballot again after a restart, because its log may differ.
+            // After a restart, a leader must not lead by the same ballot again, because its log may differ.
             Message::Promise { ballot, pre_vote: false, .. }
             | Message::Accepted { ballot, .. }
             | Message::Accept { ballot, .. } => Some((*group, *ballot)),
@@ -213,7 +214,7 @@ impl Program for Core {
     }
 
     fn note(record: &Bytes, shadow: &mut dyn FnMut(GroupId, OnDisk)) {
-        let (group, record) = Record::decode(record.clone()).expect("records on the disk are valid");
+        let (group, record) = Record::decode(record.clone()).expect("the disk returns only valid records");
         match record {
             Record::Entries { after, entries } => {
                 shadow(group, OnDisk::Truncate { after });
@@ -283,11 +284,11 @@ impl Core {
     }
 
     fn observe(&mut self, group: GroupId, event: Event, out: &mut Out<(GroupId, Message)>) {
-        let application = self.applications.get_mut(&group).expect("the node has the group");
+        let application = self.applications.get_mut(&group).expect("every node has all paxos groups");
         let observation = match event {
             Event::Decided { slot, entry } => {
                 let value = entry_hash(&entry);
-                // The node itself is the application of the system group and makes its snapshots.
+                // The node itself applies the slots of the system group and creates its snapshots.
                 let chain = if group == GroupId::SYSTEM { value } else { mix(application.last() ^ value) };
                 application.chain.push(chain);
                 out.observations.extend(application.observe_incident(&entry.value).map(Observation::Incident));
@@ -296,7 +297,7 @@ impl Core {
                 {
                     let ids = batch
                         .iter()
-                        .map(|bytes| u64::from_le_bytes(bytes[..].try_into().expect("the number has 8 bytes")));
+                        .map(|bytes| u64::from_le_bytes(bytes[..].try_into().expect("a proposal id has 8 bytes")));
                     out.observations.extend(ids.map(|id| Observation::Contains { group, slot, id }));
                 }
                 Observation::Decided { group, slot, value, chain }
@@ -307,7 +308,7 @@ impl Core {
             }
             Event::Installed(snapshot) => {
                 let word = |at: usize| {
-                    u64::from_le_bytes(snapshot.application[at..at + 8].try_into().expect("the number has 8 bytes"))
+                    u64::from_le_bytes(snapshot.application[at..at + 8].try_into().expect("the slice has 8 bytes"))
                 };
                 application.base = word(0) - 1;
                 application.chain = vec![word(8)];
@@ -373,7 +374,7 @@ pub(crate) fn hash_of(start: u64, bytes: &[u8]) -> u64 {
     })
 }
 
-/// Last step of SplitMix64.
+/// Returns a hash of a number: the last step of the generator SplitMix64.
 pub(crate) fn mix(number: u64) -> u64 {
     let mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,9 +1,9 @@
-//! Journal of a node as bytes: its content after a crash, and the records that a start reads from it.
+//! Simulated journal of a node, as bytes. A crash changes its unsynced bytes, and a start reads its records.
 
 use bytes::Bytes;
 use simulator::Random;
 
-/// Bytes of a frame's header: length, checksum, and the number of bytes that were durable when the frame was written.
+/// Size of a frame's header: length, checksum, and the number of bytes that were durable when the node wrote the frame.
 const HEADER: usize = 4 + 4 + 8;
 
 #[derive(Debug, Default)]
@@ -11,17 +11,19 @@ pub(crate) struct Disk {
     bytes: Vec<u8>,
     /// Number of synced bytes, which survive a crash.
     synced: usize,
-    /// Number of synced bytes that synced frames themselves state to be durable. A start recognises damage up to there.
+    /// Number of bytes that the header of a synced frame states to be durable. A start recognises damage to these
+    /// bytes.
     known: usize,
-    /// Tokens of the last appended records, with the ends of their bytes.
+    /// Tokens of the appended records that are not yet durable, each with the end of its records' bytes.
     tokens: Vec<(u64, usize)>,
-    /// End of the bytes of a sync in progress.
+    /// End of the bytes that the sync in progress makes durable; `None` if no sync is in progress.
     pub(crate) syncing: Option<usize>,
-    /// Start of a hole from a failed sync. All later bytes are lost, even if later syncs succeed.
+    /// Start of the bytes that a failed sync did not write. These and all later bytes are lost, even if later syncs
+    /// succeed.
     hole: Option<usize>,
 }
 
-/// Error of a journal that lost durable bytes.
+/// Error of a start that finds that the journal has lost durable bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Damaged;
 
@@ -29,9 +31,9 @@ pub(crate) struct Damaged;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Left {
     All,
-    /// The disk keeps some or none of the unsynced records, each of them whole, and loses the rest.
+    /// The disk keeps some whole unsynced records or none, and loses all other unsynced records.
     Lost,
-    /// A part of a record remains.
+    /// The disk keeps a part of a record.
     Torn,
 }
 
@@ -41,7 +43,7 @@ impl Disk {
         self.tokens.push((token, self.bytes.len()));
     }
 
-    /// Appends an empty frame, which only states how many bytes are durable.
+    /// Appends an empty frame. Its header states the number of durable bytes.
     pub(crate) fn append_marker(&mut self) {
         self.write([Vec::new()]);
     }
@@ -61,8 +63,8 @@ impl Disk {
         self.synced == self.bytes.len()
     }
 
-    /// Returns whether synced frames do not yet state that all synced bytes are durable. An idle journal writes a
-    /// marker then.
+    /// Returns true if no synced frame states yet that all synced bytes are durable. An idle journal then writes a
+    /// marker.
     pub(crate) fn wants_marker(&self) -> bool {
         self.is_synced() && self.known + HEADER < self.synced
     }
@@ -71,7 +73,8 @@ impl Disk {
         self.syncing = Some(self.bytes.len());
     }
 
-    /// Finishes a sync. Returns the last token that is durable now, and the range of newly durable bytes.
+    /// Finishes a sync. Returns the token of the last records that became durable, and the range of bytes that became
+    /// durable.
     pub(crate) fn synced(&mut self) -> (Option<u64>, std::ops::Range<usize>) {
         let Some(upto) = self.syncing.take() else { return (None, 0..0) };
         let end = self.hole.unwrap_or(upto);
@@ -86,7 +89,8 @@ impl Disk {
     }
 
     /// Fails a sync as operating systems do ("Can Applications Recover from fsync Failures?", Rebello et al., ATC '20):
-    /// pages that could not be written are marked clean, so the next sync skips them and succeeds.
+    /// the system marks pages as clean even if it could not write them, so the next sync skips these pages and
+    /// succeeds.
     pub(crate) fn fail_sync(&mut self, random: &mut Random) {
         let Some(upto) = self.syncing.take() else { return };
         let start = if random.coin() { self.synced } else { self.synced + random.index(upto - self.synced) };
@@ -94,13 +98,13 @@ impl Disk {
         self.hole = Some(self.hole.map_or(start, |hole| hole.min(start)));
     }
 
-    /// Returns the records in these bytes.
+    /// Returns the records in this range of bytes.
     pub(crate) fn records(&self, range: std::ops::Range<usize>) -> Vec<Bytes> {
         let record = |(start, end): (usize, usize)| Bytes::copy_from_slice(&self.bytes[start + HEADER..end]);
         frames(&self.bytes[..range.end], range.start).map(record).filter(|record| !record.is_empty()).collect()
     }
 
-    /// Simulates a loss of power. Unsynced bytes remain up to some byte, possibly followed by garbage.
+    /// Simulates a loss of power. The disk keeps a random number of unsynced bytes, and may append random bytes.
     pub(crate) fn crash(&mut self, random: &mut Random) -> Left {
         (self.syncing, _) = (None, self.tokens.clear());
         let (start, end) = (self.synced, self.bytes.len());
@@ -116,7 +120,7 @@ impl Disk {
         };
         self.bytes.truncate(cut);
         if random.coin() {
-            // A sector that was never written follows the written ones.
+            // The file continues with a sector that the node never wrote.
             let garbage = random.bits().to_le_bytes();
             self.bytes.extend_from_slice(&garbage);
         }
@@ -128,7 +132,8 @@ impl Disk {
         }
     }
 
-    /// Flips a bit that a start can distinguish from a torn tail. Returns whether such a bit exists.
+    /// Flips a bit of the bytes that a synced frame states to be durable, so that a start detects the damage. Returns
+    /// false if no such byte exists.
     pub(crate) fn flip(&mut self, random: &mut Random) -> bool {
         if self.known == 0 {
             return false;
@@ -138,7 +143,7 @@ impl Disk {
         true
     }
 
-    /// Returns the records after a crash, and cuts a torn tail.
+    /// Opens the journal after a crash: returns the records, and cuts an incomplete last frame.
     pub(crate) fn open(&mut self) -> Result<Vec<Bytes>, Damaged> {
         let mut records = Vec::new();
         let (mut end, mut known) = (0, 0);
@@ -149,20 +154,20 @@ impl Disk {
             }
             end = until;
         }
-        // Frames after the first damage may state that more bytes were durable.
+        // A frame after the first damaged byte may state a greater number of durable bytes.
         let after = (end..(self.bytes.len() + 1).saturating_sub(HEADER)).filter(|at| is_whole(&self.bytes[*at..]));
         let promised = after.map(|at| known_of(&self.bytes[at..])).fold(known, usize::max);
         if end < promised {
             return Err(Damaged);
         }
-        // Cut frames no longer state anything.
+        // Ignore the statements of frames that this start cuts.
         self.bytes.truncate(end);
         (self.synced, self.known, self.hole) = (end, known, None);
         Ok(records)
     }
 }
 
-/// Returns the starts and ends of the whole frames from `from` on.
+/// Returns the start and the end of each frame from `from` on, up to the first incomplete or damaged frame.
 fn frames(bytes: &[u8], from: usize) -> impl Iterator<Item = (usize, usize)> {
     let mut at = from;
     std::iter::from_fn(move || {

@@ -1,4 +1,4 @@
-//! Injected faults, and requests of operators and applications.
+//! Faults that the simulation injects, and requests of operators and applications.
 
 use paxos::{GroupId, NodeId, Slot};
 use simulator::Random;
@@ -13,7 +13,7 @@ impl<P: Program> World<P> {
         let fault = Fault::ALL[self.random.index(Fault::ALL.len())];
         let node = self.random.index(self.nodes.len());
         let group = self.groups[self.random.index(self.groups.len())];
-        // Fork the random numbers in any case, so that a fault that is left out does not change later events.
+        // Fork the random number generator for every fault, so that a disabled fault does not change later events.
         let mut random = self.random.fork();
         if self.config.isolates_masters && self.config.has(Fault::Ambushes) && random.coin() {
             self.heal_links();
@@ -56,7 +56,7 @@ impl<P: Program> World<P> {
                 }
             }
             Fault::Members => return self.change_members(group, &mut random),
-            // The master may have served for a long time, and may be idle.
+            // Isolate the master at any time: it may have served for a long time, and may be idle.
             Fault::Ambushes if random.chance(self.config.targeted_fault) => {
                 if let Some(master) = self.checks.server(group.0 as usize) {
                     self.isolate(master);
@@ -71,7 +71,7 @@ impl<P: Program> World<P> {
     fn cut_or_heal(&mut self, random: &mut Random) {
         let count = self.nodes.len();
         match random.below(5) {
-            // Any single link may be cut or healed, so links heal in a different order than they were cut.
+            // Cut or heal a single random link. Links therefore heal in another order than the order of the cuts.
             0 => {
                 let (a, b) = (random.index(count), random.index(count));
                 let was_whole = !self.is_cut[a][b] && !self.is_cut[b][a];
@@ -97,7 +97,8 @@ impl<P: Program> World<P> {
         }
     }
 
-    /// Injects a targeted fault into a node that has just begun to lead or to serve, when most messages are in flight.
+    /// Injects a targeted fault into a node that has just begun to lead or to serve. At this time most messages are in
+    /// flight.
     pub(crate) fn inject_targeted_fault(&mut self, node: usize, crashes: bool) {
         if !self.draws_targeted_fault() {
             return;
@@ -107,8 +108,8 @@ impl<P: Program> World<P> {
         } else {
             self.isolate(node);
             if self.random.below(3) == 0 {
-                // All other nodes crash, although this node has a lease from them. They are down for less than the
-                // lease.
+                // All other nodes crash, although this node has a lease from them. Each of these nodes is down for less
+                // than the lease.
                 for other in (0..self.nodes.len()).filter(|other| *other != node) {
                     self.crash_soon(other, 2 * self.config.delay.1);
                 }
@@ -116,8 +117,8 @@ impl<P: Program> World<P> {
         }
     }
 
-    /// Injects a targeted fault into a move in progress: the holder of the token fails, so that another process must
-    /// continue the move, or the master that must hand over is delayed.
+    /// Injects a targeted fault into a move in progress. The holder of the token fails, so that another process must
+    /// continue the move, or the master that must hand over pauses, or another node takes over the system group.
     pub(crate) fn inject_fault_into_move(&mut self, holder: usize) {
         if !self.draws_targeted_fault() {
             return;
@@ -127,7 +128,8 @@ impl<P: Program> World<P> {
             (0, _) => self.isolate(holder),
             (4, _) => self.crash_soon(holder, self.slot()),
             (1..4, Some(node)) if self.config.has(Fault::Pauses) => {
-                let lease = u64::try_from(self.config.options.lease.as_micros()).expect("the lease is short");
+                let lease = u64::try_from(self.config.options.lease.as_micros())
+                    .expect("a lease in microseconds fits into 64 bits");
                 // The pause is shorter than the lease.
                 let time = lease / 8 + self.random.below(lease / 2);
                 self.checks.note_incident(Incident::Pause);
@@ -141,7 +143,7 @@ impl<P: Program> World<P> {
         }
     }
 
-    /// Isolates a node soon after a move has begun.
+    /// Isolates the node after a random short time, because a move has just begun.
     fn isolate_soon(&mut self, node: usize) {
         if self.draws_targeted_fault() {
             let after = self.random.below(2 * self.slot());
@@ -153,7 +155,7 @@ impl<P: Program> World<P> {
         !self.faults_stopped && self.config.has(Fault::Ambushes) && self.random.chance(self.config.targeted_fault)
     }
 
-    /// Returns the approximate time in which a slot is decided.
+    /// Returns the approximate time that members need to decide a slot.
     fn slot(&self) -> u64 {
         2 * self.config.delay.1 + self.config.sync.1
     }
@@ -191,13 +193,14 @@ impl<P: Program> World<P> {
         if random.coin() {
             return self.request(node, group, Request::Take);
         }
-        let lease = u64::try_from(self.config.options.lease.as_micros()).expect("the lease is short");
+        let lease =
+            u64::try_from(self.config.options.lease.as_micros()).expect("a lease in microseconds fits into 64 bits");
         let remaining = [lease, lease / 8, lease / 2][random.index(3)];
         let mut others = self.members(group);
         others.retain(|member| *member != self.nodes[master].id);
         let Some(to) = others.get(random.index(others.len().max(1))) else { return Ok(()) };
         self.request(master, group, Request::Shorten(*to, remaining))?;
-        // The master may have recorded the end of its lease, but not learn that the record is decided.
+        // Pause the master. It may have recorded the end of its lease, but not yet know that the record is decided.
         if self.config.has(Fault::Pauses)
             && self.is_up(master)
             && !self.nodes[master].is_paused
@@ -209,13 +212,13 @@ impl<P: Program> World<P> {
         Ok(())
     }
 
-    /// Returns the members as known to the node that has decided the most slots.
+    /// Returns the members of the paxos group according to the node that has decided the most slots.
     fn members(&self, group: GroupId) -> Vec<NodeId> {
         self.newest(group).map(|view| view.members.to_vec()).unwrap_or_default()
     }
 
-    /// Returns whether this node may be lost permanently: enough other members are healthy in each configuration that
-    /// may be in effect.
+    /// Returns true if the simulation may permanently remove the node's data, because a quorum of other members is
+    /// healthy in each member list that may be in effect.
     fn can_spare(&self, node: usize) -> bool {
         let id = self.nodes[node].id;
         let is_quiet =
@@ -228,7 +231,8 @@ impl<P: Program> World<P> {
             })
     }
 
-    /// Returns all member lists that a node considers to be in effect, or that requested changes may produce.
+    /// Returns all member lists that a node considers to be in effect, and all member lists that requested changes may
+    /// produce.
     fn configurations(&self) -> Vec<Vec<NodeId>> {
         let mut all = Vec::new();
         for program in self.nodes.iter().filter_map(|member| member.program.as_ref()) {
@@ -252,7 +256,8 @@ impl<P: Program> World<P> {
         all
     }
 
-    /// Replaces a damaged member. Otherwise adds or removes a member.
+    /// Removes a damaged member if the paxos group has one. Otherwise, may remove another member. May then add a
+    /// member.
     fn change_members(&mut self, group: GroupId, random: &mut Random) -> Result<(), Violation> {
         let Some(master) = self.checks.server(group.0 as usize) else { return Ok(()) };
         let members = self.members(group);
@@ -280,11 +285,11 @@ impl<P: Program> World<P> {
         Ok(())
     }
 
-    /// Heals a core of nodes and no other nodes. Each group must soon have a master in the core, and decide the
+    /// Heals a core of nodes and no other nodes. Each paxos group must soon have a master in the core, and decide the
     /// proposals of clients.
     pub(crate) fn heal(&mut self) -> Result<(), Violation> {
         self.faults_stopped = true;
-        // Nodes that are down know members, too.
+        // Start all nodes, because `core` needs the member lists that the nodes know.
         for node in 0..self.nodes.len() {
             if self.nodes[node].has_failed {
                 self.crash(node)?;
@@ -297,7 +302,8 @@ impl<P: Program> World<P> {
                 if core[a] && core[b] {
                     self.is_cut[a][b] = false;
                 } else if core[a] != core[b] {
-                    // Between the core and the other nodes, messages pass in one direction, in both, or in none.
+                    // Between a node of the core and another node, messages pass in one direction, in both directions,
+                    // or in none.
                     self.is_cut[a][b] = self.random.coin();
                 }
             }
@@ -307,19 +313,22 @@ impl<P: Program> World<P> {
                 self.crash(a)?;
             }
         }
-        let lease = u64::try_from(self.config.options.lease.as_micros()).expect("the lease is short");
+        let lease =
+            u64::try_from(self.config.options.lease.as_micros()).expect("a lease in microseconds fits into 64 bits");
         let begun = self.now;
         let timeout = 40 * lease + 10_000_000;
-        // If a lease may end before a slot is decided, no node may be master. Then only decisions are required, as for
-        // the system group, to which clients do not write. A write waits for the sync in progress and then for its own.
-        // The bound is twice the total, so that a master serves for about half of the time.
+        // If a lease may end before the members decide a slot, it is possible that no node becomes master. The rule
+        // then requires decided slots instead of acknowledgements. The same applies to the system group, because
+        // clients do not write to it. A write waits for the sync in progress and then for its own sync. The minimum
+        // lease is twice the total, so that a master serves for about half of the time.
         let can_serve = lease > 2 * (2 * self.config.delay.1 + 2 * self.config.sync.1);
         let count = |world: &Self, group: GroupId| match can_serve && group != GroupId::SYSTEM {
             true => world.checks.acknowledgements()[group.0 as usize],
             false => world.checks.count(group.0 as usize),
         };
-        // The expiry of dead nodes requires a node that serves the system group for a while, and the paxos groups of
-        // the dead nodes wait for it.
+        // The expiry of a dead node requires a master of the system group that serves for some time. The paxos groups
+        // of the dead node wait for this expiry. If no such master is certain, the rule requires progress only of the
+        // system group.
         let is_required = |group: GroupId| can_serve || !self.config.has_system || group == GroupId::SYSTEM;
         let required: Vec<GroupId> = self.groups.iter().copied().filter(|group| is_required(*group)).collect();
         let before: Vec<u64> = required.iter().map(|group| count(self, *group)).collect();
@@ -329,7 +338,8 @@ impl<P: Program> World<P> {
             self.run(1_000, begun + timeout)?;
             let mut groups = required.iter().zip(&before);
             let decide = groups.all(|(group, before)| count(self, *group) >= before + 5);
-            // A node cannot stay alive if the master does not receive its messages or if its records find no free slot.
+            // A node cannot stay alive if the master of the system group does not receive its messages, or if the
+            // master never gets the node's records decided.
             let mut renewals = self.checks.renewals().iter().zip(&renewed_before).zip(&core);
             let is_alive = renewals.any(|((last, before), is_core)| *is_core && last > before);
             let is_over = move_before.is_none_or(|before| self.move_known(&core) != Some(before));
@@ -339,12 +349,12 @@ impl<P: Program> World<P> {
                 return if required.len() == self.groups.len() { self.check_all_learn(timeout) } else { Ok(()) };
             }
         }
-        let detail = format!("no progress within {} microseconds after the healing of {core:?}", self.now - begun);
+        let detail = format!("the healed core {core:?} made no progress within {} microseconds", self.now - begun);
         Err(Violation { rule: Rule::Progress, detail })
     }
 
     /// Heals all links, stops the clients and restarts a node. All members that are up must soon know all slots that
-    /// one of them knew to be decided.
+    /// one of these members knew to be decided.
     fn check_all_learn(&mut self, timeout: u64) -> Result<(), Violation> {
         self.clients_stopped = true;
         self.heal_links();
@@ -362,7 +372,7 @@ impl<P: Program> World<P> {
             }
             if self.now >= until {
                 let detail = format!(
-                    "{} restarted, and {behind:?} have not learned the decided slots",
+                    "after a restart of {}, these members have not learned the decided slots: {behind:?}",
                     self.nodes[restarted].id
                 );
                 return Err(Violation { rule: Rule::AllLearn, detail });
@@ -371,13 +381,13 @@ impl<P: Program> World<P> {
         }
     }
 
-    /// Returns the view of the node that has decided the most slots.
+    /// Returns the view of the node that has decided the most slots of the paxos group.
     fn newest(&self, group: GroupId) -> Option<View> {
         let views = self.nodes.iter().filter_map(|member| member.program.as_ref()).map(|program| program.view(group));
         views.max_by_key(|view| view.decided)
     }
 
-    /// Returns the members that do not know that all slots up to `decided` are decided.
+    /// Returns the members that are up and do not know that all slots up to `decided` are decided.
     fn behind(&self, (group, decided): (GroupId, Slot)) -> Vec<(GroupId, Slot, NodeId)> {
         let members = self.newest(group).map(|view| view.members_decided).unwrap_or_default();
         let is_behind = |host: &&Host<P>| {
@@ -387,7 +397,7 @@ impl<P: Program> World<P> {
         self.nodes.iter().filter(is_behind).map(|member| (group, decided, member.id)).collect()
     }
 
-    /// Returns the move that may be in progress, as known to the core node that has decided the most slots of the
+    /// Returns the move that may be in progress, according to the core node that has decided the most slots of the
     /// system group.
     fn move_known(&self, core: &[bool]) -> Option<u64> {
         let nodes = self.nodes.iter().zip(core).filter(|(_, is_core)| **is_core && self.config.has_system);
@@ -395,8 +405,8 @@ impl<P: Program> World<P> {
         programs.max_by_key(|program| program.view(GroupId::SYSTEM).decided)?.moves()
     }
 
-    /// Returns all healthy nodes, or all but one of them if these are enough in each configuration that may be in
-    /// effect.
+    /// Returns the nodes of the core: all healthy nodes except one. If the others are not a quorum of each member list
+    /// that may be in effect, returns all healthy nodes.
     fn core(&self) -> Vec<bool> {
         let well: Vec<bool> = self.nodes.iter().map(|member| !member.is_damaged).collect();
         let is_enough = |core: &[bool]| {

@@ -1,9 +1,10 @@
-//! Simulation of paxos groups, which is determined by a seed. The network loses, duplicates, delays, reorders and
-//! partitions messages. Disks lose unsynced bytes and flip bits, clocks drift, and nodes pause, crash and are replaced.
+//! Simulation of paxos groups. A seed determines the whole run. The network loses, duplicates, delays, reorders and
+//! partitions messages. Disks lose unsynced bytes and flip bits, clocks drift, nodes pause and crash, and operators
+//! replace members.
 //!
 //! The simulated program is a pure state machine ([`Program`]), so the simulation is one queue of events, and a run is
-//! as fast as the program. The seed determines the whole run ([`RunConfig`]). After every step, the simulation checks
-//! its rules ([`Rule`]).
+//! as fast as the program. The simulation draws the configuration of the run ([`RunConfig`]) from the seed. After every
+//! step, the simulation checks its rules ([`Rule`]).
 
 use std::ops::Range;
 
@@ -27,13 +28,14 @@ pub use moves::{MeasuredMove, MoveKind, measure, moves_table};
 pub use program::{Incident, Input, NodeConfig, Observation, OnDisk, Out, Program, Request, View};
 pub use runner::{Coverage, Failure, RunReport, run, run_pieces, shrink};
 
-/// Runs the core once.
+/// Runs the simulation once with [`Core`] as the program. If `is_read` is true, the report contains a line for every
+/// event.
 #[must_use]
 pub fn run_core(config: &RunConfig, is_read: bool) -> RunReport {
     run::<Core>(config, is_read)
 }
 
-/// Returns the first seed that catches the bug, and the violation.
+/// Returns the first seed whose run detects the deliberate bug, and the violation; `None` if no seed detects the bug.
 #[must_use]
 pub fn catch(mutation: Mutation, seeds: Range<u64>) -> Option<(u64, Violation)> {
     let mut seeds = seeds;

@@ -1,4 +1,4 @@
-//! Command that simulates paxos groups with many seeds, on all cores and in pieces, or replays one seed.
+//! Command that simulates paxos groups with many seeds on all processor cores, or replays one seed.
 //!
 //! docs/decisions/0156-simulate-paxos-groups-separately.md gives the reasons for the design.
 
@@ -11,9 +11,9 @@ use anyhow::{Context, ensure};
 use clap::Parser;
 use paxos_simulator::{Coverage, Failure, Fault, Mutation, RunConfig, catch, moves_table, run_core, run_pieces};
 
-/// Least number of seeds from which full coverage is expected.
+/// Minimum number of seeds for which the command requires that every kind of incident occurs.
 const SEEDS_THAT_COVER: u64 = 1_000;
-/// Number of seeds of which one must catch each deliberate bug.
+/// Number of seeds with which the command searches for each deliberate bug.
 const SEEDS_THAT_CATCH: u64 = 10_000;
 
 /// Simulate paxos groups while machines, disks, clocks and networks fail
@@ -25,7 +25,7 @@ struct Arguments {
     /// First seed
     #[arg(long, default_value_t = 0)]
     first_seed: u64,
-    /// File that records the seeds that have been run, so that a stopped run of the same build can continue
+    /// File that records the finished seeds, so that the same build can continue a stopped run
     #[arg(long)]
     state: Option<PathBuf>,
     /// Search for a seed that catches each deliberate bug, instead of a normal run
@@ -41,13 +41,13 @@ struct Arguments {
     /// With --seed: trace of every event
     #[arg(long, requires = "seed")]
     trace: bool,
-    /// With --seed: kind of fault to leave out (may be repeated)
+    /// With --seed: kind of fault to disable (may be repeated)
     #[arg(long, requires = "seed")]
     without: Vec<String>,
     /// With --seed: number of events after which the run ends
     #[arg(long, requires = "seed")]
     steps: Option<u64>,
-    /// With --seed: no final phase in which a core of nodes is healed
+    /// With --seed: omission of the final phase that heals a core of nodes
     #[arg(long, requires = "seed")]
     no_healing: bool,
     /// With --seed: deliberate bug to enable
@@ -57,7 +57,7 @@ struct Arguments {
 
 fn main() -> anyhow::Result<ExitCode> {
     let arguments = Arguments::parse();
-    // A failed assertion is reported as a violation.
+    // Print nothing when an assertion fails, because the run reports the failure as a violation.
     std::panic::set_hook(Box::new(|_| {}));
     let is_good = match (arguments.seed, arguments.moves) {
         (Some(seed), _) => replay(&arguments, seed)?,
@@ -89,7 +89,7 @@ fn run_all(arguments: &Arguments) -> anyhow::Result<bool> {
     let missing = coverage.missing();
     let is_covered = missing.is_empty() || coverage.seeds < SEEDS_THAT_COVER;
     if !is_covered {
-        eprintln!("incidents in less than 1 % of the seeds, so the run does not test them: {missing:?}");
+        eprintln!("these incidents occurred in less than 1 % of the seeds, so the run does not test them: {missing:?}");
     }
     Ok(is_covered)
 }
@@ -100,7 +100,7 @@ fn catch_all() -> bool {
         match catch(mutation, 0..SEEDS_THAT_CATCH) {
             Some((seed, violation)) => println!("{mutation}: caught after {} seeds, {violation}", seed + 1),
             None => {
-                println!("{mutation}: not caught by {SEEDS_THAT_CATCH} seeds");
+                println!("{mutation}: no seed of {SEEDS_THAT_CATCH} detects this bug");
                 are_caught = false;
             }
         }

@@ -1,8 +1,8 @@
 //! Measurement of moves of a master: the duration of a move, and the time without a master, for each kind of move.
 //!
-//! The simulation is the same as for seeds, but without faults: three nodes, true clocks, and a client that proposes
-//! once per millisecond to the node that serves. The seed varies the delays of messages and syncs, and the instant of
-//! the request.
+//! The measurement uses the same simulation as a run of a seed, but without faults. It has three nodes, clocks without
+//! drift, and a client that proposes once per millisecond to the master. The seed varies the delays of messages and
+//! syncs, and the instant of the request.
 
 use std::collections::VecDeque;
 use std::fmt::Write;
@@ -21,34 +21,34 @@ use crate::world::World;
 mod tests;
 
 const NODES: u32 = 3;
-/// Number of ids from which the id of the paxos group is drawn. The id determines the delays by which candidates avoid
-/// each other.
+/// Number of ids from which the measurement draws the id of the paxos group. The id determines the delays by which
+/// candidates avoid each other.
 const IDS: u32 = 64;
 const LEASES: [Duration; 3] = [Duration::from_secs(2), Duration::from_secs(5), Duration::from_secs(10)];
 
-// All times are in microseconds. With these values, a commit takes about two milliseconds.
+// All times in this module are in microseconds. With these values, a commit takes about two milliseconds.
 const DELAY: (u64, u64) = (200, 400);
 const SYNC: (u64, u64) = (600, 1_200);
 /// Interval between ticks.
 const TICK: u64 = 2_000;
 const PROPOSAL: u64 = 1_000;
 const SHORTENED: u64 = 500_000;
-/// Time for which a run continues after the next master serves, to measure its first acknowledgements.
+/// Time for which a run continues after the next master begins to serve, to measure its first acknowledgements.
 const AFTER: u64 = 500_000;
 const NEVER: u64 = 1 << 50;
 
 /// Kind of move by which the next master begins to serve.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MoveKind {
-    /// The master stops renewing, and the next master waits for the whole lease.
+    /// The master stops renewing its lease, and the next master waits for the whole lease.
     Waits,
     /// The master shortens its lease to half a second.
     Shortens,
     /// The next master requests consent.
     Consents,
-    /// The next master requests consent, and at that moment the master is isolated from all other nodes.
+    /// The next master requests consent, and at that moment a fault isolates the master from all other nodes.
     ConsentsCutOff,
-    /// Without a request, the master crashes and is not restarted.
+    /// The master crashes without a request for a move, and does not restart.
     Crashes,
 }
 
@@ -66,10 +66,10 @@ impl MoveKind {
         }
     }
 
-    /// Returns the predicted move and gap, at the median and the 99th percentile. The predictions are for the waiting
-    /// of phxpaxos and, for consent, for the plan of this project. They were made for a lease of ten seconds. Delays
-    /// from phxpaxos' polling are a part of the lease. In scheme 1 they come after the 100 ms by which its master stops
-    /// early.
+    /// Returns the predicted duration of a move and the predicted time without a master, each with its median and its
+    /// 99th percentile. For `Consents`, the prediction is from the plan of this project. For `Waits` and `Shortens`,
+    /// the prediction describes phxpaxos with a lease of ten seconds. There, polling adds delays that are fractions of
+    /// the lease. For `Waits`, the master of phxpaxos also stops 100 ms early.
     fn predicted(self, lease: Duration) -> Option<[[u64; 2]; 2]> {
         let lease = micros(lease);
         let polling = |late: [u64; 2]| late.map(|part| lease * part / 1_000);
@@ -82,7 +82,7 @@ impl MoveKind {
     }
 }
 
-/// Result of one move, in microseconds of true time.
+/// Result of one move. All times are in microseconds of true time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MeasuredMove {
     /// Time from the request until another node serves.
@@ -91,16 +91,16 @@ pub struct MeasuredMove {
     pub gap: u64,
     /// Longest time without an acknowledgement.
     pub silence: u64,
-    /// Time for which two nodes served at once.
+    /// Time for which two nodes served concurrently.
     pub doubled: u64,
     /// Median time from a proposal to its acknowledgement, before the request.
     pub commit: u64,
 }
 
-/// Measures one move.
+/// Runs one move and measures its times.
 ///
 /// # Errors
-/// Returns an error if a rule is broken, or no node serves in the end.
+/// Returns an error if the run breaks a rule, or if no node serves at its end.
 pub fn measure(scheme: MoveKind, lease: Duration, seed: u64) -> Result<MeasuredMove, Violation> {
     let mut random = Random::new(seed);
     let group = GroupId(1 + u32::try_from(random.below(IDS.into())).expect("the number is small"));
@@ -122,20 +122,21 @@ pub fn measure(scheme: MoveKind, lease: Duration, seed: u64) -> Result<MeasuredM
     Ok(MeasuredMove { took, gap: run.gap, silence: run.silence, doubled: run.doubled, commit })
 }
 
-/// Simulation with its client and its measurements.
+/// Simulation with a client and with the measurements.
 struct Run {
     world: World<Core>,
     group: GroupId,
     proposed: u64,
     next_proposal: u64,
-    /// Instants of the proposals that are not acknowledged. `commits` are the commit times of the others.
+    /// Instants of the proposals that are not yet acknowledged. `commits` contains the times from a proposal to its
+    /// acknowledgement of all other proposals.
     waiting: VecDeque<u64>,
     commits: Vec<u64>,
     acknowledged: u64,
     acknowledged_last: u64,
     silence: u64,
     looked: u64,
-    /// End of each node's service, if no further event affects it.
+    /// End of the time for which each node serves, if no further event changes this end.
     serve_until: [u64; NODES as usize],
     served_last: u64,
     gap: u64,
@@ -207,12 +208,13 @@ impl Run {
         Ok(())
     }
 
-    /// Returns the node that serves now.
+    /// Returns the node that serves at the present time, or `None` if no node serves.
     fn server(&self) -> Option<usize> {
         (0..NODES as usize).find(|node| self.world.now < self.serve_until[*node])
     }
 
-    /// Updates the measurements. Since the last update, services may have ended by time, but no node began to serve.
+    /// Updates the measurements. Since the last update, the service of a node may have ended by time, but no node has
+    /// begun to serve.
     fn look(&mut self) {
         let now = self.world.now;
         let mut ends = self.serve_until.map(|until| until.min(now));
@@ -226,7 +228,7 @@ impl Run {
         for (node, until) in self.serve_until.iter_mut().enumerate() {
             let serves = self.world.nodes[node].program.as_ref().and_then(|program| program.view(self.group).serves);
             let clock = self.world.clock(node);
-            // All clocks run at the true rate here.
+            // All clocks run at the true rate in this simulation.
             *until = serves.map_or(0, |(until, _)| now + micros(until.since(clock)));
         }
         self.looked = now;
@@ -251,7 +253,7 @@ fn config(lease: Duration, seed: u64) -> RunConfig {
         delay: DELAY,
         sync: SYNC,
         tick: TICK,
-        // The simulation's own client would propose to any node.
+        // Disable the simulation's own client, because it would propose to any node.
         proposal: NEVER,
         fault_interval: NEVER,
         loss: 0.0,
@@ -270,10 +272,10 @@ fn config(lease: Duration, seed: u64) -> RunConfig {
     }
 }
 
-/// Returns the results of `count` moves of each kind, as a Markdown table with the predictions.
+/// Measures `count` moves of each kind. Returns the results and the predictions as a Markdown table.
 ///
 /// # Errors
-/// Returns an error if a rule is broken, or no node serves in the end.
+/// Returns an error if a run breaks a rule, or if no node serves at its end.
 pub fn moves_table(count: u64) -> Result<String, Violation> {
     let mut table = String::from(HEAD);
     let mut commits = Vec::new();
@@ -306,7 +308,7 @@ const HEAD: &str = "\
 |---|---|---|---|---|---|---|---|
 ";
 
-/// Returns the median and the 99th percentile, by the nearest rank.
+/// Returns the median and the 99th percentile of the values, by the nearest rank.
 fn percentiles(mut values: Vec<u64>) -> [u64; 2] {
     values.sort_unstable();
     [50, 99].map(|part| values.get((values.len() * part).div_ceil(100).max(1) - 1).copied().unwrap_or_default())

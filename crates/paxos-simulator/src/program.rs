@@ -1,4 +1,4 @@
-//! Program of a simulated node: a state machine that the simulation steps and observes.
+//! Program of a simulated node: a state machine to which the simulation passes inputs, and whose outputs it observes.
 
 use std::sync::Arc;
 
@@ -7,11 +7,11 @@ use paxos::{Ballot, GroupId, Instant, NodeId, Slot};
 
 use crate::config::RunConfig;
 
-/// Program of one node, without a clock, randomness or I/O of its own.
+/// Program of one node. The program has no clock, randomness or I/O of its own.
 pub trait Program: Sized {
     type Message: Clone;
 
-    /// Starts, or restarts with the durable records.
+    /// Starts the program with the durable records of the node. The records are empty at the first start.
     fn start(node_config: &NodeConfig<'_>, records: Vec<Bytes>, now: Instant, out: &mut Out<Self::Message>) -> Self;
 
     fn step(&mut self, now: Instant, input: Input<Self::Message>, out: &mut Out<Self::Message>);
@@ -20,18 +20,19 @@ pub trait Program: Sized {
     /// Panics if the node has no such group.
     fn view(&self, group: GroupId) -> View;
 
-    /// Returns the ballot that a message promises: its sender must never return to a lower ballot.
+    /// Returns the ballot that a message promises. The sender of the message must never promise a lower ballot.
     fn promised_ballot(message: &Self::Message) -> Option<(GroupId, Ballot)>;
 
-    /// Passes the effects of a durable record on the log to `shadow`.
+    /// Passes each change that a durable record makes to the log to `shadow`.
     fn note(record: &Bytes, shadow: &mut dyn FnMut(GroupId, OnDisk));
 
-    /// Returns whether a message permits its receiver to act for a limited time.
+    /// Returns true if the message contains orders, which permit its receiver to act for a limited time.
     fn is_order(_message: &Self::Message) -> bool {
         false
     }
 
-    /// Returns the roles of the node in moves: the orders that it obeys, and their remaining effects.
+    /// Returns the roles of the node in moves: the orders that it obeys, and the shortened leases that earlier orders
+    /// caused.
     fn orders(&self, _now: Instant) -> Vec<Ordered> {
         Vec::new()
     }
@@ -41,7 +42,7 @@ pub trait Program: Sized {
         None
     }
 
-    /// Performs the work of an operator, at each tick.
+    /// Performs the work of an operator. The simulation calls this at each tick.
     fn attend(&mut self, _now: Instant, _out: &mut Out<Self::Message>) {}
 
     /// Returns the text of a message for the trace.
@@ -53,9 +54,9 @@ pub trait Program: Sized {
 pub struct NodeConfig<'a> {
     pub me: NodeId,
     pub groups: &'a [GroupId],
-    /// All nodes, including spare ones.
+    /// All nodes, including nodes that are not members.
     pub everyone: &'a [NodeId],
-    /// Members of empty logs.
+    /// First members of each paxos group.
     pub founders: &'a [NodeId],
     pub run: &'a RunConfig,
 }
@@ -73,19 +74,19 @@ pub enum Input<M> {
 /// Request of an operator or of the application to a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Request {
-    /// Takes over by consent.
+    /// Lets the node take over the mastership with the consent of the master.
     Take,
-    /// Ends the master's lease in this number of microseconds, in favour of this node.
+    /// Lets the master end its lease after this number of microseconds, in favour of this node.
     Shorten(NodeId, u64),
-    /// Makes a snapshot of the state this number of slots back.
+    /// Lets the application create a snapshot of the state this number of slots before the last applied slot.
     Snapshot(u64),
     AddMember(NodeId),
     RemoveMember(NodeId),
-    /// Requires masters to leave this node, or allows them to return.
+    /// Requires masters to leave this node if the value is true. Otherwise, allows masters to return.
     Drain(NodeId, bool),
 }
 
-/// Effects of a step.
+/// Effects of a step of the program.
 #[derive(Debug)]
 pub struct Out<M> {
     /// Token of the records of this step.
@@ -103,21 +104,22 @@ impl<M> Default for Out<M> {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Observation {
-    /// Reports a decided slot. `value` is a hash of its entry, and `chain` a hash of all slots up to it.
+    /// Reports a decided slot. `value` is a hash of the slot's entry, and `chain` is a hash of all slots up to this
+    /// slot.
     Decided {
         group: GroupId,
         slot: Slot,
         value: u64,
         chain: u64,
     },
-    /// Reports a proposal in a decided slot.
+    /// Reports that a decided slot contains a proposal.
     Contains {
         group: GroupId,
         slot: Slot,
         id: u64,
     },
-    /// Reports that all slots up to `slot` are present and applied. The chain is missing if the program keeps its own
-    /// state.
+    /// Reports that the node installed a snapshot of all slots up to `slot`. `chain` is a hash of these slots. It is
+    /// `None` for the system group, whose state is in the program itself.
     Installed {
         group: GroupId,
         slot: Slot,
@@ -129,12 +131,12 @@ pub enum Observation {
         slot: Slot,
         state: u64,
     },
-    /// Reports that the node was alive at this slot of the system group.
+    /// Reports that a node renewed its liveness at this slot of the system group.
     Renewed {
         node: NodeId,
         at: Slot,
     },
-    /// Reports the fence of the token's move after this slot of the system group.
+    /// Reports the fence of the move that holds the token after this slot of the system group.
     Token {
         fence: Option<u64>,
         at: Slot,
@@ -144,7 +146,7 @@ pub enum Observation {
         slot: Slot,
         id: u64,
     },
-    /// Reports that a proposal will not be decided.
+    /// Reports that no slot will contain the proposal.
     Rejected {
         id: u64,
     },
@@ -152,12 +154,12 @@ pub enum Observation {
     Unknown {
         id: u64,
     },
-    /// Reports a decided mastership.
+    /// Reports that a mastership with this epoch is decided.
     Mastered {
         group: GroupId,
         epoch: u64,
     },
-    /// Reports that the node may propose from now on, and has not proposed yet.
+    /// Reports that the node became leader. It has not proposed an entry yet.
     Leads,
     /// Reports that the node is master from now on.
     Serves,
@@ -168,11 +170,12 @@ pub enum Observation {
 pub struct View {
     pub promised: Ballot,
     pub decided: Slot,
-    /// End of the node's service by its own clock, and its epoch.
+    /// End of the time for which the node is master, by its own clock, and the epoch of its mastership. `None` if the
+    /// node is not master.
     pub serves: Option<(Instant, u64)>,
-    /// Members at the end of the log, decided or not.
+    /// Members after the last entry of the log. The entry may be undecided.
     pub members: Arc<[NodeId]>,
-    /// Members at the last decided slot.
+    /// Members after the last decided slot.
     pub members_decided: Arc<[NodeId]>,
 }
 
@@ -182,7 +185,7 @@ pub struct Ordered {
     /// Fence of the move. Two moves never share a fence.
     pub fence: u64,
     pub group: GroupId,
-    /// Epoch of the mastership that the move ends. The move is over when that mastership is over.
+    /// Epoch of the mastership that the move ends. The move is over when this mastership is over.
     pub epoch: u64,
     /// End of the role, by the node's clock.
     pub until: Instant,
@@ -193,11 +196,11 @@ pub enum OnDisk {
     Truncate {
         after: Slot,
     },
-    /// Adds the next slot.
+    /// Adds the next slot to the log.
     Push {
         value: u64,
     },
-    /// Replaces all slots up to this one by a snapshot.
+    /// Replaces all slots up to this slot by a snapshot.
     Base {
         slot: Slot,
     },
@@ -218,9 +221,9 @@ pub enum Incident {
     SlowSync,
     BitFlip,
     ClockDrift,
-    /// A member with a damaged disk was removed.
+    /// The paxos group removed a member with a damaged disk.
     DamagedMemberRemoved,
-    /// A node became master by waiting until a lease ended.
+    /// A node became master after it had waited for the end of a lease.
     LeaseExpired,
     MovedByConsent,
     MovedByShortening,
@@ -233,9 +236,9 @@ pub enum Incident {
     LivenessExpired,
     /// A process took the move token.
     MoveBegun,
-    /// A process took the move token over from another one.
+    /// A process took the move token over from another process.
     MoveTakenOver,
-    /// The nodes of a move were ordered to hand over.
+    /// The holder of the move token ordered the nodes of a move to hand over.
     HandedOver,
     /// A move made its target the master.
     Moved,

@@ -1,4 +1,4 @@
-//! Runs of seeds, and reports of failures with the command that replays them.
+//! Runs of seeds, and reports of failures. A report contains the command that replays the failure.
 
 use std::fmt;
 use std::fs::File;
@@ -17,7 +17,7 @@ use crate::program::{Incident, Program};
 use crate::world::World;
 use crate::{Mutation, run_core};
 
-/// Result of a run.
+/// Result of a run of one seed.
 #[derive(Clone, Debug)]
 pub struct RunReport {
     pub result: Result<(), Violation>,
@@ -28,11 +28,11 @@ pub struct RunReport {
     /// Bit set of [`Incident`]s.
     pub incidents: u64,
     pub acknowledged: u64,
-    /// Events as lines, if requested.
+    /// Events as lines of text; empty if the caller did not request them.
     pub lines: Vec<String>,
 }
 
-/// Runs a program once. `is_read` requests the events as lines.
+/// Runs the simulation of a program once. If `is_read` is true, the report contains the events as lines of text.
 pub fn run<P: Program>(config: &RunConfig, is_read: bool) -> RunReport {
     let mut world = World::<P>::new(config.clone(), is_read);
     let result = catch_unwind(AssertUnwindSafe(|| {
@@ -52,7 +52,7 @@ pub fn run<P: Program>(config: &RunConfig, is_read: bool) -> RunReport {
     }
 }
 
-/// Returns a configuration with the same violation, with as few kinds of faults and steps as possible.
+/// Returns a configuration whose run breaks the same rule, with as few kinds of faults and steps as the search finds.
 #[must_use]
 pub fn shrink<P: Program>(config: &RunConfig, violation: &Violation) -> RunConfig {
     let fails = |config: &RunConfig| match run::<P>(config, false) {
@@ -76,13 +76,14 @@ pub fn shrink<P: Program>(config: &RunConfig, violation: &Violation) -> RunConfi
     least
 }
 
-/// Seed that broke a rule, and the smallest configuration that shows it.
+/// Violation of a rule by a seed, with the smallest configuration that reproduces it.
 #[derive(Clone, Debug)]
 pub struct Failure {
     pub violation: Violation,
-    /// Configuration with the fewest faults and steps found.
+    /// Configuration that breaks the same rule with the fewest kinds of faults and steps that the search found.
     pub least: RunConfig,
-    /// False if a second run differed. The program then depends on something outside its seed.
+    /// False if a second run of the seed differed. The program then depends on a value that the seed does not
+    /// determine.
     pub is_repeatable: bool,
 }
 
@@ -101,7 +102,10 @@ impl fmt::Display for Failure {
         let RunConfig { seed, steps, mutant, .. } = self.least;
         writeln!(f, "seed {seed} fails: {}", self.violation)?;
         if !self.is_repeatable {
-            writeln!(f, "a second run differs: a clock, a thread or the order of a map is not simulated")?;
+            writeln!(
+                f,
+                "a second run differs: the program depends on a clock, a thread or a map order that is not simulated"
+            )?;
         }
         let left_out: Vec<_> = Fault::ALL.iter().filter(|fault| !self.least.has(**fault)).collect();
         writeln!(f, "smallest failing configuration: {:?}, without the faults {left_out:?}", self.least)?;
@@ -119,15 +123,15 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Number of seeds that are run and recorded together.
+/// Number of seeds in a piece. The runner runs and records the seeds of a piece together.
 const PIECE: u64 = 1_000;
 
-/// Runs the seeds from `first` on, on `threads` threads. Pieces in the `state` file from an earlier run are skipped,
-/// and each new piece is added to it.
+/// Runs `seeds` seeds from `first` on, on `threads` threads. Skips the pieces of seeds that an earlier run recorded in
+/// the `state` file, and adds each new piece to this file.
 ///
 /// # Errors
-/// Returns an error if the file cannot be read or written, belongs to another build, or is in use by another run. The
-/// inner error is the first failure that was found.
+/// Returns an error if the program cannot read or write the file, if the file belongs to another build, or if another
+/// run is using it. The inner error is a seed's failure. After a failure, the runner begins no further piece.
 pub fn run_pieces(
     (first, seeds): (u64, u64),
     threads: usize,
@@ -138,7 +142,7 @@ pub fn run_pieces(
         Some(path) => open_state(path).map(|(file, known)| (Some(file), known))?,
         None => (None, Vec::new()),
     };
-    let all = (first..first + seeds).step_by(usize::try_from(PIECE).expect("the size of a piece fits"));
+    let all = (first..first + seeds).step_by(usize::try_from(PIECE).expect("the size of a piece fits into a `usize`"));
     let pieces = all.map(|start| (start, PIECE.min(first + seeds - start)));
     let (done, open): (Vec<_>, Vec<_>) = pieces.partition(|piece| known.iter().any(|known| known.seeds == *piece));
     let mut coverage = Coverage::default();
@@ -182,12 +186,13 @@ pub fn run_pieces(
     Ok(failure.map_or(Ok(coverage), Err))
 }
 
-/// Opens a state file: a line that identifies the build, and then the pieces that have been run.
+/// Opens a state file and returns its pieces. The first line of the file identifies the build, and each further line is
+/// a finished piece.
 fn open_state(path: &Path) -> std::io::Result<(File, Vec<Piece>)> {
     let build = format!("{:016x}", hash_of(0, &std::fs::read(std::env::current_exe()?)?));
     let mut file = File::options().create(true).read(true).append(true).open(path)?;
     file.try_lock().map_err(|why| {
-        std::io::Error::other(format!("cannot lock {}, another run may be writing to it: {why}", path.display()))
+        std::io::Error::other(format!("cannot lock {}: another run may be writing to it: {why}", path.display()))
     })?;
     let mut text = String::new();
     file.read_to_string(&mut text)?;
@@ -195,7 +200,7 @@ fn open_state(path: &Path) -> std::io::Result<(File, Vec<Piece>)> {
         Some(first) if first == build => {}
         None => writeln!(file, "{build}")?,
         Some(_) => {
-            let detail = format!("{} belongs to another build: use a new file", path.display());
+            let detail = format!("the state file {} belongs to another build; use a new file", path.display());
             return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, detail));
         }
     }
@@ -215,7 +220,7 @@ fn run_piece((first, count): (u64, u64)) -> (Coverage, Option<Box<Failure>>) {
     (coverage, None)
 }
 
-/// Line of a state file: numbers separated by blanks.
+/// Finished piece of seeds: a line of numbers in a state file, separated by blanks.
 struct Piece {
     seeds: (u64, u64),
     coverage: Coverage,
@@ -239,7 +244,7 @@ impl fmt::Display for Piece {
     }
 }
 
-/// Number of runs in which each incident occurred.
+/// Totals of many runs, and the number of runs in which each incident occurred.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Coverage {
     pub seeds: u64,
@@ -267,8 +272,8 @@ impl Coverage {
         }
     }
 
-    /// Returns the incidents that occurred in less than one per cent of the seeds. A run without an incident does not
-    /// test it.
+    /// Returns the incidents that occurred in less than one per cent of the seeds. If an incident is so rare, the runs
+    /// do not test it sufficiently.
     #[must_use]
     pub fn missing(&self) -> Vec<Incident> {
         Incident::ALL.into_iter().filter(|incident| self.of(*incident) * 100 < self.seeds).collect()

@@ -8,7 +8,7 @@ use crate::checks::Checks;
 use crate::disk::{Disk, Left};
 use crate::{Coverage, Failure, Incident, Mutation, OnDisk, Rule, RunConfig, catch, run_core, run_pieces};
 
-/// Runs a test without panic messages, because expected panics are reported as violations.
+/// Runs a test without printing panic messages, because the simulation reports panics as violations.
 fn quietly<T>(test: impl FnOnce() -> T) -> T {
     std::panic::set_hook(Box::new(|_| {}));
     let result = test();
@@ -32,7 +32,7 @@ fn six_hundred_seeds_break_no_rule() {
 }
 
 #[test]
-fn same_seed_gives_the_same_trace() {
+fn simulations_with_the_same_seed_have_the_same_trace() {
     for seed in 0..20 {
         let config = RunConfig::draw(seed, Mutation::None);
         let (first, second) = (run_core(&config, true), run_core(&config, true));
@@ -43,10 +43,10 @@ fn same_seed_gives_the_same_trace() {
     assert_eq!(hashes.collect::<BTreeSet<_>>().len(), 20, "each seed has a different trace");
 }
 
-/// The search begins at the seed that caught the bug before, because a full search takes minutes: `cargo xtask simulate
-/// --scenario paxos --mutants`.
+/// The search for a bug begins at a seed that detected the bug before, because a full search takes minutes. `cargo
+/// xtask simulate --scenario paxos --mutants` runs the full search.
 #[test]
-fn every_deliberate_bug_is_caught() {
+fn simulation_detects_every_deliberate_bug() {
     quietly(|| {
         for mutation in Mutation::all() {
             let first = match mutation.to_string().as_str() {
@@ -78,7 +78,7 @@ fn every_deliberate_bug_is_caught() {
 }
 
 #[test]
-fn failure_is_reduced_to_fewer_faults_and_steps() {
+fn report_reduces_a_failure_to_fewer_faults_and_steps() {
     quietly(|| {
         let mutation = Mutation::all().find(|mutation| mutation.to_string() == "TrimsPastDeadMember").unwrap();
         let (seed, _) = catch(mutation, 0..1_000).unwrap();
@@ -97,7 +97,7 @@ fn failure_is_reduced_to_fewer_faults_and_steps() {
 }
 
 #[test]
-fn state_file_skips_earlier_runs_of_the_same_build() {
+fn runner_skips_seeds_in_the_state_file_of_the_same_build() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("state");
     let run = |seeds| {
@@ -124,7 +124,7 @@ fn state_file_skips_earlier_runs_of_the_same_build() {
 }
 
 #[test]
-fn incidents_are_listed_in_the_order_of_their_numbers() {
+fn incident_list_is_in_the_order_of_incident_numbers() {
     for (index, incident) in Incident::ALL.into_iter().enumerate() {
         assert_eq!(incident as usize, index);
     }
@@ -140,7 +140,7 @@ fn disk_with(records: u8) -> Disk {
 }
 
 #[test]
-fn crash_leaves_no_some_or_all_records_or_a_torn_one() {
+fn simulated_crash_keeps_any_part_of_the_unsynced_records() {
     let mut left = Vec::new();
     for seed in 0..1_000 {
         let mut disk = disk_with(3);
@@ -155,7 +155,7 @@ fn crash_leaves_no_some_or_all_records_or_a_torn_one() {
 }
 
 #[test]
-fn records_of_a_failed_sync_stay_lost() {
+fn later_sync_does_not_restore_records_of_a_failed_sync() {
     let mut known = BTreeSet::new();
     for seed in 0..100 {
         let mut random = Random::new(seed);
@@ -176,7 +176,7 @@ fn records_of_a_failed_sync_stay_lost() {
 }
 
 #[test]
-fn flipped_bit_is_detected_at_the_next_start() {
+fn next_start_detects_a_flipped_bit() {
     let mut flipped = 0;
     for seed in 0..2_000 {
         let mut random = Random::new(seed);
@@ -200,7 +200,7 @@ fn flipped_bit_is_detected_at_the_next_start() {
 }
 
 #[test]
-fn acknowledged_slots_must_stay_durable_on_a_quorum() {
+fn checks_require_acknowledged_slots_to_stay_durable() {
     let mut checks = Checks::new(3, 1, false);
     let write = |checks: &mut Checks, node, values: &[u64]| {
         values.iter().for_each(|value| checks.change(node, 0, OnDisk::Push { value: *value }));
@@ -216,7 +216,7 @@ fn acknowledged_slots_must_stay_durable_on_a_quorum() {
     assert_eq!(rule(checks.acknowledged(0, Slot(2), 2, members())), Err(Rule::AcknowledgedIsDurable));
     write(&mut checks, 1, &[12, 13]);
     assert_eq!(checks.acknowledged(0, Slot(2), 2, members()), Ok(()));
-    // Slots that are not acknowledged may be lost.
+    // A node may lose slots that are not acknowledged.
     checks.change(1, 0, OnDisk::Truncate { after: Slot(2) });
     assert_eq!(checks.stays_durable(), Ok(()));
     // Acknowledged slots may be in a snapshot, and must be present after a restart.
@@ -227,7 +227,7 @@ fn acknowledged_slots_must_stay_durable_on_a_quorum() {
     checks.starts(1);
     write(&mut checks, 1, &[11]);
     assert_eq!(rule(checks.stays_durable()), Err(Rule::AcknowledgedIsDurable));
-    // A slot before the last acknowledged one must stay durable, too.
+    // Slots before the last acknowledged slot must also stay durable.
     write(&mut checks, 1, &[12]);
     checks.change(1, 0, OnDisk::Truncate { after: Slot(0) });
     write(&mut checks, 1, &[14, 12]);

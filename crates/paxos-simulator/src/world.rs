@@ -1,4 +1,4 @@
-//! Simulated nodes with their network, disks, clocks and clients, and one queue of events.
+//! Simulated nodes with their network, disks, clocks and clients, and the queue of events.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
@@ -14,7 +14,7 @@ use crate::core_program::mix;
 use crate::disk::{Disk, Left};
 use crate::program::{Incident, Input, NodeConfig, Observation, Out, Program, Request};
 
-/// Number of nodes that are down at first and can replace nodes that lost their disks.
+/// Number of spare nodes. They are down at first, and can replace nodes whose disks are damaged.
 const SPARES: usize = 3;
 
 pub(crate) struct World<P: Program> {
@@ -24,12 +24,12 @@ pub(crate) struct World<P: Program> {
     pub(crate) now: u64,
     pub(crate) steps: u64,
     pub(crate) nodes: Vec<Host<P>>,
-    /// True at `[from][to]` if messages from one node to the other are lost.
+    /// True at `[from][to]` if the network loses all messages from the node `from` to the node `to`.
     pub(crate) is_cut: Vec<Vec<bool>>,
     pub(crate) groups: Vec<GroupId>,
     pub(crate) checks: Checks,
     pub(crate) faults_stopped: bool,
-    /// True while clients propose nothing.
+    /// True if clients propose no further entries.
     pub(crate) clients_stopped: bool,
     queue: BinaryHeap<Reverse<(u64, u64, usize)>>,
     events: Vec<Option<WorldEvent<P::Message>>>,
@@ -39,11 +39,11 @@ pub(crate) struct World<P: Program> {
     founders: Vec<NodeId>,
     everyone: Vec<NodeId>,
     pub(crate) trace: u64,
-    /// Requested additions of members, which may be decided at any time.
+    /// Requested additions of members. A paxos group may decide such a change at any time.
     pub(crate) requested_additions: BTreeSet<(GroupId, NodeId)>,
-    /// Requested removals of members, which may be decided at any time.
+    /// Requested removals of members. A paxos group may decide such a change at any time.
     pub(crate) requested_removals: BTreeSet<(GroupId, NodeId)>,
-    /// Trace as lines, if requested.
+    /// Trace as lines of text; `None` if the caller did not request a trace.
     pub(crate) lines: Option<Vec<String>>,
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct Host<P: Program> {
     pub(crate) id: NodeId,
     /// `None` while the node is down, or before its first start.
     pub(crate) program: Option<P>,
-    /// Number of starts and crashes. Events for an earlier incarnation are dropped.
+    /// Number of starts and crashes of the node. The simulation drops events for an earlier incarnation.
     pub(crate) incarnation: u32,
     disk: Disk,
     clock: Clock,
@@ -138,7 +138,7 @@ impl<P: Program> World<P> {
         world
     }
 
-    /// Runs until `steps` more events have occurred or the true time reaches `until`, and not further.
+    /// Runs the simulation until `steps` further events have occurred or the true time has reached `until`.
     pub(crate) fn run(&mut self, steps: u64, until: u64) -> Result<(), Violation> {
         let last = self.steps + steps;
         while self.steps < last && self.now < until {
@@ -152,7 +152,7 @@ impl<P: Program> World<P> {
 
     fn step(&mut self) -> Result<(), Violation> {
         let Some(Reverse((at, _, index))) = self.queue.pop() else { return Ok(()) };
-        let event = self.events[index].take().expect("each event is queued once");
+        let event = self.events[index].take().expect("the queue contains each event once");
         self.free.push(index);
         self.now = self.now.max(at);
         self.steps += 1;
@@ -240,7 +240,7 @@ impl<P: Program> World<P> {
         id.0 as usize - 1
     }
 
-    /// Returns the time by the node's clock.
+    /// Returns the present time by the node's clock.
     pub(crate) fn clock(&self, node: usize) -> Instant {
         Instant(self.nodes[node].clock.read(self.now))
     }
@@ -253,7 +253,7 @@ impl<P: Program> World<P> {
         if self.is_up(node) || self.nodes[node].is_damaged {
             return Ok(());
         }
-        // The clock of a machine restarts with the machine.
+        // The monotonic clock of a machine restarts with the machine.
         let base = self.random.below(1 << 30);
         let clock = &mut self.nodes[node].clock;
         (clock.base, clock.true_base) = (base, self.now);
@@ -303,7 +303,7 @@ impl<P: Program> World<P> {
         self.collect(node)
     }
 
-    /// Carries out the effects of a node, and checks the rules.
+    /// Carries out the effects of a node's step, and checks the rules.
     fn collect(&mut self, node: usize) -> Result<(), Violation> {
         let member = &mut self.nodes[node];
         let mut observations = std::mem::take(&mut member.out.observations);
@@ -328,7 +328,7 @@ impl<P: Program> World<P> {
         self.look(node)
     }
 
-    /// Notes whether the node serves, and checks the rules about masters and moves.
+    /// Records whether the node is master, and checks the rules about masters and moves.
     fn look(&mut self, node: usize) -> Result<(), Violation> {
         for at in 0..self.groups.len() {
             let group = self.groups[at];
@@ -370,7 +370,7 @@ impl<P: Program> World<P> {
                 let view = self.nodes[node].program.as_ref().map(|program| program.view(group));
                 let Some(view) = view else { return Ok(()) };
                 let indexes = |members: &[NodeId]| members.iter().map(|id| self.index(*id)).collect::<Vec<_>>();
-                // The next change of members may have begun in the same step.
+                // Pass both member lists, because the node may have begun the next change of members in the same step.
                 let members = [indexes(&view.members), indexes(&view.members_decided)];
                 self.checks.acknowledged(index(group), slot, id, members)
             }
@@ -410,7 +410,7 @@ impl<P: Program> World<P> {
                 },
             ),
         };
-        // A message that no node can receive is dropped without an event.
+        // Drop a message that no node can receive, without an event.
         if self.is_cut[from][to] || !self.is_up(to) {
             return;
         }
@@ -459,7 +459,7 @@ impl<P: Program> World<P> {
             self.checks.note_incident(Incident::FailedSync);
             self.nodes[node].has_failed = true;
             self.nodes[node].disk.fail_sync(&mut self.random);
-            // A correct program has stopped. An incorrect program may continue, and later syncs succeed.
+            // A correct program stops at this input. An incorrect program may continue, and its later syncs succeed.
             let (after, incarnation) = (1_000 + self.random.below(50_000), self.nodes[node].incarnation);
             self.schedule(after, WorldEvent::Crash { node, incarnation });
             return self.feed(node, Input::StorageFailed);
@@ -489,7 +489,7 @@ impl<P: Program> World<P> {
             Left::Lost => self.checks.note_incident(Incident::LostWrite),
             Left::Torn => self.checks.note_incident(Incident::TornWrite),
         }
-        self.note(node, || format!("crashes with these unsynced records left: {left:?}"));
+        self.note(node, || format!("crashes; the disk keeps these unsynced records: {left:?}"));
         self.look(node)
     }
 
@@ -517,29 +517,29 @@ impl<P: Program> World<P> {
         Ok(())
     }
 
-    /// Sets a new clock rate, within the bound or, if clocks are broken, beyond it.
+    /// Sets a new random rate of the node's clock. The rate is within the bound, or may exceed it if clocks are broken.
     pub(crate) fn set_rate(&mut self, node: usize) {
         let now = self.now;
         let bound = i64::from(self.config.drift_ppm) * if self.config.is_clock_broken { 20 } else { 1 };
         if bound == 0 || !self.config.has(Fault::Drift) {
             return;
         }
-        let rate = self.random.below(u64::try_from(2 * bound + 1).expect("the range is positive"));
+        let rate = self.random.below(u64::try_from(2 * bound + 1).expect("the number of rates is positive"));
         let clock = &mut self.nodes[node].clock;
         (clock.base, clock.true_base) = (clock.read(now), now);
-        clock.rate_ppm = i64::try_from(rate).expect("the number is small") - bound;
+        clock.rate_ppm = i64::try_from(rate).expect("a clock rate fits into 64 bits") - bound;
         self.checks.note_incident(Incident::ClockDrift);
     }
 
     pub(crate) fn jump_wall(&mut self, node: usize) {
         let jump = self.random.below(2_000_000);
-        self.nodes[node].clock.wall = i64::try_from(jump).expect("the number is small") - 1_000_000;
+        self.nodes[node].clock.wall = i64::try_from(jump).expect("a clock jump fits into 64 bits") - 1_000_000;
     }
 
     fn propose(&mut self) -> Result<(), Violation> {
         self.proposals += 1;
         let index = 1 + self.random.index(self.config.groups as usize);
-        let group = GroupId(u32::try_from(index).expect("there are few groups"));
+        let group = GroupId(u32::try_from(index).expect("the number of paxos groups fits into 32 bits"));
         let server = self.checks.server(index).filter(|_| self.random.below(8) > 0);
         let node = server.unwrap_or_else(|| self.random.index(self.nodes.len()));
         if self.nodes[node].is_paused {

@@ -1,9 +1,9 @@
-//! Measures the rate of the core alone: three members of one paxos group run in one thread, with a disk and a network
-//! that take no time. The figure is the number of entries per second. Each entry has 1 KB and is distinct, and all
-//! three members apply all entries in order.
+//! Measures the rate of this crate alone. Three members of one paxos group run in one thread, with a disk and a network
+//! that take no time. The result is the number of entries per second. Each entry has 1 KB and is different from all
+//! others. All three members apply all entries in order.
 //!
-//! Run it with `cargo run --profile dist -p paxos --example rate`. It needs 2.4 GB of memory, because all entries exist
-//! from the beginning to the end.
+//! Run the example with `cargo run --profile dist -p paxos --example rate`. The example needs 2.4 GB of memory, because
+//! all entries are in memory from the beginning to the end.
 
 #![expect(clippy::print_stdout, clippy::disallowed_methods, reason = "the example measures time and prints a figure")]
 
@@ -16,7 +16,7 @@ use paxos::{Effects, Event, Group, GroupId, Input, Instant, Message, NodeId, Opt
 
 const ENTRIES: u64 = 2_000_000;
 const SIZE: usize = 1_024;
-/// Number of entries that are proposed before messages are delivered.
+/// Number of entries that the example proposes before it delivers messages.
 const IN_ROUND: u64 = 64;
 /// Maximum number of entries in a slot.
 const IN_SLOT: usize = 64;
@@ -66,7 +66,7 @@ impl World {
             match event {
                 Event::Decided { entry, .. } => {
                     if let Value::Data(batch) = entry.value {
-                        assert!(batch.len() <= IN_SLOT, "a slot has too many entries");
+                        assert!(batch.len() <= IN_SLOT, "a slot has at most IN_SLOT entries");
                         member.applied.extend_from_slice(&batch);
                     }
                 }
@@ -125,7 +125,7 @@ fn entry(number: u64) -> Bytes {
     bytes.into()
 }
 
-/// FNV-1a over 8 bytes at a time.
+/// Returns the hash of the entries by FNV-1a, which processes 8 bytes at a time.
 fn hash(entries: &[Bytes]) -> u64 {
     let words = entries.iter().flat_map(|entry| entry.chunks_exact(8));
     words.fold(0xcbf2_9ce4_8422_2325, |hash, word| {

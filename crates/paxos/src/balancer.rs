@@ -1,26 +1,27 @@
-//! Ideal masters of the paxos groups: balanced by weight, with the fewest moves.
+//! Ideal masters of the paxos groups. They balance the weight of the paxos groups with the fewest moves.
 //!
-//! The balancer is a pure function, so all callers with the same facts compute the same masters. It moves no master,
-//! and does not know which nodes are reachable or behind. The [mover](crate::mover) does both.
+//! The balancer is a pure function, so all callers with the same facts compute the same masters. The balancer moves no
+//! master, and does not know which nodes are reachable or behind. The [mover](crate::mover) moves the masters, and
+//! considers which nodes are reachable and have the log.
 //!
 //! # Objective and guarantees
 //!
-//! The *share* of a member is its part of the total weight, by capacity. The *band* of a member is its share plus or
-//! minus [`Tolerance::goal_percent`]. The cost of a distribution is the sum over the members of (distance from the
-//! band)² / capacity. Of two distributions with the same cost, the one with fewer moves is better.
+//! The *share* of a member is its part of the total weight, in proportion to its capacity. The *band* of a member is
+//! its share plus or minus [`Tolerance::goal_percent`]. The cost of a distribution is the sum over the members of
+//! (distance from the band)² / capacity. Of two distributions with the same cost, the one with fewer moves is better.
 //!
 //! - *Equal weights*: the result has the least cost that the replicas allow, and the fewest moves of all distributions
-//!   with that cost. (The problem is a minimum-cost flow. A flow is optimal as soon as its residual graph has no cycle
-//!   of negative cost.)
-//! - *Different weights*: an optimum is as hard to find as a partition of a set of numbers into two sets of equal sums.
-//!   No chain of moves of groups of one weight improves the result, including a move of a single group and its return
-//!   to its present master. If all members have the same capacity and may master every group, a member therefore
-//!   carries at most max(upper end of its band, share + heaviest weight), and at least min(lower end, share - heaviest
-//!   weight).
-//! - *Hysteresis*: as long as every member is within [`Tolerance::start_percent`] of its share, only those groups move
-//!   that must: groups whose master is unknown, may not master, or is not a replica.
-//! - The ideal of an ideal distribution is the distribution itself. For equal weights, each step from the present
-//!   distribution towards the ideal leaves one move fewer.
+//!   with that cost. The problem is a minimum-cost flow. A flow is optimal as soon as its residual graph has no cycle
+//!   of negative cost.
+//! - *Different weights*: to find an optimum is as hard as to divide a set of numbers into two sets of equal sums. The
+//!   result is such that no chain of moves of paxos groups of one weight improves it. A chain may be a move of a single
+//!   paxos group, or its return to its present master. If all members have the same capacity and may master every
+//!   group, a member therefore carries at most max(upper end of its band, share + heaviest weight), and at least
+//!   min(lower end, share - heaviest weight).
+//! - *Hysteresis*: while every member is within [`Tolerance::start_percent`] of its share, a paxos group moves only if
+//!   its master is unknown, may not be master, or is not a replica.
+//! - For a distribution that is already ideal, the balancer returns the same distribution. For equal weights, each move
+//!   towards the ideal distribution reduces the number of remaining moves by one.
 //!
 //! docs/decisions/0153-balance-masters-with-few-moves.md gives the reasons for the design.
 
@@ -35,9 +36,9 @@ mod tests;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Member {
     pub node: NodeId,
-    /// Capacity, in any unit that is the same for all members. A member with capacity 0 masters no group.
+    /// Capacity, in any unit that is the same for all members. A member with capacity 0 is master of no paxos group.
     pub capacity: u32,
-    /// False while the node is drained or dead.
+    /// False while the node is drained or dead: it must then be master of no paxos group.
     pub may_master: bool,
 }
 
@@ -45,8 +46,9 @@ pub struct Member {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Load {
     pub group: GroupId,
-    /// Weight, in any unit that is the same for all groups, such as bytes per second. A weight below a 2²⁸th part of
-    /// the total counts as that part, so that idle groups are spread without a cost for other groups.
+    /// Weight, in any unit that is the same for all paxos groups, such as bytes per second. The balancer treats a
+    /// weight below a 2²⁸th part of the total as that part. It therefore also distributes idle paxos groups evenly,
+    /// without a cost for other paxos groups.
     pub weight: u64,
     pub replicas: Vec<NodeId>,
 }
@@ -54,11 +56,11 @@ pub struct Load {
 /// Tolerated difference of a member's load from its share, in per cent of the share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tolerance {
-    /// Difference beyond which groups are moved. If it is too small, every change of traffic moves groups. If it is too
-    /// large, a member may carry more than its share permanently.
+    /// Difference beyond which the balancer moves paxos groups. If the value is too small, every change of traffic
+    /// moves paxos groups. If the value is too large, a member may carry more than its share permanently.
     pub start_percent: u8,
-    /// Difference within which all members are after the moves. It should be less than `start_percent`; otherwise the
-    /// next change of traffic causes new moves. If it is too small, more groups move than necessary.
+    /// Maximum difference after the moves. The value should be less than `start_percent`; otherwise the next change of
+    /// traffic causes further moves. If the value is too small, more paxos groups move than necessary.
     pub goal_percent: u8,
 }
 
@@ -71,10 +73,10 @@ impl Default for Tolerance {
 /// Master of each paxos group.
 pub type Distribution = BTreeMap<GroupId, NodeId>;
 
-/// Returns the ideal distribution. It omits groups of which no replica may be master.
+/// Returns the ideal distribution. It omits paxos groups of which no replica may be master.
 ///
 /// # Panics
-/// Panics if two members are one node, or two loads one group.
+/// Panics if two members are the same node, or if two loads are the same paxos group.
 #[must_use]
 pub fn ideal(members: &[Member], groups: &[Load], present: &Distribution, tolerance: Tolerance) -> Distribution {
     let mut plan = Plan::new(members, groups, present, tolerance.goal_percent);
@@ -86,18 +88,19 @@ pub fn ideal(members: &[Member], groups: &[Load], present: &Distribution, tolera
     plan.groups.iter().map(|placed| (placed.group, plan.planned[placed.at].node)).collect()
 }
 
-/// Sum to which weights are scaled, whatever their unit. With this and the next two constants, the costs of paths stay
+/// Sum of all weights after scaling, for every unit. With this and the next two constants, the cost of a path is always
 /// far below 2¹²⁷.
 const WHOLE: i128 = 1 << 28;
-/// Factor that preserves precision when a squared distance is divided by a capacity.
+/// Factor that preserves precision in the division of a squared distance by a capacity.
 const FINE: i128 = 1 << 32;
-/// Factor by which the least difference in balance outweighs all moves together.
+/// Factor of the cost of imbalance. It is so large that the smallest difference in balance counts more than all moves
+/// together.
 const BALANCE: i128 = 1 << 24;
 
 struct Plan {
     planned: Vec<PlannedMember>,
     groups: Vec<Placed>,
-    /// Indices in `groups`, by weight.
+    /// Indices of the paxos groups in `groups`, by weight.
     alike: BTreeMap<i128, Vec<usize>>,
 }
 
@@ -105,7 +108,7 @@ struct PlannedMember {
     node: NodeId,
     capacity: i128,
     share: i128,
-    /// Inclusive lower end of the band. `high` is the inclusive upper end.
+    /// Inclusive lower end of the member's band. `high` is the inclusive upper end.
     low: i128,
     high: i128,
     load: i128,
@@ -115,12 +118,12 @@ struct Placed {
     group: GroupId,
     weight: i128,
     may: Vec<usize>,
-    /// Present master, if it may remain the master.
+    /// Present master; `None` if it may not remain the master.
     current: Option<usize>,
     at: usize,
 }
 
-/// Edge of the residual graph: a change of one group's master, or of a member's load.
+/// Edge of the residual graph: a change of the master of one paxos group, or of a member's load.
 struct Edge {
     from: usize,
     to: usize,
@@ -170,8 +173,8 @@ impl Plan {
         Plan { planned, groups: placed, alike }
     }
 
-    /// Places all groups on their present masters. Then places the groups without one, heaviest first, on the members
-    /// with the least load.
+    /// Assigns all paxos groups to their present masters. Then assigns the paxos groups without a present master to the
+    /// members with the least load, starting with the heaviest.
     fn place_unassigned(&mut self) {
         let mut unassigned = Vec::new();
         for (at, placed) in self.groups.iter_mut().enumerate() {
@@ -201,8 +204,9 @@ impl Plan {
         self.planned.iter().any(|member| (member.load - member.share).abs() * 100 > member.share * i128::from(percent))
     }
 
-    /// Moves one group at a time, each time the one with the greatest improvement. Alone, this does not find the
-    /// optimum, but it leaves little work to [`Plan::refine`], which takes the first improvement that it finds.
+    /// Moves one paxos group at a time. Each move is the move with the greatest improvement. This function does not
+    /// always find the optimum, but it leaves little work to [`Plan::refine`], which uses the first improvement that it
+    /// finds.
     fn descend(&mut self) {
         loop {
             let gain = |(at, to): &(usize, usize)| {
@@ -223,7 +227,7 @@ impl Plan {
 
     /// Improves the distribution until no improvement exists. Each improvement reduces the cost, so the loop ends.
     fn refine(&mut self) {
-        // Start with the heaviest groups, because one of them can replace several light ones.
+        // Start with the heaviest paxos groups, because one heavy paxos group can replace several light paxos groups.
         let weights: Vec<i128> = self.alike.keys().rev().copied().collect();
         loop {
             let mut improved = false;
@@ -242,9 +246,10 @@ impl Plan {
         }
     }
 
-    /// Returns a cycle of negative cost among the edges for groups of this weight. A member inside the cycle gives one
-    /// group and takes another, so its load stays the same. A member that the cycle enters from outside gives one
-    /// group, and a member that it leaves to outside takes one.
+    /// Returns a cycle of negative cost among the edges for paxos groups of this weight, or `None` if no such cycle
+    /// exists. A member inside the cycle gives one paxos group and takes another, so its load does not change. If the
+    /// cycle passes through the node `outside`, the member after `outside` gives a paxos group, and the member before
+    /// it takes one.
     fn improving_cycle(&self, weight: i128) -> Option<Vec<Edge>> {
         let outside = self.planned.len();
         let mut edges: Vec<Edge> = Vec::new();
@@ -289,13 +294,14 @@ impl PlannedMember {
 fn scale(groups: &mut [Placed]) {
     let sum: i128 = groups.iter().map(|placed| placed.weight).sum();
     for placed in groups {
-        // If the sum is 0, all groups get the same weight.
+        // If the sum is 0, give the same weight to all paxos groups.
         placed.weight = (placed.weight * WHOLE).checked_div(sum).unwrap_or(1 << 10).max(1);
     }
 }
 
-/// Returns a cycle of negative cost, found by the Bellman-Ford search from all nodes at once. A node whose cost still
-/// decreases after as many rounds as there are nodes is reachable from such a cycle.
+/// Returns a cycle of negative cost, or `None` if no such cycle exists. The function is a Bellman-Ford search that
+/// starts from all nodes at once. If a node's cost still decreases in the last round, such a cycle leads to the node.
+/// The number of rounds is the number of nodes.
 fn negative_cycle(nodes: usize, edges: Vec<Edge>) -> Option<Vec<Edge>> {
     let mut cost = vec![0_i128; nodes];
     let mut by: Vec<Option<usize>> = vec![None; nodes];

@@ -1,12 +1,12 @@
-//! Encoding of records and messages: a version, the paxos group, a kind, and the fields in the order in which this file
-//! lists them.
+//! Encoding of records and messages: a version, the id of the paxos group, a kind, and the fields in the order of this
+//! file.
 //!
-//! Integers are LEB128, durations are whole nanoseconds, and lists and byte strings follow their lengths. Decoded
-//! values share the input bytes: entries are not copied.
+//! Integers are LEB128, and durations are whole nanoseconds. The length of a list or byte string precedes its content.
+//! Decoded values share the input bytes: the decoder does not copy entries.
 //!
 //! Non-goals: the codec does not detect damaged bytes, and does not find the end of a record. The journal and the
-//! connections between peers do that, with frames and checksums. Invariant: all input bytes give a value or an error,
-//! and take memory in proportion to their own length.
+//! connections between peers do this with frames and checksums. Invariant: for all input bytes, the decoder returns a
+//! value or an error. The memory that it uses is in proportion to the length of the input.
 
 #[cfg(test)]
 mod tests;
@@ -24,15 +24,16 @@ use crate::mover::Move;
 use crate::state::{GroupState, Mastership, Shortened};
 use crate::system::{Fence, Preparation, Scheme, Step};
 
-/// Version of written bytes. Older versions stay readable for as long as such bytes may exist.
+/// Version of the bytes that the encoder writes. The decoder must read an older version for as long as bytes of this
+/// version may exist.
 const VERSION: u8 = 1;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum DecodeError {
-    /// Version of a newer program.
+    /// Version that another build wrote, and that this build does not read.
     #[error("unknown format version {0}: this build reads version {VERSION}")]
     Version(u8),
-    /// Kind that this version does not contain.
+    /// Number of a kind that this version does not contain.
     #[error("unknown kind {0}")]
     Kind(u8),
     /// Input that ends before a declared length.
@@ -50,7 +51,7 @@ pub enum DecodeError {
 }
 
 impl Record {
-    /// Appends the bytes of the record. Each entry is copied once.
+    /// Appends the encoding of the record to `out`. Copies each entry once.
     pub fn encode(&self, group: GroupId, out: &mut Vec<u8>) {
         out.reserve(match self {
             Record::Promise(_) | Record::Decided(_) => FIXED_BYTES,
@@ -61,14 +62,14 @@ impl Record {
     }
 
     /// # Errors
-    /// Each variant of [`DecodeError`]. A retry fails in the same way.
+    /// Returns a [`DecodeError`] if the bytes are not the encoding of a record. A retry fails in the same way.
     pub fn decode(bytes: Bytes) -> Result<(GroupId, Record), DecodeError> {
         decode(bytes)
     }
 }
 
 impl Message {
-    /// Appends the bytes of the message. Each entry is copied once.
+    /// Appends the encoding of the message to `out`. Copies each entry once.
     pub fn encode(&self, group: GroupId, out: &mut Vec<u8>) {
         out.reserve(match self {
             Message::Accept { entries, .. } | Message::Pulled { entries, .. } => FIXED_BYTES + size(entries),
@@ -81,13 +82,13 @@ impl Message {
     }
 
     /// # Errors
-    /// Each variant of [`DecodeError`]. A retry fails in the same way.
+    /// Returns a [`DecodeError`] if the bytes are not the encoding of a message. A retry fails in the same way.
     pub fn decode(bytes: Bytes) -> Result<(GroupId, Message), DecodeError> {
         decode(bytes)
     }
 }
 
-/// Approximate size of a record or message without its entries.
+/// Approximate size of the encoding of a record or message without its entries.
 const FIXED_BYTES: usize = 64;
 
 fn size(entries: &[Entry]) -> usize {
@@ -113,7 +114,7 @@ fn decode<T: Coded>(bytes: Bytes) -> Result<(GroupId, T), DecodeError> {
     }
 }
 
-/// Input bytes, and the index of the next byte.
+/// Reader of the input bytes. `at` is the index of the next byte.
 struct Reader {
     bytes: Bytes,
     at: usize,
@@ -195,7 +196,7 @@ impl Coded for bool {
 }
 
 impl Coded for Duration {
-    /// Writes at most 584 years: longer durations are clamped.
+    /// Writes the duration, but at most 584 years.
     fn put(&self, out: &mut Vec<u8>) {
         u64::try_from(self.as_nanos()).unwrap_or(u64::MAX).put(out);
     }
@@ -239,12 +240,13 @@ fn put_list<T: Coded>(list: &[T], out: &mut Vec<u8>) {
     }
 }
 
-/// Number of items for which memory is reserved at once.
+/// Maximum number of items for which the decoder reserves memory before it has read them.
 const LIST_ITEMS: usize = 256;
 
 fn take_list<T: Coded>(from: &mut Reader) -> Result<Vec<T>, DecodeError> {
     let len = from.len()?;
-    // The input may contain fewer items than it declares, and items take more bytes in memory than here.
+    // Limit the reserved memory: the input may contain fewer items than it declares, and an item takes more bytes in
+    // memory than in the input.
     let mut list = Vec::with_capacity(len.min(LIST_ITEMS));
     for _ in 0..len {
         list.push(T::take(from)?);
@@ -284,7 +286,7 @@ impl Coded for Arc<[Bytes]> {
     }
 }
 
-/// Members in ascending order, which lookups require.
+/// Members in ascending order, because lookups require this order.
 impl Coded for Arc<[NodeId]> {
     fn put(&self, out: &mut Vec<u8>) {
         put_list(self, out);
@@ -296,7 +298,7 @@ impl Coded for Arc<[NodeId]> {
     }
 }
 
-/// Encodes a struct as its fields, one after the other.
+/// Implements the encoding of a struct: the encodings of its fields, one after the other.
 macro_rules! coded_struct {
     ($type:ident { $($field:tt),* }) => {
         impl Coded for $type {
@@ -311,7 +313,8 @@ macro_rules! coded_struct {
     };
 }
 
-/// Encodes an enum as a kind byte and the fields of the variant. The number of a kind is never reused for another kind.
+/// Implements the encoding of an enum: a kind byte, and the fields of the variant. Never reuse the number of a kind for
+/// another kind.
 macro_rules! coded_enum {
     ($type:ident { $($kind:literal => $variant:ident $(($item:ident))? $({ $($field:ident),* })?),* $(,)? }) => {
         impl Coded for $type {

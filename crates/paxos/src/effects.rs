@@ -1,4 +1,4 @@
-//! Inputs and effects of a paxos group.
+//! Inputs and effects of a step of a paxos group.
 
 use bytes::Bytes;
 
@@ -13,48 +13,49 @@ use crate::system::Preparation;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Token(pub u64);
 
-/// Identifier that the proposer gives to a proposal. The events about its outcome carry it.
+/// Identifier that the proposer gives to a proposal. The events about the proposal's outcome contain this identifier.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ProposalId(pub u64);
 
-/// Input of a paxos group. Durations are measured by the clock of the node.
+/// Input of a paxos group. All instants and durations are by the node's own clock.
 #[derive(Clone, Debug)]
 pub enum Input {
     /// Delivers a message. The driver has verified that `from` is the sender.
     Message { from: NodeId, message: Message },
-    /// Reports that all records appended under this token and earlier ones are durable.
+    /// Reports that all records with this token or an earlier token are durable.
     Persisted(Token),
-    /// Reports that appended records may not be durable. The paxos group stops, and the node must be restarted.
+    /// Reports that appended records may not be durable. The paxos group stops, and the driver must restart the node.
     StorageFailed,
     /// Reports that time has passed. [`crate::Group::next_tick`] returns when a tick is due.
     Tick,
-    /// Proposes an entry on the master. The core does not limit its size: the driver ensures that a record and a
-    /// message can contain it.
+    /// Proposes an entry on the master. This crate does not limit the size of the entry: the driver ensures that a
+    /// record and a message can contain the entry.
     Propose { id: ProposalId, entry: Bytes },
-    /// Proposes an entry on the node that is master. No event reports the outcome: the entry may be lost or be decided
-    /// twice.
+    /// Proposes an entry. If this node is not the master, it forwards the entry to the master. No event reports the
+    /// outcome: the entry may be lost, or two slots may contain it.
     Forward { entry: Bytes },
-    /// Provides the state of the application after the entry at `slot`, which it has applied. The log is trimmed up to
-    /// that slot. The input is ignored while another node receives an earlier snapshot from this node and makes
-    /// progress; a later input succeeds. A snapshot is one record, and is in memory as a whole on this node and on the
-    /// receiver. The driver limits its size, as it does for entries.
+    /// Provides the state of the application after the entry at `slot`. The paxos group then trims the log up to this
+    /// slot. It ignores the input while it sends an earlier snapshot to another node and this node makes progress; a
+    /// later input succeeds. A snapshot is one record. This node and the receiver each have the whole snapshot in
+    /// memory. The driver must limit the size of snapshots, as it limits the size of entries.
     Snapshot { slot: Slot, application: Bytes },
-    /// Sets the liveness epoch of this node in the system group (0 for none), and the end of its lease.
+    /// Sets the liveness epoch of this node in the system group, and the end of this epoch's lease. The epoch is 0 if
+    /// the node has none.
     Liveness { liveness: u64, until: Instant },
-    /// Sets the nodes that follow this paxos group without being members. They receive its log and have no vote.
+    /// Sets the learners: nodes that receive the log of this paxos group but are not members and have no vote.
     Learners(Vec<NodeId>),
     /// Reports that the system group decided that this liveness epoch of the node is over.
     Expired { node: NodeId, liveness: u64 },
-    /// Requests on the master that a node becomes a member once it has caught up. Only the last requested node waits
-    /// for that. The driver repeats the request until the members are as required.
+    /// Requests on the master that a node becomes a member once it has all decided slots. A later request replaces a
+    /// request that waits for this. The driver repeats the request until the node is a member.
     AddMember { node: NodeId },
-    /// Requests on the master that another member is removed. The master itself must be moved first. The driver repeats
-    /// the request, as for [`Input::AddMember`].
+    /// Requests on the master that it removes another member. To remove the master itself, the driver must first move
+    /// the mastership. The driver repeats the request until the node is not a member.
     RemoveMember { node: NodeId },
-    /// Requests on the master that it records an early end of its lease: `remaining` from now, or at the regular end if
-    /// that is sooner. `to`, another member, may then follow.
+    /// Requests on the master that it records an early end of its lease: after `remaining`, or at the regular end if
+    /// that is sooner. Then `to`, another member, may take over.
     Shorten { to: NodeId, remaining: std::time::Duration },
-    /// Requests on the next master that it asks the present master for its consent.
+    /// Requests on a member that it takes over the mastership: it requests the consent of the present master.
     Take,
 }
 
@@ -62,16 +63,16 @@ pub enum Input {
 /// durable.
 #[derive(Debug, Default)]
 pub struct Effects {
-    /// Token of the records of this step. The driver increments it after each step that produced records.
+    /// Token of the records of this step. The driver increments the token after each step that produces records.
     pub token: Token,
     pub records: Vec<(GroupId, Record)>,
     pub sends: Vec<(NodeId, GroupId, Message)>,
     pub events: Vec<(GroupId, Event)>,
 }
 
-/// Record of the journal. A node that restarts needs its records in the order in which they were appended. A driver
-/// that drops the beginning of the journal keeps the last promise, and the last snapshot with all entries after its
-/// position.
+/// Record of the journal. A node that restarts needs its records in the order in which the driver appended them. A
+/// driver that drops the beginning of the journal must retain the last promise, the last snapshot, and all entries
+/// after the position of this snapshot.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Record {
     Promise(Ballot),
@@ -80,23 +81,23 @@ pub enum Record {
         after: Slot,
         entries: Vec<Entry>,
     },
-    /// Records the last decided slot. It is written only together with other records. Without it, a restarted node
-    /// learns later which slots are decided.
+    /// Records the last decided slot. A paxos group writes this record only together with other records. Without this
+    /// record, a restarted node learns later which slots are decided.
     Decided(Slot),
     /// Replaces the log up to the position of the snapshot, or the whole log if the log does not contain that position.
     Snapshot(Snapshot),
 }
 
-/// Event for the driver. Events are in order.
+/// Event for the driver. The events of a step are in order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// Reports a decided slot. Slots are reported in order and without gaps, except for the slots of an installed
-    /// snapshot.
+    /// Reports a decided slot. The paxos group reports slots in order and without gaps, except for the slots of an
+    /// installed snapshot.
     Decided {
         slot: Slot,
         entry: Entry,
     },
-    /// Replaces the state of the application.
+    /// Replaces the state of the application by the state in a snapshot.
     Installed(Snapshot),
     /// Reports that a proposal is decided and durable on a quorum.
     Acknowledged {
@@ -111,7 +112,7 @@ pub enum Event {
     Unknown {
         id: ProposalId,
     },
-    /// Reports that the last decided slot began a mastership, of a new master or again of the same one.
+    /// Reports that the last decided slot began a mastership of a new master, or another mastership of the same master.
     MasterChanged(Mastership),
     /// Reports that this node serves until [`crate::Group::serves_until`], which may be in the past.
     Serves {
@@ -122,20 +123,20 @@ pub enum Event {
         ballot: Ballot,
         after: Position,
     },
-    /// Reports that the master did not consent: it is not the master of this mastership, or handed it over to another
-    /// node.
+    /// Reports that the requested node did not consent: it is not the master in this term, or it has handed the
+    /// mastership over to another node.
     Declined {
         term: Term,
     },
-    /// Requests that the application prepares the hand-over of a mastership that this node holds. The application then
-    /// sends [`crate::NodeInput::Prepared`].
+    /// Requests that the application prepares the hand-over of a mastership of this node. The application then sends
+    /// [`crate::NodeInput::Prepared`].
     Prepare {
         of: Move,
         what: Preparation,
     },
 }
 
-/// Reason why a proposal is not decided and never will be.
+/// Reason why no slot contains the proposal, and no slot ever will.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Rejection {
     #[error("{}", not_master(*.0))]
@@ -147,6 +148,6 @@ pub enum Rejection {
 fn not_master(master: Option<NodeId>) -> String {
     match master {
         Some(master) => format!("this node is not the master: propose on {master}, the last known master"),
-        None => "this node is not the master and knows none: propose again later or on another node".to_owned(),
+        None => "this node is not the master and knows no master: propose again later or on another node".to_owned(),
     }
 }

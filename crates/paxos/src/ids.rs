@@ -1,14 +1,15 @@
-//! Identifiers, counters and instants. Each is a newtype, so that two of them cannot be swapped.
+//! Identifiers, counters and instants. Each is a separate type, so that code cannot confuse two of them.
 
 use std::fmt;
 use std::ops::{Add, Sub};
 use std::time::Duration;
 
-/// Member of paxos groups. A node that lost its disk returns under another id.
+/// Id of a node, which can be a member of many paxos groups. A node that lost its disk returns with another id.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct NodeId(pub u32);
 
-/// Replicated log. The log [`GroupId::SYSTEM`] records the state of the nodes and of all other paxos groups.
+/// Id of a paxos group. The paxos group [`GroupId::SYSTEM`] records the state of the nodes and of all other paxos
+/// groups.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct GroupId(pub u32);
 
@@ -16,11 +17,12 @@ impl GroupId {
     pub const SYSTEM: GroupId = GroupId(0);
 }
 
-/// Place in a log. The first slot is 1, and 0 stands before the first slot.
+/// Number of a place in a log. The first slot is 1, and 0 means before the first slot.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Slot(pub u64);
 
-/// Exclusive bound on the numbers in messages and snapshots. A number below it can be incremented without overflow.
+/// Exclusive upper bound of the numbers in messages and snapshots. A number below this bound can be incremented without
+/// an overflow.
 pub(crate) const BEYOND_COUNT: u64 = 1 << 62;
 
 impl Slot {
@@ -41,7 +43,8 @@ impl Slot {
     }
 }
 
-/// Right to propose. Acceptors obey the greatest ballot that they know. Two nodes never share a ballot.
+/// Number of a right to propose. Acceptors obey the greatest ballot that they know. Two nodes never have the same
+/// ballot.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Ballot {
     pub round: u64,
@@ -49,7 +52,7 @@ pub struct Ballot {
 }
 
 impl Ballot {
-    /// Ballot below every ballot that a node proposes under.
+    /// Ballot that is lower than every ballot of a node.
     pub const NONE: Ballot = Ballot { round: 0, node: NodeId(0) };
 
     pub(crate) fn is_sound(self) -> bool {
@@ -58,7 +61,7 @@ impl Ballot {
 }
 
 /// Fencing number of a mastership. It is greater than the numbers of all earlier masterships in the same paxos group. 0
-/// stands before the first mastership.
+/// means before the first mastership.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Epoch(pub u64);
 
@@ -69,12 +72,12 @@ impl Epoch {
     }
 }
 
-/// Identifier of one mastership. Epochs are counted along a log, so two undecided logs may contain different
-/// masterships with the same epoch. The ballot distinguishes them.
+/// Identifier of a mastership. Each log counts its own epochs, so two logs with undecided entries may contain different
+/// masterships with the same epoch. The ballot distinguishes these masterships.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Term {
     pub epoch: Epoch,
-    /// Ballot under which the master won the mastership, and under which it proposes.
+    /// Ballot with which the master won the mastership, and with which it proposes.
     pub ballot: Ballot,
 }
 
@@ -82,13 +85,13 @@ impl Term {
     /// Term before the first mastership.
     pub const NONE: Term = Term { epoch: Epoch(0), ballot: Ballot::NONE };
 
-    /// Returns whether `other` was won or renewed later than this mastership. The two may be in different logs. Epochs
-    /// alone are comparable only within one log.
+    /// Returns true if a node won or renewed the mastership `other` later than this mastership. The two masterships may
+    /// be in different logs. Within one log, a comparison of the epochs is sufficient.
     pub(crate) fn is_before(self, other: Term) -> bool {
         (self.ballot, self.epoch) < (other.ballot, other.epoch)
     }
 
-    /// Returns whether this mastership is over if `other` is over.
+    /// Returns true if the end of the mastership `other` implies the end of this mastership.
     pub(crate) fn is_over_with(self, other: Term) -> bool {
         self == other || self.is_before(other)
     }
@@ -98,13 +101,13 @@ impl Term {
     }
 }
 
-/// Microseconds of one node's monotonic clock. Instants of different nodes are not comparable. The clock advances while
-/// the machine sleeps.
+/// Instant in microseconds, by a node's monotonic clock. Instants of different nodes are not comparable. The clock must
+/// advance while the machine sleeps.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Instant(pub u64);
 
 impl Instant {
-    /// Returns the time that passed since `earlier`, or zero if `earlier` is in the future.
+    /// Returns the time from `earlier` to this instant, or zero if `earlier` is later than this instant.
     #[must_use]
     pub fn since(self, earlier: Instant) -> Duration {
         Duration::from_micros(self.0.saturating_sub(earlier.0))

@@ -1,18 +1,18 @@
-//! Replicated logs by Multi-Paxos, with masters that hold leases, as pure state machines: `step(now, input) ->
-//! effects`.
+//! Replicated logs by Multi-Paxos, with masters that have leases. The code consists of pure state machines: `step(now,
+//! input) -> effects`.
 //!
 //! Non-goals: this crate reads no clock, draws no random number, writes no file and sends no message. The driver does
-//! all that, and reports the results as inputs.
+//! these things, and reports the results as inputs.
 //!
-//! Sources: ballots and phases are from Lamport (*The Part-Time Parliament*). Raft (Ongaro's dissertation, 3.5, 9.6 and
-//! 4.1) is the source of logs that are equal up to every common position, of the pre-vote, and of membership changes by
-//! one member at a time. phxpaxos keeps the master as a value in the log, with a lease that the master's proposals
-//! renew. CockroachDB has one liveness record per node. WMB (58.com) moves masters one at a time, by three schemes.
+//! Sources: ballots and phases are from Lamport (*The Part-Time Parliament*). Three ideas are from Raft (Ongaro's
+//! dissertation, 3.5, 9.6 and 4.1): logs that are equal up to every common position, the pre-vote, and changes by one
+//! member at a time. In phxpaxos, the master is a value in the log, and the master's proposals renew its lease.
+//! CockroachDB has one liveness record per node. WMB (58.com) moves masters one at a time, by three schemes.
 //! `docs/decisions/0151` to `0155` describe the differences and their reasons.
 //!
-//! Invariants: two nodes never decide different entries for a slot, even if messages are lost, late, duplicated or
-//! reordered and nodes crash. At most one node serves at a time, as long as the rates of clocks differ by no more than
-//! [`Options::drift_ppm`].
+//! Invariants: two nodes never decide different entries for a slot, even if the network loses, delays, duplicates or
+//! reorders messages and nodes crash. At most one node serves at a time, on the condition that the rates of clocks
+//! differ by at most [`Options::drift_ppm`].
 
 pub mod balancer;
 mod codec;

@@ -1,11 +1,11 @@
-//! Role of a node in the system group: the node proposes that it is alive, and that other nodes are not.
+//! Role of a node in the system group. The node proposes records that it is alive, and that other nodes are dead.
 //!
-//! One record renews the leases of all paxos groups of which a node is master, idle or not. A process takes up a
-//! liveness epoch of its node when it starts, and two processes never share an epoch. The lease of the epoch counts
-//! from before the renewing record was proposed, by the node's own clock, and only once the record is decided. Another
-//! node proposes that the epoch is over after it has waited for as long as the lease may run. That record is a
-//! compare-and-swap, so it has no effect if the epoch was renewed in between. Only then may other nodes follow as
-//! master of the paxos groups of the dead node.
+//! One record renews the leases of all paxos groups of which a node is master, even if they are idle. A process takes
+//! the next liveness epoch of its node when it starts. Two processes never have the same epoch. A record renews the
+//! lease of the epoch once the record is decided. The lease counts from before the proposal of the record, by the
+//! node's own clock. Another node waits until the lease must be over, and then proposes that the epoch is over. This
+//! record is a compare-and-swap, so it has no effect if another record has renewed the epoch. Only after this record
+//! may other nodes take over the paxos groups of the dead node.
 //!
 //! docs/decisions/0154-renew-leases-by-one-liveness-record.md gives the reasons for the design.
 
@@ -22,22 +22,22 @@ use crate::system::{self, Record, System};
 #[derive(Debug)]
 pub(crate) struct Liveness {
     me: NodeId,
-    /// Random number of this process, which no other process of this node shares.
+    /// Random number of this process. Other processes of this node have other numbers.
     incarnation: u64,
     system: System,
     proposed: Option<Instant>,
-    /// Last renewal of each node that is alive, and the instant when this node learned it.
+    /// Last renewal of each node that is alive, and the instant at which this node learned of the renewal.
     renewals: BTreeMap<NodeId, ((u64, Slot), Instant)>,
-    /// Instant since which this node is the master of the system group.
+    /// Instant since which this node is the master of the system group; `None` if it is not.
     master_since: Option<Instant>,
 }
 
-/// Update for the paxos groups of this node.
+/// State of the liveness epochs, for the paxos groups of this node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct LivenessUpdate {
-    /// Liveness epoch of this node and the end of its lease. The epoch is 0 without a lease.
+    /// Liveness epoch of this node and the end of the epoch's lease. The epoch is 0 if the process has no lease.
     pub(crate) lease: (u64, Instant),
-    /// Last expired liveness epoch of each node. All earlier epochs are over too.
+    /// Last expired liveness epoch of each node. All earlier epochs are also over.
     pub(crate) expired: Vec<(NodeId, u64)>,
     pub(crate) nodes: Vec<NodeId>,
 }
@@ -59,8 +59,8 @@ impl Liveness {
     }
 
     /// # Panics
-    /// Panics if an entry is not a record of this build, so that a newer build or an unrelated program proposed it. To
-    /// skip it would make the state differ from the state of the other nodes.
+    /// Panics if an entry is not a record of this build. A newer build or an unrelated program has then proposed the
+    /// entry. If the node skipped the entry, its state would differ from the state of the other nodes.
     pub(crate) fn apply(&mut self, entries: &[Bytes], now: Instant, deviation: Deviation) {
         for entry in entries {
             let mut record = Record::decode(entry).unwrap_or_else(|error| {
@@ -81,14 +81,14 @@ impl Liveness {
     }
 
     /// # Errors
-    /// Returns an error if the bytes are not a snapshot.
+    /// Returns an error if the bytes are not a snapshot of the system group.
     pub(crate) fn restore(&mut self, bytes: &[u8], now: Instant) -> Result<(), system::DecodeError> {
         self.system = System::restore(bytes)?;
         self.look(now);
         Ok(())
     }
 
-    /// Notes new renewals. This node may learn a renewal late, so it counts from now on.
+    /// Records new renewals with the instant `now`, because this node may have learned of a renewal late.
     fn look(&mut self, now: Instant) {
         for (id, node) in self.system.nodes() {
             let Some(alive) = node.alive else {
@@ -114,8 +114,8 @@ impl Liveness {
         }
     }
 
-    /// Returns the records to propose to the system group: that this node is alive and, on the master, that other nodes
-    /// are not.
+    /// Returns the records that the node must propose to the system group. A record states that this node is alive. On
+    /// the master of the system group, other records state that other nodes are dead.
     pub(crate) fn tick(&mut self, is_master: bool, now: Instant, options: &Options) -> Vec<Record> {
         let mut records: Vec<Record> = self.own(now, options).into_iter().collect();
         self.master_since = is_master.then(|| self.master_since.unwrap_or(now));
@@ -124,7 +124,7 @@ impl Liveness {
             for (node, ((liveness, last), learned)) in &mut self.renewals {
                 if now.since(*learned) >= wait {
                     records.push(Record::Expire { node: *node, liveness: *liveness, last: *last });
-                    // If the record is not decided, propose it again after `resend`.
+                    // Propose the record again after `resend` if it is not decided by then.
                     *learned = now - wait + options.resend;
                 }
             }
@@ -132,7 +132,7 @@ impl Liveness {
         records
     }
 
-    /// Returns when [`Liveness::tick`] is due.
+    /// Returns the instant at which [`Liveness::tick`] is due.
     pub(crate) fn next_tick(&self, is_master: bool, options: &Options) -> Option<Instant> {
         if is_master != self.master_since.is_some() {
             return Some(Instant::default());
@@ -142,19 +142,20 @@ impl Liveness {
         [self.renews_at(options), judges].into_iter().flatten().min()
     }
 
-    /// Returns the instant from which this node proposes that other nodes are dead. While there was no master, no node
-    /// could renew; nodes that are alive renew before this instant.
+    /// Returns the instant from which this node proposes that other nodes are dead. Without a master of the system
+    /// group, no node could renew its epoch. Nodes that are alive renew their epochs before this instant.
     fn judges_from(&self, options: &Options) -> Option<Instant> {
         self.master_since.map(|since| since + 2 * options.resend)
     }
 
-    /// Returns whether this process took up the liveness epoch of the node and the epoch is not over.
+    /// Returns true if this process took the liveness epoch of the node and the epoch is not over.
     fn is_mine(&self, node: &system::Node, options: &Options) -> bool {
         let is_its = node.incarnation == self.incarnation || options.deviation.is(Mutant::LivesOn);
         is_its && node.alive.is_some()
     }
 
-    /// Returns when the next renewal is due. A node that is not registered in the system group renews nothing.
+    /// Returns the instant at which the next renewal is due. Returns `None` if the node is not registered in the system
+    /// group, because it then has no epoch.
     fn renews_at(&self, options: &Options) -> Option<Instant> {
         let known = self.system.node(self.me)?;
         let is_decided = self.proposed.is_none_or(|proposed| known.stamp >= proposed);
@@ -178,7 +179,8 @@ impl Liveness {
     }
 }
 
-/// Returns the time after which a node may be declared dead, counted from when its last renewal was learned.
+/// Returns the time after which this node may propose that another node is dead. The time counts from the instant at
+/// which this node learned of the other node's last renewal.
 fn expires_after(options: &Options) -> Duration {
     let is_hasty = options.deviation.is(Mutant::ExpiresEarly);
     options.stretched(if is_hasty { options.lease / 3 } else { options.lease })

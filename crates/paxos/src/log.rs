@@ -5,10 +5,10 @@ use std::collections::VecDeque;
 use crate::entry::{Entry, Position};
 use crate::ids::{Ballot, Slot};
 
-/// Log without gaps, along which ballots never decrease.
+/// Log without gaps. From entry to entry, ballots never decrease.
 #[derive(Clone, Debug)]
 pub(crate) struct Log {
-    /// Position of the last entry that was trimmed.
+    /// Position of the last entry that the node has trimmed.
     base: Position,
     entries: VecDeque<Entry>,
 }
@@ -37,7 +37,8 @@ impl Log {
         self.entries.get(self.index(slot)?)
     }
 
-    /// Returns `None` for slots before the base and after the end, whose ballots are unknown.
+    /// Returns the ballot of the entry at `slot`. Returns `None` for slots before the base and after the end of the
+    /// log.
     pub(crate) fn ballot_at(&self, slot: Slot) -> Option<Ballot> {
         if slot == self.base.slot { Some(self.base.ballot) } else { self.get(slot).map(|entry| entry.ballot) }
     }
@@ -47,7 +48,7 @@ impl Log {
     }
 
     /// # Panics
-    /// Panics if the ballot of the entry is below the last ballot.
+    /// Panics if the ballot of the entry is lower than the last ballot of the log.
     pub(crate) fn push(&mut self, entry: Entry) -> Slot {
         assert!(entry.ballot >= self.last().ballot, "ballots never decrease along a log");
         self.entries.push_back(entry);
@@ -56,7 +57,7 @@ impl Log {
 
     /// Removes the entries after `slot`.
     pub(crate) fn truncate_after(&mut self, slot: Slot) {
-        let kept = slot.0.checked_sub(self.base.slot.0).expect("entries in a snapshot are never cut");
+        let kept = slot.0.checked_sub(self.base.slot.0).expect("a node never cuts entries that are in a snapshot");
         self.entries.truncate(usize::try_from(kept).expect("a log fits into memory"));
     }
 
@@ -74,8 +75,8 @@ impl Log {
         self.entries.range(first.min(self.entries.len())..)
     }
 
-    /// Returns the entries after `slot`: at most `slots_max` entries with about `bytes_max` bytes, but at least one
-    /// entry if there is one.
+    /// Returns the entries after `slot`, but at most `slots_max` entries with about `bytes_max` bytes. Returns at least
+    /// one entry if the log contains one.
     pub(crate) fn after(&self, slot: Slot, slots_max: usize, bytes_max: usize) -> Vec<Entry> {
         let mut bytes = 0;
         let fits = |entry: &&Entry| {

@@ -10,31 +10,32 @@ use crate::mover::Move;
 use crate::state::GroupState;
 use crate::system::{Fence, Preparation, Step};
 
-/// Message to a member of a paxos group. Durations are measured by the sender's clock.
+/// Message to a member of a paxos group. Durations are by the sender's clock.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Message {
-    /// Starts phase 1. A pre-vote changes no state of the receiver, so that a node that was cut off raises no ballot
-    /// that later deposes a master.
+    /// Starts phase 1 or a pre-vote. A pre-vote does not change the state of the receiver. A node that was isolated
+    /// therefore does not make members promise a greater ballot, which would depose a master.
     Prepare {
         ballot: Ballot,
         pre_vote: bool,
         over: MastershipEnd,
     },
-    /// Promises to obey the ballot. `idle` is a lower bound on the time since the last slot in this log that renewed a
-    /// lease was proposed.
+    /// Promises to obey the ballot. `idle` is a lower bound of the time since the proposal of the last slot in the
+    /// sender's log that renewed a lease.
     Promise {
         ballot: Ballot,
         pre_vote: bool,
         last: Position,
         idle: Duration,
     },
-    /// Rejects a message under `ballot`. If `promised` is greater, the sender needs a ballot above `promised`.
+    /// Rejects a message with the ballot `ballot`. If `promised` is greater than `ballot`, the receiver needs a ballot
+    /// greater than `promised`.
     Reject {
         ballot: Ballot,
         promised: Ballot,
     },
-    /// Requests the entries after `after`, for a candidate with a quorum of promises. If a snapshot precedes them,
-    /// requests its bytes from `offset` on.
+    /// Requests the entries after the position `after`. The sender is a candidate with a quorum of promises. If the
+    /// receiver has only a snapshot of these entries, the message requests the bytes of the snapshot from `offset` on.
     Pull {
         ballot: Ballot,
         after: Position,
@@ -45,7 +46,7 @@ pub enum Message {
         after: Position,
         entries: Vec<Entry>,
     },
-    /// Carries the entries of phase 2 and the last decided slot. Without entries, requests the progress of the
+    /// Contains entries of phase 2 and the last decided slot. A message without entries requests the progress of the
     /// receiver.
     Accept {
         ballot: Ballot,
@@ -53,20 +54,21 @@ pub enum Message {
         entries: Vec<Entry>,
         decided: Slot,
     },
-    /// Confirms that all entries up to `slot` are durable and equal to the leader's, and that the sender knows all
-    /// slots up to `decided` to be decided. A member that knows no leader sends its last decided slot as `slot`, and 0
-    /// as `decided`.
+    /// Confirms that all entries up to `slot` are durable on the sender and equal to the entries of the leader. It also
+    /// confirms that the sender has decided all slots up to `decided`. A member that knows no leader sends its last
+    /// decided slot as `slot`, and 0 as `decided`.
     Accepted {
         ballot: Ballot,
         slot: Slot,
         decided: Slot,
     },
-    /// Reports that entries after `slot` are missing or differ from the leader's.
+    /// Reports that the sender lacks entries after `slot`, or that its entries after `slot` may differ from the
+    /// leader's entries.
     Gap {
         ballot: Ballot,
         slot: Slot,
     },
-    /// Carries a part of the snapshot, for a node that lacks entries from before the start of the log.
+    /// Contains a part of the snapshot, for a node that lacks entries before the start of the sender's log.
     Snapshot {
         ballot: Ballot,
         head: SnapshotHead,
@@ -79,7 +81,7 @@ pub enum Message {
         slot: Slot,
         offset: u64,
     },
-    /// Carries an entry for the master to propose. The sender learns the outcome only from the log.
+    /// Contains an entry that the master must propose. The sender learns the outcome only from the log.
     Forward {
         entry: Bytes,
     },
@@ -87,8 +89,8 @@ pub enum Message {
     RequestConsent {
         term: Term,
     },
-    /// States that the master has stopped in favour of `taker`. A master that abandons its mastership sends this
-    /// message to each member. The first successor makes the other consents void.
+    /// States that the master has stopped serving in favour of `taker`. A master that abandons its mastership sends
+    /// this message to each member. The first member that takes over makes the consents to the other members void.
     Consent {
         term: Term,
         taker: NodeId,
@@ -104,8 +106,8 @@ pub enum Message {
 }
 
 impl Message {
-    /// Returns whether a member may send this message, as far as its log is not needed to decide that. Receivers drop
-    /// all other messages.
+    /// Returns true if a correct member may send this message. The function does not use the log of a node, so it
+    /// cannot recognise all invalid messages. The receiver drops a message if the function returns false.
     pub(crate) fn is_sound(&self) -> bool {
         match self {
             Message::Prepare { ballot, over, .. } => {
@@ -138,13 +140,14 @@ impl Message {
                 term.is_sound()
             }
             Message::Forward { .. } => true,
-            // The node checks these messages.
+            // `Node` checks these messages.
             Message::Report(_) | Message::Orders(_) => true,
         }
     }
 }
 
-/// Returns whether ballots never decrease along the entries and none exceeds the ballot of the sender.
+/// Returns true if the ballots of the entries never decrease, no ballot exceeds the ballot of the sender, and all
+/// member lists are valid.
 fn are_sound(entries: &[Entry], after: Position, most: Ballot) -> bool {
     let mut ballot = after.ballot;
     entries.iter().all(|entry| {
@@ -163,15 +166,15 @@ fn are_members(members: &[NodeId]) -> bool {
     !members.is_empty() && members.is_sorted_by(|one, next| one < next)
 }
 
-/// Masterships of a node, and its progress with its orders.
+/// Report of a node: its masterships, and its progress with its orders.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Report {
     pub process: u64,
-    /// Instant of the report, by the clock of that process.
+    /// Instant of the report, by the clock of the process that sends it.
     pub stamp: Instant,
     pub serves: Vec<Serving>,
     pub prepared: Option<(Fence, Preparation)>,
-    /// Step that the node cannot do, with the fence of its move.
+    /// Step that the node cannot do, with the fence of the step's move.
     pub rejected: Option<(Fence, Step)>,
 }
 
@@ -180,15 +183,15 @@ pub struct Report {
 pub struct Serving {
     pub group: GroupId,
     pub epoch: Epoch,
-    /// Members in ascending order, each with the number of slots by which it is behind.
+    /// Members in ascending order, each with the number of slots that the member lacks.
     pub members: Vec<(NodeId, u64)>,
 }
 
-/// Orders for the nodes of a move. Their duration counts from the instant of the report to which they respond. A node
-/// can therefore recognise late orders. A process ignores orders for an earlier process of its node.
+/// Orders to a node that takes part in a move. Orders respond to a report. Their duration counts from the instant of
+/// this report, so a node can recognise late orders. A process ignores orders to an earlier process of its node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Orders {
-    /// Process that sent the report.
+    /// Process that sent the report to which the orders respond.
     pub process: u64,
     pub stamp: Instant,
     pub of: Move,
@@ -196,16 +199,16 @@ pub struct Orders {
     pub within: Duration,
 }
 
-/// Evidence that a mastership is over, so that an acceptor may promise although it knows a master. All masterships
-/// before the named one are over too, including one that an acceptor knows as renewed by its node's liveness. The named
-/// mastership is the last one in the candidate's log, or a later one that its master handed over.
+/// Evidence that a mastership is over. With this evidence, an acceptor may promise although it knows a master. `term`
+/// names the last mastership in the candidate's log, or a later mastership that its master handed over. All earlier
+/// masterships are also over, even if an acceptor knows an earlier mastership that a liveness epoch renews.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MastershipEnd {
     /// The candidate has waited until the lease was over.
     Waited { term: Term },
     /// The candidate has waited, and the system group decided that the liveness epoch of the node is over.
     Expired { term: Term, node: NodeId, liveness: u64 },
-    /// The master stopped, and handed the mastership over to the candidate.
+    /// The master stopped serving, and handed the mastership over to the candidate.
     Consent { term: Term },
 }
 
@@ -228,7 +231,7 @@ pub struct SnapshotHead {
     pub len: u64,
 }
 
-/// State of the application after the entry at `position`, and the state of the paxos group there.
+/// State of the application and state of the paxos group, both after the entry at `position`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Snapshot {
     pub position: Position,

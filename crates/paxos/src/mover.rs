@@ -1,25 +1,25 @@
-//! Moves of masters to their ideal nodes, one at a time.
+//! Mover, which moves masters to their ideal nodes, one at a time.
 //!
-//! Every node has a mover, but only the mover on the master of the system group acts. Its proposals are decided soonest
-//! there, and at most one such node exists. The safety of moves does not depend on this, but on the *token* in the log
-//! of the system group. The token names one move, and has a lease and a fence. Each step of a move is decided before it
-//! begins.
+//! Every node has a mover, but only the mover on the master of the system group acts. The system group decides
+//! proposals of its master soonest, and it has at most one master at a time. The safety of moves does not depend on
+//! this, but on the *token* in the log of the system group. The token names one move, and has a lease and a fence. The
+//! system group decides each step of a move before the step begins.
 //!
-//! At each call, the mover compares the present masters with the ideal ones. Its earlier proposals may be lost, and the
-//! token may belong to another process. The memory of the mover affects only the timing of steps, so a mover that
-//! starts without memory can continue any move.
+//! At each call, the mover compares the present masters with the ideal masters. Its earlier proposals may be lost, and
+//! the token may belong to another process. The fields of the mover affect only the timing of steps. A mover that has
+//! just started can therefore continue any move.
 //!
 //! Invariants:
-//! - A step begins only while this process holds the token, and less than [`Options::lease`] after it proposed the last
-//!   record of the token, by its own clock. Another process takes the token over only [`Options::wait`] after it
-//!   learned the last record. By then the lease is over, and so are all steps that began under it. Therefore no two
-//!   moves are in flight.
-//! - Every step has a limit, and the end of the last step is the end of the move, successful or not. At the limit, each
-//!   node returns to its earlier state without a further message, or is no longer master. The token of a failed move is
-//!   returned only after all its steps are over.
-//! - After a failed move, no move to the same node begins for a while. Of several moves, the mover prefers the one with
-//!   the fewest failures of its target node, and then of its paxos group. A move that always fails therefore blocks no
-//!   other move.
+//! - A process begins a step only while it is the holder of the token, and only within [`Options::lease`] after its
+//!   proposal of the token's last record, by its own clock. Another process takes the token over only after
+//!   [`Options::wait`], counted from the instant at which it learned of the last record. By then the lease is over, and
+//!   all steps that began during the lease are also over. Therefore no two moves are in flight.
+//! - Every step has a time limit, and a move ends with its last step, even if it fails. At the limit, each node returns
+//!   to its earlier state without a further message, or is no longer master. The holder ends the token of a failed move
+//!   only after all steps of the move are over.
+//! - After a failed move, the mover begins no move to the same node for some time. Of several moves, the mover chooses
+//!   the move whose target node has the fewest failures, and then the move whose paxos group has the fewest failures. A
+//!   move that always fails therefore does not block other moves.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -32,33 +32,37 @@ use crate::system::{Fence, Preparation, Record, Scheme, Step, System, Take, Toke
 #[cfg(test)]
 mod tests;
 
-/// Options of moves, equal on all nodes.
+/// Options of moves. They must be equal on all nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
     pub tolerance: Tolerance,
-    /// Scheme of hand-overs. A hand-over that does not succeed within `handover_within` continues by [`Scheme::Wait`].
+    /// Scheme of hand-overs. If a hand-over does not succeed within `handover_within`, the mover continues with
+    /// [`Scheme::Wait`].
     pub scheme: Scheme,
-    /// Maximum number of slots by which the next master may be behind. It must catch up while no node serves.
+    /// Maximum number of slots that the next master may lack at the begin of a move. The next master must receive these
+    /// slots while no node serves.
     pub lag_most: u64,
-    /// Time after the proposal of a token's record in which the holder may begin a step.
+    /// Time after the proposal of a token's record within which the holder may begin a step.
     pub lease: Duration,
-    /// Time after which another process may take over a token, counted from when it learned the token's last record. It
-    /// must exceed [`Options::in_flight`] by the possible drift of two clocks.
+    /// Time after which another process may take over a token, counted from the instant at which it learned of the
+    /// token's last record. The time must exceed [`Options::in_flight`] by the possible drift of two clocks.
     pub wait: Duration,
-    /// Time after which an undecided proposal is repeated. At most a third of `lease`.
+    /// Time after which the mover repeats an undecided proposal. It must be at most a third of `lease`.
     pub retry: Duration,
-    /// Limit of each preparation.
+    /// Time limit of each preparation.
     pub prepare_within: Duration,
-    /// Limit of a hand-over by consent or by shortening. It must exceed `remaining`.
+    /// Time limit of a hand-over by consent or by a shortened lease. It must exceed `remaining`.
     pub handover_within: Duration,
-    /// Limit of a hand-over by waiting. It must exceed the lease of a master plus an election.
+    /// Time limit of a hand-over by waiting. It must exceed the sum of a master's lease and the duration of an
+    /// election.
     pub lease_within: Duration,
-    /// Time for which a master serves after it shortened its lease. The next master receives the record and prepares in
-    /// this time.
+    /// Time for which a master serves after it shortened its lease. In this time, the next master receives the record
+    /// and prepares to take over.
     pub remaining: Duration,
     /// Interval between two moves, and between two searches for a move.
     pub interval: Duration,
-    /// Delay of the next move to a node after a failed move. The delay doubles with each failure, up to `backoff_most`.
+    /// Delay of the next move to a node after a failed move to this node. The delay doubles with each failure, up to
+    /// `backoff_most`.
     pub backoff: Duration,
     pub backoff_most: Duration,
 }
@@ -84,67 +88,68 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Returns the time after the proposal of a token's record at which all steps are over that its holder began by
-    /// that record.
+    /// Returns the time within which all steps end that a holder begins by a record of its token. The time counts from
+    /// the proposal of the record.
     #[must_use]
     pub fn in_flight(&self) -> Duration {
         self.lease + self.prepare_within.max(self.handover_within).max(self.lease_within)
     }
 }
 
-/// State that this node knows. Any part of it may be old.
+/// State of the paxos groups and nodes, as known to this node. Each part of it may be outdated.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     pub me: NodeId,
-    /// Liveness epoch that this process took up.
+    /// Liveness epoch of this process.
     pub liveness: u64,
-    /// True while this node serves as the master of the system group.
+    /// True if this node serves as the master of the system group.
     pub masters_system: bool,
-    /// State of the system group at its last decided slot.
+    /// State of the system group after its last decided slot.
     pub system: &'a System,
     pub groups: &'a BTreeMap<GroupId, Facts>,
     /// Nodes that respond to this node, including this node.
     pub reachable: &'a BTreeSet<NodeId>,
 }
 
-/// Known state of one paxos group.
+/// State of one paxos group, as known to this node.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Facts {
-    /// Node that serves, if any, and the epoch of its mastership.
+    /// Node that serves, and the epoch of its mastership; `None` if this node knows no master.
     pub master: Option<(NodeId, Epoch)>,
-    /// Number of slots by which each replica is behind. A replica without a number counts as too far behind.
+    /// Number of slots that each replica lacks. The mover never moves a master to a replica without a number.
     pub lag: BTreeMap<NodeId, u64>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Input {
-    /// Reports that time has passed or the view has changed. A tick occurs several times a second.
+    /// Reports that time has passed or the view has changed. The caller sends several ticks per second.
     Tick,
-    /// Reports that the preparation of the move under this fence is done.
+    /// Reports that the application has finished this preparation of the move with this fence.
     Prepared { fence: Fence, what: Preparation },
-    /// Reports that this step of the move under this fence cannot be done, so that the mover need not wait for its
-    /// limit.
+    /// Reports that a node cannot do this step of the move with this fence. The mover therefore need not wait for the
+    /// limit of the step.
     Rejected { fence: Fence, step: Step },
 }
 
-/// Action for the caller. Actions are in order, and each may be lost.
+/// Action for the caller. Actions are in order. The safety of moves does not require that the caller succeeds with an
+/// action.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// Proposes a record to the system group, as data.
+    /// Requests that the caller proposes this record to the system group.
     Propose(Record),
-    /// Orders the nodes of the move to do this step from now on, for at most `within`. [`Input::Prepared`] reports the
-    /// end of a preparation, and the view shows the end of a hand-over.
+    /// Requests that the caller orders the nodes of the move to do this step from now on, for at most `within`.
+    /// [`Input::Prepared`] reports the end of a preparation, and the view shows the end of a hand-over.
     Begin { step: Step, of: Move, within: Duration },
 }
 
-/// Move of a master. A node that obeyed a move obeys no move with a lower fence afterwards.
+/// Move of a master. After a node has obeyed orders of a move, it obeys no orders with a lower fence.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Move {
     pub fence: Fence,
     pub group: GroupId,
     pub from: NodeId,
     pub to: NodeId,
-    /// Epoch of the mastership that is to end. If the paxos group has a later mastership, the move has no effect.
+    /// Epoch of the mastership that the move ends. If the paxos group has a later mastership, the move has no effect.
     pub epoch: Epoch,
 }
 
@@ -154,27 +159,28 @@ pub struct Mover {
     deviation: Deviation,
     /// Last record of the token, and the instant when this node first observed it.
     observed: (Option<(Fence, Slot)>, Instant),
-    /// Stage of the move for which this process holds the token.
+    /// Stage of the move whose token this process holds; `None` if the process has no token or has not yet begun to
+    /// continue the move.
     stage: Option<Stage>,
-    /// Instant at which all steps begun under the token are over.
+    /// Instant at which all steps are over that this process began with its token.
     busy_until: Instant,
-    /// Last proposal and its instant: a step, or `None` for the end of the token.
+    /// Last proposal and its instant. The proposal is a step, or `None` for the end of the token.
     proposed: Option<((Fence, Option<Step>), Instant)>,
     rest_until: Instant,
-    /// Set if the last chosen move serves the balance. Balancing then continues until all masters are within the goal
-    /// or none can be moved, even if they are within the start tolerance.
+    /// True if the purpose of the last chosen move is balance. Balancing then continues until the loads of all nodes
+    /// are within the goal or no further move is possible, even if the loads are within the start tolerance.
     balancing: bool,
     /// Number of failed moves of each paxos group since its last successful move.
     failures: BTreeMap<GroupId, u32>,
-    /// Nodes to which moves failed since the last successful move.
+    /// Nodes to which a move has failed since the last successful move to this node.
     backoffs: BTreeMap<NodeId, Backoff>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Stage {
-    /// Step to be done; `None` once the token is to be ended.
+    /// Step that the nodes of the move must do; `None` once this process must end the token.
     want: Option<Step>,
-    /// Instant when the step began or, before that, when it was chosen.
+    /// Instant at which the step began. Before its begin, the instant at which the mover chose the step.
     since: Instant,
     has_begun: bool,
 }
@@ -195,12 +201,15 @@ enum MoveStatus {
 
 impl Mover {
     /// # Panics
-    /// Panics if the options would allow a process to take over a token while its holder still acts, or if a token
-    /// could expire while its renewal is in flight.
+    /// Panics if the options allow a process to take over a token while the holder still acts, or if the lease of a
+    /// token could end while its renewal is in flight.
     #[must_use]
     pub fn new(options: Options, deviation: Deviation) -> Mover {
-        assert!(options.wait > options.in_flight(), "the wait for a token covers the time in which its holder may act");
-        assert!(options.retry <= options.lease / 3, "a token is renewed before its lease ends");
+        assert!(
+            options.wait > options.in_flight(),
+            "the wait for a token is longer than the time in which its holder may act"
+        );
+        assert!(options.retry <= options.lease / 3, "a holder renews its token before the token's lease ends");
         Mover {
             options,
             deviation,
@@ -234,7 +243,7 @@ impl Mover {
         }
     }
 
-    /// Returns whether the mover has begun this step and still pursues it.
+    /// Returns true if the mover has begun this step and has not ended it.
     pub(crate) fn is_at(&self, step: Step) -> bool {
         self.stage.is_some_and(|stage| stage.want == Some(step) && stage.has_begun)
     }
@@ -251,7 +260,7 @@ impl Mover {
         self.observed = (observed, now);
     }
 
-    /// Proposes to take the token for the next move, if a move is needed.
+    /// Proposes to take the token for the next move, if a move is necessary and possible.
     fn choose(&mut self, now: Instant, view: &View<'_>) -> Vec<Action> {
         if now < self.rest_until {
             return Vec::new();
@@ -295,8 +304,9 @@ impl Mover {
         balancer::ideal(&members, &loads, &present, tolerance)
     }
 
-    /// Returns whether the move can begin now. The paxos group of a dead master elects another master without a move. A
-    /// target that is unreachable or behind is skipped until it recovers.
+    /// Returns true if the move can begin now. It cannot begin if the present master is dead, because the paxos group
+    /// then elects another master without a move. It cannot begin while the target is unreachable or lacks too many
+    /// slots.
     fn can_move(&self, now: Instant, view: &View<'_>, group: GroupId, from: NodeId, to: NodeId) -> bool {
         let lag = view.groups.get(&group).and_then(|facts| facts.lag.get(&to));
         view.system.is_alive(from)
@@ -306,8 +316,9 @@ impl Mover {
             && self.backoffs.get(&to).is_none_or(|backoff| backoff.until <= now)
     }
 
-    /// Takes over the token of another node or of an earlier process of this node. If its move is done, no wait is
-    /// needed: any step that the holder may still begin names a mastership that is over.
+    /// Proposes to take over the token of another node or of an earlier process of this node. If the token's move is
+    /// over, proposes the end of the token without a wait, because any step that the holder may still begin names a
+    /// mastership that is over.
     fn take_over(&mut self, now: Instant, view: &View<'_>, token: &Token) -> Vec<Action> {
         if view.is_over(token) {
             return self.propose(now, (token.fence, None), Record::TokenEnd { fence: token.fence });
@@ -320,7 +331,7 @@ impl Mover {
         self.propose_take(now, Take { precondition, holder, liveness, group, from, to, epoch, stamp: now })
     }
 
-    /// Continues the move for which this process holds the token.
+    /// Continues the move whose token this process holds.
     fn continue_move(&mut self, now: Instant, view: &View<'_>, token: &Token, input: Input) -> Vec<Action> {
         let Token { fence, group, from, to, epoch, .. } = *token;
         let of = Move { fence, group, from, to, epoch };
@@ -362,7 +373,7 @@ impl Mover {
         actions
     }
 
-    /// Returns the step to be done, or `None` once the move has failed.
+    /// Returns the next step of the move, which may be the present step. Returns `None` once the move has failed.
     fn next(&mut self, now: Instant, of: Move, step: Step, since: Instant, input: Input) -> Option<Step> {
         match (step, input) {
             (Step::Prepare(what), Input::Prepared { fence, what: done }) if (fence, done) == (of.fence, what) => {
@@ -401,14 +412,14 @@ impl Mover {
         }
     }
 
-    /// Proposes to take the token for this move. A renewal of the first step counts as the same pending proposal, but
-    /// it is due much later.
+    /// Proposes to take the token for this move. [`Mover::propose`] treats a renewal of the first step as the same
+    /// proposal. This does no harm, because the renewal is due much later.
     fn propose_take(&mut self, now: Instant, take: Take) -> Vec<Action> {
         let what = (Fence(take.precondition.0.0 + 1), Some(Step::FIRST));
         self.propose(now, what, Record::TokenTake(take))
     }
 
-    /// Proposes a record, except if the same proposal is pending.
+    /// Proposes a record, unless the mover made the same proposal less than [`Options::retry`] ago.
     fn propose(&mut self, now: Instant, what: (Fence, Option<Step>), record: Record) -> Vec<Action> {
         if self.proposed.is_some_and(|(proposed, at)| proposed == what && now.since(at) < self.options.retry) {
             return Vec::new();
@@ -427,7 +438,7 @@ impl View<'_> {
         self.system.node(node).is_some_and(|node| node.alive.is_some() && !node.draining && node.capacity > 0)
     }
 
-    /// Returns whether the mastership that the move is to end has ended. No node acts for the move after that.
+    /// Returns true if the mastership has ended that the token's move must end. No node then acts for the move.
     fn is_over(&self, token: &Token) -> bool {
         self.master(token.group).is_some_and(|(_, epoch)| epoch > token.epoch)
     }

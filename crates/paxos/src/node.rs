@@ -1,5 +1,5 @@
-//! All paxos groups of one node. They share one journal, one connection to each other node, one clock and one liveness
-//! epoch.
+//! All paxos groups of one node. The paxos groups share one journal, one connection to each other node, one clock and
+//! one liveness epoch.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -20,8 +20,9 @@ mod moves;
 
 pub use moves::ActiveOrders;
 
-/// Node with a member of each of its paxos groups. If the system group is among them, the node is the application of
-/// that group, renews the leases of all other paxos groups by it, and moves their masters.
+/// Node with a member of each of its paxos groups. If the system group is one of these paxos groups, the node is the
+/// application of the system group. Through it, the node renews the leases of its other paxos groups, and moves their
+/// masters.
 #[derive(Debug)]
 pub struct Node {
     process: Process,
@@ -29,14 +30,15 @@ pub struct Node {
     groups: BTreeMap<GroupId, Group>,
     /// Instant of the next tick of each paxos group.
     due: BTreeMap<GroupId, Instant>,
-    /// Paxos groups with records that are not durable, with the tokens of the records.
+    /// Paxos groups with records that are not yet durable, with the tokens of these records.
     unsynced: VecDeque<(Token, GroupId)>,
     liveness: Liveness,
-    /// Last liveness update that was passed to the paxos groups.
+    /// Last liveness update that the node has passed to its paxos groups.
     published: Option<LivenessUpdate>,
     moves: Moves,
     has_stopped: bool,
-    /// Last slot of the system group that is applied. `snapshot_slot` is the last slot in its snapshot.
+    /// Last slot of the system group that the node has applied. `snapshot_slot` is the last slot in the snapshot of the
+    /// system group.
     applied: Slot,
     snapshot_slot: Slot,
 }
@@ -46,15 +48,16 @@ pub struct Node {
 pub enum NodeInput {
     /// Delivers a message. The driver has verified that `from` is the sender.
     Message { from: NodeId, group: GroupId, message: Message },
-    /// Reports that all records appended under this token and earlier ones are durable.
+    /// Reports that all records with this token or an earlier token are durable.
     Persisted(Token),
-    /// Reports that appended records may not be durable. The node then only rejects proposals, and must be restarted.
+    /// Reports that appended records may not be durable. The node then only rejects proposals, and the driver must
+    /// restart it.
     StorageFailed,
     /// Reports that time has passed. [`Node::next_tick`] returns when a tick is due.
     Tick,
-    /// Reports that the preparation requested by [`Event::Prepare`] is done.
+    /// Reports that the application has finished the preparation that [`Event::Prepare`] requested.
     Prepared { fence: Fence, what: Preparation },
-    /// Passes an input to one of the paxos groups.
+    /// Passes an input to one of the node's paxos groups.
     Group { group: GroupId, input: Input },
 }
 
@@ -62,18 +65,18 @@ pub enum NodeInput {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Process {
     pub node: NodeId,
-    /// Random number that no other process of this node has.
+    /// Random number of the process. Other processes of the node have other numbers.
     pub incarnation: u64,
 }
 
 impl Node {
-    /// Starts a node from the records of its journal, in order. `groups` are the paxos groups of the node, with their
-    /// founders.
+    /// Starts a node from the records of its journal, in order. `groups` are the paxos groups of the node, each with
+    /// its first members.
     ///
     /// # Panics
-    /// The node panics as [`Group::start`] does. It also panics if the options would allow a process to take over a
-    /// move's token while its holder acts, if they leave a master no time to hand over within its orders, or if the
-    /// journal contains records that this build cannot read.
+    /// The node panics as [`Group::start`] does. It also panics if the options allow a process to take over a move's
+    /// token while the holder still acts, or if they do not leave a master time to hand over before the end of its
+    /// orders. It also panics if the journal contains records that this build cannot read.
     pub fn start(
         process: Process,
         options: &Arc<Options>,
@@ -112,14 +115,14 @@ impl Node {
 
     /// # Panics
     /// The node panics as [`Group::step`] does. It also panics if an entry proposed to the system group is not a
-    /// [`system::Record`], because that entry would stop all nodes once it is decided. It also panics if another member
-    /// gets an entry decided there, or sends a snapshot, that this build cannot read.
+    /// [`system::Record`], because that entry would stop all nodes once it is decided. It also panics if the system
+    /// group decides an entry, or if another member sends a snapshot of it, that this build cannot read.
     pub fn step(&mut self, now: Instant, input: NodeInput, effects: &mut Effects) {
         let begun = effects.events.len();
         match input {
             NodeInput::Group { group, input } => {
                 if let (GroupId::SYSTEM, Input::Propose { entry, .. } | Input::Forward { entry }) = (group, &input) {
-                    system::Record::decode(entry).expect("only records are proposed to the system group");
+                    system::Record::decode(entry).expect("the caller proposes only records to the system group");
                 }
                 self.step_group(group, now, input, effects);
             }
@@ -156,7 +159,7 @@ impl Node {
             Message::Report(report) => self.handle_report(from, report, now, effects),
             Message::Orders(orders) => self.handle_orders(&orders, now, effects),
             Message::RequestConsent { term } => self.handle_consent_request(from, group, term, now, effects),
-            // An entry that is not a record would stop all nodes once it is decided.
+            // Drop an entry that is not a record, because it would stop all nodes once it is decided.
             Message::Forward { entry } if group == GroupId::SYSTEM => {
                 if let Ok(record) = system::Record::decode(&entry)
                     && !self.is_pending(&record)
@@ -189,9 +192,9 @@ impl Node {
         self.relay_consents(sent, effects);
     }
 
-    /// Also sends consents through the members of the system group, starting with the message at index `at`. This node
-    /// may be alive, and therefore keep its masterships, because those members receive its messages, although its
-    /// successors do not.
+    /// Also sends the consents among the messages from index `at` on to the members of the system group, which forward
+    /// them. The members of the system group may receive this node's messages although the next masters do not. This
+    /// node is then alive, and without the consents the next masters could not take over.
     fn relay_consents(&self, at: usize, effects: &mut Effects) {
         let Some(system) = self.groups.get(&GroupId::SYSTEM) else { return };
         for index in at..effects.sends.len() {
@@ -202,7 +205,7 @@ impl Node {
         }
     }
 
-    /// Proposes that this node is alive, and that other nodes are not.
+    /// Proposes that this node is alive, and that other nodes are dead, if such proposals are due.
     fn live(&mut self, now: Instant, effects: &mut Effects) {
         for record in self.liveness.tick(self.masters_system(now), now, &self.options) {
             self.propose(&record, now, effects);
@@ -221,15 +224,15 @@ impl Node {
         self.step_group(GroupId::SYSTEM, now, Input::Forward { entry }, effects);
     }
 
-    /// Returns whether this node leads the system group and already has an undecided entry that makes the record stale.
-    /// Nodes repeat undecided records. If decisions take long, the repetitions would delay all other records.
+    /// Returns true if this node leads the system group and has an undecided entry that makes the record stale. Nodes
+    /// repeat undecided records. If decisions took long, these repetitions would delay all other records.
     fn is_pending(&self, record: &system::Record) -> bool {
         let (Some(system), Some(rivals)) = (self.groups.get(&GroupId::SYSTEM), record.rivals()) else { return false };
         system.undecided_entries().any(|entry| entry.starts_with(&rivals))
     }
 
-    /// Applies the events from index `at` on: the decisions of the system group, which are then passed to the other
-    /// paxos groups. This may cause further decisions and events.
+    /// Applies the decisions of the system group among the events from index `at` on, and passes the results to the
+    /// other paxos groups. This may cause further decisions and events, which the function also applies.
     fn apply_system(&mut self, mut at: usize, now: Instant, effects: &mut Effects) {
         let token = |node: &Node| node.system().token().map(|token| (token.fence, token.step));
         let before = token(self);
@@ -248,10 +251,11 @@ impl Node {
             self.report_soon();
         }
         let decided = self.groups.get(&GroupId::SYSTEM).map_or(self.applied, Group::decided);
-        assert_eq!(self.applied, decided, "every decided slot of the system group is applied");
+        assert_eq!(self.applied, decided, "the node has applied every decided slot of the system group");
     }
 
-    /// Applies all events from index `at` on. Returns whether the paxos groups need an update.
+    /// Applies all events from index `at` on. Returns true if the state of the system group changed, so that the paxos
+    /// groups need an update.
     fn apply_events(&mut self, at: &mut usize, now: Instant, effects: &Effects) -> bool {
         let mut has_update = false;
         while let Some((group, event)) = effects.events.get(*at) {
@@ -304,9 +308,9 @@ impl Node {
         self.published = Some(update);
     }
 
-    /// Returns when the next [`NodeInput::Tick`] is due: `now` if it is overdue, and `None` if only other inputs cause
-    /// a change. An earlier tick has no effect. The caller repeats this query after each step, which may change the
-    /// result.
+    /// Returns the instant at which the next [`NodeInput::Tick`] is due. Returns `now` if the tick is overdue, and
+    /// `None` if only other inputs cause a change. An earlier tick has no effect. The caller must call this function
+    /// again after each step, because a step may change the result.
     #[must_use]
     pub fn next_tick(&self, now: Instant) -> Option<Instant> {
         if self.has_stopped {
@@ -322,7 +326,7 @@ impl Node {
         self.groups.get(&id)
     }
 
-    /// Returns the state of the system group, as far as this node knows it.
+    /// Returns the state of the system group after the last slot that this node has applied.
     #[must_use]
     pub fn system(&self) -> &System {
         self.liveness.system()

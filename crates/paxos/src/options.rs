@@ -5,23 +5,23 @@ use std::time::Duration;
 use crate::mover;
 use crate::simulation::Deviation;
 
-/// Options of a node. All members use the same values.
+/// Options of a node. All nodes must use the same values.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Time for which a master may serve after its last renewal. A shorter lease detects dead masters sooner. A longer
-    /// lease costs less and tolerates slower disks.
+    /// lease needs fewer renewals and tolerates slower disks.
     pub lease: Duration,
-    /// Greatest difference between the rates of two clocks, in millionths. Leases are not safe if the difference is
-    /// greater.
+    /// Maximum difference between the rates of two clocks, in millionths. If the difference is greater, leases are not
+    /// safe.
     pub drift_ppm: u32,
-    /// Time to wait for a response before a message is sent again.
+    /// Time without a response after which a node sends a message again.
     pub resend: Duration,
     /// Approximate length of the delays by which candidates avoid each other.
     pub stagger: Duration,
-    /// Time after which a master that gave its consent may become master again. The time starts again with each prepare
-    /// or pull of the taker.
+    /// Time after which a master that consented to a takeover may become master again. The time starts again with each
+    /// prepare or pull message of the node that takes over.
     pub consent: Duration,
-    /// Maximum number of undecided slots.
+    /// Maximum number of undecided slots in a log.
     pub window_slots: usize,
     /// Maximum number of bytes in flight to one member.
     pub window_bytes: usize,
@@ -31,19 +31,19 @@ pub struct Options {
     pub batch_bytes: usize,
     /// Time for which an entry waits for further entries while other slots are in flight.
     pub linger: Duration,
-    /// Maximum number of bytes that wait for a slot. Further entries are rejected. A single entry may be larger. Each
-    /// waiting entry counts with its own bytes and with the bytes of its place in the queue.
+    /// Maximum number of bytes of entries that wait for a slot. The master rejects further entries. A single entry may
+    /// be larger. The size of a waiting entry includes a fixed number of bytes for its place in the queue.
     pub waiting_bytes: usize,
     /// Maximum number of bytes in a message to a member that is behind. A single slot may be larger.
     pub chunk_bytes: usize,
-    /// Number of slots of the system group that a node applies before it makes a snapshot.
+    /// Number of slots of the system group that a node applies before it creates another snapshot of the system group.
     pub system_slots: u64,
     /// Interval at which a node reports its masterships to the master of the system group. During a move that concerns
     /// the node, the interval is `resend`.
     pub report: Duration,
     /// Options for moves of masters.
     pub mover: mover::Options,
-    /// Deviation from the rules, which only the simulator sets.
+    /// Deviation from the rules. Only the simulator sets it.
     pub deviation: Deviation,
 }
 
@@ -72,7 +72,7 @@ impl Default for Options {
 
 impl Options {
     /// # Panics
-    /// Panics if no entry could be decided with these options, or if leases would be unsafe.
+    /// Panics if these options do not allow any decision, or if they make leases unsafe.
     pub(crate) fn check(&self) {
         let limits = [self.window_slots, self.window_bytes, self.batch_entries, self.chunk_bytes];
         assert!(limits.iter().all(|limit| *limit > 0), "the limits of windows, batches and chunks must not be zero");
@@ -80,13 +80,15 @@ impl Options {
         assert!(self.drift_ppm < 1_000_000, "the clock drift must be below 1,000,000 millionths");
     }
 
-    /// Returns a duration that is, measured by any clock, at least as long as `duration` is by any other clock.
+    /// Returns `duration` plus the possible clock drift. By any clock, the result is at least as long as `duration` by
+    /// any other clock.
     #[must_use]
     pub fn stretched(&self, duration: Duration) -> Duration {
         duration + self.drift(duration)
     }
 
-    /// Returns a duration that is, measured by any clock, at most as long as `duration` is by any other clock.
+    /// Returns `duration` minus the possible clock drift. By any clock, the result is at most as long as `duration` by
+    /// any other clock.
     #[must_use]
     pub fn shrunk(&self, duration: Duration) -> Duration {
         duration.saturating_sub(self.drift(duration))
@@ -104,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unusable_options_are_rejected() {
+    fn checking_unusable_options_panics() {
         Options::default().check();
         let wrong: [fn(&mut Options); 7] = [
             |options| options.window_slots = 0,

@@ -1,42 +1,44 @@
-//! Deliberate bugs, and switches that disable lines of defence, for the simulator. All other builds have none of them.
+//! Deliberate bugs, and switches that disable lines of defence. Only builds for the simulator contain them.
 
 #![cfg_attr(
     not(feature = "mutants"),
     expect(unreachable_pub, dead_code, reason = "only the simulator's build can set them")
 )]
 
-/// Line of defence that keeps two masters apart. Each line suffices alone, and the simulator tests each alone.
+/// Lines of defence that are enabled. They prevent two masters at a time. Each line is sufficient alone, and the
+/// simulator tests each line alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Defence {
     #[default]
     Both,
-    /// Acceptors promise no other candidate while a lease may run. Candidates campaign at any time, and the log
-    /// compares no claims.
+    /// Acceptors promise no other candidate while a lease may not be over. Candidates campaign at any time, and the log
+    /// does not compare claims.
     Acceptors,
-    /// Candidates wait, and the log compares their claims. Acceptors promise at any time.
+    /// Candidates wait until a lease is over, and the log compares their claims. Acceptors promise at any time.
     Log,
 }
 
-/// Deliberate bug that the simulator must catch.
+/// Deliberate bug that the simulator must detect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mutant {
     /// An acceptor does not make its promise durable.
     ForgetsPromise,
-    /// A candidate leads under a ballot that may not be durable on its own disk.
+    /// A candidate leads with a ballot whose promise may not be durable on its own disk.
     LeadsBeforeSync,
     /// A vote counts before it is durable.
     VotesBeforeSync,
-    /// A follower votes for entries although it lacks their predecessors.
+    /// A follower votes for entries although it lacks the entries before them.
     VotesWithGap,
-    /// A leader sends new entries as the successors of entries that it sent in an earlier session.
+    /// A leader sends new entries with the position of other entries that it sent before, instead of the position of
+    /// the entry before them.
     MergesIntoStaleAccept,
-    /// The log accepts every `BeMaster` entry without comparing its claim.
+    /// The log accepts every `BeMaster` entry and does not compare its claim.
     SkipsCompareAndSwap,
     /// The log compares the epoch of a claim, but not the last slot that renewed the lease.
     ComparesMasterRecordOnly,
-    /// A lease counts from when the leader learned that its slot was decided.
+    /// A lease counts from the instant at which the leader learned of the decision of its slot.
     LeaseFromDecision,
-    /// A node that was master when it stopped serves when it starts again.
+    /// A node that was master when it stopped serves as soon as it starts again.
     RestartedServes,
     /// A node takes over without the consent of the master.
     StealsWithoutConsent,
@@ -44,15 +46,16 @@ pub enum Mutant {
     ServesAfterConsent,
     /// A node that starts treats all leases as over.
     ForgetsWaitAtRestart,
-    /// An entry of an earlier ballot is decided by the number of its copies.
+    /// A leader treats an entry of an earlier ballot as decided if a quorum has the entry.
     CountsOldBallot,
-    /// An accept cuts all entries that follow its first position.
+    /// A follower that receives an accept message cuts all entries after the position in the message, even if they are
+    /// equal to the new entries.
     TruncatesBelowDecided,
-    /// A snapshot trims entries that it does not contain.
+    /// A node trims entries that its snapshot does not contain.
     TrimsPastDeadMember,
-    /// A follower treats its whole log as equal to the leader's.
+    /// A follower treats its whole log as equal to the leader's log.
     DecidesUnmatched,
-    /// A second membership change begins before the first is decided.
+    /// A leader proposes a second change of members before the first change is decided.
     ChangesMembersTwice,
     /// The end of a shortened lease counts from the decision of its record.
     ShortensFromDecision,
@@ -60,21 +63,21 @@ pub enum Mutant {
     IgnoresLogAhead,
     /// A leader sends the last decided slot only once, even if the message is lost.
     TellsOnce,
-    /// A node takes over from a master whose paxos group is idle although the master's node is alive.
+    /// A node takes over from a master whose paxos group is idle, although the master's node is alive.
     TakesFromTheLiving,
     /// A process uses the lease of an earlier process of its node.
     LivesOn,
-    /// The move token is granted while another process holds it.
+    /// A process takes the move token while another process holds it.
     TwoMoveTokens,
-    /// A mover takes over a token without waiting for the steps that its holder may have begun.
+    /// A mover takes over a token at once, and does not wait until the steps of the holder are over.
     TakesTokenAtOnce,
-    /// Orders count from their arrival, not from the report to which they respond.
+    /// The time limit of orders counts from the arrival of the orders, not from the report to which they respond.
     OrdersFromArrival,
-    /// A master shortens its lease to an end that is after the end of its orders.
+    /// A master shortens its lease although the lease then ends after the end of the master's orders.
     LeavesAfterOrders,
-    /// A node is declared dead while its lease may still run.
+    /// A node proposes that another node is dead although the lease of the other node may not be over.
     ExpiresEarly,
-    /// Records appended after a failed sync are treated as durable once a later sync succeeds.
+    /// A node continues after a failed sync, and treats its records as durable once a later sync succeeds.
     OutlivesFailedSync,
 }
 
@@ -112,7 +115,7 @@ impl Mutant {
     ];
 }
 
-/// Deviation from the rules: a disabled line of defence, or a deliberate bug.
+/// Deviation from the rules: a disabled line of defence, a deliberate bug, or both.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Deviation {
     #[cfg(feature = "mutants")]

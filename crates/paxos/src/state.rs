@@ -7,7 +7,7 @@ use crate::entry::{BeMaster, Claim, Entry, Shorten, Value};
 use crate::ids::{NodeId, Slot, Term};
 use crate::simulation::{Deviation, Mutant};
 
-/// State of a paxos group at one slot. It is equal on every node that has read the log up to that slot.
+/// State of a paxos group after a slot. The state is equal on every node that has read the log up to this slot.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GroupState {
     pub mastership: Mastership,
@@ -15,21 +15,22 @@ pub struct GroupState {
     pub members: Arc<[NodeId]>,
 }
 
-/// Present or last mastership, and the basis of its lease.
+/// Present or last mastership, and the values that determine its lease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mastership {
     /// Term of the mastership. Its epoch increases with each master, and also when a master renews its own mastership.
     pub term: Term,
     pub node: Option<NodeId>,
-    /// Liveness epoch of the node, which renews the lease while the paxos group is idle. 0 means none.
+    /// Liveness epoch of the node; 0 if the node has none. The epoch renews the lease while the paxos group is idle.
     pub liveness: u64,
     /// Last slot that renewed the lease.
     pub lease_slot: Slot,
-    /// Early end of the lease. If it is set, no further slot renews the lease.
+    /// Early end of the lease; `None` if the master has not shortened the lease. No slot renews a shortened lease.
     pub shortened: Option<Shortened>,
 }
 
-/// Early end of a lease. The master serves for `remaining` after it wrote this, and then `to` may follow.
+/// Early end of a lease. The master serves for `remaining` after its proposal of the early end. Then `to` may take
+/// over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shortened {
     pub to: NodeId,
@@ -56,7 +57,7 @@ impl GroupState {
         self.members.binary_search(&node).is_ok()
     }
 
-    /// Applies an entry. Returns whether the entry renewed the lease or changed the mastership.
+    /// Applies an entry. Returns true if the entry renewed the lease or began a mastership.
     pub(crate) fn apply(&mut self, slot: Slot, entry: &Entry, deviation: Deviation) -> bool {
         let mastership = &mut self.mastership;
         if let Value::BeMaster(be_master) = &entry.value
@@ -85,7 +86,7 @@ impl GroupState {
         if let Value::Shorten(Shorten { term, to, remaining }) = entry.value
             && term == mastership.term
         {
-            // A shortened lease ends, even if the liveness of the node continues.
+            // Remove the liveness epoch, so that a shortened lease ends even if the node is alive.
             (mastership.shortened, mastership.liveness) = (Some(Shortened { to, remaining }), 0);
         }
         mastership.lease_slot = slot;
@@ -94,7 +95,7 @@ impl GroupState {
 }
 
 impl Mastership {
-    /// State before the first master.
+    /// Value before the first mastership.
     pub const NONE: Mastership =
         Mastership { term: Term::NONE, node: None, liveness: 0, lease_slot: Slot(0), shortened: None };
 

@@ -1,12 +1,12 @@
 //! State machine of the system group: the shared state of the nodes and of all paxos groups.
 //!
-//! It records which nodes are alive (with one liveness epoch for all paxos groups of a node), the nodes and paxos
-//! groups with their weights, and the *token*, which a move of a master requires. Each record is a compare-and-swap: it
-//! names the state for which it was made, and has no effect if the state has changed. A record may therefore be late,
-//! duplicated, or proposed by two nodes.
+//! It stores which nodes are alive. A node has one liveness epoch for all its paxos groups. It also stores the
+//! capacities of nodes, the weights of paxos groups, and the *token*, which a move of a master requires. Most records
+//! are a compare-and-swap: they name the expected state, and have no effect if the state differs. The network may
+//! therefore delay or duplicate a record, and two nodes may propose the same record.
 //!
-//! The state machine has no clock. The docs of each record state which node waits before it proposes the record, and
-//! how long.
+//! The state machine has no clock. The documentation of each record states which node must wait before it proposes the
+//! record, and how long.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ mod tests;
 
 pub use codec::DecodeError;
 
-/// Fencing number of a token: greater than the numbers of all earlier tokens.
+/// Fencing number of a token. It is greater than the numbers of all earlier tokens.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct Fence(pub u64);
 
@@ -27,57 +27,59 @@ pub struct Fence(pub u64);
 pub enum Record {
     /// Registers a node or changes its capacity. This does not make the node alive.
     Node { node: NodeId, capacity: u32 },
-    /// Requires masters to leave this node or, with `draining` false, allows them to return.
+    /// Requires masters to leave this node if `draining` is true. Otherwise, allows masters to return.
     Drain { node: NodeId, draining: bool },
     /// Registers a paxos group or changes its replicas.
     Group { group: GroupId, replicas: Vec<NodeId> },
     /// Sets the measured weights of paxos groups.
     Weigh { weights: Vec<(GroupId, u64)> },
-    /// Gives the next liveness epoch of a node, `liveness`, to a process. The epoch before is over then, if it was not
-    /// expired. A process joins before all other actions, and again when its epoch has expired, but never while it
-    /// serves under another epoch.
+    /// Gives `liveness`, the next liveness epoch of a node, to a process. This ends the earlier epoch of the node. A
+    /// process joins before all other actions. It joins again when its epoch has expired, but never while it serves
+    /// with another epoch.
     Join {
         node: NodeId,
         liveness: u64,
-        /// Random number that the process drew at its start. By this number the process recognises that its own join
-        /// succeeded, and not a pending join of an earlier process of the node.
+        /// Random number that the process drew at its start. By this number, the process distinguishes its own join
+        /// from a pending join of an earlier process of the node.
         incarnation: u64,
         /// Instant of the proposal, by the node's own clock. The lease counts from this instant.
         stamp: Instant,
     },
-    /// Renews the liveness epoch that this process took up. `last` is the slot of the last renewal that the process
-    /// learned. A node whose messages arrive, but that receives none, therefore does not stay alive: it serves no
-    /// client, and would block other nodes. `stamp` is as in a join.
+    /// Renews the liveness epoch of this process. `last` is the slot of the last renewal that the process has learned.
+    /// A node that can send messages but receives none therefore does not stay alive. Such a node cannot serve clients,
+    /// and would block other nodes. `stamp` has the same meaning as in [`Record::Join`].
     Alive { node: NodeId, liveness: u64, last: Slot, stamp: Instant },
-    /// Ends a liveness epoch whose last renewal is at `last`. A node proposes this only after it has waited for the
-    /// lease plus the possible clock drift since it learned `last` (or since it started).
+    /// Ends a liveness epoch whose last renewal is at the slot `last`. A node proposes this record only after a wait.
+    /// The wait is the lease plus the possible clock drift, and counts from the instant at which the node learned of
+    /// `last`, or from its start.
     Expire { node: NodeId, liveness: u64, last: Slot },
-    /// Takes the token for one move. A process takes it from another holder only after a wait, as for the liveness of a
-    /// node.
+    /// Takes the token for one move. A process takes the token from another holder only after
+    /// [`crate::mover::Options::wait`].
     TokenTake(Take),
     /// Renews the token, and records the progress of its move.
     TokenStep { fence: Fence, step: Step, stamp: Instant },
-    /// Ends the token after its move, successful or not.
+    /// Ends the token after its move, even if the move has failed.
     TokenEnd { fence: Fence },
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Take {
-    /// Last fence that the taker knows, and the slot of the token's last record: 0 while no process holds the token.
+    /// Last fence that the taker knows, and the slot of the last record of the present token. The slot is 0 if no
+    /// process holds the token.
     pub precondition: (Fence, Slot),
     pub holder: NodeId,
-    /// Liveness epoch of the holder, so that no process treats the token of an earlier process as its own.
+    /// Liveness epoch of the holder. By this epoch, a process recognises the token of an earlier process of its node.
     pub liveness: u64,
     pub group: GroupId,
     pub from: NodeId,
     pub to: NodeId,
-    /// Epoch of the mastership that is to end.
+    /// Epoch of the mastership that the move ends.
     pub epoch: Epoch,
     /// Instant of the proposal, by the holder's own clock.
     pub stamp: Instant,
 }
 
-/// Progress of a move. The variants are in the order of the steps.
+/// Step of a move. The variants are in the order in which the steps occur.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Step {
     Prepare(Preparation),
@@ -88,24 +90,24 @@ impl Step {
     pub const FIRST: Step = Step::Prepare(Preparation::SyncOffsets);
 }
 
-/// Preparation of a move while the present master still serves.
+/// Preparation of a move. The present master still serves during the preparation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Preparation {
-    /// The next master has the offsets that consumers committed.
+    /// The present master copies the offsets that consumers have committed to the next master.
     SyncOffsets,
-    /// Producers, and the nodes that forward for them, know the next master.
+    /// The present master notifies producers, and the nodes that forward messages of producers, of the next master.
     NotifyProducers,
 }
 
 /// Scheme of a hand-over.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Scheme {
-    /// The present master stops serving and consents, and then the next master takes over: one round trip and one
-    /// proposal.
+    /// The present master stops serving and consents. Then the next master takes over. This takes one round trip and
+    /// one proposal.
     Consent,
-    /// The present master gets an earlier end of its lease decided, and then the next master waits for that end.
+    /// The present master proposes an early end of its lease. Then the next master waits for this end.
     Shorten,
-    /// The present master stops proposing and renewing, and then the next master waits until the lease ends.
+    /// The present master stops renewing its lease. Then the next master waits until the lease ends.
     Wait,
 }
 
@@ -113,7 +115,7 @@ pub enum Scheme {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RecordOutcome {
     Applied,
-    /// The state for which the record was made does not hold.
+    /// The record has no effect, because the state differs from the state that the record names.
     Stale,
     /// The record names an unregistered node or paxos group.
     Unknown,
@@ -123,10 +125,10 @@ pub enum RecordOutcome {
 pub struct Node {
     pub capacity: u32,
     pub draining: bool,
-    /// Last liveness epoch that a process took up; 0 before the first.
+    /// Last liveness epoch that a process of the node took; 0 before the first epoch.
     pub liveness: u64,
     pub incarnation: u64,
-    /// Instant of the last renewal's proposal, by the node's own clock.
+    /// Instant of the proposal of the last renewal, by the node's own clock.
     pub stamp: Instant,
     /// Slot of the last renewal; `None` once the epoch has expired.
     pub alive: Option<Slot>,
@@ -138,7 +140,7 @@ pub struct Group {
     pub weight: u64,
 }
 
-/// Right to move one master, and the move for which it was taken.
+/// Right to move one master, and the move for which the holder took the token.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Token {
     pub fence: Fence,
@@ -149,7 +151,7 @@ pub struct Token {
     pub to: NodeId,
     pub epoch: Epoch,
     pub step: Step,
-    /// Instant of the last record's proposal, by the holder's own clock.
+    /// Instant of the proposal of the token's last record, by the holder's own clock.
     pub stamp: Instant,
     /// Slot of the token's last record.
     pub last: Slot,
@@ -166,7 +168,7 @@ pub struct System {
 
 impl System {
     /// # Panics
-    /// Panics if `slot` was applied before, because then this replica has lost its position.
+    /// Panics if this state already includes `slot`, because this replica has then lost its position in the log.
     pub fn apply(&mut self, slot: Slot, record: &Record) -> RecordOutcome {
         assert!(slot > self.applied, "slot {slot} is applied after {}", self.applied);
         self.applied = slot;
@@ -190,7 +192,7 @@ impl System {
                 RecordOutcome::Applied
             }),
             Record::Alive { node, liveness, last, stamp } => self.with(*node, |node| {
-                // A renewal that arrives after a later one must not shorten the lease.
+                // Reject a renewal that arrives after a later renewal, because it would shorten the lease.
                 if node.alive != Some(*last) || node.liveness != *liveness || *stamp <= node.stamp {
                     return RecordOutcome::Stale;
                 }
@@ -244,7 +246,7 @@ impl System {
         self.applied
     }
 
-    /// Returns the greatest fence so far.
+    /// Returns the greatest fence that a token has had.
     #[must_use]
     pub fn fence(&self) -> Fence {
         self.fence
@@ -267,7 +269,7 @@ impl System {
         RecordOutcome::Applied
     }
 
-    /// Sets the weights of the registered groups, even if other groups are unknown.
+    /// Sets the weights of the registered paxos groups, even if other paxos groups are unknown.
     fn weigh(&mut self, weights: &[(GroupId, u64)]) -> RecordOutcome {
         let mut outcome = RecordOutcome::Applied;
         for (group, weight) in weights {

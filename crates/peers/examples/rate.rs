@@ -1,8 +1,8 @@
-//! Measures requests per second over loopback, and the latency of one request, next to a bare hyper echo in the
-//! same run.
+//! Measures requests per second over loopback and the latency of one request. For comparison, the same run measures a
+//! bare hyper echo server.
 //!
-//! Run it with `cargo run --profile dist -p peers --example rate`. Both sides share this machine's cores. The echo
-//! does not compute MACs.
+//! Run it with `cargo run --profile dist -p peers --example rate`. The client and the server share this machine's
+//! cores. The echo server computes no MACs.
 
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement")]
 
@@ -86,8 +86,8 @@ async fn measure(runtime: &Runtime, what: &str, tasks: usize, once: &Once) {
     println!("| {what} | {tasks} | {a_second} | {:.0} us | {p50} us | {p99} us |", all.mean());
 }
 
-/// Histogram of microseconds up to one minute. A value beyond its bounds is an error. Check a line with Little's
-/// law: the throughput times the mean equals the number of tasks.
+/// Histogram of microseconds up to one minute. A value above one minute is an error. Check a line with Little's law:
+/// the throughput times the mean equals the number of tasks.
 fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 60_000_000, 3).unwrap()
 }

@@ -1,4 +1,4 @@
-//! The client of other members: [`HttpPeers`].
+//! Client for requests to other members: [`HttpPeers`].
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -24,7 +24,7 @@ use crate::proof::{self, Head, PATH, Sender};
 use crate::secret::{ClusterSecret, sha256};
 use crate::{Executor, HEAD_BYTES_MAX};
 
-/// Largest part of a rejection's reason that the error contains.
+/// Maximum length of a rejection's reason in the error.
 const REASON_CHARS_MAX: usize = 300;
 
 /// Limits of requests. Each default suits most clusters.
@@ -34,15 +34,15 @@ pub struct PeersOptions {
     /// is too small fails requests while the network is slow; a value that is too large delays requests to a dead
     /// machine.
     pub connect_timeout: Duration,
-    /// Time limit of a request, from the call to the end of the response, including the connection. A create that
-    /// is sent in parts has this limit for each part. Default 5 s. Callers have their own limits as well.
+    /// Time limit of a request, from the call to the end of the response, including the connection. If the client sends
+    /// a create in parts, this limit applies to each part. Default 5 s. Callers also have their own limits.
     pub request_timeout: Duration,
-    /// Longest time for which an unused connection is kept. Default 30 s; it should be less than the listener's
-    /// own limit.
+    /// Longest time for which the client keeps an unused connection open. Default 30 s. The value should be less than
+    /// the listener's limit.
     pub idle_timeout: Duration,
-    /// Largest number of requests in flight to one address, and so of connections. Further requests wait while
-    /// their time runs. Default 128. It should be less than the listener's `requests_max`, so that two members
-    /// cannot occupy a third one completely.
+    /// Maximum number of requests in flight to one address, which is also the maximum number of connections. Further
+    /// requests wait while their time runs. Default 128. The value should be less than the listener's `requests_max`,
+    /// so that two members cannot use up all request permits of a third member.
     pub in_flight_per_address_max: usize,
 }
 
@@ -57,7 +57,7 @@ impl Default for PeersOptions {
     }
 }
 
-/// Sends requests to other members over HTTP. It must be created and used inside a tokio runtime.
+/// Sends requests to other members over HTTP. The caller must create and use it inside a tokio runtime.
 pub struct HttpPeers {
     client: Arc<Client>,
 }
@@ -107,7 +107,7 @@ struct Client {
     secret: ClusterSecret,
     from: Sender,
     pool: Pool<HttpConnector, Full<Bytes>>,
-    /// Semaphores by address. Unused ones are removed when another is created.
+    /// Semaphores by address. The client removes unused semaphores when it creates a semaphore.
     slots: Mutex<HashMap<String, Weak<Semaphore>>>,
     options: PeersOptions,
 }
@@ -149,7 +149,7 @@ impl Client {
         self.read(head.nonce, response).await
     }
 
-    /// Reads the response, and trusts it only if its MAC is valid.
+    /// Reads the response. Returns an error unless the MAC of the response is valid.
     async fn read(&self, nonce: u128, response: Response<Incoming>) -> Result<Bytes, Reason> {
         let (head, body) = response.into_parts();
         let status = head.status;
@@ -162,7 +162,7 @@ impl Client {
         })?;
         let body = body.to_bytes();
         if !proof::is_response_authentic(&self.secret, nonce, status, &sha256(&body), &mac) {
-            return Err("the response is not authenticated by this cluster's secret".to_owned());
+            return Err("the response has no valid MAC of this cluster's secret".to_owned());
         }
         if status != StatusCode::OK {
             return Err(format!("the member rejected the request ({}): {}", status.as_u16(), shortened(&body)));
@@ -194,7 +194,7 @@ fn uri(address: &str) -> Result<Uri, Reason> {
         .map_err(|_| "the member's peer address is invalid".to_owned())
 }
 
-/// Returns a reason for operators. The response is not authenticated, so any process may have sent it.
+/// Returns a reason for operators. The response has no valid MAC, so any process may have sent it.
 fn unauthenticated(status: StatusCode) -> Reason {
     if status == StatusCode::UNAUTHORIZED {
         return "the member does not accept this cluster's secret (401); check whether it belongs to another cluster"
@@ -239,7 +239,7 @@ fn name_io(error: &io::Error) -> Option<&'static str> {
         io::ErrorKind::TimedOut => "connection timed out",
         io::ErrorKind::ConnectionRefused => "connection refused",
         io::ErrorKind::ConnectionReset => "connection reset",
-        io::ErrorKind::BrokenPipe => "connection closed while the request was being sent",
+        io::ErrorKind::BrokenPipe => "connection closed before the request was complete",
         io::ErrorKind::HostUnreachable => "host unreachable",
         io::ErrorKind::NetworkUnreachable => "network unreachable",
         io::ErrorKind::UnexpectedEof => INCOMPLETE_RESPONSE,

@@ -1,7 +1,7 @@
-//! One HTTP/1.1 connection of a peer.
+//! HTTP/1.1 connection from a peer.
 //!
-//! Invariant: a connection without an authenticated request is closed with its first response, or within about the
-//! read timeout.
+//! Invariant: if a connection carries no authenticated request, the listener closes it with the first response, or
+//! within about the read timeout.
 
 use std::sync::Arc;
 

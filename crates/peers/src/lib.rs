@@ -1,18 +1,18 @@
 //! HTTP implementation of [`scheduler::Peers`]: [`HttpPeers`] sends requests to other members, and a [`Listener`]
-//! passes them to a handler and responds.
+//! passes requests to a handler and sends the responses.
 //!
-//! Both sides prove that they know the cluster's secret ([`ClusterSecret`]): the client with each request, which
-//! names the receiving member, a nonce and the time, and the listener with each response, which names the request.
-//! So other processes cannot send requests, respond, change messages or replay them. This crate does not encrypt.
-//! Without TLS, a process that records the network traffic between members can read the bodies, including tenants'
-//! payloads and headers; keep that network private.
+//! Both sides prove that they know the cluster's secret ([`ClusterSecret`]). The client's proof in each request covers
+//! the receiving member, a nonce and the time. The listener's proof in each response covers the request. Therefore
+//! other processes cannot send requests, respond, change messages or replay them. This crate does not encrypt. Without
+//! TLS, a process that records the network traffic between members can read the bodies, including tenants' payloads and
+//! headers; keep that network private.
 //!
-//! The client repeats a request only if its kept connection was already closed before any byte of the request was
-//! sent. This crate knows no operations and no schedules: it carries bytes under an operation's name.
+//! The client repeats a request only if its pooled connection closed before the client sent any byte of the request.
+//! This crate knows no operations and no schedules: it transports bytes under an operation's name.
 //!
-//! Invariants: A request is handled, and a response is used, only after its MAC was verified. Every failure of a
-//! request is [`scheduler::PeerError::Unreachable`] with a reason. Sizes, times and counts are limited. The secret
-//! appears in no log and no error.
+//! Invariants: The listener handles a request, and the client uses a response, only after the verification of its MAC.
+//! Every failure of a request is [`scheduler::PeerError::Unreachable`] with a reason. Sizes, times and counts are
+//! limited. The secret appears in no log and no error.
 //!
 //! docs/decisions/0110-send-member-requests-over-http.md gives the reasons for the design.
 
@@ -33,10 +33,10 @@ pub use client::{HttpPeers, PeersOptions};
 pub use secret::ClusterSecret;
 pub use service::{Handler, IsCurrentSession, ListenerOptions};
 
-/// Largest head (first line and headers) of a request or response, in bytes.
+/// Maximum bytes of the head (first line and headers) of a request or response.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
 
-/// Runs the client's connections; each ends with its pool.
+/// Spawns the tasks of the client's connections. Each task ends with its pool.
 #[derive(Clone)]
 struct Executor(Runtime);
 

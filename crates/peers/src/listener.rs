@@ -1,4 +1,4 @@
-//! The listening socket, from its first connection until it is drained.
+//! Listener of a member. It accepts connections until it stops and its requests have ended.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use crate::metrics::RequestCounter;
 use crate::secret::ClusterSecret;
 use crate::service::{Handler, IsCurrentSession, ListenerOptions, Parts, Service};
 
-/// Number of connections that the kernel queues while the listener cannot accept any.
+/// Number of connections that the kernel queues while the listener cannot accept connections.
 const BACKLOG: u32 = 1_024;
 
-/// A bound socket that does not respond yet: peers can connect and wait.
+/// Bound socket that does not respond yet. Peers can connect and wait for a response.
 pub struct Listener {
     runtime: Runtime,
     options: ListenerOptions,
@@ -46,8 +46,9 @@ impl Listener {
         self.request_counter.register(registry);
     }
 
-    /// Responds until `stop` resolves. Then accepts no more connections, waits up to `drain_timeout` for the
-    /// requests in progress, and drops the rest. When it returns, no connection is open and no handler runs.
+    /// Responds to requests until `stop` resolves. Then it accepts no more connections, waits up to `drain_timeout` for
+    /// the requests in progress, and drops the requests that remain. When this function returns, no connection is open
+    /// and no handler runs.
     pub async fn serve_until(
         self,
         secret: ClusterSecret,

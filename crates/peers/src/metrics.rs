@@ -1,4 +1,4 @@
-//! Counter of requests from other members.
+//! Counter of the requests that other members send to this member.
 
 use http::StatusCode;
 use prometheus_client::encoding::EncodeLabelSet;

@@ -1,7 +1,7 @@
-//! Nonces of handled requests, so that no request is handled twice.
+//! Nonces of handled requests. They prevent that the listener handles a request twice.
 //!
-//! A nonce is remembered until its request is rejected because of its age. The end is measured by the monotonic
-//! clock. If this member's wall clock is set back by more than the limit, a process that recorded the traffic can
+//! The listener remembers a nonce until the age check rejects a repetition of its request. The monotonic clock measures
+//! this time. If this member's wall clock is set back by more than the limit, a process that recorded the traffic can
 //! replay requests from the repeated period while the member's session is the same.
 
 use std::cmp::Reverse;
@@ -11,7 +11,7 @@ use runtime::Monotonic;
 
 pub(crate) struct Nonces {
     seen: HashSet<u128>,
-    /// Nonces in the order in which they can be forgotten.
+    /// Nonces in the order in which the listener can forget them.
     ends: BinaryHeap<Reverse<(Monotonic, u128)>>,
     max: usize,
 }
@@ -20,7 +20,7 @@ pub(crate) struct Nonces {
 pub(crate) enum Noted {
     New,
     Precondition,
-    /// The number of remembered nonces has reached its limit, so this one is not remembered.
+    /// The number of remembered nonces has reached its limit, so the listener does not remember this nonce.
     Full,
 }
 
@@ -29,7 +29,7 @@ impl Nonces {
         Nonces { seen: HashSet::new(), ends: BinaryHeap::new(), max }
     }
 
-    /// Remembers `nonce` until `end`, the first moment at which its request is rejected because of its age.
+    /// Remembers `nonce` until `end`, the first instant at which the age check rejects its request.
     pub(crate) fn note(&mut self, nonce: u128, now: Monotonic, end: Monotonic) -> Noted {
         while let Some(Reverse((ended_at, ended))) = self.ends.peek().copied() {
             if ended_at > now {
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn nonce_is_accepted_once_until_it_expires() {
+    fn nonce_works_once_until_it_expires() {
         let mut nonces = Nonces::new(10);
         assert_eq!(nonces.note(1, at(0), at(30)), Noted::New);
         assert_eq!(nonces.note(2, at(1), at(20)), Noted::New);
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn remembered_nonces_never_exceed_the_limit() {
+    fn number_of_remembered_nonces_never_exceeds_the_limit() {
         let mut nonces = Nonces::new(2);
         assert_eq!(nonces.note(1, at(0), at(30)), Noted::New);
         assert_eq!(nonces.note(2, at(0), at(30)), Noted::New);

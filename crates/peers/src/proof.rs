@@ -1,10 +1,10 @@
 //! Headers that prove to the receiver of a request or response that the sender knows the cluster's secret.
 //!
-//! A request's MAC covers its method and path, its operation, its sender, its receiver, a nonce, the sender's
-//! clock, and the hash of its body. The head contains the hash, so the listener can verify the head before it
-//! reads the body. A response's MAC covers the request's nonce, the status and the hash of the response's body, so
-//! it is valid only for this request. The two texts begin with different words, so the MAC of one is never valid
-//! for the other.
+//! A request's MAC covers its method and path, its operation, its sender, its receiver, a nonce, the sender's clock,
+//! and the hash of its body. The head contains the hash, so the listener can verify the head before it reads the body.
+//! A response's MAC covers the request's nonce, the status and the hash of the response's body, so it is valid only for
+//! this request. The texts of requests and responses begin with different words, so the MAC of a request is never valid
+//! for a response.
 
 use domain::Timestamp;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
@@ -43,14 +43,14 @@ impl Sender {
     }
 }
 
-/// The variable parts of a request that its MAC covers.
+/// Variable parts of a request that its MAC covers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Head {
     pub(crate) operation: String,
     pub(crate) from: Sender,
     pub(crate) to: MemberId,
     pub(crate) nonce: u128,
-    /// Time of the sender's clock.
+    /// Time that the sender's clock showed when it sent the request.
     pub(crate) sent_at: Timestamp,
     pub(crate) body: Hash,
 }
@@ -79,7 +79,7 @@ impl Head {
         }
     }
 
-    /// Parses a head from `headers`. It is trustworthy only after [`UnverifiedHead::verified`].
+    /// Parses a head from `headers`. The head is trustworthy only after [`UnverifiedHead::verified`].
     pub(crate) fn read(headers: &HeaderMap) -> Option<UnverifiedHead> {
         let text = |name: HeaderName| headers.get(name)?.to_str().ok();
         let head = Head {
@@ -94,7 +94,7 @@ impl Head {
     }
 }
 
-/// A head whose MAC is not verified yet.
+/// Head whose MAC is not verified yet.
 pub(crate) struct UnverifiedHead {
     head: Head,
     mac: Hash,
@@ -127,7 +127,7 @@ pub(crate) fn sign_response(
     headers.insert(PROOF, HeaderValue::from_str(&mac).expect("digits"));
 }
 
-/// Returns the MAC that a response carries, unverified.
+/// Returns the unverified MAC of a response.
 pub(crate) fn response_mac(headers: &HeaderMap) -> Option<Hash> {
     parse_hash(headers.get(PROOF)?.to_str().ok()?)
 }

@@ -1,15 +1,15 @@
-//! The secret that all members of a cluster share.
+//! Secret that all members of a cluster share.
 
 use std::fmt;
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
-/// The key of HMAC-SHA256. It is never printed, and its original bytes are not kept.
+/// Key of HMAC-SHA256. No output contains the key, and this value does not retain its original bytes.
 #[derive(Clone)]
 pub struct ClusterSecret(Hmac<Sha256>);
 
-/// A SHA-256 hash, or a MAC that uses it.
+/// SHA-256 hash, or a MAC that uses SHA-256.
 pub(crate) type Hash = [u8; 32];
 
 impl ClusterSecret {
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cluster_secret_is_not_printed() {
+    fn debug_form_hides_the_cluster_secret() {
         assert_eq!(format!("{:?}", ClusterSecret::new(&[0xab; 32])), "ClusterSecret(..)");
     }
 
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn only_hex_hash_is_parsed() {
+    fn parser_accepts_only_hexadecimal_hashes() {
         let hash = sha256(b"a");
         assert_eq!(parse_hash(&hex(&hash)), Some(hash));
         for other in ["", &hex(&hash)[1..], &hex(&hash).to_uppercase(), &"g".repeat(64), &"+1".repeat(32)] {

@@ -1,8 +1,8 @@
 //! Handles one request: verifies its sender, runs the operation and responds.
 //!
-//! The checks run in this order: the MAC of the head, the receiver, the time, the nonce. Only then does the
-//! service read the body, up to a limit, compare it with its hash, and decode it. Invariants: the service decodes,
-//! stores or waits for nothing without a valid MAC; after a valid MAC, every response carries a MAC as well.
+//! The checks run in this order: the MAC of the head, the receiver, the time, the nonce. Only then does the service
+//! read the body, up to a limit, compare it with its hash, and decode it. Invariants: Without a valid MAC, the service
+//! decodes nothing, stores nothing and waits for nothing. After a valid MAC, every response also carries a MAC.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -25,39 +25,40 @@ use crate::nonces::{Nonces, Noted};
 use crate::proof::{self, Head, PATH};
 use crate::secret::{ClusterSecret, sha256};
 
-/// Shortest interval between two warnings that processes outside the cluster can cause.
+/// Minimum interval between two warnings that processes outside the cluster can cause.
 const WARNING_PERIOD: Duration = Duration::from_secs(5);
 
-/// Handles a request for an operation: `Scheduler::handle`. The operation continues if the peer stops waiting for
-/// the response.
+/// Function that handles a request for an operation, such as `Scheduler::handle`. The operation continues if the peer
+/// stops waiting for the response.
 pub type Handler = Arc<dyn Fn(String, Bytes) -> BoxFuture<'static, Result<Bytes, InvalidRequest>> + Send + Sync>;
 
-/// Returns whether this member's current session has this id. Requests for any other session are rejected.
+/// Function that returns true if this member's current session has the given id. The service rejects requests for other
+/// sessions.
 pub type IsCurrentSession = Arc<dyn Fn(MemberId) -> bool + Send + Sync>;
 
 /// Limits of the listener. Each default suits most clusters.
 #[derive(Clone, Debug)]
 pub struct ListenerOptions {
-    /// Largest number of connections; further ones wait in the kernel. Default 1,024.
+    /// Maximum number of connections. Further connections wait in the kernel. Default 1,024.
     pub connections_max: usize,
-    /// Largest number of requests that are read or handled at once. Further requests wait for at most
-    /// `read_timeout`. Default 256. Each may hold [`scheduler::REQUEST_BYTES_MAX`] bytes of its body, and about
-    /// twice as much while it is decoded.
+    /// Maximum number of requests that the service reads or handles at the same time. Further requests wait for at most
+    /// `read_timeout`. Default 256. Each request may occupy [`scheduler::REQUEST_BYTES_MAX`] bytes, and about twice as
+    /// much while the service decodes it.
     pub requests_max: usize,
     /// Time limit from the head of a request to the end of its body, and for a new connection to send its first
     /// head. Default 5 s.
     pub read_timeout: Duration,
-    /// Time limit of the handler. Default 30 s, which exceeds every client's timeout: the limit only prevents a
-    /// hanging store from blocking requests forever. After the timeout, the operation may be partly done.
+    /// Time limit of the handler. Default 30 s, which exceeds every client's timeout: the limit only prevents that a
+    /// hanging store blocks requests forever. After the timeout, the operation may be partly done.
     pub handler_timeout: Duration,
-    /// Longest time without a request before a connection is closed. Default 60 s. It should exceed the client's
-    /// own limit, so that the listener does not close a connection while a request is in transit.
+    /// Time without a request after which the listener closes a connection. Default 60 s. The value should exceed the
+    /// client's limit, so that the listener does not close a connection while a request is in transit.
     pub idle_timeout: Duration,
-    /// Largest difference from a sender's clock, in either direction. Default 30 s. Each nonce is remembered for
-    /// about as long.
+    /// Largest difference from a sender's clock, in either direction. Default 30 s. The listener remembers each nonce
+    /// for about this time.
     pub clock_offset_max: Duration,
-    /// Largest number of remembered nonces; beyond it, requests are rejected. Default 1,048,576. With the default
-    /// clock offset this allows 35,000 requests per second, in about 70 MB.
+    /// Maximum number of remembered nonces. The service rejects requests beyond this number. Default 1,048,576. With
+    /// the default clock offset this allows 35,000 requests per second, in about 70 MB.
     pub nonces_max: usize,
     /// Time limit for requests in progress when the listener stops. Default 10 s.
     pub drain_timeout: Duration,
@@ -78,7 +79,7 @@ impl Default for ListenerOptions {
     }
 }
 
-/// Constituents of a service.
+/// Parts of a service.
 pub(crate) struct Parts {
     pub(crate) runtime: Runtime,
     pub(crate) secret: ClusterSecret,
@@ -86,16 +87,16 @@ pub(crate) struct Parts {
     pub(crate) handler: Handler,
     pub(crate) options: ListenerOptions,
     pub(crate) request_counter: Arc<RequestCounter>,
-    /// Its `kill` drops the handlers that still run.
+    /// Tasks of the handlers. Their `kill` drops the handlers that still run.
     pub(crate) shutdown: Shutdown,
 }
 
 pub(crate) struct Service {
     pub(crate) parts: Parts,
-    /// One permit for each request that is read or handled.
+    /// Permits for requests. The service needs one permit while it reads or handles a request.
     request_permits: Arc<Semaphore>,
     nonces: Mutex<Nonces>,
-    /// Time of the last line that [`Service::warn`] logged, in milliseconds; 0 if there was none.
+    /// Time of the last line that [`Service::warn`] logged, in milliseconds; 0 if it logged no line.
     warned_millis: AtomicU64,
 }
 
@@ -116,7 +117,7 @@ impl Service {
         Service { parts, request_permits, nonces, warned_millis: AtomicU64::new(0) }
     }
 
-    /// Returns the response, and whether the request's sender knows the secret.
+    /// Returns the response, and true if the request's sender knows the secret.
     pub(crate) async fn respond(self: &Arc<Self>, request: Request<Incoming>) -> (Response<Full<Bytes>>, bool) {
         let head = match self.authenticate(&request) {
             Ok(head) => head,
@@ -201,16 +202,16 @@ impl Service {
         if head.sent_at.since(now) > limit || now.since(head.sent_at) > limit {
             let (from, sent_at) = (head.from.as_str(), head.sent_at);
             self.warn(
-                || tracing::warn!(from, %sent_at, %now, "request rejected: the sender's clock differs from ours"),
+                || tracing::warn!(from, %sent_at, %now, "request rejected: the clocks of sender and receiver differ"),
             );
             return Err(rejected(StatusCode::FORBIDDEN, clocks_differ(sent_at, now, limit)));
         }
-        // Plus one millisecond, because a request exactly at the limit is still accepted.
+        // Add one millisecond, because the service still accepts a request exactly at the limit.
         let left = (head.sent_at + limit).since(now) + Duration::from_millis(1);
         self.note(head, left)
     }
 
-    /// Rejects a repeated request. After `left`, the request is rejected because of its age.
+    /// Rejects a repeated request. After the time `left`, the age check rejects the request.
     fn note(&self, head: &Head, left: Duration) -> Result<(), Rejected> {
         let now = self.parts.runtime.monotonic();
         let noted = self.nonces.lock().expect("no holder of this lock panics").note(head.nonce, now, now + left);
@@ -221,7 +222,7 @@ impl Service {
                 self.warn(|| {
                     tracing::warn!(from, "repeated request rejected; another process may record the network traffic")
                 });
-                Err(rejected(StatusCode::CONFLICT, "this request was already received"))
+                Err(rejected(StatusCode::CONFLICT, "this member already received this request"))
             }
             Noted::Full => Err(rejected(StatusCode::SERVICE_UNAVAILABLE, "too many requests in a short time")),
         }
@@ -249,7 +250,7 @@ impl Service {
         }
     }
 
-    /// Runs the handler in its own task, so that it is not dropped half-way if the client disconnects.
+    /// Runs the handler in its own task, so that a disconnect of the client does not drop a half-complete operation.
     async fn handle(
         self: &Arc<Self>,
         operation: String,
@@ -259,7 +260,7 @@ impl Service {
         let (sender, receiver) = oneshot::channel();
         let service = self.clone();
         let token = self.parts.shutdown.tasks.token();
-        // The listener waits for this token when it stops.
+        // A stopping listener waits until the service drops this token.
         drop(self.parts.runtime.spawn("peer request", async move {
             let _held = (permit, token);
             let handling = (service.parts.handler)(operation, body);
@@ -293,7 +294,7 @@ fn too_large() -> Rejected {
 
 fn clocks_differ(sent_at: Timestamp, now: Timestamp, limit: Duration) -> String {
     format!(
-        "the request was sent at {sent_at} by the sender's clock, and this member's clock shows {now}; the limit is \
+        "the sender's clock showed {sent_at}, and this member's clock shows {now}; the largest allowed difference is \
          {limit:?}; synchronize the clocks"
     )
 }

@@ -1,4 +1,4 @@
-//! Failures of connections and statements.
+//! Failures of connections to PostgreSQL and of SQL statements.
 
 use std::error::Error as _;
 use std::time::Duration;
@@ -8,17 +8,19 @@ use tokio_postgres::error::SqlState;
 /// Failure of a connection or a statement. The texts contain no statement, parameter or password.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Failure {
-    /// There is no connection, or it ended before the response. The statement may have taken effect.
+    /// There is no connection, or the connection ended before the server responded. The statement may have taken
+    /// effect.
     #[error("{server} cannot be reached: {reason}")]
     Unreachable { server: String, reason: String },
-    /// The server did not respond for this long, and the connection was closed. The statement may have taken effect.
+    /// The server did not respond within `waited`, so the client closed the connection. The statement may have taken
+    /// effect.
     #[error("{server} did not respond within {waited:?}")]
     Silent { server: String, waited: Duration },
     /// The server rejected the user, the password, the database or the permission.
     #[error("{server} rejected the connection: {reason}; check the user, the password and the database in its URL")]
     Denied { server: String, reason: String },
-    /// The URL's `sslmode` and `sslrootcert` do not accept the server's certificate, or the server does not support
-    /// TLS.
+    /// The server's certificate fails the checks that the URL's `sslmode` and `sslrootcert` require, or the server does
+    /// not support TLS.
     #[error("TLS negotiation with {server} failed: {reason}; check sslmode and sslrootcert in its URL")]
     Tls { server: String, reason: String },
     /// The server rejected a statement.
@@ -34,7 +36,8 @@ impl Failure {
         };
         let (code, reason) = (db_error.code(), db_error.message().to_owned());
         match code.code() {
-            // The server is shutting down, is starting, crashed because of another session, or has too many clients.
+            // The server is shutting down, is starting, crashed because of another session, or has too many clients. A
+            // later attempt may succeed.
             "57P01" | "57P02" | "57P03" | "57P05" | "53300" => Failure::Unreachable { server, reason },
             // Only a primary accepts writes. The server became a standby while this process was connected.
             "25006" => Failure::Unreachable { server, reason },
@@ -53,7 +56,7 @@ impl Failure {
         }
     }
 
-    /// Returns the SQLSTATE of a rejected statement.
+    /// Returns the error code (SQLSTATE) of a statement that the server rejected.
     #[must_use]
     pub fn code(&self) -> Option<SqlState> {
         match self {
@@ -62,24 +65,24 @@ impl Failure {
         }
     }
 
-    /// Returns whether a retry may succeed without an operator: the server was unreachable or slow, or the transaction
-    /// conflicted with another.
+    /// Returns whether a retry may succeed without an action of an operator: the server was unreachable or slow, or the
+    /// transaction conflicted with another transaction.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
             Failure::Unreachable { .. } | Failure::Silent { .. } => true,
             Failure::Denied { .. } | Failure::Tls { .. } => false,
-            // 57014: the statement timeout cancelled it, because the server was slow.
+            // Error code 57014: the server was slow and cancelled the statement at the statement timeout.
             Failure::Statement { code, .. } => self.is_conflict() || code == "57014",
         }
     }
 
-    /// Returns whether the transaction conflicted with another or waited too long for a lock. It had no effect, and an
-    /// immediate retry may succeed.
+    /// Returns whether the transaction conflicted with another transaction or waited too long for a lock. The
+    /// transaction had no effect, and an immediate retry may succeed.
     #[must_use]
     pub fn is_conflict(&self) -> bool {
         let Failure::Statement { code, .. } = self else { return false };
-        // Serialization failure, deadlock, lock not available.
+        // The codes mean: serialization failure, deadlock, lock not available.
         matches!(code.as_str(), "40001" | "40P01" | "55P03")
     }
 }

@@ -1,11 +1,12 @@
-//! Connections to PostgreSQL: URLs, TLS, timeouts, reconnection and the migrations of a schema. The engines supply the
-//! statements.
+//! Connections to PostgreSQL: URLs, TLS, timeouts, reconnection and the migrations of a schema. The storage engines
+//! supply the statements.
 //!
-//! A [`Server`] is an address with its connection options. A [`Link`] is one connection that reconnects whenever it
-//! ends. An engine opens one link for each statement or transaction that it runs concurrently.
+//! A [`Server`] is an address with its connection options. A [`Link`] maintains one connection and opens a new one
+//! whenever the connection ends. An engine opens one link for each statement or transaction that the engine runs
+//! concurrently.
 //!
-//! Invariants: every wait has a limit. No error, log line or `Debug` text contains a password. A failure caused by a
-//! missing connection is retryable ([`Failure::is_retryable`]).
+//! Invariants: every wait for the server has a time limit. No error, log line or `Debug` text contains a password. A
+//! failure caused by a missing connection is retryable ([`Failure::is_retryable`]).
 //!
 //! docs/decisions/0090-use-tokio-postgres-with-rustls.md gives the reasons for the design.
 

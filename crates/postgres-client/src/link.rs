@@ -1,4 +1,4 @@
-//! A connection that reconnects whenever it ends.
+//! A link: one connection to PostgreSQL, which the link opens again whenever it ends.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -14,14 +14,16 @@ use tokio_util::sync::CancellationToken;
 use crate::failure::Failure;
 use crate::server::{Messages, Server};
 
-/// Backoff between two attempts to connect. It starts at the minimum and doubles up to the maximum; randomness shortens
-/// each wait by up to half.
+/// Backoff between two attempts to connect. The backoff starts at the minimum and doubles up to the maximum. Randomness
+/// shortens each wait by up to half.
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
-/// Extra wait after the statement timeout. A server that still responds cancels the statement before it ends.
+/// Extra wait of the client after the statement timeout. A server that still responds cancels the statement during this
+/// wait.
 const RESPONSE_GRACE: Duration = Duration::from_secs(1);
 
-/// A cheap handle to a connection. Its task ends when `stop` is cancelled.
+/// Handle to a connection that a task opens and reopens. A clone is cheap. The task ends when the caller cancels
+/// `stop`.
 #[derive(Clone)]
 pub struct Link {
     runtime: Runtime,
@@ -33,13 +35,13 @@ pub struct Link {
 enum State {
     Connecting,
     Up(Arc<Session>),
-    /// The last attempt failed. Another follows.
+    /// The last attempt to connect failed. The task will make another attempt.
     Down(Failure),
     Stopped,
 }
 
-/// A connection until it ends, and its prepared statements. Concurrent calls are pipelined: each is sent without
-/// waiting for the responses of the others, and the server runs them one after the other.
+/// One connection and its prepared statements. Concurrent calls are pipelined: the client sends each request without
+/// waiting for the responses to the others. The server runs the requests one after the other.
 pub struct Session {
     runtime: Runtime,
     server: Arc<Server>,
@@ -49,7 +51,7 @@ pub struct Session {
 }
 
 impl Link {
-    /// Starts a task of `tasks` that connects and reconnects.
+    /// Starts a task in `tasks` that connects to the server, and connects again whenever the connection ends.
     #[must_use]
     pub fn start(runtime: &Runtime, tasks: &TaskSet, server: &Arc<Server>, stop: CancellationToken) -> Self {
         let (sender, state) = watch::channel(State::Connecting);
@@ -58,7 +60,8 @@ impl Link {
         Link { runtime: runtime.clone(), server: server.clone(), state }
     }
 
-    /// Returns the session. Waits while a connection attempt is under way; fails at once if the last attempt failed.
+    /// Returns the session of the current connection. The call waits while an attempt to connect is under way. It fails
+    /// at once if the last attempt failed.
     ///
     /// # Errors
     /// Returns an error if there is no connection.
@@ -76,7 +79,7 @@ impl Link {
         }
     }
 
-    /// Returns whether the link currently has a connection, as far as it knows.
+    /// Returns whether the link has a connection that has not ended as far as the client knows.
     #[must_use]
     pub fn is_up(&self) -> bool {
         matches!(*self.state.borrow(), State::Up(_))
@@ -91,7 +94,7 @@ impl Link {
 }
 
 impl Session {
-    /// Runs `body` on a new connection, which ends with it.
+    /// Runs `body` on a new connection. The connection ends when `body` ends.
     ///
     /// # Errors
     /// Returns an error if there is no connection, or if `body` fails.
@@ -104,7 +107,7 @@ impl Session {
         let session = Session::new(runtime, server, client);
         let polling = async move {
             while let Some(Ok(_)) = messages.next().await {}
-            // Dropping the connection makes the statements under way fail.
+            // Dropping `messages` closes the connection, so that the statements under way fail.
             drop(messages);
             std::future::pending::<Infallible>().await
         };
@@ -146,7 +149,7 @@ impl Session {
     }
 
     /// Waits for `request`, which uses this session's client. If the server does not respond within the statement
-    /// timeout, the connection ends, with everything under way on it.
+    /// timeout, this method ends the connection and all requests under way on it.
     ///
     /// # Errors
     /// Returns an error if the server rejects the request, does not respond, or the connection ends.
@@ -158,7 +161,7 @@ impl Session {
         match self.runtime.timeout(waited, request).await {
             Some(answer) => answer.map_err(|error| {
                 let failure = self.server.failure(&error);
-                // A server that became a standby keeps its connections. Reconnect to the one that accepts writes now.
+                // A primary that became a standby keeps its connections. The link must connect to the new primary.
                 if matches!(failure, Failure::Unreachable { .. }) {
                     self.abandon();
                 }
@@ -171,15 +174,15 @@ impl Session {
         }
     }
 
-    /// Runs statements that return nothing, separated by semicolons.
+    /// Runs statements that return no rows. Semicolons separate the statements.
     ///
     /// # Errors
-    /// As [`Session::within`].
+    /// Returns the same errors as [`Session::within`].
     pub async fn run(&self, statements: &str) -> Result<(), Failure> {
         self.within(self.client.batch_execute(statements)).await
     }
 
-    /// Ends the connection. The link opens another.
+    /// Ends the connection. The link opens a new one.
     pub fn abandon(&self) {
         self.abandoned.cancel();
     }
@@ -230,7 +233,7 @@ impl Connector {
         self.state.send_replace(State::Stopped);
     }
 
-    /// Holds the connection until it ends.
+    /// Publishes the session of a new connection, and returns when the connection ends.
     async fn hold(&self, client: Client, mut messages: Messages) {
         let session = Session::new(&self.runtime, &self.server, client);
         let abandoned = session.abandoned.clone();

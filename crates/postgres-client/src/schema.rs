@@ -7,13 +7,13 @@ use crate::link::Session;
 
 /// A schema and its migrations.
 ///
-/// The table `SCHEMA.meta` has one row with the columns `only_row`, its key, and `version`; the first migration creates
-/// it. A migration that has been released never changes.
+/// The first migration creates the table `SCHEMA.meta`. The table has one row, with its key in the column `only_row`
+/// and the schema's version in the column `version`. A released migration never changes.
 pub struct Schema {
     pub name: &'static str,
-    /// Migrations in order. The first one creates version 1.
+    /// SQL of the migrations, in order. The first migration creates version 1.
     pub migrations: &'static [&'static str],
-    /// Arguments of `pg_advisory_xact_lock`, which serializes migrations. They are the same in all builds.
+    /// Arguments of `pg_advisory_xact_lock`, which serializes migrations. All builds use the same arguments.
     pub lock: &'static str,
 }
 
@@ -26,7 +26,7 @@ impl Schema {
         version
     }
 
-    /// Returns the version in the database, or `None` if the schema does not exist.
+    /// Returns the version of the schema in the database, or `None` if the schema does not exist.
     ///
     /// # Errors
     /// Returns an error if the server cannot be reached or rejects the statement.
@@ -38,20 +38,20 @@ impl Schema {
         }
         let select = format!("select version from {name}.meta");
         match session.within(session.client().query_opt(&select, &[])).await {
-            // A migration is atomic, so a schema without its row is one that no migration finished.
+            // A migration is atomic. If the row is missing, no migration of this schema has finished.
             Ok(row) => Ok(Some(row.map_or(0, |row| row.get(0)))),
-            // Another process dropped the schema in between.
+            // Another process dropped the schema between the two statements.
             Err(failure) if failure.code() == Some(SqlState::UNDEFINED_TABLE) => Ok(None),
             Err(failure) => Err(failure),
         }
     }
 
-    /// Brings the schema to this build's version, in one transaction. `finish` runs last in it and receives the version
-    /// that was found.
+    /// Migrates the schema to this build's version, in one transaction. `finish` is the last step of the transaction
+    /// and receives the version before the migration.
     ///
     /// # Errors
-    /// The error that `newer` returns for a version of a later build, or that `finish` returns, or that of a server
-    /// that cannot be reached or rejects a statement. Then nothing was changed.
+    /// Returns the error of `newer` if a later build wrote the schema. Returns the error of `finish` if `finish` fails.
+    /// Returns an error if the server cannot be reached or rejects a statement. After an error the schema is unchanged.
     pub async fn migrate<T, E: From<Failure>>(
         &self,
         session: &Session,

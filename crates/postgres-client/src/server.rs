@@ -1,4 +1,4 @@
-//! Address and connection options of a server.
+//! Address and connection options of a PostgreSQL server.
 
 use std::fmt;
 use std::time::Duration;
@@ -19,14 +19,14 @@ use crate::url_error::UrlError;
 pub struct Options {
     /// Password that replaces the one in the URL.
     pub password: Option<String>,
-    /// Name of these connections in `pg_stat_activity`.
+    /// Name that `pg_stat_activity` shows for these connections.
     pub application_name: String,
-    /// Longest time to establish a connection. Default 5 s; too short fails on a busy server.
+    /// Longest time to establish a connection. The default is 5 s. A shorter time fails on a busy server.
     pub connect_timeout: Duration,
-    /// Longest duration of a statement. The server cancels the statement after it, and this end closes the connection a
-    /// little later. Default 10 s.
+    /// Longest duration of a statement. The server cancels a statement that takes longer. If the server does not
+    /// respond, the client closes the connection shortly after. The default is 10 s.
     pub statement_timeout: Duration,
-    /// Settings of each session, such as `("jit", "off")`. Those of the URL's `options` override them.
+    /// Settings of each session, such as `("jit", "off")`. Settings in the URL's `options` override these settings.
     pub settings: Vec<(&'static str, String)>,
 }
 
@@ -52,13 +52,13 @@ pub struct Server {
     statement_timeout: Duration,
 }
 
-/// Messages that the server sends without a request (notices, notifications), until the connection ends. A connection
-/// makes progress only while this stream is polled.
+/// Stream of the messages that the server sends without a request (notices, notifications). The stream ends when the
+/// connection ends. The connection makes progress only while the caller polls this stream.
 pub type Messages = BoxStream<'static, Result<AsyncMessage, tokio_postgres::Error>>;
 
 impl Server {
-    /// Parses a libpq URL. Client certificates are not supported; `sslrootcert` is a PEM file. If the URL names several
-    /// servers, connections go to the one that accepts writes.
+    /// Parses a libpq URL. Client certificates are not supported. `sslrootcert` names a PEM file. If the URL names
+    /// several servers, the client connects to the server that accepts writes.
     ///
     /// # Errors
     /// Returns an error if the URL is invalid, or a file that it names cannot be read.
@@ -68,7 +68,7 @@ impl Server {
         if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
             return Err(UrlError::NoHost);
         }
-        // A host contains no @. The @ is part of the password, which must not appear in the error.
+        // A host contains no @, so this @ is part of the password. The password must not appear in the error.
         if config.get_hosts().iter().any(|host| matches!(host, Host::Tcp(name) if name.contains('@'))) {
             let reason = "write @, / and ? of a password as %40, %2F and %3F, or read the password from a file";
             return Err(UrlError::Form(reason.to_owned()));
@@ -95,7 +95,7 @@ impl Server {
         Ok(Server { config, tls, shown, connect_timeout: options.connect_timeout, statement_timeout })
     }
 
-    /// Opens a connection. The caller must poll `Messages`, or the connection makes no progress.
+    /// Opens a connection. The connection makes progress only while the caller polls `Messages`.
     ///
     /// # Errors
     /// Returns an error if the connection is not established within the connect timeout, or the server rejects it.
@@ -116,7 +116,7 @@ impl Server {
         self.statement_timeout
     }
 
-    /// Returns the failure that `error` of a statement to this server stands for.
+    /// Converts `error`, the error of a statement on this server, into a [`Failure`].
     #[must_use]
     pub fn failure(&self, error: &tokio_postgres::Error) -> Failure {
         Failure::of(&self.shown, error)
@@ -140,8 +140,8 @@ struct Ssl {
     roots: Option<String>,
 }
 
-/// Returns the URL without the TLS parameters, which the protocol library does not support, and the values of these
-/// parameters.
+/// Returns the URL without its TLS parameters, and the values of these parameters. The protocol library does not
+/// support TLS parameters.
 fn take_ssl(url: &str) -> Result<(String, Ssl), UrlError> {
     if !url.starts_with("postgresql://") && !url.starts_with("postgres://") {
         return Err(UrlError::Scheme);
@@ -167,12 +167,12 @@ fn take_ssl(url: &str) -> Result<(String, Ssl), UrlError> {
     Ok((format!("{}{separator}{}", &url[..query], kept.join("&")), ssl))
 }
 
-/// Returns the library's text, which names options but contains no values.
+/// Returns the protocol library's error text. The text names options but contains no values.
 fn reason_of(error: &tokio_postgres::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// Escapes a value for `options` of the protocol's startup message.
+/// Escapes a value for the field `options` of the protocol's startup message.
 fn escape(value: &str) -> String {
     value.replace('\\', "\\\\").replace(' ', "\\ ")
 }

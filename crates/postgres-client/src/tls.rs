@@ -1,4 +1,4 @@
-//! The modes of `sslmode`, as in libpq's documentation (PostgreSQL 15, 34.19 "SSL Support").
+//! Modes of the URL parameter `sslmode`, as libpq's documentation defines them (PostgreSQL 15, 34.19 "SSL Support").
 
 use std::sync::Arc;
 
@@ -15,13 +15,13 @@ use crate::url_error::UrlError;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Mode {
     Disable,
-    /// Encrypts if the server supports it. Does not check the server's certificate.
+    /// The client encrypts the connection if the server supports TLS. It does not check the server's certificate.
     Prefer,
-    /// Encrypts. Checks the server's certificate only if there is a root certificate.
+    /// The client encrypts the connection. It checks the server's certificate only if the URL names a root certificate.
     Require,
-    /// Encrypts, and requires a certificate signed by a root certificate.
+    /// The client encrypts the connection, and requires a server certificate that a root certificate signed.
     VerifyCa,
-    /// Encrypts, and requires a certificate that is also issued for the host of the URL.
+    /// As `VerifyCa`. The server's certificate must also be issued for the host of the URL.
     VerifyFull,
 }
 
@@ -47,12 +47,13 @@ impl Mode {
     }
 }
 
-/// Returns the TLS configuration of a mode. `roots` is the path of a PEM file; without it, the roots that Mozilla
-/// publishes apply.
+/// Returns the TLS configuration of a mode. `roots` is the path of a PEM file with root certificates. If `roots` is
+/// `None`, the client uses the root certificates that Mozilla publishes.
 pub(crate) fn client(mode: Mode, roots: Option<&str>) -> Result<ClientConfig, UrlError> {
     let provider = Arc::new(ring::default_provider());
     let check = match (mode, roots) {
-        // As in libpq: with a root certificate, `require` checks the certificate, so older setups stay safe.
+        // If the URL names a root certificate, `require` also checks the server's certificate. libpq does the same, to
+        // keep older setups safe.
         (Mode::Require, Some(_)) => Check::Signed(verifier(&provider, roots)?),
         (Mode::Disable | Mode::Prefer | Mode::Require, _) => Check::Nothing,
         (Mode::VerifyCa, _) => Check::Signed(verifier(&provider, roots)?),
@@ -60,7 +61,7 @@ pub(crate) fn client(mode: Mode, roots: Option<&str>) -> Result<ClientConfig, Ur
     };
     let verifier = Verifier { check, provider: provider.clone() };
     let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    let config = config.expect("ring has a cipher suite for each protocol version").dangerous();
+    let config = config.expect("the library `ring` has a cipher suite for each TLS version").dangerous();
     Ok(config.with_custom_certificate_verifier(Arc::new(verifier)).with_no_client_auth())
 }
 
@@ -81,7 +82,7 @@ fn verifier(provider: &Arc<CryptoProvider>, roots: Option<&str>) -> Result<Arc<W
         }
     }
     let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(store), provider.clone()).build();
-    Ok(verifier.expect("the verifier has roots and no revocation lists"))
+    Ok(verifier.expect("a verifier with root certificates and without revocation lists is valid"))
 }
 
 #[derive(Debug)]
@@ -111,7 +112,7 @@ impl ServerCertVerifier for Verifier {
             Check::SignedForHost(verifier) => {
                 verifier.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
             }
-            // The verifier checks the name last, so this error means that all other checks passed.
+            // The verifier checks the host name last, so this error means that all other checks passed.
             Check::Signed(verifier) => {
                 match verifier.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
                     Err(rustls::Error::InvalidCertificate(

@@ -1,6 +1,6 @@
 //! Errors of PostgreSQL URLs.
 
-/// Error of an invalid URL. The texts never contain the URL, which may contain a password.
+/// Error of an invalid PostgreSQL URL. The texts never contain the URL, because the URL may contain a password.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum UrlError {
     #[error("invalid scheme; a PostgreSQL URL begins with postgresql:// or postgres://")]
@@ -11,6 +11,6 @@ pub enum UrlError {
     SslMode,
     #[error("invalid root certificate {path}: {reason}")]
     RootCertificate { path: String, reason: String },
-    #[error("invalid URL: {0}; percent-encode special characters of a password")]
+    #[error("invalid URL: {0}; percent-encode the special characters of the password")]
     Form(String),
 }

@@ -1,7 +1,10 @@
 //! The crate's only access to clocks and timers. The crate runs in the user's process and on the user's tokio
 //! runtime, so it does not use the crate `runtime`.
 
-#![expect(clippy::disallowed_methods, reason = "this module wraps the clocks and timers; see above")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "this module wraps the clocks and timers for the crate; see the comment of the module"
+)]
 
 use std::time::{Duration, SystemTime};
 

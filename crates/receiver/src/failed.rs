@@ -1,4 +1,4 @@
-//! The error type of handlers.
+//! Error type that handlers of callbacks return.
 
 use std::error::Error;
 use std::fmt;
@@ -6,8 +6,8 @@ use std::fmt;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 
-/// Any error that made a handler fail. The response has the status 500, so Reveille sends the callback again. The
-/// error appears only in this process's log.
+/// Error of a handler, which contains the cause of the failure. The response has the status 500, so Reveille sends the
+/// callback again. The cause appears only in the log of the receiver's process.
 pub struct Failed(Box<dyn Error + Send + Sync>);
 
 impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for Failed {

@@ -5,8 +5,9 @@ use std::time::Duration;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Error, GenericClient, Transaction};
 
-/// SQL that creates the table, for services with their own migrations. It consists of two statements that have no
-/// effect if the table exists. PostgreSQL creates the table in the first schema of `search_path`.
+/// SQL that creates the table of handled callbacks, for services with their own migrations. It consists of two
+/// statements, which have no effect if the table exists. PostgreSQL creates the table in the first schema of
+/// `search_path`.
 pub const TABLE: &str = "\
 create table if not exists reveille_callbacks (
     id text primary key,
@@ -22,28 +23,31 @@ const DELETE: &str = "\
 delete from reveille_callbacks where id in (
     select id from reveille_callbacks where received_at < now() - make_interval(secs => $1) order by received_at limit $2
 )";
-/// Largest number of rows per `delete`, so that no statement holds many locks or takes long.
+/// Maximum number of rows that one `delete` removes. The limit prevents statements that hold many locks or take a long
+/// time.
 const DELETED_AT_ONCE: u16 = 10_000;
 
-/// Creates the table if it does not exist. Several processes may call this concurrently.
+/// Creates the table of handled callbacks if it does not exist. Several processes may call this function at the same
+/// time.
 ///
 /// # Errors
-/// The database's error, for example if the role must not create tables.
+/// Returns the error of the database, for example if the role may not create tables.
 pub async fn create_table(client: &Client) -> Result<(), Error> {
-    // With `if not exists` alone, one of two concurrent callers fails. The statements of one message form one
-    // transaction.
+    // With `if not exists` alone, one of two concurrent callers fails, so take a lock first. The statements of one
+    // message form one transaction.
     client.batch_execute(&format!("select pg_advisory_xact_lock({LOCK}); {TABLE}")).await
 }
 
-/// Inserts the callback's id, and returns whether no committed transaction contains it. The id counts as handled
-/// once this transaction is committed. If the result is `false`, respond with success and do nothing else.
+/// Inserts the callback's id. Returns `true` if no committed transaction has inserted this id before. The callback
+/// counts as handled when the caller commits this transaction. If the result is `false`, respond with success and do
+/// nothing else.
 ///
-/// If another open transaction has inserted the same id, this call waits for its end. After a commit the result is
-/// `false`; after a rollback it is `true`. With an isolation level stricter than `read committed`, a commit leads
-/// to a serialization error instead, and the callback's next attempt succeeds.
+/// If another open transaction has inserted the same id, this call waits until that transaction ends. The result is
+/// `false` after a commit and `true` after a rollback. With an isolation level stricter than `read committed`, this
+/// call returns a serialization error after a commit. The callback's next attempt then succeeds.
 ///
 /// # Errors
-/// The database's error.
+/// Returns the error of the database.
 pub async fn is_first(transaction: &Transaction<'_>, id: &str) -> Result<bool, Error> {
     insert(transaction, id).await
 }
@@ -52,15 +56,15 @@ pub(crate) async fn insert(client: &impl GenericClient, id: &str) -> Result<bool
     Ok(client.execute_typed(INSERT, &[(&id, Type::TEXT)]).await? == 1)
 }
 
-/// Deletes callbacks that were received more than `age` ago, and returns their number. Call it regularly, for
-/// example once a day.
+/// Deletes the rows of callbacks that the receiver received more than `age` ago. Returns the number of deleted rows.
+/// Call this function regularly, for example once a day.
 ///
-/// A duplicate that arrives after the deletion takes effect again. `age` must therefore exceed the duration of all
-/// attempts of a callback (about 20 days with the largest `retry`) and the longest downtime of Reveille. 30 days
-/// is a good value; a row has about 100 bytes.
+/// If a duplicate arrives after the deletion of its row, the callback takes effect again. `age` must therefore exceed
+/// the duration of all attempts of a callback (about 20 days with the largest `retry`) and the longest downtime of
+/// Reveille. 30 days is a good value. A row needs about 100 bytes.
 ///
 /// # Errors
-/// The database's error. Deletions before the error remain in effect.
+/// Returns the error of the database. Deletions before the error remain in effect.
 pub async fn forget(client: &Client, age: Duration) -> Result<u64, Error> {
     let mut forgotten = 0;
     loop {

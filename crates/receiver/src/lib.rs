@@ -1,11 +1,11 @@
-//! Middleware for services that Reveille calls. It accepts only callbacks that Reveille signed, and handles each
-//! one once.
+//! Middleware for services that Reveille calls. It accepts only callbacks that Reveille signed, and makes each callback
+//! take effect only once.
 //!
-//! [`verified`] is axum middleware that reads a callback's body, checks its signature according to Standard
-//! Webhooks 1.0.0, and passes a [`Callback`] to the handler. [`once`] also begins a transaction in the service's
-//! own PostgreSQL and inserts the callback's id. The handler writes in the same transaction. The middleware
-//! commits its writes and the id together, and responds only afterwards. A callback that arrives twice, because
-//! its response was lost, therefore takes effect once.
+//! [`verified`] is axum middleware that reads a callback's body, checks its signature according to Standard Webhooks
+//! 1.0.0, and passes a [`Callback`] to the handler. [`once`] also begins a transaction in the service's own PostgreSQL
+//! and inserts the callback's id. The handler writes in the same transaction. The middleware commits the handler's
+//! writes and the id together, and responds only after the commit. A callback therefore takes effect only once, even if
+//! it arrives twice because the response was lost.
 //!
 //! ```no_run
 //! use axum::{Router, middleware, routing::post};
@@ -36,13 +36,13 @@
 //! With another framework, or with a transaction that the service begins itself, use [`Verifier::verify`] and
 //! [`is_first`].
 //!
-//! This crate does not create schedules (the crate `client` does), and it does not listen on sockets. A side
-//! effect outside the handler's transaction, such as an email, happens each time the callback arrives. Record such
-//! work in the transaction, and perform it from the record.
+//! This crate does not create schedules: the crate `client` creates them. It does not listen on sockets. A side effect
+//! outside the handler's transaction, for example an email, may happen each time the callback arrives. Record such work
+//! in the transaction, and let another program perform it from the record.
 //!
-//! Invariants: A handler receives only bodies that were recently signed with one of the secrets. A success
-//! response leaves only after the commit. No secret appears in a `Debug` text or an error. Bodies are limited in
-//! size and in time.
+//! Invariants: a handler receives only bodies that a sender recently signed with one of the secrets. The middleware
+//! sends a success response only after the commit. No secret appears in a `Debug` text or an error. The verifier limits
+//! the size of a body and the time in which it must arrive.
 
 #![warn(missing_docs)]
 

@@ -14,11 +14,11 @@ use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 
 use crate::{Callback, Rejection, Verifier, clock};
 
-/// Accepts only signed callbacks. Install it with `axum::middleware::from_fn_with_state(verifier, verified)`. The
-/// handler may take a [`Callback`], and may read the body with other extractors as well. The middleware passes
-/// duplicates on.
+/// Middleware that accepts only signed callbacks. Install it with `axum::middleware::from_fn_with_state(verifier,
+/// verified)`. The handler may take a [`Callback`], and may also read the body with other extractors. The middleware
+/// passes duplicates to the handler.
 ///
-/// A rejected request receives 400, 401, 408 or 413, with the reason as text.
+/// The response to a rejected request has the status 400, 401, 408 or 413, with the reason as text.
 pub async fn verified(State(verifier): State<Verifier>, request: Request, next: Next) -> Response {
     match verifier.checked(request).await {
         Ok((_, request)) => next.run(request).await,
@@ -26,7 +26,7 @@ pub async fn verified(State(verifier): State<Verifier>, request: Request, next: 
     }
 }
 
-/// Reasons why a request does not reach its handler.
+/// Reason why the middleware does not pass a request to its handler.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Rejected {
     #[error("the body exceeds {bytes_max} bytes")]
@@ -53,7 +53,7 @@ impl IntoResponse for Rejected {
 }
 
 impl Verifier {
-    /// Verifies a request. Returns the callback, and the request with the callback among its extensions.
+    /// Verifies a request. Returns the callback, and the request with the callback in its extensions.
     pub(crate) async fn checked(&self, request: Request) -> Result<(Arc<Callback>, Request), Rejected> {
         let (mut parts, body) = request.into_parts();
         let body = clock::timeout(self.options.body_timeout, self.whole(body)).await.ok_or(Rejected::TooSlow)??;
@@ -72,20 +72,20 @@ impl Verifier {
     }
 }
 
-/// Extracts the callback in handlers behind [`verified`] or [`once`](crate::once()). Other routes respond with
-/// 500, because their requests are not verified.
+/// Extracts the callback in handlers behind [`verified`] or [`once`](crate::once()). Other routes respond with 500,
+/// because no middleware verifies their requests.
 impl<S: Sync> FromRequestParts<S> for Callback {
     type Rejection = (StatusCode, &'static str);
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
         match parts.extensions.get::<Arc<Callback>>() {
             Some(callback) => Ok(Callback::clone(callback)),
-            None => Err(missing("this route takes a callback but lacks a middleware that verifies it")),
+            None => Err(missing("this route takes a callback but lacks the middleware that verifies callbacks")),
         }
     }
 }
 
-/// Reports a route that lacks its middleware.
+/// Logs that a route lacks its middleware, and returns the response for this case.
 pub(crate) fn missing(what: &'static str) -> (StatusCode, &'static str) {
     tracing::error!("{what}");
     (StatusCode::INTERNAL_SERVER_ERROR, what)

@@ -1,7 +1,9 @@
-//! Handles each callback once: the handler's writes and the callback's id are committed in one transaction.
+//! Middleware that handles each callback once. It commits the handler's writes and the callback's id in one
+//! transaction.
 //!
-//! The transaction has its own connection from `begin` to `commit`. Any other end (a failed handler, a panic, a
-//! disconnected client) closes the connection, so PostgreSQL rolls the transaction back.
+//! The transaction has its own connection from `begin` to `commit`. If the handler fails or panics, or if the client
+//! disconnects, the middleware ends the transaction with a rollback or closes the connection. PostgreSQL rolls back the
+//! transaction in each case.
 //!
 //! docs/decisions/0122-discard-duplicates-in-the-receivers-transaction.md gives the reasons for the design.
 
@@ -21,7 +23,7 @@ use tokio_postgres::Client;
 use crate::middleware::missing;
 use crate::{Verifier, clock, handled};
 
-/// State of the middleware [`once`](once()). Cheap to clone.
+/// State of the middleware [`once`](once()). A clone is cheap.
 #[derive(Clone)]
 pub struct Once {
     verifier: Verifier,
@@ -30,21 +32,21 @@ pub struct Once {
 }
 
 impl Once {
-    /// Creates the state. The middleware takes one connection of `pool` for each callback in progress. The
-    /// database must have the table of [`create_table`](crate::create_table).
+    /// Creates the state of the middleware. The middleware takes one connection of `pool` for each callback in
+    /// progress. The database must have the table of [`create_table`](crate::create_table).
     #[must_use]
     pub fn new(verifier: Verifier, pool: Pool) -> Self {
         Once { verifier, pool, wait_max: Duration::from_secs(10) }
     }
 
-    /// Sets the longest wait for a connection, and for the end of a concurrent duplicate. Default 10 s, which is
-    /// also Reveille's default timeout for a callback. After this time the response is 503.
+    /// Sets the time limit for the wait for a connection and for the end of a concurrent duplicate. Default 10 s, which
+    /// is also Reveille's default timeout for a callback. After this time, the middleware responds with 503.
     #[must_use]
     pub fn wait_max(self, wait_max: Duration) -> Self {
         Once { wait_max, ..self }
     }
 
-    /// Begins a transaction that contains the callback's id. Returns `None` if the id was committed before.
+    /// Begins a transaction and inserts the callback's id. Returns `None` if an earlier transaction committed this id.
     async fn begin(&self, id: &str) -> Result<Option<Open>, Failure> {
         let beginning = async {
             let open = Open(Some(self.pool.get().await?));
@@ -67,16 +69,16 @@ impl fmt::Debug for Once {
     }
 }
 
-/// Accepts each signed callback once. Install it with `axum::middleware::from_fn_with_state(once,
+/// Middleware that accepts each signed callback once. Install it with `axum::middleware::from_fn_with_state(once,
 /// reveille_receiver::once)`. The handler may take a [`Callback`](crate::Callback) and a [`Transaction`].
 ///
-/// If the handler responds with 2xx, the middleware commits the transaction before it sends the response. After
-/// any other response, a panic or a disconnect, the transaction is rolled back, and the callback's next attempt is
-/// handled like the first. A callback that was already committed receives 200 without a call of the handler. Of
-/// two concurrent duplicates, one waits for the other.
+/// If the handler responds with 2xx, the middleware commits the transaction before it sends the response. After any
+/// other response, a panic or a disconnect, PostgreSQL rolls the transaction back. The middleware then handles the
+/// callback's next attempt like the first attempt. If the callback was already committed, the middleware responds with
+/// 200 and does not call the handler. If two duplicates arrive at the same time, one of them waits for the other.
 ///
-/// Requests without a valid signature are rejected as by [`verified`](crate::verified). If the database fails, the
-/// response is 503.
+/// The middleware rejects requests without a valid signature in the same way as [`verified`](crate::verified). If the
+/// database fails, the middleware responds with 503.
 pub async fn once(State(once): State<Once>, request: Request, next: Next) -> Response {
     let (callback, mut request) = match once.verifier.checked(request).await {
         Ok(checked) => checked,
@@ -101,12 +103,12 @@ pub async fn once(State(once): State<Once>, request: Request, next: Next) -> Res
 
 async fn finish(open: Option<Open>, is_success: bool) -> Result<(), Failure> {
     match (open, is_success) {
-        // After a failed statement, PostgreSQL reports success for a commit but rolls back. The query in front of
-        // the commit then fails, so the commit is not executed.
+        // After a failed statement, PostgreSQL reports success for a commit but rolls back. The query before the commit
+        // fails in this case, so the middleware learns about the failure.
         (Some(open), true) => open.end("select 1; commit").await,
         (None, true) => Err(Failure::TransactionInUse),
         (Some(open), false) => {
-            // If the rollback fails, the connection is closed, with the same effect.
+            // If the rollback fails, `end` closes the connection, which has the same effect.
             let _rolled_back = open.end("rollback").await;
             Ok(())
         }
@@ -114,14 +116,14 @@ async fn finish(open: Option<Open>, is_success: bool) -> Result<(), Failure> {
     }
 }
 
-/// Reasons why a callback was not processed.
+/// Reason why the middleware did not process a callback.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error("cannot get a connection to the receiver's database")]
     Pool(#[from] PoolError),
     #[error("the receiver's database rejected a statement")]
     Database(#[from] tokio_postgres::Error),
-    #[error("no database connection, or no end of a concurrent duplicate, within {0:?}")]
+    #[error("timed out after {0:?} while waiting for a database connection or for a concurrent duplicate")]
     TimedOut(Duration),
     #[error("the handler returned while its transaction was still in use")]
     TransactionInUse,
@@ -130,7 +132,7 @@ enum Failure {
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
         let error: &(dyn std::error::Error + 'static) = &self;
-        tracing::warn!(error, "callback not processed; Reveille will send it again");
+        tracing::warn!(error, "callback not processed; Reveille will send the callback again");
         let status = match &self {
             Failure::Pool(_) | Failure::Database(_) | Failure::TimedOut(_) => StatusCode::SERVICE_UNAVAILABLE,
             Failure::TransactionInUse => StatusCode::INTERNAL_SERVER_ERROR,
@@ -139,7 +141,7 @@ impl IntoResponse for Failure {
     }
 }
 
-/// A connection with an open transaction. Dropping it closes the connection.
+/// Connection with an open transaction. The drop of this value closes the connection.
 struct Open(Option<Object>);
 
 impl Open {
@@ -147,7 +149,7 @@ impl Open {
         self.0.as_ref().expect("the connection is present until the transaction ends")
     }
 
-    /// Ends the transaction, and returns the connection to its pool.
+    /// Ends the transaction with these statements, and returns the connection to its pool.
     async fn end(mut self, statements: &str) -> Result<(), Failure> {
         self.client().batch_execute(statements).await?;
         drop(self.0.take());
@@ -163,7 +165,7 @@ impl Drop for Open {
     }
 }
 
-/// The place of a request's transaction while no handler uses it.
+/// Slot that contains the transaction of a request while no handler uses it.
 #[derive(Clone)]
 struct Slot(Arc<Mutex<Option<Open>>>);
 
@@ -181,11 +183,11 @@ impl Slot {
     }
 }
 
-/// Transaction for the effects of a callback: a [`Client`] of `tokio_postgres` between `begin` and `commit`. Take
-/// it in a handler behind [`once`](once()). The middleware ends the transaction after the handler, so handlers
-/// must not begin, commit or roll back.
+/// Transaction for the effects of a callback. It is a [`Client`] of `tokio_postgres` between `begin` and `commit`. A
+/// handler behind [`once`](once()) can take it as an argument. The middleware ends the transaction after the handler,
+/// so handlers must not begin, commit or roll back a transaction.
 pub struct Transaction {
-    /// Present until this value is dropped.
+    /// Open transaction; `None` only after the drop of this value.
     open: Option<Open>,
     slot: Slot,
 }

@@ -1,4 +1,4 @@
-//! Secrets that sign callbacks.
+//! Secrets with which Reveille signs callbacks.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,24 +9,24 @@ use bytes::Bytes;
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
 
-/// A signing secret of the form `whsec_` plus base64, as in `data/signing.secret` and in the output of `reveille
+/// Signing secret. Its text consists of `whsec_` and base64, as in `data/signing.secret` and in the output of `reveille
 /// secret create`.
 #[derive(Clone)]
 pub struct Secret(Hmac<Sha256>);
 
-/// Reasons why a text is not a [`Secret`]. The error does not contain the text.
+/// Reason why a text is not a [`Secret`]. The error does not contain the text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SecretError {
-    /// The text has another prefix. It may be an API key.
+    /// The text does not have the prefix `whsec_`. It may be an API key.
     #[error(
         "invalid signing secret: expected the prefix `whsec_`; the first start writes a secret to `data/signing.secret`"
     )]
     Prefix,
-    /// The part after the prefix was truncated or changed.
+    /// The part after the prefix is truncated or changed.
     #[error("invalid signing secret: the part after `whsec_` is not base64; copy the whole secret")]
     Base64,
-    /// Standard Webhooks requires 24 to 64 bytes.
+    /// The secret does not have 24 to 64 bytes, which Standard Webhooks requires.
     #[error("invalid signing secret: expected 24 to 64 bytes, found {bytes}")]
     Length {
         /// Number of bytes of the secret.
@@ -37,14 +37,14 @@ pub enum SecretError {
 impl FromStr for Secret {
     type Err = SecretError;
 
-    /// Parses a secret. White space around it, as in a file, is ignored.
+    /// Parses a secret. The function ignores white space around the text, for example a line end in a file.
     fn from_str(text: &str) -> Result<Self, SecretError> {
         let digits = text.trim().strip_prefix("whsec_").ok_or(SecretError::Prefix)?;
         let key = STANDARD.decode(digits).map_err(|_| SecretError::Base64)?;
         if !(24..=64).contains(&key.len()) {
             return Err(SecretError::Length { bytes: key.len() });
         }
-        Ok(Secret(Hmac::new_from_slice(&key).expect("HMAC takes keys of every length")))
+        Ok(Secret(Hmac::new_from_slice(&key).expect("HMAC accepts keys of every length")))
     }
 }
 

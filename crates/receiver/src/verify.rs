@@ -15,22 +15,22 @@ const ID: &str = "webhook-id";
 const TIMESTAMP: &str = "webhook-timestamp";
 const SIGNATURE: &str = "webhook-signature";
 
-/// Number of signatures that are checked. A sender adds one for each active secret.
+/// Maximum number of signatures that the verifier checks. A sender adds one signature for each active secret.
 const SIGNATURES_MAX: usize = 16;
 const ID_BYTES_MAX: usize = 256;
 
-/// Limits of verification. Each default suits Reveille's callbacks.
+/// Limits of verification. The defaults suit Reveille's callbacks.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Largest difference between the signature's time and this machine's clock, in either direction. Default 5
-    /// min, as in Standard Webhooks. A value that is too small rejects callbacks when a clock is wrong. A value
-    /// that is too large gives an attacker more time to replay a recorded callback. A replay is still dropped as a
-    /// duplicate as long as its id is stored.
+    /// Largest difference between the signature's time and this machine's clock, in either direction. Default 5 min, as
+    /// in Standard Webhooks. If the value is too small, the verifier rejects callbacks when a clock is wrong. If it is
+    /// too large, an attacker has more time to replay a recorded callback. The middleware `once` still drops a replay
+    /// as a duplicate while the table contains its id.
     pub tolerance: Duration,
-    /// Largest accepted body, in bytes. Default 64 KiB, which is Reveille's largest payload.
+    /// Maximum size of a body in bytes. Default 64 KiB, which is the size of Reveille's largest payload.
     pub body_bytes_max: usize,
-    /// Time limit for receiving the whole body. Default 10 s. The sender is not authenticated before the body is
-    /// complete.
+    /// Time limit for the arrival of the whole body. Default 10 s. The limit is necessary because the verifier cannot
+    /// authenticate the sender before the body is complete.
     pub body_timeout: Duration,
 }
 
@@ -44,29 +44,29 @@ impl Default for Options {
     }
 }
 
-/// Verifies that requests are Reveille's callbacks. Cheap to clone.
+/// Verifier that checks whether requests are Reveille's callbacks. A clone is cheap.
 #[derive(Clone, Debug)]
 pub struct Verifier {
     secrets: Vec<Secret>,
     pub(crate) options: Options,
 }
 
-/// A request that was recently signed with one of the secrets.
+/// Callback: a request whose signature is recent and matches one of the secrets.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Callback {
-    /// Unique id of the occurrence, the same for every attempt. At most 256 bytes of visible ASCII.
+    /// Unique id of the run, which is the same for every attempt. It has at most 256 bytes of visible ASCII.
     pub id: String,
     /// Time of this attempt by the sender's clock, in whole seconds.
     pub sent_at: SystemTime,
-    /// The schedule's payload, byte for byte.
+    /// Payload of the schedule, with exactly the same bytes.
     pub body: Bytes,
-    /// Id of the schedule. Not signed: within `tolerance`, a person who recorded a callback can replay it with
-    /// another id here. Put data that must be authentic into the payload.
+    /// Id of the schedule. The signature does not cover it. Within `tolerance`, an attacker that recorded a callback
+    /// can replay the callback with another schedule id. Put data that must be authentic into the payload.
     pub schedule_id: Option<String>,
-    /// Number of this attempt, from 1. Not signed.
+    /// Number of this attempt, from 1. The signature does not cover it.
     pub attempt: Option<u32>,
-    /// Due time of the occurrence, in RFC 3339, even if the callback is late. Not signed.
+    /// Due time of the occurrence in RFC 3339, even if the callback is late. The signature does not cover it.
     pub scheduled_at: Option<String>,
 }
 
@@ -74,44 +74,45 @@ impl Callback {
     /// Parses the payload as JSON.
     ///
     /// # Errors
-    /// The parser's error, if the body is not JSON or does not have the form of `T`. A schedule without a payload
-    /// has an empty body.
+    /// Returns the error of the parser if the body is not JSON or does not have the form of `T`. The body is empty if
+    /// the schedule has no payload.
     pub fn json<'a, T: Deserialize<'a>>(&'a self) -> serde_json::Result<T> {
         serde_json::from_slice(&self.body)
     }
 }
 
-/// Reasons to reject a request.
+/// Reason why the verifier rejects a request.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Rejection {
-    /// One of the three headers is missing or occurs more than once.
+    /// One of the three signature headers is missing or occurs more than once.
     #[error("expected one header `{name}`, found {count}")]
     Header {
         /// Name of the header.
         name: &'static str,
-        /// Number of its occurrences.
+        /// Number of headers with this name in the request.
         count: usize,
     },
-    /// One of the three headers does not follow Standard Webhooks.
+    /// One of the three signature headers does not have the form that Standard Webhooks requires.
     #[error("invalid header `{name}`")]
     Malformed {
         /// Name of the header.
         name: &'static str,
     },
-    /// The request was signed too long ago or in the future. It is a replay, or one of the clocks is wrong.
+    /// The time of the signature is too old or in the future. The request is a replay, or one of the clocks is wrong.
     #[error(
         "the signature's time differs too much from this machine's clock; if the request is new, synchronize the clocks"
     )]
     Time,
-    /// No signature matches one of the secrets. Another sender created the request, the request was changed in
-    /// transit, or the secret belongs to another tenant or was deleted.
+    /// No signature matches one of the secrets. Either another sender created the request, or someone changed the
+    /// request in transit. It is also possible that the secret belongs to another tenant or was deleted.
     #[error("no signature matches one of the configured secrets")]
     Signature,
 }
 
 impl Rejection {
-    /// Status of the response: 400 or 401. Reveille treats both as failures and sends the callback again.
+    /// Returns the status of the response, which is 400 or 401. Reveille treats each of them as a failure and sends the
+    /// callback again.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         match self {
@@ -122,26 +123,27 @@ impl Rejection {
 }
 
 impl Verifier {
-    /// Creates a verifier for callbacks that are signed with `secret`.
+    /// Creates a verifier that accepts callbacks with a signature by `secret`.
     #[must_use]
     pub fn new(secret: Secret, options: Options) -> Self {
         Verifier { secrets: vec![secret], options }
     }
 
-    /// Accepts callbacks that are signed with this secret as well. Use it while one secret replaces another.
+    /// Returns a verifier that also accepts callbacks with a signature by this secret. Use this function while one
+    /// secret replaces another secret.
     #[must_use]
     pub fn or(mut self, secret: Secret) -> Self {
         self.secrets.push(secret);
         self
     }
 
-    /// Verifies a request and returns its callback. `now` is the time of the wall clock. The duration of the
-    /// comparison does not reveal how much of a signature is correct.
+    /// Verifies a request and returns its callback. `now` is the time of the wall clock. The duration of the comparison
+    /// does not reveal which part of a signature is correct.
     ///
     /// Source: Standard Webhooks 1.0.0, "Verifying webhook authenticity" and "Verifying the timestamp".
     ///
     /// # Errors
-    /// Returns [`Rejection`] if the request is not a valid callback.
+    /// Returns a [`Rejection`] if the request is not a valid callback.
     pub fn verify(&self, headers: &HeaderMap, body: Bytes, now: SystemTime) -> Result<Callback, Rejection> {
         let id = id_of(headers)?;
         let timestamp = one(headers, TIMESTAMP)?;
@@ -167,7 +169,7 @@ impl Verifier {
 
     fn is_signed(&self, id: &str, timestamp: &str, body: &Bytes, signatures: &str) -> bool {
         let right: Vec<_> = self.secrets.iter().map(|secret| secret.sign(id, timestamp, body)).collect();
-        // Versions other than `v1` are other signature schemes.
+        // Ignore versions other than `v1`, because they denote other signature schemes.
         let digits = signatures.split(' ').take(SIGNATURES_MAX).filter_map(|signature| signature.strip_prefix("v1,"));
         let given = digits.filter_map(|digits| STANDARD.decode(digits).ok());
         let is_right = |given: &[u8]| right.iter().fold(Choice::from(0), |found, right| found | right.ct_eq(given));
@@ -175,8 +177,8 @@ impl Verifier {
     }
 }
 
-/// Returns the id. An id must not contain a dot: the signed text could otherwise be split into a different id,
-/// time and body.
+/// Returns the id from the headers. The function rejects an id with a dot, because an attacker could otherwise split
+/// the signed text into a different id, time and body.
 fn id_of(headers: &HeaderMap) -> Result<&str, Rejection> {
     let id = one(headers, ID)?;
     let is_visible = id.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'.');
@@ -192,7 +194,7 @@ fn one<'a>(headers: &'a HeaderMap, name: &'static str) -> Result<&'a str, Reject
     value.to_str().map_err(|_| Rejection::Malformed { name })
 }
 
-/// Parses whole seconds since 1970.
+/// Parses a time in whole seconds since 1970.
 fn instant_of(timestamp: &str) -> Option<SystemTime> {
     let is_number = timestamp.bytes().all(|byte| byte.is_ascii_digit());
     let seconds = timestamp.parse().ok().filter(|_| is_number)?;

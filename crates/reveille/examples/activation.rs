@@ -1,7 +1,7 @@
-//! Activation of products: a style appears in listing and search at a scheduled time, which can be moved.
-//! Run `cargo run --example activation` while `reveille serve` runs.
+//! Activation of products. A style appears in the listing and the search at a scheduled time, which the shop can
+//! change. Run `cargo run --example activation` while `reveille serve` runs.
 
-#![expect(clippy::print_stdout, reason = "the example prints its progress")]
+#![expect(clippy::print_stdout, reason = "the example prints its progress for its reader")]
 
 mod shop;
 

@@ -1,5 +1,5 @@
-//! Campaigns: one batch schedules a notification for each customer of a segment. A customer that opts out gets none.
-//! Run `cargo run --example campaign` while `reveille serve` runs.
+//! Campaigns. One batch schedules a notification for each customer of a segment. A customer that opts out gets no
+//! notification. Run `cargo run --example campaign` while `reveille serve` runs.
 
 #![expect(clippy::print_stdout, reason = "the example prints its progress")]
 
@@ -26,7 +26,7 @@ struct Notification {
     customer: u32,
 }
 
-/// Inserts a row for each notification. Another service would send the notifications.
+/// Handler that inserts a row for a notification. In a real shop, another service would send the notifications.
 async fn notify(callback: Callback, transaction: Transaction) -> Result<(), Failed> {
     let Notification { campaign, customer } = callback.json()?;
     transaction.execute("insert into notifications values ($1, $2)", &[&campaign, &i64::from(customer)]).await?;
@@ -43,7 +43,8 @@ async fn main() -> anyhow::Result<()> {
     let url = shop.listen(Router::new().route("/notify", post(notify))).await?;
     let campaign = new_number();
     let at = after(3 * DAY);
-    // The application chooses the ids. If a batch fails halfway, a second batch cannot create the same schedules again.
+    // The application chooses the ids of the schedules. If a batch fails before its end, a second batch cannot create
+    // the same schedules again.
     let requests = (1..=CUSTOMERS).map(|customer| {
         let request = ScheduleRequest::at(at, format!("{url}/notify")).id(name(campaign, customer));
         request.label("campaign", campaign.to_string()).payload(&Notification { campaign, customer })

@@ -1,5 +1,5 @@
-//! Discounts: two schedules, one that turns a discount on and one that turns it off, each exactly once.
-//! Run `cargo run --example discount` while `reveille serve` runs.
+//! Discounts. One schedule turns a discount on and another schedule turns it off, each exactly once. Run `cargo run
+//! --example discount` while `reveille serve` runs.
 
 #![expect(clippy::print_stdout, reason = "the example prints its progress")]
 
@@ -26,8 +26,8 @@ struct Switch {
     is_active: bool,
 }
 
-/// Turns the discount on or off. A retry may change the order of the two callbacks. Therefore a callback that arrives
-/// late does not turn on a discount that is over.
+/// Handler that turns the discount on or off. A retry may change the order of the two callbacks. The handler therefore
+/// does not turn on a discount that is already over.
 async fn switch(callback: Callback, transaction: Transaction) -> Result<(), Failed> {
     let Switch { discount, is_active } = callback.json()?;
     let update = "update discounts set is_active = $2 and not is_over, is_over = is_over or not $2 where name = $1";
@@ -44,7 +44,8 @@ async fn main() -> anyhow::Result<()> {
     shop.execute("insert into discounts values ($1, false, false)", &[&discount]).await?;
 
     let start = after(Duration::ZERO);
-    // Schedule the end first. If the program then fails before it schedules the start, the discount never starts.
+    // Schedule the end of the discount first. If the program then fails before it schedules the start, the discount
+    // never starts.
     for (is_active, at) in [(false, start + DAY * 3), (true, start + DAY * 2)] {
         let payload = Switch { discount: discount.clone(), is_active };
         let request = ScheduleRequest::at(at, format!("{url}/switch"))

@@ -1,5 +1,5 @@
-//! Feedback mails: some days after a delivery the customer gets one mail, even if the courier reports the delivery
-//! repeatedly. Run `cargo run --example feedback` while `reveille serve` runs.
+//! Feedback mails. Some days after a delivery, the customer gets one mail, even if the courier reports the delivery
+//! several times. Run `cargo run --example feedback` while `reveille serve` runs.
 
 #![expect(clippy::print_stdout, reason = "the example prints its progress")]
 
@@ -17,17 +17,17 @@ use shop::{Shop, after, new_number, sleep};
 const DAY: Duration = Duration::from_secs(1);
 const TABLES: &str = "create table if not exists mails (order_id bigint not null, subject text not null)";
 
-/// Inserts a row for the mail, which another service would send. A rollback cannot take back a mail that was sent, so
-/// the handler does not send it itself.
+/// Handler that inserts a row for the mail, which another service would send. The handler does not send the mail
+/// itself, because a rollback cannot undo a mail.
 async fn request_feedback(callback: Callback, transaction: Transaction) -> Result<(), Failed> {
     let order: i64 = callback.json()?;
     transaction.execute("insert into mails values ($1, 'How was it?')", &[&order]).await?;
     Ok(())
 }
 
-/// Handles a delivery report of the courier. A report may arrive again, even after the mail, and then the id of the
-/// schedule is taken. With `put` instead of `create`, the second report would replace the schedule and cause a second
-/// mail.
+/// Handles a delivery report of the courier. If the report arrives again, even after the mail, the id of the schedule
+/// is already in use and `create` fails. With `put` instead of `create`, the second report would replace the schedule
+/// and cause a second mail.
 async fn delivered(reveille: &Client, url: &str, order: i64) -> anyhow::Result<()> {
     let request = ScheduleRequest::at(after(DAY), format!("{url}/feedback")).payload(&order)?;
     let outcome = match reveille.create(&request.id(format!("feedback-{order}"))).await {

@@ -1,5 +1,5 @@
-//! Nudges: a customer that leaves a cart gets a reminder, and a customer that buys gets none. Each change of the cart
-//! moves the reminder. Run `cargo run --example nudge` while `reveille serve` runs.
+//! Reminders of carts. A customer that leaves a cart gets a reminder, and a customer that buys gets no reminder. Each
+//! change of the cart postpones the reminder. Run `cargo run --example nudge` while `reveille serve` runs.
 
 #![expect(clippy::print_stdout, reason = "the example prints its progress")]
 
@@ -43,7 +43,7 @@ async fn main() -> anyhow::Result<()> {
         let mut cart = Cart { customer, items: Vec::new() };
         for item in ["a phone", "a case"] {
             cart.items.push(item.to_owned());
-            // Schedule the reminder three hours after the last change, with the present content of the cart.
+            // Schedule the reminder for three hours after this change, with the current content of the cart.
             let request = ScheduleRequest::at(after(3 * HOUR), format!("{url}/nudge")).payload(&cart)?;
             shop.reveille.put(&name(customer), &request).await?;
             println!("customer {customer} puts {item} into the cart");

@@ -1,6 +1,6 @@
-//! Payment reconciliation: the gateway timed out although the bank took the money. A recurring schedule queries the
-//! bank until the payment is settled, refunds it, and cancels itself. Run `cargo run --example payment` while `reveille
-//! serve` runs.
+//! Payment reconciliation. The gateway timed out although the bank took the money. A recurring schedule queries the
+//! bank until the bank has settled the payment. Its handler then refunds the payment and cancels the schedule. Run
+//! `cargo run --example payment` while `reveille serve` runs.
 
 #![expect(clippy::print_stdout, reason = "the example prints its progress")]
 
@@ -18,11 +18,11 @@ create table if not exists bank (payment bigint primary key, status text not nul
 create table if not exists queries (payment bigint not null, status text not null);
 create table if not exists refunds (payment bigint primary key);";
 
-/// Queries the bank, and refunds the payment if the bank has taken the money.
+/// Handler that queries the bank and refunds the payment if the bank has taken the money.
 ///
-/// The occurrence after the refund cancels the schedule. The occurrence that refunds must not cancel it: the
-/// cancellation is not part of the transaction, so after a failed commit the schedule would be cancelled without a
-/// refund.
+/// The occurrence after the refund cancels the schedule. The occurrence that refunds must not cancel the schedule,
+/// because the cancellation is not part of the transaction. If the commit then failed, the schedule would be cancelled
+/// without a refund.
 async fn reconcile(State(reveille): State<Client>, callback: Callback, transaction: Transaction) -> Result<(), Failed> {
     let payment: i64 = callback.json()?;
     if transaction.query_opt("select 1 from refunds where payment = $1", &[&payment]).await?.is_some() {

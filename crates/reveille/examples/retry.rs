@@ -1,5 +1,5 @@
-//! Retries: Reveille retries a failed operation with growing waits, even if the application or the server restarts.
-//! Run `cargo run --example retry` while `reveille serve` runs.
+//! Retries. Reveille retries a failed operation with growing waits, even if the application or the server restarts. Run
+//! `cargo run --example retry` while `reveille serve` runs.
 
 #![expect(clippy::print_stdout, reason = "the example prints its progress")]
 
@@ -17,8 +17,8 @@ const TABLES: &str = "\
 create table if not exists invoices (number bigint primary key, is_filed bool not null default false);
 create table if not exists tax_office (is_open bool not null);";
 
-/// Files an invoice. Any error becomes a response with status 500: the transaction is rolled back, and Reveille retries
-/// later.
+/// Handler that files an invoice. After any error, the middleware rolls the transaction back and responds with status
+/// 500, and Reveille retries later.
 async fn file(callback: Callback, transaction: Transaction) -> Result<(), Failed> {
     let invoice: i64 = callback.json()?;
     transaction.execute("update invoices set is_filed = true where number = $1", &[&invoice]).await?;
@@ -29,7 +29,7 @@ async fn file(callback: Callback, transaction: Transaction) -> Result<(), Failed
     }
 }
 
-/// Returns the only run of this schedule, if it exists yet.
+/// Returns the only run of this schedule, or `None` if the run does not exist yet.
 async fn run_of(reveille: &Client, schedule: &str) -> anyhow::Result<Option<Run>> {
     Ok(reveille.runs(schedule).try_next().await?)
 }
@@ -43,7 +43,7 @@ async fn main() -> anyhow::Result<()> {
     shop.execute("delete from tax_office", &[]).await?;
     shop.execute("insert into tax_office values (false)", &[]).await?;
 
-    // Five attempts with random waits of at most 200 ms, 400 ms, 800 ms and 1.6 s.
+    // The run has at most five attempts, with random waits of at most 200 ms, 400 ms, 800 ms and 1.6 s.
     let schedule = format!("file-{invoice}");
     let request =
         ScheduleRequest::at(after(Duration::ZERO), format!("{url}/file")).payload(&invoice)?.retry(5, "200ms");

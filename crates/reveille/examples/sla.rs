@@ -1,5 +1,6 @@
-//! SLAs: each stage of an order has a time limit. A schedule escalates the breach at the limit, and the end of the
-//! stage cancels the schedule. Run `cargo run --example sla` while `reveille serve` runs.
+//! Service-level agreements. Each stage of an order has a time limit. At the limit, a schedule escalates the breach. If
+//! the stage ends earlier, the application cancels the schedule. Run `cargo run --example sla` while `reveille serve`
+//! runs.
 
 #![expect(clippy::print_stdout, reason = "the example prints its progress")]
 
@@ -25,15 +26,15 @@ struct Stage {
     stage: String,
 }
 
-/// Escalates a stage that did not end in time.
+/// Handler that escalates a stage that did not end in time.
 async fn breach(callback: Callback, transaction: Transaction) -> Result<(), Failed> {
     let Stage { order, stage } = callback.json()?;
     transaction.execute("insert into escalations values ($1, $2)", &[&order, &stage]).await?;
     Ok(())
 }
 
-/// Returns the id of the schedule. It is derived from the stage, so that the code that ends the stage does not need to
-/// store it.
+/// Returns the id of the schedule for a stage. The function derives the id from the stage, so that the application does
+/// not need to store the id.
 fn name(order: i64, stage: &str) -> String {
     format!("sla-{order}-{stage}")
 }
@@ -65,7 +66,7 @@ async fn main() -> anyhow::Result<()> {
     finish(&shop.reveille, quick, "shipping").await?;
 
     shop.until("select count(*) = 1 from escalations where order_id = $1", &[&slow]).await?;
-    // All other schedules are cancelled, so no further escalation can follow.
+    // The example has cancelled all other schedules, so no further escalation can follow.
     for order in [quick, slow] {
         let late: Option<String> =
             shop.query("select string_agg(stage, ', ') from escalations where order_id = $1", &[&order]).await?;

@@ -1,4 +1,4 @@
-//! `reveille store` and `reveille cluster`: management of a cluster and its database.
+//! Commands `reveille store` and `reveille cluster`, which manage a cluster and its database.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -35,7 +35,7 @@ pub(crate) struct MigrateArguments {
     /// Folder for the keys of the first operator and the first tenant, if this command creates them
     #[arg(long, default_value = "./data", env = "REVEILLE_DATA")]
     data: PathBuf,
-    /// Addresses that the first tenant may call in addition to public ones: loopback, private, link_local, shared
+    /// Addresses that the first tenant may call in addition to public addresses: loopback, private, link_local, shared
     #[arg(long, value_delimiter = ',', env = "REVEILLE_ALLOW_EGRESS")]
     allow_egress: Vec<Class>,
     #[command(flatten)]
@@ -52,7 +52,7 @@ pub(crate) enum ClusterCommand {
 pub(crate) struct StatusArguments {
     #[command(flatten)]
     engine: EngineArguments,
-    /// Print a line for each shard as well
+    /// Print also a line for each shard
     #[arg(long)]
     shards: bool,
     /// Print JSON instead of a table
@@ -60,7 +60,7 @@ pub(crate) struct StatusArguments {
     json: bool,
 }
 
-/// Maximum pollers of one read of due rows.
+/// Maximum number of pollers in one read of due rows.
 const READS_PER_CALL: usize = 256;
 
 pub(crate) async fn store(runtime: &Runtime, command: &StoreCommand) -> anyhow::Result<()> {
@@ -106,10 +106,11 @@ async fn migrate(runtime: &Runtime, arguments: &MigrateArguments) -> anyhow::Res
     .await
 }
 
-/// Creates the schemas of store and coordination, or migrates older ones to the version of this build.
+/// Creates the schemas of the store and of the coordination engine, or migrates older schemas to the version of this
+/// build.
 ///
 /// # Errors
-/// Returns an error if a database cannot be reached, or a migration fails.
+/// Returns an error if a database cannot be reached, or if a migration fails.
 pub(crate) async fn migrate_schema(runtime: &Runtime, engine: &PostgresEngine) -> anyhow::Result<()> {
     let options = engine.store_options();
     let migrated = store_postgres::migrate(runtime, engine.store.as_str(), &options).await;
@@ -145,7 +146,7 @@ pub(crate) async fn with_store<T>(
     done
 }
 
-/// JSON output of `status`, for scripts. Durations are in milliseconds.
+/// JSON output of `reveille cluster status`, for scripts. Durations are in milliseconds.
 #[derive(Serialize, Debug)]
 struct Status {
     cluster: String,
@@ -162,7 +163,7 @@ struct MemberStatus {
     address: String,
     build: String,
     owns: bool,
-    /// `true` for the leader, which does the cluster-wide work and logs it.
+    /// `true` for the leader, which does and logs the work for the whole cluster.
     leads: bool,
     shards: usize,
     lag_ms: u64,
@@ -171,10 +172,10 @@ struct MemberStatus {
 #[derive(Serialize, Debug)]
 struct ShardStatus {
     shard: u16,
-    /// Name of the owner; `null` if the shard has no owner and its due rows wait.
+    /// Name of the member that owns the shard. `null` if the shard has no owner and its due rows wait.
     owner: Option<String>,
     term: u64,
-    /// Time since the first row without an outcome was due.
+    /// Time since the due instant of the first row without an outcome.
     lag_ms: u64,
 }
 

@@ -1,11 +1,11 @@
-//! The commands that act as clients of a server: schedules, runs, tenants, keys, signing secrets and quotas.
+//! Commands that act as clients of a server. They manage schedules, runs, tenants, keys, signing secrets and quotas.
 //!
-//! They use only the SDK. They open no store, and they read from a data folder only the address and the keys that
-//! `serve` writes there. With `--json` they print the JSON of the API. Otherwise they print tables and lines for
-//! people, and escape the control characters in text that other users wrote. Progress goes to standard error, and only
-//! if that is a terminal.
+//! The commands use only the SDK. They open no store. From a data folder, they read only the address and the keys that
+//! `serve` writes there. With `--json`, they print the JSON of the API. Otherwise they print tables and lines for
+//! people, and escape the control characters in text that other users wrote. They print progress to standard error, and
+//! only if standard error is a terminal.
 //!
-//! Invariants: every error names the next step. A key is printed only by the command that created it.
+//! Invariants: every error names the next step. Only the command that creates a key prints the key.
 //!
 //! docs/decisions/0121-put-client-commands-in-the-same-binary.md gives the reasons for the design.
 
@@ -24,10 +24,10 @@ use clap_complete::Shell;
 use cli_support::console;
 use runtime::Runtime;
 
-/// Format of a command's result.
+/// Option for the format of a command's result.
 #[derive(Args, Clone, Copy, Debug)]
 struct Output {
-    /// Print the JSON of the API
+    /// Print the result as the JSON of the API
     #[arg(long)]
     json: bool,
 }
@@ -54,7 +54,7 @@ pub(crate) enum Command {
     Quota(quota::Command),
     /// Print the completion script for a shell
     Completions {
-        /// Shell to print the script for
+        /// Shell of the completion script
         shell: Shell,
     },
 }

@@ -1,4 +1,4 @@
-//! A member of a cluster with its data in PostgreSQL: opening its store, and joining the cluster.
+//! Member of a cluster whose data is in PostgreSQL. This module opens the member's store and joins the cluster.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -21,31 +21,31 @@ use crate::identity;
 /// Task of a member.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Role {
-    /// Answers requests of users.
+    /// Respond to requests of users
     Api,
-    /// Owns shards, and sends their due callbacks.
+    /// Own shards and send their due callbacks
     Pollers,
 }
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct MemberArguments {
-    /// Tasks of this member; with `pollers` alone it answers only /healthz, /readyz and /metrics
+    /// Tasks of this member; with `pollers` alone, the member responds only to /healthz, /readyz and /metrics
     #[arg(long, value_enum, value_delimiter = ',', default_values = ["api", "pollers"], env = "REVEILLE_ROLES")]
     roles: Vec<Role>,
     /// Listen address for connections from other members
     #[arg(long, default_value = "127.0.0.1:0", env = "REVEILLE_PEER_LISTEN")]
     peer_listen: SocketAddr,
-    /// Address HOST:PORT at which other members reach this one, if it differs from the listen address
+    /// Address HOST:PORT at which other members reach this member, if it differs from the listen address
     #[arg(long, env = "REVEILLE_PEER_ADVERTISE")]
     peer_advertise: Option<String>,
     /// Name of this member in logs and tables [default: the machine's name and the peer port]
     #[arg(long, env = "REVEILLE_NAME")]
     name: Option<String>,
-    /// Seconds until the shards of a dead member pass to another one; with a short lease a live member loses its shards
-    /// when the database stalls [1 to 60]
+    /// Seconds until the shards of a dead member pass to another member; with a short lease, a live member loses its
+    /// shards when the database stalls [1 to 60]
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u64).range(1..=60), env = "REVEILLE_LEASE")]
     lease: u64,
-    /// Days for which runs, and ended or cancelled schedules, are kept [1 to 100]
+    /// Days for which the store retains runs, and ended or cancelled schedules [1 to 100]
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=100), env = "REVEILLE_HISTORY_DAYS")]
     history_days: u64,
 }
@@ -76,10 +76,10 @@ impl MemberArguments {
         Duration::from_secs(self.history_days * 86_400)
     }
 
-    /// Returns the profile that other members see.
+    /// Returns the profile that this member publishes for the other members.
     ///
     /// # Errors
-    /// Returns an error if other members cannot reach this one at the address in the profile.
+    /// Returns an error if other members cannot reach this member at the address in the profile.
     fn profile(&self, listening: SocketAddr) -> anyhow::Result<Profile> {
         ensure!(
             self.peer_advertise.is_some() || !listening.ip().is_unspecified(),
@@ -108,7 +108,7 @@ impl MemberArguments {
 /// Opens the store for a process with the data folder `data`.
 ///
 /// # Errors
-/// Errors name the next step for the operator.
+/// Returns an error that names the next step for the operator.
 pub(crate) async fn open(
     runtime: &Runtime,
     tasks: &TaskSet,
@@ -144,7 +144,7 @@ pub(crate) struct Member {
     pub(crate) listener: Listener,
 }
 
-/// The database, without and with the encryption of secrets.
+/// Store in the database, without and with the encryption of secrets.
 pub(crate) struct Stores<'a> {
     pub(crate) postgres: &'a PostgresStore,
     pub(crate) encrypted: Arc<EncryptedStore>,
@@ -153,7 +153,7 @@ pub(crate) struct Stores<'a> {
 /// Joins the cluster as a member.
 ///
 /// # Errors
-/// Errors name the next step for the operator.
+/// Returns an error that names the next step for the operator.
 pub(crate) async fn join(
     runtime: &Runtime,
     engine: &PostgresEngine,

@@ -1,12 +1,12 @@
 //! Configuration of `serve`: a TOML file, environment variables and flags. A variable overrides the file, and a flag
 //! overrides both.
 //!
-//! There is one list of options, the flags of `serve`. A key of the file is the name of a flag without its dashes. The
-//! value is passed to the parser as a flag, so types, bounds and errors are the same for all three. A new flag can be
-//! set in all three without further code.
+//! The flags of `serve` are the only list of options. A key of the file is the name of a flag without its dashes. This
+//! module passes the value to the parser of flags, so the file, the variables and the flags have the same types, bounds
+//! and errors. Users can set a new flag in all three places without further code.
 //!
-//! This module reads no file other than the one that `--config` names. Invariants: an unknown key is an error, and
-//! passwords are redacted in everything that is printed.
+//! This module reads only the file that `--config` names. Invariants: an unknown key is an error. All printed text
+//! contains redacted passwords.
 //!
 //! docs/decisions/0084-define-each-option-once-as-a-flag.md gives the reasons for the design.
 
@@ -24,21 +24,22 @@ use toml::de::{DeTable, DeValue};
 
 use crate::Arguments;
 
-/// Maximum bytes of a configuration file.
+/// Maximum size of a configuration file in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 const SERVE: &str = "serve";
-/// Flags that a file cannot set.
+/// Flags of `serve` that a configuration file cannot set.
 const NOT_IN_A_FILE: [&str; 4] = ["config", "print-config", "help", "version"];
 
 /// Parses the command line, the environment and the configuration file. Exits the process, as clap does, if the command
 /// line is invalid or asks for help.
 ///
 /// # Errors
-/// Returns an error if the file cannot be read, or has an unknown key or an invalid value.
+/// Returns an error if the file cannot be read, or if it has an unknown key or an invalid value.
 pub(crate) fn load(words: Vec<OsString>) -> anyhow::Result<Configuration> {
     let mut command = Arguments::command();
     command.build();
-    // The second parse, with the values of the file, reports the errors of the command line.
+    // Ignore the errors of this parse. The second parse, with the values of the file, reports the errors of the command
+    // line.
     let typed = command.clone().ignore_errors(true).try_get_matches_from(&words).ok();
     let typed = typed.as_ref().and_then(|matches| matches.subcommand_matches(SERVE));
     let file = match typed.and_then(|serve| serve.get_one::<PathBuf>("config")) {
@@ -67,11 +68,11 @@ pub(crate) fn load(words: Vec<OsString>) -> anyhow::Result<Configuration> {
 
 pub(crate) struct Configuration {
     pub(crate) arguments: Arguments,
-    /// Text of the effective configuration, if the process must print it and exit.
+    /// Text of the effective configuration. `None` unless the process must print it and exit.
     pub(crate) shown: Option<String>,
 }
 
-/// Returns the options of `serve` and those of every command.
+/// Returns the options of `serve` and the options that all commands have.
 fn options(command: &Command) -> impl Iterator<Item = (&str, &Arg)> {
     let serve = command.find_subcommand(SERVE).expect("the command `serve` exists");
     let options = serve.get_arguments().filter_map(|option| Some((option.get_long()?, option)));
@@ -88,12 +89,12 @@ fn id_of(command: &Command, key: &str) -> Option<String> {
 
 #[derive(Default)]
 struct File {
-    /// Entries by the names of their flags.
+    /// Entries of a configuration file, by the names of their flags.
     entries: BTreeMap<String, Entry>,
 }
 
 struct Entry {
-    /// Words of the command line with the same meaning; empty for a switch that is off.
+    /// Words of a command line with the same meaning as the entry. The list is empty for a switch that is off.
     words: Vec<String>,
     /// File and line.
     place: String,
@@ -111,7 +112,8 @@ impl File {
             std::fs::read_to_string(path).with_context(|| format!("cannot read the configuration in {shown}"))?;
         let place = |at: usize| format!("{shown}:{}", line_of(&text, at));
         let table = DeTable::parse(&text).map_err(|error| {
-            // The error's `Display` shows the line, which may contain a password. Therefore use only its message.
+            // The `Display` text of the error shows the line, which may contain a password. Therefore use only the
+            // message of the error.
             let at = error.span().map_or(0, |span| span.start);
             anyhow::anyhow!("{}: invalid TOML: {}", place(at), error.message())
         })?;
@@ -132,7 +134,7 @@ fn line_of(text: &str, at: usize) -> usize {
 }
 
 fn unknown(command: &Command, key: &str) -> String {
-    // Users write underscores, because other programs use them in their files.
+    // Users write underscores in keys, because other programs use underscores in their files.
     let name = key.replace('_', "-");
     let likeness = |known: &&str| (strsim::jaro_winkler(&name, known) * 1_000.0).round();
     let closest = options(command).map(|(long, _)| long).max_by(|one, other| likeness(one).total_cmp(&likeness(other)));
@@ -142,7 +144,7 @@ fn unknown(command: &Command, key: &str) -> String {
     }
 }
 
-/// Returns the words of the command line that set the same value.
+/// Returns the words of a command line that set the same value.
 fn words(key: &str, option: &Arg, value: &DeValue<'_>) -> anyhow::Result<Vec<String>> {
     if matches!(option.get_action(), ArgAction::SetTrue) {
         return match value {
@@ -174,13 +176,14 @@ fn scalar(value: &DeValue<'_>) -> Option<String> {
     }
 }
 
-/// Checks whether the command line would accept these words, independent of all other options.
+/// Checks whether the parser of the command line accepts these words, independent of all other options.
 fn check(command: &Command, key: &str, words: &[String]) -> anyhow::Result<()> {
     let alone = command.clone().mut_subcommand(SERVE, |serve| serve.mut_args(|option| option.env(Resettable::Reset)));
     let words = ["reveille", SERVE].into_iter().map(str::to_owned).chain(words.iter().cloned());
     let Err(error) = alone.try_get_matches_from(words) else { return Ok(()) };
     if !matches!(error.kind(), ErrorKind::ValueValidation | ErrorKind::InvalidValue) {
-        return Ok(()); // The option requires other options. The parse of the whole configuration checks that.
+        // The option requires other options. The parse of the whole configuration checks this requirement.
+        return Ok(());
     }
     let reason = match error.get(ContextKind::ValidValue) {
         Some(ContextValue::Strings(valid)) => format!("must be one of {}", valid.join(", ")),
@@ -231,7 +234,7 @@ fn literal(option: &Arg, values: &[String]) -> String {
     }
 }
 
-/// Encodes `text` as a basic string of TOML.
+/// Returns `text` as a basic string of TOML.
 fn quoted(text: &str) -> String {
     let mut quoted = String::from('"');
     for c in text.chars() {
@@ -247,8 +250,8 @@ fn quoted(text: &str) -> String {
     quoted
 }
 
-/// Returns the URL with `***` in place of its password. If the position of the password is ambiguous, all of the URL
-/// becomes `***`.
+/// Returns the URL with `***` instead of its password. If the position of the password is ambiguous, the function
+/// replaces the whole URL with `***`.
 fn without_password(url: &str) -> String {
     const HIDDEN: &str = "***";
     let (base, query) = url.split_once('?').unwrap_or((url, ""));

@@ -1,8 +1,8 @@
-//! Control socket of a running server: the operator's commands `backup` and `check` send their requests to it.
+//! Control socket of a running server. The operator's commands `backup` and `check` send their requests to this socket.
 //!
-//! The socket is in the data folder and only the owner of the folder can use it. With it, `reveille backup` and
-//! `reveille check` work whether or not a server runs on the folder. A request is one line, and so is its response: `ok
-//! …` or `error …`.
+//! The socket is in the data folder, and only the owner of the folder can use the socket. Because of the socket,
+//! `reveille backup` and `reveille check` also work while a server runs on the folder. A request is one line. The
+//! response is also one line: `ok …` or `error …`.
 //!
 //! docs/decisions/0082-accept-commands-on-a-unix-socket.md gives the reasons for the design.
 
@@ -20,14 +20,14 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 
-/// Maximum bytes of a request. The longest request contains the path of a folder.
+/// Maximum size of a request in bytes. The longest request contains the path of a folder.
 const LINE_BYTES_MAX: u64 = 8 * 1024;
 
-/// Request of an operator to a store.
+/// Request of an operator to an embedded store.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Request {
     Check,
-    /// Backup to a folder that does not exist yet. The path is absolute.
+    /// Request for a backup to a folder that does not exist yet. The path is absolute.
     Backup(PathBuf),
 }
 
@@ -58,8 +58,8 @@ fn socket(data: &Path) -> PathBuf {
     data.join("control")
 }
 
-/// Handles requests until the sender of `stopped` is dropped. They run on a separate thread, because a copy blocks it.
-/// If the socket cannot be created, the server runs without it.
+/// Handles requests until the sender of `stopped` is dropped. The requests run on a separate thread, because a backup
+/// blocks its thread. If the socket cannot be created, the server runs without the socket.
 pub(crate) fn listen(
     runtime: &Runtime,
     tasks: &TaskSet,
@@ -82,7 +82,8 @@ pub(crate) fn listen(
     }
 }
 
-/// Binds the socket. This process has locked the folder, so an existing socket belongs to a process that has ended.
+/// Binds the socket, and first removes an existing socket. This process has locked the folder, so an existing socket
+/// belongs to a process that has ended.
 fn bind(path: &Path) -> io::Result<UnixListener> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -93,7 +94,7 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Handles one request at a time.
+/// Handles the requests of the socket, one request at a time.
 async fn serve(runtime: Runtime, listener: UnixListener, store: Arc<EmbeddedStore>) {
     const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
     loop {
@@ -118,10 +119,10 @@ async fn serve(runtime: Runtime, listener: UnixListener, store: Arc<EmbeddedStor
     }
 }
 
-/// Sends the request to the server that runs on this folder. Returns `None` if no server runs on it.
+/// Sends the request to the server that runs on this folder. Returns `None` if no server runs on the folder.
 ///
 /// # Errors
-/// Returns an error if the server cannot carry out the request, or the connection ends before the response.
+/// Returns an error if the server cannot carry out the request, or if the connection ends before the response.
 pub(crate) async fn send(data: &Path, request: &Request) -> anyhow::Result<Option<String>> {
     let Ok(mut stream) = UnixStream::connect(socket(data)).await else { return Ok(None) };
     stream.write_all(request.line()?.as_bytes()).await?;
@@ -134,15 +135,15 @@ pub(crate) async fn send(data: &Path, request: &Request) -> anyhow::Result<Optio
     }
 }
 
-/// Carries out the request. Returns the outcome as one line.
+/// Carries out the request. Returns the result as one line.
 ///
 /// # Errors
-/// Returns an error if the backup or the check fails, or the check finds damage.
+/// Returns an error if the backup or the check fails, or if the check finds damage.
 pub(crate) async fn handle(store: &EmbeddedStore, request: &Request) -> anyhow::Result<String> {
     match request {
         Request::Backup(to) => {
             store.backup(to).await?;
-            // The backup contains only encrypted secrets. The key must not be stored beside it.
+            // The backup contains only encrypted secrets. The operator must not store the key beside the backup.
             Ok(format!("backed up to {}; keep a copy of the data folder's store.key elsewhere", to.display()))
         }
         Request::Check => {
@@ -164,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_round_trip_and_other_lines_are_rejected() {
+    fn control_parser_reads_back_requests_and_rejects_other_lines() {
         for request in [Request::Check, Request::Backup(PathBuf::from("/var/backups/a b"))] {
             assert_eq!(Request::parse(request.line().unwrap().trim_end_matches('\n')), Some(request));
         }

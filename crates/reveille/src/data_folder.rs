@@ -1,13 +1,14 @@
-//! Data folder of a server: the path of the embedded store in it, and explanations for a store that does not open.
+//! Data folder of a server. This module contains the path of the embedded store in the folder, and the error texts for
+//! a store that cannot be opened.
 
 use std::path::{Path, PathBuf};
 
-/// Returns the path of the embedded store in a data folder. Keys and the control socket are beside it.
+/// Returns the path of the embedded store in a data folder. The keys and the control socket are in the same folder.
 pub(crate) fn store_path(data: &Path) -> PathBuf {
     data.join("store")
 }
 
-/// Adds the next step for the operator to an error of opening the store.
+/// Adds the next step for the operator to an error that occurred when the store was opened.
 pub(crate) fn explain_open(error: store_embedded::OpenError, data: &Path) -> anyhow::Error {
     if let store_embedded::OpenError::Journal(journal::OpenError::Locked { lock }) = &error {
         let holder = holder_of(lock).map_or_else(String::new, |pid| format!(" (process {pid})"));

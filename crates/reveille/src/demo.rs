@@ -1,4 +1,4 @@
-//! `reveille demo`: a server, a receiver and some schedules for a few seconds, in a temporary folder.
+//! Command `reveille demo`, which runs a server, a receiver and some schedules for a few seconds in a temporary folder.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use crate::identity;
 use crate::service::{Options, Service};
 use crate::stop::Signals;
 
-/// Runs the demonstration for `duration`, or until a signal to stop.
+/// Runs the demonstration for `duration`, or until the process receives a signal to stop.
 ///
 /// # Errors
-/// Returns an error if the server or the receiver cannot be started, or the server rejects a schedule.
+/// Returns an error if the server or the receiver cannot start, or if the server rejects a schedule.
 pub(crate) async fn run(runtime: &Runtime, duration: Duration) -> anyhow::Result<()> {
     let mut signals = Signals::listen()?;
     let folder = tempfile::tempdir().context("cannot create a temporary folder for the demo")?;
@@ -36,7 +36,7 @@ pub(crate) async fn run(runtime: &Runtime, duration: Duration) -> anyhow::Result
     tasks.spawn(
         "demo-service",
         service.run_until(async move {
-            // The demonstration ends when the sender sends or is dropped.
+            // The demonstration ends when this channel's sender sends a message or is dropped.
             let _result = ended.await;
         }),
     );
@@ -74,7 +74,7 @@ async fn schedule_all(runtime: &Runtime, api: SocketAddr, key: &str, target: Soc
     Ok(())
 }
 
-/// Prints each callback when it arrives, with its lateness.
+/// Sink that prints each callback when it arrives, with its lateness.
 struct Announcer;
 
 impl Sink for Announcer {

@@ -1,7 +1,7 @@
-//! Options that select the storage engine and the coordination engine, and the engines that they select.
+//! Options that select the storage engine and the coordination engine, and the code that opens these engines.
 //!
 //! The default is the embedded store in the data folder, for one process. A URL selects a database instead. A URL may
-//! contain a password, so no URL is printed or logged as the operator wrote it.
+//! contain a password, so the program never prints or logs a URL as the operator wrote it.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -21,12 +21,13 @@ use runtime::Runtime;
 use sha2::{Digest as _, Sha256};
 use store_postgres::PostgresStore;
 
-/// Lease that a process other than a member uses with the coordination engine, whatever the members' lease is.
+/// Lease with which a process that is not a member uses the coordination engine. The lease of the members may differ.
 const VIEW_LEASE: Duration = Duration::from_secs(10);
 
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct EngineArguments {
-    /// Database for the data, postgres://USER:PASSWORD@HOST:PORT/DATABASE; without it the data is in the data folder
+    /// Database for the data, postgres://USER:PASSWORD@HOST:PORT/DATABASE; without this option, the data is in the data
+    /// folder
     #[arg(long, env = "REVEILLE_STORE", hide_env_values = true)]
     store: Option<Url>,
     /// Coordination engine through which members find each other, postgres://USER:PASSWORD@HOST:PORT/DATABASE or
@@ -38,7 +39,7 @@ pub(crate) struct EngineArguments {
     password_file: Option<PathBuf>,
 }
 
-/// Engine that the arguments select.
+/// Storage engine that the arguments select.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum Engine {
     /// Embedded store in the data folder, for one process.
@@ -47,7 +48,7 @@ pub(crate) enum Engine {
     Postgres(PostgresEngine),
 }
 
-/// Database for the data, and engine for coordination. Both are often the same database.
+/// Database for the data, and coordination engine. They are often the same database.
 #[derive(Clone)]
 pub(crate) struct PostgresEngine {
     pub(crate) store: Url,
@@ -65,7 +66,7 @@ impl EngineArguments {
     /// Returns the engine that the arguments select.
     ///
     /// # Errors
-    /// Returns an error if `--coordination` is given without `--store`, or the password file cannot be read.
+    /// Returns an error if the user sets `--coordination` without `--store`, or if the password file cannot be read.
     pub(crate) fn engine(&self) -> anyhow::Result<Engine> {
         match (&self.store, &self.coordination) {
             (None, None) => Ok(Engine::Embedded),
@@ -84,7 +85,7 @@ impl EngineArguments {
     /// Returns the database that the arguments select.
     ///
     /// # Errors
-    /// The errors of [`EngineArguments::engine`], and an error if the arguments name no database.
+    /// Returns the same errors as [`EngineArguments::engine`], and an error if the arguments name no database.
     pub(crate) fn postgres(&self) -> anyhow::Result<PostgresEngine> {
         match self.engine()? {
             Engine::Postgres(engine) => Ok(engine),
@@ -100,7 +101,7 @@ impl EngineArguments {
     }
 }
 
-/// Reads a password without the end of its line.
+/// Reads a password from a file. The password does not include the line end.
 ///
 /// # Errors
 /// Returns an error if the file cannot be read.
@@ -109,11 +110,12 @@ pub(crate) fn read_password(path: &Path) -> anyhow::Result<String> {
     Ok(text.trim_end_matches(['\r', '\n']).to_owned())
 }
 
-/// Coordination engine of a cluster, open.
+/// Open coordination engine of a cluster.
 #[derive(Clone)]
 pub(crate) struct Coordination {
     pub(crate) ownership: Arc<dyn Ownership>,
-    /// Id that the engine stores permanently. All members that open the same engine read the same id.
+    /// Id of the coordination engine, which the engine stores permanently. All members that open the same engine read
+    /// the same id.
     id: String,
 }
 
@@ -122,11 +124,12 @@ impl PostgresEngine {
         store_postgres::Options { password: self.password.clone(), ..store_postgres::Options::default() }
     }
 
-    /// Opens the coordination engine for a member of the cluster in `store`. Members hold leases of length `lease`. In
-    /// a tree, only processes that know the cluster's secret can access the nodes of the members.
+    /// Opens the coordination engine for a member of the cluster in `store`. The leases of members have the length
+    /// `lease`. If the engine is a tree, only processes that know the cluster's secret can access the nodes of the
+    /// members.
     ///
     /// # Errors
-    /// Errors name the next step for the operator.
+    /// Returns an error that names the next step for the operator.
     pub(crate) async fn coordination(
         &self,
         runtime: &Runtime,
@@ -145,7 +148,7 @@ impl PostgresEngine {
     /// Returns the members of the cluster and their shards.
     ///
     /// # Errors
-    /// Errors name the next step for the operator.
+    /// Returns an error that names the next step for the operator.
     pub(crate) async fn view(&self, runtime: &Runtime, store: &PostgresStore) -> anyhow::Result<View> {
         let coordination = self.open_coordination(runtime, VIEW_LEASE, store).await?;
         if let Some(recorded_id) = &store.cluster().coordination_id {
@@ -166,7 +169,8 @@ impl PostgresEngine {
         coordination.context("cannot coordinate with the other members")
     }
 
-    /// Connects to the coordination engine. Its data is in tables of the database, or at `/reveille` in a tree.
+    /// Connects to the coordination engine. The engine's data is in tables of the database, or at `/reveille` in a
+    /// tree.
     async fn connect_coordination(
         &self,
         runtime: &Runtime,
@@ -177,9 +181,9 @@ impl PostgresEngine {
         match coordination_connect::Engine::of(url)? {
             coordination_connect::Engine::Zookeeper(_) => {
                 let trees = coordination_connect::trees(runtime, url, password).await?;
-                let root = NodePath::new("/reveille").expect("/reveille is a valid path");
+                let root = NodePath::new("/reveille").expect("the path /reveille is valid in a tree");
                 let ownership = TreeOwnership::new(runtime, trees, &root, Acl::Creator, vec![credentials]);
-                let ownership = ownership.expect("/reveille is short enough for a root");
+                let ownership = ownership.expect("the path /reveille is short enough for the root of a tree");
                 let id = ownership.id().await?;
                 Ok(Coordination { ownership: Arc::new(ownership), id })
             }
@@ -227,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn coordination_without_a_shared_store_is_rejected_with_the_next_step() {
+    fn coordination_without_shared_store_fails_with_next_step() {
         let error = arguments(None, Some(URL)).engine().unwrap_err().to_string();
         assert!(error.contains("--store postgres://") && error.contains("leave out --coordination"), "{error}");
     }

@@ -1,8 +1,8 @@
-//! Credentials of a new store: the first operator's key, and the first tenant with its admin key and the secret that
-//! signs its callbacks.
+//! Credentials of a new store. They are the first operator's key, and the first tenant with its admin key and the
+//! secret that signs its callbacks.
 //!
-//! Invariants: a secret is written to a file that only its owner can read, and never to a log or a terminal. The store
-//! keeps only the hash of a key.
+//! Invariants: this module writes a secret only to a file that only its owner can read, and never to a log or a
+//! terminal. The store contains only the hash of a key.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
@@ -16,26 +16,26 @@ use store::Store;
 
 use crate::store_key::Unlocked;
 
-/// Returns the path of the first tenant's admin key. The file holds the bearer token, in the form `id.secret`.
+/// Returns the path of the first tenant's admin key. The file contains the bearer token in the form `id.secret`.
 pub(crate) fn admin_key_path(data: &Path) -> PathBuf {
     data.join("admin.key")
 }
 
-/// Returns the path of the first operator's key, in the form of [`admin_key_path`].
+/// Returns the path of the first operator's key. The file has the same form as the file of [`admin_key_path`].
 pub(crate) fn operator_key_path(data: &Path) -> PathBuf {
     data.join("operator.key")
 }
 
-/// Returns the path of the secret that signs the first tenant's callbacks. The form is `whsec_` and base64 (Standard
-/// Webhooks 1.0.0).
+/// Returns the path of the secret that signs the first tenant's callbacks. The file contains `whsec_` and base64
+/// (Standard Webhooks 1.0.0).
 pub(crate) fn signing_secret_path(data: &Path) -> PathBuf {
     data.join("signing.secret")
 }
 
-/// Returns the cluster to which this data folder belongs, if it belongs to one.
+/// Returns the cluster to which this data folder belongs, or `None` if the folder belongs to no cluster.
 ///
 /// # Errors
-/// Returns an error if the file exists and cannot be read.
+/// Returns an error if the file with the cluster exists but cannot be read.
 pub(crate) fn known_cluster(data: &Path) -> anyhow::Result<Option<String>> {
     let path = data.join("cluster.id");
     match fs::read_to_string(&path) {
@@ -45,7 +45,7 @@ pub(crate) fn known_cluster(data: &Path) -> anyhow::Result<Option<String>> {
     }
 }
 
-/// Records that the data folder belongs to this cluster, unless a cluster is recorded already.
+/// Records that the data folder belongs to this cluster, unless the folder already records a cluster.
 ///
 /// # Errors
 /// Returns an error if the folder cannot be written.
@@ -56,10 +56,10 @@ pub(crate) fn record_cluster(data: &Path, cluster: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Locks the data folder for one member, until the returned file is dropped.
+/// Locks the data folder for one member until the caller drops the returned file.
 ///
 /// # Errors
-/// Returns an error if another process has locked the folder, or the folder cannot be written.
+/// Returns an error if another process has locked the folder, or if the folder cannot be written.
 pub(crate) fn lock_member(data: &Path) -> anyhow::Result<File> {
     let path = data.join("member.lock");
     let file = OpenOptions::new().create(true).append(true).mode(0o600).open(&path);
@@ -73,17 +73,17 @@ pub(crate) fn lock_member(data: &Path) -> anyhow::Result<File> {
     }
 }
 
-/// Objects that a start created.
+/// Objects that the start of a server created in its store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Created {
-    /// The first operator's key.
+    /// True if the start created the first operator's key.
     pub(crate) operator: bool,
     /// The tenant `default`.
     pub(crate) tenant: bool,
 }
 
-/// Creates the first operator's key and the tenant `default`, each only if the store has none. The tenant may call the
-/// addresses that `egress` allows.
+/// Creates the first operator's key if the store has no operator, and the tenant `default` if the store has no tenant.
+/// The tenant may call the addresses that `egress` allows.
 ///
 /// # Errors
 /// Returns an error if the store or the folder cannot be written.
@@ -105,8 +105,8 @@ pub(crate) async fn create_first(
         recover_files(first, &admin_key_path(data), &[signing_secret_path(data)])?;
     }
     let operator = operators.is_none() && create_operator(runtime, store, data).await?;
-    // Register the key before anything is encrypted: if two processes start at once with different keys, one fails
-    // here.
+    // Register the encryption key before any encryption. If two processes start at the same time with different keys,
+    // one of them fails here.
     unlocked.register_key(runtime).await?;
     Ok(Created { operator, tenant: first.is_none() && create_tenant(runtime, store, data, pollers, egress).await? })
 }
@@ -139,11 +139,12 @@ async fn create_tenant(
     let (secret, text) = server::new_signing_secret(runtime);
     let egress = egress.clone();
     let tenant = Tenant { keys: vec![key], egress, ..Tenant::new(TenantId(1), "default", pollers, secret) };
-    // The key comes last: while its draft exists, the next start recovers the files that a crash left.
+    // Rename the draft of the key last. While this draft exists, the next start completes the files that a crash left
+    // behind.
     create(runtime, store, tenant, &[(signing_secret_path(data), text), (admin_key_path(data), bearer)]).await
 }
 
-/// Creates the tenant and its files. Returns `false` if another process has created the tenant first.
+/// Creates the tenant and its files. Returns `false` if another process created the tenant first.
 async fn create(
     runtime: &Runtime,
     store: &dyn Store,
@@ -158,8 +159,8 @@ async fn create(
             path.display()
         );
     }
-    // Write the drafts first: if a crash lost the key of a tenant that exists, nothing could use the tenant. The next
-    // start replaces a draft without a tenant, and renames a draft with a tenant to its final name.
+    // Write the drafts before the tenant. If a crash lost the key of an existing tenant, no client could use the
+    // tenant. The next start replaces a draft without a tenant, and renames a draft with a tenant to its final name.
     for (path, text) in files {
         write_secret(&draft_of(path), &format!("{text}\n"))?;
     }
@@ -168,7 +169,8 @@ async fn create(
     let put = store.put_tenant(tenant, entry).await.with_context(|| format!("cannot create the tenant `{name}`"))?;
     for (path, text) in files {
         let draft = draft_of(path);
-        // Another process that starts on this folder may have replaced the draft.
+        // Another process that starts on this folder may have replaced the draft. Remove the draft only if this process
+        // wrote it.
         let is_ours = fs::read_to_string(&draft).is_ok_and(|draft| draft.trim() == text);
         if put.is_ok() {
             write_secret(path, &format!("{text}\n"))?;
@@ -186,7 +188,7 @@ fn draft_of(path: &Path) -> PathBuf {
     PathBuf::from(draft)
 }
 
-/// Renames the drafts to their final names, if the draft of the key belongs to the tenant. Drafts remain if the process
+/// Renames the drafts to their final names if the draft of the key belongs to the tenant. Drafts exist if a process
 /// crashed after it created the tenant and before it created the files.
 fn recover_files(tenant: &Tenant, key: &Path, others: &[PathBuf]) -> anyhow::Result<()> {
     let draft = draft_of(key);
@@ -194,7 +196,7 @@ fn recover_files(tenant: &Tenant, key: &Path, others: &[PathBuf]) -> anyhow::Res
     if key.exists() || !tenant.keys.iter().any(|key| text.split_once('.').is_some_and(|(id, _)| id == key.id)) {
         return Ok(());
     }
-    // The key comes last, for the same reason as in `create_tenant`.
+    // Rename the key last, for the same reason as in `create_tenant`.
     for path in others.iter().map(PathBuf::as_path).chain([key]) {
         let draft = draft_of(path);
         if draft.exists() {
@@ -208,7 +210,7 @@ fn write_secret(path: &Path, text: &str) -> anyhow::Result<()> {
     write_durably(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Replaces the file in one step. Only the owner can read the file at any time.
+/// Replaces the file in one atomic step. At all times, only the owner can read the file.
 fn write_durably(path: &Path, text: &str) -> io::Result<()> {
     let draft = path.with_extension("draft");
     if draft.exists() {
@@ -231,7 +233,7 @@ mod tests {
     use super::*;
     use crate::store_key;
 
-    /// Returns an empty store that encrypts with the folder's key.
+    /// Returns an empty store that encrypts secrets with the key in this folder.
     async fn unlocked(runtime: &Runtime, data: &Path) -> Unlocked {
         let store = store::memory::MemoryStore::new(runtime.clone(), store::memory::MemoryOptions::default());
         store_key::unlock(runtime, Arc::new(store), &data.join("store.key"), true).await.unwrap()
@@ -256,7 +258,7 @@ mod tests {
                 assert_eq!(tenant.keys[0].secret_sha256, <[u8; 32]>::from(Sha256::digest(secret)));
                 texts.push((path, text));
             }
-            // A crash leaves this state if the tenants exist and their files do not.
+            // The test creates the state after a crash: the tenants exist, but their files do not exist.
             for path in [operator_key_path(data.path()), admin_key_path(data.path()), signing_secret_path(data.path())]
             {
                 assert!(!draft_of(&path).exists());
@@ -270,7 +272,7 @@ mod tests {
         });
     }
     #[test]
-    fn key_of_another_store_is_not_overwritten() {
+    fn start_does_not_overwrite_the_key_of_another_store() {
         let data = tempfile::tempdir().unwrap();
         let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         tokio.block_on(async {

@@ -1,10 +1,10 @@
-//! The inbox: applications create and cancel schedules inside their own transactions, and the leader applies these
-//! requests.
+//! Inbox of the database. Applications write requests to create and cancel schedules into the inbox inside their own
+//! transactions, and the leader applies these requests.
 //!
 //! The leader reads committed entries of the inbox (`reveille.schedule`, `reveille.cancel`) and passes them to the
-//! ordinary create and cancel, the oldest entry first. It deletes an entry only after the effect is durable. If two
-//! members consider themselves leaders, or the leader dies before it deletes an entry, the entry is applied twice. The
-//! second application has no effect, because the entry has an incarnation.
+//! ordinary create and cancel, the oldest entry first. The leader deletes an entry only after the effect is durable. An
+//! entry is applied twice if two members consider themselves leaders, or if the leader dies before it deletes the
+//! entry. The second application has no effect, because the entry has an incarnation.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,11 +17,12 @@ use store::{Store, StoreError};
 use store_postgres::{InboxEntry, PostgresStore};
 use tokio_util::sync::CancellationToken;
 
-/// Period of reads. A schedule may fire this much later than its commit.
+/// Time between two reads of the inbox. The leader may learn of a schedule this long after the commit of its
+/// transaction.
 const PERIOD: Duration = Duration::from_millis(200);
-/// Maximum entries of one read.
+/// Maximum number of entries in one read.
 const ENTRIES_MAX: usize = 500;
-/// Wait after a failure.
+/// Wait after a failed step, before the leader tries again.
 const RETRY_WAIT: Duration = Duration::from_secs(1);
 
 pub(crate) async fn keep_empty(
@@ -31,7 +32,7 @@ pub(crate) async fn keep_empty(
     limits: Limits,
     stop: CancellationToken,
 ) {
-    // A transaction may commit long after the instant that it requests. The schedule then fires immediately.
+    // A transaction may commit long after the instant that its schedule requests. The schedule then fires immediately.
     let mover =
         Mover { limits: Limits { past_max: Duration::MAX, ..limits }, runtime: runtime.clone(), store, scheduler };
     let moving = async {
@@ -50,14 +51,14 @@ struct Mover {
     limits: Limits,
 }
 
-/// Request of a valid entry.
+/// Request that a valid entry of the inbox contains.
 enum Request {
     Create(Box<Create>),
     Cancel(Arc<Tenant>, ScheduleId),
 }
 
 impl Mover {
-    /// Moves the entries that exist now. Returns the time to wait before the next step.
+    /// Applies and deletes the entries that exist now. Returns the time that the leader waits before the next step.
     async fn step(&self) -> Duration {
         match self.move_some().await {
             Ok(moved) if moved == ENTRIES_MAX => Duration::ZERO,
@@ -87,7 +88,8 @@ impl Mover {
                     done.push(number);
                 }
                 Ok(Request::Create(create)) => {
-                    // One call creates several schedules, but only one of each id, because their order matters.
+                    // One call creates several schedules, but only one schedule of each id, because requests with the
+                    // same id must be applied in order.
                     if creates.iter().any(|(_, other)| other.id == create.id) {
                         self.create(std::mem::take(&mut creates), &mut done).await?;
                     }
@@ -127,7 +129,7 @@ impl Mover {
         for ((number, result), (tenant, id, incarnation)) in numbers.into_iter().zip(results).zip(names) {
             match result {
                 Ok(_) => done.push(number),
-                // An earlier step may have moved this entry already.
+                // An earlier step may already have applied this entry.
                 Err(CreateRejection::Exists) => {
                     let holder = self.scheduler.get(tenant, id.clone()).await?;
                     if holder.is_none_or(|holder| Some(holder.incarnation) != incarnation) {
@@ -139,7 +141,7 @@ impl Mover {
                     tracing::error!(id = id.as_str(), "dropped an inbox entry: its schedule never fires");
                     done.push(number);
                 }
-                // Keep this entry and all later ones. The next step moves them again.
+                // Leave this entry and all later entries in the inbox. The next step tries them again.
                 Err(CreateRejection::Unreachable) => {
                     self.store.inbox_done(std::mem::take(done)).await?;
                     return Err(StoreError::Unavailable("cannot reach the owner of a schedule".to_owned()));

@@ -1,4 +1,4 @@
-//! Log of the process on standard error, and spans for a collector.
+//! Setup of logging: the log of the process on standard error, and the spans for a collector.
 
 use std::io::{self, IsTerminal};
 
@@ -17,26 +17,27 @@ pub(crate) enum Format {
     /// Lines for people.
     #[default]
     Text,
-    /// One JSON object per line.
+    /// Format with one JSON object per line.
     Json,
 }
 
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct LogArguments {
-    /// Format of the log; RUST_LOG selects its events, as in `RUST_LOG=info,server=debug`
+    /// Format of the log; RUST_LOG selects the events, for example `RUST_LOG=info,server=debug`
     #[arg(long, value_enum, default_value_t, env = "REVEILLE_LOG_FORMAT")]
     log_format: Format,
     /// URL of an OpenTelemetry collector for the spans of requests, runs and attempts, such as http://127.0.0.1:4318;
-    /// without it no spans are exported
+    /// without this option, the process exports no spans
     #[arg(long, env = "REVEILLE_OTLP_ENDPOINT")]
     otlp_endpoint: Option<Endpoint>,
 }
 
-/// Starts logging. Returns the exporter of spans, which the caller starts, if the arguments name a collector.
+/// Starts logging. If the arguments name a collector, the function returns the exporter of spans, which the caller must
+/// start.
 pub(crate) fn begin(runtime: &Runtime, arguments: &LogArguments) -> Option<Exporter> {
     let filter = || EnvFilter::builder().with_default_directive(LevelFilter::INFO.into());
     let quiet = "zookeeper_client=warn".parse().expect("zookeeper_client=warn is a valid directive");
-    // The ZooKeeper client logs each session at `info`, which is too much for operators. RUST_LOG overrides this
+    // The ZooKeeper client logs each session at level `info`, which is too much for operators. RUST_LOG overrides this
     // filter.
     let filter = filter().try_from_env().unwrap_or_else(|_unset| filter().from_env_lossy().add_directive(quiet));
     let log = log(arguments.log_format, filter);
@@ -64,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spans_are_disabled_without_a_collector() {
+    fn process_creates_no_spans_without_a_collector() {
         for format in [Format::Text, Format::Json] {
             let log = log(format, EnvFilter::new("info"));
             assert_eq!(

@@ -1,6 +1,7 @@
-//! The binary: it reads the configuration, connects the parts of the service, and holds the tools around the service.
+//! Binary of Reveille. It reads the configuration, connects the parts of the service, and contains the operator's
+//! tools.
 //!
-//! This is the only crate that names storage engines.
+//! This is the only crate that depends on concrete storage engines.
 
 mod admin;
 mod cli;
@@ -40,7 +41,7 @@ use runtime::Runtime;
 use logs::LogArguments;
 use otlp::Exporter;
 
-/// Memory allocator of the process; docs/decisions/0081 gives the reason for it.
+/// Memory allocator of the process. docs/decisions/0081 gives the reason for this allocator.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -51,7 +52,7 @@ struct Arguments {
     /// Number of threads that run tasks [1 to 256] [default: one per core]
     #[arg(long, global = true, value_parser = clap::value_parser!(u16).range(1..=256), env = "REVEILLE_THREADS")]
     threads: Option<u16>,
-    /// Kill this process when its parent process ends; for the children of `bench`
+    /// Kill this process when its parent process ends; used for the child processes of `bench`
     #[arg(long, global = true, hide = true)]
     ends_with_parent: bool,
     #[command(subcommand)]
@@ -62,7 +63,7 @@ struct Arguments {
 enum Command {
     /// Run the service, with its data on the local disk or in a database that several members share
     Serve(Box<serve::ServeArguments>),
-    /// Run a short demonstration: a server, a receiver and some schedules, without any setup
+    /// Run a short demonstration with a server, a receiver and some schedules; it needs no setup
     Demo {
         /// Duration of the demonstration in seconds [1 to 3600]
         #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=3_600))]
@@ -84,11 +85,11 @@ enum Command {
     Export(transfer::TransferArguments),
     /// Copy a database to a data folder, so that a single process can continue with the data
     Import(transfer::TransferArguments),
-    /// Copy the data of a server, which may be running
+    /// Copy the data of a server to a backup folder; the server may be running
     Backup(maintenance::BackupArguments),
     /// Create a data folder from a backup
     Restore(maintenance::RestoreArguments),
-    /// Verify all data against its checksums
+    /// Verify all data of a store against its checksums
     Check(maintenance::CheckArguments),
     /// Measure the limits of this machine and the performance of Reveille on it
     #[cfg(feature = "bench")]
@@ -114,7 +115,8 @@ fn main() -> ExitCode {
 }
 
 fn fail(error: &anyhow::Error, code: u8) -> ExitCode {
-    // A person reads this line, so it is not formatted as a log line. If standard error is closed, the text is lost.
+    // A person reads this error, so the process does not write it as a log event. If standard error is closed, the text
+    // is lost.
     let _unwritten = writeln!(io::stderr(), "reveille: {error:#}");
     ExitCode::from(code)
 }

@@ -1,4 +1,4 @@
-//! The commands `backup`, `restore` and `check` for the data of the embedded store.
+//! Commands `backup`, `restore` and `check` for the data of the embedded store.
 
 use std::path::{Path, PathBuf};
 
@@ -25,7 +25,7 @@ pub(crate) struct BackupArguments {
 
 #[derive(Args, Debug)]
 pub(crate) struct RestoreArguments {
-    /// Folder that `backup` created; it is not changed
+    /// Folder that `backup` created; this command does not change it
     #[arg(long)]
     from: PathBuf,
     /// Data folder to create
@@ -41,7 +41,7 @@ pub(crate) struct CheckArguments {
 }
 
 pub(crate) async fn backup(runtime: &Runtime, arguments: &BackupArguments) -> anyhow::Result<()> {
-    // The server may have another working directory, so the request contains an absolute path.
+    // The server may have another working directory, so the request must contain an absolute path.
     let to = std::path::absolute(&arguments.to).context("cannot determine the absolute path of the backup folder")?;
     execute(runtime, &arguments.data, &Request::Backup(to), "copying").await
 }
@@ -73,7 +73,8 @@ async fn execute(runtime: &Runtime, data: &Path, request: &Request, name: &str) 
     console::line(&outcome).context("cannot write the result")
 }
 
-/// Sends the request to the running server, or opens the data and handles the request if no server runs.
+/// Sends the request to the running server. If no server runs on the folder, the function opens the data and handles
+/// the request itself.
 async fn handle(runtime: &Runtime, data: &Path, request: &Request) -> anyhow::Result<String> {
     if let Some(outcome) = control::send(data, request).await? {
         return Ok(outcome);

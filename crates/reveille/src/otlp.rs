@@ -1,17 +1,17 @@
-//! Export of spans to an OpenTelemetry collector: requests that create schedules, runs, and attempts.
+//! Export of spans to an OpenTelemetry collector. The spans are requests that create schedules, runs, and attempts.
 //!
 //! The spans are `tracing` spans with the target [`SPANS`]: `request` (SERVER) in the server, `fire` (INTERNAL) in the
-//! scheduler, `attempt` (CLIENT) in callbacks. This module assigns their OTLP ids and encodes them; no other code
-//! depends on OTLP. Without an endpoint no layer enables these spans, and each span site costs one comparison of
-//! levels.
+//! scheduler, `attempt` (CLIENT) in callbacks. This module assigns OTLP ids to the spans and encodes the spans. No
+//! other code depends on OTLP. Without an endpoint, no layer enables these spans, and the code that would create a span
+//! costs only one comparison of levels.
 //!
 //! A schedule may fire hours after the request that created it. Therefore each run is its own trace, and each `fire`
-//! *links* to the span of the request. The link needs no stored data: the ids of a request's span are derived from the
-//! incarnation and the revision of the schedule, which every due row carries. The request's span links to the trace
-//! that the client named in its `traceparent` header.
+//! *links* to the span of the request. The link needs no stored data. This module derives the ids of a request's span
+//! from the incarnation and the revision of the schedule, which every due row contains. The span of the request links
+//! to the trace that the client named in its `traceparent` header.
 //!
-//! The service never waits for the collector. Spans that the collector does not accept in time are dropped, and the log
-//! reports their number.
+//! The service never waits for the collector. The exporter drops spans that the collector does not accept in time, and
+//! logs their number.
 //!
 //! docs/decisions/0085-export-spans-with-a-custom-layer.md gives the reasons for the design.
 
@@ -38,7 +38,7 @@ pub(crate) use exporter::{Endpoint, Exporter};
 
 /// `tracing` target of the spans that go to the collector.
 const SPANS: &str = "reveille::spans";
-/// Maximum spans that wait to be sent; further spans are dropped.
+/// Maximum number of spans that wait for the exporter. The layer drops further spans.
 const QUEUE: usize = 16_384;
 
 /// Creates the layer that collects spans, and the exporter that sends them.
@@ -59,16 +59,16 @@ pub(crate) struct Spans {
     dropped: Arc<AtomicU64>,
 }
 
-/// Span that has not ended.
+/// Span that has started but has not ended.
 struct Open {
     started: Timestamp,
     began: Monotonic,
-    /// Span id, unless the fields set another one.
+    /// Span id that applies unless the fields set another span id.
     span: u64,
     fields: Fields,
 }
 
-/// Ids of a trace and of a span in it.
+/// Id of a trace, and id of a span in this trace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct SpanIds {
     trace: u128,
@@ -116,8 +116,8 @@ impl Open {
                 (kind::INTERNAL, ids, None, Some(request_span(run.incarnation, run.revision)))
             }
             ("attempt", Some(run)) => {
-                // The callback's `traceparent` header has this span id, so the receiver's spans are children of this
-                // span.
+                // The `traceparent` header of the callback has this span id, so the receiver's spans become children of
+                // this span.
                 let span = fields.text("span").and_then(|text| u64::from_str_radix(text, 16).ok()).unwrap_or(span);
                 (kind::CLIENT, SpanIds { trace: callback::trace_id(&run.run_id()), span }, parent, None)
             }
@@ -160,7 +160,7 @@ fn request_span(incarnation: Incarnation, revision: Revision) -> SpanIds {
     digest.update(revision.0.to_be_bytes());
     let digest = digest.finalize();
     let number = |bytes: &[u8]| bytes.iter().fold(0, |number: u128, byte| number << 8 | u128::from(*byte));
-    let span = u64::try_from(number(&digest[16..24])).expect("eight bytes fit in 64 bits");
+    let span = u64::try_from(number(&digest[16..24])).expect("the first eight bytes of the hash fit in 64 bits");
     SpanIds { trace: number(&digest[..16]).max(1), span: span.max(1) }
 }
 
@@ -176,7 +176,7 @@ fn traceparent(text: &str) -> Option<SpanIds> {
     (trace != 0 && span != 0).then_some(SpanIds { trace, span })
 }
 
-/// Fields of a span, in the order in which they were recorded.
+/// Fields of a span, in the order in which the code recorded them.
 #[derive(Default)]
 struct Fields(Vec<KeyValue>);
 
@@ -189,7 +189,7 @@ impl Fields {
         self.0.iter().find(|field| field.key == name)?.number()
     }
 
-    /// Returns the ids of the span if its request created a schedule or a revision.
+    /// Returns the derived ids of the span if its request created a schedule or a revision of a schedule.
     fn request_span(&self) -> Option<SpanIds> {
         let incarnation = u128::from_str_radix(self.text("incarnation")?, 16).ok()?;
         let revision = u32::try_from(self.number("revision")?).ok()?;

@@ -1,7 +1,7 @@
-//! Protection of the process memory, which holds keys, secrets, payloads and passwords in plain text while they are in
-//! use.
+//! Protection of the process memory, which contains keys, secrets, payloads and passwords in plain text while the
+//! process uses them.
 //!
-//! Non-goals: this module does not protect the memory from root, or from an unencrypted swap.
+//! Non-goals: this module does not protect the memory from root, or from a swap without encryption.
 //!
 //! docs/decisions/0075-protect-the-memory-of-serve.md gives the reasons for the design.
 
@@ -16,12 +16,12 @@ use rustix::process::{
 /// (`core_pattern`).
 ///
 /// # Errors
-/// Returns an error if the kernel does not apply the settings.
+/// Returns an error if the kernel does not apply the two settings.
 pub(crate) fn keep_memory() -> anyhow::Result<()> {
     let none = Rlimit { current: Some(0), maximum: Some(0) };
     setrlimit(Resource::Core, none).context("cannot disable core files")?;
     set_dumpable_behavior(DumpableBehavior::NotDumpable).context("cannot protect the process memory")?;
     let is_kept = getrlimit(Resource::Core) == none && dumpable_behavior()? == DumpableBehavior::NotDumpable;
-    ensure!(is_kept, "the kernel allows core files or debuggers; start with --debuggable to accept that");
+    ensure!(is_kept, "the kernel allows core files or debuggers; start with --debuggable to allow them");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Progress of a long command, on standard error.
+//! Display of the progress of a long command on standard error.
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::pin::pin;
@@ -7,10 +7,10 @@ use std::time::Duration;
 use runtime::{Monotonic, Runtime};
 use tokio::select;
 
-/// Shortest time between two updates: frequent enough for visible progress.
+/// Minimum time between two updates. It is short enough for a user to see the progress.
 const PERIOD: Duration = Duration::from_millis(100);
 
-/// Line that each update overwrites. Nothing is written if standard error is not a terminal.
+/// Line on standard error that each update overwrites. If standard error is not a terminal, the updates write nothing.
 pub(crate) struct Progress {
     runtime: Runtime,
     written_at: Option<Monotonic>,
@@ -22,7 +22,8 @@ impl Progress {
         Progress { runtime: runtime.clone(), written_at: None, is_terminal: io::stderr().is_terminal() }
     }
 
-    /// Awaits `work`, which reports no progress itself, and shows its name and the elapsed seconds until it completes.
+    /// Awaits `work`, which reports no progress. Until `work` completes, the function shows `name` and the elapsed
+    /// seconds.
     pub(crate) async fn during<T>(&mut self, name: &str, work: impl Future<Output = T>) -> T {
         let runtime = self.runtime.clone();
         let begin = runtime.monotonic();
@@ -45,7 +46,8 @@ impl Progress {
         let now = self.runtime.monotonic();
         if self.written_at.is_none_or(|at| now.since(at) >= PERIOD) {
             self.written_at = Some(now);
-            // EL of ECMA-48 erases the rest of the previous line. If standard error is closed, the text is lost.
+            // The control function EL of ECMA-48 erases the rest of the previous text. If standard error is closed, the
+            // text is lost.
             let _unwritten = write!(io::stderr(), "\r{}\u{1b}[K", text());
         }
     }

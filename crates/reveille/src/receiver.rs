@@ -1,4 +1,4 @@
-//! `reveille receiver`: prints each callback that arrives. It does not verify signatures.
+//! Command `reveille receiver`, which prints each callback that arrives. The command does not verify signatures.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -18,13 +18,14 @@ pub(crate) struct ReceiverArguments {
     /// Listen address for callbacks
     #[arg(long, default_value = "127.0.0.1:9000")]
     listen: SocketAddr,
-    /// File to which a line is appended for each callback: arrival in microseconds since 1970, webhook-id, attempt,
-    /// nominal instant in milliseconds since 1970, `-` (signatures are not verified), schedule id
+    /// File to which the receiver appends a line for each callback: arrival in microseconds since 1970, webhook-id,
+    /// attempt, nominal instant in milliseconds since 1970, `-` (because the receiver does not verify signatures),
+    /// schedule id
     #[arg(long)]
     log: Option<PathBuf>,
 }
 
-/// Prints a line for each callback, until the process is stopped.
+/// Prints a line for each callback until a signal stops the process.
 pub(crate) async fn print(runtime: &Runtime, arguments: &ReceiverArguments) -> anyhow::Result<()> {
     let log = arguments.log.as_ref().map(|path| {
         let file = OpenOptions::new().create(true).append(true).open(path);
@@ -43,17 +44,17 @@ pub(crate) struct Printer {
     log: Option<File>,
 }
 
-/// Maximum bytes of a body that are printed.
+/// Maximum number of bytes of a body that the sink prints.
 const SHOWN_BYTES: usize = 200;
 
 impl Sink for Printer {
     fn arrived(&self, at_micros: i64, head: &httparse::Request<'_, '_>, body: &[u8]) {
         let occurrence = RunId::parse(header(head, "webhook-id"));
         let text = describe(at_micros, head, body, occurrence);
-        // The text comes from other users, so control characters in it must not reach the terminal.
+        // The text comes from other users, so its control characters must not reach the terminal.
         let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
         let logged = self.log.as_ref().map_or(Ok(()), |mut log| {
-            // Write the line in one call, so that lines of several connections do not mix.
+            // Write the line in one call, so that the lines of several connections do not mix.
             log.write_all(log_line(at_micros, head, occurrence).as_bytes())
         });
         if let Err(error) = console::line(&text).and(logged) {

@@ -1,4 +1,4 @@
-//! Commands for the tree of a coordination engine and its recipes, for people and for shell scripts.
+//! Commands for people and shell scripts that use the tree of a coordination engine and its recipes.
 
 mod discover;
 mod elect;
@@ -46,7 +46,7 @@ pub(crate) async fn execute(runtime: &Runtime, command: Command) -> anyhow::Resu
     }
 }
 
-/// Coordination engine, and the credentials for it.
+/// Options for the coordination engine and its credentials.
 #[derive(Args, Clone, Debug)]
 struct Engine {
     /// URL of the coordination engine: zookeeper://HOST:PORT,HOST:PORT/ROOT or
@@ -81,7 +81,7 @@ impl Engine {
         let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
         let read = |(at, line): (usize, &str)| match line.split_once(':') {
             Some((name, password)) => Ok(Credentials { name: name.to_owned(), password: password.to_owned() }),
-            None => bail!("{}, line {}: not of the form NAME:PASSWORD", path.display(), at + 1),
+            None => bail!("{}, line {}: expected the form NAME:PASSWORD", path.display(), at + 1),
         };
         let all = lines.map(read).collect::<anyhow::Result<Vec<_>>>()?;
         ensure!(!all.is_empty(), "{} has no line NAME:PASSWORD", path.display());
@@ -94,7 +94,7 @@ impl Engine {
     }
 }
 
-/// Node that a command is about, and the format of its output.
+/// Options for the node to which a command applies, and for the format of the output.
 #[derive(Args, Debug)]
 pub(crate) struct NodeArguments {
     /// Path of the node
@@ -107,11 +107,11 @@ pub(crate) struct NodeArguments {
     json: bool,
 }
 
-/// Explains an error at this path, with the next step.
+/// Returns a function that explains an error at this path, with the next step.
 fn explain(path: &NodePath) -> impl Fn(TreeError) -> anyhow::Error {
     move |error| match error {
         TreeError::NoNode => anyhow::anyhow!("no such node: {path}; `reveille tree ls` shows the existing nodes"),
-        TreeError::NotEmpty => anyhow::anyhow!("{path} has children: `--recursive` deletes them as well"),
+        TreeError::NotEmpty => anyhow::anyhow!("{path} has children: `--recursive` also deletes the children"),
         TreeError::Forbidden => {
             anyhow::anyhow!("access to {path} denied: give your credentials with --credentials-file")
         }
@@ -119,7 +119,7 @@ fn explain(path: &NodePath) -> impl Fn(TreeError) -> anyhow::Error {
     }
 }
 
-/// Parses a path for clap.
+/// Parses a path of a node for clap.
 fn path(text: &str) -> Result<NodePath, String> {
     NodePath::new(text).map_err(|error| error.to_string())
 }

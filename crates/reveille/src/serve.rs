@@ -1,4 +1,4 @@
-//! `reveille serve`: runs the service until a signal to stop.
+//! Command `reveille serve`, which runs the service until the process receives a signal to stop.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -30,14 +30,15 @@ pub(crate) struct ServeArguments {
     store_key: StoreKeyArguments,
     #[command(flatten)]
     member: MemberArguments,
-    /// Data folder, created at the first start; with --store it holds only this member's keys
+    /// Data folder, which the first start creates; with --store, it contains only the keys of this member
     #[arg(long, default_value = "./data", env = "REVEILLE_DATA")]
     data: PathBuf,
     /// Listen address of the HTTP API
     #[arg(long, default_value = "127.0.0.1:8080", env = "REVEILLE_LISTEN", value_parser = address)]
     listen: SocketAddr,
-    /// Listen address of a built-in receiver that prints callbacks, for experiments; --no-receiver disables it. It does
-    /// not start with --store, or if --listen is not loopback, because the first tenant may not call this machine then
+    /// Listen address of a built-in receiver that prints callbacks, for experiments; --no-receiver disables it. The
+    /// receiver does not start with --store or if --listen is not loopback, because the first tenant may then not call
+    /// this machine
     #[arg(long, default_value = "127.0.0.1:9000", env = "REVEILLE_RECEIVER", value_parser = address)]
     receiver: SocketAddr,
     /// Do not start the built-in receiver
@@ -47,17 +48,17 @@ pub(crate) struct ServeArguments {
     tls: TlsArguments,
     #[command(flatten)]
     tuning: TuningArguments,
-    /// Single process only: history in seconds instead of days, for experiments
+    /// Single process only: length of the history in seconds instead of days, for experiments
     #[arg(long, hide = true, value_parser = clap::value_parser!(u64).range(1..))]
     history_seconds: Option<u64>,
     #[command(flatten)]
     pub(crate) logs: LogArguments,
-    /// Allow debuggers and profilers of the same user to attach, and a crash to write a core file; both can see keys,
-    /// secrets and payloads
+    /// Allow debuggers and profilers of the same user, and core files after a crash; they contain keys, secrets and
+    /// payloads
     #[arg(long, env = "REVEILLE_DEBUGGABLE")]
     pub(crate) debuggable: bool,
-    /// TOML configuration file with a line `NAME = VALUE` for each flag, by its name without dashes. An environment
-    /// variable overrides the file, and a flag overrides both
+    /// TOML configuration file with lines `NAME = VALUE`, where NAME is the name of a flag without its dashes. An
+    /// environment variable overrides the file, and a flag overrides both
     #[arg(long, env = "REVEILLE_CONFIG")]
     config: Option<PathBuf>,
     /// Print the effective configuration as TOML, with the source of each value and passwords redacted, then exit
@@ -91,8 +92,9 @@ pub(crate) async fn serve(runtime: &Runtime, arguments: &ServeArguments) -> anyh
         true => None,
         false => try_receiver(runtime, arguments.receiver).await,
     };
-    let _url_file = server_url::UrlFile::write(&arguments.data, service.address, service.is_secured)
-        .inspect_err(|error| tracing::warn!(%error, "cannot write server.url: commands on this machine need --server"));
+    let _url_file = server_url::UrlFile::write(&arguments.data, service.address, service.is_secured).inspect_err(
+        |error| tracing::warn!(%error, "cannot write server.url; use --server for commands on this machine"),
+    );
     tracing::info!(address = %service.address, data = %arguments.data.display(), "ready");
     if let Some(receiver) = receiver.as_ref().filter(|_| !service.is_secured) {
         welcome(&service, &arguments.data, receiver)?;
@@ -109,7 +111,8 @@ fn address(text: &str) -> anyhow::Result<SocketAddr> {
     text.parse().context("not an IP address and a port; examples are 127.0.0.1:8080, [::1]:8080 and 0.0.0.0:8080")
 }
 
-/// Starts the built-in receiver. If its port is taken, it listens on another one. Returns `None` if it cannot start.
+/// Starts the built-in receiver. If its port is in use, the receiver listens on another port. Returns `None` if the
+/// receiver cannot start.
 async fn try_receiver(runtime: &Runtime, listen: SocketAddr) -> Option<Receiver> {
     let options = receiver::Options::default();
     match Receiver::start(runtime, listen, options, Arc::new(Printer::default())).await {
@@ -126,7 +129,8 @@ async fn try_receiver(runtime: &Runtime, listen: SocketAddr) -> Option<Receiver>
 fn welcome(service: &Service, data: &Path, receiver: &Receiver) -> anyhow::Result<()> {
     let key = identity::admin_key_path(data);
     if !key.exists() {
-        // This is a member of a cluster. The key is in the folder from which `store migrate` created the schema.
+        // This process is a member of a cluster. Its key file is not in this data folder, but in the folder of the
+        // command `store migrate` that created the schema.
         return Ok(());
     }
     let key = key.display();

@@ -1,12 +1,12 @@
-//! The file with the address of a server on this machine. `serve` keeps it in its data folder while it runs, for the
-//! commands that are clients of the server.
+//! File with the URL of a server on this machine. The file is in the data folder of `serve` while `serve` runs.
+//! Commands that are clients of the server read it.
 
 use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-/// Returns the path of the file. The file is not secret, unlike the keys in the same folder.
+/// Returns the path of the file with the URL. Unlike the keys in the same folder, the file is not secret.
 pub(crate) fn path(data: &Path) -> PathBuf {
     data.join("server.url")
 }
@@ -22,12 +22,12 @@ pub(crate) fn url_of(listens: SocketAddr, is_secured: bool) -> String {
     format!("{scheme}://{}", SocketAddr::new(ip, listens.port()))
 }
 
-/// Guard of the file: the file is removed when the guard drops. After a kill the file remains until the next start
+/// Guard that removes the file when it is dropped. After a kill of the process, the file remains until the next start
 /// replaces it.
 pub(crate) struct UrlFile(PathBuf);
 
 impl UrlFile {
-    /// Replaces the file in one step, so that no reader sees a part of it.
+    /// Replaces the file in one atomic step, so that no reader sees only a part of the content.
     ///
     /// # Errors
     /// Returns an error if the folder cannot be written.
@@ -42,7 +42,7 @@ impl UrlFile {
 
 impl Drop for UrlFile {
     fn drop(&mut self) {
-        // If the file is already removed, nothing is left to do.
+        // Ignore the error, because the file may already be removed.
         let _removed = fs::remove_file(&self.0);
     }
 }

@@ -1,7 +1,8 @@
-//! The complete service of `serve` and `demo`: store, callbacks, scheduler and HTTP server.
+//! Complete service of the commands `serve` and `demo`: store, callbacks, scheduler and HTTP server.
 //!
-//! Invariants: the service stops in this order: no new requests, no new attempts, outcomes of attempts in flight are
-//! written, written data is flushed. Each part stops only after the parts that call it.
+//! Invariants: a stop has these steps in this order. The server accepts no new requests, the scheduler starts no new
+//! attempts, the scheduler writes the outcomes of attempts in flight, and the store flushes the written data. Each part
+//! of the service stops only after the parts that call it.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -30,7 +31,7 @@ use crate::store_key::{StoreKeyArguments, Unlocked};
 use crate::tls::Certificate;
 use crate::{control, identity, inbox, store_key};
 
-/// Options that an operator may set.
+/// Options of the service that an operator may set.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Options {
     pub(crate) data: PathBuf,
@@ -41,13 +42,13 @@ pub(crate) struct Options {
     pub(crate) callback: callback::Options,
     pub(crate) store: store_embedded::Options,
     pub(crate) store_key: StoreKeyArguments,
-    /// Certificate of the listener; `None` means plain HTTP.
+    /// TLS certificate of the listener. `None` means plain HTTP.
     pub(crate) certificate: Option<Certificate>,
 }
 
 pub(crate) struct Service {
     pub(crate) address: SocketAddr,
-    /// `true` if the listener uses TLS.
+    /// True if the listener uses TLS.
     pub(crate) is_secured: bool,
     stop_certificate: CancellationToken,
     server: Server,
@@ -56,26 +57,27 @@ pub(crate) struct Service {
     tasks: TaskSet,
 }
 
-/// Open store, with the handles that its stop needs.
+/// Open store, with the handles that the service needs to stop the store.
 enum OpenStore {
     Embedded {
         store: Arc<EmbeddedStore>,
-        /// Drop of the sender stops the control socket.
+        /// Sender whose drop stops the control socket.
         control: watch::Sender<()>,
     },
     Postgres {
         store: Arc<PostgresStore>,
         stop_peers: CancellationToken,
-        /// Lock of the data folder, until the member has stopped.
+        /// Lock of the data folder. The service releases the lock after the member has stopped.
         _lock: File,
     },
 }
 
 impl Service {
-    /// Opens all parts and starts to fire. The server answers requests after the call of [`Service::run_until`].
+    /// Opens all parts of the service and starts to send callbacks. The server responds to requests only after the call
+    /// of [`Service::run_until`].
     ///
     /// # Errors
-    /// Errors name the next step for the operator.
+    /// Returns an error that names the next step for the operator.
     pub(crate) async fn start(runtime: &Runtime, options: Options) -> anyhow::Result<Self> {
         let data = &options.data;
         create_private(data).with_context(|| format!("cannot create the data folder {}", data.display()))?;
@@ -116,7 +118,7 @@ impl Service {
                 Ok(Service::new(runtime, options, server, scheduler, store, tasks))
             }
             Err(error) => {
-                // The threads of the store wait on the runtime's clock, so they must end before the runtime does.
+                // The threads of the store wait on the clock of the runtime, so they must end before the runtime ends.
                 store.close().await;
                 tasks.join().await;
                 Err(error)
@@ -176,7 +178,7 @@ impl Service {
         self.server.readiness()
     }
 
-    /// Serves until `stop` resolves, then stops in order.
+    /// Serves requests until `stop` resolves. Then stops the parts of the service in order.
     pub(crate) async fn run_until(self, stop: impl Future<Output = ()> + Send + 'static) {
         self.server.serve_until(stop).await;
         tracing::info!("stopping: no new callbacks start, callbacks in flight may complete");
@@ -196,8 +198,8 @@ impl Service {
     }
 }
 
-/// Returns the egress settings of the first tenant of a server that listens on `address`. If the server listens on
-/// loopback, all its users are on this machine already, so callbacks to loopback give them no further access.
+/// Returns the egress policy of the first tenant of a server that listens on `address`. If the server listens on
+/// loopback, all its users are already on this machine. Callbacks to loopback then give the users no additional access.
 fn first_egress(address: IpAddr) -> Egress {
     let allow = if address.is_loopback() { BTreeSet::from([Class::Loopback]) } else { BTreeSet::new() };
     Egress { allow, ..Egress::default() }
@@ -213,7 +215,7 @@ async fn serve_peers(listener: Listener, secret: ClusterSecret, scheduler: Sched
     listener.serve_until(secret, is_me, handler, async move { stop.cancelled().await }).await;
 }
 
-/// Creates a registry of metrics that contains the version of the build.
+/// Creates a registry of metrics that contains a metric with the version of the build.
 fn build_registry() -> Registry {
     let mut registry = Registry::default();
     let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
@@ -233,7 +235,7 @@ fn deliver(
     Ok(deliver)
 }
 
-/// Binds the server's listener. If that fails, it stops the scheduler.
+/// Binds the listener of the server. If this fails, the function stops the scheduler.
 async fn bind(runtime: &Runtime, scheduler: &Scheduler, options: &Options) -> anyhow::Result<Server> {
     let tls = options.certificate.as_ref().map(|certificate| certificate.tls.clone());
     let server = server::Options { answers_users: options.member.has(Role::Api), tls, ..options.server.clone() };
@@ -246,7 +248,7 @@ async fn bind(runtime: &Runtime, scheduler: &Scheduler, options: &Options) -> an
     }
 }
 
-/// Creates a folder that only its owner can access, because schedules contain payloads of users.
+/// Creates a folder that only its owner can access. The folder is private, because schedules contain payloads of users.
 pub(crate) fn create_private(data: &Path) -> std::io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(data)

@@ -1,7 +1,7 @@
-//! Signals to stop, and notifications about the stop: `/readyz` notifies a load balancer, and systemd's protocol
-//! notifies the service manager.
+//! Signals to stop, and notifications about the stop. A load balancer learns of the stop from `/readyz`, and the
+//! service manager from a message in systemd's protocol.
 //!
-//! Invariant: without a service manager no notification is sent, and nothing fails.
+//! Invariant: if no service manager runs, this module sends no notification and returns no error.
 //!
 //! docs/decisions/0086-notify-systemd-of-start-and-stop.md gives the reasons for the design.
 
@@ -13,14 +13,14 @@ use sd_notify::NotifyState;
 use server::Readiness;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Listener for SIGTERM and SIGINT.
+/// Listener for the signals SIGTERM and SIGINT.
 pub(crate) struct Signals {
     terminate: Signal,
     interrupt: Signal,
 }
 
 impl Signals {
-    /// Starts to listen. From then on neither signal ends the process.
+    /// Starts to listen for the signals. From this moment, these signals do not end the process.
     ///
     /// # Errors
     /// Returns an error if the process cannot listen for the signals.
@@ -30,7 +30,7 @@ impl Signals {
         Ok(Signals { terminate, interrupt })
     }
 
-    /// Resolves at the next signal of either kind.
+    /// Waits for the next SIGTERM or SIGINT.
     pub(crate) async fn next(&mut self) {
         let terminated = std::pin::pin!(self.terminate.recv());
         let interrupted = std::pin::pin!(self.interrupt.recv());
@@ -41,15 +41,15 @@ impl Signals {
 /// Durations of the two phases of a stop.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StopTimeouts {
-    /// Time from the signal to the start of the stop.
+    /// Time between the signal and the start of the stop.
     pub(crate) notice: Duration,
-    /// Longest duration of the stop itself, without the final flush to the disk.
+    /// Maximum duration of the stop itself, without the final flush to the disk.
     pub(crate) drain: Duration,
 }
 
-/// Resolves when the stop must begin: after the notice time that follows the first signal, or at the second signal.
+/// Waits until the stop must begin: at the end of the notice time after the first signal, or at the second signal.
 pub(crate) async fn is_due(runtime: Runtime, mut signals: Signals, readiness: Readiness, timeouts: StopTimeouts) {
-    /// Time for the final flush of the data in memory.
+    /// Time that a stop may need for the final flush of the data in memory.
     const FLUSH: Duration = Duration::from_secs(15);
     signals.next().await;
     readiness.withdraw();
@@ -61,7 +61,7 @@ pub(crate) async fn is_due(runtime: Runtime, mut signals: Signals, readiness: Re
     }
 }
 
-/// Notifies the service manager that the server answers requests.
+/// Notifies the service manager that the server is ready for requests.
 pub(crate) fn notify_ready() {
     notify(&[NotifyState::Ready]);
 }

@@ -1,12 +1,12 @@
-//! The key file, with the keys that encrypt and decrypt the secrets of a store.
+//! Key file, which contains the keys that encrypt and decrypt the secrets of a store.
 //!
-//! Each line is a key, `rvsk_…`. The first key encrypts, and all keys decrypt, so that keys can be rotated. Lines that
-//! begin with # are comments.
+//! Each line contains a key of the form `rvsk_…`. The first key encrypts, and all keys decrypt, so that an operator can
+//! rotate the keys. Lines that begin with # are comments.
 //!
-//! Invariants: a key file is never overwritten. A key file is rejected if users other than its owner and its group can
-//! read it. No key file is created for a store that has encrypted secrets already. The store keeps the ids of its keys
-//! in the tenant of the operators. A process that lacks one of these keys does not start, because its callbacks would
-//! fail later, one by one.
+//! Invariants: this module never overwrites a key file. It rejects a key file that users other than its owner and its
+//! group can read. It creates no key file for a store that already has encrypted secrets. The tenant of the operators
+//! contains the ids of the store's keys. A process that lacks one of these keys does not start, because some of its
+//! callbacks would fail later.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -21,10 +21,10 @@ use runtime::Runtime;
 use store::encryption::has_plain_secret;
 use store::{EncryptedStore, Keyring, Store, StoreKey};
 
-/// Mode bits that a key file must not have: write and execute for the group, and everything for others.
+/// Mode bits that a key file must not have: write and execute permission for the group, and any permission for others.
 const TOO_OPEN: u32 = 0o037;
 
-/// Maximum attempts to write the operators when other processes change them at the same time.
+/// Maximum number of attempts to write the tenant of the operators while other processes change it.
 const ATTEMPTS: usize = 10;
 
 const FIRST_LINES: &str = "\
@@ -45,15 +45,15 @@ impl StoreKeyArguments {
     }
 }
 
-/// Store that encrypts its secrets with the keys of the key file.
+/// Store that encrypts its secrets, with the keys of the key file.
 pub(crate) struct Unlocked {
     pub(crate) store: Arc<EncryptedStore>,
     pub(crate) keyring: Arc<Keyring>,
     path: PathBuf,
 }
 
-/// Reads the key file and returns `store` with the encryption of secrets. Creates the key file if it does not exist,
-/// the store has no encrypted secrets, and `may_create` is set.
+/// Reads the key file, and returns a store that encrypts the secrets in `store`. If the key file does not exist, the
+/// store has no encrypted secrets and `may_create` is true, the function creates the file.
 ///
 /// # Errors
 /// Returns an error if the file belongs to another store, cannot be used, or is missing. The error names the next step
@@ -82,11 +82,11 @@ pub(crate) async fn unlock(
 }
 
 impl Unlocked {
-    /// Registers the key that encrypts new secrets in the store. Also encrypts the secrets of tenants that an earlier
+    /// Registers in the store the key that encrypts new secrets. Also encrypts the secrets of tenants that an earlier
     /// build stored in plain text.
     ///
     /// # Errors
-    /// Returns an error if the store fails, has no operator yet, or another process has registered a key that this
+    /// Returns an error if the store fails or has no operator yet, or if another process has registered a key that this
     /// process lacks.
     pub(crate) async fn register_key(&self, runtime: &Runtime) -> anyhow::Result<()> {
         let Unlocked { store, keyring, path } = self;
@@ -104,15 +104,15 @@ impl Unlocked {
             let changed =
                 Tenant { store_keys: [registered, vec![id]].concat(), version: operators.version + 1, ..operators };
             let entry = Audit::of(&changed, runtime.now(), "reveille", "store_key.add", &id.to_string());
-            // If another process has changed the operators first, the next attempt reads them again.
+            // If another process changed the tenant of the operators first, the next attempt reads this tenant again.
             let _outdated = store.put_tenant(changed, entry).await.context("cannot register the key in the store")?;
         }
         bail!("cannot register the key, because other processes keep changing the operators: start again")
     }
 }
 
-/// Returns the keys of a store that is the source of a copy. Returns `None` if the key file does not exist; the copy
-/// needs it only if a secret is stored in plain text.
+/// Returns the keys of a store that is the source of a copy. Returns `None` if the key file does not exist. The copy
+/// needs the keys only if the source contains a secret in plain text.
 ///
 /// # Errors
 /// Returns an error if the file belongs to another store, or cannot be used.
@@ -124,12 +124,13 @@ pub(crate) fn of_source(tenants: &[Tenant], path: &Path) -> anyhow::Result<Optio
     Ok(keyring)
 }
 
-/// Writes the tenants that have secrets in plain text. The store encrypts the secrets of every tenant that it writes.
+/// Writes each tenant that has secrets in plain text again. The store encrypts the secrets of every tenant that it
+/// writes.
 async fn encrypt_tenants(runtime: &Runtime, store: &EncryptedStore, tenants: Vec<Tenant>) -> anyhow::Result<()> {
     for tenant in tenants.into_iter().filter(has_plain_secret) {
         let changed = Tenant { version: tenant.version + 1, ..tenant };
         let entry = Audit::of(&changed, runtime.now(), "reveille", "signing_secret.seal", "");
-        // If another process has written the tenant first, that write has encrypted its secrets.
+        // If another process wrote the tenant first, that write has already encrypted the secrets.
         let _outdated = store.put_tenant(changed, entry).await.context("cannot encrypt a tenant's secrets")?;
     }
     Ok(())
@@ -150,7 +151,7 @@ fn check(registered: &[KeyId], keyring: &Keyring, path: &Path) -> anyhow::Result
     )
 }
 
-/// Reads a key file. Returns `None` if it does not exist.
+/// Reads a key file. Returns `None` if the file does not exist.
 fn read(path: &Path) -> anyhow::Result<Option<Keyring>> {
     let file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -178,15 +179,15 @@ fn create(runtime: &Runtime, path: &Path) -> anyhow::Result<Keyring> {
     let (_, text) = StoreKey::generate(runtime);
     write_new(path, &format!("{FIRST_LINES}{text}\n")).with_context(|| format!("cannot write {}", path.display()))?;
     tracing::info!(path = %path.display(), "created the key that encrypts the store's secrets; keep a copy of it");
-    // Read the file again, because another process may have created it first.
+    // Read the file again, because another process may have created the file first.
     read(path)?.with_context(|| format!("{} was removed", path.display()))
 }
 
-/// Writes a file unless it exists. An existing file does not change.
+/// Writes a new file. If the file already exists, the function does not change it.
 fn write_new(path: &Path, text: &str) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let draft = path.with_extension(format!("draft-{}", std::process::id()));
-    // Remove a draft of an earlier start or of another user, rather than write into it.
+    // Remove a draft of an earlier start or of another user, because writing into it would not be safe.
     match fs::remove_file(&draft) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         Ok(()) | Err(_) => {}
@@ -247,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_or_foreign_key_is_rejected_with_the_next_step() {
+    fn start_rejects_missing_or_foreign_key_with_the_next_step() {
         block_on(async {
             let (runtime, data) = (Runtime::real(), tempfile::tempdir().unwrap());
             let store = empty(&runtime);
@@ -260,7 +261,7 @@ mod tests {
             write_new(&path, &other).unwrap();
             let error = error_text(start(&runtime, &store, data.path()).await);
             assert!(error.contains("is not in") && error.contains("--store-key"), "{error}");
-            // Rotation: the other key encrypts, and the old one still decrypts.
+            // The test rotates the keys: a new key encrypts, and the old key still decrypts.
             fs::write(&path, format!("{other}\n{text}")).unwrap();
             start(&runtime, &store, data.path()).await.unwrap();
             assert_eq!(registered_keys(&store.tenants().await.unwrap()).len(), 2);
@@ -270,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn key_file_without_a_key_or_with_an_open_mode_is_rejected() {
+    fn start_rejects_key_file_with_no_key_or_an_open_mode() {
         block_on(async {
             let (runtime, data) = (Runtime::real(), tempfile::tempdir().unwrap());
             let store = empty(&runtime);
@@ -287,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn next_start_encrypts_secrets_that_are_in_plain_text() {
+    fn next_start_encrypts_stored_plain_text_secrets() {
         block_on(async {
             let (runtime, data) = (Runtime::real(), tempfile::tempdir().unwrap());
             let store = empty(&runtime);

@@ -1,7 +1,7 @@
-//! TLS of the listener: reads the certificate files, and reads them again when they change.
+//! TLS of the listener. This module reads the certificate files, and reads them again when they change.
 //!
-//! Invariants: without TLS the server listens only on loopback, unless the operator sets --insecure. If a renewed
-//! certificate is invalid, the server logs a warning and keeps the previous one.
+//! Invariants: without TLS, the server listens only on loopback unless the operator sets --insecure. If a renewed
+//! certificate is invalid, the server logs a warning and continues to use the previous certificate.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -12,8 +12,8 @@ use clap::Args;
 use runtime::Runtime;
 use server::Tls;
 
-/// Period of checks for changed files. Each check reads the whole files, because the modification time of a link does
-/// not change with its target.
+/// Time between two checks whether the files changed. Each check reads the whole files, because the modification time
+/// of a link does not change when its target changes.
 const PERIOD: Duration = Duration::from_secs(2);
 
 #[derive(Args, Clone, Debug, Default)]
@@ -24,7 +24,7 @@ pub(crate) struct TlsArguments {
     /// PEM file with the private key of the certificate
     #[arg(long, env = "REVEILLE_TLS_KEY")]
     tls_key: Option<PathBuf>,
-    /// Allow --listen on other addresses than loopback without TLS; keys and payloads are then readable on the network
+    /// Allow --listen on addresses other than loopback without TLS; keys and payloads are then readable on the network
     #[arg(long, env = "REVEILLE_INSECURE")]
     insecure: bool,
 }
@@ -33,8 +33,8 @@ impl TlsArguments {
     /// Returns the certificate, or `None` without TLS.
     ///
     /// # Errors
-    /// Returns an error if unencrypted traffic would cross the network, or a file cannot be used. The error names the
-    /// next step for the operator.
+    /// Returns an error if unencrypted traffic would cross the network, or if a file is invalid or cannot be read. The
+    /// error names the next step for the operator.
     pub(crate) fn open(&self, listen: SocketAddr) -> anyhow::Result<Option<Certificate>> {
         match (&self.tls_certificate, &self.tls_key) {
             (Some(certificate), Some(key)) => Certificate::open(certificate.clone(), key.clone()).map(Some),
@@ -50,7 +50,7 @@ impl TlsArguments {
     }
 }
 
-/// Certificate files, their last content, and the TLS configuration that uses it.
+/// Certificate files, with their last content and the TLS configuration that uses this content.
 #[derive(Clone, Debug)]
 pub(crate) struct Certificate {
     certificate: PathBuf,
@@ -79,7 +79,8 @@ impl Certificate {
         Ok(Certificate { certificate, key, read, tls })
     }
 
-    /// Checks the files forever. The caller runs it on a separate thread, because it reads files.
+    /// Checks the files repeatedly and never returns. The caller runs this function on a separate thread, because it
+    /// reads files.
     pub(crate) async fn follow(mut self, runtime: Runtime) {
         loop {
             runtime.sleep(PERIOD).await;
@@ -102,11 +103,11 @@ impl Certificate {
                 let error = anyhow::Error::new(error);
                 tracing::warn!(
                     certificate = %certificate.display(),
-                    "the changed certificate cannot be used; the server keeps the previous one: {error:#}"
+                    "cannot use the changed certificate; the server uses the previous certificate: {error:#}"
                 );
             }
         }
-        // Remember the content even if it is invalid, so that the warning is logged only once.
+        // Remember the content even if it is invalid, so that the server logs the warning only once.
         self.read = found;
     }
 }
@@ -121,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn listening_beyond_loopback_requires_tls_or_insecure() {
+    fn server_beyond_loopback_requires_tls_or_insecure() {
         let open =
             |insecure, listen: &str| TlsArguments { insecure, ..TlsArguments::default() }.open(listen.parse().unwrap());
         for loopback in ["127.0.0.1:80", "127.9.9.9:80", "[::1]:80"] {
@@ -135,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn certificate_and_key_must_be_given_together() {
+    fn certificate_option_requires_the_key_option_and_vice_versa() {
         let path = Some(PathBuf::from("a.pem"));
         let certificate = TlsArguments { tls_certificate: path.clone(), ..TlsArguments::default() };
         let key = TlsArguments { tls_key: path, insecure: true, ..TlsArguments::default() };

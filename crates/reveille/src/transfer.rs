@@ -1,13 +1,14 @@
-//! `reveille export` and `reveille import`: copy the embedded store to a database, and a database to the embedded
-//! store.
+//! Commands `reveille export`, which copies the embedded store to a database, and `reveille import`, which copies a
+//! database to the embedded store.
 //!
-//! A copy contains tenants with their keys and secrets, every schedule with a due row (with its id, incarnation and
-//! revision, so that run ids do not change), due retries, dead letters, and the runs of these schedules. It does not
-//! contain schedules that have ended without a dead letter. The audit logs of the tenants are not copied; they start
-//! empty.
+//! A copy contains the tenants with their keys and secrets, every schedule with a due row, due retries, dead letters,
+//! and the runs of these schedules. A copied schedule has the same id, incarnation and revision, so that run ids do not
+//! change. The copy does not contain schedules that have ended without a dead letter. It also does not contain the
+//! audit logs of the tenants, which start empty in the target.
 //!
-//! No server may run on either side during a copy. The source does not change, except that an exported folder records
-//! the cluster it was exported to. The target must be empty. After a failed copy, copy again to another empty target.
+//! No server may run on the source or the target during a copy. A copy does not change the source, except that an
+//! exported folder records the cluster to which it was exported. The target must be empty. After a failed copy, copy
+//! again to another empty target.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -47,7 +48,7 @@ pub(crate) struct TransferArguments {
     store_key: StoreKeyArguments,
 }
 
-/// Maximum rows or records of one read or write.
+/// Maximum number of rows or records in one read or write.
 const PAGE: usize = 1_000;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -103,7 +104,7 @@ fn report(copied: Copied, next: &str) -> anyhow::Result<()> {
 /// Opens both stores for `work`.
 ///
 /// # Errors
-/// Returns an error if another process uses one of the stores, a store cannot be opened, or `work` fails.
+/// Returns an error if another process uses one of the stores, if a store cannot be opened, or if `work` fails.
 async fn on_both(
     runtime: &Runtime,
     engine: &PostgresEngine,
@@ -138,8 +139,8 @@ fn pollers_of(tenants: &[Tenant]) -> Vec<PollerId> {
     tenants.iter().flat_map(of).collect()
 }
 
-/// Copies a store. `key` is the path of the source's key file. If the file does not exist, the source must not contain
-/// secrets in plain text.
+/// Copies one store to another store. `key` is the path of the source's key file. If the file does not exist, the
+/// source must not contain secrets in plain text.
 async fn copy(runtime: &Runtime, from: &dyn Store, to: &dyn Store, target: &str, key: &Path) -> anyhow::Result<Copied> {
     let tenants = from.tenants().await.context("cannot read the tenants")?;
     ensure!(!tenants.is_empty(), "nothing to copy: the source has no tenant");
@@ -198,7 +199,7 @@ async fn dead_letters_of(from: &dyn Store, tenant: TenantId, dead: &mut BTreeSet
     }
 }
 
-/// Encryption of secrets that an earlier build, without encryption, has stored in plain text.
+/// Encryption of secrets that an earlier build without encryption stored in plain text.
 struct Encryption<'a> {
     runtime: &'a Runtime,
     keyring: Option<Keyring>,
@@ -235,18 +236,18 @@ struct Copier<'a> {
     from: &'a dyn Store,
     to: &'a dyn Store,
     encryption: Encryption<'a>,
-    /// Terms of the target by shard.
+    /// Terms of the copying process in the target, by shard.
     terms: Vec<Term>,
-    /// Dead letters that are not redriven.
+    /// Dead letters that no user has redriven.
     dead: BTreeSet<Occurrence>,
-    /// Schedules that are copied already.
+    /// Schedules that the process has already copied.
     known: BTreeSet<Incarnation>,
     copied: Copied,
     progress: Progress,
 }
 
 impl Copier<'_> {
-    /// Copies the rows of one poller that are after its watermark, and their schedules.
+    /// Copies the due rows of one poller after its watermark, and the schedules of these rows.
     async fn copy_due_rows(&mut self, poller: PollerId) -> anyhow::Result<()> {
         let positions = self.from.positions(vec![poller]).await.context("cannot read the positions of a poller")?;
         let mut after = DueBound::Instant(positions.first().map_or(Timestamp::MIN, |positions| positions.done));
@@ -271,7 +272,7 @@ impl Copier<'_> {
         }
     }
 
-    /// Reads the schedules with these incarnations, except cancelled ones.
+    /// Reads the schedules with these incarnations, except cancelled schedules.
     async fn schedules(&self, incarnations: BTreeSet<Incarnation>) -> anyhow::Result<Vec<Arc<Schedule>>> {
         let loaded = self.from.load(incarnations.into_iter().collect()).await.context("cannot read schedules")?;
         Ok(loaded.into_iter().flatten().filter(|schedule| schedule.status != Status::Cancelled).collect())
@@ -341,8 +342,9 @@ impl Copier<'_> {
     }
 }
 
-/// Returns the insert of a schedule in the state that it had at its creation. The caller ends an ended schedule
-/// afterwards. The due row of the insert equals a row of the source, or has no effect if the schedule has ended.
+/// Returns the insert of a schedule in the state that the schedule had at its creation. If the schedule has ended, the
+/// caller ends the copy afterwards. The due row of the insert is equal to a row of the source, or has no effect because
+/// the schedule has ended.
 fn as_new(schedule: &Arc<Schedule>) -> Insert {
     let mut schedule = schedule.clone();
     let nominal = schedule.next.unwrap_or(schedule.updated_at);
@@ -365,7 +367,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copy_encrypts_plain_secrets_or_fails_without_a_key() {
+    fn store_copy_encrypts_plain_secrets_or_fails_without_a_key() {
         let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         tokio.block_on(async {
             let (runtime, folder) = (Runtime::real(), tempfile::tempdir().unwrap());

@@ -1,8 +1,9 @@
-//! Options that an operator may set for the parts of the service, with their bounds. Each is a flag, an environment
-//! variable and a key of the configuration file.
+//! Options that an operator may set for the parts of the service, with their bounds. Each option is a flag, an
+//! environment variable and a key of the configuration file.
 //!
-//! The help here is one line: the meaning, and the cost of a value that is too small or too large. The full
-//! documentation is in the `Options` of scheduler, server, callback and store_embedded, which also supply the defaults.
+//! The help of an option states its meaning, and the cost of a value that is too small or too large. The full
+//! documentation is in the `Options` of the crates scheduler, server, callback and store_embedded, which also contain
+//! the defaults.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -19,74 +20,77 @@ use crate::stop::StopTimeouts;
 
 #[derive(Args, Debug)]
 pub(crate) struct TuningArguments {
-    /// Maximum callbacks in flight to one target; a low value delays callbacks to a target that responds slowly, a high
-    /// value may overload the target [1 to 1000000]
+    /// Maximum number of callbacks in flight to one target; a low value delays callbacks to a target that responds
+    /// slowly, a high value may overload the target [1 to 1000000]
     #[arg(long, value_parser = count(1, 1_000_000), default_value_t = scheduler().in_flight_per_target, env = "REVEILLE_IN_FLIGHT_PER_TARGET")]
     in_flight_per_target: usize,
-    /// Maximum callbacks in flight in total; after a kill of the process, up to this number may be delivered twice [1
-    /// to 1000000]
+    /// Maximum number of callbacks in flight to all targets; after a kill of the process, up to this number of
+    /// callbacks may be delivered twice [1 to 1000000]
     #[arg(long, value_parser = count(1, 1_000_000), default_value_t = scheduler().in_flight_max, env = "REVEILLE_IN_FLIGHT_MAX")]
     in_flight_max: usize,
-    /// Maximum due callbacks in memory, whether read ahead or waiting; each takes about 100 bytes [1 to 1073741824]
+    /// Maximum number of due callbacks in memory, read in advance or waiting; each callback takes about 100 bytes [1 to
+    /// 1073741824]
     #[arg(long, value_parser = count(1, 1 << 30), default_value_t = scheduler().window_keys_max, env = "REVEILLE_WINDOW_KEYS_MAX")]
     window_keys_max: usize,
-    /// Time by which due callbacks are read in advance; a short time makes callbacks late when a read is slow, a long
-    /// time takes memory [100ms to 5m]
+    /// Time by which the scheduler reads due callbacks in advance; with a short time, callbacks are late when a read is
+    /// slow; a long time takes memory [100ms to 5m]
     #[arg(long, value_parser = between("100ms", "5m"), default_value_t = Span(scheduler().window_ahead), env = "REVEILLE_WINDOW_AHEAD")]
     window_ahead: Span,
-    /// Longest time that a due callback waits in memory for its target before it is postponed [100ms to 10m]
+    /// Longest time for which a due callback waits in memory for its target before the scheduler postpones it [100ms to
+    /// 10m]
     #[arg(long, value_parser = between("100ms", "10m"), default_value_t = Span(scheduler().parked_for), env = "REVEILLE_PARKED_FOR")]
     parked_for: Span,
-    /// Longest postponement of such a callback; a short one causes many writes while a target is slow [1s to 1h]
+    /// Longest postponement of a callback that waits for its target; a short time causes many writes while a target is
+    /// slow [1s to 1h]
     #[arg(long, value_parser = between("1s", "1h"), default_value_t = Span(scheduler().defer_max), env = "REVEILLE_DEFER_MAX")]
     defer_max: Span,
-    /// Time after the signal to stop during which the server answers requests and /readyz returns 503; if it is too
-    /// short for a load balancer to notice, the balancer sends requests to a stopped server [0s to 5m]
+    /// Time after the signal to stop during which the server handles requests and /readyz returns 503; if the time is
+    /// too short, a load balancer does not notice the stop and sends requests to a stopped server [0s to 5m]
     #[arg(long, value_parser = between("0s", "5m"), default_value = "0s", env = "REVEILLE_STOP_NOTICE")]
     stop_notice: Span,
-    /// Longest time that a stop waits for callbacks in flight; a callback without a response by then is sent again [0s
-    /// to 10m]
+    /// Longest time for which a stop waits for callbacks in flight; a callback without a response at the end of this
+    /// time is sent again [0s to 10m]
     #[arg(long, value_parser = between("0s", "10m"), default_value_t = Span(scheduler().drain), env = "REVEILLE_DRAIN")]
     drain: Span,
-    /// Longest time that a stop waits for requests in progress [0s to 10m]
+    /// Longest time for which a stop waits for requests in progress [0s to 10m]
     #[arg(long, value_parser = between("0s", "10m"), default_value_t = Span(server().drain_timeout), env = "REVEILLE_REQUEST_DRAIN")]
     request_drain: Span,
-    /// Maximum open client connections; further connections wait in the kernel [1 to 1000000]
+    /// Maximum number of open client connections; further connections wait in the kernel [1 to 1000000]
     #[arg(long, value_parser = count(1, 1_000_000), default_value_t = server().connections_max, env = "REVEILLE_CONNECTIONS_MAX")]
     connections_max: usize,
-    /// Time after which an idle client connection is closed; a short time causes reconnects, a long time lets idle
-    /// connections count against the maximum [1s to 1h]
+    /// Time after which the server closes an idle client connection; a short time causes reconnects; with a long time,
+    /// idle connections use up the maximum [1s to 1h]
     #[arg(long, value_parser = between("1s", "1h"), default_value_t = Span(server().idle_timeout), env = "REVEILLE_IDLE_TIMEOUT")]
     idle_timeout: Span,
     /// Longest time that a request body may take to arrive [100ms to 5m]
     #[arg(long, value_parser = between("100ms", "5m"), default_value_t = Span(server().body_timeout), env = "REVEILLE_BODY_TIMEOUT")]
     body_timeout: Span,
-    /// Maximum bytes of a request body; the largest payload must fit. Each connection may take this much memory, and an
-    /// HTTP/2 connection up to 256 times as much [131072 to 16777216]
+    /// Maximum size of a request body in bytes; the largest payload must fit. A connection may take this amount of
+    /// memory, and an HTTP/2 connection up to 256 times this amount [131072 to 16777216]
     #[arg(long, value_parser = count(128 << 10, 16 << 20), default_value_t = server().body_bytes_max, env = "REVEILLE_BODY_BYTES_MAX")]
     body_bytes_max: usize,
-    /// Maximum lines of a batch [1 to 1000000000]
+    /// Maximum number of lines in a batch [1 to 1000000000]
     #[arg(long, value_parser = RangedU64ValueParser::<u64>::new().range(1..=1_000_000_000), default_value_t = server().batch_lines_max, env = "REVEILLE_BATCH_LINES_MAX")]
     batch_lines_max: u64,
-    /// Longest time that a target may take to accept a connection; the callback's own timeout applies as well [100ms to
+    /// Longest time that a target may take to accept a connection; the timeout of the callback also applies [100ms to
     /// 5m]
     #[arg(long, value_parser = between("100ms", "5m"), default_value_t = Span(callback().connect_timeout), env = "REVEILLE_CALLBACK_CONNECT_TIMEOUT")]
     callback_connect_timeout: Span,
-    /// Time after which an idle connection to a target is closed; if it is too long, the target closes the connection
-    /// first [1s to 10m]
+    /// Time after which the server closes an idle connection to a target; if the time is too long, the target closes
+    /// the connection first [1s to 10m]
     #[arg(long, value_parser = between("1s", "10m"), default_value_t = Span(callback().idle_timeout), env = "REVEILLE_CALLBACK_IDLE_TIMEOUT")]
     callback_idle_timeout: Span,
-    /// Maximum idle connections to targets kept open; each takes a file descriptor [0 to 1000000]
+    /// Maximum number of idle connections to targets; each connection takes a file descriptor [0 to 1000000]
     #[arg(long, value_parser = count(0, 1_000_000), default_value_t = callback().idle_connections_max, env = "REVEILLE_CALLBACK_IDLE_CONNECTIONS_MAX")]
     callback_idle_connections_max: usize,
-    /// PEM file with certificate authorities to trust for targets, in addition to those in Mozilla's list
+    /// PEM file with certificate authorities to trust for targets, in addition to the authorities in Mozilla's list
     #[arg(long, env = "REVEILLE_CALLBACK_ROOTS")]
     callback_roots: Option<PathBuf>,
-    /// Single process only: free bytes on the disk below which new schedules are rejected; merging needs some of these
-    /// bytes [16777216 to 1099511627776]
+    /// Single process only: free space on the disk in bytes, below which the server rejects new schedules; the store
+    /// needs some of this space to merge files [16777216 to 1099511627776]
     #[arg(long, value_parser = RangedU64ValueParser::<u64>::new().range(16 << 20..=1 << 40), default_value_t = store().free_bytes_floor, env = "REVEILLE_FREE_BYTES_FLOOR")]
     free_bytes_floor: u64,
-    /// Single process only: bytes of stored data cached in memory for reads [1048576 to 1099511627776]
+    /// Single process only: size in bytes of the memory cache for reads of stored data [1048576 to 1099511627776]
     #[arg(long, value_parser = RangedU64ValueParser::<u64>::new().range(1 << 20..=1 << 40), default_value_t = store().cache_bytes, env = "REVEILLE_CACHE_BYTES")]
     cache_bytes: u64,
 }
@@ -108,10 +112,10 @@ fn store() -> store_embedded::Options {
 }
 
 impl TuningArguments {
-    /// Writes the values to `options`.
+    /// Writes the values of the flags to `options`.
     ///
     /// # Errors
-    /// Returns an error if the file of --callback-roots cannot be read, or has no certificate.
+    /// Returns an error if the file of --callback-roots cannot be read, or if it has no certificate.
     pub(crate) fn apply(&self, options: &mut Options) -> anyhow::Result<()> {
         let scheduler = &mut options.scheduler;
         scheduler.in_flight_per_target = self.in_flight_per_target;
@@ -152,7 +156,7 @@ impl TuningArguments {
     }
 }
 
-/// Duration that is written as people write it, such as `30s`.
+/// Duration in the form that people write, for example `30s`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Span(Duration);
 
@@ -169,7 +173,7 @@ fn span(text: &str) -> Result<Span, String> {
     domain::duration::parse(text).map(Span).map_err(|error| error.to_string())
 }
 
-/// Parser for durations from `least` to `most`, both inclusive.
+/// Returns a parser for durations from `least` to `most`, inclusive.
 fn between(least: &'static str, most: &'static str) -> impl Fn(&str) -> Result<Span, String> + Clone + Send + Sync {
     let bound = |text| span(text).expect("every bound is a valid duration");
     let range = bound(least)..=bound(most);
@@ -179,7 +183,7 @@ fn between(least: &'static str, most: &'static str) -> impl Fn(&str) -> Result<S
     }
 }
 
-/// Parser for numbers from `least` to `most`, both inclusive.
+/// Returns a parser for numbers from `least` to `most`, inclusive.
 fn count(least: u64, most: u64) -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(least..=most)
 }

@@ -1,12 +1,12 @@
 //! Access to the outside world: clocks, randomness, owned tasks and the disk.
 //!
-//! All code that is not pure takes a [`Runtime`]. [`Runtime::real`] uses the machine, and the crate `simulator`
-//! provides a runtime from a seed. Therefore no other crate may read a clock, spawn a task or open a file, except at
-//! edges that the simulator does not use: HTTP servers and clients, and the index library.
+//! All code that is not pure takes a [`Runtime`]. [`Runtime::real`] uses the machine. The crate `simulator` creates a
+//! runtime from a seed. Therefore no other crate may read a clock, spawn a task or open a file. The exceptions are code
+//! that the simulator does not run: HTTP servers and clients, and the index library.
 //!
 //! Invariants: a [`TaskSet`] owns each task. The runtime catches and logs a panic in a task, and reports it to the
 //! task's owner. [`Disk`] calls may block their thread, so only [`TaskSet::spawn_thread`] tasks and startup code make
-//! them.
+//! such calls.
 
 mod disk;
 mod link;
@@ -25,10 +25,10 @@ pub use instants::Monotonic;
 pub use link::MemoryLink;
 pub use task::{TaskEnd, TaskHandle, TaskSet};
 
-/// Thread on which a task runs.
+/// Kind of thread on which a task runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
-    /// A worker thread shared with other tasks. The task must not block.
+    /// A worker thread that also runs other tasks. The task must not block.
     Shared,
     /// A dedicated thread. The task may block, for example in disk calls.
     Thread,
@@ -39,18 +39,18 @@ pub trait World: Send + Sync + 'static {
     /// Returns the time of the wall clock, which may jump in both directions.
     fn now(&self) -> Timestamp;
     fn monotonic(&self) -> Monotonic;
-    /// Resolves at `at` or a little later, never earlier.
+    /// Waits until `at`. The future completes at `at` or a little later, never earlier.
     fn sleep_until(&self, at: Monotonic) -> BoxFuture<'static, ()>;
-    /// Returns 64 unpredictable bits, or in a simulation bits from the seed.
+    /// Returns 64 unpredictable bits. In a simulation, returns bits that the seed determines.
     fn random(&self) -> u64;
     fn spawn(&self, name: &'static str, place: Place, future: BoxFuture<'static, ()>) -> TaskHandle;
     fn disk(&self) -> Arc<dyn Disk>;
     /// Ends this process (in a simulation: this member) at once, because continuing could break a guarantee. In a
-    /// simulation the call may return; the caller then waits forever.
+    /// simulation the call may return. The caller must then wait forever.
     fn halt(&self, reason: &str);
 }
 
-/// Cheap handle to a [`World`].
+/// Handle to a [`World`], which is cheap to clone.
 #[derive(Clone)]
 pub struct Runtime(Arc<dyn World>);
 
@@ -68,7 +68,7 @@ impl Runtime {
         Runtime(Arc::new(real::RealWorld::new()))
     }
 
-    /// Returns the world of this runtime, for a world that wraps another.
+    /// Returns the world of this runtime, for a caller that wraps this world in another world.
     #[must_use]
     pub fn world(&self) -> &Arc<dyn World> {
         &self.0
@@ -92,7 +92,7 @@ impl Runtime {
         self.0.sleep_until(at).await;
     }
 
-    /// Returns the output of `future`, or `None` if `limit` passes first. In that case `future` is dropped.
+    /// Returns the output of `future`. If `limit` passes first, drops `future` and returns `None`.
     pub async fn timeout<T>(&self, limit: Duration, future: impl Future<Output = T>) -> Option<T> {
         let sleep = self.0.sleep_until(self.0.monotonic() + limit);
         match futures_util::future::select(std::pin::pin!(future), sleep).await {
@@ -117,7 +117,7 @@ impl Runtime {
         self.0.disk()
     }
 
-    /// Ends this process, because continuing could break a guarantee. Never returns.
+    /// Ends this process, because further work could break a guarantee. This function never returns.
     pub async fn halt(&self, reason: &str) -> ! {
         self.0.halt(reason);
         std::future::pending().await

@@ -17,14 +17,14 @@ pub struct MemoryLink {
     is_cut: AtomicBool,
     /// True while the engine's responses are lost.
     loses_responses: AtomicBool,
-    /// Signalled when the link works again. (The seed does not determine the order in which a `watch` wakes its
-    /// receivers.)
+    /// Wakes all waiting calls when the link works again. This is not a `watch` channel, because the seed does not
+    /// determine the order in which such a channel wakes its receivers.
     restored: Notify,
 }
 
 impl MemoryLink {
-    /// Creates a working link. A call takes a time in `latency` before its effect, and again after it. One call in
-    /// `fail_one_in` fails, before or after its effect.
+    /// Creates a working link. A call has a random delay from `latency` before its effect, and another delay after its
+    /// effect. On average, one call in `fail_one_in` fails, before or after its effect.
     #[must_use]
     pub fn new(runtime: Runtime, latency: Option<RangeInclusive<Duration>>, fail_one_in: Option<u32>) -> Self {
         let (is_cut, loses_responses) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -46,8 +46,7 @@ impl MemoryLink {
         }
     }
 
-    /// Loses the responses of all calls from now on, until [`MemoryLink::cut`] restores the link. The calls take
-    /// effect.
+    /// Loses the responses of all calls until [`MemoryLink::cut`] restores the link. The calls still take effect.
     pub fn cut_answers(&self) {
         self.loses_responses.store(true, Ordering::Relaxed);
     }
@@ -64,8 +63,8 @@ impl MemoryLink {
     /// Sends a call to the engine, where `effect` happens in one step, and returns the response.
     ///
     /// # Errors
-    /// A reason if no response arrived, because the call failed or the connection was lost. The call may or may not
-    /// have taken effect.
+    /// Returns the reason if no response arrives, because the call failed or the connection was lost. The call may or
+    /// may not have taken effect.
     pub async fn call<T>(&self, effect: impl FnOnce() -> T) -> Result<T, String> {
         let fails = |one_in: u32| self.runtime.random().is_multiple_of(u64::from(one_in));
         let failure = self.fail_one_in.filter(|one_in| fails(*one_in)).map(|_| self.runtime.random() % 2);
@@ -92,7 +91,7 @@ impl MemoryLink {
         }
     }
 
-    /// Delays a message, or loses it if the link is blocked. The sender gets the error once the link is restored.
+    /// Delays a message. If the link is blocked, loses the message, and returns an error after the link is restored.
     async fn travel(&self, is_blocked: impl Fn(&MemoryLink) -> bool) -> Result<(), String> {
         if let Some(latency) = &self.latency {
             let (least, most) = (latency.start().as_nanos(), latency.end().as_nanos());

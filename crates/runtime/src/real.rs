@@ -18,14 +18,14 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::{Disk, DiskFile, Monotonic, OpenMode, Place, TaskEnd, TaskHandle, World};
 
-/// Period of the wakeups in [`wake_workers`], and therefore the longest delay that a blocking task causes in other
-/// tasks.
+/// Interval between two wakeups in [`wake_workers`]. This is also the longest time for which a blocking task delays
+/// other tasks.
 const WAKE_PERIOD: Duration = Duration::from_millis(100);
 
 pub(crate) struct RealWorld {
     tokio: tokio::runtime::Handle,
     disk: Arc<RealDisk>,
-    /// Ends the thread that wakes the workers when it is dropped.
+    /// Guard of the thread that wakes the workers. The thread ends when the guard is dropped.
     _waker: mpsc::Sender<()>,
 }
 
@@ -36,15 +36,15 @@ impl RealWorld {
     }
 }
 
-/// Wakes a worker regularly, so that a blocking task cannot stop timers and sockets.
+/// Starts a thread that wakes a worker regularly, so that a blocking task cannot stop timers and sockets.
 ///
 /// An idle tokio worker polls timers and sockets. If an event wakes this worker and its next task blocks, tokio does
-/// not wake another worker (tokio 1.54, `transition_from_parked`). All timers and sockets, and so the heartbeats of
-/// sessions, would then wait for the blocking task, even with other workers idle. A task that is spawned from outside
-/// wakes another worker.
+/// not wake another worker (tokio 1.54, `transition_from_parked`). All timers and sockets, and therefore the heartbeats
+/// of sessions, would then wait for the blocking task, even if other workers are idle. The spawn of a task from a
+/// thread outside the tokio runtime wakes another worker.
 fn wake_workers(tokio: &tokio::runtime::Handle) -> mpsc::Sender<()> {
     let (waker, dropped) = mpsc::channel();
-    // A runtime with one worker has no other worker to wake.
+    // A runtime with a single worker has no other worker to wake.
     if tokio.metrics().num_workers() > 1 {
         let tokio = tokio.clone();
         let wake = move || {
@@ -52,7 +52,10 @@ fn wake_workers(tokio: &tokio::runtime::Handle) -> mpsc::Sender<()> {
                 drop(tokio.spawn(async {}));
             }
         };
-        std::thread::Builder::new().name("waker".to_owned()).spawn(wake).expect("the system can start a thread");
+        std::thread::Builder::new()
+            .name("waker".to_owned())
+            .spawn(wake)
+            .expect("the operating system can start a thread");
     }
     waker
 }
@@ -76,7 +79,8 @@ impl World for RealWorld {
     #[expect(clippy::disallowed_methods, reason = "only the runtime uses timers")]
     fn sleep_until(&self, at: Monotonic) -> BoxFuture<'static, ()> {
         Box::pin(async move {
-            // Tokio's timer has a resolution of one millisecond and does not count a suspend, so the loop checks again.
+            // Tokio's timer has a resolution of one millisecond and pauses while the machine is suspended. The loop
+            // therefore checks the clock after each sleep.
             loop {
                 let left = at.since_start().saturating_sub(boot_clock());
                 if left.is_zero() {
@@ -103,8 +107,9 @@ impl World for RealWorld {
     }
 
     fn halt(&self, reason: &str) {
-        tracing::error!(reason, "stopping the process, because continuing could break a guarantee");
-        // No destructor may run: it could flush data or send a response based on a state that is no longer known.
+        tracing::error!(reason, "stopping the process, because further work could break a guarantee");
+        // No destructor may run, because it could flush data or send a response although the state of the process is
+        // unknown.
         std::process::abort();
     }
 }
@@ -139,11 +144,11 @@ fn spawn_thread(tokio: &tokio::runtime::Handle, name: &'static str, future: BoxF
         };
         let _no_receiver = ended.send(outcome);
     };
-    std::thread::Builder::new().name(name.to_owned()).spawn(body).expect("the system can start a thread");
+    std::thread::Builder::new().name(name.to_owned()).spawn(body).expect("the operating system can start a thread");
     TaskHandle { end: Box::pin(end.map(|end| end.unwrap_or(TaskEnd::Aborted))), abort: Box::new(|| {}) }
 }
 
-/// Buffer of random numbers from the kernel. One system call fills it with many numbers.
+/// Buffer of random numbers from the kernel. One system call fills the buffer with many numbers.
 struct Buffered {
     numbers: [u64; 64],
     left: usize,
@@ -153,14 +158,14 @@ impl Buffered {
     fn next(&mut self) -> u64 {
         if self.left == 0 {
             let mut bytes = [0; 512];
-            getrandom::fill(&mut bytes).expect("the kernel's random source always works once Linux has booted");
+            getrandom::fill(&mut bytes).expect("the kernel's random source always works after Linux has booted");
             for (number, bytes) in self.numbers.iter_mut().zip(bytes.as_chunks::<8>().0) {
                 *number = u64::from_ne_bytes(*bytes);
             }
             self.left = self.numbers.len();
         }
         self.left -= 1;
-        // `take` removes the number from memory, so that it is used only once.
+        // `take` removes the number from the buffer, so that no caller gets the same number again.
         std::mem::take(&mut self.numbers[self.left])
     }
 }
@@ -257,8 +262,8 @@ impl DiskFile for RealFile {
     }
 }
 
-/// Extends the file with written zeros. A write into a reserved but unwritten extent would make the next `fdatasync`
-/// commit the file system's journal too, and preallocation exists to avoid that.
+/// Writes zeros to the end of the file. If the file only reserved space, the first write into that space would make the
+/// next `fdatasync` also commit the file system's journal. Preallocation must avoid this commit.
 fn allocate(file: &File, len: u64) -> io::Result<()> {
     const CHUNK: usize = 1 << 20;
     let present = file.metadata()?.len();
@@ -274,7 +279,7 @@ fn allocate(file: &File, len: u64) -> io::Result<()> {
     while at < len {
         let chunk = usize::try_from(len - at).map_or(CHUNK, |left| left.min(CHUNK));
         file.write_all_at(&zeros[..chunk], at)?;
-        // Sync each chunk: one large sync at the end would delay the syncs of other files.
+        // Sync after each chunk, because one large sync at the end would delay the syncs of other files.
         file.sync_data()?;
         at += chunk as u64;
     }

@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 
 use crate::{Place, Runtime};
 
-/// End of a task.
+/// Way in which a task ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TaskEnd {
     Finished,
@@ -17,14 +17,14 @@ pub enum TaskEnd {
     Aborted,
 }
 
-/// Spawned task. The task continues to run if its handle is dropped.
+/// Handle to a spawned task. The task continues if the caller drops the handle.
 pub struct TaskHandle {
     pub end: BoxFuture<'static, TaskEnd>,
     /// Drops the task's future at its next await. Has no effect on a [`Place::Thread`] task.
     pub abort: Box<dyn Fn() + Send + Sync>,
 }
 
-/// Owner of tasks that waits for them. Dropping the set without [`TaskSet::join`] aborts its tasks.
+/// Set that owns tasks. [`TaskSet::join`] waits for the tasks. A drop of the set without this call aborts the tasks.
 pub struct TaskSet {
     runtime: Runtime,
     tasks: Mutex<Vec<(&'static str, TaskHandle)>>,
@@ -36,7 +36,8 @@ impl TaskSet {
         TaskSet { runtime: runtime.clone(), tasks: Mutex::new(Vec::new()) }
     }
 
-    /// Spawns a task that lives as long as its owner. Keep a task per request in a separate collection.
+    /// Spawns a task of this set. The set retains an ended task until the set is dropped, so keep tasks of single
+    /// requests in a separate collection.
     pub fn spawn(&self, name: &'static str, future: impl Future<Output = ()> + Send + 'static) {
         self.add(name, Place::Shared, Box::pin(future));
     }
@@ -51,7 +52,7 @@ impl TaskSet {
         self.tasks.lock().expect("no holder of this lock panics").push((name, handle));
     }
 
-    /// Waits until every task has ended by itself, and returns the ends.
+    /// Waits until every task has ended by itself. Returns the end of each task.
     pub async fn join(self) -> Vec<(&'static str, TaskEnd)> {
         let tasks = std::mem::take(&mut *self.tasks.lock().expect("no holder of this lock panics"));
         let mut ends = Vec::with_capacity(tasks.len());
@@ -71,14 +72,15 @@ impl Drop for TaskSet {
 }
 
 impl Runtime {
-    /// Spawns a task whose owner keeps the handle, for many short tasks. Prefer [`TaskSet::spawn`].
+    /// Spawns a task and returns its handle to the caller, for many short tasks. Use [`TaskSet::spawn`] for all other
+    /// tasks.
     pub fn spawn(&self, name: &'static str, future: impl Future<Output = ()> + Send + 'static) -> TaskHandle {
         self.0.spawn(name, Place::Shared, Box::pin(future))
     }
 
-    /// Runs `future` in its own task and returns its output. The task runs even while the caller does not poll, so a
-    /// lock that the task holds is not held for as long as the caller does something else. If the caller drops the
-    /// returned future, the task still runs to its end. The output is `None` if the task ended without one.
+    /// Runs `future` in its own task and returns its output. The task runs even while the caller does not poll the
+    /// returned future. A slow caller therefore does not prolong the locks that the task holds. If the caller drops the
+    /// returned future, the task still runs to its end. The output is `None` if the task panicked or was aborted.
     pub fn detached<T, F>(&self, name: &'static str, future: F) -> impl Future<Output = Option<T>> + Send + use<T, F>
     where
         T: Send + 'static,

@@ -1,8 +1,8 @@
-//! Creates, replaces, cancels and redrives schedules. Any member may create a schedule with a generated id. Every other
-//! change is made by the owner of the shard.
+//! Creates, replaces, cancels and redrives schedules. Any member may create a schedule with a generated id. Only the
+//! owner of the shard makes all other changes.
 //!
-//! Two requests for one chosen id meet at the owner of the id's home shard. The owner does not hand the shard over
-//! while such a request is in progress.
+//! The owner of an id's home shard processes all requests for a chosen id. The owner does not hand the shard over while
+//! such a request is in progress.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::firing::messages::ToOwner;
 use crate::requests::{CancelResponse, Create, CreateRejection, OwnerError, PutResponse, RedriveResponse, Timing};
 use crate::shared::Shared;
 
-/// Number of locks for chosen ids. Two requests for one id use the same lock.
+/// Number of locks for chosen ids. Two requests for the same id use the same lock.
 const ID_LOCKS: usize = 1_024;
 
 pub(crate) struct Changes {
@@ -36,8 +36,8 @@ impl Changes {
         Changes { shared, id_locks: (0..ID_LOCKS).map(|_| tokio::sync::Mutex::new(())).collect() }
     }
 
-    /// Creates schedules and returns one result per request, in order. The requests of one call share its commits. This
-    /// member owns the home shards of all chosen ids.
+    /// Creates schedules and returns one result per request, in order. The store commits the rows of all requests
+    /// together. This member must own the home shards of all chosen ids.
     pub(crate) async fn create(
         &self,
         requests: Vec<Create>,
@@ -71,7 +71,7 @@ impl Changes {
             if response.is_err() {
                 continue;
             }
-            let row = rows.next().expect("each insert has a row");
+            let row = rows.next().expect("the store returns a row for each insert");
             match inserted.next().expect("the store returns one result per insert") {
                 Inserted::Placed(place) => {
                     placed.push(place);
@@ -90,7 +90,7 @@ impl Changes {
         Ok(responses)
     }
 
-    /// Notifies the owners of rows that are due soon, so that they read their insert logs before their next period.
+    /// Notifies the owners of rows that are due soon, so that these owners read their insert logs at once.
     fn nudge(&self, rows: &[(PollerId, DueKey)], placed: &[Placed], now: Timestamp) {
         let near = rows.iter().zip(placed).filter(|(_, placed)| self.is_near(placed.position, now));
         let shards: BTreeSet<ShardId> = near.map(|((poller, _), _)| poller.shard()).collect();
@@ -111,10 +111,11 @@ impl Changes {
             Arc::make_mut(&mut insert.schedule).poller = existing.poller;
         }
         let response = self.write_put(insert, now, Change::Put).await?;
-        Ok(response.expect("a put without a precondition is not rejected for one"))
+        Ok(response.expect("a put without a precondition never fails because of one"))
     }
 
-    /// Puts a schedule as [`Changes::put`] does if the existing schedule still matches `seen`. Returns `None` if not.
+    /// Puts a schedule as [`Changes::put`] does, if the existing schedule still matches `seen`. Returns `None` if it
+    /// does not match.
     pub(crate) async fn put_if(
         &self,
         request: Create,
@@ -125,7 +126,8 @@ impl Changes {
         let name = (request.tenant.id, request.id.clone().expect("a put names an id"));
         let _ids = self.lock_ids(std::slice::from_ref(&request)).await;
         let existing = self.shared.store.get(vec![name]).await?.pop().flatten();
-        // The store compares the versions again in the same step as the change. This check only avoids a write that is certain to fail.
+        // The store compares the versions again in the same step as the change. This check only avoids a write that
+        // would certainly fail.
         if existing.as_deref().map(Schedule::seen) != seen {
             return Ok(None);
         }
@@ -135,7 +137,7 @@ impl Changes {
         }
     }
 
-    /// Writes the put. Returns `None` if the precondition of `change` is not met.
+    /// Writes the put. Returns `None` if the store's state does not match the precondition of `change`.
     async fn write_put(
         &self,
         mut insert: Insert,
@@ -164,8 +166,8 @@ impl Changes {
         }
     }
 
-    /// Cancels a schedule whose cancellation record is durable. `applied` is true if the store has cancelled the
-    /// schedule in the same step.
+    /// Cancels a schedule whose cancellation record is durable. `applied` is true if the store cancelled the schedule
+    /// in the same step as it wrote the record.
     pub(crate) async fn cancel(
         &self,
         poller: PollerId,
@@ -182,7 +184,8 @@ impl Changes {
         Ok(self.cancel_answer(incarnation))
     }
 
-    /// Cancels the schedule if it still has this incarnation and revision. Returns `None` if not.
+    /// Cancels the schedule if it still has this incarnation and revision. Returns `None` if the schedule has another
+    /// version.
     pub(crate) async fn cancel_if(
         &self,
         poller: PollerId,
@@ -196,7 +199,8 @@ impl Changes {
         }
     }
 
-    /// Returns the result of a cancellation that is durable: an attempt that starts later reads the cancelled schedule.
+    /// Returns the result of a durable cancellation. Every attempt that starts after this call reads the cancelled
+    /// schedule.
     fn cancel_answer(&self, incarnation: Incarnation) -> CancelResponse {
         self.shared.metrics.cancelled.inc();
         match self.shared.in_flight.contains(incarnation) {
@@ -205,7 +209,7 @@ impl Changes {
         }
     }
 
-    /// Starts another run of a dead letter at once, as a new occurrence.
+    /// Starts another run of a dead letter, as a new occurrence that is due at once.
     pub(crate) async fn redrive(&self, tenant: TenantId, of: Occurrence) -> Result<RedriveResponse, OwnerError> {
         let now = self.shared.runtime.now();
         let schedule = self.shared.store.load(vec![of.incarnation]).await?.pop().flatten();
@@ -232,7 +236,7 @@ impl Changes {
         }
     }
 
-    /// Returns the schedule and its first due row, or `None` if the schedule has no occurrence.
+    /// Returns the insert of the schedule and of its first due row. Returns `None` if the schedule has no occurrence.
     fn plan(&self, request: Create, now: Timestamp) -> Option<Insert> {
         let drawn = || Incarnation::new(now, self.shared.runtime.random_u128());
         let incarnation = request.incarnation.unwrap_or_else(drawn);
@@ -299,16 +303,16 @@ impl Changes {
         Ok(response)
     }
 
-    /// Returns `position`, or the first instant after the poller's closed timestamp if that is later. An owner writes
-    /// no row at or before `closed`, and the clock may have gone back since.
+    /// Returns `position`, or the first instant after the poller's `closed` if that instant is later. The owner must
+    /// write no row at or before `closed`. The clock may have gone back since the owner wrote `closed`.
     async fn open_position(&self, poller: PollerId, position: Timestamp) -> Result<Timestamp, StoreError> {
         let closed = self.shared.store.closed(vec![poller]).await?;
         Ok(closed.into_iter().fold(position, |position, closed| position.max(closed + Duration::from_millis(1))))
     }
 
-    /// Sends a due row that a user's change wrote to the owner, and confirms its placement.
+    /// Sends the owner a due row that a user's change wrote, and confirms the row's placement.
     async fn publish_due_row(&self, poller: PollerId, key: DueKey, now: Timestamp) -> Result<(), StoreError> {
-        // If the owner has just ended, the next owner reads the row from the store.
+        // If the owner's task has just ended, the next owner reads the row from the store.
         self.shared.send(ToOwner::DueRow(InsertLogEntry { poller, key })).await;
         confirm_placement(&*self.shared.store, vec![(poller, key)]).await?;
         if self.is_near(key.position, now) {
@@ -325,8 +329,8 @@ impl Changes {
         }
     }
 
-    /// Writes the due rows of these schedules again before a response reports that the schedules exist. A creator that
-    /// stopped early may have left a row where no owner reads it.
+    /// Writes the due rows of these schedules again, before the response reports that the schedules exist. If their
+    /// creator stopped early, a row may lie at a position that no owner reads.
     async fn repair(&self, incarnations: Vec<Incarnation>) -> Result<(), StoreError> {
         if incarnations.is_empty() {
             return Ok(());
@@ -350,9 +354,9 @@ impl Changes {
         position <= now + self.shared.options.window_ahead + 2 * self.shared.options.period
     }
 
-    /// Checks that this member owns these shards and returns a guard for each. The shards stay owned until the guards
-    /// are dropped or the lease ends. Callers lock ids before they call this, never after: a shard that is being
-    /// released admits no new guard and waits for the existing guards.
+    /// Checks that this member owns these shards and returns a guard for each. This member owns the shards until the
+    /// caller drops the guards or the lease ends. A caller that locks ids must lock them before this call. Otherwise a
+    /// deadlock is possible, because the release of a shard waits for its guards and blocks new guards.
     async fn enter(&self, shards: BTreeSet<ShardId>) -> Result<Vec<RwLockReadGuard<'_, ()>>, NotOwned> {
         let mut guards = Vec::with_capacity(shards.len());
         for shard in shards {
@@ -361,7 +365,7 @@ impl Changes {
         Ok(guards)
     }
 
-    /// Locks the chosen ids of `requests`, in an order that cannot deadlock.
+    /// Locks the chosen ids of `requests`. All calls use the same order of locks, so they cannot deadlock.
     async fn lock_ids(&self, requests: &[Create]) -> Vec<MutexGuard<'_, ()>> {
         let lock_of = |request: &Create| {
             let id = request.id.as_ref()?;
@@ -379,11 +383,12 @@ impl Changes {
     }
 }
 
-/// Returns the poller of a schedule that is created now under this id.
+/// Returns the poller of a schedule that a creator creates now with this id.
 pub(crate) fn home_poller(request: &Create, id: &ScheduleId) -> PollerId {
     let tenant = &request.tenant;
-    let generation = u16::try_from(tenant.generations.len() - 1).expect("a tenant has few generations");
-    let pollers = *tenant.generations.last().expect("a tenant has a generation of pollers");
+    let generation =
+        u16::try_from(tenant.generations.len() - 1).expect("the number of a tenant's generations fits into 16 bits");
+    let pollers = *tenant.generations.last().expect("a tenant has at least one generation of pollers");
     PollerId::of(tenant.id, generation, pollers, id)
 }
 

@@ -1,4 +1,5 @@
-//! Membership of this process in a cluster: ownership of shards, and forwarding of requests to the owner of a shard.
+//! Membership of this process in a cluster. This module manages the ownership of shards, and forwards requests to the
+//! owner of a shard.
 
 pub(crate) mod assignment;
 pub(crate) mod client;

@@ -1,18 +1,18 @@
-//! Placement check of creators: no due row stays where no owner reads it.
+//! Placement check of creators. It ensures that the owner reads every due row of an acknowledged schedule.
 
 use std::time::Duration;
 
 use domain::{DueKey, PollerId};
 use store::{Placed, Store, StoreError};
 
-/// Confirms the placement of durable rows: returns once each row lies after its poller's `closed`.
+/// Confirms the placement of durable rows. Returns when each row lies after its poller's `closed`.
 ///
 /// The owner writes `closed` and then reads the range before it. A creator writes its row and then reads `closed`. The
 /// side that writes second reads the other side's write. The read of `closed` must therefore begin after the row is
 /// durable, so `rows` are rows that the store has acknowledged.
 ///
 /// # Errors
-/// Returns an error if the store fails; the rows may then lie where only the next owner reads them.
+/// Returns an error if the store fails. A row may then lie at a position that only the next owner reads.
 pub(crate) async fn confirm_placement(store: &dyn Store, rows: Vec<(PollerId, DueKey)>) -> Result<(), StoreError> {
     let mut rows = rows;
     while !rows.is_empty() {
@@ -32,7 +32,7 @@ pub(crate) async fn confirm_placement(store: &dyn Store, rows: Vec<(PollerId, Du
     Ok(())
 }
 
-/// Returns the rows that the engine has not compared with `closed` itself, at their stored positions.
+/// Returns the rows whose placement the store has not confirmed itself, with their stored positions.
 pub(crate) fn unconfirmed(rows: Vec<(PollerId, DueKey)>, placed: &[Placed]) -> Vec<(PollerId, DueKey)> {
     let with_position = rows.into_iter().zip(placed);
     let rest = with_position.filter(|(_, placed)| !placed.settled);

@@ -7,33 +7,33 @@ use domain::{AttemptResult, Occurrence, Schedule, Tenant, Term, Timestamp};
 use futures_util::future::BoxFuture;
 use runtime::Monotonic;
 
-/// One attempt, with all data that the transport needs.
+/// Attempt, with all data that the transport needs.
 #[derive(Clone, Debug)]
 pub struct Delivery {
-    /// Tenant that owns the schedule, with its signing secret.
+    /// Tenant that owns the schedule. Contains the signing secret.
     pub tenant: Arc<Tenant>,
     pub schedule: Arc<Schedule>,
     pub occurrence: Occurrence,
-    /// Number of the attempt, from 1.
+    /// Number of the attempt. The first attempt of a run has the number 1.
     pub attempt: u16,
     pub term: Term,
     /// Start of the attempt, by the wall clock.
     pub started_at: Timestamp,
-    /// End of the right to send, by the monotonic clock, exclusive. The transport sends no byte from this instant on.
+    /// End of the right to send, by the monotonic clock. The transport sends no byte at or after this instant.
     pub deadline: Monotonic,
 }
 
-/// Result of an attempt that was sent.
+/// Result of an attempt that the transport sent.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Delivered {
     pub result: AttemptResult,
-    /// The target's `Retry-After`, relative to the response.
+    /// `Retry-After` of the target's response, as a duration from the arrival of the response.
     pub retry_after: Option<Duration>,
 }
 
-/// Transport that makes attempts. Each attempt ends within the target's timeout. It never panics, and it reports every
-/// failure in its result.
+/// Transport that makes attempts. Each attempt must end within the target's timeout. The transport must not panic, and
+/// it must report every failure in the result of the attempt.
 pub trait Deliver: Send + Sync + 'static {
-    /// Makes one attempt. Returns `None` if it sent nothing because [`Delivery::deadline`] had passed.
+    /// Makes one attempt. Returns `None` if the transport sent no byte, because [`Delivery::deadline`] had passed.
     fn deliver(&self, delivery: Delivery) -> BoxFuture<'static, Option<Delivered>>;
 }

@@ -1,4 +1,4 @@
-//! Firing of the due rows of the owned shards, each at its instant.
+//! Firing of the due rows of the owned shards. Each row fires at its due instant.
 
 pub(crate) mod context;
 pub(crate) mod dispatch;

@@ -1,4 +1,4 @@
-//! Tenants of the store, as this member last read them.
+//! Tenants that this member last read from the store.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, RwLock};
@@ -21,7 +21,7 @@ impl Known {
 }
 
 impl KnownTenants {
-    /// Replaces the tenants. Returns false if nothing changed.
+    /// Replaces the tenants. Returns false if the tenants did not change.
     pub(crate) fn replace(&self, tenants: Vec<Tenant>) -> bool {
         let known = self.known();
         if known.by_id.len() == tenants.len() && known.by_id.values().zip(&tenants).all(|(known, new)| **known == *new)
@@ -57,7 +57,7 @@ impl KnownTenants {
         self.known().by_id.values().flat_map(|tenant| pollers_of(tenant)).collect()
     }
 
-    /// Returns the present set of tenants. The pointer changes whenever the tenants change.
+    /// Returns the current set of tenants. The pointer changes whenever the tenants change.
     pub(crate) fn known(&self) -> Arc<Known> {
         self.0.read().expect("no holder of this lock panics").clone()
     }

@@ -1,12 +1,12 @@
-//! The scheduler: from a request for a schedule to a callback and its durable outcome.
+//! Scheduler. It accepts requests for schedules, makes the callbacks and writes their durable outcomes.
 //!
-//! [`Scheduler`] serves HTTP and all other front ends. [`Tenants`] manages the tenants. `changes` creates and changes
-//! schedules. `cluster` assigns shards to members and forwards owner-only requests. `firing` makes callbacks: an owner
-//! reads due rows a short time ahead, and the outcome writer writes the outcomes.
+//! [`Scheduler`] is the service for HTTP and all other front ends. [`Tenants`] manages the tenants. `changes` creates
+//! and changes schedules. `cluster` assigns shards to members and forwards owner-only requests. `firing` makes
+//! callbacks: an owner reads due rows a short time ahead of their instants, and the outcome writer writes the outcomes.
 //!
-//! This crate contains no HTTP (see `server` and `callback`), no storage (see `store`) and no decisions about one
-//! schedule (see `domain::decide`). Window, wheel and dispatch are pure. Invariant: a caller receives only durable
-//! facts.
+//! The crates `server` and `callback` contain the HTTP code, `store` contains the storage, and `domain::decide` makes
+//! the decisions about a single schedule. Window, wheel and dispatch queue do no I/O. Invariant: every response
+//! contains only durable facts.
 
 mod changes;
 mod cluster;

@@ -1,7 +1,7 @@
-//! Metrics of the scheduler. Names carry units; docs/operating.md lists all metrics.
+//! Metrics of the scheduler. Each name contains the unit. docs/operating.md lists all metrics.
 //!
-//! Every label value that is known in advance exists from the start with the value 0, so that a rate includes the first
-//! event.
+//! For every label value that is known in advance, the time series starts with the value 0, so that a rate includes the
+//! first event.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
@@ -18,7 +18,7 @@ use prometheus_client::registry::Registry;
 use runtime::{Monotonic, Runtime};
 use store::StoreError;
 
-/// Shortest time between two log lines for one kind of failure. An unreachable store fails thousands of calls.
+/// Shortest time between two log lines for one kind of failure. If the store is unreachable, thousands of calls fail.
 const LOG_PERIOD: Duration = Duration::from_secs(5);
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
@@ -26,13 +26,13 @@ pub(crate) struct OutcomeLabels {
     pub(crate) outcome: &'static str,
 }
 
-/// Calls of the store.
+/// Label for the kind of a store call.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
 pub(crate) struct Call {
     pub(crate) call: &'static str,
 }
 
-/// Changes of a shard's owner.
+/// Label for the kind of a change of a shard's owner.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
 pub(crate) struct Change {
     pub(crate) change: &'static str,
@@ -50,7 +50,8 @@ pub(crate) struct AttemptLabels {
 }
 
 impl AttemptLabels {
-    /// Labels a status by its hundreds. Otherwise a target could create one time series per status.
+    /// Returns the labels of a result. All statuses with the same hundreds digit get the same label. Otherwise a target
+    /// could create one time series per status.
     pub(crate) fn of(result: &AttemptResult) -> Self {
         let result = match result {
             AttemptResult::Answered(200..=299) => "success",
@@ -78,17 +79,17 @@ impl AttemptLabels {
     }
 }
 
-/// Limits the log lines for each kind of failure.
+/// Limiter of the log lines for each kind of failure.
 #[derive(Debug)]
 pub(crate) struct LogLimiter {
     runtime: Runtime,
-    /// Time of the last log line, and the number of failures since that were not logged.
+    /// For each kind, the time of the last log line and the number of later failures without a log line.
     last: Mutex<BTreeMap<&'static str, (Monotonic, u64)>>,
 }
 
 impl LogLimiter {
-    /// Returns the number of failures that were not logged since the last log line, or `None` if this one must not be
-    /// logged.
+    /// Returns the number of failures without a log line since the last log line. Returns `None` if the caller must not
+    /// log this failure.
     pub(crate) fn check(&self, kind: &'static str) -> Option<u64> {
         let now = self.runtime.monotonic();
         let mut last = self.last.lock().expect("no holder of this lock panics");
@@ -117,10 +118,11 @@ pub(crate) struct Metrics {
     pub(crate) dead_letters: Counter,
     pub(crate) missed: Family<Reason, Counter>,
     pub(crate) deferred: Counter,
-    /// Attempts that were late because of their tenant's rate.
+    /// Attempts that started late because of their tenant's rate.
     pub(crate) throttled: Counter,
     pub(crate) open_circuits: Gauge,
-    /// Due rows that needed no attempt: cancelled, changed or done before.
+    /// Due rows that needed no attempt, because the schedule was cancelled or changed, or the occurrence already had an
+    /// outcome.
     pub(crate) dropped: Counter,
     pub(crate) store_errors: Family<Call, Counter>,
     pub(crate) store_errors_logged: Arc<LogLimiter>,
@@ -132,9 +134,10 @@ pub(crate) struct Metrics {
     pub(crate) created: Counter,
     pub(crate) cancelled: Counter,
     pub(crate) shards_owned: Gauge,
-    /// Shards that were gained, handed over or lost.
+    /// Shards that this member gained, handed over or lost.
     pub(crate) shard_owner_changes: Family<Change, Counter>,
-    /// Lead of the database's clock over this machine's clock. Registered for members of a cluster only.
+    /// Time by which the coordination engine's clock is ahead of this machine's clock. Only members of a cluster
+    /// register this metric.
     pub(crate) clock_skew_seconds: Gauge<f64, AtomicU64>,
 }
 
@@ -189,11 +192,11 @@ impl Metrics {
         drop(self.missed.get_or_create(&Reason { reason: "overdue" }));
     }
 
-    /// Registers the metrics that only a member of a cluster has.
+    /// Registers the metrics that only members of a cluster have.
     pub(crate) fn register_of_cluster(&self, registry: &mut Registry) {
         registry.register(
             "reveille_clock_skew_seconds",
-            "Lead of the members' database clock over this machine's clock",
+            "Time by which the coordination engine's clock is ahead of this machine's clock",
             self.clock_skew_seconds.clone(),
         );
     }
@@ -215,31 +218,31 @@ impl Metrics {
             self.callback_attempts.clone(),
         );
         registry.register("reveille_occurrences", "Occurrences by outcome", self.occurrences.clone());
-        registry.register("reveille_retries", "Attempts that are followed by another attempt", self.retries.clone());
         registry.register(
-            "reveille_dead_letters",
-            "Runs that used up their attempts without success",
-            self.dead_letters.clone(),
+            "reveille_retries",
+            "Failed attempts for which another attempt is planned",
+            self.retries.clone(),
         );
+        registry.register("reveille_dead_letters", "Runs that failed in all their attempts", self.dead_letters.clone());
         registry.register("reveille_missed", "Occurrences that did not fire, by reason", self.missed.clone());
         registry.register(
             "reveille_deferred",
-            "Due rows written again at a later position because their target was full",
+            "Due rows that the owner wrote again at a later position, because their target was full",
             self.deferred.clone(),
         );
         registry.register(
             "reveille_callbacks_throttled",
-            "Attempts that were late because their tenant exceeded its limit of callbacks per minute",
+            "Attempts that started late, because their tenant exceeded its limit of callbacks per minute",
             self.throttled.clone(),
         );
         registry.register(
             "reveille_open_circuits",
-            "Targets with an open circuit, which get no callbacks for a while after repeated failures",
+            "Targets with an open circuit, which get no callbacks for some time after repeated failures",
             self.open_circuits.clone(),
         );
         registry.register("reveille_due_rows_dropped", "Due rows that needed no attempt", self.dropped.clone());
         registry.register("reveille_store_errors", "Store calls that failed", self.store_errors.clone());
-        registry.register("reveille_panics", "Panics that were caught", self.panics.clone());
+        registry.register("reveille_panics", "Panics that the process caught", self.panics.clone());
         registry.register("reveille_window_keys", "Due rows in memory", self.window_keys.clone());
         registry.register("reveille_due_backlog", "Due rows in memory that wait for a slot", self.due_backlog.clone());
         registry.register("reveille_in_flight", "Attempts whose outcome is not yet durable", self.in_flight.clone());

@@ -1,44 +1,47 @@
-//! Settings of the scheduler, each with its default and the cost of a value that is too small or too large.
+//! Settings of the scheduler. Each setting states its default, and the cost of a smaller and of a larger value.
 
 use std::time::Duration;
 
 /// Settings of the scheduler.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Time ahead of now for which due rows are read into the window. Default 2 s. Smaller: a slow read makes rows
-    /// late. Larger: more keys in memory.
+    /// Time by which the owner reads due rows ahead of their instants. Default 2 s. With a smaller value, a slow read
+    /// makes rows late. With a larger value, more keys are in memory.
     pub window_ahead: Duration,
-    /// Largest number of keys in the window. One tenant has at most as many as are left over. Default 2,097,152, about
-    /// 100 bytes each. Smaller: a burst is read in more pages. Larger: more memory.
+    /// Largest number of keys in the window. One tenant has at most as many keys as the window has free entries.
+    /// Default 2,097,152, with about 100 bytes per key. With a smaller value, the owner reads a burst in more pages.
+    /// With a larger value, the window uses more memory.
     pub window_keys_max: usize,
-    /// Period of reading ahead, of reading insert logs and of closing. Default 200 ms. Smaller: more reads of the
-    /// store. Larger: more rows to check after a restart.
+    /// Period in which the owner reads ahead, reads the insert logs and advances `closed`. Default 200 ms. With a
+    /// smaller value, the owner reads the store more often. With a larger value, it checks more rows after a restart.
     pub period: Duration,
-    /// Largest number of attempts in flight to one target of one tenant. Default 256. Smaller: a slow target gets fewer
-    /// callbacks per second. Larger: a target may be overloaded.
+    /// Largest number of attempts in flight to one target of one tenant. Default 256. With a smaller value, a slow
+    /// target gets fewer callbacks per second. With a larger value, the callbacks may overload a target.
     pub in_flight_per_target: usize,
-    /// Largest number of attempts in flight, until their outcome is durable. Default 4,096. Smaller: less throughput
-    /// with slow targets. Larger: more possible duplicates after a kill.
+    /// Largest number of attempts in flight. An attempt counts until its outcome is durable. Default 4,096. With a
+    /// smaller value, slow targets reduce the throughput. With a larger value, a kill of the process may cause more
+    /// duplicates.
     pub in_flight_max: usize,
-    /// Largest number of keys that wait for one target, and never more than the window has left for others. Further
-    /// keys are written again at a later position. Default 1,048,576. Smaller: a burst for one target is deferred
-    /// although the target keeps up. Larger: slow targets leave less of the window to others.
+    /// Largest number of keys that wait for one target. This number also never exceeds the number of free entries of
+    /// the window. The owner writes all further keys again at a later position. Default 1,048,576. With a smaller
+    /// value, the owner defers a burst for a target although the target is fast enough. With a larger value, slow
+    /// targets use more of the window.
     pub parked_per_target: usize,
-    /// Longest wait of a key for its target in memory. After that the key is written again at a later position.
-    /// Default 10 s. Smaller: more writes while a target is slow. Larger: `done` lags further behind, and a restart
-    /// reads more rows.
+    /// Longest time for which a key waits in memory for its target. After this time, the owner writes the key again at
+    /// a later position. Default 10 s. With a smaller value, a slow target causes more writes. With a larger value,
+    /// `done` is further behind, and the owner reads more rows after a restart.
     pub parked_for: Duration,
-    /// Longest delay that such a deferral adds. Default 60 s. Smaller: more writes while the target is slow. Larger:
-    /// rows fire later after the target has recovered.
+    /// Longest delay that one deferral of a key adds. Default 60 s. With a smaller value, a slow target causes more
+    /// writes. With a larger value, rows fire later after the target has recovered.
     pub defer_max: Duration,
-    /// Pollers of a tenant that is created at the first start. Default 64.
+    /// Number of pollers of a tenant that the process creates at its first start. Default 64.
     pub pollers: u16,
-    /// Longest wait for attempts in flight at a stop. Default 10 s. Smaller: more duplicates after a stop. Larger: a
-    /// slower stop.
+    /// Longest time for which a stop waits for attempts in flight. Default 10 s. With a smaller value, a stop causes
+    /// more duplicates. With a larger value, a stop takes longer.
     pub drain: Duration,
-    /// Shortest time for which runs and ended or cancelled schedules are retained. Default 30 days. Shorter: a put that
-    /// is retried later creates its schedule again, and older dead letters cannot be redriven. Longer: more storage.
-    /// The embedded engine has its own option.
+    /// Shortest time for which the store retains runs, and ended or cancelled schedules. Default 30 days. After this
+    /// time, a retried put creates its schedule again, and no request can redrive the dead letters. A longer time needs
+    /// more storage. The embedded engine has its own option.
     pub history: Duration,
 }
 

@@ -6,36 +6,37 @@ use domain::occurrence::Run;
 use domain::{DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, Spec, Tenant, Timestamp};
 use store::StoreError;
 
-/// A request for a new schedule. The caller has validated its spec.
+/// Request for a new schedule. The caller must already have validated the spec.
 #[derive(Clone, Debug)]
 pub struct Create {
     pub tenant: Arc<Tenant>,
-    /// Id of the schedule; `None` generates one.
+    /// Id of the schedule. If it is `None`, the scheduler generates an id.
     pub id: Option<ScheduleId>,
-    /// Incarnation of the schedule; `None` generates one. A repeated request with the same incarnation creates no
-    /// second schedule.
+    /// Incarnation of the schedule. If it is `None`, the scheduler generates an incarnation. A repeated request with
+    /// the same incarnation creates no second schedule.
     pub incarnation: Option<Incarnation>,
     pub spec: Spec,
 }
 
-/// Reason why a schedule was not created.
+/// Reason why the scheduler did not create a schedule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CreateRejection {
     #[error("a schedule with this id exists")]
     Exists,
-    /// The schedule may or may not have been created.
+    /// The owner may or may not have created the schedule.
     #[error("cannot reach the owner of this id; retry the request")]
     Unreachable,
     #[error("the schedule has no occurrence after now")]
     NeverFires,
 }
 
-/// Effect of a change of a live schedule's contents on its timing.
+/// Effect of a put on the timing of an existing live schedule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Timing {
-    /// The timing starts again: `every` counts from now.
+    /// The timing starts again: the interval `every` counts from now.
     Restarted,
-    /// The timing stays as it is, including the next occurrence. The request's spec contains the same timing.
+    /// The timing does not change, and the next occurrence stays the same. The spec of the request must contain the
+    /// same timing.
     Kept,
 }
 
@@ -45,7 +46,7 @@ pub struct PutResponse {
     pub schedule: Arc<Schedule>,
     /// True if no live schedule had this id.
     pub created: bool,
-    /// True if an attempt of the replaced schedule is in flight. No other attempt of it will start.
+    /// True if an attempt of the replaced schedule is in flight. No other attempt of that schedule will start.
     pub too_late: bool,
 }
 
@@ -55,9 +56,9 @@ pub enum CancelResponse {
     NotFound,
     /// No attempt of the schedule will start.
     Cancelled,
-    /// An attempt is in flight; no other will start.
+    /// An attempt of the schedule is in flight. No other attempt will start.
     TooLate,
-    /// The cancellation record is durable, and the owner cannot be reached. No attempt starts after `decided_by`.
+    /// The cancellation record is durable, but the owner is unreachable. No attempt starts after `decided_by`.
     Pending {
         decided_by: Timestamp,
     },
@@ -68,12 +69,13 @@ pub enum CancelResponse {
 pub enum RedriveResponse {
     /// The tenant has no such run.
     NotFound,
-    /// The run is not a dead letter, or it was redriven before.
+    /// The run is not a dead letter, or an earlier request has already redriven it.
     NotDead,
     Redriven(Occurrence),
 }
 
-/// Outcome of an attempt that an earlier owner had in flight, for the present owner, as [`store::Change::Run`].
+/// Outcome of an attempt that an earlier owner had in flight. That owner sends it to the current owner. The fields
+/// correspond to [`store::Change::Run`].
 #[derive(Clone, PartialEq, Debug)]
 pub struct AttemptOutcome {
     pub poller: PollerId,
@@ -85,7 +87,7 @@ pub struct AttemptOutcome {
 /// Reason why an owner-only request has no result.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum OwnerError {
-    /// This member does not own the shard, or not yet. The request has had no effect.
+    /// This member does not own the shard, or does not own it yet. The request has had no effect.
     NotOwned,
     /// The request may have taken effect.
     Failed(StoreError),

@@ -1,4 +1,4 @@
-//! Service of the scheduler for the HTTP layer and other front ends, and for requests of other members.
+//! Service of the scheduler for the HTTP layer and other front ends. It also handles the requests of other members.
 
 use std::sync::{Arc, Mutex};
 
@@ -30,13 +30,13 @@ use crate::requests::{CancelResponse, Create, CreateRejection, PutResponse, Redr
 use crate::shared::Shared;
 use crate::tenants::Tenants;
 
-/// Cheap handle to the scheduler. Every result describes durable state only.
+/// Handle to the scheduler, which is cheap to clone. Every result describes durable state only.
 #[derive(Clone)]
 pub struct Scheduler {
     shared: Arc<Shared>,
     changes: Arc<Changes>,
     forwarding: Arc<Forwarding>,
-    /// `None` for a process that uses its store alone.
+    /// `None` if no other process uses the store.
     cluster: Option<Arc<Cluster>>,
     registry: Arc<Registry>,
     running: Arc<Running>,
@@ -72,7 +72,7 @@ impl Stoppable {
 }
 
 impl Scheduler {
-    /// Takes all shards and starts to fire, for a process that uses its store alone. The scheduler adds its metrics to
+    /// Takes all shards and starts to fire. No other process may use the store. The scheduler adds its metrics to
     /// `registry`.
     ///
     /// # Errors
@@ -91,7 +91,7 @@ impl Scheduler {
         Ok(Scheduler::run(shared, registry, taken, None))
     }
 
-    /// Joins a cluster, and fires the due rows of its share of the shards.
+    /// Joins a cluster, and starts to fire the due rows of this member's share of the shards.
     ///
     /// # Errors
     /// Returns an error if the store fails.
@@ -130,8 +130,8 @@ impl Scheduler {
         Scheduler { shared, changes, forwarding, cluster, registry: Arc::new(registry), running }
     }
 
-    /// Hands the shards over, stops starting attempts, waits for the attempts in flight up to [`Options::drain`], and
-    /// ends.
+    /// Hands the shards over, starts no further attempts, waits for the attempts in flight for at most
+    /// [`Options::drain`], and ends.
     pub async fn stop(&self) {
         let Running { assignment, owner, events } = &*self.running;
         assignment.stop().await;
@@ -139,26 +139,26 @@ impl Scheduler {
         events.stop().await;
     }
 
-    /// Returns true if this member leads the cluster. Two members may both return true for some seconds, so a leader's
-    /// work must be harmless if two members do it.
+    /// Returns true if this member is the leader of the cluster. For some seconds, this may be true at two members. The
+    /// work of a leader must therefore be harmless if two members do it.
     #[must_use]
     pub fn leads(&self) -> bool {
         self.cluster.as_ref().is_none_or(|cluster| cluster.is_leader())
     }
 
-    /// Handles a request of another member, as [`Peers::request`](crate::Peers::request) carries it, and returns the
+    /// Handles a request that another member sent with [`Peers::request`](crate::Peers::request), and returns the
     /// response.
     ///
     /// # Errors
-    /// Returns an error if this build does not know the operation or cannot read the request; the request has had no
-    /// effect then.
+    /// Returns an error if this build does not know the operation or cannot decode the request. The request then has no
+    /// effect.
     pub async fn handle(&self, operation: &str, request: &[u8]) -> Result<Bytes, InvalidRequest> {
         let Some(cluster) = &self.cluster else { return Err(InvalidRequest::UnknownOperation) };
         let (shared, changes) = (self.shared.clone(), self.changes.clone());
         Serving { shared, changes, cluster: cluster.clone() }.handle(operation, request).await
     }
 
-    /// Returns true if `id` is the id of this member's present session.
+    /// Returns true if `id` is the id of this member's current session.
     #[must_use]
     pub fn is_member(&self, id: MemberId) -> bool {
         let lease = self.cluster.as_ref().and_then(|cluster| cluster.membership.lease());
@@ -176,7 +176,7 @@ impl Scheduler {
         self.shared.store.health()
     }
 
-    /// Returns the shards that this member owns now, or none after its lease has ended.
+    /// Returns the shards that this member owns now. Returns an empty list if its lease has ended.
     #[must_use]
     pub fn owned(&self) -> Vec<ShardId> {
         match self.shared.lease.is_valid(self.shared.runtime.monotonic()) {
@@ -193,10 +193,11 @@ impl Scheduler {
         text
     }
 
-    /// Creates schedules and returns one result per request, in order. The requests of one call share its commits.
+    /// Creates schedules and returns one result per request, in order. The store commits the rows of all requests
+    /// together.
     ///
     /// # Errors
-    /// Returns an error if the store fails; each schedule may or may not exist then.
+    /// Returns an error if the store fails. Each schedule may then exist or not.
     pub async fn create(
         &self,
         requests: Vec<Create>,
@@ -207,7 +208,7 @@ impl Scheduler {
     /// Creates the schedule, or replaces the schedule with the same id.
     ///
     /// # Errors
-    /// Returns an error if the store fails, or the owner cannot be reached; the put may or may not have taken effect.
+    /// Returns an error if the store fails, or if the owner is unreachable. The put may or may not have taken effect.
     ///
     /// # Panics
     /// Panics if the request names no id.
@@ -215,12 +216,12 @@ impl Scheduler {
         self.forwarding.put(request).await
     }
 
-    /// Puts a schedule, as [`Scheduler::put`] does, if the existing schedule still matches `seen` in the step that
-    /// changes it. With `None`, the put requires that no schedule has the id, not even a cancelled one. Returns `None`,
-    /// without effect, if the precondition is not met.
+    /// Puts a schedule, as [`Scheduler::put`] does, if the existing schedule still matches `seen` when the store
+    /// changes it. If `seen` is `None`, no schedule may have the id, not even a cancelled schedule. If the precondition
+    /// does not hold, returns `None` and has no effect.
     ///
     /// # Errors
-    /// Returns an error if the store fails, or the owner cannot be reached; the put may or may not have taken effect.
+    /// Returns an error if the store fails, or if the owner is unreachable. The put may or may not have taken effect.
     ///
     /// # Panics
     /// Panics if the request names no id.
@@ -233,17 +234,19 @@ impl Scheduler {
         self.forwarding.put_if(request, seen, timing).await
     }
 
-    /// Returns the schedule that [`Scheduler::put_if`] would create over `existing`, or `None` if it would have no
-    /// occurrence.
+    /// Returns the schedule that [`Scheduler::put_if`] would create over `existing`. Returns `None` if this schedule
+    /// would have no occurrence.
     #[must_use]
     pub fn would_put(&self, request: Create, existing: Option<&Schedule>, timing: Timing) -> Option<Schedule> {
         self.changes.would_put(request, existing, timing)
     }
 
-    /// Confirms the placement of an existing schedule, so that it fires. Its creator may have stopped before it did so.
+    /// Confirms the placement of an existing schedule's due row, so that the schedule fires. The creator may have
+    /// stopped before it confirmed the placement.
     ///
-    /// A full store accepts no write, so the check is skipped then. The embedded store creates a schedule in one step.
-    /// With another engine, a schedule whose creator stopped early is not repaired while the disk is full.
+    /// A full store accepts no write, so this function then does nothing. The embedded store creates a schedule in one
+    /// step and needs no repair. With another engine, a schedule whose creator stopped early may not fire while the
+    /// disk is full.
     ///
     /// # Errors
     /// Returns an error if the store fails.
@@ -270,24 +273,25 @@ impl Scheduler {
     /// Cancels the schedule with this id.
     ///
     /// # Errors
-    /// Returns an error if the store fails; the schedule may be cancelled or not. It will be cancelled if its
-    /// cancellation record is durable.
+    /// Returns an error if the store fails. The schedule may or may not be cancelled. If its cancellation record is
+    /// durable, the owner will cancel the schedule.
     pub async fn cancel(&self, tenant: TenantId, id: ScheduleId) -> Result<CancelResponse, StoreError> {
         self.forwarding.cancel(tenant, id).await
     }
 
-    /// Cancels a schedule, as [`Scheduler::cancel`] does, if it still has the incarnation and revision of `found`.
-    /// Returns `None`, without effect, if not. The owner decides this, so the result is never
-    /// [`CancelResponse::Pending`].
+    /// Cancels a schedule, as [`Scheduler::cancel`] does, if it still has the incarnation and revision of `found`. If
+    /// the schedule has another version, returns `None` and has no effect. The owner compares the versions, so the
+    /// result is never [`CancelResponse::Pending`].
     ///
     /// # Errors
-    /// Returns an error if the store fails, or the owner cannot be reached; the cancellation may or may not have taken
+    /// Returns an error if the store fails, or if the owner is unreachable. The cancellation may or may not have taken
     /// effect.
     pub async fn cancel_if(&self, found: &Schedule) -> Result<Option<CancelResponse>, StoreError> {
         self.forwarding.cancel_if(found).await
     }
 
-    /// Returns a schedule's runs in order, from the first after `after`, or `None` if there is no such schedule.
+    /// Returns a schedule's runs in order, from the first run after `after`. Returns `None` if the schedule does not
+    /// exist.
     ///
     /// # Errors
     /// Returns an error if the store fails.
@@ -304,7 +308,7 @@ impl Scheduler {
         }
     }
 
-    /// Returns the tenant's dead letters in order, from the first after `after`.
+    /// Returns the tenant's dead letters in order, from the first dead letter after `after`.
     ///
     /// # Errors
     /// Returns an error if the store fails.
@@ -317,7 +321,7 @@ impl Scheduler {
         self.shared.store.dead_letters(tenant, after, limit).await
     }
 
-    /// Returns the ids of the schedules with these incarnations; `None` for a schedule that does not exist.
+    /// Returns the ids of the schedules with these incarnations. The id is `None` if the schedule does not exist.
     ///
     /// # Errors
     /// Returns an error if the store fails.
@@ -326,10 +330,10 @@ impl Scheduler {
         Ok(schedules.into_iter().map(|schedule| schedule.map(|schedule| schedule.id.clone())).collect())
     }
 
-    /// Starts another run of a dead letter at once, as a new occurrence.
+    /// Starts another run of a dead letter, as a new occurrence that is due at once.
     ///
     /// # Errors
-    /// Returns an error if the store fails, or the owner cannot be reached; the redrive may or may not have taken
+    /// Returns an error if the store fails, or if the owner is unreachable. The redrive may or may not have taken
     /// effect.
     pub async fn redrive(&self, tenant: TenantId, of: Occurrence) -> Result<RedriveResponse, StoreError> {
         self.forwarding.redrive(tenant, of).await

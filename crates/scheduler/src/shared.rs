@@ -1,4 +1,4 @@
-//! State that the parts of a member share, and that outlives an owner.
+//! State that the parts of a member share. It outlives a single owner.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -32,9 +32,9 @@ pub(crate) struct Shared {
     pub(crate) shards: Shards,
     /// Lock for changes of the owned shards and for the start of another owner.
     pub(crate) moving: tokio::sync::Mutex<()>,
-    /// Cursor up to which the cancellation records of the owned shards are applied.
+    /// Cursor after the last cancellation record that this member has applied for the owned shards.
     pub(crate) cancellations: tokio::sync::Mutex<Cursor>,
-    /// Channels to the present owner and its outcome writer.
+    /// Channels to the current owner and its outcome writer.
     pub(crate) owner: Mutex<Option<OwnerHandle>>,
     pub(crate) events: Arc<Events>,
 }
@@ -46,7 +46,7 @@ pub(crate) struct OwnerHandle {
 }
 
 impl Shared {
-    /// Reads the tenants and registers the metrics in `registry`. The member owns no shard yet.
+    /// Creates the state of a member that owns no shard. Reads the tenants and registers the metrics in `registry`.
     ///
     /// # Errors
     /// Returns an error if the store fails.
@@ -81,12 +81,13 @@ impl Shared {
         Ok((Arc::new(shared), registry))
     }
 
-    /// Returns true if this member owns the shard now, by its own clock.
+    /// Returns true if this member owns the shard now and its lease is valid by its own clock.
     pub(crate) fn owns(&self, shard: ShardId) -> bool {
         self.shards.shard_term(shard).is_some() && self.lease.is_valid(self.runtime.monotonic())
     }
 
-    /// Guards an owner-only operation: the shard cannot be handed over until the guard is dropped.
+    /// Returns a guard for an owner-only operation. This member does not hand over the shard until the caller drops the
+    /// guard.
     pub(crate) async fn enter(&self, shard: ShardId) -> Result<RwLockReadGuard<'_, ()>, NotOwned> {
         let guard = self.shards.enter(shard).await?;
         if self.owns(shard) { Ok(guard) } else { Err(NotOwned(shard)) }
@@ -100,7 +101,7 @@ impl Shared {
         self.metrics.shards_owned.set(owned);
     }
 
-    /// Notifies the owners of these shards of new rows that are due soon.
+    /// Notifies the owners of these shards that the shards have new rows that are due soon.
     pub(crate) fn nudge(&self, shards: BTreeSet<ShardId>) {
         self.nudge.notify_one();
         let others: BTreeSet<ShardId> =
@@ -110,20 +111,20 @@ impl Shared {
         }
     }
 
-    /// Reports that another member has taken the shard, because a write under `term` was rejected. The shard is
-    /// released, and can be taken again if the plan assigns it to this member.
+    /// Reports that another member has taken the shard, because the store rejected a write under `term`. This member
+    /// then releases the shard. It takes the shard again if the plan assigns the shard to it.
     pub(crate) fn superseded(&self, shard: ShardId, term: Term) {
         self.events.report_superseded(shard, term);
     }
 
-    /// Sends a message to the present owner. Returns `false` if there is none; the next owner reads the state from the
-    /// store.
+    /// Sends a message to the current owner. Returns `false` if no owner runs. The next owner then reads the state from
+    /// the store.
     pub(crate) async fn send(&self, message: ToOwner) -> bool {
         let Some(owner) = self.owner() else { return false };
         owner.to_owner.send(message).await.is_ok()
     }
 
-    /// Returns the channels to the present owner.
+    /// Returns the channels to the current owner. Returns `None` if no owner runs.
     pub(crate) fn owner(&self) -> Option<OwnerHandle> {
         self.owner.lock().expect("no holder of this lock panics").clone()
     }

@@ -11,7 +11,7 @@ use crate::known_tenants::pollers_of;
 use crate::metrics::count_store_error;
 use crate::shared::Shared;
 
-/// Cheap handle to the tenants of a scheduler's store.
+/// Handle to the tenants of a scheduler's store, which is cheap to clone.
 #[derive(Clone)]
 pub struct Tenants {
     shared: Arc<Shared>,
@@ -22,13 +22,13 @@ impl Tenants {
         Tenants { shared }
     }
 
-    /// Returns the key with this id and its tenant, as this member last read them.
+    /// Returns the API key with this id and the key's tenant, as this member last read them from the store.
     #[must_use]
     pub fn key(&self, key_id: &str) -> Option<(Arc<Tenant>, Arc<ApiKey>)> {
         self.shared.tenants.key(key_id)
     }
 
-    /// Returns the tenant with this name, as this member last read it.
+    /// Returns the tenant with this name, as this member last read it from the store.
     #[must_use]
     pub fn named(&self, name: &str) -> Option<Arc<Tenant>> {
         self.shared.tenants.named(name)
@@ -42,17 +42,17 @@ impl Tenants {
         self.shared.store.tenants().await
     }
 
-    /// Creates or changes a tenant, as [`store::Store::put_tenant`] does. This member uses the change at once, the
-    /// other members some seconds later.
+    /// Creates or changes a tenant, as [`store::Store::put_tenant`] does. This member uses the change at once. The
+    /// other members use it some seconds later.
     ///
     /// # Errors
-    /// Returns an error if the store fails; the change may or may not have taken effect.
+    /// Returns an error if the store fails. The change may or may not have taken effect.
     pub async fn put(&self, tenant: Tenant, entry: Audit) -> Result<Result<(), Outdated>, StoreError> {
         let put = self.shared.store.put_tenant(tenant, entry).await?;
         if put.is_ok()
             && let Err(error) = self.refresh().await
         {
-            // The owner's supervisor reads the tenants again soon.
+            // The owner's supervisor soon reads the tenants again.
             count_store_error(&self.shared.metrics, "tenants", &error);
         }
         Ok(put)
@@ -75,7 +75,7 @@ impl Tenants {
         Ok(active.into_iter().next().expect("the store returns one count per tenant"))
     }
 
-    /// Returns the pollers of all generations of the tenant, which contain its due rows.
+    /// Returns the pollers of all generations of the tenant. These pollers contain all due rows of the tenant.
     #[must_use]
     pub fn pollers(tenant: &Tenant) -> Vec<PollerId> {
         pollers_of(tenant).collect()
@@ -90,7 +90,8 @@ impl Tenants {
         let _moving = shared.moving.lock().await;
         let tenants = shared.store.tenants().await?;
         let before = shared.tenants.pollers().into_iter().collect();
-        // Read before the tenants are replaced: if this read fails, the next refresh finds the same new pollers.
+        // Read the positions before the replacement of the tenants. If this read fails, the next refresh then finds the
+        // same new pollers.
         let pollers = new_pollers(shared, tenants.iter().flat_map(pollers_of), &before).await?;
         if shared.tenants.replace(tenants) {
             send_gained(shared, Gained { pollers, ..Gained::default() }).await;

@@ -1,5 +1,5 @@
-//! Benchmark of this crate's overhead per create. It measures requests per second of a bare handler that parses the
-//! same JSON, and of `POST /v1/schedules` on the in-memory engine, alternately in one process.
+//! Benchmark of this crate's overhead per create. In one process, it alternately measures the requests per second of a
+//! bare handler that parses the same JSON and of `POST /v1/schedules` on the in-memory engine.
 //!
 //! `cargo run --profile dist -p server --example overhead`
 
@@ -45,7 +45,7 @@ async fn serve_bare(runtime: &Runtime) -> SocketAddr {
     };
     let router = axum::Router::new().route("/v1/schedules", axum::routing::post(handler));
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
-    let address = listener.local_addr().expect("the listener is bound");
+    let address = listener.local_addr().expect("the listener has a local address");
     let builder = hyper_util::server::conn::auto::Builder::new(hyper_util::rt::TokioExecutor::new());
     let spawner = runtime.clone();
     drop(runtime.spawn("bare server", async move {
@@ -66,7 +66,7 @@ async fn serve_full(runtime: &Runtime) -> SocketAddr {
     let mut tenant = Tenant::new(TenantId(1), "default", 64, SigningSecret::first(vec![7; 32], runtime.now()));
     tenant.keys.push(key);
     let entry = Audit::of(&tenant, runtime.now(), "example", "tenant.create", "");
-    store.put_tenant(tenant, entry).await.expect("the in-memory store works").expect("the tenant is new");
+    store.put_tenant(tenant, entry).await.expect("the in-memory store returns no error").expect("the tenant is new");
     let scheduler = Scheduler::start(
         runtime,
         store,
@@ -74,7 +74,7 @@ async fn serve_full(runtime: &Runtime) -> SocketAddr {
         scheduler::Options::default(),
         scheduler::Registry::default(),
     );
-    let scheduler = scheduler.await.expect("the in-memory store works");
+    let scheduler = scheduler.await.expect("the in-memory store returns no error");
     let options = Options { listen: SocketAddr::from(([127, 0, 0, 1], 0)), ..Options::default() };
     let server = Server::bind(runtime.clone(), scheduler, options).await.expect("a port is free");
     let address = server.local_addr();
@@ -99,7 +99,7 @@ async fn rate(runtime: &Runtime, address: SocketAddr) -> f64 {
     is_over.store(true, Ordering::Relaxed);
     let took = runtime.monotonic().since(start);
     load.end.await;
-    #[expect(clippy::cast_precision_loss, reason = "the rate is only printed")]
+    #[expect(clippy::cast_precision_loss, reason = "the benchmark only prints the rate")]
     let responses = responses.load(Ordering::Relaxed) as f64;
     responses / took.as_secs_f64()
 }

@@ -18,7 +18,7 @@ use crate::rejection::{Code, Rejected, reject};
 use crate::route::Needs;
 use crate::state::AppState;
 
-/// Key of a request, and the tenant that the request is about.
+/// Key of a request, and the tenant whose data the request reads or changes.
 #[derive(Clone)]
 pub(crate) struct Caller {
     pub(crate) tenant: Arc<Tenant>,
@@ -29,11 +29,11 @@ impl<S: Sync> FromRequestParts<S> for Caller {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
-        Ok(parts.extensions.remove().expect("the route needs a key, which was checked before"))
+        Ok(parts.extensions.remove().expect("the router has checked the key before it calls the handler"))
     }
 }
 
-/// Tenant in the path, for operators.
+/// Tenant that an operator names in the path.
 pub(crate) struct NamedTenant(pub(crate) Arc<Tenant>);
 
 impl FromRequestParts<Arc<AppState>> for NamedTenant {
@@ -49,8 +49,8 @@ pub(crate) fn tenant_not_found() -> Rejected {
     reject(Code::TenantNotFound, "no tenant with this name is visible to this key")
 }
 
-/// Returns the caller, if its key may send the request. `named` is the tenant in the path. A key of another tenant,
-/// unless it is an operator's, gets the same rejection whether or not the named tenant exists.
+/// Returns the caller, if its key may send the request. `named` is the tenant in the path. The key of another tenant
+/// receives the same rejection for an existing and for a missing tenant, unless it is an operator's key.
 pub(crate) fn authorize(app: &AppState, headers: &HeaderMap, needs: Needs, named: &str) -> Result<Caller, Rejected> {
     let caller = caller(app, headers)?;
     let is_operator = caller.key.role == Role::Operator;
@@ -101,7 +101,7 @@ fn caller(app: &AppState, headers: &HeaderMap) -> Result<Caller, Rejected> {
     let Some((key_id, secret)) = key.split_once('.') else {
         return Err(reject(Code::InvalidCredentials, "not an API key; a key has the form KEY_ID.SECRET"));
     };
-    // The digests have the same length, and the comparison takes constant time. A key's id is not secret.
+    // The comparison takes constant time, because the digests have the same length. A key's id is not secret.
     let digest: [u8; 32] = Sha256::digest(secret.as_bytes()).into();
     match app.tenants.key(key_id) {
         Some((tenant, key)) if bool::from(digest.ct_eq(&key.secret_sha256)) => unexpired(app, Caller { tenant, key }),
@@ -109,7 +109,7 @@ fn caller(app: &AppState, headers: &HeaderMap) -> Result<Caller, Rejected> {
     }
 }
 
-/// Looks a key up again during a long request, because the key may be revoked or expire, and its tenant may be changed.
+/// Reads a key again during a long request, because an admin may revoke it or change its tenant, or the key may expire.
 pub(crate) fn recheck(app: &AppState, key: &ApiKey) -> Result<Caller, Rejected> {
     let (tenant, key) = app.tenants.key(&key.id).ok_or_else(invalid_key)?;
     unexpired(app, Caller { tenant, key })
@@ -117,7 +117,7 @@ pub(crate) fn recheck(app: &AppState, key: &ApiKey) -> Result<Caller, Rejected> 
 
 fn unexpired(app: &AppState, caller: Caller) -> Result<Caller, Rejected> {
     if caller.key.expires_at.is_some_and(|end| end <= app.runtime.now()) {
-        let detail = "the key has expired; have the tenant's admin create another";
+        let detail = "the key has expired; ask the tenant's admin for a new key";
         return Err(reject(Code::InvalidCredentials, detail));
     }
     Ok(caller)

@@ -1,7 +1,7 @@
 //! Parsing and checking of schedules in request bodies.
 //!
 //! [`reader`] parses the JSON, and [`check`] converts and checks the fields. Both continue after an error, so that one
-//! response lists all errors. Only a body that is not JSON is rejected at the first error.
+//! response lists all errors. A body that is not JSON is the exception: its first error ends the parsing.
 
 mod check;
 pub(crate) mod collect;
@@ -28,7 +28,8 @@ pub(crate) struct ParsedSchedule {
     pub(crate) spec: Spec,
 }
 
-/// Reads and checks one schedule. `named` is the id in the path, if there is one. `egress` is the policy of the tenant.
+/// Reads and checks one schedule. `named` is the id in the path, if the path contains an id. `egress` is the policy of
+/// the tenant.
 pub(crate) fn read_schedule(
     bytes: &[u8],
     named: Option<&ScheduleId>,
@@ -65,7 +66,8 @@ pub(crate) fn read_merged(
     Ok(spec)
 }
 
-/// Reads a body that was read and checked before. Its times are not checked again, because time has passed since then.
+/// Reads a body that the server has checked before. This function does not check its times again, because time has
+/// passed since then.
 pub(crate) fn read_again(bytes: &[u8]) -> Option<Spec> {
     let text = std::str::from_utf8(bytes).ok()?;
     let mut found = Vec::new();
@@ -102,9 +104,9 @@ fn read_text(
 /// Reads and checks a schedule that did not arrive over HTTP, in the form of a POST body without an id.
 ///
 /// # Errors
-/// A text that lists all errors.
+/// Returns a text that lists all errors.
 pub fn read_spec(text: &str, limits: &Limits, egress: &Egress, now: Timestamp) -> Result<Spec, String> {
-    // The caller chooses the id, so an id in the text is an error.
+    // An id in the text is an error, because the caller chooses the id.
     let named = ScheduleId::new("named-elsewhere").expect("the text is a valid id");
     let parsed = read_schedule(text.as_bytes(), Some(&named), limits, egress, now);
     parsed.map(|parsed| parsed.spec).map_err(|rejected| rejected.to_string())

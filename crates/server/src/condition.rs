@@ -1,11 +1,11 @@
 //! Preconditions: `If-Match`, `If-None-Match` and `ETag` (RFC 9110, sections 8.8.3 and 13).
 //!
-//! A schedule's tag identifies its version. The tag changes with each replacement and with the cancellation. It stays
-//! the same when a recurring schedule advances. A cancelled schedule can be read and has a tag, but `*` does not match
-//! it, because its id is free.
+//! A schedule's tag identifies its version. The tag changes with each replacement and with the cancellation. The tag
+//! stays the same when a recurring schedule advances. A caller can read a cancelled schedule, which has a tag, but `*`
+//! does not match this schedule, because its id is free.
 //!
-//! Invariants: an unreadable header is rejected, because the request would otherwise run without its precondition. A
-//! tag that this API never issued matches nothing.
+//! Invariants: The server rejects an unreadable header, because the request would otherwise run without its
+//! precondition. A tag that this API never issued matches nothing.
 //!
 //! docs/decisions/0065-make-changes-conditional-on-the-version-read.md gives the reasons for the design.
 
@@ -23,16 +23,16 @@ use domain::{Schedule, ScheduleVersion, Status};
 
 use crate::rejection::{Code, Rejected, reject, reject_fields};
 
-/// Accepted syntax: `*`, or a list whose members may be empty (RFC 9110, section 5.6.1.2).
+/// Pattern of accepted headers: `*`, or a list whose members may be empty (RFC 9110, section 5.6.1.2).
 pub(crate) const PATTERN: &str =
     concat!(r#"^(\*|[ \t,]*"#, r#"((W/)?"[!#-~\x80-\xff]*"([ \t]*,[ \t,]*(W/)?"[!#-~\x80-\xff]*")*[ \t,]*)?)$"#);
 
 /// Precondition of a request.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Condition {
-    /// Tags of which one must match.
+    /// List of tags. One of them must match.
     matching: Option<Tags>,
-    /// Tags of which none may match.
+    /// List of tags. None of them may match.
     none_matching: Option<Tags>,
 }
 
@@ -68,7 +68,7 @@ impl Condition {
         self.matching.is_none() && self.none_matching.is_none()
     }
 
-    /// Checks the condition against `found`, the schedule that has the id now.
+    /// Checks the condition against `found`, the schedule that currently has the id.
     pub(crate) fn check(&self, found: Option<&Schedule>) -> Result<(), Unmet> {
         if self.matching.as_ref().is_some_and(|tags| !tags.matches(found)) {
             return Err(Unmet::Match);

@@ -1,4 +1,4 @@
-//! One connection: its protocol limits and its streamed responses.
+//! Client connection, with its protocol limits and its streamed responses.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -20,8 +20,8 @@ use tower::Service;
 use crate::metrics::Open;
 use crate::state::AppState;
 
-/// Serves a connection until the client closes it, it is idle for too long, or `drain` is cancelled and the current
-/// requests have ended.
+/// Serves a connection until the client closes it, the connection is idle for too long, or a caller cancels `drain` and
+/// the current requests have ended.
 pub(crate) async fn serve(
     app: Arc<AppState>,
     router: Router,
@@ -61,8 +61,8 @@ fn builder(app: &AppState) -> Builder {
     builder
 }
 
-/// Records each step of a streamed response as activity. A response of known length is not watched, because the server
-/// passes it to the kernel at once.
+/// Records each step of a streamed response as activity. It does not watch a response of known length, because the
+/// server passes such a response to the kernel at once.
 fn watched(response: Response<Body>, activity: Arc<Activity>) -> Response<Body> {
     if response.body().size_hint().exact().is_some() {
         return response;

@@ -1,5 +1,5 @@
-//! Extractors: the parts of a request that several handlers use. They run in the order of a handler's arguments, and
-//! the first that rejects the request determines the response.
+//! Extractors for the parts of a request that several handlers use. They run in the order of a handler's arguments. The
+//! first extractor that rejects the request determines the response.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::rejection::{Code, Rejected, reject, reject_fields};
 use crate::route::Body;
 use crate::state::AppState;
 
-/// Returns a path parameter. A parameter that is not UTF-8 becomes the empty text, which names nothing.
+/// Returns a path parameter. A parameter that is not UTF-8 becomes the empty text, which names no object.
 pub(crate) async fn path_parameter(parts: &mut Parts, name: &str) -> String {
     let Ok(parameters) = RawPathParams::from_request_parts(parts, &()).await else { return String::new() };
     parameters.iter().find(|(known, _)| *known == name).map_or_else(String::new, |(_, value)| value.to_owned())
@@ -34,7 +34,7 @@ impl<S: Sync> FromRequestParts<S> for Id {
     }
 }
 
-/// Id of an existing schedule. A text that is not a valid id is not found.
+/// Id of an existing schedule. A text that is not a valid id causes the response 404.
 pub(crate) struct ExistingId(pub(crate) ScheduleId);
 
 impl<S: Sync> FromRequestParts<S> for ExistingId {
@@ -106,7 +106,7 @@ impl FromRequest<Arc<AppState>> for BodyBytes {
     }
 }
 
-/// Small JSON object with the route's media type.
+/// Request body that is a small JSON object with the route's media type.
 pub(crate) struct JsonBody<T>(pub(crate) T);
 
 impl<T: DeserializeOwned> FromRequest<Arc<AppState>> for JsonBody<T> {
@@ -120,7 +120,7 @@ impl<T: DeserializeOwned> FromRequest<Arc<AppState>> for JsonBody<T> {
 }
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Rejected> {
-    // serde would also accept an array of field values.
+    // Reject an array, because serde would accept an array of field values.
     if bytes.trim_ascii_start().first().is_some_and(|first| b"[\"-0123456789tfn".contains(first)) {
         return Err(reject(Code::InvalidRequest, "the body must be a JSON object"));
     }

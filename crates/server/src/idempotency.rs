@@ -14,7 +14,7 @@ use crate::rejection::{Code, Rejected, reject_fields};
 
 const HEADER: &str = "idempotency-key";
 const KEY_LEN_MAX: usize = 255;
-/// Accepted syntax. In quotes, an escape of two characters stands for one character of the key.
+/// Pattern of accepted headers. In quotes, an escape of two characters stands for one character of the key.
 pub(crate) const PATTERN: &str = r#"^("([!#-\[\]-~]|\\["\\]){1,255}"|[!#-~][!-~]{0,254})$"#;
 
 /// Idempotency key: 1 to 255 visible ASCII characters.
@@ -22,7 +22,7 @@ pub(crate) const PATTERN: &str = r#"^("([!#-\[\]-~]|\\["\\]){1,255}"|[!#-~][!-~]
 pub(crate) struct Key(String);
 
 impl Key {
-    /// Reads a key with or without quotes (draft-ietf-httpapi-idempotency-key-header). Both forms are the same key.
+    /// Reads a key with or without quotes (draft-ietf-httpapi-idempotency-key-header). Both forms yield the same key.
     fn read(headers: &HeaderMap) -> Result<Option<Self>, Rejected> {
         let mut values = headers.get_all(HEADER).iter();
         let Some(value) = values.next() else { return Ok(None) };
@@ -36,7 +36,7 @@ impl Key {
         Ok(Some(Key(key)))
     }
 
-    /// Returns the schedule id for this key. All requests of `tenant` with this key meet at the owner of this id.
+    /// Returns the schedule id for this key. All requests of `tenant` with this key go to the owner of this id.
     pub(crate) fn id(&self, tenant: TenantId) -> ScheduleId {
         let digest = Sha256::new()
             .chain_update(b"reveille idempotency key\0")
@@ -81,7 +81,7 @@ pub(crate) fn fingerprint(body: &[u8]) -> u32 {
     u32::from_be_bytes(digest[..4].try_into().expect("a SHA-256 digest has 32 bytes"))
 }
 
-/// Idempotency key of a request, if it has one.
+/// Idempotency key of a request, if the request contains a key.
 pub(crate) struct IdempotencyKey(pub(crate) Option<Key>);
 
 impl<S: Sync> FromRequestParts<S> for IdempotencyKey {

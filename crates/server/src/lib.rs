@@ -3,9 +3,10 @@
 //! The crate translates requests into calls of the scheduler, and the scheduler's results into responses. It stores no
 //! schedules and depends on no store engine. Its only decision about time is whether a request's times are allowed.
 //!
-//! Invariants: the server reads a body only after it has checked the key. A schedule reaches the scheduler only after
-//! all of it was checked. Every rejection is a problem document with a stable code. Every connection, head, body, line
-//! and page has a limit, in [`Options`] or as a constant beside its code.
+//! Invariants: the server reads a body only after it has checked the key. The scheduler receives a schedule only after
+//! the server has checked all of its fields. Every rejection is a problem document with a stable code. Every
+//! connection, head, body, line and page has a limit, which is a field of [`Options`] or a constant next to the code
+//! that applies it.
 
 mod auth;
 mod body;

@@ -1,4 +1,4 @@
-//! HTTP server: its socket, its connections and its shutdown.
+//! HTTP server, with its socket, its connections and its shutdown.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use crate::state::AppState;
 use crate::tls::Tls;
 use crate::{Options, Readiness, connection, routes};
 
-/// Connections that the kernel queues until they are accepted.
+/// Number of connections that the kernel queues until the server accepts them.
 const BACKLOG: u32 = 4_096;
 
-/// Bound server that does not serve yet. Clients can connect, but must wait.
+/// Bound server that does not serve yet. Clients can connect, but must wait for responses.
 pub struct Server {
     app: Arc<AppState>,
     listener: TcpListener,
@@ -50,7 +50,7 @@ impl Server {
     }
 
     /// Serves until `stop` resolves. Then it accepts no more connections, lets current requests end within
-    /// `drain_timeout`, and closes the remaining connections. When it returns, no connection is open.
+    /// `drain_timeout`, and closes the remaining connections. When this function returns, no connection is open.
     pub async fn serve_until(self, stop: impl Future<Output = ()>) {
         let Server { app, listener, .. } = self;
         let shutdown = Shutdown::default();
@@ -82,7 +82,8 @@ impl Server {
     }
 }
 
-/// Performs a TLS handshake. Returns `None` if it fails or takes too long. The wait for a permit counts.
+/// Performs a TLS handshake. Returns `None` if the handshake fails or takes too long. The time limit includes the wait
+/// for a permit.
 async fn handshake(
     app: &AppState,
     tls: &Tls,

@@ -13,7 +13,8 @@ use prometheus_client::registry::Registry;
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
 struct RequestLabels {
-    /// Method and path from the routing table. The path of the request would give one label per schedule.
+    /// Method and path from the routing table. The label omits the path of the request, because the path would yield
+    /// one label value per schedule.
     route: &'static str,
     status: u16,
 }
@@ -73,7 +74,7 @@ impl HttpMetrics {
     }
 }
 
-/// Open connection, counted in the metrics.
+/// Guard of an open connection, which the metrics count.
 pub(crate) struct Open(Gauge);
 
 impl Open {

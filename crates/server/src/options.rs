@@ -11,54 +11,60 @@ use crate::tls::Tls;
 /// Options and limits of the HTTP server, with their defaults.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Address of the server. Default 127.0.0.1:8080: other machines cannot reach a server unless its operator allows
-    /// it.
+    /// Address of the server. Default 127.0.0.1:8080, so that other machines cannot reach a server unless its operator
+    /// sets another address.
     pub listen: SocketAddr,
-    /// Certificate of the server. Default none: requests are not encrypted.
+    /// Certificate of the server. Default none, which means that the server accepts unencrypted requests.
     pub tls: Option<Tls>,
-    /// Longest TLS handshake. Default 5 s. A short timeout rejects distant clients. A long one lets a stalled client
-    /// hold a permit.
+    /// Maximum duration of a TLS handshake. Default 5 s. A short timeout rejects distant clients. With a long timeout,
+    /// a stalled client holds a permit for a long time.
     pub handshake_timeout: Duration,
-    /// Concurrent TLS handshakes; further ones wait, and the wait counts toward `handshake_timeout`. Default 1,024. With
-    /// too few, some stalled clients delay others. Too many use memory, and CPU time that requests need.
+    /// Maximum number of concurrent TLS handshakes. Further handshakes wait, and the wait counts toward
+    /// `handshake_timeout`. Default 1,024. If the number is too small, stalled clients delay other clients. If it is
+    /// too large, handshakes use memory and CPU time that requests need.
     pub handshakes_max: usize,
-    /// Serves users' requests. Default true; false serves only /healthz, /readyz and /metrics.
+    /// True if the server serves users' requests. Default true. If the value is false, the server serves only /healthz,
+    /// /readyz and /metrics.
     pub answers_users: bool,
     /// Number of pollers of a new tenant without a quota; see [`scheduler::Options::pollers`].
     pub tenant_pollers: u16,
-    /// Quotas of a new tenant, unless its creator sets others. Default: 50,000 callbacks per minute, 1,000 schedules
-    /// created per second, 1,000,000 pending, 1,024 callbacks in flight, 256 of them to one target, and 1,000 callbacks
-    /// per second to one target. [`Options::limits`] limits payloads and horizon. A quota that is too low delays the
-    /// callbacks of new users. A quota that is too high lets one tenant overload the targets and the disk.
+    /// Quotas of a new tenant, unless its creator sets other quotas. Default: 50,000 callbacks per minute, 1,000
+    /// schedules created per second, 1,000,000 pending schedules, 1,024 callbacks in flight, of which 256 may go to one
+    /// target, and 1,000 callbacks per second to one target. [`Options::limits`] limits payloads and horizon. A quota
+    /// that is too low delays the callbacks of new users. A quota that is too high lets one tenant overload the targets
+    /// and the disk.
     pub tenant_quotas: Quotas,
-    /// Ceilings of a new tenant's quotas. Default: ten times the quotas, but four times the numbers in flight.
+    /// Ceilings of a new tenant's quotas. Default: ten times the quotas, but four times the quotas of callbacks in
+    /// flight.
     pub tenant_ceilings: Quotas,
     /// Limits of the values in a schedule.
     pub limits: Limits,
-    /// Bytes of a request body, and of one line of a batch. Default 256 KiB. It must be large enough for the largest
-    /// payload and the fields around it. Each current request can use this much memory. An HTTP/1 connection has one
-    /// current request, an HTTP/2 connection up to [`Options::streams_max`].
+    /// Maximum bytes of a request body and of one line of a batch. Default 256 KiB. The limit must suffice for the
+    /// largest payload and the fields around it. Each current request can use this much memory. An HTTP/1 connection
+    /// has one current request. An HTTP/2 connection has up to [`Options::streams_max`].
     pub body_bytes_max: usize,
-    /// Bytes of a request's head. Default 16 KiB; at least 8 KiB.
+    /// Maximum bytes of a request's head. Default 16 KiB; at least 8 KiB.
     pub head_bytes_max: usize,
     /// Longest time without a new request or further batch data on a connection. Default 30 s. A head that arrives
-    /// slowly does not count as a new request. A short timeout makes clients reconnect. With a long one, idle
-    /// connections count toward `connections_max`.
+    /// slowly does not count as a new request. A short timeout makes clients reconnect. With a long timeout, idle
+    /// connections use up `connections_max`.
     pub idle_timeout: Duration,
-    /// Longest time for a body to arrive, and for each further piece of a batch's body. Default 10 s.
+    /// Time limit for the arrival of a body, and for each further piece of a batch's body. Default 10 s.
     pub body_timeout: Duration,
-    /// Open connections; further ones wait in the kernel's queue. Default 4,096.
+    /// Maximum number of open connections. Further connections wait in the kernel's queue. Default 4,096.
     pub connections_max: usize,
-    /// Concurrent requests on one HTTP/2 connection. Default 256.
+    /// Maximum number of concurrent requests on one HTTP/2 connection. Default 256.
     pub streams_max: u32,
-    /// Lines in one batch. Default 1,000,000.
+    /// Maximum number of lines in one batch. Default 1,000,000.
     pub batch_lines_max: u64,
-    /// Lines per call of the scheduler. Default 500. A low number costs more commits. A high number costs memory and
-    /// delays the first results.
+    /// Number of lines that the server passes to the scheduler in one call. Default 500. A low number costs more
+    /// commits. A high number costs memory and delays the first results.
     pub batch_group_lines: usize,
-    /// Concurrent scheduler calls of one batch. Default 4. With one call, the disk is idle while lines are read.
+    /// Maximum number of concurrent scheduler calls of one batch. Default 4. With one call, the disk is idle while the
+    /// server reads lines.
     pub batch_groups_max: usize,
-    /// Longest time for current requests to end after the stop. Default 20 s. Then their connections are closed.
+    /// Time within which current requests must end after the stop. Default 20 s. After this time, the server closes
+    /// their connections.
     pub drain_timeout: Duration,
 }
 

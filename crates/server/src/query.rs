@@ -1,4 +1,4 @@
-//! Query parameters. An unknown parameter is rejected, because its sender expects it to have an effect.
+//! Query parameters. The server rejects an unknown parameter, because its sender expects an effect.
 
 use api::FieldError;
 use axum::extract::FromRequestParts;
@@ -32,7 +32,8 @@ impl<S: Sync> FromRequestParts<S> for DryRun {
     }
 }
 
-/// Parses a query with `dry_run` as its only parameter. A misspelt parameter is rejected: ignoring it would write data.
+/// Parses a query with `dry_run` as its only parameter. Rejects a misspelt parameter, because a server that ignores it
+/// would write data.
 fn is_dry_run(query: Option<&str>) -> Result<bool, Rejected> {
     let mut value = None;
     for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
@@ -69,8 +70,8 @@ pub(crate) struct Page<T> {
 }
 
 impl<T> Page<T> {
-    /// Parses a query. If `is_dead_letters`, it must contain `dead_letter=true`, otherwise it must not. `token` parses
-    /// a page token.
+    /// Parses a query. The query must contain `dead_letter=true` if `is_dead_letters` is true, and must not contain it
+    /// otherwise. `token` parses a page token.
     pub(crate) fn parse(
         query: Option<&str>,
         is_dead_letters: bool,

@@ -1,7 +1,7 @@
-//! Quotas of requests. The scheduler enforces the quotas of callbacks.
+//! Enforces the quotas of requests. The scheduler enforces the quotas of callbacks.
 //!
-//! Invariants: a quota counts only valid schedules, and a rejected request has no effect. The reservation of a schedule
-//! that was not created is released.
+//! Invariants: a quota counts only valid schedules, and a rejected request has no effect. If the server does not create
+//! a schedule, it releases the reservation.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
@@ -17,12 +17,12 @@ use crate::rejection::{Code, Rejected, reject_quota};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// Rate of schedule creation for each tenant. Each member counts only its own requests.
+/// Rates at which tenants create schedules. Each member counts only its own requests.
 #[derive(Default)]
 pub(crate) struct Creates(Mutex<BTreeMap<TenantId, TokenBucket>>);
 
 impl Creates {
-    /// Counts one creation, if the tenant's rate allows it.
+    /// Counts one creation if the tenant's rate allows a further creation.
     pub(crate) fn admit(&self, tenant: &Tenant, now: Monotonic) -> Result<(), Rejected> {
         let Some(per_second) = tenant.quotas.get(Quota::CreatesPerSecond) else { return Ok(()) };
         let rate = Rate::new(per_second, Duration::from_secs(1));
@@ -30,17 +30,17 @@ impl Creates {
         if buckets.entry(tenant.id).or_default().take(rate, now.since_start()) {
             return Ok(());
         }
-        let remedy = "send the request again in one second, or have an admin raise the quota with PATCH /v1/quotas";
+        let remedy = "send the request again in one second, or ask an admin to raise the quota with PATCH /v1/quotas";
         Err(reject_quota(Code::RateExceeded, Quota::CreatesPerSecond, per_second, remedy, Vec::new()))
     }
 }
 
-/// Number of active schedules for each tenant, as far as creations need it.
+/// Numbers of active schedules of the tenants that recently created schedules.
 #[derive(Default)]
 pub(crate) struct Pending(Mutex<BTreeMap<TenantId, ActiveCount>>);
 
-/// Reservation of one schedule: the tenant, and the read time of the count that includes the reservation. `None` if
-/// none is needed. A dropped reservation counts as used until the store is read again.
+/// Reservation of one schedule: the tenant, and the read time of the count that includes the reservation. `None` if the
+/// request needs no reservation. A dropped reservation counts as used until the next read of the store.
 #[derive(Default)]
 #[must_use]
 pub(crate) struct Reservation(Option<(TenantId, Monotonic)>);
@@ -48,19 +48,20 @@ pub(crate) struct Reservation(Option<(TenantId, Monotonic)>);
 #[derive(Clone, Copy)]
 struct ActiveCount {
     active: u64,
-    /// Schedules created by this member since `read_at`.
+    /// Number of schedules that this member created since `read_at`.
     created: u64,
     read_at: Monotonic,
 }
 
-/// Age at which a count is read from the store again, because other members create schedules too.
+/// Age at which the server reads a count from the store again, because other members also create schedules.
 const COUNT_AGE_MAX: Duration = Duration::from_secs(1);
-/// The same for a count at its quota, because fired and cancelled schedules free capacity.
+/// Age at which the server reads a count that has reached the quota again, because fired and cancelled schedules free
+/// capacity.
 const FULL_COUNT_AGE_MAX: Duration = Duration::from_millis(100);
 
 impl Pending {
-    /// Reserves one schedule, if the tenant's quota allows it. The count does not include schedules that other members
-    /// created within the last second, nor those that were being created when the store was read.
+    /// Reserves one schedule if the tenant's quota allows a further schedule. The count may omit schedules that other
+    /// members created within the last second, and schedules whose creation was in progress at the time of the read.
     pub(crate) async fn admit(
         &self,
         scheduler: &Scheduler,
@@ -72,7 +73,8 @@ impl Pending {
         let mut reserved = self.take(tenant.id, pending_max, now);
         if reserved.is_none() {
             let active = scheduler.tenants().count_active(tenant.id).await?;
-            // Another request may have read the store in the meantime. Its reservations must remain counted.
+            // Another request may have read the store during this read. Use its count, because the count includes
+            // reservations.
             reserved = self.take(tenant.id, pending_max, now).or_else(|| {
                 self.counts().insert(tenant.id, ActiveCount { active, created: 0, read_at: now });
                 self.take(tenant.id, pending_max, now)
@@ -81,14 +83,15 @@ impl Pending {
         if let Some(Some(reservation)) = reserved {
             return Ok(reservation);
         }
-        // Replacing an active schedule does not increase the count.
+        // A request that replaces an active schedule does not increase the count.
         if let Some(id) = named
             && let Some(schedule) = scheduler.get(tenant.id, id.clone()).await?
             && schedule.status == Status::Active
         {
             return Ok(Reservation(None));
         }
-        let remedy = "wait until some have fired, cancel some, or have an admin raise the quota with PATCH /v1/quotas";
+        let remedy = "wait until some schedules have fired, cancel some, or ask an admin to raise the quota with \
+                      PATCH /v1/quotas";
         Err(reject_quota(Code::QuotaExceeded, Quota::PendingMax, pending_max, remedy, Vec::new()))
     }
 
@@ -102,7 +105,7 @@ impl Pending {
     }
 
     /// Takes a reservation from a known count. The outer `None` means that the count is unknown or too old. The inner
-    /// `None` means that the quota is used up.
+    /// `None` means that no quota remains.
     fn take(&self, tenant: TenantId, pending_max: u32, now: Monotonic) -> Option<Option<Reservation>> {
         let mut counts = self.counts();
         let count = counts.get_mut(&tenant)?;
@@ -125,7 +128,7 @@ pub(crate) fn check_spec(tenant: &Tenant, spec: &Spec, now: Timestamp) -> Result
     let exceeded = |quota, number, pointer: &str, detail: String| {
         let pointer = Some(pointer.to_owned());
         let error = FieldError { pointer, code: "quota_exceeded".into(), detail, ..FieldError::default() };
-        let remedy = "stay within the quota, or have an admin raise it with PATCH /v1/quotas";
+        let remedy = "stay within the quota, or ask an admin to raise it with PATCH /v1/quotas";
         Err(reject_quota(Code::QuotaExceeded, quota, number, remedy, vec![error]))
     };
     if let Some(bytes_max) = tenant.quotas.get(Quota::PayloadBytesMax)

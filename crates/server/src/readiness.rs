@@ -1,9 +1,10 @@
-//! Readiness: whether this server should receive requests. The server can still serve requests while it is not ready.
+//! Readiness, which tells load balancers whether this server should receive requests. A server that is not ready can
+//! still serve requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Handle to the readiness of one server. All clones share the state.
+/// Handle to the readiness of one server. All clones share one state.
 #[derive(Clone, Debug, Default)]
 pub struct Readiness(Arc<AtomicBool>);
 

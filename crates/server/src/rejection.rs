@@ -17,7 +17,7 @@ use store::StoreError;
 /// Result of a handler.
 pub(crate) type HandlerResult = Result<Response<Body>, Rejected>;
 
-/// Rejection of a request. It is boxed so that successful results stay small.
+/// Rejection of a request. The box keeps successful results small.
 pub(crate) type Rejected = Box<Rejection>;
 
 #[derive(Clone)]
@@ -77,15 +77,21 @@ impl Code {
             Code::InvalidParameter => (StatusCode::BAD_REQUEST, "invalid_parameter", "A parameter is invalid"),
             Code::MissingCredentials => (StatusCode::UNAUTHORIZED, "missing_credentials", "An API key is required"),
             Code::InvalidCredentials => (StatusCode::UNAUTHORIZED, "invalid_credentials", "The API key is invalid"),
-            Code::RoleForbidden => (StatusCode::FORBIDDEN, "role_forbidden", "The key's role does not allow this"),
-            Code::QuotaExceeded => (StatusCode::FORBIDDEN, "quota_exceeded", "The tenant's quota does not allow this"),
+            Code::RoleForbidden => {
+                (StatusCode::FORBIDDEN, "role_forbidden", "The key's role does not allow this request")
+            }
+            Code::QuotaExceeded => {
+                (StatusCode::FORBIDDEN, "quota_exceeded", "The tenant's quota does not allow this request")
+            }
             Code::QuotaCeiling => (StatusCode::FORBIDDEN, "quota_ceiling", "A quota would be above its ceiling"),
-            Code::RateExceeded => (StatusCode::TOO_MANY_REQUESTS, "rate_exceeded", "The tenant exceeds its rate"),
+            Code::RateExceeded => {
+                (StatusCode::TOO_MANY_REQUESTS, "rate_exceeded", "The tenant exceeds its request rate")
+            }
             Code::TenantNotFound => (StatusCode::NOT_FOUND, "tenant_not_found", "There is no such tenant"),
             Code::KeyNotFound => (StatusCode::NOT_FOUND, "key_not_found", "There is no such key or secret"),
             Code::TenantExists => (StatusCode::CONFLICT, "tenant_exists", "A tenant with this name exists"),
-            Code::LastOne => (StatusCode::CONFLICT, "last_one", "The last one cannot be removed"),
-            Code::TooMany => (StatusCode::CONFLICT, "too_many", "The maximum number is reached"),
+            Code::LastOne => (StatusCode::CONFLICT, "last_one", "The last key or secret cannot be removed"),
+            Code::TooMany => (StatusCode::CONFLICT, "too_many", "The tenant has the maximum number of keys or secrets"),
             Code::InvalidRequest => (StatusCode::UNPROCESSABLE_ENTITY, "invalid_request", "The body is invalid"),
             Code::RouteNotFound => (StatusCode::NOT_FOUND, "route_not_found", "The path does not exist"),
             Code::ScheduleNotFound => (StatusCode::NOT_FOUND, "schedule_not_found", "There is no such schedule"),
@@ -115,7 +121,7 @@ impl Code {
             Code::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "internal", "The server failed"),
             Code::StoreDamaged => (StatusCode::INTERNAL_SERVER_ERROR, "store_damaged", "Stored data is damaged"),
             Code::StoreUnavailable => {
-                (StatusCode::SERVICE_UNAVAILABLE, "store_unavailable", "The store cannot be reached")
+                (StatusCode::SERVICE_UNAVAILABLE, "store_unavailable", "The store is unreachable")
             }
             Code::StorageFull => (StatusCode::INSUFFICIENT_STORAGE, "storage_full", "The server's disk is nearly full"),
             Code::Stopping => (StatusCode::SERVICE_UNAVAILABLE, "stopping", "The server is about to stop"),
@@ -166,7 +172,7 @@ pub(crate) fn reject_quota(kind: Code, quota: Quota, number: u32, remedy: &str, 
     Box::new(Rejection { kind, detail, errors, quota: Some(quota) })
 }
 
-/// Writes the errors as text, for callers that do not use problem documents.
+/// Writes the errors as text for callers that cannot use a problem document.
 impl fmt::Display for Rejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.errors.is_empty() {
@@ -237,11 +243,11 @@ impl From<StoreError> for Rejected {
         match &error {
             StoreError::Full(_) => reject(
                 Code::StorageFull,
-                "schedules cannot be created or changed until there is space; reading and firing continue",
+                "schedules cannot change until the server's disk has free space; the server still reads and fires them",
             ),
             StoreError::Unavailable(_) => {
                 tracing::debug!(%error, "store unavailable");
-                reject(Code::StoreUnavailable, "the request may or may not have taken effect; send it again")
+                reject(Code::StoreUnavailable, "the request may or may not have had an effect; send it again")
             }
             StoreError::Damaged(_) => {
                 tracing::error!(%error, "request failed because of damaged data");

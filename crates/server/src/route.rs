@@ -1,6 +1,6 @@
 //! Description of a route: its parameters, body, responses and problem codes. The router registers each handler with
-//! its description. This one entry determines which keys may send the request, its label in metrics and spans, and its
-//! part of the OpenAPI document.
+//! its description. The description determines the keys that may send the request, the label in metrics and spans, and
+//! the route's part of the OpenAPI document.
 
 use schemars::JsonSchema;
 use schemars::generate::SchemaGenerator;
@@ -50,7 +50,7 @@ pub(crate) enum Content {
     Json(Schema),
     Lines,
     Nothing,
-    /// Text with this media type.
+    /// Text body with this media type.
     Text(&'static str),
 }
 
@@ -71,7 +71,7 @@ pub(crate) struct Body {
 
 /// Entry of the routing table.
 pub(crate) struct Route {
-    /// Method and path. They are the label in metrics and spans.
+    /// Method and path, which are the label in metrics and spans.
     pub(crate) name: &'static str,
     /// `operationId` in the OpenAPI document.
     pub(crate) id: &'static str,
@@ -80,7 +80,7 @@ pub(crate) struct Route {
     pub(crate) needs: Needs,
     pub(crate) parameters: &'static [Parameter],
     pub(crate) body: Option<Body>,
-    /// Successful responses. If there are none, the OpenAPI document does not contain the route.
+    /// Successful responses. The OpenAPI document does not contain a route without successful responses.
     pub(crate) responses: Vec<ResponseSpec>,
     /// Problem codes in addition to those that follow from the other fields.
     rejects: &'static [Code],
@@ -120,7 +120,7 @@ pub(crate) fn tenants(
     Route { tag: "tenants", ..schedules(name, id, needs, summary, response) }
 }
 
-/// Creates a route for operators of the service. It needs no key.
+/// Creates a route for operators of the service. Its requests need no key.
 pub(crate) fn operation(name: &'static str, id: &'static str, summary: &'static str, response: ResponseSpec) -> Route {
     Route { tag: "operation", ..schedules(name, id, Needs::Nothing, summary, response) }
 }
@@ -144,14 +144,14 @@ impl Route {
     }
 
     pub(crate) fn method_and_path(&self) -> (&'static str, &'static str) {
-        self.name.split_once(' ').expect("a route's name is a method and a path")
+        self.name.split_once(' ').expect("a route's name consists of a method and a path")
     }
 
     pub(crate) fn with_body(self, schema: Schema) -> Self {
         Route { body: Some(Body { media: JSON, schema, is_required: true }), ..self }
     }
 
-    /// Declares a body of lines. An empty body is valid too.
+    /// Declares that the body consists of lines. An empty body is also valid.
     pub(crate) fn with_lines(self) -> Self {
         let media = &[api::NDJSON_CONTENT_TYPE];
         Route { body: Some(Body { media, schema: batch_lines, is_required: false }), ..self }
@@ -193,7 +193,7 @@ impl Route {
         }
         match self.needs {
             Needs::Nothing => {}
-            // Operator keys do not belong to a tenant with schedules.
+            // An operator's key belongs to a tenant without schedules.
             Needs::Reader | Needs::Writer | Needs::Admin | Needs::Operator => rejections.push(Code::RoleForbidden),
             Needs::AdminOf => rejections.extend([Code::RoleForbidden, Code::TenantNotFound]),
         }
@@ -228,7 +228,7 @@ pub(crate) fn schedule_patch(_: &mut SchemaGenerator) -> Value {
     reference("SchedulePatch")
 }
 
-/// Generates the schema of a batch. OpenAPI 3.1 has no schema for single lines, so the body is text.
+/// Generates the schema of a batch. OpenAPI 3.1 cannot describe single lines, so the schema describes the body as text.
 pub(crate) fn batch_lines(generator: &mut SchemaGenerator) -> Value {
     schema_of::<api::ScheduleRequest>(generator);
     json!({ "type": "string", "description": "Lines, each a `ScheduleRequest` as JSON" })

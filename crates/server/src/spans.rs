@@ -1,4 +1,4 @@
-//! Spans of requests, at debug level and with their own target. A disabled span costs one integer comparison.
+//! Spans of requests, at debug level and with their own tracing target. A disabled span costs one integer comparison.
 //!
 //! The span exporter (`reveille::otlp`) relies on the field names. A schedule's incarnation and revision identify the
 //! span that the schedule's runs link to.
@@ -43,7 +43,7 @@ pub(crate) fn record_caller(headers: &HeaderMap) {
     }
 }
 
-/// Records that the current request created this schedule or this revision.
+/// Records that the current request created this schedule or this revision of it.
 pub(crate) fn record_schedule(schedule: &Schedule) {
     let span = Span::current();
     if !span.is_disabled() {

@@ -1,4 +1,4 @@
-//! Shared state of all requests.
+//! State that all requests share.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -59,8 +59,8 @@ impl AppState {
         }
     }
 
-    /// Runs a request with a metric and a span. A rejection or a panic becomes a problem document with the request's
-    /// id.
+    /// Runs a request, and records its metric and its span. Converts a rejection or a panic into a problem document
+    /// with the request's id.
     pub(crate) async fn respond(&self, route: &Route, work: impl Future<Output = HandlerResult>) -> Response<Body> {
         let started = self.runtime.monotonic();
         let span = spans::request(route.name);
@@ -69,7 +69,7 @@ impl AppState {
         let mut response = outcome.unwrap_or_else(IntoResponse::into_response);
         if let Some(rejected) = response.extensions_mut().remove::<Rejected>() {
             let (request_id, status, route) = (self.request_id(), rejected.status(), route.id);
-            // Full and unreachable stores have their own log lines. One more line for each request would hide them.
+            // Other code logs full and unreachable stores. A further line for each request would hide those lines.
             if status == StatusCode::INTERNAL_SERVER_ERROR {
                 tracing::error!(request_id, %route, "request failed");
             } else {
@@ -82,8 +82,9 @@ impl AppState {
         response
     }
 
-    /// Checks that the tenant's quotas allow another schedule with this spec, and reserves it. `replaced` is the id of
-    /// the schedule that the new one replaces, if it exists. [`Pending::finish`] ends the reservation.
+    /// Checks that the tenant's quotas allow another schedule with this spec, and reserves this schedule. `replaced` is
+    /// the id of the schedule that the new schedule replaces, if such a schedule exists. [`Pending::finish`] ends the
+    /// reservation.
     pub(crate) async fn admit(
         &self,
         tenant: &Tenant,

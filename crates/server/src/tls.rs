@@ -1,10 +1,10 @@
-//! TLS certificate of the server, which can be replaced while the server runs.
+//! TLS certificate of the server. The caller can replace it while the server runs.
 //!
-//! The server offers HTTP/2 and HTTP/1.1 through ALPN, and supports TLS 1.3 and 1.2. This module reads no files: the
-//! caller passes their contents, and passes them again when they change.
+//! The server offers HTTP/2 and HTTP/1.1 through ALPN, and supports TLS 1.3 and 1.2. This module reads no files. The
+//! caller passes their contents, and passes the new contents after each change.
 //!
-//! Invariants: an invalid certificate changes nothing. Each handshake ends within `Options::handshake_timeout`,
-//! including its wait for one of the `Options::handshakes_max` permits.
+//! Invariants: An invalid certificate does not replace the current certificate. Each handshake ends within
+//! `Options::handshake_timeout`, including its wait for one of the `Options::handshakes_max` permits.
 //!
 //! docs/decisions/0066-use-rustls-for-the-listener.md gives the reasons for the design.
 
@@ -40,8 +40,8 @@ pub enum TlsError {
 }
 
 impl Tls {
-    /// Parses `certificates` and `key`, both in PEM. The server's own certificate comes first, followed by those of its
-    /// issuers.
+    /// Parses `certificates` and `key`, both in PEM. The server's own certificate comes first, and the certificates of
+    /// its issuers follow.
     ///
     /// # Errors
     /// Returns [`TlsError`] if the certificates or the key are invalid.
@@ -49,10 +49,10 @@ impl Tls {
         Ok(Tls(Arc::new(RwLock::new(config(certificates, key)?))))
     }
 
-    /// Replaces the certificate for new connections. Open connections keep the old one.
+    /// Replaces the certificate for new connections. Open connections keep the old certificate.
     ///
     /// # Errors
-    /// The errors of [`Tls::new`]. In that case the old certificate stays in use.
+    /// Returns the errors of [`Tls::new`]. After an error, the old certificate stays in use.
     pub fn replace(&self, certificates: &[u8], key: &[u8]) -> Result<(), TlsError> {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = config(certificates, key)?;
         Ok(())

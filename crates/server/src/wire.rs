@@ -31,8 +31,8 @@ pub(crate) fn summary(schedule: &Schedule) -> api::ScheduleSummary<'_> {
     }
 }
 
-/// Converts a schedule. Returns `None` if the stored payload is not valid JSON, although it was when the schedule was
-/// created.
+/// Converts a schedule. Returns `None` if the stored payload is not valid JSON. The payload was valid JSON at the
+/// creation of the schedule, so the stored data is damaged.
 pub(crate) fn schedule(schedule: &Schedule) -> Option<api::Schedule> {
     let (mut at, mut cron, mut every, mut zone) = (None, None, None, None);
     match &schedule.spec.when {

@@ -1,7 +1,7 @@
-//! Simulated disk: [`runtime::Disk`] over a [`Volume`], in simulated time.
+//! Simulated disk. It implements [`runtime::Disk`] over a [`Volume`], in simulated time.
 //!
-//! An operation takes effect when it is first polled and returns after its duration. A sync takes effect when it
-//! returns. The operations of a member that went down never return.
+//! An operation takes effect at its first poll, and returns after its duration. A sync takes effect when it returns.
+//! The operations of a member that went down never return.
 
 pub(crate) mod contents;
 pub(crate) mod volume;
@@ -19,7 +19,7 @@ use crate::executor::{Core, DownReason, MemberIndex, Shared, Sleep};
 use crate::faults::Incident;
 use crate::trace::{Event, digest};
 
-/// Access of one start of a member to its disk.
+/// Access to a member's disk for one start of the member.
 #[derive(Clone)]
 pub(crate) struct SimulatedDisk {
     shared: Arc<Shared>,
@@ -66,7 +66,8 @@ impl SimulatedDisk {
         result
     }
 
-    /// Starts an operation. Returns `None` if this start of the member has ended, possibly by this operation.
+    /// Starts an operation. Returns `None` if this start of the member has ended, possibly because the power failed in
+    /// this operation.
     fn begin<T>(&self, operation: Operation<'_>, effect: impl FnOnce(&mut Core, MemberIndex) -> T) -> Option<T> {
         let (result, loses_power) = {
             let mut guard = self.shared.lock();
@@ -115,7 +116,7 @@ impl SimulatedDisk {
             volume.create(path)?;
         }
         if !volume.lock(path) {
-            return Err(io::Error::new(io::ErrorKind::WouldBlock, "the file is locked"));
+            return Err(io::Error::new(io::ErrorKind::WouldBlock, "another handle holds the lock of the file"));
         }
         Ok(Box::new(LockGuard { disk: self.clone(), path: path.to_owned() }))
     }

@@ -1,7 +1,8 @@
-//! Executor: polls tasks in an order drawn from the seed, and advances time when no task is runnable.
+//! Executor. It polls tasks in an order that the seed determines, and advances time when no task is runnable.
 //!
-//! Invariants: no future is polled or dropped, and no waker is called, while the lock is taken, because all three run
-//! code that takes the lock. A future of a member that is down is never polled again.
+//! Invariants: while the executor holds the lock, it polls no future, drops no future and calls no waker, because each
+//! of these actions may run code that takes the lock. The executor never again polls a future of a member that went
+//! down.
 
 mod sleep;
 mod state;
@@ -24,7 +25,7 @@ use state::MemberState;
 pub(crate) use state::{Core, DownReason, MemberIndex, OUTSIDE};
 use task::{Future, ROOT, Ready, Task, TaskId, TaskWaker};
 
-/// Largest number of polls at one instant. More indicate that tasks wake each other endlessly.
+/// Largest number of polls at one instant. If the number is larger, the tasks probably wake each other endlessly.
 const POLLS_PER_INSTANT_MAX: u64 = 1_000_000;
 
 pub(crate) struct Shared {
@@ -38,8 +39,8 @@ impl Shared {
         Arc::new(Shared { core: Mutex::new(core), ready: Arc::new(Ready(Mutex::new(Vec::new()))) })
     }
 
-    /// Locks the state. The lock ignores poisoning: the state stays consistent if a scenario's assertion unwinds
-    /// through it, and the caller reads it afterwards.
+    /// Locks the state. The lock ignores poisoning, because the state stays consistent if an assertion of the scenario
+    /// panics, and the caller reads the state afterwards.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -78,7 +79,7 @@ impl Shared {
             core.trace.record(core.now, &Event::Spawn { member: owner, task: name, serial: id.serial });
             core.tasks.get_mut(id).map(|task| task.waker.clone())
         };
-        let waker = waker.expect("a task that was just inserted exists");
+        let waker = waker.expect("the new task exists in the list of tasks");
         let id = waker.id;
         waker.wake();
         Some((id, ended))
@@ -97,8 +98,8 @@ impl Shared {
         }
     }
 
-    /// Takes a member down. If one of the member's own tasks is being polled, its future is dropped when the poll
-    /// returns. Until then its operations have no effect.
+    /// Takes a member down. If the executor is polling a task of this member, it drops the task's future when the poll
+    /// returns. Until then, the operations of the task have no effect.
     pub(crate) fn take_down(&self, index: MemberIndex, reason: DownReason) {
         let downed = {
             let mut core = self.lock();
@@ -158,7 +159,7 @@ impl Shared {
         let end = {
             let mut core = self.lock();
             match &outcome {
-                // If the task no longer exists, its member went down in this poll.
+                // If the task no longer exists, its member went down during this poll.
                 Ok(false) => {
                     if let Some(task) = core.tasks.get_mut(id) {
                         task.future = Some(future);
@@ -188,7 +189,7 @@ impl Shared {
         }
     }
 
-    /// Takes the future to poll from its task. Returns `None` if there is nothing to poll.
+    /// Takes the future out of its task, for a poll. Returns `None` if the task has no future to poll.
     fn begin_poll(&self, id: TaskId) -> Option<(Future, Arc<TaskWaker>)> {
         let aborted = {
             let mut guard = self.lock();
@@ -204,7 +205,7 @@ impl Shared {
                 task.polls += 1;
                 let event = Event::Poll { member: &member.name, task: task.name, serial: id.serial };
                 core.trace.record(core.now, &event);
-                let future = task.future.take().expect("only one loop polls a task");
+                let future = task.future.take().expect("only the executor's loop polls a task");
                 return Some((future, task.waker.clone()));
             }
             core.tasks.remove(id)
@@ -213,7 +214,7 @@ impl Shared {
         None
     }
 
-    /// Checks for endless loops, and advances time by the duration of a poll.
+    /// Checks whether tasks loop endlessly, and advances time by the duration of a poll.
     fn after_poll(&self) {
         let due = {
             let mut core = self.lock();
@@ -222,7 +223,7 @@ impl Shared {
             if core.polls_now > POLLS_PER_INSTANT_MAX {
                 let busiest = core.busiest_tasks();
                 drop(core);
-                panic!("tasks wake each other endlessly and time does not advance; the busiest tasks: {busiest}");
+                panic!("tasks wake each other endlessly, so time does not advance; the busiest tasks: {busiest}");
             }
             if core.polls > core.poll_limit {
                 let (limit, busiest) = (core.poll_limit, core.busiest_tasks());
@@ -240,7 +241,7 @@ impl Shared {
         due.into_iter().for_each(Waker::wake);
     }
 
-    /// Advances time to the next timer, because no task is runnable.
+    /// Advances time to the next timer. The loop calls this function when no task is runnable.
     fn advance(&self) {
         let due = {
             let mut core = self.lock();
@@ -259,7 +260,7 @@ impl Shared {
         due.into_iter().for_each(Waker::wake);
     }
 
-    /// Drops every task and timer, and every task that a destructor spawns.
+    /// Drops every task and every timer, and also every task that a destructor spawns.
     pub(crate) fn close(&self) {
         let (tasks, timers) = {
             let mut core = self.lock();
@@ -281,8 +282,8 @@ impl Drop for Running<'_> {
     }
 }
 
-/// Drops a future and catches a panic of its destructor. A killed process runs no destructors. Here they must run, and
-/// a panic in one must not end the simulation.
+/// Drops a future and catches a panic of its destructor. A killed process runs no destructors. A dropped future must
+/// run its destructors, but a panic in a destructor must not end the simulation.
 fn drop_quietly(future: Future) {
     let _panicked = catch_unwind(AssertUnwindSafe(|| drop(future)));
 }

@@ -1,13 +1,13 @@
-//! Faults that occur at random, and counts of the incidents.
+//! Random faults of the simulated world, and the numbers of incidents.
 
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// Random faults of the simulated world. Probabilities are from 0 to 1, with default 0.
+/// Random faults of the simulated world. Each probability is between 0 and 1. The default is 0.
 ///
-/// The scenario itself causes crashes, pauses, clock jumps, full disks and flipped bits, because it knows when they are
-/// useful: see [`crate::Handle`] and [`crate::VolumeHandle`].
+/// The scenario itself causes crashes, pauses, clock jumps, full disks and flipped bits, because it knows when such
+/// faults are useful. See [`crate::Handle`] and [`crate::VolumeHandle`].
 #[derive(Clone, Debug)]
 pub struct Faults {
     /// Duration of a read, a write or an operation on names. Default 0 to 20 microseconds.
@@ -18,8 +18,8 @@ pub struct Faults {
     pub sync_slow: f64,
     /// Duration of a slow sync. Default 1 to 5 seconds.
     pub sync_slow_time: RangeInclusive<Duration>,
-    /// Probability that `sync_data` fails. Each byte written since the last successful sync then survives or not, now
-    /// and after a crash, and a further sync does not restore it (as on Linux).
+    /// Probability that `sync_data` fails. Each byte written since the last successful sync then may or may not
+    /// survive, now and after a crash. As on Linux, a further sync does not restore a lost byte.
     pub sync_fail: f64,
     /// Probability that `write_at` or `allocate` fails after a partial write.
     pub write_fail: f64,
@@ -27,7 +27,7 @@ pub struct Faults {
     pub read_fail: f64,
     /// Largest delay of a timer. Default zero.
     pub timer_late_max: Duration,
-    /// Largest duration of one poll of a task. Default zero: only waiting takes time.
+    /// Largest duration of one poll of a task. Default zero: only the waits of tasks take time.
     pub poll_time_max: Duration,
 }
 
@@ -47,18 +47,18 @@ impl Default for Faults {
     }
 }
 
-/// A fault that happened in a run.
+/// Kind of fault that happened in a run.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Incident {
     /// A member lost power.
     Crash,
-    /// A member's process was killed; its written data stayed.
+    /// The scenario killed a member's process. The data that the process wrote stayed.
     Kill,
-    /// A member ended itself.
+    /// A member halted its own process.
     Halt,
     Pause,
     ClockJump,
-    /// A crash left some sectors of an unsynced write and not others.
+    /// A crash kept some sectors of an unsynced write and discarded other sectors.
     TornWrite,
     /// A crash discarded an unsynced write.
     LostWrite,
@@ -108,7 +108,7 @@ impl Incidents {
     }
 }
 
-/// Number of runs in which each [`Incident`] happened. An incident that never happened was not tested.
+/// Number of runs in which each [`Incident`] happened. If an incident never happened, the runs did not test it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Coverage {
     pub seeds: u64,
@@ -121,13 +121,13 @@ impl Coverage {
         self.seeds_with[incident as usize]
     }
 
-    /// Asserts that each of these incidents happened in some run.
+    /// Asserts that each of these incidents happened in at least one run.
     ///
     /// # Panics
-    /// Panics if one of them never happened.
+    /// Panics if an incident never happened.
     pub fn assert_happened(&self, incidents: &[Incident]) {
         for incident in incidents {
-            assert!(self.seeds_with(*incident) > 0, "no run had the incident {incident:?}; it was not tested: {self}");
+            assert!(self.seeds_with(*incident) > 0, "the incident {incident:?} happened in no run: {self}");
         }
     }
 

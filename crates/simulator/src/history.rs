@@ -1,11 +1,12 @@
-//! History of promises to clients and observations of receivers: the scheduler's promises, checked from outside.
+//! History of the scheduler's promises to clients and of the observations of receivers. It checks the promises from
+//! outside the cluster.
 //!
 //! A scenario reports every response to a client, every start and end of a callback and, at the end, every run's
-//! outcome. [`History::verdict`] compares them. The history reads true time, the members' clocks and their
-//! interruptions from the simulation.
+//! outcome. [`History::verdict`] compares the promises with the observations. The history reads true time, the members'
+//! clocks and their interruptions from the simulation.
 //!
-//! Out of scope: order between schedules, lateness, numbers of attempts, and the instants of a series after the one up
-//! to which its [`Expected`] is complete.
+//! Out of scope: the order between schedules, lateness, the number of attempts, and the instants of a series after the
+//! end of its [`Expected`] instants.
 
 #[cfg(test)]
 mod tests;
@@ -36,8 +37,9 @@ impl Expected {
         Expected { nominals: BTreeSet::from([nominal]), complete_until: Timestamp::MAX }
     }
 
-    /// Expects the instants of a recurring schedule up to and including `complete_until`. Each must have an outcome
-    /// when the verdict is computed, so `complete_until` must lie somewhat before the end of the scenario.
+    /// Returns the expected instants of a recurring schedule up to and including `complete_until`. Each instant must
+    /// have an outcome when the history computes the verdict, so `complete_until` must lie some seconds before the end
+    /// of the scenario.
     #[must_use]
     pub fn series(nominals: impl IntoIterator<Item = Timestamp>, complete_until: Timestamp) -> Self {
         let nominals = nominals.into_iter().filter(|nominal| *nominal <= complete_until).collect();
@@ -49,7 +51,7 @@ impl Expected {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CallbackId(usize);
 
-/// Cheap handle to a history that clients and receivers share.
+/// Handle to a history that clients and receivers share. A clone is cheap.
 #[derive(Clone)]
 pub struct History {
     sim: Handle,
@@ -72,13 +74,13 @@ struct Entries {
 struct AcknowledgedSchedule {
     revisions: BTreeMap<Revision, AcknowledgedRevision>,
     cancelled: Option<Cancel>,
-    /// True if a change was requested and got no response.
+    /// True if a request for a change got no response.
     uncertain: bool,
 }
 
 struct AcknowledgedRevision {
     expected: Expected,
-    /// Instant of the response to the change to a later revision.
+    /// Instant of the response to a change that created a later revision.
     superseded_at: Option<Duration>,
 }
 
@@ -93,7 +95,7 @@ struct Callback {
     attempt: u16,
     member: String,
     began_at: Duration,
-    /// Reading of the member's wall clock at the start.
+    /// Reading of the member's wall clock at the start of the callback.
     clock: Timestamp,
     end: Option<CallbackEnd>,
 }
@@ -112,7 +114,8 @@ struct ObservedOutcome {
 /// Responses to clients.
 impl History {
     /// Creates an empty history. `outcome_lag` is the longest time from a callback's end until its outcome is durable.
-    /// A duplicate is permitted only if its member was interrupted before that. It must cover the slowest sync.
+    /// A duplicate is permitted only if the callback's member was interrupted before the outcome was durable.
+    /// `outcome_lag` must be longer than the slowest sync.
     #[must_use]
     pub fn new(sim: &Handle, outcome_lag: Duration) -> Self {
         let entries = Entries {
@@ -128,19 +131,20 @@ impl History {
         History { sim: sim.clone(), entries: Arc::new(Mutex::new(entries)) }
     }
 
-    /// Records that a create was acknowledged.
+    /// Records that a client received the acknowledgement of a create.
     pub fn created(&self, incarnation: Incarnation, expected: Expected) {
         let mut entries = self.entries();
         let schedule = entries.schedules.entry(incarnation).or_default();
         schedule.revisions.insert(Revision::default(), AcknowledgedRevision { expected, superseded_at: None });
     }
 
-    /// Records that a create got no response: its schedule may exist or not.
+    /// Records that a create got no response. Its schedule may or may not exist.
     pub fn create_without_response(&self) {
         self.entries().creates_without_response += 1;
     }
 
-    /// Records that a change of the schedule was acknowledged: attempts for earlier revisions may no longer start.
+    /// Records that a client received the acknowledgement of a change. From now on, no attempt for an earlier revision
+    /// may start.
     pub fn revised(&self, incarnation: Incarnation, revision: Revision, expected: Expected) {
         let now = self.sim.elapsed();
         let mut entries = self.entries();
@@ -151,27 +155,28 @@ impl History {
         schedule.revisions.insert(revision, AcknowledgedRevision { expected, superseded_at: None });
     }
 
-    /// Records the response "cancelled": no attempt is in flight, and none will start.
+    /// Records the response "cancelled". It promises that no attempt is in flight and no attempt will start.
     pub fn cancelled(&self, incarnation: Incarnation) {
         self.cancel(incarnation, false, self.sim.elapsed());
     }
 
-    /// Records the response "too late": an attempt is in flight, and no other will start.
+    /// Records the response "too late". It promises that an attempt is in flight and no other attempt will start.
     pub fn cancelled_too_late(&self, incarnation: Incarnation) {
         self.cancel(incarnation, true, self.sim.elapsed());
     }
 
-    /// Records the response "pending": no attempt will start after `decided_by`, in true time.
+    /// Records the response "pending". It promises that no attempt will start after `decided_by`, in true time.
     pub fn cancelled_by(&self, incarnation: Incarnation, decided_by: Duration) {
         self.cancel(incarnation, true, decided_by);
     }
 
-    /// Records that a change or cancellation got no response: from now on, the schedule's occurrences may fire or not.
+    /// Records that a change or a cancellation got no response. From now on, the schedule's occurrences may or may not
+    /// fire.
     pub fn change_without_response(&self, incarnation: Incarnation) {
         self.entries().schedules.entry(incarnation).or_default().uncertain = true;
     }
 
-    /// Records that a redrive was acknowledged, with the new occurrence.
+    /// Records that a client received the acknowledgement of a redrive, with the new occurrence.
     pub fn redriven(&self, occurrence: Occurrence) {
         let now = self.sim.elapsed();
         self.entries().redriven.insert(occurrence, now);
@@ -199,13 +204,15 @@ impl History {
         CallbackId(entries.callbacks.len() - 1)
     }
 
-    /// Records the end of a callback, with or without success. A callback whose member went down before has no end.
+    /// Records the end of a callback, with or without success. If the member of a callback goes down before the end,
+    /// the callback has no end.
     pub fn callback_ended(&self, callback: CallbackId, accepted: bool) {
         let at = self.sim.elapsed();
         self.entries().callbacks[callback.0].end = Some(CallbackEnd { at, accepted });
     }
 
-    /// Records the stored state of a run. May be called repeatedly. A final state must not change.
+    /// Records the stored state of a run. A scenario may call this function repeatedly for the same run. A final state
+    /// must not change.
     pub fn outcome(&self, occurrence: Occurrence, state: RunState) {
         let now = self.sim.elapsed();
         let mut entries = self.entries();
@@ -219,8 +226,9 @@ impl History {
         }
     }
 
-    /// Permits duplicates of the schedule's attempts in flight during this time: a process other than the member that
-    /// made the attempt was interrupted, and it was to receive the outcome.
+    /// Permits duplicates of the schedule's attempts that were in flight during this time. The scenario calls this
+    /// function if it interrupted the process that had to receive the outcome, and this process is not the member that
+    /// made the attempt.
     pub fn allow_duplicates(&self, incarnation: Incarnation, during: RangeInclusive<Duration>) {
         self.entries().exemptions.entry(incarnation).or_default().push(during);
     }
@@ -231,14 +239,14 @@ impl History {
         self.entries().callbacks.len()
     }
 
-    /// Returns the acknowledged occurrences without a final outcome. Once there are none, a scenario without further
+    /// Returns the acknowledged occurrences without a final outcome. If the list is empty, a scenario without further
     /// requests may compute the verdict.
     #[must_use]
     pub fn unresolved(&self) -> Vec<Occurrence> {
         self.entries().unresolved()
     }
 
-    /// Compares promises and observations, as if nothing more were to happen.
+    /// Compares the promises with the observations, under the assumption that no further event follows.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         let interruptions = |member: &str| self.sim.interruptions(member);

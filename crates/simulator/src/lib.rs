@@ -1,7 +1,7 @@
-//! Simulated world that is determined by a seed: [`runtime::World`] for any number of members, with clocks and disks.
-//! Scenarios inject crashes, pauses, clock jumps and disk faults, and every run can be replayed.
+//! Simulated world that a seed determines. It implements [`runtime::World`] for any number of members, with clocks and
+//! disks. Scenarios inject crashes, pauses, clock jumps and disk faults. A developer can replay every run.
 //!
-//! Out of scope: stopping a task in the middle of a poll, real time and threads.
+//! Out of scope: the interruption of a task during a poll, real time, and threads.
 //!
 //! ```
 //! use std::path::Path;
@@ -21,7 +21,7 @@
 //!     sim.crash("a");
 //!
 //!     let a = sim.restart("a");
-//!     a.sleep(Duration::from_secs(3600)).await; // Takes no time.
+//!     a.sleep(Duration::from_secs(3600)).await; // This sleep takes no real time.
 //!     let file = a.disk().open(Path::new("/log"), OpenMode::Read).await?;
 //!     let mut bytes = [0; 4];
 //!     file.read_at(0, &mut bytes).await?;
@@ -31,8 +31,9 @@
 //! # std::io::Result::Ok(())
 //! ```
 //!
-//! Invariant: two runs of one scenario with one seed have the same [`Handle::trace_hash`], unless the code under test
-//! uses a source outside of its [`runtime::Runtime`] (a clock, a map with random order, a thread).
+//! Invariant: two runs of the same scenario with the same seed have the same [`Handle::trace_hash`]. The code under
+//! test must therefore use no source of randomness outside of its [`runtime::Runtime`], such as a clock, a map with a
+//! random order, or a thread.
 //!
 //! docs/decisions/0020-use-a-custom-simulator.md gives the reasons for the design.
 
@@ -53,7 +54,7 @@ pub mod single_node;
 #[cfg(feature = "scenarios")]
 mod user;
 
-/// Returns the scenarios that must hold, for a command that runs many seeds.
+/// Returns the scenarios that must succeed with every seed, for a command that runs many seeds.
 #[cfg(feature = "scenarios")]
 #[must_use]
 pub fn suite() -> Suite {

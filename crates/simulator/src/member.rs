@@ -1,4 +1,4 @@
-//! World of one member: the implementation of [`runtime::World`].
+//! World of one simulated member. It implements [`runtime::World`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::executor::{DownReason, MemberIndex, Shared, Sleep};
 /// Reading of a correct wall clock at the start of a simulation: 2026-01-01T00:00:00Z.
 pub const EPOCH: Timestamp = Timestamp::from_millis(1_767_225_600_000);
 
-/// One start of one member. After the start has ended, only its clocks still work.
+/// World of one start of a member. After this start has ended, only the clocks still work.
 pub(crate) struct MemberWorld {
     pub(crate) shared: Arc<Shared>,
     pub(crate) member: MemberIndex,

@@ -1,11 +1,13 @@
-//! Random numbers from a seed, the same on every machine and in every version.
+//! Random numbers from a seed. The numbers are equal on every machine and in every version.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014). Not for secrets.
+/// Generator of random numbers: SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators",
+/// 2014). It is not suitable for secrets.
 ///
-/// This crate implements it instead of using a library, because a seed that failed once must replay after every update.
+/// This crate implements the generator instead of using a library, because a failed seed must replay the same run after
+/// every update of the dependencies.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
@@ -15,7 +17,8 @@ impl Random {
         Random(seed)
     }
 
-    /// Returns a new generator for one part of the world, so that the draws of one part do not change those of another.
+    /// Returns a new generator for one part of the world, so that the draws of one part do not change the draws of
+    /// other parts.
     #[must_use]
     pub fn fork(&mut self) -> Self {
         Random(self.bits())
@@ -29,7 +32,7 @@ impl Random {
         mixed ^ mixed >> 31
     }
 
-    /// Returns a number from 0 (inclusive) to `bound` (exclusive).
+    /// Returns a random number from 0 (inclusive) to `bound` (exclusive).
     ///
     /// # Panics
     /// Panics if `bound` is zero.
@@ -39,7 +42,7 @@ impl Random {
         self.bits() % bound
     }
 
-    /// Returns an index into a list, as [`Random::below`].
+    /// Returns a random index into a list with `len` items.
     ///
     /// # Panics
     /// Panics if `len` is zero.
@@ -49,7 +52,7 @@ impl Random {
 
     /// Returns true with this probability, from 0 (never) to 1 (always).
     pub fn chance(&mut self, probability: f64) -> bool {
-        // A probability of 0 draws nothing, so a disabled fault does not change the rest of the run.
+        // With a probability of 0, draw no number, so that a disabled fault does not change the rest of the run.
         probability > 0.0 && ((self.bits() >> 11) as f64) < probability * (1_u64 << 53) as f64
     }
 
@@ -58,7 +61,7 @@ impl Random {
         self.bits() >> 63 == 1
     }
 
-    /// Returns a duration from the range, including both ends.
+    /// Returns a random duration from the range, which includes both ends.
     ///
     /// # Panics
     /// Panics if the range is empty.
@@ -69,7 +72,7 @@ impl Random {
     }
 }
 
-/// Returns the nanoseconds that a simulation can count, at most 584 years.
+/// Returns the number of nanoseconds, at most 584 years, because a simulation cannot count more.
 pub(crate) fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX - 1)
 }

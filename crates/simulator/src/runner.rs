@@ -1,4 +1,4 @@
-//! Runner: runs a scenario with many seeds, and prints the command that replays a failure.
+//! Runner of scenarios. It runs a scenario with many seeds, and prints the command that replays a failure.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,19 +11,19 @@ use crate::trace::Text;
 /// Largest number of trace lines in a failure.
 const TAIL_SHOWN: usize = 40;
 
-/// Result of one seed of a scenario.
+/// Result of one run of a scenario with one seed.
 #[derive(Clone, Debug)]
 pub struct SeedReport {
     pub seed: u64,
-    /// `Err` contains the message of the panic that ended the run.
+    /// Result of the run. `Err` contains the message of the panic that ended the run.
     pub result: Result<(), String>,
     pub incidents: Incidents,
     pub trace_hash: u64,
-    /// Last lines of the trace, with [`Text::Tail`].
+    /// Last lines of the trace, if the run used [`Text::Tail`].
     pub trace_tail: Vec<String>,
 }
 
-/// Runs `scenario` once. The scenario fails if it panics.
+/// Runs `scenario` once. A panic in the scenario is a failure of the run.
 pub fn run_seed(seed: u64, text: Text, scenario: impl Fn(&Simulation)) -> SeedReport {
     let sim = Simulation::new(seed);
     sim.set_trace_text(text);
@@ -38,7 +38,8 @@ pub struct Failure {
     pub seed: u64,
     pub message: String,
     pub trace_tail: Vec<String>,
-    /// False if the second run differed: the code uses a source outside of its [`runtime::Runtime`].
+    /// False if the second run of the seed differed, because the code uses a source outside of its
+    /// [`runtime::Runtime`].
     pub repeatable: bool,
 }
 
@@ -49,7 +50,10 @@ impl fmt::Display for Failure {
         let shown = trace_tail.len().saturating_sub(TAIL_SHOWN);
         trace_tail[shown..].iter().try_for_each(|line| writeln!(f, "  {line}"))?;
         if !repeatable {
-            writeln!(f, "the second run of the seed differs: a clock, a thread or a map's order is not simulated")?;
+            writeln!(
+                f,
+                "the second run of the seed differed: the code uses a clock, a thread or a random order of a map"
+            )?;
         }
         write!(f, "replay: cargo xtask simulate --scenario {name} --seed {seed} --trace")
     }
@@ -57,10 +61,10 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// Runs `scenario` with each seed, the first one twice, and counts the runs with each incident.
+/// Runs `scenario` with each seed, and twice with the first seed. Counts the runs with each incident.
 ///
 /// # Errors
-/// The first seed that fails, or whose second run differs from its first.
+/// Returns the [`Failure`] of the first seed that fails, or whose second run differs from its first run.
 pub fn try_seeds(
     name: &str,
     seeds: impl IntoIterator<Item = u64>,
@@ -75,7 +79,7 @@ pub fn try_seeds(
             return Err(Failure { name: name.to_owned(), seed, message, trace_tail: again.trace_tail, repeatable });
         }
         if coverage.seeds == 0 && run_seed(seed, Text::Off, &scenario).trace_hash != outcome.trace_hash {
-            let message = "two runs of one seed have different traces".to_owned();
+            let message = "two runs of the same seed have different traces".to_owned();
             return Err(Failure { name: name.to_owned(), seed, message, trace_tail: Vec::new(), repeatable: false });
         }
         coverage.add(&outcome.incidents);
@@ -83,7 +87,7 @@ pub fn try_seeds(
     Ok(coverage)
 }
 
-/// Runs `scenario` as [`try_seeds`] does, but each seed once, and prints every event.
+/// Runs `scenario` once with each seed, and prints every event.
 fn print_seeds(
     name: &str,
     seeds: impl IntoIterator<Item = u64>,
@@ -103,7 +107,7 @@ fn print_seeds(
 /// Runs [`try_seeds`] in a test.
 ///
 /// # Panics
-/// Panics if a seed fails, with the [`Failure`] and the command that replays it.
+/// Panics if a seed fails. The message contains the [`Failure`] and the command that replays it.
 pub fn run_seeds(name: &str, seeds: impl IntoIterator<Item = u64>, scenario: impl Fn(&Simulation)) -> Coverage {
     match try_seeds(name, seeds, scenario) {
         Ok(coverage) => coverage,
@@ -120,10 +124,10 @@ pub struct Caught {
     pub message: String,
 }
 
-/// Asserts that `scenario`, in which the deliberate bug `mutant` is enabled, fails with one of the seeds and with a
-/// message that contains `symptom`. A scenario that fails for another reason has not caught the bug.
+/// Asserts that `scenario`, which contains the deliberate bug `mutant`, fails with at least one of the seeds, and with
+/// a message that contains `symptom`. If the scenario fails with another message, it has not detected the bug.
 ///
-/// The same scenario without the bug must hold with the same seeds; [`run_seeds`] checks that.
+/// The same scenario without the bug must succeed with the same seeds. [`run_seeds`] checks this.
 ///
 /// # Panics
 /// Panics if the bug is not caught.
@@ -137,30 +141,33 @@ pub fn assert_caught(
     for seed in seeds {
         runs += 1;
         if let Err(message) = run_seed(seed, Text::Off, &scenario).result {
-            assert!(message.contains(symptom), "seed {seed} fails with {mutant:?}, but without {symptom:?}: {message}");
+            assert!(
+                message.contains(symptom),
+                "seed {seed} failed with {mutant:?}, but its message does not contain {symptom:?}: {message}"
+            );
             return Caught { seed, runs, message };
         }
     }
-    panic!("{runs} runs did not catch the deliberate bug {mutant:?}; extend the scenario or add seeds")
+    panic!("{runs} runs did not detect the deliberate bug {mutant:?}; extend the scenario or add seeds")
 }
 
 /// Selection of scenarios and seeds of a [`Suite`].
 #[derive(Clone, Debug, Default)]
 pub struct Order {
-    /// Name of the only scenario to run; `None` runs all.
+    /// Name of the only scenario to run. If it is `None`, all scenarios run.
     pub scenario: Option<String>,
-    /// Number of the only seed to run, instead of `seeds`.
+    /// The only seed to run, instead of the range from `first_seed`.
     pub seed: Option<u64>,
-    /// Number of seeds for each scenario, starting with `first_seed`.
+    /// Number of seeds for each scenario. The first seed is `first_seed`.
     pub seeds: u64,
     pub first_seed: u64,
-    /// Prints every event to standard error.
+    /// True if the run prints every event to standard error.
     pub trace: bool,
 }
 
 type Run = Box<dyn Fn(&Simulation)>;
 
-/// Named scenarios, for a command that runs many seeds or replays one.
+/// List of named scenarios, for a command that runs many seeds or replays one seed.
 #[derive(Default)]
 pub struct Suite {
     scenarios: Vec<(&'static str, Run)>,
@@ -187,7 +194,7 @@ impl Suite {
         self
     }
 
-    /// Runs the selected scenarios and seeds, and reports each scenario's coverage when it ends.
+    /// Runs the selected scenarios and seeds. Reports the coverage of each scenario when the scenario ends.
     ///
     /// # Errors
     /// Returns an error if the scenario does not exist, or a seed fails.

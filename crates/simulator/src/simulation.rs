@@ -1,4 +1,4 @@
-//! Simulation and its handle: control of members, clocks, disks and time by the scenario.
+//! Simulation and its handle. With the handle, a scenario controls members, clocks, disks and time.
 
 use std::collections::BTreeSet;
 use std::future::poll_fn;
@@ -18,9 +18,9 @@ use crate::member::{MemberWorld, wall_clock};
 use crate::random::Random;
 use crate::trace::{Event, Text};
 
-/// One run of a world that a seed determines. Dropping it drops all of its tasks.
+/// One run of a world that a seed determines. A drop of this value drops all tasks of the world.
 ///
-/// A scenario controls it through [`Handle`], which is its `Deref` target.
+/// A scenario controls the simulation through [`Handle`], which is the `Deref` target of this type.
 pub struct Simulation {
     handle: Handle,
 }
@@ -44,10 +44,10 @@ impl Simulation {
         self.shared.run(scenario)
     }
 
-    /// Runs the world for this duration.
+    /// Runs the world for this duration of simulated time.
     ///
     /// # Panics
-    /// As [`Simulation::run_until`].
+    /// Panics in the same cases as [`Simulation::run_until`].
     pub fn run_for(&self, duration: Duration) {
         self.run_until(self.sleep(duration));
     }
@@ -67,10 +67,10 @@ impl Drop for Simulation {
     }
 }
 
-/// Handle that controls a simulation. It is cheap to clone, also into tasks.
+/// Handle that controls a simulation. A clone is cheap, so a task can have its own handle.
 ///
-/// The scenario names the members, and the first [`Handle::member`] with a name creates the member. A request for an
-/// unknown member panics.
+/// The scenario chooses the names of the members. The first call of [`Handle::member`] with a name creates the member.
+/// All other functions panic if no member has the given name.
 #[derive(Clone)]
 pub struct Handle {
     shared: Arc<Shared>,
@@ -80,7 +80,7 @@ pub struct Handle {
 
 /// Members.
 impl Handle {
-    /// Returns the world of a member that is up. The first call creates and starts the member.
+    /// Returns the runtime of a member that is up. The first call creates and starts the member.
     ///
     /// # Panics
     /// Panics if the member is down; use [`Handle::restart`].
@@ -94,18 +94,18 @@ impl Handle {
                 index
             })
         };
-        assert!(self.shared.lock().members[index].is_up(), "{name} is down: restart it");
+        assert!(self.shared.lock().members[index].is_up(), "the member {name} is down; call `restart` first");
         self.runtime(index)
     }
 
-    /// Returns the world of clients, receivers and other processes outside the cluster. Its clock shows true time, and
-    /// it never goes down.
+    /// Returns the runtime of clients, receivers and other processes outside the cluster. Its clock shows true time,
+    /// and it never goes down.
     #[must_use]
     pub fn outside(&self) -> Runtime {
         self.runtime(OUTSIDE)
     }
 
-    /// Starts a member that went down, on its old disk.
+    /// Starts a member that went down. The member keeps its disk.
     ///
     /// # Panics
     /// Panics if the member is up.
@@ -118,20 +118,21 @@ impl Handle {
         self.runtime(index)
     }
 
-    /// Cuts the member's power: its tasks are dropped, and any part of its unsynced data may be lost. Has no effect if
-    /// the member is down. If one of the member's own tasks calls this, it takes effect at the task's next await.
+    /// Cuts the member's power. This drops the member's tasks, and any part of its unsynced data may be lost. Has no
+    /// effect if the member is down. If one of the member's own tasks calls this function, the crash takes effect at
+    /// the task's next await.
     pub fn crash(&self, name: &str) {
         let index = self.with(name, |_, index| index);
         self.shared.take_down(index, DownReason::Crash);
     }
 
-    /// Kills the member's process (`kill -9`). Its written data stays, but is still not durable.
+    /// Kills the member's process (`kill -9`). The data that the process has written stays, but is still not durable.
     pub fn kill(&self, name: &str) {
         let index = self.with(name, |_, index| index);
         self.shared.take_down(index, DownReason::Kill);
     }
 
-    /// Pauses all tasks of the member for this duration. Its disk and clocks continue.
+    /// Pauses all tasks of the member for this duration. The member's disk and clocks continue.
     pub fn pause(&self, name: &str, duration: Duration) {
         self.with(name, |core, index| core.pause(index, duration));
     }
@@ -141,7 +142,7 @@ impl Handle {
         self.with(name, |core, index| core.members[index].is_up())
     }
 
-    /// Waits until the member is down: crashed, killed or halted.
+    /// Waits until the member is down because of a crash, a kill or a halt.
     pub async fn down(&self, name: &str) {
         poll_fn(|context| {
             self.with(name, |core, index| {
@@ -155,21 +156,21 @@ impl Handle {
         .await;
     }
 
-    /// Returns the reason of each halt of the member ([`Runtime::halt`]).
+    /// Returns the reasons of all halts of the member ([`Runtime::halt`]).
     #[must_use]
     pub fn halts(&self, name: &str) -> Vec<String> {
         self.with(name, |core, index| core.members[index].halts.clone())
     }
 
-    /// Returns the times during which the member was paused or down, in true time. The last one ends at
-    /// [`Duration::MAX`] if the member is down now.
+    /// Returns the times during which the member was paused or down, in true time. If the member is down now, the last
+    /// of these times ends at [`Duration::MAX`].
     #[must_use]
     pub fn interruptions(&self, name: &str) -> Vec<RangeInclusive<Duration>> {
         self.with(name, |core, index| core.members[index].interruptions.clone())
     }
 
-    /// Runs `request` as a task of the member, as if a client had sent it. Returns `None` if the member is down or goes
-    /// down before the response; the request may have taken effect then.
+    /// Runs `request` as a task of the member, as if a client had sent it. Returns `None` if the member is down, or
+    /// goes down before the response. The request may then have taken effect.
     pub async fn call<T: Send + 'static>(
         &self,
         name: &str,
@@ -184,7 +185,7 @@ impl Handle {
         response.await.ok()
     }
 
-    /// Sets the member's wall clock forward, or back if `millis` is negative.
+    /// Moves the member's wall clock ahead by `millis`, or back if `millis` is negative.
     pub fn jump_clock(&self, name: &str, millis: i64) {
         self.with(name, |core, index| {
             let ahead = &mut core.members[index].clock_ahead;
@@ -229,13 +230,13 @@ impl Handle {
         self.shared.lock().now
     }
 
-    /// Sleeps in true time.
+    /// Sleeps for this duration of true time.
     pub async fn sleep(&self, duration: Duration) {
         let at = self.elapsed() + duration;
         Sleep::new(self.shared.clone(), OUTSIDE, 1, at).await;
     }
 
-    /// Waits until `condition` holds, and checks it every millisecond at first, then less and less often.
+    /// Waits until `condition` returns true. Checks the condition every millisecond at first, and less often later.
     ///
     /// # Panics
     /// Panics if the condition does not hold within `limit`; the message contains `description`.
@@ -250,12 +251,12 @@ impl Handle {
         }
     }
 
-    /// Draws from the scenario's own generator, which does not affect the draws of the world.
+    /// Draws random values from the scenario's own generator. These draws do not affect the draws of the world.
     pub fn draw<T>(&self, draw: impl FnOnce(&mut Random) -> T) -> T {
         draw(&mut self.random.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Sets the faults for every member, from now on.
+    /// Sets the random faults of every member. They apply from now on.
     pub fn set_faults(&self, faults: Faults) {
         self.shared.lock().faults = faults;
     }
@@ -266,37 +267,38 @@ impl Handle {
     }
 
     /// Sets the limit of polls for the whole simulation. Default 20,000,000, which take a debug build about a minute.
-    /// The limit ends loops that the time limit does not, for example retries without a wait.
+    /// This limit also ends loops that the time limit does not end, for example retries without a wait.
     pub fn set_poll_limit(&self, polls: u64) {
         self.shared.lock().poll_limit = polls;
     }
 
-    /// Reports a task's panic to the task's owner only, as in the real world. It no longer ends the simulation.
+    /// Lets the simulation continue after a panic of a task. Only the task's owner then learns of the panic, as in the
+    /// real world.
     pub fn tolerate_panics(&self) {
         self.shared.lock().panics_tolerated = true;
     }
 }
 
-/// Trace, incidents and panics.
+/// Functions for the trace, the incidents and the panics.
 impl Handle {
     #[must_use]
     pub fn incidents(&self) -> Incidents {
         self.shared.lock().incidents
     }
 
-    /// Returns the panics of tasks so far, each with its member and task.
+    /// Returns the messages of all panics of tasks so far. Each message contains the member and the task.
     #[must_use]
     pub fn panics(&self) -> Vec<String> {
         self.shared.lock().panics.clone()
     }
 
-    /// Returns the number of polls of tasks and of the scenario.
+    /// Returns the number of polls so far, of tasks and of the scenario.
     #[must_use]
     pub fn polls(&self) -> u64 {
         self.shared.lock().polls()
     }
 
-    /// Returns a hash of all events so far, equal for equal seeds and code.
+    /// Returns a hash of all events so far. It is equal for equal seeds and equal code.
     #[must_use]
     pub fn trace_hash(&self) -> u64 {
         self.shared.lock().trace.hash()
@@ -306,19 +308,20 @@ impl Handle {
         self.shared.lock().trace.set_text(text);
     }
 
-    /// Returns the last lines of the trace, with [`Text::Tail`].
+    /// Returns the last lines of the trace if the simulation uses [`Text::Tail`].
     #[must_use]
     pub fn trace_tail(&self) -> Vec<String> {
         self.shared.lock().trace.tail()
     }
 
-    /// Adds a line of the scenario to the trace.
+    /// Adds a line with the scenario's text to the trace.
     pub fn note(&self, text: &str) {
         self.shared.lock().record(&Event::Note(text));
     }
 }
 
-/// Handle to a member's disk from outside. Operations work while the member is down, and take no time.
+/// Handle to a member's disk for the scenario. Its operations work even if the member is down, and take no simulated
+/// time.
 #[derive(Clone)]
 pub struct VolumeHandle {
     shared: Arc<Shared>,
@@ -326,20 +329,20 @@ pub struct VolumeHandle {
 }
 
 impl VolumeHandle {
-    /// Flips one bit of the durable contents and of the cached contents.
+    /// Flips one bit of a file, in the durable contents and in the cached contents.
     ///
     /// # Panics
-    /// Panics if there is no such byte.
+    /// Panics if the file has no byte at this offset.
     pub fn flip_bit(&self, path: impl AsRef<Path>, offset: u64, bit: u32) {
         let path = path.as_ref();
         let mut core = self.shared.lock();
         let volume = &mut core.members[self.member].volume;
         let flipped = volume.find(path).is_ok_and(|inode| volume.flip_bit(inode, offset, bit));
-        assert!(flipped, "byte {offset} does not exist in {}", path.display());
+        assert!(flipped, "the file has no byte at offset {offset}: {}", path.display());
         core.incident(self.member, crate::Incident::BitFlip, &format!("{} at {offset}", path.display()));
     }
 
-    /// Sets the total size of all files in bytes. Default unlimited. The limit may be below the present size.
+    /// Sets the largest total size of all files in bytes. Default unlimited. The limit may be below the current size.
     pub fn set_capacity(&self, bytes: u64) {
         self.shared.lock().members[self.member].volume.capacity = bytes;
     }
@@ -349,13 +352,14 @@ impl VolumeHandle {
         self.shared.lock().members[self.member].volume.used_bytes()
     }
 
-    /// Cuts the power during the `number`th disk operation from now, counted from 1: the operation takes effect, does
-    /// not return, and leaves the disk as a crash does. A sync counts as two operations, its start and its end.
+    /// Cuts the power during the `number`th disk operation from now, counted from 1. The operation takes effect, but
+    /// does not return. The crash then changes the disk as every crash does. A sync counts as two operations, its start
+    /// and its end.
     ///
     /// # Panics
     /// Panics if `number` is zero.
     pub fn crash_at_operation(&self, number: u64) {
-        assert!(number > 0, "operations are counted from 1");
+        assert!(number > 0, "the number of an operation is at least 1");
         let mut core = self.shared.lock();
         let volume = &mut core.members[self.member].volume;
         volume.crash_at = Some(volume.operations + number);
@@ -367,14 +371,14 @@ impl VolumeHandle {
         self.shared.lock().members[self.member].volume.operations
     }
 
-    /// Returns the names of the files in a folder.
+    /// Returns the names of all files in a folder.
     #[must_use]
     pub fn files(&self, folder: impl AsRef<Path>) -> BTreeSet<String> {
         let core = self.shared.lock();
         core.members[self.member].volume.list(folder.as_ref()).unwrap_or_default().into_iter().collect()
     }
 
-    /// Returns the contents that a read of the whole file returns, or `None` if the file does not exist.
+    /// Returns the contents that a read of the whole file returns. Returns `None` if the file does not exist.
     #[must_use]
     pub fn read(&self, path: impl AsRef<Path>) -> Option<Vec<u8>> {
         let core = self.shared.lock();

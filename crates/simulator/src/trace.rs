@@ -1,7 +1,7 @@
-//! Trace of all events in order: always as a running hash, and optionally as text.
+//! Trace of all events in order. It always computes a hash of the events, and can also write the events as text.
 //!
-//! The hash covers every poll, every advance of time, every disk operation with its bytes, and every incident. Two runs
-//! with equal hashes executed the same events in the same order.
+//! The hash covers every poll, every advance of time, every disk operation with its bytes, and every incident. If two
+//! runs have equal hashes, the same events happened in the same order.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -15,9 +15,9 @@ use crate::faults::Incident;
 pub enum Text {
     #[default]
     Off,
-    /// The last [`TAIL_LINES`] lines without polls, for [`crate::Handle::trace_tail`].
+    /// The trace retains the last [`TAIL_LINES`] lines, without polls, for [`crate::Handle::trace_tail`].
     Tail,
-    /// Every event, printed to standard error when it happens.
+    /// The trace prints every event to standard error when the event happens.
     Print,
 }
 
@@ -45,7 +45,7 @@ impl fmt::Display for Event<'_> {
             Event::Spawn { member, task, serial } => write!(f, "{member}: spawns {task}#{serial}"),
             Event::End { task, serial } => write!(f, "{task}#{serial} ends"),
             Event::Boot { member } => write!(f, "{member}: boots"),
-            Event::Resume { member } => write!(f, "{member}: resumes after a pause"),
+            Event::Resume { member } => write!(f, "{member}: resumes after its pause"),
             Event::Incident { member, incident, detail } => write!(f, "{member}: {incident:?} {detail}"),
             Event::Disk { member, operation, path, offset, len, .. } => {
                 write!(f, "{member}: {operation} {path} at {offset}, {len} bytes")
@@ -100,14 +100,14 @@ fn stamp(now: Duration) -> String {
     format!("{:>14.6}", now.as_secs_f64())
 }
 
-/// Returns the hash of some bytes, for [`Event::Disk`].
+/// Returns the hash of the bytes of a disk operation, for [`Event::Disk`].
 pub(crate) fn digest(bytes: &[u8]) -> u64 {
     let mut digest = Digest::default();
     digest.write(bytes);
     digest.finish()
 }
 
-/// Hash that is the same on every machine. The standard library does not guarantee that for its own hashes.
+/// Hash that is equal on every machine. The standard library does not guarantee this property for its own hashes.
 #[derive(Clone, Copy)]
 struct Digest(u64);
 

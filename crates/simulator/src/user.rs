@@ -1,4 +1,4 @@
-//! Requests of the users of all scenarios, and the instants that the history expects for them.
+//! Requests of the users of all scenarios, and the instants that the history expects for these requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
@@ -14,7 +14,7 @@ use store::{Store, StoreError};
 
 use crate::{Expected, Random};
 
-/// Every incarnation that a response contained.
+/// Set of all incarnations that responses contained.
 #[derive(Default)]
 pub(crate) struct Incarnations(Mutex<BTreeSet<Incarnation>>);
 
@@ -28,12 +28,12 @@ impl Incarnations {
     }
 }
 
-/// Returns the scenarios' tenant, with this number of pollers.
+/// Returns the tenant of the scenarios, with this number of pollers.
 pub(crate) fn tenant(pollers: u16) -> Tenant {
     Tenant::new(TenantId(1), "simulated", pollers, SigningSecret::first(vec![7; 32], Timestamp::MIN))
 }
 
-/// Creates the tenant.
+/// Creates the tenant in the store.
 ///
 /// # Errors
 /// Returns an error if the store fails.
@@ -42,7 +42,7 @@ pub(crate) async fn put_tenant(store: &dyn Store, tenant: Tenant) -> Result<(), 
     store.put_tenant(tenant, entry).await.map(|put| put.expect("no other process creates the tenant"))
 }
 
-/// Returns a random spec: due soon, recurring or overdue.
+/// Returns the spec of a random schedule, which is due soon, recurring or overdue.
 pub(crate) fn spec(random: &mut Random, now: Timestamp) -> Spec {
     let target = random.below(3);
     Spec {
@@ -72,7 +72,7 @@ fn when(random: &mut Random, now: Timestamp) -> When {
     }
 }
 
-/// Returns the instants at which `schedule` must fire, up to `series_end` for a recurring schedule.
+/// Returns the instants at which `schedule` must fire. For a recurring schedule, the instants end at `series_end`.
 pub(crate) fn expected(schedule: &Schedule, series_end: Timestamp) -> Expected {
     match schedule.spec.when {
         When::At(at) => Expected::once(at),
@@ -92,7 +92,8 @@ pub(crate) fn response_time(random: &mut Random) -> Duration {
     })
 }
 
-/// Returns the result of an attempt for `draw`, a number below 20. A number above 2 is a success.
+/// Returns the result of an attempt for the random number `draw`, which is below 20. If `draw` is above 2, the attempt
+/// succeeds.
 pub(crate) fn result_of(draw: u64) -> AttemptResult {
     match draw {
         0 | 1 => AttemptResult::TimedOut,

@@ -1,4 +1,4 @@
-//! Cases of an owner's writes, one change at a time.
+//! Test cases of an owner's writes. Each case tests one kind of change.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +26,7 @@ pub(super) async fn put_creates_a_missing_schedule(subject: &dyn Subject) {
     }
 }
 
-/// Returns a put of `schedule`'s id with another spec.
+/// Returns a put that uses the id of `schedule` and another spec.
 fn replacing(fixture: &Fixture, schedule: &Schedule, at: Timestamp) -> Insert {
     let mut insert = insert_in(schedule.poller, fixture.numbers.incarnation(), schedule.id.clone(), at);
     let requested = Arc::make_mut(&mut insert.schedule);
@@ -36,11 +36,11 @@ fn replacing(fixture: &Fixture, schedule: &Schedule, at: Timestamp) -> Insert {
     insert
 }
 
-/// Puts over `schedule`, which is not cancelled, and checks the result.
+/// Replaces `schedule`, which is not cancelled, with a put and checks the result.
 async fn put_over(owner: Owner<'_>, schedule: &Schedule, at: Timestamp) -> Arc<Schedule> {
     let fixture = owner.fixture;
     let mut insert = replacing(fixture, schedule, at);
-    // The caller may only know the pollers of the tenant's current generation.
+    // A caller may know only the pollers of the tenant's current generation.
     Arc::make_mut(&mut insert.schedule).poller.generation += 1;
     let expected = Arc::new(Schedule {
         incarnation: schedule.incarnation,
@@ -52,9 +52,9 @@ async fn put_over(owner: Owner<'_>, schedule: &Schedule, at: Timestamp) -> Arc<S
     assert_eq!(owner.put(&insert).await, (expected.clone(), at, Some(schedule.status)));
     assert_eq!(fixture.now(schedule).await, expected);
     assert_eq!(fixture.get(schedule.tenant, &schedule.id).await, Some(expected.clone()));
-    assert_eq!(fixture.load(insert.schedule.incarnation).await, None, "the put did not need the new incarnation");
+    assert_eq!(fixture.load(insert.schedule.incarnation).await, None, "the put keeps the old incarnation");
     let row = DueKey { position: at, ..due_of(&expected, at) };
-    assert!(fixture.all_due(owner.poller).await.contains(&row), "the row has the resulting revision");
+    assert!(fixture.all_due(owner.poller).await.contains(&row), "the due row has the revision that the put created");
     expected
 }
 
@@ -97,7 +97,7 @@ pub(super) async fn put_over_a_cancelled_id_creates_an_incarnation(subject: &dyn
 
     owner.write(Change::Cancel(second.schedule.incarnation)).await;
     let oldest = owner.try_write(Change::Put(insert)).await;
-    assert_eq!(oldest, Err(WriteRejection::NotFound), "a repeated put has no effect after another schedule had the id");
+    assert_eq!(oldest, Err(WriteRejection::NotFound), "a repeated put has no effect after a new one");
     assert_eq!(fixture.now(&first).await, cancelled);
 
     let third = replacing(&fixture, &first, minute(3));
@@ -108,7 +108,7 @@ pub(super) async fn put_over_a_cancelled_id_creates_an_incarnation(subject: &dyn
     owner.write(Change::Cancel(live.incarnation)).await;
     let cancelled = fixture.now(&live).await;
     let again = owner.try_write(Change::Put(over_live.clone())).await;
-    assert_eq!(again, Err(WriteRejection::NotFound), "a repeated put has no effect if it did not need its incarnation");
+    assert_eq!(again, Err(WriteRejection::NotFound), "a repeated put has no effect");
     assert_eq!(fixture.insert(&over_live).await, Inserted::Exists(live.incarnation));
     assert_eq!(fixture.now(&live).await, cancelled);
 }
@@ -164,7 +164,7 @@ pub(super) async fn put_if_unchanged_replaces_the_expected_version(subject: &dyn
     }
     assert_eq!(fixture.now(&first).await, first);
 
-    // A recurring schedule that advanced has the same version but another `next`.
+    // An advance of a recurring schedule keeps the version and changes `next`.
     let (incarnation, revision) = (first.incarnation, first.revision);
     owner.write(Change::Advance { incarnation, revision, due: due_of(&first, minute(3)) }).await;
     assert_eq!(owner.put_if(&insert, Some(seen)).await, Err(WriteRejection::Changed));
@@ -195,7 +195,7 @@ pub(super) async fn one_of_two_concurrent_conditional_puts_succeeds(subject: &dy
     for round in 0..20 {
         let mut schedule = fixture.named(&format!("invoice-{round}"), minute(1)).schedule;
         let owner = fixture.owner(schedule.poller).await;
-        // The first puts find no schedule, the second ones the result of the first.
+        // The first two puts find no schedule. The next two puts find the schedule that the first two created.
         for seen in [false, true] {
             let seen = seen.then(|| schedule.seen());
             let puts = [2, 3].map(|at| replacing(&fixture, &schedule, minute(at)));
@@ -207,7 +207,7 @@ pub(super) async fn one_of_two_concurrent_conditional_puts_succeeds(subject: &dy
             schedule = match responses {
                 (Ok((created, ..)), Err(WriteRejection::Changed))
                 | (Err(WriteRejection::Changed), Ok((created, ..))) => created,
-                both => panic!("not exactly one of two puts took effect: {both:?}"),
+                both => panic!("not exactly one of the two puts took effect: {both:?}"),
             };
             assert_eq!(fixture.get(TENANT, &schedule.id).await, Some(schedule.clone()));
         }
@@ -243,7 +243,7 @@ pub(super) async fn concurrent_put_and_cancel_agree_on_the_result(subject: &dyn 
             (Err(WriteRejection::Changed), Ok(_)) => {
                 assert_eq!((now.status, now.revision), (Status::Cancelled, Revision(1)));
             }
-            both => panic!("the results of put and cancel contradict each other: {both:?}"),
+            both => panic!("the results of the put and the cancel contradict each other: {both:?}"),
         }
     }
 }
@@ -331,7 +331,7 @@ pub(super) async fn occurrence_has_one_final_outcome(subject: &dyn Subject) {
         for change in late {
             assert_eq!(owner.try_write(change).await, Err(WriteRejection::Resolved));
         }
-        assert_eq!(fixture.run(first.occurrence).await, Some(last), "the first outcome stays");
+        assert_eq!(fixture.run(first.occurrence).await, Some(last), "the first outcome remains");
         assert!(!fixture.all_due(owner.poller).await.contains(&later), "a rejected outcome writes no row");
         assert_eq!(fixture.now(&schedule).await, schedule, "a rejected outcome does not end the schedule");
     }
@@ -384,8 +384,8 @@ pub(super) async fn run_ends_only_its_own_revision(subject: &dyn Subject) {
     let owner = fixture.owner(first.poller).await;
     let second = put_over(owner, &first, minute(2)).await;
     let old = owner.finish(&first, RunState::Succeeded).await;
-    assert_eq!(fixture.run(old.occurrence).await, Some(old), "the outcome of an older revision is stored");
-    assert_eq!(fixture.now(&second).await, second, "the schedule has a newer revision");
+    assert_eq!(fixture.run(old.occurrence).await, Some(old), "the store stores the outcome of an older revision");
+    assert_eq!(fixture.now(&second).await, second, "the outcome of an older revision does not end the newer revision");
 
     owner.finish(&second, RunState::Succeeded).await;
     let expected = Schedule { status: Status::Ended, next: None, ..Schedule::clone(&second) };
@@ -409,13 +409,13 @@ pub(super) async fn advance_moves_only_an_active_schedule(subject: &dyn Subject)
     };
     let second = due_of(&schedule, minute(2));
     for _ in 0..2 {
-        owner.write(advance(&schedule, second)).await; // A repetition is harmless.
+        owner.write(advance(&schedule, second)).await; // A repeated advance has no further effect.
         let moved = Schedule { next: Some(minute(2)), ..Schedule::clone(&schedule) };
         assert_eq!(*fixture.now(&schedule).await, moved);
         assert_eq!(fixture.all_due(owner.poller).await, [first, second]);
     }
 
-    owner.write(advance(&schedule, first)).await; // A late owner repeats an earlier advance.
+    owner.write(advance(&schedule, first)).await; // A slow owner repeats an earlier advance.
     assert_eq!(fixture.now(&schedule).await.next, Some(minute(2)), "`next` never decreases");
 
     let replaced = put_over(owner, &fixture.now(&schedule).await.clone(), minute(3)).await;
@@ -462,7 +462,7 @@ pub(super) async fn deferred_row_is_due_at_its_later_position(subject: &dyn Subj
     owner.write(Change::Defer(later)).await;
     assert_eq!(fixture.all_due(owner.poller).await, [insert.due, later]);
     owner.close(minute(6), minute(6)).await;
-    assert_eq!(fixture.all_due(owner.poller).await, [later], "the row is after `done`, its nominal instant is not");
+    assert_eq!(fixture.all_due(owner.poller).await, [later], "the deferred row is after `done`");
 }
 
 pub(super) async fn dead_letter_is_redriven_once(subject: &dyn Subject) {
@@ -484,7 +484,7 @@ pub(super) async fn dead_letter_is_redriven_once(subject: &dyn Subject) {
         rows.push(DueKey { position, occurrence, ..row });
         assert_eq!(fixture.all_due(owner.poller).await, rows);
         assert_eq!(fixture.dead_letters(TENANT).await, [], "a redriven run is not a dead letter");
-        assert_eq!(fixture.run(dead.occurrence).await, Some(dead.clone()), "the record of a redriven run stays");
+        assert_eq!(fixture.run(dead.occurrence).await, Some(dead.clone()), "a redrive keeps the failed run");
         let again = owner.try_write(redrive(dead.occurrence, minute(50))).await;
         assert_eq!(again, Err(WriteRejection::NotFound));
 
@@ -516,7 +516,7 @@ pub(super) async fn positions_never_decrease(subject: &dyn Subject) {
     }
     assert_eq!(fixture.positions(other).await, Positions::default(), "each poller has its own positions");
     let both = fixture.store.closed(vec![other, poller, other]).await;
-    assert_eq!(both, Ok(vec![Timestamp::MIN, minute(8), Timestamp::MIN]), "the results have the order of the request");
+    assert_eq!(both, Ok(vec![Timestamp::MIN, minute(8), Timestamp::MIN]), "the results have the pollers' order");
 }
 
 pub(super) async fn items_of_a_batch_take_effect_in_order(subject: &dyn Subject) {

@@ -1,4 +1,4 @@
-//! Cases of writes that any member makes: schedules and tenants.
+//! Test cases of writes that every member may make: new schedules and tenants.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -111,7 +111,7 @@ pub(super) async fn first_insert_of_an_id_in_a_batch_wins(subject: &dyn Subject)
     let batch = vec![first.clone(), second, other.clone()];
     let responses = fixture.store.insert(batch).await.expect("the store accepts inserts");
     let [Inserted::Placed(_), Inserted::Exists(winner), Inserted::Placed(_)] = &*responses else {
-        panic!("only the second insert is rejected: {responses:?}");
+        panic!("the store must reject only the second insert: {responses:?}");
     };
     assert_eq!(*winner, first.schedule.incarnation);
     assert_eq!(fixture.get(TENANT, &first.schedule.id).await, Some(first.schedule));
@@ -138,7 +138,7 @@ pub(super) async fn one_of_several_concurrent_calls_takes_an_id(subject: &dyn Su
             join(join(insert(0), insert(1)), join(insert(2), putting)).await;
 
         let holder = fixture.get(TENANT, &put.schedule.id).await.expect("one of the calls took the id");
-        assert_eq!(holder, created, "the put's result is the final state, whichever call took the id");
+        assert_eq!(holder, created, "the put's result equals the final state, whichever call took the id");
         let mut taken = usize::from(before.is_none());
         for (insert, response) in inserts.iter().zip([first, second, third]) {
             taken += usize::from(matches!(response, Inserted::Placed(_)));
@@ -164,7 +164,7 @@ pub(super) async fn repeated_insert_returns_exists(subject: &dyn Subject) {
         assert_eq!(
             fixture.insert(&insert).await,
             Inserted::Exists(schedule.incarnation),
-            "a creator repeats its insert"
+            "a repeated insert returns the incarnation of the first insert"
         );
 
         let owner = fixture.owner(schedule.poller).await;
@@ -203,7 +203,7 @@ pub(super) async fn id_of_cancelled_schedule_can_be_taken(subject: &dyn Subject)
     assert_eq!(
         fixture.get(TENANT, &first.id).await,
         Some(cancelled.clone()),
-        "a cancelled schedule has its id until another takes it"
+        "a cancelled schedule keeps its id until another schedule takes the id"
     );
 
     let second = fixture.create(fixture.named("invoice-7", minute(2))).await;
@@ -212,14 +212,15 @@ pub(super) async fn id_of_cancelled_schedule_can_be_taken(subject: &dyn Subject)
     assert_eq!(
         fixture.load(first.incarnation).await,
         Some(cancelled),
-        "the cancelled schedule is still found by its incarnation"
+        "a look-up by incarnation still finds the cancelled schedule"
     );
 
     let late = fixture.insert(&fixture.named("invoice-7", minute(3))).await;
     assert_eq!(late, Inserted::Exists(second.incarnation));
 }
 
-/// An engine that resolves server-made ids without a table of ids must not confuse a chosen id with a server-made one.
+/// Some engines derive the incarnation from a server-made id without a table of ids. They must not mistake a chosen id
+/// for a server-made id.
 pub(super) async fn chosen_id_in_server_made_form_is_only_a_name(subject: &dyn Subject) {
     let fixture = Fixture::open(subject).await;
     let created = fixture.create(fixture.unnamed(minute(1))).await;
@@ -244,7 +245,7 @@ pub(super) async fn chosen_id_in_server_made_form_is_only_a_name(subject: &dyn S
     assert_eq!(
         fixture.get(TENANT, &created.id).await,
         Some(successor),
-        "a server-made id can be chosen when it is free"
+        "a caller can choose a server-made id after its schedule was cancelled"
     );
     assert_eq!(fixture.now(&created).await.status, Status::Cancelled);
 }
@@ -280,11 +281,14 @@ pub(super) async fn results_of_10000_inserts_are_in_order(subject: &dyn Subject)
     assert_eq!(responses.len(), ROWS);
     assert!(responses.iter().all(|response| matches!(response, Inserted::Placed(_))));
 
-    // The order of the look-ups differs from the order of the inserts.
+    // The test looks the schedules up in the reverse order of the inserts.
     let backwards: Vec<Incarnation> = inserts.iter().rev().map(|insert| insert.schedule.incarnation).collect();
     let loaded = fixture.store.load(backwards).await.expect("the store accepts reads");
     let expected = inserts.iter().rev().map(|insert| Some(insert.schedule.clone()));
-    assert!(loaded.into_iter().eq(expected), "the rows have the order of the look-ups and the written content");
+    assert!(
+        loaded.into_iter().eq(expected),
+        "the results are in the order of the look-ups and equal the inserted schedules"
+    );
 
     let mut due = 0;
     for number in 0..4 {
@@ -406,7 +410,7 @@ fn two_tenants() -> (Tenant, Tenant) {
     second.generations.extend([16, u16::MAX]);
     second.egress = Egress {
         allow: [Class::Loopback].into(),
-        allow_networks: vec!["10.1.0.0/16".parse().expect("the text is a network")],
+        allow_networks: vec!["10.1.0.0/16".parse().expect("the text is a valid network address range")],
         forbid_http: true,
     };
     let encrypted = Secret::Encrypted((0..80).rev().collect::<Vec<u8>>().into());

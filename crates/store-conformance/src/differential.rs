@@ -1,9 +1,9 @@
-//! Comparison of an engine with the in-memory model: the same random calls must give the same results and leave the
-//! same rows.
+//! Comparison of an engine with the in-memory model. For the same random calls, the engine and the model must return
+//! the same results and store the same rows.
 //!
-//! An engine's test draws [`operations`] with proptest and passes them to [`compare`], with its own subject and a
-//! [`store::memory::MemoryStore`] that is atomic if the engine is. The calls run one after another and keep the port's
-//! rules. The cases and the simulator cover concurrent calls.
+//! An engine's test draws [`operations`] with proptest and passes them to [`compare`], with the engine's subject and a
+//! [`store::memory::MemoryStore`]. The memory store is atomic if the engine is atomic. The calls run one after another
+//! and follow the rules of the store port. The conformance cases and the simulator cover concurrent calls.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -27,7 +27,7 @@ use store::{
 const LABELS: [&str; 2] = ["team", "a label"];
 const CHOSEN_IDS: [&str; 4] = ["a", "b", "c", "s00000000000000000000000001"];
 
-/// One call. Its numbers are choices, modulo the number of alternatives.
+/// One call of the store. Each number selects an alternative, modulo the number of alternatives.
 #[derive(Clone, Debug)]
 pub enum Operation {
     Insert(Vec<New>),
@@ -44,28 +44,29 @@ pub struct New {
     name: Name,
     at: At,
     payload_len: u16,
-    /// True for each of two labels that the schedule has.
+    /// One flag for each of two labels: true if the schedule has the label.
     labels: (bool, bool),
-    /// True to repeat the last insert of this name, if there is one.
+    /// True if the call repeats the last insert of this name. Without such an insert, the flag has no effect.
     again: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub enum Name {
-    /// Chosen id: the tenant, and the number of the id.
+    /// Chosen id: the number of the tenant, and the number of the id.
     Chosen(u8, u8),
-    /// Server-made id of a new incarnation. Where an existing name is needed, one of the existing names.
+    /// Server-made id of a new incarnation. If the call needs an existing name, the number selects one of the existing
+    /// names.
     Made(u8),
 }
 
-/// Nominal instant and the delay of the position, in minutes.
+/// Nominal instant, and the delay of the position after it, in minutes.
 type At = (u8, u8);
 
 #[derive(Clone, Debug)]
 pub struct OwnerOperation {
-    /// True to write under the term before the last.
+    /// True if the call writes under the term before the last term.
     stale: bool,
-    /// Choice of the schedule to change.
+    /// Number that selects the schedule to change.
     schedule: u8,
     at: At,
     kind: Kind,
@@ -155,7 +156,7 @@ fn owner_operation() -> impl Strategy<Value = OwnerOperation> {
     })
 }
 
-/// Makes the calls on both stores, and compares every result and, after each call, every row.
+/// Makes the calls on both stores and compares every result. After each call, it also compares every row.
 ///
 /// # Panics
 /// Panics if a result or a row differs.
@@ -182,18 +183,18 @@ pub async fn compare(subject: &dyn Subject, model: &dyn Store, operations: &[Ope
     subject.close(engine).await;
 }
 
-/// State of the comparison: the requests that both stores have received.
+/// State of the comparison: data of the requests that the comparison has sent to both stores.
 #[derive(Default)]
 struct Drive {
     numbers: Numbers,
-    /// Requested incarnations in the order of creation, with their names and pollers.
+    /// Incarnations of all inserts in the order of creation, with their names and pollers.
     known: Vec<(Incarnation, TenantId, ScheduleId, PollerId)>,
     /// Last insert of each name.
     last: BTreeMap<(TenantId, ScheduleId), Insert>,
-    /// Last two terms of the engine and of the model.
+    /// Last two terms of each shard in the engine and in the model.
     terms: BTreeMap<ShardId, [Option<(Term, Term)>; 2]>,
     positions: BTreeMap<PollerId, Positions>,
-    /// Rows that the insert log of the engine must contain.
+    /// Rows that the engine's insert log must contain.
     insert_log: BTreeSet<(PollerId, DueKey)>,
 }
 
@@ -233,8 +234,8 @@ impl Drive {
         }
     }
 
-    /// Accepts that an engine confirms a placement that its model leaves to the creator, if the row is after `closed`
-    /// and was not moved.
+    /// Accepts that the engine confirms a placement itself where the model leaves the check to the creator. The row
+    /// must be after `closed` and at its requested position.
     fn allow_confirmed(&self, poller: PollerId, ours: &mut Placed, models: &Placed) {
         let closed = self.positions.get(&poller).copied().unwrap_or_default().closed;
         if ours.settled && ours.position == models.position && ours.position > closed {
@@ -268,7 +269,7 @@ impl Drive {
         let ours = only(engine.take(vec![shard]).await.expect("the engine mints terms"));
         let models = only(model.take(vec![shard]).await.expect("the model does not fail"));
         let [_, last] = self.terms.get(&shard).copied().unwrap_or_default();
-        assert!(last.is_none_or(|(before, _)| ours > before), "a term is above every earlier one: {ours:?}");
+        assert!(last.is_none_or(|(before, _)| ours > before), "a new term is higher than every earlier term: {ours:?}");
         self.terms.insert(shard, [last, Some((ours, models))]);
     }
 
@@ -286,7 +287,7 @@ impl Drive {
                 positions.closed = positions.closed.max(to.closed);
                 positions.done = positions.done.max(to.done);
             }
-            let (term, models_term) = stale.or(last).expect("the shard was taken");
+            let (term, models_term) = stale.or(last).expect("the comparison took the shard before this call");
             ours.push(OwnerWrite { term, poller, change: change.clone() });
             models.push(OwnerWrite { term: models_term, poller, change });
         }
@@ -355,7 +356,7 @@ impl Drive {
         Some(seen)
     }
 
-    /// Returns `position`, or the first instant at which the owner of `poller` may write a row if that is later.
+    /// Returns the later of `position` and the first instant at which the owner of `poller` may write a row.
     fn owned(&self, poller: PollerId, position: Timestamp) -> Timestamp {
         let done = self.positions.get(&poller).copied().unwrap_or_default().done;
         position.max(done + Duration::from_millis(1))
@@ -453,8 +454,8 @@ impl Drive {
         }
     }
 
-    /// Reads the insert log to its end. The engine may return more entries than required, and deletes the entries that
-    /// were read.
+    /// Reads the engine's insert log to its end. The engine may return more entries than required, and deletes entries
+    /// after the caller has read them.
     async fn compare_insert_log(&mut self, engine: &dyn Store) {
         let shards: BTreeSet<ShardId> = self.known.iter().map(|(.., poller)| poller.shard()).collect();
         let shards: Arc<[ShardId]> = shards.into_iter().collect();
@@ -513,7 +514,7 @@ fn run_and_retry(tenant: TenantId, row: DueKey, state: u8, attempt: u8) -> (Run,
 }
 
 fn pick<T>(from: &[T], choice: u8) -> Option<&T> {
-    // Counts from the newest, so that the small choices of a shrunk test stay near the end.
+    // The choice counts from the newest element, so that the small choices of a shrunk test select recent elements.
     from.iter().rev().nth(usize::from(choice) % from.len().max(1))
 }
 

@@ -1,4 +1,5 @@
-//! Cases of acknowledged writes that survive a close and an open. (Each engine tests kills and crashes itself.)
+//! Test cases of acknowledged writes that survive a close and an open of the store. The tests of each engine cover
+//! kills and crashes.
 
 use domain::{Audit, DueKey, Occurrence, RunState, Schedule, SigningSecret, Tenant};
 
@@ -38,7 +39,7 @@ pub(super) async fn data_survives_a_reopen(subject: &dyn Subject) {
     assert_eq!(fixture.store.put_tenant(tenant, entry).await, Ok(Ok(())));
 
     let before = everything(&fixture, &schedules).await;
-    // Two reopens: the first starts from the data that the close wrote, the second from the data that the first open
+    // The first reopen reads the data that the close wrote. The second reopen reads the data that the first reopen
     // wrote.
     for _ in 0..2 {
         fixture = fixture.reopen(subject).await;
@@ -46,7 +47,7 @@ pub(super) async fn data_survives_a_reopen(subject: &dyn Subject) {
     }
 }
 
-/// Returns all data of `schedules`, which share a poller, as text for a comparison.
+/// Returns all data of `schedules` as text for a comparison. The schedules share a poller.
 async fn everything(fixture: &Fixture, schedules: &[std::sync::Arc<Schedule>]) -> String {
     use std::fmt::Write as _;
 
@@ -80,7 +81,7 @@ pub(super) async fn reopened_store_continues_from_its_state(subject: &dyn Subjec
     fixture = fixture.reopen(subject).await;
 
     let owner = fixture.owner(schedule.poller).await;
-    assert!(owner.term > before, "a term is above the terms before the reopen");
+    assert!(owner.term > before, "a new term is higher than the terms before the reopen");
     let old = super::fixture::Owner { term: before, ..owner };
     assert_eq!(old.try_write(Change::Cancel(schedule.incarnation)).await, Err(WriteRejection::Superseded));
     assert_eq!(fixture.insert(&insert).await, Inserted::Exists(schedule.incarnation));
@@ -95,13 +96,15 @@ pub(super) async fn reopened_store_continues_from_its_state(subject: &dyn Subjec
     owner.close(minute(5), minute(5)).await;
     fixture = fixture.reopen(subject).await;
     let late = fixture.unnamed_in(schedule.poller, minute(4));
-    let Inserted::Placed(placed) = fixture.insert(&late).await else { panic!("the schedule is new") };
+    let Inserted::Placed(placed) = fixture.insert(&late).await else {
+        panic!("the insert of a new schedule places it")
+    };
     let passed = placed.position <= fixture.positions(schedule.poller).await.closed;
-    assert_eq!(passed, !placed.settled, "`closed` from before the reopen applies");
+    assert_eq!(passed, !placed.settled, "the store keeps the value of `closed` across a reopen");
     let entries = fixture.insert_log(&[schedule.poller.shard()], 10).await;
     assert!(
         entries.iter().any(|arrival| arrival.key.occurrence == late.due.occurrence),
-        "the insert log contains later inserts"
+        "the insert log contains inserts after the reopen"
     );
 }
 
@@ -113,5 +116,9 @@ pub(super) async fn cancellation_records_survive_a_reopen(subject: &dyn Subject)
     fixture = fixture.reopen(subject).await;
     assert_eq!(fixture.now(&schedule).await, before);
     let (records, _) = fixture.cancellations(schedule.poller.shard(), Cursor::default()).await;
-    assert_eq!(records.contains(&schedule.incarnation), !applied, "a record for the owner is still returned");
+    assert_eq!(
+        records.contains(&schedule.incarnation),
+        !applied,
+        "the store still returns a cancellation record that it has not applied"
+    );
 }

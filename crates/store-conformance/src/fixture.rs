@@ -1,4 +1,4 @@
-//! Fixture of the cases: a store, and helpers that create its data.
+//! Fixture of the conformance cases: a store, and helpers that create its data.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use store::{
 pub(super) const TENANT: TenantId = TenantId(1);
 pub(super) const OTHER_TENANT: TenantId = TenantId(2);
 
-/// Returns an instant after every default position. Higher numbers are later.
+/// Returns an instant in the year 2033 or later. A higher `number` gives a later instant.
 pub(super) fn minute(number: i64) -> Timestamp {
     Timestamp::from_millis(2_000_000_000_000 + number * 60_000)
 }
@@ -33,7 +33,7 @@ pub(super) fn poller(tenant: TenantId, number: u16) -> PollerId {
 }
 
 pub(super) fn id(text: &str) -> ScheduleId {
-    ScheduleId::new(text).expect("the case uses a valid id")
+    ScheduleId::new(text).expect("the conformance case uses a valid schedule id")
 }
 
 pub(super) fn spec(at: Timestamp) -> Spec {
@@ -52,14 +52,14 @@ pub(super) fn spec(at: Timestamp) -> Spec {
     }
 }
 
-/// Source of rising incarnations, as one creator draws them.
+/// Source of rising incarnations. It behaves like one creator.
 #[derive(Default)]
 pub(super) struct Numbers(AtomicU64);
 
 impl Numbers {
     pub(super) fn incarnation(&self) -> Incarnation {
         let number = self.0.fetch_add(1, Ordering::Relaxed);
-        // The random bits also differ in their high part, so that no case relies on adjacent incarnations.
+        // The high part of the random bits also differs, so that no case can rely on adjacent incarnations.
         let random = u128::from(number.wrapping_mul(0x9e37_79b9_7f4a_7c15)) << 16 | u128::from(number & 0xffff);
         Incarnation::new(Timestamp::from_millis(1_700_000_000_000 + i64::try_from(number).unwrap_or(0) / 4), random)
     }
@@ -89,7 +89,7 @@ pub(super) fn insert_in(poller: PollerId, incarnation: Incarnation, id: Schedule
     Insert { schedule: Arc::new(schedule), due: DueKey { position: at, occurrence, attempt: 1, target } }
 }
 
-/// Returns a due row of the schedule's current revision for `nominal`.
+/// Returns the due row of the schedule's current revision at the instant `nominal`.
 pub(super) fn due_of(schedule: &Schedule, nominal: Timestamp) -> DueKey {
     let Schedule { incarnation, revision, .. } = *schedule;
     let occurrence = Occurrence { incarnation, nominal, revision, replay: 0 };
@@ -122,18 +122,18 @@ impl Fixture {
         Fixture { store: subject.open().await, numbers }
     }
 
-    /// Returns a schedule with a chosen id, which is not inserted yet.
+    /// Returns the insert of a schedule with a chosen id. The caller sends the insert.
     pub(super) fn named(&self, name: &str, at: Timestamp) -> Insert {
         insert_of(TENANT, self.numbers.incarnation(), id(name), at)
     }
 
-    /// Returns a schedule with a server-made id, which is not inserted yet.
+    /// Returns the insert of a schedule with a server-made id. The caller sends the insert.
     pub(super) fn unnamed(&self, at: Timestamp) -> Insert {
         let incarnation = self.numbers.incarnation();
         insert_of(TENANT, incarnation, ScheduleId::from_incarnation(incarnation), at)
     }
 
-    /// Returns a schedule as [`Fixture::unnamed`] does, in the given poller.
+    /// Returns the same insert as [`Fixture::unnamed`], but in the given poller.
     pub(super) fn unnamed_in(&self, poller: PollerId, at: Timestamp) -> Insert {
         let incarnation = self.numbers.incarnation();
         insert_in(poller, incarnation, ScheduleId::from_incarnation(incarnation), at)
@@ -148,7 +148,10 @@ impl Fixture {
     pub(super) async fn create(&self, insert: Insert) -> Arc<Schedule> {
         match self.insert(&insert).await {
             Inserted::Placed(placed) => {
-                assert_eq!(placed.position, insert.due.position, "the poller has closed nothing")
+                assert_eq!(
+                    placed.position, insert.due.position,
+                    "the store keeps the requested position while `closed` is unset"
+                )
             }
             Inserted::Exists(other) => panic!("the id {} is new, but {other:?} has it", insert.schedule.id),
         }
@@ -188,7 +191,7 @@ impl Fixture {
     pub(super) async fn positions(&self, poller: PollerId) -> Positions {
         let positions = only(self.store.positions(vec![poller]).await.expect("the store accepts reads"));
         let closed = only(self.store.closed(vec![poller]).await.expect("the store accepts reads"));
-        assert_eq!(positions.closed, closed, "`closed` and `positions` return the same");
+        assert_eq!(positions.closed, closed, "`closed` and `positions` return the same closed timestamp");
         positions
     }
 
@@ -200,7 +203,7 @@ impl Fixture {
     pub(super) async fn all_due(&self, poller: PollerId) -> Vec<DueKey> {
         let after = DueBound::Instant(self.positions(poller).await.done);
         let page = self.due(DueRead { poller, after, until: Timestamp::MAX, limit: usize::MAX }).await;
-        assert_eq!(page.next, None, "an unlimited read has no next row");
+        assert_eq!(page.next, None, "a read without a limit returns every row");
         page.keys
     }
 
@@ -212,7 +215,7 @@ impl Fixture {
         self.store.dead_letters(tenant, None, usize::MAX).await.expect("the store accepts reads")
     }
 
-    /// Returns the insert logs of `shards` from the beginning, read `limit` entries at a time.
+    /// Reads the insert logs of `shards` from the beginning, `limit` entries at a time, and returns all entries.
     pub(super) async fn insert_log(&self, shards: &[ShardId], limit: usize) -> Vec<InsertLogEntry> {
         let mut cursor = Cursor::default();
         let mut entries = Vec::new();
@@ -230,12 +233,12 @@ impl Fixture {
     pub(super) async fn cancellations(&self, shard: ShardId, cursor: Cursor) -> (Vec<Incarnation>, Cursor) {
         let (marks, cursor) =
             self.store.cancellations(Arc::new([shard]), cursor).await.expect("the store accepts reads");
-        assert!(marks.iter().all(|(of, _)| *of == shard), "a record belongs to a requested shard");
+        assert!(marks.iter().all(|(of, _)| *of == shard), "a cancellation record belongs to the requested shard");
         (marks.into_iter().map(|(_, incarnation)| incarnation).collect(), cursor)
     }
 }
 
-/// The owner of `poller`'s shard.
+/// Owner of the shard of `poller`, with the owner's term.
 #[derive(Clone, Copy)]
 pub(super) struct Owner<'a> {
     pub(super) fixture: &'a Fixture,
@@ -252,7 +255,7 @@ impl Owner<'_> {
         only(self.fixture.store.write(vec![self.request(change)]).await.expect("the store accepts an owner's writes"))
     }
 
-    /// Makes a change that returns [`Written::Done`].
+    /// Writes a change, and checks that the store returns [`Written::Done`].
     pub(super) async fn write(&self, change: Change) {
         assert_eq!(self.try_write(change).await, Ok(Written::Done));
     }
@@ -264,7 +267,7 @@ impl Owner<'_> {
     pub(super) async fn put(&self, insert: &Insert) -> (Arc<Schedule>, Timestamp, Option<Status>) {
         match self.try_write(Change::Put(insert.clone())).await {
             Ok(Written::Put { schedule, position, before }) => (schedule, position, before),
-            other => panic!("a put has another result: {other:?}"),
+            other => panic!("a put did not return `Written::Put`: {other:?}"),
         }
     }
 
@@ -275,13 +278,13 @@ impl Owner<'_> {
     ) -> Result<(Arc<Schedule>, Timestamp, Option<Status>), WriteRejection> {
         match self.try_write(Change::PutIf { insert: insert.clone(), seen }).await? {
             Written::Put { schedule, position, before } => Ok((schedule, position, before)),
-            Written::Done => panic!("a put has the result of another change"),
+            Written::Done => panic!("a put returned `Written::Done` instead of `Written::Put`"),
         }
     }
 
-    /// Writes a final outcome of the schedule's first occurrence, and ends the schedule.
+    /// Writes a final outcome of the schedule's next occurrence, and ends the schedule.
     pub(super) async fn finish(&self, schedule: &Schedule, state: RunState) -> Run {
-        let nominal = schedule.next.expect("the schedule has an occurrence");
+        let nominal = schedule.next.expect("an active schedule has a next occurrence");
         let run = run_of(schedule.tenant, due_of(schedule, nominal).occurrence, state);
         self.write(Change::Run { run: run.clone(), then: None, ends: true }).await;
         run
@@ -293,11 +296,11 @@ pub(super) fn only<T>(responses: Vec<T>) -> T {
     let mut responses = responses.into_iter();
     match (responses.next(), responses.next()) {
         (Some(response), None) => response,
-        _ => panic!("one request has one result, not {count}"),
+        _ => panic!("the store must return one result for one request, but returned {count}"),
     }
 }
 
-/// Yields `times` times to the other futures of this task.
+/// Lets the other futures of this task run, `times` times.
 pub(super) async fn yield_times(times: usize) {
     for _ in 0..times {
         let mut yielded = false;

@@ -1,4 +1,4 @@
-//! Cases of races between creators, owners and cancellations.
+//! Test cases of races between creators, owners and cancellations.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,21 +18,26 @@ pub(super) async fn row_behind_closed_is_moved_or_reported(subject: &dyn Subject
     fixture.owner(poller).await.close(minute(5), minute(2)).await;
     for (due, behind) in [(3, true), (5, true), (6, false)] {
         let insert = fixture.unnamed_in(poller, minute(due));
-        let Inserted::Placed(placed) = fixture.insert(&insert).await else { panic!("the schedule is new") };
+        let Inserted::Placed(placed) = fixture.insert(&insert).await else {
+            panic!("the insert of a new schedule places it")
+        };
         let passed = placed.position <= fixture.positions(poller).await.closed;
         if placed.settled {
             assert!(!passed, "a confirmed row is after `closed`");
             let expected = if behind { just_after(minute(5)) } else { minute(due) };
-            assert_eq!(placed.position, expected, "the row moves to the first open instant");
+            assert_eq!(
+                placed.position, expected,
+                "the store places the row at its instant, or at the first instant after `closed`"
+            );
         } else {
             assert_eq!((placed.position, passed), (minute(due), behind));
         }
         let row = DueKey { position: placed.position, ..insert.due };
-        assert!(fixture.all_due(poller).await.contains(&row), "the row has the returned position");
+        assert!(fixture.all_due(poller).await.contains(&row), "the due row is stored at the returned position");
         let arrivals = fixture.insert_log(&[poller.shard()], 100).await;
         assert!(
             arrivals.contains(&InsertLogEntry { poller, key: row }),
-            "the insert log entry has the returned position"
+            "the insert log entry contains the returned position"
         );
 
         let placed = fixture.place(poller, insert.due).await;
@@ -41,8 +46,8 @@ pub(super) async fn row_behind_closed_is_moved_or_reported(subject: &dyn Subject
     }
 }
 
-/// The rule that no row is stranded: a creator writes its row and then reads `closed`; the owner writes `closed` and
-/// then reads the range.
+/// Tests that no row is stranded. A creator writes its row and then reads `closed`. The owner writes `closed` and then
+/// reads the rows up to it. At least one of the two must observe the write of the other.
 pub(super) async fn creator_or_owner_observes_the_other(subject: &dyn Subject) {
     const ROUNDS: i64 = 100;
     let fixture = Fixture::open(subject).await;
@@ -53,7 +58,9 @@ pub(super) async fn creator_or_owner_observes_the_other(subject: &dyn Subject) {
         let delay = usize::try_from(round).unwrap_or(0);
         let creator = async {
             yield_times(delay % 7).await;
-            let Inserted::Placed(placed) = fixture.insert(&insert).await else { panic!("the schedule is new") };
+            let Inserted::Placed(placed) = fixture.insert(&insert).await else {
+                panic!("the insert of a new schedule places it")
+            };
             placed.position > minute(round)
                 || !placed.settled
                     && only(fixture.store.closed(vec![poller]).await.expect("the store accepts reads"))
@@ -67,7 +74,7 @@ pub(super) async fn creator_or_owner_observes_the_other(subject: &dyn Subject) {
             range.keys.contains(&insert.due)
         };
         let (creator_knows, owner_sees) = join(creator, closer).await;
-        assert!(creator_knows || owner_sees, "the row was stranded in round {round}");
+        assert!(creator_knows || owner_sees, "neither the creator nor the owner observed the other in round {round}");
     }
 }
 
@@ -91,7 +98,7 @@ pub(super) async fn row_placed_again_has_its_new_position(subject: &dyn Subject)
     fixture.owner(schedule.poller).await.close(minute(3), minute(3)).await;
     let later = DueKey { position: minute(4), ..insert.due };
     assert_eq!(fixture.place(schedule.poller, later).await.position, minute(4));
-    assert_eq!(fixture.all_due(schedule.poller).await, [later], "the row keeps its nominal instant");
+    assert_eq!(fixture.all_due(schedule.poller).await, [later], "a row at a new position keeps its nominal instant");
     let arrivals = fixture.insert_log(&[schedule.poller.shard()], 100).await;
     assert!(arrivals.contains(&InsertLogEntry { poller: schedule.poller, key: later }));
 }
@@ -100,15 +107,21 @@ pub(super) async fn insert_log_is_read_by_shard_in_pages(subject: &dyn Subject) 
     let fixture = Fixture::open(subject).await;
     let pollers = [poller(TENANT, 0), poller(TENANT, 1)];
     let shards = pollers.map(|poller| poller.shard());
-    assert_ne!(shards[0], shards[1], "the case needs two shards");
+    assert_ne!(shards[0], shards[1], "the two pollers belong to different shards");
     let inserts: Vec<Insert> = (0..20).map(|at| fixture.unnamed_in(pollers[at % 2], minute(1))).collect();
     fixture.store.insert(inserts.clone()).await.expect("the store accepts inserts");
 
     let of = |poller| inserts.iter().filter(move |insert| insert.schedule.poller == poller);
     let first = fixture.insert_log(&shards[..1], 3).await;
-    assert!(first.iter().all(|arrival| arrival.poller == pollers[0]), "entries belong to the requested shard");
-    assert!(of(pollers[0]).all(|insert| first.contains(&arrival_of(insert))), "several reads return every entry");
-    // The reads of the first shard's owner do not affect the second shard.
+    assert!(
+        first.iter().all(|arrival| arrival.poller == pollers[0]),
+        "all returned entries belong to the requested shard"
+    );
+    assert!(
+        of(pollers[0]).all(|insert| first.contains(&arrival_of(insert))),
+        "the reads together return every entry of the shard"
+    );
+    // Reads of the first shard's insert log do not affect the second shard's log.
     let second = fixture.insert_log(&shards[1..], 1_000).await;
     assert!(of(pollers[1]).all(|insert| second.contains(&arrival_of(insert))));
     let unrelated: Arc<[ShardId]> = Arc::new([ShardId(shards[0].0 ^ shards[1].0 ^ 1)]);
@@ -133,12 +146,12 @@ pub(super) async fn moving_cursor_loses_no_insert_log_entry(subject: &dyn Subjec
     let (mut inserts, mut returned) = (Vec::new(), Vec::new());
     let mut cursor = Cursor::default();
     let mut creating: FuturesUnordered<_> = (0..CREATORS).map(|number| create(number, 1)).collect();
-    // Each read runs concurrently with some inserts, after others and before the rest.
+    // Each read runs concurrently with some of the inserts. Other inserts run before or after the read.
     while !creating.is_empty() {
         let ((arrivals, next), created) = join(read(cursor), creating.next()).await;
         cursor = next;
         returned.extend(arrivals);
-        let (number, round, batch) = created.expect("an insert is under way");
+        let (number, round, batch) = created.expect("the set of running inserts is not empty");
         inserts.extend(batch);
         if round < ROUNDS {
             creating.push(create(number, round + 1));
@@ -167,13 +180,13 @@ pub(super) async fn cancellation_record_is_applied_or_returned(subject: &dyn Sub
         assert_eq!(response.before, Some(schedule.clone()), "the result contains the schedule before the cancellation");
         let (returned, _) = fixture.cancellations(schedule.poller.shard(), Cursor::default()).await;
         if response.applied {
-            assert_eq!(returned, [], "an applied record is not returned to the owner");
+            assert_eq!(returned, [], "the store does not return a record that it has applied");
         } else {
             assert!(returned.contains(&schedule.incarnation));
             assert_eq!(
                 fixture.now(&schedule).await,
                 schedule,
-                "the schedule changes only when the owner processes the record"
+                "a record that is not applied leaves the schedule unchanged"
             );
             fixture.owner(schedule.poller).await.write(Change::Cancel(schedule.incarnation)).await;
         }
@@ -183,7 +196,7 @@ pub(super) async fn cancellation_record_is_applied_or_returned(subject: &dyn Sub
     }
 }
 
-/// A new owner reads cancellation records that the last owner has processed already.
+/// A new owner may read cancellation records that the previous owner has already processed.
 pub(super) async fn repeated_cancellation_spares_next_incarnation(subject: &dyn Subject) {
     let fixture = Fixture::open(subject).await;
     let first = fixture.create(fixture.named("invoice-7", minute(1))).await;
@@ -230,9 +243,9 @@ pub(super) async fn cancellation_records_stay_until_cursor_is_presented(subject:
     let (returned, cursor) = fixture.cancellations(poller.shard(), Cursor::default()).await;
     assert_eq!(returned, pending);
     let (returned, _) = fixture.cancellations(poller.shard(), Cursor::default()).await;
-    assert_eq!(returned, pending, "another owner reads the same records");
+    assert_eq!(returned, pending, "a second read from the beginning returns the same records");
     let (returned, _) = fixture.cancellations(poller.shard(), cursor).await;
-    assert_eq!(returned, [], "there are no records after the cursor");
+    assert_eq!(returned, [], "a read after the cursor returns no records");
 }
 
 fn arrival_of(insert: &Insert) -> InsertLogEntry {

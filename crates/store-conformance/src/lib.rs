@@ -1,6 +1,6 @@
-//! Conformance suite of the store port: one case for each promise, which every engine runs against its real server. The
-//! crate `conformance` describes how an engine runs a suite. [`differential`] is separate: it compares an engine with
-//! the in-memory model.
+//! Conformance suite of the store port. The suite has one case for each promise of the port. Every engine runs the
+//! suite against its real server. The crate `conformance` describes how an engine runs a suite. The separate module
+//! [`differential`] compares an engine with the in-memory model.
 //!
 //! The suite does not know whether an engine is atomic. Where the port leaves a choice, a case follows the engine's
 //! result ([`store::Placed::settled`], [`store::CancellationResult::applied`]) and checks that the engine keeps to it.
@@ -24,12 +24,12 @@ use store::Store;
 
 pub use conformance::Case;
 
-/// Subject of the suite: a place for one store, which is empty at first.
+/// Subject of the suite: it opens and closes one store of an engine. The store is empty at first.
 pub trait Subject: Send + Sync {
-    /// Opens the store. It is called again only after [`Subject::close`].
+    /// Opens the store. The suite calls it again only after [`Subject::close`].
     fn open(&self) -> BoxFuture<'_, Arc<dyn Store>>;
 
-    /// Closes the store. The caller drops its last other handle before. The data stays.
+    /// Closes the store and keeps its data. The caller has dropped all other handles of the store.
     fn close(&self, store: Arc<dyn Store>) -> BoxFuture<'_, ()>;
 }
 
@@ -65,7 +65,7 @@ conformance::suite! { $ dyn Subject, conformance_tests, [$crate];
         cancellation_records_stay_until_cursor_is_presented
     }
     ownership {
-        terms_rise
+        every_take_of_a_shard_returns_a_higher_term
         older_term_is_rejected_for_every_change
         concurrent_write_and_take_agree_on_the_result
         rejected_item_does_not_affect_other_items

@@ -1,4 +1,4 @@
-//! Cases of listings in pages.
+//! Test cases of listings of schedules, page by page.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,16 +17,16 @@ async fn page_of(fixture: &Fixture, by: &By<'_>, after: Option<Place>, limit: us
     page(&*fixture.store, &listing).await.expect("the store accepts reads")
 }
 
-/// Returns all schedules of `tenant` in the listed order, read in pages of `limit`.
+/// Lists all schedules of `tenant` in pages of `limit` schedules. Returns the schedules in the listed order.
 async fn listed_in(fixture: &Fixture, tenant: TenantId, by: &By<'_>, limit: usize) -> Vec<Arc<Schedule>> {
     let (mut entries, mut after) = (Vec::new(), None);
     loop {
         let listing = Listing { tenant, by: by.clone(), after, limit };
         let page = page(&*fixture.store, &listing).await.expect("the store accepts reads");
-        assert!(page.schedules.len() <= limit, "a page exceeds its limit");
+        assert!(page.schedules.len() <= limit, "a page contains at most `limit` schedules");
         entries.extend(page.schedules);
         let Some(next) = page.next else { return entries };
-        assert_ne!(Some(next), after, "a page does not continue after the last one");
+        assert_ne!(Some(next), after, "the next page starts after the previous page");
         after = Some(next);
     }
 }
@@ -89,7 +89,7 @@ pub(super) async fn schedules_are_listed_by_state(subject: &dyn Subject) {
     for schedule in &schedules[8..11] {
         fixture.owner(schedule.poller).await.write(Change::Cancel(schedule.incarnation)).await;
     }
-    // Put reactivates an ended schedule.
+    // A put reactivates an ended schedule.
     let mut again = fixture.named("s-4", minute(2));
     Arc::make_mut(&mut again.schedule).poller = schedules[4].poller;
     fixture.owner(schedules[4].poller).await.put(&again).await;
@@ -107,7 +107,10 @@ pub(super) async fn schedules_are_listed_by_state(subject: &dyn Subject) {
     for (status, expected) in &states {
         for limit in [1, 2, 100] {
             let entries = listed(&fixture, &By::Status(*status), limit).await;
-            assert!(entries.iter().all(|schedule| schedule.status == *status), "a listed schedule has another status");
+            assert!(
+                entries.iter().all(|schedule| schedule.status == *status),
+                "every listed schedule has the requested status"
+            );
             assert_eq!(names(&entries), *expected, "{status:?} by {limit}");
         }
     }
@@ -143,7 +146,7 @@ pub(super) async fn schedules_are_listed_by_a_label(subject: &dyn Subject) {
     assert_eq!(of("order", "3").await, [blue[1].incarnation]);
     assert_eq!(of("order", "1").await, []);
 
-    // The labels of the current spec apply. Cancelled schedules keep their labels.
+    // A listing uses the labels of the current spec. Cancelled schedules keep their labels.
     let mut put = labelled(labelled(fixture.named("s-3", minute(2)), "team", "green"), "order", "3");
     Arc::make_mut(&mut put.schedule).poller = blue[1].poller;
     fixture.owner(blue[1].poller).await.put(&put).await;
@@ -163,7 +166,7 @@ pub(super) async fn reused_id_is_listed_once(subject: &dyn Subject) {
     assert_eq!(
         names(&listed(&fixture, &By::All, 10).await),
         [first.incarnation],
-        "a cancelled schedule is listed until another takes its id"
+        "the listing contains a cancelled schedule until another schedule takes its id"
     );
     assert_eq!(names(&listed(&fixture, &LABEL, 10).await), [first.incarnation]);
     let second = fixture.create(labelled(fixture.named("again", minute(1)), "team", "blue")).await;
@@ -200,7 +203,7 @@ pub(super) async fn listing_is_complete_during_concurrent_changes(subject: &dyn 
         let count = entries.len();
         entries.sort();
         entries.dedup();
-        assert_eq!(entries.len(), count, "a schedule is listed twice by {by:?}");
+        assert_eq!(entries.len(), count, "the listing by {by:?} contains each schedule once");
         let missed: Vec<_> = stay.iter().filter(|incarnation| !entries.contains(incarnation)).collect();
         assert!(missed.is_empty(), "{missed:?} by {by:?}");
     }
@@ -225,17 +228,17 @@ pub(super) async fn schedules_are_listed_by_due_time(subject: &dyn Subject) {
         assert_eq!(
             entries,
             expected.cloned().collect::<Vec<_>>(),
-            "by {limit}: the start is inclusive, the end is exclusive"
+            "pages of {limit}: the range includes its start and excludes its end"
         );
     }
-    assert_eq!(listed(&fixture, &due(8, 3), 10).await, [], "an empty range lists nothing");
+    assert_eq!(listed(&fixture, &due(8, 3), 10).await, [], "the listing of an empty range is empty");
     let none: Vec<PollerId> = Vec::new();
     assert_eq!(listed(&fixture, &By::Due { pollers: &none, from: minute(0), until: minute(9) }, 10).await, []);
 
-    // Cancelled and ended schedules are not listed. Deferred, retried and advanced ones are listed once, at their
-    // `next`.
+    // The listing omits cancelled and ended schedules. It contains each deferred, retried or advanced schedule once, at
+    // the schedule's `next`.
     let [cancelled, deferred, retried, moved, over, rest @ ..] = &schedules[..] else {
-        unreachable!("there are thirty schedules")
+        unreachable!("the case created thirty schedules")
     };
     let key = |schedule: &Schedule| due_of(schedule, schedule.next.expect("the schedule is active"));
     fixture.owner(cancelled.poller).await.write(Change::Cancel(cancelled.incarnation)).await;

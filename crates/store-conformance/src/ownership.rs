@@ -1,4 +1,4 @@
-//! Cases of terms, which exclude an older owner.
+//! Test cases of terms. A new term makes the store reject writes of an older owner.
 
 use domain::{DueKey, Occurrence, RunState, Schedule, ShardId, Term};
 use futures_util::future::join;
@@ -7,21 +7,26 @@ use crate::Subject;
 use crate::fixture::{Fixture, Owner, TENANT, due_of, insert_in, minute, poller, run_of, yield_times};
 use store::{Change, HandOver, HandedOver, Insert, Positions, WriteRejection, Written};
 
-pub(super) async fn terms_rise(subject: &dyn Subject) {
+pub(super) async fn every_take_of_a_shard_returns_a_higher_term(subject: &dyn Subject) {
     let mut fixture = Fixture::open(subject).await;
     let shards = vec![ShardId(0), ShardId(255), ShardId(0)];
     let mut before = [None::<Term>; 2];
     for _ in 0..3 {
         let terms = fixture.store.take(shards.clone()).await.expect("the store mints terms");
-        let [first, other, second] = terms[..] else { panic!("each requested shard has a term: {terms:?}") };
-        assert!(second > first, "a shard taken twice in one call has two terms");
-        assert!(Some(first) > before[0] && Some(other) > before[1], "a term is above every earlier one");
+        let [first, other, second] = terms[..] else {
+            panic!("the store must return one term for each requested shard: {terms:?}")
+        };
+        assert!(second > first, "two takes of a shard in one call return two rising terms");
+        assert!(
+            Some(first) > before[0] && Some(other) > before[1],
+            "a new term is higher than every earlier term of the shard"
+        );
         before = [Some(second), Some(other)];
         fixture = fixture.reopen(subject).await;
     }
 }
 
-/// Returns one of each change. The owner of `live`'s poller may make all of them.
+/// Returns one change of each kind. The owner of `live`'s poller may make all these changes.
 fn every_change(fixture: &Fixture, live: &Schedule, dead: Occurrence, new: Insert) -> Vec<Change> {
     let next = due_of(live, minute(30));
     let run = run_of(TENANT, due_of(live, minute(20)).occurrence, RunState::Succeeded);
@@ -77,14 +82,14 @@ pub(super) async fn older_term_is_rejected_for_every_change(subject: &dyn Subjec
     for change in &changes {
         let rejected = owner.try_write(change.clone()).await;
         assert_eq!(rejected, Err(WriteRejection::Superseded), "{change:?}");
-        assert_eq!(everything().await, before, "a rejected change had an effect: {change:?}");
+        assert_eq!(everything().await, before, "a rejected change must have no effect: {change:?}");
     }
     let batch = changes.iter().cloned().map(|change| owner.request(change)).collect::<Vec<_>>();
-    let rejected = fixture.store.write(batch).await.expect("the call itself succeeds");
+    let rejected = fixture.store.write(batch).await.expect("a call whose items are all rejected returns no error");
     assert!(rejected.iter().all(|response| *response == Err(WriteRejection::Superseded)), "{rejected:?}");
     assert_eq!(everything().await, before);
 
-    // The store accepts the same changes under the new term, so the term was the reason of the rejections.
+    // The store accepts the same changes under the new term. The old term was therefore the reason for the rejections.
     let changes_the_version = |change: &Change| match change {
         Change::Put(insert) | Change::PutIf { insert, .. } => insert.schedule.id == live.id,
         Change::CancelIf(_) => true,
@@ -118,7 +123,7 @@ pub(super) async fn concurrent_write_and_take_agree_on_the_result(subject: &dyn 
         match written {
             Ok(Written::Done) => assert_eq!(now, Some(run)),
             Err(WriteRejection::Superseded) => assert_eq!(now, None),
-            other => panic!("the write is neither done nor superseded: {other:?}"),
+            other => panic!("the store must return either done or superseded: {other:?}"),
         }
         owner = successor;
     }
@@ -127,7 +132,7 @@ pub(super) async fn concurrent_write_and_take_agree_on_the_result(subject: &dyn 
 pub(super) async fn rejected_item_does_not_affect_other_items(subject: &dyn Subject) {
     let fixture = Fixture::open(subject).await;
     let (ours, lost) = (poller(TENANT, 0), poller(TENANT, 1));
-    assert_ne!(ours.shard(), lost.shard(), "the case needs two shards");
+    assert_ne!(ours.shard(), lost.shard(), "the two pollers belong to different shards");
     let ours_owner = fixture.owner(ours).await;
     let lost_owner = fixture.owner(lost).await;
     let lost_to = fixture.take(lost.shard()).await;
@@ -143,7 +148,7 @@ pub(super) async fn rejected_item_does_not_affect_other_items(subject: &dyn Subj
         ours_owner.request(Change::Cancel(unknown)),
         ours_owner.request(Change::Cancel(schedules[0].incarnation)),
     ];
-    let responses = fixture.store.write(batch).await.expect("the call itself succeeds");
+    let responses = fixture.store.write(batch).await.expect("a call with rejected items returns no error");
     assert_eq!(responses, [Err(WriteRejection::Superseded), Err(WriteRejection::NotFound), Ok(Written::Done)]);
     assert_ne!(fixture.now(&schedules[0]).await, schedules[0]);
     assert_eq!(fixture.now(&schedules[1]).await, schedules[1]);
@@ -153,11 +158,15 @@ pub(super) async fn attempts_in_flight_are_handed_over_under_a_term(subject: &dy
     let mut fixture = Fixture::open(subject).await;
     let (ours, other) = (poller(TENANT, 0), poller(TENANT, 1));
     let (shard, other_shard) = (ours.shard(), other.shard());
-    assert_ne!(shard, other_shard, "the case needs two shards");
+    assert_ne!(shard, other_shard, "the two pollers belong to different shards");
     let handed_over = async |fixture: &Fixture| {
         fixture.store.handed_over(vec![other_shard, shard]).await.expect("the store accepts reads")
     };
-    assert_eq!(handed_over(&fixture).await, [vec![], vec![]], "no owner handed over attempts");
+    assert_eq!(
+        handed_over(&fixture).await,
+        [vec![], vec![]],
+        "a shard has no attempts that an earlier owner handed over"
+    );
 
     let attempts: Vec<HandedOver> = (0..300)
         .map(|number| {
@@ -171,17 +180,25 @@ pub(super) async fn attempts_in_flight_are_handed_over_under_a_term(subject: &dy
     let responses = fixture.store.hand_over(vec![list(old, &attempts), apart]).await.expect("the call succeeds");
     assert_eq!(responses, [Ok(()), Ok(())]);
     let new = fixture.take(shard).await;
-    assert_eq!(handed_over(&fixture).await, [vec![], attempts.clone()], "the next owner reads the list");
+    assert_eq!(
+        handed_over(&fixture).await,
+        [vec![], attempts.clone()],
+        "the next owner reads the attempts that the last owner handed over"
+    );
 
     let late = fixture.store.hand_over(vec![list(old, &attempts[..1])]).await.expect("the call succeeds");
     assert_eq!(late, [Err(WriteRejection::Superseded)]);
     assert_eq!(handed_over(&fixture).await[1], attempts, "a rejected hand-over has no effect");
     fixture = fixture.reopen(subject).await;
-    assert_eq!(handed_over(&fixture).await[1], attempts, "the list survives a reopen");
+    assert_eq!(handed_over(&fixture).await[1], attempts, "the handed-over attempts survive a reopen of the store");
 
     let newest = fixture.take(shard).await;
     assert!(newest > new);
     let responses = fixture.store.hand_over(vec![list(newest, &attempts[7..9])]).await.expect("the call succeeds");
     assert_eq!(responses, [Ok(())]);
-    assert_eq!(handed_over(&fixture).await[1], attempts[7..9], "a list replaces the one before");
+    assert_eq!(
+        handed_over(&fixture).await[1],
+        attempts[7..9],
+        "a new list of handed-over attempts replaces the previous list"
+    );
 }

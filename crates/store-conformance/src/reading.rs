@@ -1,4 +1,4 @@
-//! Cases of reads of many rows.
+//! Test cases of reads that return many rows.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::Subject;
 use crate::fixture::{Fixture, OTHER_TENANT, TENANT, due_of, insert_of, minute, poller, run_of};
 use store::{Change, DueBound, DuePage, DueRead, Insert};
 
-/// Inserts a row for each of `minutes`, in that order. Returns the rows in key order.
+/// Inserts a schedule for each of `minutes`, in that order. Returns their due rows in key order.
 async fn rows_at(fixture: &Fixture, poller: PollerId, minutes: &[i64]) -> Vec<DueKey> {
     let inserts: Vec<Insert> = minutes.iter().map(|at| fixture.unnamed_in(poller, minute(*at))).collect();
     let mut rows: Vec<DueKey> = inserts.iter().map(|insert| insert.due).collect();
@@ -31,13 +31,17 @@ pub(super) async fn due_rows_are_in_key_order_within_bounds(subject: &dyn Subjec
     assert_eq!(
         read(DueBound::Key(rows[2]), minute(5)).await,
         rows[3..6],
-        "a key bound also separates rows of one instant"
+        "a key as a bound also separates rows that are due at the same instant"
     );
     assert_eq!(read(DueBound::Key(rows[4]), minute(3)).await, []);
     assert_eq!(read(DueBound::Instant(minute(3)), minute(3)).await, []);
-    assert_eq!(read(DueBound::Instant(minute(5)), minute(3)).await, [], "an empty range has no rows");
+    assert_eq!(read(DueBound::Instant(minute(5)), minute(3)).await, [], "a read of an empty range returns no rows");
     let between = DueKey { attempt: rows[2].attempt + 1, ..rows[2] };
-    assert_eq!(read(DueBound::Key(between), minute(3)).await, rows[3..5], "a bound may differ from every row");
+    assert_eq!(
+        read(DueBound::Key(between), minute(3)).await,
+        rows[3..5],
+        "a key as a bound need not be the key of a row"
+    );
 }
 
 pub(super) async fn due_page_returns_position_of_the_next_row(subject: &dyn Subject) {
@@ -52,8 +56,12 @@ pub(super) async fn due_page_returns_position_of_the_next_row(subject: &dyn Subj
     let whole = read(Timestamp::MIN, minute(5), 10).await;
     assert_eq!(whole, page(&rows[..3], Some(minute(9))), "`next` is after `until`");
     let full = read(Timestamp::MIN, minute(5), 2).await;
-    assert_eq!(full, page(&rows[..2], Some(minute(2))), "`next` is before `until`, because the page is full");
-    assert_eq!(read(Timestamp::MIN, minute(5), 3).await, whole, "the page is exactly full");
+    assert_eq!(full, page(&rows[..2], Some(minute(2))), "`next` is before `until`, because the limit ends the page");
+    assert_eq!(
+        read(Timestamp::MIN, minute(5), 3).await,
+        whole,
+        "a page whose limit equals the number of rows is complete"
+    );
     assert_eq!(read(minute(2), minute(5), 10).await, page(&[], Some(minute(9))));
     assert_eq!(read(minute(2), minute(9), 10).await, page(&rows[3..], None));
     assert_eq!(read(minute(9), Timestamp::MAX, 10).await, page(&[], None));
@@ -71,12 +79,12 @@ pub(super) async fn instant_with_many_rows_is_read_in_pages(subject: &dyn Subjec
     loop {
         let page = fixture.due(DueRead { poller, after, until: minute(2), limit: PAGE }).await;
         let more = page.next.is_some_and(|next| next <= minute(2));
-        assert!(!more || page.keys.len() == PAGE, "a page with further rows is full");
+        assert!(!more || page.keys.len() == PAGE, "a page is full if further rows follow it");
         read.extend(page.keys);
         let Some(last) = read.last().filter(|_| more) else { break };
         after = DueBound::Key(*last);
     }
-    assert!(read == rows[..1_001], "the pages do not contain each row once in order: {} rows", read.len());
+    assert!(read == rows[..1_001], "the pages must contain each row once, in order: they contain {} rows", read.len());
 }
 
 pub(super) async fn due_pages_are_in_the_order_of_the_reads(subject: &dyn Subject) {
@@ -109,7 +117,7 @@ pub(super) async fn rows_after_done_stay(subject: &dyn Subject) {
     owner.close(minute(3), minute(2)).await;
     assert_eq!(fixture.all_due(poller).await, rows[2..]);
     owner.close(minute(4), just_before(minute(3))).await;
-    assert_eq!(fixture.all_due(poller).await, rows[2..], "raising `closed` drops no rows");
+    assert_eq!(fixture.all_due(poller).await, rows[2..], "an increase of `closed` deletes no rows");
     owner.close(minute(9), minute(9)).await;
     assert_eq!(fixture.all_due(poller).await, []);
     assert_eq!(fixture.all_due(other).await, others);
@@ -122,7 +130,7 @@ pub(super) async fn runs_are_read_in_pages(subject: &dyn Subject) {
         schedules.push(fixture.create(fixture.unnamed_in(poller(TENANT, 0), minute(1))).await);
     }
     schedules.sort_by_key(|schedule| schedule.incarnation);
-    let [before, schedule, after] = &schedules[..] else { unreachable!("three schedules were created") };
+    let [before, schedule, after] = &schedules[..] else { unreachable!("the case created three schedules") };
     let owner = fixture.owner(schedule.poller).await;
     let mut runs = Vec::new();
     for number in [3, 1, 2] {
@@ -150,7 +158,7 @@ pub(super) async fn runs_are_read_in_pages(subject: &dyn Subject) {
     assert_eq!(
         read(Some(due_of(before, minute(1)).occurrence), 3).await,
         runs[..3],
-        "a bound may belong to another schedule"
+        "the bound may be an occurrence of another schedule"
     );
     assert_eq!(read(Some(due_of(after, minute(1)).occurrence), 3).await, []);
     assert_eq!(fixture.store.runs(fixture.numbers.incarnation(), None, 10).await, Ok(Vec::new()));
@@ -203,7 +211,7 @@ pub(super) async fn only_a_failed_run_is_a_dead_letter(subject: &dyn Subject) {
     assert_eq!(
         fixture.dead_letters(TENANT).await,
         [runs[3].clone(), failed],
-        "the run is a dead letter after its last attempt"
+        "a retried run becomes a dead letter when its outcome is failed"
     );
     assert_eq!(fixture.now(&schedule).await, Arc::clone(&schedule));
 }

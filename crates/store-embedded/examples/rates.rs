@@ -1,11 +1,11 @@
 //! Benchmark of the embedded store on this machine: `cargo run --profile dist -p store-embedded --example rates -- DIR
 //! [ROWS]`.
 //!
-//! It measures batches of 1 KB schedules, single inserts, outcomes, loads and a restart. It creates and fills `DIR`,
-//! and does not delete it.
+//! The example measures batches of 1 KB schedules, single inserts, outcomes, loads and a restart. It creates and fills
+//! the folder `DIR`, and does not delete the folder.
 
-#![expect(clippy::print_stdout, reason = "the example prints its results")]
-#![expect(clippy::unwrap_used, reason = "a failed step ends the measurement")]
+#![expect(clippy::print_stdout, reason = "the benchmark prints its results to the terminal")]
+#![expect(clippy::unwrap_used, reason = "a failed step ends the benchmark with a panic")]
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -27,13 +27,13 @@ use store_embedded::{EmbeddedStore, Options};
 
 const TENANT: TenantId = TenantId(1);
 const BATCH: usize = 1000;
-/// Number of concurrent calls.
+/// Number of calls that the benchmark makes concurrently.
 const BATCHES_AT_ONCE: usize = 4;
 const SINGLES_AT_ONCE: usize = 256;
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
-    let dir = arguments.next().expect("the first argument must be a folder");
+    let dir = arguments.next().expect("the first argument must name a folder");
     let rows: usize = arguments.next().map_or(200_000, |rows| rows.parse().unwrap());
     let tokio = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build().unwrap();
     tokio.block_on(measure(Path::new(&dir), rows));
@@ -56,7 +56,7 @@ async fn measure(dir: &Path, rows: usize) {
     let loads: Vec<_> = names.chunks(BATCH).take(50).collect();
     let count = loads.len() * BATCH;
     let calls = loads.iter().map(|keys| store.load(keys.iter().map(|key| key.occurrence.incarnation).collect()));
-    timed(&runtime, "load, 1,000 created in sequence", count, 1, calls).await;
+    timed(&runtime, "load, batches of 1,000 in creation order", count, 1, calls).await;
     let random: Vec<_> = (0..20_000).map(|_| names[pick(&runtime, names.len())].occurrence.incarnation).collect();
     let calls = random.chunks(100).map(|chunk| store.load(chunk.to_vec()));
     timed(&runtime, "load, 100 at random", 20_000, 1, calls).await;
@@ -126,7 +126,11 @@ async fn timed<T>(
     latencies.sort();
     let at = |share: f64| {
         let place = share * (latencies.len() - 1) as f64;
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a place in the vector")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "the value is an index of the vector"
+        )]
         let place = place as usize;
         latencies[place].as_secs_f64() * 1e3
     };
@@ -147,7 +151,7 @@ fn poller(number: u16) -> PollerId {
     PollerId { tenant: TENANT, generation: 0, number }
 }
 
-/// Returns a one-shot that is due within a day, in one of eight pollers, with about 1 KB.
+/// Returns the insert of a one-shot schedule of about 1 KB. It is due within a day and belongs to one of eight pollers.
 fn schedule(runtime: &Runtime) -> Insert {
     let now = runtime.now();
     let incarnation = Incarnation::new(now, runtime.random_u128());
@@ -196,7 +200,7 @@ fn outcome(key: &DueKey, terms: &BTreeMap<domain::ShardId, domain::Term>) -> Own
         result: AttemptResult::Answered(200),
     };
     let run = Run { tenant: TENANT, occurrence: key.occurrence, state: RunState::Succeeded, attempts: vec![attempt] };
-    // The poller does not affect the rate.
+    // All writes use the same poller, because the poller does not affect the rate.
     let poller = poller(0);
     OwnerWrite { term: terms[&poller.shard()], poller, change: Change::Run { run, then: None, ends: true } }
 }

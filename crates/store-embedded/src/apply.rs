@@ -1,11 +1,12 @@
-//! The state machine: it applies one journal entry, changes rows and returns a response.
+//! State machine of the embedded store. It applies one journal entry at a time, changes rows and returns a response.
 //!
-//! Applying is deterministic: the effect of an entry depends only on the rows before it, so a replay repeats the first
-//! run. Where the port allows a reader to observe several writes separately, they are written in the order that the
-//! port names, and readers read the newest version.
+//! The state machine is deterministic: the effect of an entry depends only on the rows before the entry. A replay
+//! therefore repeats the effects of the first application. The port allows a reader to observe some writes of one call
+//! separately. The state machine makes such writes in the order that the port names, and readers read the newest
+//! version.
 //!
-//! If a caller breaks a rule of the port, the entry is rejected here instead of causing a panic: the entry is in the
-//! journal, and a panic would also stop the next start.
+//! If a caller breaks a rule of the port, the state machine rejects the entry and does not panic. The entry is already
+//! in the journal, so a panic would also stop every later start.
 
 mod change;
 mod forget;
@@ -41,17 +42,17 @@ pub(crate) enum Response {
     Written(Vec<Result<Written, WriteRejection>>),
     HandedOver(Vec<Result<(), WriteRejection>>),
     Changed(Vec<Result<(), Outdated>>),
-    /// True for each item that deleted rows.
+    /// One value for each item of the entry: true if the item deleted rows.
     Forgotten(Vec<bool>),
 }
 
-/// Schedules that one entry deletes, by the bucket that lists them.
+/// Schedules that one entry deletes, grouped by the bucket of the listing that contains them.
 pub(crate) type Deleted = BTreeMap<Bucket, BTreeSet<Incarnation>>;
 
 pub(crate) struct Machine {
     pub(crate) rows: Rows,
     memory: Arc<Mutex<Memory>>,
-    /// Lower bound of every term minted by this machine, exclusive.
+    /// Exclusive lower bound of every term that this state machine mints.
     term_floor: Term,
 }
 
@@ -60,11 +61,11 @@ impl Machine {
         Machine { rows, memory, term_floor }
     }
 
-    /// Applies an entry.
+    /// Applies one journal entry.
     ///
     /// # Errors
-    /// Returns [`StoreError::Damaged`] if a required row is damaged or the entry is malformed. Some of its items may
-    /// have taken effect.
+    /// Returns [`StoreError::Damaged`] if a required row is damaged or the entry is malformed. Some items of the entry
+    /// may have taken effect.
     pub(crate) fn apply(&self, entry_index: u64, entry: &[u8]) -> Result<Response, StoreError> {
         let malformed = |error: Malformed| StoreError::Damaged(format!("journal entry {entry_index}: {error}"));
         let mut reader = Reader::new(entry).map_err(malformed)?;
@@ -145,8 +146,8 @@ impl Machine {
         Ok(response)
     }
 
-    /// Writes the state in memory to the index. The caller calls it before everything up to `last_entry` becomes
-    /// durable in the index.
+    /// Writes the state in memory to the index. The caller must call this method before it flushes the index up to
+    /// `last_entry`.
     pub(crate) fn write_memory(&self, last_entry: u64) {
         self.memory().active.write(self.index(), last_entry);
         self.write_fresh(last_entry);
@@ -173,7 +174,7 @@ impl Machine {
         Ok(Inserted::Placed(Placed { position: due.position, settled: true }))
     }
 
-    /// Returns the incarnation that prevents the insert of a schedule.
+    /// Returns the incarnation that has the schedule's id and therefore prevents the insert.
     fn conflicting(&self, at: Sequence, head: &Head, id: &str) -> Result<Option<Incarnation>, StoreError> {
         let is_repeated = self.rows.is_number_used(head.incarnation, at)?;
         if !is_repeated && is_server_made(id, head.incarnation) {
@@ -185,7 +186,7 @@ impl Machine {
         Ok(is_taken.then_some(known.incarnation))
     }
 
-    /// Writes the first row of a schedule, its id and its listings.
+    /// Writes the first row of a schedule, and the rows for its id and its listings.
     fn write_new(&self, at: Sequence, insert: &InsertItem<'_>) -> Result<(), StoreError> {
         let Head { incarnation, tenant, state, .. } = insert.head;
         let labels = schedule::labels(insert.row).map_err(|error| self.rows.malformed(incarnation, error))?;
@@ -210,7 +211,7 @@ impl Machine {
         self.rows.states.change(incarnation, *changed);
     }
 
-    /// Writes a due row. No owner reads a row at or before its poller's `done`, so such a row is not written.
+    /// Writes a due row, unless the row is at or before its poller's `done`. No owner would read such a row.
     fn write_due(&self, at: Sequence, poller: PollerId, due: &DueKey) {
         if due.position > self.memory().positions(poller).done {
             self.index().put(Family::Due, &key::due(poller, due), &[], at);
@@ -221,7 +222,7 @@ impl Machine {
         self.index().retire(key::poller(poller), &key::due_after(poller, done));
     }
 
-    /// Returns `position`, or the first instant that `poller` has not closed if that is later.
+    /// Returns the later of `position` and the first instant after the `closed` of `poller`.
     fn open_position(&self, poller: PollerId, position: Timestamp) -> Timestamp {
         position.max(self.memory().positions(poller).closed + Duration::from_millis(1))
     }
@@ -290,12 +291,14 @@ impl Machine {
     }
 }
 
-/// Returns whether the server derived the schedule's id from its incarnation. Such an id needs no row.
+/// Returns whether the server derived the schedule's id from its incarnation. Such an id needs no row that maps it to
+/// the incarnation.
 pub(crate) fn is_server_made(id: &str, incarnation: Incarnation) -> bool {
     ScheduleId::new(id).ok().and_then(|id| id.to_incarnation()) == Some(incarnation)
 }
 
-/// Reads the state that is kept in memory, as it was before `before`, and tells the index which due rows it may drop.
+/// Loads the state that the store keeps in memory from the rows before the sequence `before`. Also passes the index the
+/// bounds of the due rows that it may drop.
 pub(crate) fn load(rows: &Rows, before: Sequence, memory: &mut Memory) -> Result<(), StoreError> {
     let index = &*rows.index;
     let mut first_error = None;
@@ -348,7 +351,7 @@ fn load_row(kind: u8, key: &[u8], value: &[u8], memory: &mut Memory) -> Result<(
 fn malformed(error: Malformed) -> StoreError {
     damaged(IndexError::Damaged {
         family: Family::Points.name(),
-        range: "the rows kept in memory".to_owned(),
+        range: "rows of the state in memory".to_owned(),
         reason: error.to_string(),
     })
 }

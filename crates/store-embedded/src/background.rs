@@ -1,8 +1,9 @@
-//! The tasks behind the store. They apply durable journal entries, flush, merge and watch the free disk space.
+//! Background tasks of the store. They apply durable journal entries, flush and merge the index, and check the free
+//! disk space.
 //!
-//! A sealed part of the index is a memtable that accepts no more rows and waits for its flush. Applying never waits for
-//! a flush or a merge, unless rows accumulate in memory faster than the disk accepts them ([`SEALED_MAX`]). Before
-//! that, user writes wait ([`Shared::wait_for_capacity`]).
+//! A sealed part of the index is a memtable that accepts no more rows and waits for its flush. The applying task waits
+//! for a flush only if the number of sealed parts exceeds [`SEALED_MAX`]. User writes wait at a lower number
+//! ([`Shared::wait_for_capacity`]).
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -27,11 +28,11 @@ pub(crate) type Ticket = oneshot::Sender<Result<Response, StoreError>>;
 const SEALED_WAIT: usize = 4;
 /// Number of sealed parts in memory above which every write waits.
 const SEALED_MAX: usize = 8;
-/// Number of unmerged parts on disk above which user writes wait. Every read searches each of these parts.
+/// Number of unmerged parts on disk above which user writes wait. Every read must search each of these parts.
 const UNMERGED_WAIT: usize = 64;
 const RETRY: Duration = Duration::from_secs(1);
 
-/// State that the tasks share with the store's callers.
+/// State that the background tasks share with the callers of the store.
 pub(crate) struct Shared {
     pub runtime: Runtime,
     pub dir: PathBuf,
@@ -40,14 +41,15 @@ pub(crate) struct Shared {
     pub closed: CancellationToken,
     full: AtomicBool,
     pub free_bytes: Gauge,
-    /// True while user writes wait.
+    /// True while user writes must wait for flushes or merges.
     behind: AtomicBool,
     /// Notification that `behind` became false. A `watch` channel would wake its receivers in an order that does not
-    /// depend on the seed.
+    /// depend on the simulator's seed.
     caught_up: Notify,
     /// Last durable checkpoint.
     pub checkpoint: watch::Sender<Checkpoint>,
-    /// Lock that flushes and merges share, and that a backup holds exclusively.
+    /// Lock that excludes flushes and merges during a backup. Flushes and merges share the lock; a backup takes it
+    /// exclusively.
     pub maintenance: RwLock<()>,
 }
 
@@ -92,7 +94,7 @@ impl Shared {
         StoreError::Full(format!("{free} bytes are free, {floor} bytes must stay free"))
     }
 
-    /// Returns the store error of an entry that the journal rejected.
+    /// Converts the error of an entry that the journal rejected into a store error.
     pub(crate) fn append_error(&self, error: &AppendError) -> StoreError {
         match error {
             AppendError::Full => self.full_error(),
@@ -101,7 +103,8 @@ impl Shared {
         }
     }
 
-    /// Waits while flushing or merging is far behind. Returns at once otherwise, and when the store is closed.
+    /// Waits until the backlog of flushes and merges is small enough for user writes. Returns at once if the store is
+    /// closed.
     pub(crate) async fn wait_for_capacity(&self) {
         while self.behind.load(Ordering::Acquire) && !self.closed.is_cancelled() {
             let mut caught_up = std::pin::pin!(self.caught_up.notified());
@@ -126,7 +129,8 @@ impl Shared {
         pressure.sealed
     }
 
-    /// Returns the sequence from which every version is kept, because a replay from the last checkpoint may read it.
+    /// Returns the sequence from which the index must keep every version of a row, because a replay from the last
+    /// checkpoint may read these versions.
     fn keep_from(&self) -> Sequence {
         Sequence::new(self.checkpoint.borrow().synced + 1, 0)
     }
@@ -135,7 +139,7 @@ impl Shared {
         let free_bytes = match self.runtime.disk().free_bytes(&self.dir).await {
             Ok(free_bytes) => free_bytes,
             Err(error) => {
-                tracing::warn!(%error, "free space of the data folder's disk cannot be read");
+                tracing::warn!(%error, "free space of the data folder's disk could not be read");
                 return;
             }
         };
@@ -152,25 +156,25 @@ impl Shared {
     }
 }
 
-/// Progress of sealing by the applying task.
+/// Number and position of the seals that the applying task has made.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Encrypted {
-    /// Number of times that a part was sealed.
+    /// Number of times that the task sealed a part of the index.
     pub count: u64,
-    /// Last entry after which all families were sealed.
+    /// Last journal entry after which the task sealed all families.
     pub entry: Option<u64>,
 }
 
-/// Request to the applying task to seal all families. The response is the last entry applied.
+/// Request to the applying task to seal all families. The response is the number of the last applied entry.
 pub(crate) type SealRequest = oneshot::Sender<u64>;
 
 pub(crate) struct Applier {
     pub shared: Arc<Shared>,
     pub machine: Machine,
     pub sealed: watch::Sender<Encrypted>,
-    /// Number of the entry before the journal's first.
+    /// Number of the entry before the first entry of the journal.
     pub base: u64,
-    /// Last entry applied.
+    /// Number of the last applied entry.
     pub applied: u64,
     pub bytes_since_checkpoint: u64,
 }
@@ -192,7 +196,7 @@ impl Applier {
                 request = requests.recv(), if requests_open => match request {
                     Some(response) => {
                         self.seal_all();
-                        // The caller may be gone.
+                        // The caller may have dropped the receiver.
                         let _ignored = response.send(self.applied);
                     }
                     None => requests_open = false,
@@ -204,13 +208,13 @@ impl Applier {
 
     async fn commit(&mut self, commit: Commit<Ticket>) {
         let first_index = self.base + commit.first_index;
-        assert_eq!(first_index, self.applied + 1, "the journal delivers every entry once, in order");
+        assert_eq!(first_index, self.applied + 1, "the journal delivers every entry once and in order");
         for (entry_index, (entry, ticket)) in (first_index..).zip(commit.entries) {
             let response = self.machine.apply(entry_index, &entry);
             if let Err(error) = &response {
                 tracing::error!(entry = entry_index, %error, "journal entry could not be applied");
             }
-            // The caller may be gone. The entry is durable in any case.
+            // The caller may have dropped the receiver. The entry is durable in any case.
             let _ignored = ticket.send(response);
             self.bytes_since_checkpoint += entry.len() as u64;
             self.applied = entry_index;
@@ -260,7 +264,8 @@ pub(crate) async fn flush(
             changed = sealed.changed() => Some(changed.is_ok()),
         };
         let Some(more_to_come) = changed else {
-            // The journal ends when its last handle is dropped. The entries that it delivered last still need a flush.
+            // The journal ends when this task drops the last handle of the journal. The last delivered entries still
+            // need a flush.
             journal = None;
             continue;
         };
@@ -275,10 +280,10 @@ pub(crate) async fn flush(
 
 async fn flush_until_done(shared: &Shared, journal: Option<&Journal<Ticket>>, sealed_entry: Option<u64>) {
     while let Err(error) = flush_once(shared, journal, sealed_entry).await {
-        // Until then the rows stay in memory and in the journal. A full disk may get free space again.
+        // Until a retry succeeds, the rows stay in memory and in the journal. A full disk may have free space later.
         tracing::error!(%error, "flush failed; retrying");
         if shared.closed.is_cancelled() {
-            return; // The journal contains all rows.
+            return; // The journal contains all rows, so the store loses nothing.
         }
         shared.runtime.sleep(RETRY).await;
     }
@@ -303,7 +308,8 @@ async fn flush_once(
     Ok(())
 }
 
-/// Merges flushed parts. Parts of an earlier process come first, because user writes may wait for them.
+/// Merges flushed parts of the index. It begins at the start of the store, because user writes may wait for merges of
+/// parts that an earlier process wrote.
 pub(crate) async fn merge(shared: Arc<Shared>, mut flushed: watch::Receiver<u64>) {
     loop {
         let merged = {
@@ -325,7 +331,7 @@ pub(crate) async fn merge(shared: Arc<Shared>, mut flushed: watch::Receiver<u64>
     }
 }
 
-/// Checks the disk's free space once a period.
+/// Checks the free space of the disk periodically.
 pub(crate) async fn watch_free_space(shared: Arc<Shared>) {
     loop {
         let period = shared.options.free_bytes_period;
@@ -338,13 +344,13 @@ pub(crate) async fn watch_free_space(shared: Arc<Shared>) {
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Threads that look up rows, so that no caller's thread waits for the disk.
+/// Reader threads, which look up rows so that the threads of callers do not wait for the disk.
 pub(crate) struct Readers {
     jobs: Vec<mpsc::Sender<Job>>,
     next: AtomicU64,
 }
 
-/// Maximum number of look-ups that wait for one reader.
+/// Maximum number of look-ups that wait for one reader thread.
 const JOBS_MAX: usize = 1024;
 
 impl Readers {
@@ -361,7 +367,7 @@ impl Readers {
                     Some(job) => job(),
                     None => return,
                 },
-                // Ends also when the store was dropped.
+                // The loop also ends after the caller dropped the store.
                 () = closed.cancelled() => return,
             }
         }
@@ -373,7 +379,7 @@ impl Readers {
     ) -> Result<T, StoreError> {
         let (response, receiver) = oneshot::channel();
         let job = Box::new(move || {
-            // The caller may be gone.
+            // The caller may have dropped the receiver.
             let _ignored = response.send(look_up());
         });
         let turn = self.next.fetch_add(1, Ordering::Relaxed);

@@ -1,11 +1,11 @@
 //! Backup of a running store, and restore of a store from a backup.
 //!
-//! A backup is a data folder without a journal: `CHECKPOINT` and `index/`, as they are directly after a flush of
-//! everything applied. It contains every write that was acknowledged before the backup began, and possibly some writes
-//! that came during it, but no partial write. On the same file system the backup links the index's tables instead of
-//! copying them.
+//! A backup is a data folder without a journal. It contains `CHECKPOINT` and `index/` in their state directly after a
+//! flush of all applied entries. It contains every write that the store acknowledged before the backup began. It may
+//! contain writes that the store received during the backup, but no partial write. On the same file system the backup
+//! hard-links the tables of the index instead of copying them.
 //!
-//! A restored store continues with a new journal, and with terms above every term that the first store can have minted.
+//! A restored store uses a new journal. Its terms are higher than every term that the original store can have minted.
 //!
 //! docs/decisions/0042-back-up-without-a-journal.md gives the reasons for the design.
 
@@ -23,13 +23,14 @@ use crate::open::INDEX_DIR;
 use crate::{BackupError, EmbeddedStore, IndexKind};
 
 impl EmbeddedStore {
-    /// Copies the store to `dir`, which must be empty or missing. Writes continue during the copy; flushes and merges
-    /// wait.
+    /// Copies the store to `dir`, which must be empty or missing. Callers can write during the copy. Flushes and merges
+    /// wait for the end of the copy.
     ///
     /// The call blocks its thread while it copies.
     ///
     /// # Errors
-    /// See [`BackupError`]. A folder without `CHECKPOINT` is not a backup; remove it.
+    /// Returns a [`BackupError`] if the copy fails. The folder is then not a backup, because it has no `CHECKPOINT`.
+    /// Remove the folder.
     pub async fn backup(&self, dir: &Path) -> Result<(), BackupError> {
         let io = |source: io::Error| BackupError::Io { dir: dir.to_owned(), source };
         let disk = self.shared.runtime.disk();
@@ -41,19 +42,20 @@ impl EmbeddedStore {
         };
         self.shared.index.copy_to(&dir.join(INDEX_DIR)).await.map_err(failed)?;
         disk.sync_dir(dir).await.map_err(io)?;
-        // The checkpoint comes last, because it makes the folder a backup.
+        // The backup writes the checkpoint last, because the checkpoint makes the folder a valid backup.
         let checkpoint = *self.shared.checkpoint.borrow();
         checkpoint.write(&self.shared.runtime, dir).await.map_err(io)
     }
 
-    /// Flushes everything applied so far, and returns a guard that keeps the index exactly at the checkpoint.
+    /// Flushes all applied entries. Returns a guard that prevents further flushes, so that the index matches the
+    /// checkpoint exactly.
     async fn flushed(&self) -> Result<tokio::sync::RwLockWriteGuard<'_, ()>, BackupError> {
         loop {
             self.flush_all().await?;
             let alone = self.shared.maintenance.write().await;
             let synced = self.shared.checkpoint.borrow().synced;
-            // Another flush may have written later rows of one family before this task got the lock. A journal makes
-            // this harmless. A backup has no journal, so it would contain a part of a later entry.
+            // Another flush may have written later rows of one family before this task got the lock. With a journal
+            // this is harmless. A backup has no journal, so it would contain a part of a later entry.
             let is_whole = |at: Sequence| at < Sequence::new(synced + 1, 0);
             if self.shared.index.flushed_to().is_none_or(is_whole) {
                 return Ok(alone);
@@ -79,7 +81,7 @@ impl EmbeddedStore {
 /// Creates a data folder `to` from the backup `from`, which stays unchanged.
 ///
 /// # Errors
-/// See [`BackupError`].
+/// Returns a [`BackupError`] if `from` is not a backup, or if the copy fails.
 pub async fn restore(runtime: &Runtime, from: &Path, to: &Path) -> Result<(), BackupError> {
     let not_a_backup = |what: String| BackupError::NoBackup { dir: from.to_owned(), what };
     let io = |source: io::Error| BackupError::Io { dir: to.to_owned(), source };
@@ -96,7 +98,8 @@ pub async fn restore(runtime: &Runtime, from: &Path, to: &Path) -> Result<(), Ba
         IndexKind::Map => map::copy_files(runtime, &from_index, &to_index).await.map_err(io)?,
     }
     runtime.disk().sync_dir(to).await.map_err(io)?;
-    // The epoch is also above that of an earlier restore of the same backup, which happened in another second.
+    // The epoch comes from the clock in seconds. It is therefore also higher than the epoch of an earlier restore of
+    // the same backup.
     let now = u64::try_from(runtime.now().as_millis() / 1000).unwrap_or(0);
     checkpoint.epoch = now.max(checkpoint.epoch + 1);
     checkpoint.journal_id = None;

@@ -1,4 +1,5 @@
-//! The checkpoint file: the last entry that is durable in the index, and the journal that continues from there.
+//! Checkpoint file of a store. It names the last entry that is durable in the index, and the journal that contains the
+//! later entries.
 
 use std::io;
 use std::path::Path;
@@ -11,24 +12,25 @@ use crate::options::IndexKind;
 
 pub(crate) const FILE: &str = "CHECKPOINT";
 const VERSION: u8 = 2;
-/// Version of builds without listings.
+/// Version of the checkpoint file that builds without listings write.
 const VERSION_UNLISTED: u8 = 1;
 
-/// Checkpoint of a store, replaced in one atomic step after each flush. The index contains everything up to `synced`,
-/// and may contain more.
+/// Checkpoint of a store. The store replaces the file in one atomic step after each flush. The index contains all
+/// entries up to `synced`, and may contain later ones.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Checkpoint {
     pub index: IndexKind,
-    /// Epoch of the store, which is the high bits of every term. Every restore raises it.
+    /// Epoch of the store. The high bits of every term are the epoch. Every restore raises it.
     pub epoch: u64,
     /// Id of the journal ([`journal::Journal::id`]); `None` if the journal does not exist yet.
     pub journal_id: Option<u128>,
-    /// Number of the store's entry before the journal's first. A restored store continues with a new journal.
+    /// Number of the store's last entry before the first entry of this journal. The value is not zero after a restore,
+    /// because a restored store starts a new journal.
     pub base: u64,
-    /// Last entry, counted through all journals, that is in the index with all entries before it.
+    /// Number of the last entry, counted through all journals, up to which the index contains all entries.
     pub synced: u64,
-    /// True if the listings contain every schedule of the index. False for an index of an earlier build, until this
-    /// build has opened it.
+    /// True if the listings contain every schedule of the index. False for an index of an earlier build that this build
+    /// has not opened yet.
     pub is_listed: bool,
 }
 

@@ -10,7 +10,7 @@ pub enum OpenError {
     Journal(#[from] journal::OpenError),
     #[error("{what} in {}; nothing was changed: copy the data folder aside, then restore it from a backup", .dir.display())]
     Damaged { dir: PathBuf, what: String },
-    #[error("the index in {} has another kind than the options; open the store with its kind", .dir.display())]
+    #[error("the index kind in {} differs from the kind in the options; set the option to the kind of the existing index", .dir.display())]
     OtherIndex { dir: PathBuf },
     #[error("invalid store options: {0}")]
     Options(&'static str),

@@ -1,4 +1,4 @@
-//! Small files that are replaced as a whole in one atomic step, with a checksum.
+//! Small files with a checksum. A write replaces the whole file in one atomic step.
 
 use std::io;
 use std::path::Path;
@@ -8,7 +8,7 @@ use runtime::{OpenMode, Runtime};
 const MAGIC: [u8; 8] = *b"REVEILLE";
 const HEADER_LEN: usize = 8 + 8 + 4;
 
-/// Returns `body` behind a header of magic, length and CRC32C.
+/// Returns a header followed by `body`. The header contains the magic bytes, the length of `body` and its CRC32C.
 pub(crate) fn envelope(body: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(HEADER_LEN + body.len());
     out.extend_from_slice(&MAGIC);
@@ -20,15 +20,15 @@ pub(crate) fn envelope(body: &[u8]) -> Vec<u8> {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(crate) enum EnvelopeError {
-    #[error("the header is not a Reveille header")]
+    #[error("the file does not start with a Reveille header")]
     Header,
-    #[error("the length differs from the length in the header")]
+    #[error("the length of the file differs from the length in its header")]
     Length,
-    #[error("the checksum does not match")]
+    #[error("the checksum of the file does not match its header")]
     Checksum,
 }
 
-/// Checks the header and returns the body that [`envelope`] wrapped.
+/// Checks the header that [`envelope`] wrote, and returns the body.
 pub(crate) fn open_envelope(bytes: &[u8]) -> Result<&[u8], EnvelopeError> {
     let (header, body) = bytes.split_first_chunk::<HEADER_LEN>().ok_or(EnvelopeError::Header)?;
     let (magic, rest) = header.split_at(8);
@@ -45,7 +45,8 @@ pub(crate) fn open_envelope(bytes: &[u8]) -> Result<&[u8], EnvelopeError> {
     Ok(body)
 }
 
-/// Replaces the content of `path` by `bytes`. After a crash, the file holds either the new or the old content.
+/// Replaces the content of the file `path` by `bytes`. After a crash, the file contains either the new or the old
+/// content.
 pub(crate) async fn replace(runtime: &Runtime, path: &Path, bytes: &[u8]) -> io::Result<()> {
     let disk = runtime.disk();
     let new = path.with_extension("new");
@@ -64,7 +65,7 @@ pub(crate) async fn replace(runtime: &Runtime, path: &Path, bytes: &[u8]) -> io:
     }
 }
 
-/// Returns the bytes of a file, or `None` if there is none.
+/// Returns the bytes of a file, or `None` if the file does not exist.
 pub(crate) async fn read_whole(runtime: &Runtime, path: &Path) -> io::Result<Option<Vec<u8>>> {
     let file = match runtime.disk().open(path, OpenMode::Read).await {
         Ok(file) => file,

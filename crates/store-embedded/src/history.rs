@@ -1,12 +1,14 @@
-//! Deletion of old history. A thread of its own searches for it and appends journal entries that delete it.
+//! Deletion of old history. A separate thread, the history sweep, searches for old rows and appends journal entries
+//! that delete them.
 //!
 //! Rows do not record when a run or schedule ended, but they record the sequence of their last write. The sweep
-//! therefore records the clock periodically, with the sequence of the record. A row that was written before a clock
-//! record of a month ago, and that is over, has been over for a month. The sweep deletes a schedule when it is over and
-//! has no run left. It deletes a run when it is final, whether or not its schedule is still active.
+//! therefore records the time of the clock periodically, with the sequence of the record. If a row's last write is
+//! before a clock record of a month ago, the row has not changed for a month. The sweep deletes a schedule that has
+//! ended or was cancelled when the schedule has no runs. It deletes a run with a final outcome, even if its schedule is
+//! still active.
 //!
-//! Invariants: rows that are younger than [`Options::history`] by this machine's clock stay. Rows that changed since
-//! the sweep read them stay. No caller waits for the sweep.
+//! Invariants: the sweep keeps rows that are younger than [`Options::history`] by this machine's clock. It keeps rows
+//! that changed after it read them. No caller waits for the sweep.
 //!
 //! docs/decisions/0045-delete-history-by-journal-sequence.md gives the reasons for the design.
 
@@ -28,12 +30,14 @@ use crate::index::{Family, Index, Sequence};
 use crate::memory::Memory;
 use crate::read::{Rows, damaged, just_after};
 
-/// Number of schedules that one step reads, and of runs of one schedule.
+/// Number of schedules that the sweep reads at once. It is also the number of runs of one schedule that the sweep reads
+/// at once.
 const PAGE: usize = 256;
-/// Maximum number of rows that one entry deletes. The applying thread does nothing else during the entry.
+/// Maximum number of rows that one journal entry deletes. The applying task cannot apply other entries at the same
+/// time.
 const DELETED_AT_ONCE: usize = 128;
 
-/// Records the clock and deletes old history, once a period, until the store is closed.
+/// Records the time and deletes old history in each period, until the store is closed.
 pub(crate) async fn forget(shared: Arc<Shared>, memory: Arc<Mutex<Memory>>, rows: Rows, journal: Journal<Ticket>) {
     let period = shared.options.history_period;
     while shared.runtime.timeout(period, shared.closed.cancelled()).await.is_none() {
@@ -41,7 +45,9 @@ pub(crate) async fn forget(shared: Arc<Shared>, memory: Arc<Mutex<Memory>>, rows
         match sweeper.turn().await {
             Ok(0) => {}
             Ok(count) => tracing::info!(count, "old runs and schedules deleted"),
-            Err(error) if shared.closed.is_cancelled() => tracing::debug!(%error, "history sweep ended with the store"),
+            Err(error) if shared.closed.is_cancelled() => {
+                tracing::debug!(%error, "history sweep ended because the store was closed")
+            }
             Err(error) => tracing::warn!(%error, "history sweep failed; retrying in the next period"),
         }
     }
@@ -54,7 +60,7 @@ struct Sweeper<'a> {
     journal: &'a Journal<Ticket>,
 }
 
-/// Record of the clock: its reading, and the sequence of the record.
+/// Clock record: the time of the clock, and the sequence of the record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Tick {
     at: Timestamp,
@@ -62,14 +68,14 @@ struct Tick {
 }
 
 impl Sweeper<'_> {
-    /// Makes one sweep. Returns the number of deleted rows.
+    /// Makes one sweep through all schedules. Returns the number of deleted rows.
     async fn turn(&self) -> Result<u64, StoreError> {
         let now = self.shared.runtime.now();
         let mut ticks = self.ticks()?;
         let is_old = |tick: &Tick| tick.at + self.shared.options.history <= now;
         let old: Vec<Tick> = ticks.extract_if(.., |tick| is_old(tick)).collect();
         let horizon = old.last().copied();
-        // The newest of the old records is the horizon. Older ones are not needed any more.
+        // The newest of the old clock records is the horizon. The sweep no longer needs the older records.
         let unneeded = old.iter().rev().skip(1).map(|tick| ForgetItem::DropTick(tick.at));
         self.submit(unneeded.chain([ForgetItem::Tick(now)]).collect()).await?;
         match horizon {
@@ -116,8 +122,8 @@ impl Sweeper<'_> {
         Ok(deleted)
     }
 
-    /// Adds the deletable rows of a schedule to `items`: some of its runs, and the schedule itself if no other run
-    /// remains. Returns the number of rows already deleted.
+    /// Adds the rows of a schedule that may be deleted to `items`: old runs, and the schedule itself if no run remains.
+    /// Returns the number of rows that this call has already deleted.
     async fn examine(
         &self,
         incarnation: Incarnation,
@@ -134,7 +140,8 @@ impl Sweeper<'_> {
             for (of, state) in runs {
                 match self.written(&key::run(&of))? {
                     Some(seen) if seen < horizon.sequence && RunState::is_final(state) => {
-                        // Computed only when a run may be deleted, because it reads the schedule's row.
+                        // The sweep computes `is_done` only when it may delete a run, because the computation reads the
+                        // schedule's row.
                         let is_done = match is_done {
                             Some(is_done) => is_done,
                             None => *is_done.insert(self.is_done(incarnation, horizon)?),
@@ -160,15 +167,15 @@ impl Sweeper<'_> {
         Ok(deleted)
     }
 
-    /// Returns whether the schedule's poller is done with every row that was due before the horizon. An owner that
-    /// restarts reads from `done` on, and needs the run records to recognise rows that have fired.
+    /// Returns whether `done` of the schedule's poller is at or after the horizon. An owner that restarts reads the due
+    /// rows after `done`. It needs the run records to recognise the rows that have fired.
     fn is_done(&self, incarnation: Incarnation, horizon: Tick) -> Result<bool, StoreError> {
         let Some(known) = self.rows.known(incarnation, Sequence::LATEST)? else { return Ok(false) };
         let head = schedule::head(&known.row).map_err(|error| self.rows.malformed(incarnation, error))?;
         Ok(self.memory.lock().expect("no holder of this lock panics").positions(head.poller).done >= horizon.at)
     }
 
-    /// Returns a page of a schedule's runs after `after`.
+    /// Returns the next page of a schedule's runs, after the occurrence `after`.
     fn runs(
         &self,
         incarnation: Incarnation,
@@ -192,7 +199,7 @@ impl Sweeper<'_> {
         index.written(point_key, Sequence::LATEST).map_err(damaged)
     }
 
-    /// Appends the deletions. Returns the number of deleted rows.
+    /// Appends journal entries for the deletions and waits for their results. Returns the number of deleted rows.
     async fn submit(&self, items: Vec<ForgetItem>) -> Result<u64, StoreError> {
         let mut deleted = 0;
         let entries = items.chunks(DELETED_AT_ONCE).flat_map(|items| {

@@ -1,11 +1,13 @@
-//! The index behind the journal: ordered rows on disk, which may lose rows that were not flushed.
+//! Index of the store: ordered rows on disk. A crash may lose rows that the index has not flushed. The journal restores
+//! them.
 //!
-//! An index keeps every version of a row that a replay may need. A row is written at a [`Sequence`] and read as it was
-//! before one. A replay that starts at or before the last flushed entry therefore reads the same rows as the first run
-//! and writes the same rows at the same sequences, although the families were flushed at different times.
+//! Every write of a row has a [`Sequence`]. A read names a sequence and returns the version of the row before that
+//! sequence. The index keeps every version of a row that a replay may need. A replay that starts at or before the last
+//! flushed entry therefore reads and writes the same rows at the same sequences as the first application. This holds
+//! even if the index flushed the families at different times.
 //!
-//! Invariants: one thread writes rows, in rising sequences. A read returns all rows of one family that were written
-//! before it. A read verifies a checksum, or fails.
+//! Invariants: one thread writes rows, in rising sequences. A read of a family observes all rows that the thread wrote
+//! before the read. A read verifies the checksums of the bytes that it returns, or fails.
 
 pub(crate) mod lsm;
 pub(crate) mod map;
@@ -16,17 +18,17 @@ use std::path::Path;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 
-/// Family of rows. Families differ in the size of their rows and in the order of writes. They are stored separately, so
-/// that moving the rows of one family does not rewrite the others.
+/// Family of rows. Families differ in the size of their rows and in the order of their writes. The index stores each
+/// family separately, so that a merge of one family does not rewrite the rows of another.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Family {
-    /// Schedules as they were requested, by the time-ordered number of the row. A row never changes. It is removed when
-    /// no read needs it.
+    /// Schedules as callers requested them. The key is the incarnation, which is ordered by time. A row never changes.
+    /// The store removes a row when no read needs it.
     Rows,
-    /// Due rows, by poller and position. A row never changes. Ranges of rows are dropped when their poller is done with
-    /// them.
+    /// Due rows, by poller and position. A row never changes. The index drops the rows at or before their poller's
+    /// `done`, range by range.
     Due,
-    /// Small rows for look-ups: ids, states, runs, dead letters, positions, terms, tenants.
+    /// Small rows for look-ups: ids, states, runs, dead letters, positions, terms and tenants.
     Points,
 }
 
@@ -46,7 +48,8 @@ impl Family {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Sequence(u64);
 
-/// Number of bits for the item. Entry numbers have the other 47 bits: 44 years at 100,000 entries per second.
+/// Number of bits for the item. The entry number uses 47 bits, which are enough for 44 years at 100,000 entries per
+/// second.
 const ITEM_BITS: u32 = 16;
 
 impl Sequence {
@@ -56,12 +59,12 @@ impl Sequence {
     /// # Panics
     /// Panics if `item` does not fit into 16 bits, or `entry` into 47.
     pub(crate) const fn new(entry: u64, item: u32) -> Self {
-        assert!(item < 1 << ITEM_BITS, "an entry has at most 2^16 items");
-        assert!(entry < (1 << (63 - ITEM_BITS)) - 1, "entry numbers fit into 47 bits");
+        assert!(item < 1 << ITEM_BITS, "a journal entry has at most 2^16 items");
+        assert!(entry < (1 << (63 - ITEM_BITS)) - 1, "the number of a journal entry fits into 47 bits");
         Sequence((entry + 1) << ITEM_BITS | item as u64)
     }
 
-    /// Returns the sequence at the end of `entry`: not before any of its items, and before the next entry.
+    /// Returns the last sequence of `entry`. No item of the entry has a higher sequence, and every later entry does.
     pub(crate) const fn end_of(entry: u64) -> Self {
         Sequence::new(entry, (1 << ITEM_BITS) - 1)
     }
@@ -74,7 +77,7 @@ impl Sequence {
         Sequence(value)
     }
 
-    /// Returns the next sequence. A read before it sees the writes at this sequence.
+    /// Returns the next sequence. A read before the next sequence observes the writes at this sequence.
     pub(crate) const fn next(self) -> Self {
         Sequence(self.0 + 1)
     }
@@ -83,43 +86,43 @@ impl Sequence {
 /// Error of an index.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum IndexError {
-    /// Stored bytes differ from the bytes that were written.
+    /// Stored bytes differ from the bytes that the index wrote.
     #[error("{family} {range}: {reason}")]
     Damaged { family: &'static str, range: String, reason: String },
     #[error("{0}")]
     Io(#[from] std::io::Error),
 }
 
-/// Backlog of the index's own work.
+/// Backlog of the index's flushes and merges.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Pressure {
-    /// Number of sealed parts that wait for a flush, in the family that has most.
+    /// Number of sealed parts that wait for a flush, in the family with the most such parts.
     pub sealed: usize,
-    /// Number of flushed parts that wait for a merge, in the family that has most.
+    /// Number of flushed parts that wait for a merge, in the family with the most such parts.
     pub unmerged: usize,
 }
 
-/// Result of a verification.
+/// Result of a verification of the index.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Verified {
-    /// Number of files whose bytes were compared with a checksum.
+    /// Number of files whose bytes the verification compared with a checksum.
     pub files: usize,
     pub bytes: u64,
     /// Number of live rows, by family: schedules, due rows, small rows.
     pub rows: [u64; 3],
-    /// Descriptions of the damage that was found.
+    /// Descriptions of the damage that the verification found.
     pub damages: Vec<String>,
 }
 
 type Visit<'a> = &'a mut dyn FnMut(&[u8], &Bytes) -> ControlFlow<()>;
 
-/// An index. Its calls may block their thread.
+/// Index of a store. A call may block its thread.
 pub(crate) trait Index: Send + Sync + 'static {
-    /// Returns the row of `key` as it was before `before`.
+    /// Returns the version of the row `key` before the sequence `before`.
     fn get(&self, family: Family, key: &[u8], before: Sequence) -> Result<Option<Bytes>, IndexError>;
 
-    /// Visits the rows from `from` (inclusive) to `to` (exclusive) as they were before `before`, in key order, until
-    /// `visit` breaks.
+    /// Visits the rows from `from` (inclusive) to `to` (exclusive) in key order, until `visit` breaks. The rows have
+    /// their versions before the sequence `before`.
     fn scan(
         &self,
         family: Family,
@@ -132,39 +135,41 @@ pub(crate) trait Index: Send + Sync + 'static {
     /// Writes a row.
     fn put(&self, family: Family, key: &[u8], value: &[u8], at: Sequence);
 
-    /// Returns the sequence of the row in [`Family::Points`] that a read before `before` sees.
+    /// Returns the sequence of the last write of a row in [`Family::Points`] before the sequence `before`.
     fn written(&self, key: &[u8], before: Sequence) -> Result<Option<Sequence>, IndexError>;
 
-    /// Removes a row of [`Family::Rows`] or [`Family::Points`]. Due rows are never removed one by one.
+    /// Removes a row of [`Family::Rows`] or [`Family::Points`]. Callers remove due rows only in ranges, with
+    /// [`Index::retire`].
     fn remove(&self, family: Family, key: &[u8], at: Sequence);
 
-    /// Allows the index to drop the due rows whose keys begin with `poller` and are below `to`. They are not read any
-    /// more.
+    /// Allows the index to drop the due rows whose keys begin with `poller` and are below `to`. The caller reads these
+    /// rows no longer.
     fn retire(&self, poller: [u8; 8], to: &[u8]);
 
-    /// Seals `family`: the next flush writes every row so far. The writer calls it between two entries.
+    /// Seals `family`, so that the next flush writes all its rows so far. The writer calls this method between two
+    /// entries.
     fn seal(&self, family: Family);
 
-    /// Returns the number of bytes written to `family` since it was sealed.
+    /// Returns the number of bytes that the writer wrote to `family` after the last seal.
     fn unsealed_bytes(&self, family: Family) -> u64;
 
-    /// Flushes every part sealed before this call. When the call returns, the rows are durable and were read back. It
-    /// keeps every version that a read at or after `keep_from` needs.
+    /// Flushes every part that the writer sealed before this call. When the call returns, the rows are durable and the
+    /// index has verified them. The flush keeps every version that a read at or after `keep_from` needs.
     fn flush(&self, keep_from: Sequence) -> BoxFuture<'_, Result<(), IndexError>>;
 
-    /// Returns the latest sequence of any flushed row, or `None` if there is none.
+    /// Returns the latest sequence of all flushed rows, or `None` if the index has flushed no row.
     fn flushed_to(&self) -> Option<Sequence>;
 
-    /// Makes one step of merging flushed parts. Returns false if there was nothing to do. Blocks its thread.
+    /// Makes one step of merging flushed parts. Returns false if no part needs a merge. The call blocks its thread.
     fn merge_step(&self, keep_from: Sequence) -> Result<bool, IndexError>;
 
     /// Returns the backlog of flushes and merges.
     fn pressure(&self) -> Pressure;
 
-    /// Compares all stored bytes with their checksums, and counts rows.
+    /// Compares all stored bytes with their checksums, and counts the rows.
     fn verify(&self) -> BoxFuture<'_, Result<Verified, IndexError>>;
 
-    /// Copies everything flushed to a folder, from which the index can be opened. No flush or merge may run during the
-    /// copy.
+    /// Copies all flushed data to a folder. A store can open the index in that folder. No flush or merge may run during
+    /// the copy.
     fn copy_to<'a>(&'a self, dir: &'a Path) -> BoxFuture<'a, Result<(), IndexError>>;
 }

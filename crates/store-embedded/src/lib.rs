@@ -1,22 +1,23 @@
-//! The embedded store: a journal, a state machine over it, and an index behind the state machine.
+//! Embedded store. It consists of a journal, a state machine that applies the journal's entries, and an index to which
+//! the state machine writes rows.
 //!
-//! The store encodes a write as a journal entry and makes it durable together with all other entries that are waiting.
-//! One task applies the entries in journal order, and then the store responds. Other threads flush and merge the index,
-//! which may lose rows that were not flushed. A start replays the journal from the last
-//! [checkpoint](checkpoint::Checkpoint). The store releases a journal segment only when all of its entries are in
-//! flushed tables that were read back and verified.
+//! The store encodes a write as a journal entry. It makes the entry durable together with all other waiting entries.
+//! One task applies the entries in journal order, and then the store responds. Other threads flush and merge the index.
+//! A crash may lose rows that the store has not flushed. A start therefore replays the journal from the last
+//! [checkpoint](checkpoint::Checkpoint). The store releases a journal segment only when verified tables of the index
+//! contain all entries of the segment.
 //!
-//! This engine combines steps that the port allows to be separate: [`Store::insert`], [`Store::place`] and
-//! [`store::Change::Put`] confirm placement, and [`Store::mark`] cancels. The crate contains nothing about HTTP, quotas
-//! or callbacks.
+//! This engine combines steps that the store port allows an engine to separate: [`Store::insert`], [`Store::place`] and
+//! [`store::Change::Put`] confirm placement, and [`Store::append_cancellations`] cancels. The crate contains no code for
+//! HTTP, quotas or callbacks.
 //!
 //! A data folder contains `CHECKPOINT` (the last entry that is durable in the index), `journal/` and `index/`.
 //!
 //! Invariants:
-//! - A write that was acknowledged is durable, and every later read observes it.
-//! - Applying is deterministic: the same entries produce the same rows and results.
-//! - Damage is reported with the affected rows, by [`StoreError::Damaged`] or when the store opens. Rows never
-//!   disappear silently.
+//! - A write that the store has acknowledged is durable, and every later read observes it.
+//! - The state machine is deterministic: the same entries produce the same rows and results.
+//! - The store reports damage with the affected rows, by [`StoreError::Damaged`] or when it opens. Rows never disappear
+//!   without an error.
 //!
 //! docs/decisions/0005-let-the-firing-task-look-up-rows.md gives the reasons for the design.
 
@@ -64,17 +65,17 @@ pub use index::Verified;
 pub use journal;
 pub use options::{IndexKind, Options};
 
-/// Maximum number of look-ups that a caller makes on its own thread. Larger batches go to the reader threads.
+/// Maximum number of look-ups of one call that run on the caller's thread. The reader threads run larger batches.
 const PEEK_MAX: usize = 64;
 
-/// A store on the local disk, opened by [`EmbeddedStore::open`].
+/// Store on the local disk. [`EmbeddedStore::open`] opens it.
 pub struct EmbeddedStore {
     shared: Arc<Shared>,
     journal: Journal<Ticket>,
     memory: Arc<Mutex<Memory>>,
     rows: Rows,
     readers: Readers,
-    /// Thread for listings, which scan many rows. Reads of due rows do not wait for it.
+    /// Reader thread for listings, which scan many rows. Reads of due rows do not wait for this thread.
     scanner: Readers,
     seal_requests: mpsc::Sender<SealRequest>,
     /// Channel that closes when the last task ends.
@@ -87,11 +88,11 @@ impl Drop for EmbeddedStore {
     }
 }
 
-/// Numbers for metrics. They may change while the caller reads them.
+/// Numbers of the store for metrics. The fields are not from one instant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stats {
     pub journal: journal::Stats,
-    /// Last entry that is known to be durable in the index, with every entry before it.
+    /// Number of the last journal entry that is durable in the index together with all earlier entries.
     pub synced: u64,
     /// Number of index parts in memory that wait for a flush.
     pub sealed: usize,
@@ -100,7 +101,8 @@ pub struct Stats {
 }
 
 impl EmbeddedStore {
-    /// Rejects further calls, waits for the calls under way, flushes, and returns when the store's tasks have ended.
+    /// Closes the store: rejects further calls, waits for the calls under way, and flushes. Returns when the store's
+    /// tasks have ended.
     pub async fn close(&self) {
         self.shared.closed.cancel();
         self.journal.close().await;
@@ -129,7 +131,7 @@ impl EmbeddedStore {
         }
     }
 
-    /// Makes everything applied so far durable in the index, so that a restart has nothing to replay.
+    /// Makes all applied entries durable in the index, so that a restart need not replay them.
     ///
     /// # Errors
     /// Returns [`StoreError::Unavailable`] if the store closes before the checkpoint is durable.
@@ -147,12 +149,14 @@ impl EmbeddedStore {
         }
     }
 
-    /// Compares everything in the index with its checksums and counts its rows. The store stays in use.
+    /// Compares all stored bytes of the index with their checksums and counts the rows. Callers can use the store
+    /// during the call.
     ///
     /// The call blocks its thread and reads the whole index, which takes minutes for a large store.
     ///
     /// # Errors
-    /// Returns [`StoreError::Unavailable`] if the files cannot be read. The result contains the damage that was found.
+    /// Returns [`StoreError::Unavailable`] if the files cannot be read. The result contains the damage that the
+    /// verification found.
     pub async fn verify(&self) -> Result<Verified, StoreError> {
         self.shared.index.verify().await.map_err(read::damaged)
     }
@@ -165,7 +169,7 @@ impl EmbeddedStore {
         if self.shared.closed.is_cancelled() { Err(closed()) } else { Ok(()) }
     }
 
-    /// Checks whether a user write is accepted. Owner writes skip this check.
+    /// Returns an error if the store currently rejects user writes. Owner writes skip this check.
     async fn check_user(&self) -> Result<(), StoreError> {
         match self.shared.health() {
             Health::Ready => {}
@@ -181,7 +185,8 @@ impl EmbeddedStore {
         Ok(())
     }
 
-    /// Appends entries and waits for their responses, in order.
+    /// Appends the entries of a call to the journal. Waits for their responses and returns them in the order of the
+    /// entries.
     async fn submit(&self, entries: Builder) -> Result<Vec<Response>, StoreError> {
         self.check_open()?;
         let entries = entries.finish();
@@ -220,8 +225,8 @@ impl EmbeddedStore {
         self.scanner.read(move || scan(&rows)).await
     }
 
-    /// Looks up rows. The caller's own thread makes a few point look-ups, because each takes some microseconds from
-    /// memory, which is less than waking another thread.
+    /// Looks up rows. A small number of look-ups runs on the caller's thread. Each look-up takes some microseconds from
+    /// memory, which is less than the time to wake another thread.
     fn look_up<T: Send + 'static>(
         &self,
         count: usize,
@@ -244,14 +249,14 @@ fn closed() -> StoreError {
     StoreError::Unavailable("the store is closed".to_owned())
 }
 
-/// Joins the responses of a call's entries.
+/// Joins the responses of the entries of one call.
 macro_rules! join {
     ($responses:expr, $kind:ident) => {{
         let mut joined = Vec::new();
         for response in $responses {
             match response {
                 Response::$kind(part) => joined.extend(part),
-                other => unreachable!("the response is of another kind than its entry: {other:?}"),
+                other => unreachable!("the kind of the response must match the kind of the entry: {other:?}"),
             }
         }
         joined
@@ -372,7 +377,7 @@ impl Store for EmbeddedStore {
         _shards: Arc<[ShardId]>,
         cursor: Cursor,
     ) -> store::Answer<'_, (Vec<(ShardId, Incarnation)>, Cursor)> {
-        // The engine applied every cancellation record when it appended it.
+        // This engine applies every cancellation record when it appends the record, so no records wait for an owner.
         self.read_memory(|_| (Vec::new(), cursor))
     }
 
@@ -388,7 +393,7 @@ impl Store for EmbeddedStore {
 
     fn write(&self, writes: Vec<OwnerWrite>) -> store::Answer<'_, Vec<Result<Written, WriteRejection>>> {
         Box::pin(async move {
-            // A put carries a user's payload, so the limits for user writes apply.
+            // A put contains a user's payload, so the limits for user writes apply to it.
             if writes.iter().any(|write| matches!(write.change, Change::Put(_) | Change::PutIf { .. })) {
                 self.check_user().await?;
             }

@@ -1,12 +1,13 @@
-//! Listings of schedules: index rows that each list many of a tenant's schedules in the order of creation, and one row
-//! for each label of a schedule.
+//! Listings of schedules. Each listing row lists many schedules of a tenant in the order of creation. A label row
+//! exists for each label of a schedule.
 //!
 //! Invariants:
-//! - From its creation until its deletion, a schedule is [fresh](Fresh) or in a row, so a scan returns all schedules of
-//!   a tenant.
-//! - A checkpoint is made when nothing is fresh. A replay from it therefore finds the later fresh schedules again, and
-//!   may write rows that list a schedule twice.
-//! - A label's row is written with the spec that has the label, and removed with it.
+//! - From its creation until its deletion, a schedule is [fresh](Fresh) or in a listing row. A scan therefore returns
+//!   all schedules of a tenant.
+//! - The store writes a checkpoint only when no schedule is fresh. A replay from the checkpoint therefore finds all
+//!   later fresh schedules again. It may write rows that list a schedule twice.
+//! - The state machine writes a label row together with the spec that has the label, and removes the row together with
+//!   that spec.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -25,21 +26,23 @@ use crate::index::{Family, Index, Sequence};
 use crate::memory::Fresh;
 use crate::read::{Rows, damaged, just_after};
 
-/// Maximum number of schedules that one read examines. A larger limit causes fewer empty pages if few schedules match;
-/// a smaller one occupies the reader's thread for less time.
+/// Maximum number of schedules that one read examines. A larger limit causes fewer empty pages if few schedules match.
+/// A smaller limit occupies the reader thread for less time.
 const EXAMINED_MAX: usize = 10_000;
 
-/// Number of schedules that are listed between two checks of the memtable's size.
+/// Number of schedules for which [`build`] writes rows between two checks of the memtable's size.
 const BUILT_AT_ONCE: usize = 1_000;
 
 impl Machine {
-    /// Writes rows for the fresh schedules, after all other writes of an entry.
+    /// Writes listing rows for the fresh schedules. The sequence of these writes is after all other writes of the
+    /// entry.
     pub(crate) fn write_fresh(&self, entry_index: u64) {
         let at = Sequence::end_of(entry_index);
         put_fresh(self.index(), at, &self.rows.fresh, at.as_u64());
     }
 
-    /// Writes the label rows of a schedule. `labels` are its current labels, `before` its previous ones.
+    /// Writes and removes the label rows of a schedule. `labels` are the schedule's current labels, and `before` are
+    /// its previous labels.
     pub(crate) fn write_labels(
         &self,
         at: Sequence,
@@ -80,7 +83,7 @@ impl Machine {
     }
 }
 
-/// Writes rows for the fresh schedules. `part` distinguishes the rows of one bucket.
+/// Writes listing rows for the fresh schedules. `part` distinguishes several rows of one bucket.
 fn put_fresh(index: &dyn Index, at: Sequence, fresh: &Fresh, part: u64) {
     fresh.empty(|bucket, listed| index.put(Family::Points, &bucket.key(part), &Bucket::encode(listed), at));
 }
@@ -117,15 +120,16 @@ impl Rows {
         Ok(page)
     }
 
-    /// Returns a tenant's schedules after `after`: either all, or more than `enough`. In the second case the first
-    /// `enough` are complete.
+    /// Returns the tenant's schedules after `after`. Returns either all these schedules, or more than `enough` of them.
+    /// In the second case no schedule is missing among the first `enough`.
     fn created(
         &self,
         tenant: TenantId,
         after: Option<Incarnation>,
         enough: usize,
     ) -> Result<BTreeSet<Incarnation>, StoreError> {
-        // The fresh schedules are read before the rows. Schedules that are written in between appear in both.
+        // This method reads the fresh schedules before the rows. A schedule that the state machine moves to a row
+        // between the two reads appears in both.
         let mut found = self.fresh.of(tenant, after, enough);
         let from = after.map_or(Bucket::first(tenant), |after| Bucket::of(tenant, after));
         let (from, to) = from.bounds(Bucket::last(tenant));
@@ -143,7 +147,7 @@ impl Rows {
         Ok(found)
     }
 
-    /// Returns a tenant's schedules with a label, as [`Rows::created`] does.
+    /// Returns the tenant's schedules with the label, after `after`: up to one more than `enough`.
     fn labelled(
         &self,
         tenant: TenantId,
@@ -167,7 +171,7 @@ impl Rows {
     fn has_status(&self, incarnation: Incarnation, status: Status) -> Result<bool, StoreError> {
         let state_key = key::state(incarnation);
         let Some(value) = self.index.get(Family::Points, &state_key, Sequence::LATEST).map_err(damaged)? else {
-            // A schedule without a state row has not changed since its creation.
+            // A schedule without a state row has not changed since its creation, so it is active.
             return Ok(status == Status::Active);
         };
         let changed = Changed::decode(&value).map_err(|error| self.malformed_point(&state_key, error))?;
@@ -175,11 +179,11 @@ impl Rows {
     }
 }
 
-/// Lists the schedules of an earlier build, as they were after the entry `synced`, from which a replay continues. The
-/// next start repeats it if it is interrupted.
+/// Writes the listing rows for a store of an earlier build. It lists the schedules as of the entry `synced`, where the
+/// replay begins. If a crash interrupts this function, the next start runs it again.
 pub(crate) async fn build(index: &Arc<dyn Index>, synced: u64, memtable_bytes: u64) -> Result<(), StoreError> {
     let rows = Rows::new(index.clone());
-    // The sequence is before all writes of a replay, and after all rows that it reads.
+    // The sequence `at` is before all writes of a replay, and after all rows that this function reads.
     let (before, at) = (Sequence::new(synced + 1, 0), Sequence::end_of(synced));
     let (mut from, mut count) = (Vec::new(), 0);
     loop {
@@ -187,7 +191,7 @@ pub(crate) async fn build(index: &Arc<dyn Index>, synced: u64, memtable_bytes: u
         let Some(last) = numbers.last() else { break };
         from = just_after(&key::row(*last));
         for number in numbers {
-            // A number without a schedule belongs to a later spec of an incarnation.
+            // A row without its own schedule contains a later spec of another incarnation.
             let Some(known) = rows.known(number, before)? else { continue };
             let labels = schedule::labels(&known.row).map_err(|error| rows.malformed(known.changed.row, error))?;
             let head = schedule::head(&known.row).map_err(|error| rows.malformed(known.changed.row, error))?;
@@ -198,12 +202,12 @@ pub(crate) async fn build(index: &Arc<dyn Index>, synced: u64, memtable_bytes: u
         put_fresh(&**index, at, &rows.fresh, count);
         if index.unsealed_bytes(Family::Points) >= memtable_bytes {
             flush(&**index, before).await?;
-            // Merging now keeps user writes from waiting for it when the store is open.
+            // User writes would otherwise wait for these merges after the store has opened.
             while index.merge_step(before).map_err(damaged)? {}
         }
     }
     flush(&**index, before).await?;
-    tracing::info!(schedules = count, "schedules of an earlier build listed");
+    tracing::info!(schedules = count, "listings created for the schedules of an earlier build");
     Ok(())
 }
 

@@ -1,5 +1,5 @@
-//! State that fits in memory: positions, terms, tenants, hand-overs, counts of active schedules, the insert logs since
-//! the start, and the states of a few schedules.
+//! State that the store keeps in memory: positions, terms, tenants, hand-overs, counts of active schedules, the insert
+//! logs since the start, and the states of a few schedules.
 
 mod active;
 mod fresh;
@@ -16,7 +16,7 @@ pub(crate) use fresh::Fresh;
 pub(crate) use insert_log::InsertLog;
 pub(crate) use states::States;
 
-/// State that the applying thread changes and every thread reads.
+/// State in memory. Only the applying task changes it, and every thread may read it.
 #[derive(Debug)]
 pub(crate) struct Memory {
     pub positions: BTreeMap<PollerId, Positions>,

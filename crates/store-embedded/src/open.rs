@@ -1,4 +1,5 @@
-//! Opening of a store: reads the checkpoint, opens the index, replays the journal from there and starts the tasks.
+//! Opening of a store. It reads the checkpoint, opens the index, replays the journal from the checkpoint and starts the
+//! store's tasks.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -22,8 +23,8 @@ use crate::memory::Memory;
 use crate::read::Rows;
 use crate::{EmbeddedStore, IndexKind, OpenError, Options};
 
-/// Number of bits for the terms of one epoch. A shard is taken less often than this between two restores. With an epoch
-/// in seconds, terms stay below 2^53 until the year 2242, so every JSON reader can represent them.
+/// Number of bits for the terms of one epoch. Between two restores, owners take a shard fewer than 2^20 times. With an
+/// epoch in seconds, terms stay below 2^53 until the year 2242, so every JSON reader can represent them.
 const TERM_BITS: u32 = 20;
 
 pub(crate) const JOURNAL_DIR: &str = "journal";
@@ -36,11 +37,13 @@ struct Opening<'a> {
 }
 
 impl EmbeddedStore {
-    /// Opens the store in `dir`, and creates it if there is none. Blocks its thread while it replays the journal. The
-    /// store's tasks belong to `tasks`; they end after [`EmbeddedStore::close`] or when the store is dropped.
+    /// Opens the store in the folder `dir`, and creates the store if it does not exist. The call blocks its thread
+    /// while it replays the journal. The store's tasks run in `tasks`. They end after [`EmbeddedStore::close`], or
+    /// after the caller drops the store.
     ///
     /// # Errors
-    /// See [`OpenError`]. If the error reports damage, nothing on disk was changed.
+    /// Returns an [`OpenError`] if the store cannot be opened. If the error reports damage, the call has changed no
+    /// file.
     pub async fn open(
         runtime: &Runtime,
         tasks: &TaskSet,
@@ -67,7 +70,7 @@ impl EmbeddedStore {
     }
 }
 
-/// Opened parts of a store, before its tasks start.
+/// Parts of a store after recovery and before the store's tasks start.
 struct Recovered {
     checkpoint: Checkpoint,
     index: Arc<dyn Index>,
@@ -76,7 +79,7 @@ struct Recovered {
     replayed: Replayed,
 }
 
-/// Result of a replay, which the applying task continues from.
+/// Result of a replay. The applying task continues from it.
 struct Replayed {
     applied: u64,
     bytes: u64,
@@ -113,7 +116,8 @@ fn start(
         applied: replayed.applied,
         bytes_since_checkpoint: replayed.bytes,
     };
-    // Whatever ends the task, entries that were not applied get no response, and the store reports that it is closed.
+    // The guard closes the store when the applying task ends for any reason. The callers of unapplied entries then get
+    // no response, and later calls get the error that the store is closed.
     let close_at_end = shared.closed.clone().drop_guard();
     let apply = async move {
         applier.run(commits, requests).await;
@@ -177,7 +181,8 @@ impl Opening<'_> {
         Ok(Recovered { checkpoint, index, memory, machine, replayed })
     }
 
-    /// Reads the checkpoint and checks it against the journal. Creates one if both are new.
+    /// Reads the checkpoint and checks that it matches the journal. Creates a checkpoint if the journal is new and the
+    /// folder has no index.
     async fn checkpoint(&self, opened: &Opened<Ticket>) -> Result<Checkpoint, OpenError> {
         let journal_id = opened.journal.id();
         let known = Checkpoint::read(self.runtime, self.dir).await.map_err(|error| match error {
@@ -211,16 +216,19 @@ impl Opening<'_> {
                 checkpoint.journal_id = Some(journal_id);
                 checkpoint.write(self.runtime, self.dir).await.map_err(|source| self.io(source))?;
             }
-            None => return Err(self.damaged("the checkpoint allows no journal, but there is one")),
+            None => {
+                return Err(self.damaged("the folder has a journal, but its checkpoint is from a backup without one"));
+            }
         }
         let from = checkpoint.synced + 1 - checkpoint.base;
         if opened.next < from {
             let lost = from - opened.next;
-            return Err(self.damaged(format!("the journal ends {lost} entries before the index")));
+            return Err(self.damaged(format!("the last {lost} entries of the index are missing in the journal")));
         }
         if opened.first > from {
             let lost = opened.first - from;
-            return Err(self.damaged(format!("{lost} journal entries after the end of the index are missing")));
+            return Err(self
+                .damaged(format!("the {lost} entries after the last entry of the index are missing in the journal")));
         }
         Ok(checkpoint)
     }
@@ -251,7 +259,7 @@ impl Opening<'_> {
         })
     }
 
-    /// Applies the entries that may be missing from the index.
+    /// Applies the journal entries that may be missing in the index.
     async fn replay(
         &self,
         opened: &Opened<Ticket>,
@@ -269,7 +277,7 @@ impl Opening<'_> {
                 Err(ReadError::Io { source, .. }) => return Err(self.io(source)),
             };
             let entry_index = checkpoint.base + entry_index;
-            // The first run sent the response to its caller, or the caller was gone.
+            // A replayed entry has no waiting caller, so the response is dropped.
             let _response = machine.apply(entry_index, &entry).map_err(|error| self.damaged(error))?;
             replayed.applied = entry_index;
             replayed.bytes += entry.len() as u64;
@@ -289,7 +297,7 @@ impl Opening<'_> {
 
 impl Options {
     fn check(&self) -> Result<(), OpenError> {
-        // An item is at most about 64 KiB of payload and its headers. An entry ends after the item that fills it.
+        // One item has at most about 64 KiB of payload and headers. An entry can exceed `entry_bytes` by its last item.
         if self.entry_bytes > self.journal.entry_bytes_max / 2 {
             return Err(OpenError::Options("entry_bytes must be at most half of the journal's entry_bytes_max"));
         }

@@ -1,48 +1,51 @@
-//! Options of a store. The defaults suit two cores and 1 GB of memory.
+//! Options of an embedded store. The defaults suit two cores and 1 GB of memory.
 
 use std::time::Duration;
 
-/// Kind of index behind the journal.
+/// Kind of index of a store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IndexKind {
     /// Log-structured merge trees on the local disk.
     Lsm,
-    /// Ordered map in memory, written to disk as a whole at each checkpoint: for simulations and stores of a few
-    /// thousand rows. It accesses the disk only through [`runtime::Disk`].
+    /// Ordered map in memory, for simulations and for stores of a few thousand rows. Each checkpoint writes the whole
+    /// map to disk. The map accesses the disk only through [`runtime::Disk`].
     Map,
 }
 
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Kind of index. It is fixed when the store is created; opening a store with another kind is an error. Default
+    /// Kind of index. The first open of a store fixes the kind. A later open with another kind fails. The default is
     /// [`IndexKind::Lsm`].
     pub index: IndexKind,
     pub journal: journal::Options,
-    /// Journal bytes after which all entries are flushed and their segments released. Default 96 MiB. Too small: more
-    /// and smaller tables, more merging. Too large: a restart replays longer, about 1 s for 200 MiB.
+    /// Number of journal bytes after which the store flushes all entries and releases their segments. The default is 96
+    /// MiB. A small value causes more and smaller tables and more merges. A large value makes a restart replay longer,
+    /// about 1 s for 200 MiB.
     pub checkpoint_bytes: u64,
-    /// Bytes of rows of one family in memory above which the family is flushed. Default 12 MiB. Each of the three
-    /// families may use about three times as much at once. Too small: more merging. Too large: memory.
+    /// Number of bytes of one family's rows in memory after which the store flushes the family. The default is 12 MiB.
+    /// Each of the three families may use about three times as much at once. A small value causes more merges. A large
+    /// value uses more memory.
     pub memtable_bytes: u64,
-    /// Bytes of table blocks cached in memory. Default 32 MiB.
+    /// Maximum number of bytes of table blocks in the memory cache. The default is 32 MiB.
     pub cache_bytes: u64,
-    /// Bytes that must stay free on the disk. Below this floor the store rejects user writes with
-    /// [`store::StoreError::Full`], and the rest is reserved for owner writes and merging. Default 512 MiB.
+    /// Number of bytes that must stay free on the disk. If fewer bytes are free, the store rejects user writes with
+    /// [`store::StoreError::Full`] and reserves the free bytes for owner writes and merges. The default is 512 MiB.
     pub free_bytes_floor: u64,
-    /// Period of the free-space check. Default 1 s.
+    /// Period between two checks of the free disk space. The default is 1 s.
     pub free_bytes_period: Duration,
-    /// Maximum number of insert log entries in memory that their owners have not read yet. Above it the store rejects
-    /// user writes. Default 262,144, of about 80 bytes each.
+    /// Maximum number of insert log entries in memory that their owners have not read yet. If there are more, the store
+    /// rejects user writes. The default is 262,144 entries of about 80 bytes each.
     pub arrivals_max: usize,
-    /// Number of threads that look up rows. Default 2.
+    /// Number of threads that look up rows. The default is 2.
     pub readers: usize,
-    /// Shortest time that runs, and schedules that are over, are kept. Default 30 days. Shorter: a put that is repeated
-    /// later than this creates its schedule again, and an older dead letter cannot be redriven. Longer: more disk.
+    /// Shortest time for which the store keeps final runs, and ended or cancelled schedules. The default is 30 days.
+    /// After this time a repeated put creates its schedule again, and no caller can redrive the dead letter. A longer
+    /// time uses more disk space.
     pub history: Duration,
-    /// Period of the search for older history, which reads all older schedules. Default 1 h. It must be much shorter
-    /// than `history`.
+    /// Period between two history sweeps. A sweep reads all schedules that are older than `history`. The default is 1
+    /// h. The period must be much shorter than `history`.
     pub history_period: Duration,
-    /// Bytes after which a large batch continues in another journal entry. Default 1 MiB.
+    /// Number of bytes after which a large batch continues in another journal entry. The default is 1 MiB.
     pub entry_bytes: usize,
 }
 

@@ -25,11 +25,11 @@ pub(crate) struct Rows {
     pub fresh: Arc<Fresh>,
 }
 
-/// A schedule that was found. Its spec is still encoded.
+/// Result of a look-up of a schedule. Its spec is still encoded.
 #[derive(Clone, Debug)]
 pub(crate) struct Known {
     pub incarnation: Incarnation,
-    /// Current state of the schedule, whether or not it has changed since its first row.
+    /// Current state of the schedule. It equals the state in the first row if the schedule has not changed.
     pub changed: Changed,
     pub row: Bytes,
 }
@@ -63,7 +63,8 @@ impl Rows {
         self.index.get(family, key, before).map_err(damaged)
     }
 
-    /// Returns whether a row has this number: the first row of an incarnation, or a later spec of another incarnation.
+    /// Returns whether [`Family::Rows`] has a row with the key `number`: the first row of that incarnation, or a later
+    /// spec of another incarnation.
     pub(crate) fn is_number_used(&self, number: Incarnation, before: Sequence) -> Result<bool, StoreError> {
         Ok(self.get(Family::Rows, &key::row(number), before)?.is_some())
     }
@@ -75,8 +76,8 @@ impl Rows {
             if let Some(row) = self.get(Family::Rows, &key::row(changed.row), before)? {
                 return Ok(Some(Known { incarnation, changed, row }));
             }
-            // A write may be replacing or deleting the schedule. Then the row still exists as of the time when that
-            // state was written, or there is now another state or none.
+            // A concurrent write may be replacing or deleting the schedule. Then a read as of the sequence of the state
+            // still finds the row, or the state itself has changed or is missing now.
             let written = self.index.written(&state_key, before).map_err(damaged)?;
             let then = written.map_or(before, Sequence::next);
             if let Some(row) = self.get(Family::Rows, &key::row(changed.row), then)? {
@@ -94,7 +95,7 @@ impl Rows {
         Ok(Some(Known { incarnation, changed: Changed { state: head.state, row: incarnation }, row }))
     }
 
-    /// Returns the current state of a schedule. No change has a sequence at or after `before`.
+    /// Returns the current state of a schedule. The caller ensures that no change has a sequence at or after `before`.
     pub(crate) fn changed(&self, incarnation: Incarnation, before: Sequence) -> Result<Option<Changed>, StoreError> {
         match self.states.get(incarnation) {
             Some(changed) => Ok(Some(changed)),
@@ -102,7 +103,7 @@ impl Rows {
         }
     }
 
-    /// Returns the schedule that has an id now.
+    /// Returns the schedule that has the id `id` before the sequence `before`.
     pub(crate) fn find(&self, tenant: TenantId, id: &str, before: Sequence) -> Result<Option<Known>, StoreError> {
         let name_key = key::id(tenant, id);
         while let Some(value) = self.get(Family::Points, &name_key, before)? {
@@ -110,9 +111,9 @@ impl Rows {
             if let Some(known) = self.known(incarnation, before)? {
                 return Ok(Some(known));
             }
-            // A concurrent deletion may have removed the schedule. It removes the id first.
+            // A concurrent deletion may have removed the schedule. Such a deletion removes the row of the id first.
             if self.get(Family::Points, &name_key, before)? == Some(value) {
-                return Err(self.malformed_reason(incarnation, "the row of the id is missing"));
+                return Err(self.malformed_reason(incarnation, "the schedule that the row of its id names is missing"));
             }
         }
         let server_made = ScheduleId::new(id).ok().and_then(|id| id.to_incarnation());
@@ -206,7 +207,7 @@ impl Rows {
         })?;
         let mut runs = Vec::with_capacity(of.len());
         for occurrence in of {
-            // A redrive may have removed the dead letter since. The run stays.
+            // A redrive may have removed the dead letter after the scan. The run still exists.
             runs.extend(self.run(&occurrence)?);
         }
         Ok(runs)
@@ -223,8 +224,8 @@ impl Rows {
         Ok(entries)
     }
 
-    /// Returns a page of due rows. `done` is the poller's watermark. Rows up to it may or may not exist, so the page
-    /// omits them.
+    /// Returns a page of due rows. `done` is the poller's watermark. The page omits rows at or before `done`, because
+    /// some of them may already be deleted.
     pub(crate) fn due(&self, read: &DueRead, done: Timestamp) -> Result<DuePage, StoreError> {
         let from = match read.after {
             DueBound::Instant(instant) => key::due_after(read.poller, instant.max(done)),
@@ -245,11 +246,11 @@ impl Rows {
         Ok(page)
     }
 
-    /// Returns the numbers of up to `limit` rows as they were before `before`, from the key `from` on.
+    /// Returns the keys of up to `limit` schedule rows from the key `from` on, as of the sequence `before`.
     pub(crate) fn numbers(&self, from: &[u8], before: Sequence, limit: usize) -> Result<Vec<Incarnation>, StoreError> {
         let mut numbers = Vec::with_capacity(limit);
         let mut first_error: Option<Malformed> = None;
-        // A key above every number.
+        // A key that is above the key of every schedule row.
         let to = [0xff; 17];
         let scan = self.index.scan(Family::Rows, from, &to, before, &mut |key, _| {
             match key::parse_row(key) {
@@ -263,7 +264,7 @@ impl Rows {
         first_error.map_or(Ok(numbers), |error| Err(self.malformed(Incarnation(0), error)))
     }
 
-    /// Passes up to `limit` rows from `from` (inclusive) to `to` (exclusive) to `take`.
+    /// Calls `take` with up to `limit` rows from `from` (inclusive) to `to` (exclusive).
     pub(crate) fn collect(
         &self,
         family: Family,
@@ -283,7 +284,7 @@ impl Rows {
         })
     }
 
-    /// Passes the rows from `from` (inclusive) to `to` (exclusive) to `take`, until `take` breaks.
+    /// Calls `take` with the rows from `from` (inclusive) to `to` (exclusive), until `take` breaks.
     pub(crate) fn walk(
         &self,
         family: Family,
@@ -333,7 +334,7 @@ pub(crate) fn take_name(value: &[u8]) -> Result<Incarnation, Malformed> {
     Ok(incarnation)
 }
 
-/// Returns the least key above `key`.
+/// Returns the smallest key that is greater than `key`.
 pub(crate) fn just_after(key: &[u8]) -> Vec<u8> {
     let mut after = Vec::with_capacity(key.len() + 1);
     after.extend_from_slice(key);
@@ -367,16 +368,16 @@ mod tests {
         DueKey { position: nominal, occurrence, attempt: 1, target: TargetKey(0) }
     }
 
-    /// A poller may have millions of rows, and the owner reads them again and again.
+    /// The limit matters because a poller may have millions of due rows, and the owner reads due rows repeatedly.
     #[test]
-    fn due_read_stops_after_the_first_later_row() {
+    fn read_of_due_rows_stops_after_the_first_later_row() {
         let simulation = simulator::Simulation::new(1);
         simulation.run_until(async {
             let index = MapIndex::open(&simulation.outside(), Path::new("/index")).await.unwrap();
             for second in 1..=4 {
                 index.put(Family::Due, &key::due(POLLER, &due(second)), &[], Sequence::new(1, 0));
             }
-            // A read that reaches this row reports damage.
+            // This row is damaged: a read that reaches it returns an error.
             index.put(Family::Due, &key::due_after(POLLER, due(4).position), &[], Sequence::new(1, 0));
             let rows = Rows::new(Arc::new(index));
             let read = |until: i64, limit| {

@@ -1,5 +1,5 @@
-//! Tests of kills on a real disk, at moments that the tests choose: a restart replays the journal to the acknowledged
-//! state.
+//! Tests that kill a store on a real disk, at moments that the tests choose. After a restart, the replay of the journal
+//! must restore all acknowledged writes.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,8 @@ use crate::memory::Active;
 use crate::open::INDEX_DIR;
 use crate::{EmbeddedStore, IndexKind, Options};
 
-/// A store that is killed instead of closed. Each opening starts from the files on disk at the previous kill.
+/// Subject of the suite that kills its store instead of closing it. Each open uses the files on disk at the time of the
+/// previous kill.
 struct Killed {
     runtime: Runtime,
     dir: PathBuf,
@@ -53,7 +54,8 @@ impl Killed {
         };
         let Some((store, tasks)) = open else { return };
         {
-            // As at a kill, no file changes during the copy, except that the journal may still release segments.
+            // The copy has the state of one instant, like the disk after a kill. Only the journal may still delete
+            // released segments, so the loop repeats the copy in that case.
             let _alone = store.shared.maintenance.write().await;
             let (from, to) = (self.data(number - 1), self.data(number));
             loop {
@@ -98,8 +100,8 @@ impl Subject for Killed {
     }
 }
 
-/// Options that flush `Family::Rows` often and the other families rarely or never. The families are therefore flushed
-/// at different times, and a replay meets rows of later entries.
+/// Options that flush `Family::Rows` often and the other families rarely or never. The flushes of the families
+/// therefore happen at different times, and a replay finds rows of later entries.
 fn options(checkpoint_bytes: u64) -> Options {
     let mut options = Options { index: IndexKind::Lsm, free_bytes_floor: 0, ..Options::default() };
     options.journal.segment_bytes = 1 << 20;
@@ -115,7 +117,7 @@ fn on_real<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {
 }
 
 #[test]
-fn acknowledged_writes_survive_a_kill() {
+fn acknowledged_writes_survive_a_kill_of_the_process() {
     for checkpoint_bytes in [1_000, 1 << 30] {
         for name in ["data_survives_a_reopen", "reopened_store_continues_from_its_state"] {
             let case = CASES.iter().find(|case| case.name == name).expect("the suite has this case");
@@ -140,7 +142,7 @@ fn an_insert(number: u128) -> Insert {
 }
 
 #[test]
-fn store_without_counts_counts_active_schedules() {
+fn store_without_stored_counts_counts_its_active_schedules() {
     let dir = tempfile::tempdir().unwrap();
     on_real(async |runtime| {
         let subject = Killed::new(runtime, dir.path(), options(1 << 30));
@@ -165,7 +167,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn engine_matches_model_across_kills(
+    fn embedded_store_matches_memory_model_across_kills(
         operations in differential::operations(40),
         checkpoint_bytes in prop_oneof![Just(1_000), Just(10_000), Just(1 << 30)],
     ) {
@@ -179,7 +181,8 @@ proptest! {
     }
 }
 
-/// Turns the store into one of an earlier build: an index without listings, and a checkpoint that records it.
+/// Turns the store into a store of an earlier build. Its index has no listings, and its checkpoint records that the
+/// listings are incomplete.
 async fn make_unlisted(runtime: &Runtime, dir: &Path, options: &Options) {
     let mut checkpoint = Checkpoint::read(runtime, dir).await.unwrap().unwrap();
     let index = LsmIndex::open(&dir.join(INDEX_DIR), options).unwrap();
@@ -201,10 +204,10 @@ async fn make_unlisted(runtime: &Runtime, dir: &Path, options: &Options) {
 }
 
 #[test]
-fn schedules_of_an_earlier_build_are_listed_after_opening() {
+fn opening_lists_the_schedules_of_an_earlier_build() {
     let dir = tempfile::tempdir().unwrap();
     on_real(async |runtime| {
-        // The last entries are only in the journal.
+        // The options leave the last entries only in the journal, so that the open replays them.
         let options = options(4_000);
         let open = async || {
             let tasks = TaskSet::new(&runtime);

@@ -1,12 +1,12 @@
-//! Benchmark of the store on PostgreSQL on this machine, with a plain table of the same server for comparison: `cargo
-//! run --profile dist -p store-postgres --example rates [-- ROWS]`.
+//! Benchmark of the store on PostgreSQL on this machine: `cargo run --profile dist -p store-postgres --example rates
+//! [-- ROWS]`. For comparison, it also measures a plain table on the same server.
 //!
-//! The example starts its own server in the temporary folder, with full durability. It measures batches of 1 KB
-//! schedules, single inserts, reads and outcomes. The comparison writes the same number of bytes, in batches of the
-//! same size, over the same number of connections, into one table with only a primary key.
+//! The example starts its own server with full durability in the folder for temporary files. It measures batches of 1
+//! KB schedules, single inserts, reads and outcomes. The comparison writes the same number of bytes into one table that
+//! has only a primary key. It uses batches of the same size and the same number of connections.
 
-#![expect(clippy::print_stdout, reason = "the example prints its results")]
-#![expect(clippy::unwrap_used, reason = "a failed step ends the measurement")]
+#![expect(clippy::print_stdout, reason = "the benchmark prints its results to the terminal")]
+#![expect(clippy::unwrap_used, reason = "a failed step ends the benchmark with a panic")]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 
 const TENANT: TenantId = TenantId(1);
 const BATCH: usize = 1_000;
-/// Number of concurrent calls.
+/// Number of calls that the benchmark makes concurrently.
 const BATCHES_AT_ONCE: usize = 6;
 const SINGLES_AT_ONCE: usize = 256;
 
@@ -52,7 +52,7 @@ fn main() {
     });
 }
 
-/// Measures the server with the same bytes in one plain table.
+/// Measures inserts of the same number of bytes into one plain table of the server.
 async fn bare(runtime: &Runtime, tasks: &TaskSet, url: &str, rows: usize) {
     let server = Arc::new(Server::new(url, postgres_client::Options::default()).unwrap());
     let stop = CancellationToken::new();
@@ -96,11 +96,11 @@ async fn measure(runtime: &Runtime, store: &PostgresStore, rows: usize) {
     let load = |keys: &[(PollerId, DueKey)]| {
         completed(store.load(keys.iter().map(|(_, key)| key.occurrence.incarnation).collect()))
     };
-    timed(runtime, "load, 1,000 created in sequence", count, 1, loads.iter().map(|keys| load(keys))).await;
+    timed(runtime, "load, batches of 1,000 in creation order", count, 1, loads.iter().map(|keys| load(keys))).await;
     let random: Vec<_> = (0..20_000).map(|_| names[pick(runtime, names.len())]).collect();
     timed(runtime, "load, 100 at random", 20_000, 1, random.chunks(100).map(load)).await;
 
-    // From here on the maximum number of partitions exists.
+    // These inserts create the maximum number of partitions for the following measurements.
     store.maintain(runtime.now(), Timestamp::MIN).await.unwrap();
     let ahead: Vec<Insert> =
         (0..520).map(|week| schedule_at(runtime, Duration::from_secs(week * 7 * 86_400))).collect();
@@ -134,7 +134,7 @@ async fn measure(runtime: &Runtime, store: &PostgresStore, rows: usize) {
         }
     }
     let seconds = since(runtime, start).as_secs_f64();
-    println!("{:<32} {:>10.0} rows/s   {found} rows in all", "arrivals, pages of 10,000", found as f64 / seconds);
+    println!("{:<32} {:>10.0} rows/s   {found} rows in total", "arrivals, pages of 10,000", found as f64 / seconds);
     let calls = (0..500).map(|_| completed(store.insert_log(shards.clone(), cursor, 10_000)));
     timed(runtime, "arrivals, nothing new", 500, 1, calls).await;
 
@@ -179,7 +179,11 @@ async fn timed<'a>(
     latencies.sort();
     let at = |share: f64| {
         let place = share * (latencies.len() - 1) as f64;
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a place in the vector")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "the value is an index of the vector"
+        )]
         let place = place as usize;
         latencies[place].as_secs_f64() * 1e3
     };
@@ -200,7 +204,7 @@ fn poller(number: u16) -> PollerId {
     PollerId { tenant: TENANT, generation: 0, number }
 }
 
-/// Returns a one-shot that is due within a day, in one of eight pollers, with about 1 KB.
+/// Returns the insert of a one-shot schedule of about 1 KB. It is due within a day and belongs to one of eight pollers.
 fn schedule(runtime: &Runtime) -> Insert {
     schedule_at(runtime, Duration::from_millis(60_000 + runtime.random() % 86_400_000))
 }
@@ -241,7 +245,7 @@ fn schedule_at(runtime: &Runtime, ahead: Duration) -> Insert {
     Insert { schedule: Arc::new(schedule), due }
 }
 
-/// Returns a success at the first attempt, which ends the schedule.
+/// Returns the write of a successful outcome at the first attempt. The outcome ends the schedule.
 fn outcome((poller, key): &(PollerId, DueKey), terms: &BTreeMap<ShardId, Term>) -> OwnerWrite {
     let attempt = Attempt {
         number: 1,

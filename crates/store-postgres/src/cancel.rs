@@ -1,4 +1,5 @@
-//! Cancellations by any member. One statement makes all waiting cancellations, and locks only their schedules.
+//! Cancellations, which every member may make. One statement cancels the schedules of all waiting calls, and locks only
+//! these schedules.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,12 +15,12 @@ use crate::engine::Inner;
 use crate::gather;
 use crate::rows::{status_number, uuid};
 
-/// Maximum number of names in one statement.
+/// Maximum number of schedules that one statement cancels.
 const NAMES_MAX: usize = 1_000;
-/// Maximum number of attempts for a statement that conflicts with another.
+/// Maximum number of attempts for a statement that conflicts with another transaction.
 const TRIES: usize = 5;
 
-/// Cancels schedules as [`store::Change::Cancel`] does.
+/// Cancels the schedules with the incarnations $1, with the same effect as [`store::Change::Cancel`].
 const CANCEL: &str = "with held as (
         select incarnation, tenant, status from reveille.schedule where incarnation = any($1::uuid[]) and status <> $2
         order by incarnation for no key update
@@ -43,7 +44,7 @@ impl gather::Work for Vec<Cancellation> {
     }
 }
 
-/// Runs the lane that cancels, until the store closes.
+/// Runs the lane of cancellations until the store closes.
 pub(crate) async fn lane(
     inner: Arc<Inner>,
     waiting: Arc<gather::Waiting<Vec<Cancellation>, Vec<CancellationResult>>>,
@@ -71,7 +72,7 @@ impl Inner {
                     call.respond(Ok(marked.by_ref().take(count).collect()));
                 }
             }
-            // A schedule that cannot be read must not prevent the other cancellations.
+            // If the store cannot read one schedule, the other cancellations must still succeed.
             Err(error) if calls.len() > 1 && !error.is_retryable() => {
                 for call in calls {
                     Box::pin(self.cancel_calls(vec![call])).await;
@@ -88,7 +89,7 @@ impl Inner {
         if !open.is_empty() {
             self.write_cancelled(open.into_iter().collect()).await.map_err(|failure| self.record_failure(failure))?;
         }
-        // A second cancellation of a schedule in a batch sees the effect of the first.
+        // A second cancellation of a schedule in the same batch observes the effect of the first cancellation.
         let mut cancelled: BTreeMap<Incarnation, Arc<Schedule>> = BTreeMap::new();
         let mut before = |schedule: Arc<Schedule>| {
             let left = || {

@@ -1,8 +1,8 @@
-//! Cancellation records that members of earlier builds left. In this build a record cancels at once (see `cancel`). A
-//! record stays until its reader presents the cursor of the read that returned it.
+//! Cancellation records that members of earlier builds wrote. In this build a cancellation takes effect at once (see
+//! `cancel`). The store keeps a record until a reader presents the cursor of the read that returned the record.
 //!
-//! A cursor stands for exactly the records that its read returned, and not for a position in an order: records become
-//! visible in the order of commits, but their numbers are drawn before the commits.
+//! A cursor identifies exactly the records that its read returned. It is not a position in an order, because a
+//! transaction gets the number of its record before its commit, and records become visible in the order of commits.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -14,7 +14,7 @@ use uuid::Uuid;
 use crate::engine::Inner;
 use crate::error::store_error;
 
-/// Number of remembered cursors. The records of a forgotten cursor are returned again, which is harmless.
+/// Number of cursors that the store remembers. It returns the records of a forgotten cursor again, which is harmless.
 const CURSORS_MAX: usize = 256;
 
 const READ: &str = "select number, shard, incarnation from reveille.mark
@@ -69,7 +69,7 @@ impl Inner {
             let incarnation = Incarnation(row.get::<_, Uuid>(2).as_u128());
             (ShardId(row.get::<_, i16>(1).cast_unsigned()), incarnation)
         };
-        // The cursor includes the processed records, because those of other shards may still exist.
+        // The new cursor includes the processed records, because processed records of other shards may still exist.
         let numbers = rows.iter().map(|row| row.get(0)).chain(processed).collect();
         Ok((rows.iter().map(of_row).collect(), self.cancellations.issue(numbers)))
     }

@@ -1,4 +1,4 @@
-//! Connections of the store: shared ones for reads, and exclusive ones for transactions.
+//! Connections of the store: shared connections for reads, and exclusive connections for transactions.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,11 +11,11 @@ use runtime::{Runtime, TaskSet};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_util::sync::CancellationToken;
 
-/// Connections for reads of one statement. Each connection pipelines several reads.
+/// Shared connections for reads that consist of one statement. Each connection pipelines several reads.
 pub(crate) struct Shared {
     links: Vec<Link>,
     next: AtomicUsize,
-    /// Number of statements that were begun.
+    /// Number of statements that the store has sent on these connections.
     pub(crate) begun: Counter,
 }
 
@@ -33,14 +33,14 @@ impl Shared {
     ) -> Result<Vec<Row>, Failure> {
         let turn = self.next.fetch_add(1, Ordering::Relaxed) % self.links.len();
         let (later, first) = self.links.split_at(turn);
-        // Round robin, except that links that are down are skipped while another is up.
+        // The choice is round robin. It skips a link without a connection if another link has a connection.
         let link = first.iter().chain(later).find(|link| link.is_up()).unwrap_or(&self.links[turn]);
         let session = link.session().await?;
         self.begun.inc();
         query(&session, text, parameters).await
     }
 
-    /// Waits until every link is connected, or one has failed to connect.
+    /// Waits until every link has a connection, or until an attempt of a link to connect has failed.
     pub(crate) async fn connected(&self) -> Result<(), Failure> {
         for link in &self.links {
             link.session().await?;
@@ -62,7 +62,7 @@ pub(crate) async fn query(
     session.within(session.client().query(&statement, parameters)).await
 }
 
-/// Connections for transactions, with one transaction at a time on each.
+/// Exclusive connections for transactions. Each connection runs one transaction at a time.
 pub(crate) struct Exclusive {
     runtime: Runtime,
     server: Arc<Server>,
@@ -77,7 +77,8 @@ impl Exclusive {
         Exclusive { runtime: runtime.clone(), server: server.clone(), free: Mutex::new(links), permits }
     }
 
-    /// Acquires a connection for the caller alone. Waits at most as long as a statement may take.
+    /// Acquires a connection for exclusive use by the caller. Waits for a free connection at most for the statement
+    /// timeout.
     pub(crate) async fn acquire(&self) -> Result<ConnectionGuard<'_>, Failure> {
         let waited = self.server.statement_timeout();
         let permit = self.runtime.timeout(waited, Box::pin(self.permits.acquire())).await;
@@ -85,13 +86,13 @@ impl Exclusive {
             return Err(Failure::Silent { server: self.server.to_string(), waited });
         };
         let slot = Slot { pool: self, link: Some(self.take_free()), _permit: permit };
-        let session = slot.link.as_ref().expect("only the drop takes the link").session().await?;
+        let session = slot.link.as_ref().expect("only the drop of the slot takes the link out of it").session().await?;
         Ok(ConnectionGuard { session, in_transaction: false, _slot: slot })
     }
 }
 
 impl Exclusive {
-    /// Takes a free link, preferably one that is up. The caller has a permit, so there is a free link.
+    /// Takes a free link, preferably a link with a connection. The caller has a permit, so at least one link is free.
     fn take_free(&self) -> Link {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         let at = free.iter().position(Link::is_up).unwrap_or(0);
@@ -99,7 +100,7 @@ impl Exclusive {
     }
 }
 
-/// Guard of a link. Its drop releases the link, also if the link has no session.
+/// Guard of a link. A drop of the guard releases the link, even if the link has no session.
 struct Slot<'a> {
     pool: &'a Exclusive,
     link: Option<Link>,
@@ -108,13 +109,13 @@ struct Slot<'a> {
 
 impl Drop for Slot<'_> {
     fn drop(&mut self) {
-        // The link is released before the permit.
+        // The drop releases the link before the permit, so that a caller with a permit always finds a free link.
         self.pool.free.lock().unwrap_or_else(PoisonError::into_inner).extend(self.link.take());
     }
 }
 
-/// Guard of a connection of one caller. If it is dropped within a transaction, the connection ends, and with it the
-/// transaction.
+/// Guard of a connection that one caller uses exclusively. If the caller drops the guard within a transaction, the
+/// connection and its transaction end.
 pub(crate) struct ConnectionGuard<'a> {
     session: Arc<Session>,
     in_transaction: bool,
@@ -126,7 +127,7 @@ impl ConnectionGuard<'_> {
         &self.session
     }
 
-    /// Records that a transaction may be open from here to [`ConnectionGuard::ended`].
+    /// Records that a transaction may be open from this call until [`ConnectionGuard::ended`].
     pub(crate) fn begins(&mut self) {
         self.in_transaction = true;
     }
@@ -150,7 +151,7 @@ impl Drop for ConnectionGuard<'_> {
     }
 }
 
-/// Arguments for starting links.
+/// Arguments that a start of a link needs.
 pub(crate) struct Starter<'a> {
     pub(crate) runtime: &'a Runtime,
     pub(crate) tasks: &'a TaskSet,

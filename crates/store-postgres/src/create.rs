@@ -1,8 +1,8 @@
-//! Creates and placed rows: many small calls in one transaction.
+//! Writes of creators: new schedules and placed due rows. One transaction contains many small calls.
 //!
-//! A few lanes, each with its own connection, take the calls that are waiting. A lane inserts a batch of new rows by
-//! one statement. If some rows exist already, the lane inserts the new rows one by one, and the caller decides about
-//! the others under locks ([`Inner::insert_under_locks`]).
+//! A few lanes, each with its own connection, take the waiting calls. A lane inserts a batch of new rows with one
+//! statement. If some schedules exist already, the lane inserts only the new schedules. The caller then decides about
+//! the other schedules under locks ([`Inner::insert_under_locks`]).
 //!
 //! docs/decisions/0093-batch-creates-in-two-lanes.md gives the reasons for the design.
 
@@ -28,10 +28,11 @@ use crate::read::positions_on;
 use crate::rows::{Head, ScheduleColumns, has_server_made_id, uuid};
 use crate::{due, gather, write};
 
-/// Maximum number of attempts for a batch that conflicts with another, or whose partition was dropped.
+/// Maximum number of attempts for a batch that conflicts with another transaction, or whose partition another member
+/// dropped.
 const TRIES: usize = 5;
 
-/// Inserts a batch in which every row is new.
+/// Inserts a batch. The statement fails if a schedule of the batch exists already.
 const CREATE: &str = "with
     near as (
         insert into reveille.due_near (poller, position, incarnation, nominal, version, try, shard, written_by)
@@ -59,7 +60,7 @@ const CREATE: &str = "with
             $7::bigint[], $8::bigint[], $9::bigint[], $10::bytea[], $11::text[])
         as i (incarnation, tenant, poller, id, revision, status, created_at, updated_at, next, spec, labels)";
 
-/// Inserts the new schedules of a batch, and returns their incarnations.
+/// Inserts only the new schedules of a batch, and returns their incarnations.
 const CREATE_NEW: &str = "insert into reveille.schedule
         (is_current, incarnation, tenant, poller, id, revision, status, created_at, updated_at, next, spec, labels)
     select true, i.incarnation, tenant, poller, id, revision, status, created_at, updated_at, next, spec,
@@ -69,11 +70,11 @@ const CREATE_NEW: &str = "insert into reveille.schedule
         as i (incarnation, tenant, poller, id, revision, status, created_at, updated_at, next, spec, labels)
     on conflict do nothing returning incarnation";
 
-/// Placement of each row; `None` for a row that was not written because its schedule exists already.
+/// Placement of each row. `None` if the lane did not write the row because its schedule exists already.
 pub(crate) type CreateResults = Vec<Option<Placed>>;
 type Job = gather::Job<Work, CreateResults>;
 
-/// A call or a part of a call.
+/// Work of a call, or of a part of a call.
 #[derive(Clone)]
 pub(crate) enum Work {
     Insert(Arc<[Insert]>),
@@ -107,7 +108,7 @@ impl Work {
 
 impl Inner {
     pub(crate) async fn insert(&self, inserts: Vec<Insert>) -> Result<Vec<Inserted>, StoreError> {
-        // Only inserts with chosen ids can conflict with each other.
+        // Inserts with server-made ids cannot conflict with each other, so their parts can run concurrently.
         let are_independent = inserts.iter().all(|insert| has_server_made_id(&insert.schedule));
         let parts = self.parts_of(inserts);
         let responses = if are_independent {
@@ -139,8 +140,8 @@ impl Inner {
     }
 
     async fn insert_part(&self, part: Arc<[Insert]>) -> Result<Vec<Inserted>, StoreError> {
-        // A chosen id in the form of a server-made id may belong to the schedule that it was derived for. The index of
-        // names does not contain that schedule.
+        // A caller may choose an id that is the server-made id of another schedule. The index of chosen ids does not
+        // contain that schedule.
         let resembles_server_made =
             |insert: &Insert| insert.schedule.id.to_incarnation().is_some() && !has_server_made_id(&insert.schedule);
         if part.iter().any(resembles_server_made) {
@@ -150,7 +151,7 @@ impl Inner {
         let rest: Vec<Insert> =
             part.iter().zip(&placed).filter(|(_, placed)| placed.is_none()).map(|(insert, _)| insert.clone()).collect();
         let mut rest = if rest.is_empty() { Vec::new() } else { self.insert_under_locks(&rest).await? }.into_iter();
-        let mut under_locks = || rest.next().expect("each insert that was repeated has a result");
+        let mut under_locks = || rest.next().expect("each insert that ran under locks has a result");
         Ok(placed.into_iter().map(|placed| placed.map_or_else(&mut under_locks, Inserted::Placed)).collect())
     }
 
@@ -164,10 +165,11 @@ impl Inner {
     }
 }
 
-/// Time for which a lane without a connection leaves the work to the other lanes, if the server is reachable.
+/// Time for which a lane without a connection takes no calls if the server is reachable. The other lanes take the
+/// calls.
 const ASIDE: Duration = Duration::from_secs(1);
 
-/// Runs one lane until the store closes.
+/// Runs one lane of creates until the store closes.
 pub(crate) async fn lane(
     inner: Arc<Inner>,
     mut link: Link,
@@ -184,7 +186,7 @@ pub(crate) async fn lane(
             batch = waiting.next(inner.options.batch_rows, inner.options.batch_bytes) => batch,
         };
         let Some(batch) = batch else { return };
-        // A panic is passed on to the calls of its batch. Later callers find the queue closed.
+        // A panic drops the calls of the batch, so that their callers panic too.
         if AssertUnwindSafe(inner.create(&link, batch)).catch_unwind().await.is_err() {
             tracing::error!("panic in a batch of creates; each call of the batch panics");
         }
@@ -199,7 +201,7 @@ impl Inner {
                 let placed = self.confirm_placements(link, &works, created).await;
                 batch.into_iter().zip(placed).for_each(|(job, placed)| job.respond(Ok(placed)));
             }
-            // A row that the server rejects must not prevent the others.
+            // If the server rejects one row, the other calls of the batch must still succeed.
             Err(failure) if batch.len() > 1 && is_about_a_row(&failure) => {
                 for job in batch {
                     Box::pin(self.create(link, vec![job])).await;
@@ -212,8 +214,8 @@ impl Inner {
         }
     }
 
-    /// Reads `closed` after the rows are durable, and returns the placement of each row. A row that is after `closed`
-    /// is confirmed.
+    /// Reads `closed` after the rows are durable, and returns the placement of each row. The placement is confirmed if
+    /// the row is after `closed`.
     async fn confirm_placements(
         &self,
         link: &Link,
@@ -223,7 +225,7 @@ impl Inner {
         let rows = works.iter().flat_map(|work| (0..work.rows()).map(|at| work.row(at).0));
         let pollers: Vec<PollerId> = rows.collect::<BTreeSet<_>>().into_iter().collect();
         let read = async { positions_on(&*link.session().await?, &pollers).await };
-        // If the read fails, the creator confirms the placement.
+        // If the read fails, the rows stay unconfirmed and the creator confirms their placement.
         let positions = read.await.unwrap_or_default();
         let closed: HashMap<PollerId, Timestamp> =
             pollers.iter().copied().zip(positions.iter().map(|it| it.closed)).collect();
@@ -300,7 +302,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Creates the new rows of a batch, in a transaction on the lane's own connection. No other call waits for it.
+    /// Creates the new rows of a batch, in a transaction on the lane's own connection. Calls of other lanes do not wait
+    /// for this transaction.
     async fn create_new(&self, session: &Session, works: &[Work]) -> Result<Vec<Vec<bool>>, Failure> {
         let run = async |text: &str| session.within(session.client().batch_execute(text)).await;
         let begun = self.runtime.monotonic();
@@ -333,7 +336,8 @@ impl Inner {
     }
 }
 
-/// Returns which rows were created: the first row of each new incarnation.
+/// Returns for each row of the calls whether the transaction created it. Of several rows with a new incarnation, it
+/// created the first row.
 fn created_rows(works: &[Work], mut new: std::collections::HashSet<Uuid>) -> Vec<Vec<bool>> {
     let mut created = Vec::with_capacity(works.len());
     for work in works {
@@ -347,7 +351,7 @@ fn created_rows(works: &[Work], mut new: std::collections::HashSet<Uuid>) -> Vec
     created
 }
 
-/// Returns the number of created active schedules by tenant.
+/// Returns the number of created schedules of each tenant.
 fn active_of(works: &[Work], created: &[Vec<bool>]) -> BTreeMap<TenantId, i64> {
     let mut active = BTreeMap::new();
     for (work, created) in works.iter().zip(created) {
@@ -376,7 +380,7 @@ fn schedule_parameters(columns: &ScheduleColumns) -> [&(dyn ToSql + Sync); 11] {
 }
 
 impl Inner {
-    /// Returns the store error of a failure, and records if the server is full.
+    /// Converts a failure into a store error. Records that the server is full if the failure says so.
     pub(crate) fn record_failure(&self, failure: Failure) -> StoreError {
         let error = store_error(failure);
         if matches!(error, StoreError::Full(_)) {

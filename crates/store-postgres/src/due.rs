@@ -1,4 +1,4 @@
-//! Due rows: writes in columns, and reads in key order.
+//! Due rows: writes with column arrays as parameters, and reads in key order.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::error::store_error;
 use crate::partition::{Family, Partition};
 use crate::rows::{DueColumns, due_key_of, limit_number};
 
-/// Rows to write, each once, in key order, and the partitions that they belong to.
+/// Due rows to write, without duplicates and in key order, and the partitions of these rows.
 #[derive(Default)]
 pub(crate) struct Columns {
     pub(crate) near: DueColumns,
@@ -22,7 +22,8 @@ pub(crate) struct Columns {
 impl Columns {
     pub(crate) fn of(rows: impl Iterator<Item = (PollerId, DueKey)>, now: Timestamp) -> Self {
         let mut columns = Columns::default();
-        // One order prevents a deadlock of two transactions that write the same rows.
+        // All transactions write rows in the same order. Two transactions that write the same rows therefore cannot
+        // deadlock.
         let rows: BTreeSet<(PollerId, DueKey)> = rows.collect();
         for (poller, key) in rows {
             let family = Family::of(key.position, now);
@@ -50,7 +51,7 @@ const OWNERS_NEAR: &str = "insert into reveille.due_near (poller, position, inca
 const OWNERS_FAR: &str = "insert into reveille.due_far (poller, position, incarnation, nominal, version, try, shard)
     select * from unnest($1::bigint[], $2::bigint[], $3::uuid[], $4::bigint[], $5::bigint[], $6::bigint[], $7::smallint[])
     on conflict do nothing";
-// A row that exists already gets a new entry in the insert log.
+// These statements give a row that exists already a new entry in the insert log.
 const CREATORS_NEAR: &str =
     "insert into reveille.due_near (poller, position, incarnation, nominal, version, try, shard, written_by)
     select *, pg_current_xact_id()
@@ -62,13 +63,13 @@ const CREATORS_FAR: &str =
     from unnest($1::bigint[], $2::bigint[], $3::uuid[], $4::bigint[], $5::bigint[], $6::bigint[], $7::smallint[])
     on conflict (poller, position, incarnation, nominal, version, try) do update set written_by = excluded.written_by";
 
-/// Returns the statements for the near and the far partitions.
+/// Returns the insert statements for the near and for the far partitions.
 pub(crate) fn statements(is_of_creators: bool) -> [&'static str; 2] {
     if is_of_creators { [CREATORS_NEAR, CREATORS_FAR] } else { [OWNERS_NEAR, OWNERS_FAR] }
 }
 
-/// Reads, for each request and from each family, the rows of the page, one more row, and the first row after `until`.
-/// Bounds on `position` alone let PostgreSQL skip partitions, which a comparison of whole keys does not.
+/// For each request, reads from each family of partitions the rows of the page, one more row, and the first row after
+/// `until`. The separate bounds on `position` let PostgreSQL skip partitions. A comparison of whole keys would not.
 const READ: &str = "
     select r.at::int8, k.position, k.incarnation, k.nominal, k.version, k.try
     from unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::uuid[], $5::bigint[], $6::bigint[], $7::bigint[],
@@ -121,10 +122,11 @@ impl Inner {
             &rows,
         ];
         let rows = self.readers.query(READ, &parameters).await.map_err(store_error)?;
-        // A row that was written twice may exist in both families.
+        // A row that a member wrote twice may exist in both families of partitions.
         let mut found = vec![BTreeSet::new(); reads.len()];
         for row in rows {
-            let at = usize::try_from(row.get::<_, i64>(0)).expect("the server returns the number that was sent");
+            let at = usize::try_from(row.get::<_, i64>(0))
+                .expect("the server returns the request number that the query contains");
             found[at].insert(due_key_of(&row, 1));
         }
         Ok(reads.iter().zip(found).map(|(read, found)| page_of(read, found)).collect())
@@ -141,7 +143,7 @@ fn page_of(read: &DueRead, found: BTreeSet<DueKey>) -> DuePage {
     DuePage { keys, next: found.peek().map(|key| key.position) }
 }
 
-/// Returns the last key before the first key of the read.
+/// Returns the key that is directly before the first key of the read.
 fn last_key_of(after: DueBound) -> DueKey {
     match after {
         DueBound::Key(key) => key,

@@ -1,4 +1,5 @@
-//! The store: its connections, its tasks, and the calls of the port. Other modules implement the calls.
+//! Store on PostgreSQL: its connections, its tasks, and the methods of the store port. Other modules implement the
+//! methods.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,11 +32,11 @@ use crate::options::Options;
 use crate::partition::Partitions;
 use crate::{cancel, create, gather, schema, write};
 
-/// Time for which user writes are rejected after the server rejected a write for lack of space. Then one write tries
-/// again.
+/// Time for which the store reports that it is full after the server rejected a write for lack of space. After this
+/// time a write tries again.
 const FULL_FOR: Duration = Duration::from_secs(5);
 
-/// A store on PostgreSQL.
+/// Store on PostgreSQL.
 pub struct PostgresStore {
     inner: Arc<Inner>,
     stop: CancellationToken,
@@ -49,15 +50,15 @@ pub(crate) struct Inner {
     pub(crate) creations: gather::Queue<create::Work, create::CreateResults>,
     pub(crate) changes: gather::Queue<write::Writes, write::WriteResults>,
     pub(crate) cancels: gather::Queue<Vec<Cancellation>, Vec<CancellationResult>>,
-    /// Connections for transactions of owners, and of creates whose rows exist already.
+    /// Connections for the transactions of owners, and for inserts of schedules that exist already.
     pub(crate) owners: Exclusive,
-    /// Connection for statements that change terms, which must not wait behind a read.
+    /// Connection for statements that change terms. These statements must not wait for a read.
     pub(crate) takers: Shared,
     pub(crate) readers: Shared,
-    /// Connection that creates partitions, and drops those of due rows.
+    /// Connection that creates partitions, and drops the partitions of due rows.
     pub(crate) partition_link: Link,
     pub(crate) making_partitions: Mutex<()>,
-    /// Connection that deletes history, which may take long.
+    /// Connection that deletes history. A deletion may take long.
     pub(crate) history_link: Link,
     pub(crate) sweep: Sweep,
     pub(crate) partitions: Partitions,
@@ -69,10 +70,11 @@ pub(crate) struct Inner {
     stop: CancellationToken,
 }
 
-/// Buckets from 500 µs, for a near server, to the default limit of a statement.
+/// Histogram buckets in seconds, from 500 µs for a server nearby to the default statement timeout.
 const COMMIT_SECONDS: [f64; 13] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
 
-/// End of the time in which the store counts as full, on the monotonic clock, in milliseconds; 0 if it never was full.
+/// Instant on the monotonic clock, in milliseconds, until which the store reports that it is full. 0 if the store was
+/// never full.
 #[derive(Default)]
 pub(crate) struct FullUntil(AtomicU64);
 
@@ -91,8 +93,8 @@ fn millis_of(at: Monotonic) -> u64 {
 }
 
 impl PostgresStore {
-    /// Connects, and checks that the schema is the one of this build. The store's tasks belong to `tasks`; they end
-    /// with [`PostgresStore::close`].
+    /// Connects to the server and checks that the schema has this build's version. The store's tasks run in `tasks` and
+    /// end after [`PostgresStore::close`].
     ///
     /// # Errors
     /// Returns an error if the server is unreachable or rejects the connection, or the schema or the cluster is not the
@@ -146,19 +148,19 @@ impl PostgresStore {
         &self.inner
     }
 
-    /// Returns the cluster of the database.
+    /// Returns the cluster that the database belongs to.
     #[must_use]
     pub fn cluster(&self) -> &schema::Cluster {
         &self.inner.cluster
     }
 
-    /// Records `id` as the place where the members of this cluster coordinate, unless a place is recorded already.
-    /// Returns the recorded id.
+    /// Records `id` as the id of the coordination service that the members of this cluster use, unless an id is
+    /// recorded already. Returns the recorded id.
     ///
     /// # Errors
     /// Returns an error if the server is unreachable or rejects the statement.
     pub async fn record_coordination(&self, id: &str) -> Result<String, StoreError> {
-        // A concurrent update waits for the first one and then reads its value.
+        // A second concurrent update waits for the first update and then reads its value.
         let record = "update reveille.meta set coordination = coalesce(coordination, $1) returning coordination";
         let rows = self.inner.readers.query(record, &[&id]).await.map_err(store_error)?;
         let known = rows.first().map(|row| row.get(0));
@@ -178,7 +180,7 @@ impl PostgresStore {
 
     /// Registers the store's metrics.
     pub fn register(&self, registry: &mut Registry) {
-        let help = "Statements sent to the store's database, except transactions of creators and owners";
+        let help = "Statements that the store has sent to its database, except transactions of creators and owners";
         registry.register("reveille_store_reads", help, self.inner.readers.begun.clone());
         let help = "Time from the first statement of a writing transaction to the response of its commit";
         registry.register("reveille_log_commit_duration_seconds", help, self.inner.commit_seconds.clone());
@@ -190,7 +192,7 @@ impl PostgresStore {
         self.inner.server.to_string()
     }
 
-    /// Ends the connections and the tasks. Calls under way fail.
+    /// Ends the connections and the tasks of the store. Calls under way fail.
     pub fn close(&self) {
         self.stop.cancel();
     }
@@ -212,7 +214,7 @@ impl Inner {
     }
 }
 
-/// Reads the cluster and a snapshot from before the first call.
+/// Reads the cluster and takes a snapshot before the first call of the store.
 async fn read_cluster(
     partition_link: &Link,
     server: &Server,
@@ -222,7 +224,7 @@ async fn read_cluster(
     let cluster = schema::check(&session, server, expected).await?;
     let rows = query(&session, "select pg_current_snapshot()::text", &[]).await?;
     let snapshot = rows.first().and_then(|row| Snapshot::parse(row.get(0)));
-    Ok((cluster, snapshot.expect("PostgreSQL returns snapshots in its documented form")))
+    Ok((cluster, snapshot.expect("PostgreSQL returns a snapshot in the documented form")))
 }
 
 impl Store for PostgresStore {
@@ -282,8 +284,8 @@ impl Store for PostgresStore {
         Box::pin(self.inner.audit(tenant, after, limit))
     }
 
-    /// Creates the partitions of the coming days, drops those that every poller is done with, and deletes old history.
-    /// Returns the number of dropped partitions and deleted rows. Concurrent calls are harmless.
+    /// Creates the partitions of the coming days, drops the partitions without rows after their poller's `done`, and
+    /// deletes old history. Returns the number of dropped partitions and deleted rows. Concurrent calls are harmless.
     fn maintain(&self, now: Timestamp, history_from: Timestamp) -> Answer<'_, u64> {
         Box::pin(async move { self.inner.maintain(now, history_from).await.map_err(store_error) })
     }

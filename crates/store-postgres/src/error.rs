@@ -1,9 +1,9 @@
-//! Errors of opening and migration, and the mapping of failures to store errors.
+//! Errors when a store is opened or migrated, and the conversion of failures into store errors.
 
 use postgres_client::{Failure, UrlError};
 use store::StoreError;
 
-/// Error of opening or migrating a store. Each text names the next step.
+/// Error when a store is opened or migrated. Each text names the next step.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum OpenError {
     #[error(transparent)]
@@ -27,16 +27,16 @@ pub enum OpenError {
     OtherCluster { server: String, found: String, expected: String },
 }
 
-/// Returns the store error for a failure.
+/// Converts a failure into a store error.
 pub(crate) fn store_error(failure: Failure) -> StoreError {
     let code = match &failure {
         Failure::Statement { code, .. } => code.as_str(),
         Failure::Unreachable { .. } | Failure::Silent { .. } | Failure::Denied { .. } | Failure::Tls { .. } => "",
     };
     match code {
-        // No disk, no memory, too many locks or other configured limits (class 53).
+        // Error class 53: no disk space, no memory, or too many locks or connections.
         "53100" | "53200" | "53400" => StoreError::Full(failure.to_string()),
-        // The data or an index is corrupted.
+        // The server reports that the data or an index is corrupted.
         "XX001" | "XX002" => StoreError::Damaged(failure.to_string()),
         _ => StoreError::Unavailable(failure.to_string()),
     }
@@ -46,7 +46,7 @@ pub(crate) fn closed() -> StoreError {
     StoreError::Unavailable("the store is closing".to_owned())
 }
 
-/// Returns whether a failure concerns a row, and not the state of the server (slow, full, out of memory).
+/// Returns whether a row caused the failure. Other causes are the states of the server: slow, full or out of memory.
 pub(crate) fn is_about_a_row(failure: &Failure) -> bool {
     let is_of_the_server = |code: &str| code.starts_with("53") || code.starts_with("XX");
     matches!(failure, Failure::Statement { code, .. } if !failure.is_retryable() && !is_of_the_server(code))

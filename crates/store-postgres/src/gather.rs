@@ -1,5 +1,5 @@
-//! Batching of calls: while a transaction is under way, further calls wait in a queue, and the next transaction takes
-//! all waiting calls. No call waits for a batch to fill, and batches grow with the load.
+//! Batching of calls. While a transaction is under way, further calls wait in a queue. The next transaction takes all
+//! waiting calls. No call waits until a batch is full, and batches grow with the load.
 //!
 //! docs/decisions/0097-batch-changes-and-cancellations.md gives the reasons for the design.
 
@@ -16,10 +16,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::closed;
 
-/// Work of a call.
+/// Work of a waiting call.
 pub(crate) trait Work {
     fn rows(&self) -> usize;
-    /// Returns the payload bytes.
+    /// Returns the number of payload bytes.
     fn bytes(&self) -> usize;
 }
 
@@ -31,15 +31,15 @@ pub(crate) struct Job<W, A> {
 
 impl<W, A> Job<W, A> {
     pub(crate) fn respond(self, response: Result<A, StoreError>) {
-        // The caller may be gone.
+        // The caller may have dropped the receiver.
         drop(self.response.send(response));
     }
 }
 
-/// Sending end of the queue.
+/// Sending end of a queue of calls.
 pub(crate) struct Queue<W, A>(mpsc::Sender<Job<W, A>>);
 
-/// Receiving end of the queue, shared by several tasks.
+/// Receiving end of a queue of calls. Several tasks share it.
 pub(crate) struct Waiting<W, A>(Mutex<mpsc::Receiver<Job<W, A>>>);
 
 /// Creates a queue for `calls` waiting calls. Further calls wait until the queue has a free slot.
@@ -49,7 +49,7 @@ pub(crate) fn queue<W, A>(calls: usize) -> (Queue<W, A>, Arc<Waiting<W, A>>) {
 }
 
 impl<W, A> Queue<W, A> {
-    /// Submits a call and waits for its response. Waits at most `limit` for a free slot in the queue.
+    /// Submits a call and waits for the response. Waits at most `limit` for a free slot in the queue.
     ///
     /// # Panics
     /// Panics if the batch of the call panics.
@@ -73,8 +73,8 @@ impl<W, A> Queue<W, A> {
 }
 
 impl<W: Work, A> Waiting<W, A> {
-    /// Waits for calls and returns the waiting ones, up to the call that exceeds `rows` or `bytes`. Returns `None` if
-    /// no caller can submit any more.
+    /// Waits for a call, and returns the waiting calls up to the call that reaches `rows` or `bytes`. Returns `None` if
+    /// no caller can submit another call.
     pub(crate) async fn next(&self, rows: usize, bytes: usize) -> Option<Vec<Job<W, A>>> {
         let mut jobs = self.0.lock().await;
         let mut batch = vec![jobs.recv().await?];
@@ -88,8 +88,8 @@ impl<W: Work, A> Waiting<W, A> {
         Some(batch)
     }
 
-    /// Passes batches of waiting calls to `work` until the store closes. A batch ends with the call that exceeds `rows`
-    /// or `bytes`. A panic is passed on to the calls of its batch.
+    /// Passes batches of waiting calls to `work` until the store closes. A batch ends with the call that reaches `rows`
+    /// or `bytes`. If `work` panics, the callers of the batch panic too.
     pub(crate) async fn serve<'a>(
         &self,
         rows: usize,
@@ -129,7 +129,7 @@ mod tests {
     const TIMEOUT: Duration = Duration::from_secs(10);
 
     #[test]
-    fn waiting_calls_form_batches_up_to_the_limit() {
+    fn waiting_calls_form_batches_up_to_the_row_limit() {
         on_real(async |runtime| {
             let (queue, waiting) = queue::<Vec<u32>, usize>(100);
             let calls = (0..6).map(|_| queue.submit(&runtime, TIMEOUT, vec![0; 3]));
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn panic_reaches_only_the_callers_of_its_batch() {
+    fn panic_in_a_batch_reaches_only_the_callers_of_that_batch() {
         on_real(async |runtime| {
             let (queue, waiting) = queue::<Vec<u32>, u32>(100);
             let stop = CancellationToken::new();

@@ -1,10 +1,10 @@
-//! Deletion of old history: the runs of past days, and then the schedules that are over and have no run left.
+//! Deletion of old history: first the runs of past days, then the ended or cancelled schedules without runs.
 //!
-//! The runs of a day are deleted at once, by dropping their partition. Other rows are deleted by index, in short
-//! transactions that wait for no lock.
+//! The store deletes all runs of a day at once by dropping their partition. It finds other rows by an index, and
+//! deletes them in short transactions that wait for no lock.
 //!
-//! No history is deleted while a row that was due before `before` is not done: its owner needs the run records to
-//! recognise whether the row has fired.
+//! The store deletes no history while a due row from before `before` is after its poller's `done`. The owner of the row
+//! needs the run records to recognise whether the row has fired.
 //!
 //! docs/decisions/0096-delete-history-by-daily-partitions.md gives the reasons for the design.
 
@@ -22,15 +22,15 @@ use crate::engine::Inner;
 use crate::partition::{Edge, Family, drop_unless, existing, has_work, is_true};
 use crate::rows::{limit_number, uuid};
 
-/// Longest time of deletions in one turn. The next turn continues.
+/// Longest time for deletions in one call. The next call continues.
 const TURN: Duration = Duration::from_secs(30);
-/// Number of rows that one statement reads, and that one transaction deletes.
+/// Number of rows that one statement reads, and maximum number of rows that one transaction deletes.
 const PAGE: usize = 1_000;
 
-/// Selects schedules that were over before $1, starting after ($2, $3), and whether anything of each is left: a run, or
-/// a row that is later than its instant (a retry or a deferred row) and not done. Neither is nominally more than a day
-/// later than the end of the schedule, if clocks agree to a day. The query therefore searches few partitions for runs,
-/// and looks up late rows one by one instead of hashing all.
+/// Selects schedules that ended before $1, starting after ($2, $3). For each schedule, also returns whether it still
+/// has a run, or a retry row or deferred row after its poller's `done`. If the clocks agree to a day, the nominal
+/// instants of these runs and rows are at most a day after the end of the schedule. The query therefore searches few
+/// partitions for runs, and looks up late rows one by one instead of hashing all rows.
 const OVER: &str = "
     select s.ended_at, s.incarnation,
         exists (
@@ -46,8 +46,8 @@ const OVER: &str = "
     from reveille.schedule s
     where s.status <> 0 and s.ended_at < $1 and (s.ended_at, s.incarnation) > ($2, $3)
     order by s.ended_at, s.incarnation limit $4";
-/// Deletes the schedules of $1 that are still over. A schedule that another transaction has locked stays until the next
-/// turn.
+/// Deletes the schedules in $1 that are still ended or cancelled. The statement skips a schedule that another
+/// transaction has locked. The next sweep deletes it.
 const FORGET_SCHEDULES: &str = "
     delete from reveille.schedule where incarnation in (
         select incarnation from reveille.schedule
@@ -66,7 +66,7 @@ const FORGET_REST: &str = "
     where r.incarnation = o.incarnation and r.nominal = o.nominal and r.version = o.version
     returning r.incarnation";
 
-/// Position of the sweep over ended schedules. Schedules before it were kept.
+/// Position of the sweep through the ended schedules. The sweep has examined the schedules before the position.
 pub(crate) struct Sweep(Mutex<(i64, Uuid)>);
 
 impl Default for Sweep {
@@ -88,8 +88,8 @@ impl Sweep {
 }
 
 impl Inner {
-    /// Deletes history that was over before `before`, which was computed when the clock showed `now`. Returns the
-    /// number of dropped partitions and deleted rows; if it is not 0, there may be more to delete.
+    /// Deletes history that ended before `before`. The caller computed `before` when its clock showed `now`. Returns
+    /// the number of dropped partitions and deleted rows. If the number is not 0, there may be more rows to delete.
     pub(crate) async fn forget(&self, now: Timestamp, before: Timestamp) -> Result<u64, Failure> {
         let session = self.history_link.session().await?;
         let rows = query(&session, "select (extract(epoch from clock_timestamp()) * 1000)::bigint", &[]).await?;
@@ -98,13 +98,13 @@ impl Inner {
         for family in Family::DUE {
             for partition in existing(&session, family, Edge::Start, before).await? {
                 if is_true(&session, &has_work(&partition, before)).await? {
-                    tracing::warn!(partition, "history is not deleted: rows that were due long ago are not done");
+                    tracing::warn!(partition, "old history not deleted because old due rows have no outcome");
                     return Ok(0);
                 }
             }
         }
         let until = self.runtime.monotonic() + TURN;
-        // A part that fails does not prevent the other parts.
+        // If one part fails, the other parts still run.
         let parts = [
             self.forget_runs(&session, before).await,
             self.forget_rest(&session, before, until).await,
@@ -118,7 +118,8 @@ impl Inner {
         let mut dropped = Vec::new();
         for partition in existing(session, Family::Runs, Edge::End, before).await? {
             let drop = async {
-                // Without a summary, the query on `written_at` would read every block that no vacuum has summarised.
+                // Summarise the index first. Otherwise the query on `written_at` would read every block that no vacuum
+                // has summarised.
                 let summarise = format!(
                     "select count(brin_summarize_new_values(i.indexrelid))
                      from pg_index i join pg_class c on c.oid = i.indexrelid join pg_am a on a.oid = c.relam
@@ -184,8 +185,8 @@ impl Inner {
     }
 }
 
-/// Returns the earlier limit of the member's and the database's clock. A clock that jumped ahead unnoticed therefore
-/// deletes nothing that the database's clock would keep.
+/// Returns the earlier of two limits: the limit by the member's clock and the limit by the database's clock. A member
+/// whose clock jumped ahead therefore deletes no rows that the store must keep by the database's clock.
 fn before_by_both(now: Timestamp, before: Timestamp, database: Timestamp) -> Timestamp {
     let ahead = now.as_millis().saturating_sub(database.as_millis());
     before - Duration::from_millis(u64::try_from(ahead).unwrap_or(0))
@@ -200,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clock_that_jumped_ahead_deletes_no_extra_history() {
+    fn member_clock_ahead_of_database_deletes_no_extra_history() {
         let (database, month) = (Timestamp::from_millis(1_800_000_000_000), Duration::from_secs(30 * 86_400));
         let year_ahead = database + Duration::from_secs(365 * 86_400);
         assert_eq!(before_by_both(year_ahead, year_ahead - month, database), database - month);

@@ -1,10 +1,11 @@
-//! Schedules that applications request inside their own transactions, by `reveille.schedule` and `reveille.cancel`.
+//! Inbox of the store. Applications call `reveille.schedule` and `reveille.cancel` inside their own transactions to
+//! request schedules and cancellations.
 //!
-//! Reading deletes nothing. An entry stays until [`PostgresStore::inbox_done`], which the reader calls after the effect
-//! of the entry is durable. A member may therefore read an entry that an earlier member has already processed. Creating
-//! its schedule again is harmless, because the schedule has the entry's incarnation. Entries of one transaction come in
-//! the order of its calls. Entries of two overlapping transactions come in any order. The inbox does not validate
-//! specs.
+//! A read deletes no entries. An entry stays until the reader calls [`PostgresStore::inbox_done`], after the effect of
+//! the entry is durable. A member may therefore read an entry that another member has already processed. A second
+//! create of the schedule is harmless, because the schedule has the entry's incarnation. A read returns the entries of
+//! one transaction in the order of its calls. It returns the entries of two overlapping transactions in any order. The
+//! inbox does not validate specs.
 //!
 //! docs/decisions/0095-accept-schedules-through-an-inbox.md gives the reasons for the design.
 
@@ -17,18 +18,18 @@ use crate::engine::PostgresStore;
 use crate::error::store_error;
 use crate::rows::limit_number;
 
-/// A request of an application.
+/// Request of an application in the inbox.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct InboxEntry {
-    /// Number of the entry, for [`PostgresStore::inbox_done`].
+    /// Number of the entry, which the reader passes to [`PostgresStore::inbox_done`].
     pub number: i64,
-    /// Name of a tenant. It has the form of a [`domain::ScheduleId`], as `id` does. The tenant and the schedule need
+    /// Name of a tenant. `tenant` and `id` have the form of a [`domain::ScheduleId`]. The tenant and the schedule need
     /// not exist.
     pub tenant: String,
     pub id: String,
     /// Incarnation of the schedule to create.
     pub incarnation: Incarnation,
-    /// JSON text of an object, at most 128 KiB; `None` cancels the schedule.
+    /// Spec as the text of a JSON object of at most 128 KiB. If `None`, the request cancels the schedule.
     pub spec: Option<String>,
 }
 
@@ -45,7 +46,7 @@ impl PostgresStore {
         Ok(rows.iter().map(entry_of).collect())
     }
 
-    /// Deletes entries that have been processed or finally rejected.
+    /// Deletes entries that the caller has processed or finally rejected.
     ///
     /// # Errors
     /// Returns an error if the server is unreachable or rejects the statement.

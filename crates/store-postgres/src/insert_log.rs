@@ -1,13 +1,14 @@
-//! Exact reads of the rows that creators wrote since the last read, based on PostgreSQL's snapshots.
+//! Reads of the insert log. A read returns exactly the due rows that creators have written since the last read. The
+//! reads are based on PostgreSQL's snapshots.
 //!
-//! A creator's due row contains its transaction's number. A reader remembers the snapshot of its last read: it has
+//! A creator's due row contains the number of its transaction. A reader remembers the snapshot of its last read. It has
 //! received the rows of exactly the transactions that had ended in this snapshot. The next read returns the rows of
 //! transactions that had not ended then and have ended now.
 //!
-//! Numbers from a sequence would not work: rows become visible in the order of commits, so a reader that has passed a
-//! number would never see a row that commits later under a lower number. Waiting for the oldest transaction would not
-//! work either: a transaction that another session holds open for hours would delay all entries. (Skype's PgQ uses
-//! `pg_current_snapshot` for queues; see also the functions' documentation.)
+//! Numbers from a sequence would not work, because rows become visible in the order of commits. A reader that has
+//! passed a number would never find a row that another transaction commits later with a lower number. A wait for the
+//! oldest transaction would not work either: a transaction that another session keeps open for hours would delay all
+//! entries. Skype's PgQ also uses `pg_current_snapshot` for queues.
 //!
 //! docs/decisions/0091-read-the-insert-log-by-snapshots.md gives the reasons for the design.
 
@@ -22,12 +23,12 @@ use crate::engine::Inner;
 use crate::error::store_error;
 use crate::rows::{due_key_of, limit_number, poller_of};
 
-/// Number of cursors that are remembered. A caller uses its newest one.
+/// Number of cursors that the store remembers. A caller uses only its newest cursor.
 const CURSORS_MAX: usize = 1_024;
 
-/// Reads the rows of ended transactions in the requested shards. The statement may return slightly more rows than
-/// requested, because the rows of one transaction are returned together. Rows of open transactions are invisible, so
-/// comparing transaction numbers is sufficient.
+/// Reads the rows of ended transactions in the requested shards. The statement returns the rows of one transaction
+/// together, so it may return slightly more rows than requested. Rows of open transactions are invisible, so a
+/// comparison of transaction numbers is sufficient.
 const READ: &str = "
     select now.snapshot::text, d.poller, d.position, d.incarnation, d.nominal, d.version, d.try, d.written_by::text
     from (select pg_current_snapshot() as snapshot) now
@@ -54,7 +55,7 @@ const READ: &str = "
         order by written_by fetch first ($4::bigint) rows with ties
     ) d on true";
 
-/// Set of ended transactions: those below `end` that are not in `open`.
+/// Set of ended transactions: the transactions below `end` that are not in `open`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Snapshot {
     end: u64,
@@ -70,8 +71,8 @@ impl Snapshot {
         Some(Snapshot { end, open })
     }
 
-    /// Returns the snapshot of a reader that had received `self` and now received, out of `seen`, the transactions
-    /// below `cut`.
+    /// Returns the snapshot of a reader that had received the transactions of `self`, and has now also received the
+    /// transactions of `seen` below `cut`.
     fn up_to(&self, seen: &Snapshot, cut: u64) -> Snapshot {
         if cut <= self.end {
             let is_missing = |number: &&u64| **number >= cut || seen.open.contains(number);
@@ -80,14 +81,14 @@ impl Snapshot {
         Snapshot { end: cut, open: seen.open.range(..cut).copied().collect() }
     }
 
-    /// Returns the transactions that are in both snapshots.
+    /// Returns the set of transactions that have ended in both snapshots.
     fn both(&self, other: &Snapshot) -> Snapshot {
         let end = self.end.min(other.end);
         Snapshot { end, open: self.open.union(&other.open).filter(|number| **number < end).copied().collect() }
     }
 }
 
-/// Meaning of the cursors that were returned to callers.
+/// Snapshots of the cursors that the store has returned to callers.
 pub(crate) struct Cursors {
     inner: Mutex<Issued>,
 }
@@ -95,11 +96,11 @@ pub(crate) struct Cursors {
 struct Issued {
     last: u64,
     by_number: BTreeMap<u64, Entry>,
-    /// Snapshot that was last presented for each shard. A reader that starts from the beginning need not receive its
-    /// rows again.
+    /// Snapshot of the last cursor that a caller presented for each shard. A reader that starts from the beginning need
+    /// not receive the rows of this snapshot again.
     presented: BTreeMap<ShardId, Arc<Snapshot>>,
     opened: Arc<Snapshot>,
-    /// Last empty read from [`Cursor::default`].
+    /// Result of the last empty read from [`Cursor::default`].
     since: Option<Since>,
 }
 
@@ -108,7 +109,8 @@ struct Entry {
     since: Option<Since>,
 }
 
-/// Result of empty reads after a cursor, which kept the cursor: up to this snapshot these shards have no further rows.
+/// Result of empty reads after a cursor. An empty read returns the same cursor. The shards have no further rows up to
+/// the snapshot `received`.
 #[derive(Clone)]
 struct Since {
     shards: Arc<[ShardId]>,
@@ -116,7 +118,7 @@ struct Since {
 }
 
 impl Cursors {
-    /// `opened` is a snapshot from before the first call of this store.
+    /// Creates an empty set of cursors. `opened` is a snapshot from before the first call of this store.
     pub(crate) fn new(opened: Snapshot) -> Self {
         let issued = Issued {
             last: 0,
@@ -132,7 +134,7 @@ impl Cursors {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the snapshot that a caller which presents `cursor` for `shards` has received.
+    /// Returns the snapshot whose rows the caller has received. The caller presents `cursor` for `shards`.
     fn received(&self, shards: &Arc<[ShardId]>, cursor: Cursor) -> Arc<Snapshot> {
         let issued = &mut *self.issued();
         let of_shards = |since: &Option<Since>| {
@@ -144,8 +146,8 @@ impl Cursors {
                 issued.presented.extend(shards.iter().map(|shard| (*shard, received.clone())));
                 received
             }
-            // The cursor is the beginning, or so old that it was dropped. In both cases the read starts from the
-            // presented snapshots.
+            // The cursor is the beginning, or so old that the store has forgotten it. In both cases the read starts
+            // from the presented snapshots.
             None => of_shards(&issued.since).unwrap_or_else(|| {
                 let of_shard = |shard| issued.presented.get(shard).unwrap_or(&issued.opened);
                 let both = |one: Snapshot, other: &Arc<Snapshot>| one.both(other);
@@ -156,7 +158,7 @@ impl Cursors {
         }
     }
 
-    /// Records an empty read. The cursor stays the same.
+    /// Records an empty read, and returns the same cursor.
     fn stay(&self, shards: &Arc<[ShardId]>, cursor: Cursor, received: Snapshot) -> Cursor {
         let issued = &mut *self.issued();
         let since = Some(Since { shards: shards.clone(), received: Arc::new(received) });
@@ -195,7 +197,8 @@ impl Inner {
         let parameters = &[&received.end.to_string() as _, &open as _, &numbers as _, &limit_number(limit) as _];
         let rows = self.readers.query(READ, parameters).await.map_err(store_error)?;
         let seen = rows.first().and_then(|row| Snapshot::parse(row.get(0)));
-        let seen = seen.ok_or_else(|| StoreError::Damaged("PostgreSQL returned a malformed snapshot".to_owned()))?;
+        let seen =
+            seen.ok_or_else(|| StoreError::Damaged("PostgreSQL returned a snapshot in an unknown form".to_owned()))?;
         let of_row = |row: &Row| {
             Some(InsertLogEntry { poller: poller_of(row.get::<_, Option<i64>>(1)?), key: due_key_of(row, 2) })
         };
@@ -206,7 +209,7 @@ impl Inner {
         if arrivals.len() < limit {
             return Ok((arrivals, self.insert_log.issue(seen)));
         }
-        // Later transactions may have more rows.
+        // The read reached its limit, so later transactions may have more rows.
         let last = rows.last().and_then(|row| row.get::<_, &str>(7).parse::<u64>().ok());
         let last = last.ok_or_else(|| StoreError::Damaged("a row has a malformed transaction number".to_owned()))?;
         Ok((arrivals, self.insert_log.issue(received.up_to(&seen, last + 1))))

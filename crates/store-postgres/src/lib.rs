@@ -1,20 +1,21 @@
-//! The store port on PostgreSQL 14 or later. The database is the only resource that the members of a cluster need to
-//! share.
+//! Implementation of the store port on PostgreSQL 14 or later. The database is the only resource that the members of a
+//! cluster need to share.
 //!
-//! Several processes use one database concurrently. Writes of any member (creates, cancellation records) lock only
-//! their own rows. An owner's write locks the row of its shard FOR SHARE and compares terms in the same transaction. Of
-//! a concurrent write and take, one waits for the other, so no write under an older term takes effect after a newer
-//! term was returned.
+//! Several processes use one database concurrently. Writes that every member may make (creates and cancellation
+//! records) lock only their own rows. An owner's write locks the row of its shard FOR SHARE and compares terms in the
+//! same transaction. If a write and a take of a shard are concurrent, one waits for the other. No write under an older
+//! term therefore takes effect after the take has returned a newer term.
 //!
-//! The row write and the read of `closed` are two separate transactions. The creator moves a row that is at or before
-//! `closed` ([`store::Placed::settled`]). A cancellation record cancels in the same step. Due rows and runs are
-//! partitioned by time, and the store drops whole partitions ([`store::Store::maintain`]).
+//! The write of a due row and the read of `closed` are two separate transactions. The creator moves a row that is at or
+//! before `closed` ([`store::Placed::settled`]). A cancellation record takes effect at once. The tables of due rows and
+//! runs are partitioned by time, and the store drops whole partitions ([`store::Store::maintain`]).
 //!
-//! Non-goals: the crate elects no owner (see `coordination`), caches no rows, and reads a clock only to choose a
+//! Non-goals: the crate elects no owners (see `coordination`) and caches no rows. It reads a clock only to choose a
 //! partition and to delete history.
 //!
-//! Invariants: an acknowledged write was committed synchronously. Every wait has a limit. A call whose connection ended
-//! fails with [`store::StoreError::Unavailable`], and may have taken effect. Connections reconnect by themselves.
+//! Invariants: the server has committed an acknowledged write synchronously. Every wait has a time limit. If the
+//! connection of a call ends, the call fails with [`store::StoreError::Unavailable`] and may have taken effect. The
+//! store opens lost connections again without an action of the caller.
 
 mod cancel;
 mod cancellations;

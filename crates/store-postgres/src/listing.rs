@@ -1,5 +1,6 @@
-//! Listings of schedules. The database maintains an index over all schedules of a tenant, and a row for each label
-//! (migration 0005). This module reads them, and adds the labels of schedules from earlier builds.
+//! Listings of schedules. The database maintains an index of all schedules of a tenant, and a row for each label
+//! (migration 0005). This module reads the index and the rows. It also adds the labels of schedules that earlier builds
+//! wrote.
 
 use domain::{Incarnation, TenantId};
 use postgres_client::tokio_postgres::Row;
@@ -13,7 +14,7 @@ use crate::engine::Inner;
 use crate::error::{OpenError, store_error};
 use crate::rows::{label_number, labels_column, limit_number, status_number, uuid};
 
-/// Reads a page for each status, in the order of the index, and merges the three pages.
+/// Reads one page for each of the three statuses, in the order of the index, and merges the pages.
 const ALL: &str = "
     select incarnation from (
         (select incarnation from reveille.schedule
@@ -41,7 +42,7 @@ impl Inner {
         let ListRead { tenant: TenantId(tenant), by, after, limit } = *read;
         let tenant = i64::from(tenant);
         let after = uuid(after.unwrap_or(Incarnation(0)));
-        // One extra row shows whether there are more.
+        // The query reads one extra row to find out whether more rows follow the page.
         let rows_max = limit_number(limit) + 1;
         let rows = match by {
             ListBy::All => self.readers.query(ALL, &[&tenant, &after, &rows_max]).await,
@@ -61,7 +62,7 @@ impl Inner {
     }
 }
 
-/// Fills the column `labels` of every schedule, which builds before version 5 did not write.
+/// Fills the column `labels` of every schedule. Builds before schema version 5 did not write the column.
 pub(crate) async fn label_all(session: &Session) -> Result<(), OpenError> {
     let mut last = Uuid::nil();
     loop {
@@ -72,10 +73,10 @@ pub(crate) async fn label_all(session: &Session) -> Result<(), OpenError> {
         for row in &rows {
             let incarnation: Uuid = row.get(0);
             let spec = schedule::decode_spec(&bytes::Bytes::copy_from_slice(row.get(1)));
-            // A read of a damaged schedule reports the damage. It must not prevent the migration.
-            let Ok(spec) = spec.inspect_err(
-                |error| tracing::warn!(%incarnation, %error, "labels of a damaged schedule cannot be migrated"),
-            ) else {
+            // A damaged schedule must not prevent the migration. A later read of the schedule reports the damage.
+            let Ok(spec) = spec
+                .inspect_err(|error| tracing::warn!(%incarnation, %error, "labels of a damaged schedule not migrated"))
+            else {
                 continue;
             };
             if let Some(column) = labels_column(&spec) {

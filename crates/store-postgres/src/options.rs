@@ -1,31 +1,32 @@
-//! Options for the use of the server.
+//! Options of a store on PostgreSQL.
 
 use std::time::Duration;
 
 #[derive(Clone)]
 pub struct Options {
-    /// Id of the cluster that the database must contain. Default: any cluster.
+    /// Id of the cluster that the database must belong to. The default `None` accepts any cluster.
     pub cluster: Option<String>,
     /// Password that replaces the one in the URL.
     pub password: Option<String>,
-    /// Longest time to establish a connection. Default 5 s.
+    /// Longest time to establish a connection. The default is 5 s.
     pub connect_timeout: Duration,
-    /// Longest duration of a statement. Default 10 s. Too short: large batches fail. Too long: a call hangs when the
-    /// server is gone.
+    /// Longest duration of a statement. The default is 10 s. With a short limit, large batches fail. With a long limit,
+    /// calls wait long for a server that does not respond.
     pub statement_timeout: Duration,
-    /// Number of connections for creates, each with one transaction under way. Default 2. Too many: more syncs. Too
-    /// few: the server is idle while one transaction syncs.
+    /// Number of connections for creates. Each connection runs one transaction at a time. The default is 2. More
+    /// connections cause more syncs. With one connection, the server is idle while a transaction syncs.
     pub creator_connections: usize,
-    /// Number of connections for the transactions of owners and for cancellations. Default 3.
+    /// Number of connections for the transactions of owners and for cancellations. The default is 3.
     pub owner_connections: usize,
-    /// Number of connections that reads share. Default 2.
+    /// Number of connections that reads share. The default is 2.
     pub reader_connections: usize,
-    /// Maximum number of rows in one transaction of creates. Default 1,000. It also bounds one read of the insert logs.
+    /// Maximum number of rows in one transaction of creates. It also limits one read of the insert logs. The default is
+    /// 1,000.
     pub batch_rows: usize,
-    /// Maximum payload bytes of one transaction of creates. Default 4 MiB.
+    /// Maximum number of payload bytes in one transaction of creates. The default is 4 MiB.
     pub batch_bytes: usize,
-    /// Maximum number of waiting calls in each queue (creates, owners' writes, cancellations). Further calls wait for a
-    /// free slot. Default 10,000.
+    /// Maximum number of waiting calls in each of the queues for creates, owners' writes and cancellations. Further
+    /// calls wait for a free slot. The default is 10,000.
     pub queue_calls: usize,
 }
 
@@ -55,13 +56,13 @@ impl Options {
             connect_timeout: self.connect_timeout,
             statement_timeout: self.statement_timeout,
             settings: vec![
-                // Acknowledged writes are durable, whatever the database's default is.
+                // This setting makes acknowledged writes durable even if the database's default is weaker.
                 setting("synchronous_commit", "on"),
                 setting("default_transaction_isolation", "read committed"),
-                // A member that is paused within a transaction does not block its successor.
+                // The server ends the transaction of a paused member, so that the member does not block its successor.
                 ("idle_in_transaction_session_timeout", (self.statement_timeout.as_millis() / 4).to_string()),
-                // Each statement has one good plan, by index. The statistics lag behind, because these tables fill and
-                // empty quickly.
+                // For each statement, one plan with indexes is always good. The settings force this plan, because the
+                // tables fill and empty so quickly that the statistics are often out of date.
                 setting("plan_cache_mode", "force_generic_plan"),
                 setting("enable_seqscan", "off"),
                 setting("enable_bitmapscan", "off"),

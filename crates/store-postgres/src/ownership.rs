@@ -1,4 +1,4 @@
-//! Terms, and the attempts that one owner hands over to the next.
+//! Terms of shards, and the attempts in flight that one owner hands over to the next.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use stored::hand_over;
 use crate::engine::Inner;
 use crate::error::store_error;
 
-/// Locks the shards in the same order as owners' writes.
+/// Raises the terms of shards. The statement locks the shards in the same order as owners' writes do.
 const TAKE: &str = "with locked as (
         select s.shard, i.times from unnest($1::smallint[], $2::bigint[]) as i (shard, times)
         join reveille.shard s on s.shard = i.shard order by s.shard for update of s
@@ -34,7 +34,7 @@ impl Inner {
         let (numbers, counts): (Vec<i16>, Vec<i64>) =
             times.iter().map(|(shard, times)| (shard.0.cast_signed(), *times)).unzip();
         let rows = self.takers.query(TAKE, &[&numbers, &counts]).await.map_err(store_error)?;
-        // The first new term of each shard.
+        // Contains the next term to return for each shard.
         let mut next: BTreeMap<ShardId, i64> = BTreeMap::new();
         for row in &rows {
             let shard = ShardId(row.get::<_, i16>(0).cast_unsigned());
@@ -45,7 +45,7 @@ impl Inner {
             *next += 1;
             Some(Term((*next - 1).cast_unsigned()))
         };
-        let missing = || StoreError::Damaged("a shard has no row".to_owned());
+        let missing = || StoreError::Damaged("the row of a shard is missing".to_owned());
         shards.iter().map(term).collect::<Option<Vec<Term>>>().ok_or_else(missing)
     }
 
@@ -53,11 +53,11 @@ impl Inner {
         if lists.is_empty() {
             return Ok(Vec::new());
         }
-        // If a shard has several lists, the last one stays.
+        // If the call contains several lists for a shard, the last list takes effect.
         let mut last: BTreeMap<(ShardId, Term), Vec<u8>> = BTreeMap::new();
         for HandOver { shard, term, attempts } in &lists {
             let of_shard = attempts.iter().all(|attempt| attempt.poller.shard() == *shard);
-            assert!(of_shard, "an attempt is handed over with the shard of its poller: {shard:?}");
+            assert!(of_shard, "a hand-over contains only attempts of its shard: {shard:?}");
             last.insert((*shard, *term), hand_over::encode(attempts));
         }
         let mut columns = (Vec::new(), Vec::new(), Vec::new());

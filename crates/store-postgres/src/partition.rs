@@ -1,9 +1,10 @@
-//! Partitions of the due rows and of the runs: the partition of each row, and the creation and removal of partitions.
+//! Partitions of the due rows and of the runs. This module chooses the partition of each row, and creates and drops
+//! partitions.
 //!
-//! A due row for one of the coming days goes to a partition of that day, a later row to a wide partition. The
-//! partitions of days that are done can then be dropped soon, and rows for ten years ahead need few partitions. The
-//! family depends on the time of the write, so both families of due partitions may cover the same time, and a reader
-//! reads both.
+//! A due row for one of the coming days goes to the partition of that day. A later row goes to a wide partition, which
+//! covers several weeks. The store can therefore drop the partition of a day soon after the owners have processed its
+//! rows, and rows for the next ten years need few partitions. The time of the write determines the family (daily or
+//! wide). Both families may therefore cover the same time, and a reader reads both.
 //!
 //! docs/decisions/0092-partition-due-rows-by-day.md gives the reasons for the design.
 
@@ -16,31 +17,31 @@ use postgres_client::tokio_postgres::SimpleQueryMessage;
 use postgres_client::{Failure, Session};
 
 const DAY: i64 = 86_400_000;
-/// Width of a wide partition.
+/// Width of a wide partition in milliseconds.
 const WEEKS: i64 = 16 * 7 * DAY;
-/// Longest time ahead of its write for which a row goes to the partition of its day.
+/// Longest time between the write of a due row and its position for which the row goes to the partition of its day.
 const NEAR: Duration = Duration::from_secs(8 * 86_400);
-/// Longest time since a run's instant for which its day gets its own partition. Older runs are few, and their days are
-/// arbitrary.
+/// Longest time between a run's instant and its write for which the run goes to the partition of its day. Older runs
+/// are few and belong to arbitrary days.
 const RUNS_BACK: Duration = Duration::from_secs(8 * 86_400);
-/// Longest wait for a lock when a partition is created or dropped. Other sessions wait behind this lock request. The
-/// operation is retried later.
+/// Longest wait for a lock when the store creates or drops a partition. During this wait, other sessions wait for the
+/// lock too. If the wait ends without the lock, the store retries the operation later.
 const LOCK_WAIT: &str = "100ms";
-/// Advisory lock of sessions that create or drop partitions.
+/// Advisory lock that sessions hold while they create or drop partitions.
 const LOCK: i64 = 0x5265_7665_696c_6c66;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) enum Family {
     Near,
     Far,
-    /// Runs, by their nominal instants.
+    /// Family of the runs, partitioned by their nominal instants.
     Runs,
 }
 
 impl Family {
     pub(crate) const DUE: [Family; 2] = [Family::Near, Family::Far];
 
-    /// Returns the family of a due row that is written at `now`.
+    /// Returns the family of a due row that a member writes at `now`.
     pub(crate) fn of(position: Timestamp, now: Timestamp) -> Self {
         if position < now + NEAR { Family::Near } else { Family::Far }
     }
@@ -61,7 +62,8 @@ impl Family {
     }
 }
 
-/// Partition of the positions, or nominal instants, from `start` (inclusive) to `end` (exclusive).
+/// Partition of a table. It contains the positions of due rows, or the nominal instants of runs, from `start`
+/// (inclusive) to `end` (exclusive).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct Partition {
     pub(crate) family: Family,
@@ -74,7 +76,7 @@ impl Partition {
         Partition { family, start: position.as_millis().div_euclid(width) * width }
     }
 
-    /// Returns the partition of a run; `None` if it goes to the default partition.
+    /// Returns the partition of a run, or `None` if the run goes to the default partition.
     pub(crate) fn of_run(nominal: Timestamp, now: Timestamp) -> Option<Self> {
         let own = now - RUNS_BACK..now + Duration::from_secs(86_400);
         own.contains(&nominal).then(|| Partition::of(Family::Runs, nominal))
@@ -84,15 +86,16 @@ impl Partition {
         self.start.saturating_add(self.family.width())
     }
 
-    /// Returns the table name. It contains the first day of the partition, for people who read the database.
+    /// Returns the name of the partition's table. The name contains the first day of the partition, for people who read
+    /// the database.
     fn name(self) -> String {
         let day = jiff::Timestamp::from_millisecond(self.start).map(|start| start.strftime("%Y_%m_%d").to_string());
         let day = day.unwrap_or_else(|_| format!("day_{}", self.start.div_euclid(DAY)).replace('-', "minus_"));
         format!("{}_{day}", self.family.table())
     }
 
-    /// Returns statements that create the partition as a separate table and then attach it, which does not wait for
-    /// readers and writers. They create nothing if another partition already contains rows of this range.
+    /// Returns statements that create the partition as a separate table and then attach it. Such statements do not wait
+    /// for readers and writers. They create nothing if another partition already contains rows of this range.
     fn create_statements(self) -> String {
         let (name, table, start, end) = (self.name(), self.family.table(), self.start, self.end());
         let rest = match self.family {
@@ -118,7 +121,7 @@ impl Partition {
     }
 }
 
-/// Partitions that this process knows to exist.
+/// Set of the partitions that exist as far as this process knows.
 #[derive(Default)]
 pub(crate) struct Partitions {
     known: Mutex<HashSet<Partition>>,
@@ -130,12 +133,14 @@ impl Partitions {
         wanted.iter().filter(|partition| !known.contains(partition)).copied().collect()
     }
 
-    /// Clears the known partitions, after a statement found no partition because another member dropped it.
+    /// Clears the set of known partitions. The caller calls this method after a statement failed because another member
+    /// had dropped a partition.
     pub(crate) fn forget(&self) {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    /// Creates missing partitions, each in its own transaction on `session`, which must have no transaction under way.
+    /// Creates missing partitions, each in its own transaction on `session`. The session must have no transaction under
+    /// way.
     pub(crate) async fn make(&self, session: &Session, wanted: &[Partition]) -> Result<(), Failure> {
         for partition in wanted {
             let make = format!(
@@ -160,7 +165,7 @@ impl Partitions {
         self.make(session, &self.missing(&wanted)).await?;
         let wanted = [now, now + Duration::from_secs(86_400)].map(|day| Partition::of(Family::Runs, day)).into();
         if let Err(failure) = self.make(session, &self.missing(&wanted)).await {
-            tracing::warn!(%failure, "cannot create the partition for a day of runs; retrying later");
+            tracing::warn!(%failure, "partition for the runs of a day could not be created; retrying later");
         }
         let mut dropped = 0;
         for family in Family::DUE {
@@ -173,7 +178,7 @@ impl Partitions {
     }
 }
 
-/// Edge of a partition, in PostgreSQL's form `FOR VALUES FROM ('1') TO ('2')`.
+/// Edge of a partition's range, which PostgreSQL prints as `FOR VALUES FROM ('1') TO ('2')`.
 #[derive(Clone, Copy)]
 pub(crate) enum Edge {
     Start,
@@ -181,7 +186,8 @@ pub(crate) enum Edge {
 }
 
 impl Edge {
-    /// Returns an expression for the bound of the partition `c` in `pg_class`; null if it has none.
+    /// Returns an SQL expression for this edge of the partition `c` in `pg_class`. The expression is null if the
+    /// partition has no such edge.
     fn bound(self) -> String {
         let word = match self {
             Edge::Start => "FROM",
@@ -191,7 +197,7 @@ impl Edge {
     }
 }
 
-/// Returns the names of the partitions of `family` that start, or end, at or before `until`, the oldest first.
+/// Returns the names of the partitions of `family` whose `edge` is at or before `until`, the oldest first.
 pub(crate) async fn existing(
     session: &Session,
     family: Family,
@@ -209,7 +215,7 @@ pub(crate) async fn existing(
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
-/// Drops a partition, unless the query `is_needed` returns true. Returns whether the partition is gone.
+/// Drops a partition, unless the query `is_needed` returns true. Returns whether the partition no longer exists.
 pub(crate) async fn drop_unless(
     session: &Session,
     family: Family,
@@ -219,9 +225,9 @@ pub(crate) async fn drop_unless(
     if is_true(session, is_needed).await? {
         return Ok(false);
     }
-    // Another session may have written rows since, so the query runs again under an exclusive lock. Readers and writers
-    // lock the table first, as here, and hold it only briefly. A session that locks only the partition (a vacuum, a
-    // dump) may hold the lock for long, so this statement does not wait for it.
+    // Another session may have written rows since the first query, so the query runs again under an exclusive lock.
+    // Readers and writers also lock the table first, and hold the lock only briefly. A session that locks only the
+    // partition (a vacuum or a dump) may hold its lock for long, so this statement does not wait for that lock.
     let drop = format!(
         "begin; select pg_advisory_xact_lock({LOCK});
          set local lock_timeout = '{LOCK_WAIT}'; set local enable_bitmapscan = on;
@@ -235,13 +241,13 @@ pub(crate) async fn drop_unless(
         Ok(()) => is_true(session, &format!("select to_regclass('reveille.{partition}') is null")).await,
         Err(failure) => {
             session.within(session.client().batch_execute("rollback")).await?;
-            // The next call tries again.
+            // The next call tries to drop the partition again.
             if failure.is_conflict() { Ok(false) } else { Err(failure) }
         }
     }
 }
 
-/// Returns the result of a query that returns true or false.
+/// Runs a query whose result is true or false, and returns the result.
 pub(crate) async fn is_true(session: &Session, query: &str) -> Result<bool, Failure> {
     let statements = format!("begin; set local enable_bitmapscan = on; {query}; commit");
     let responses = session.within(session.client().simple_query(&statements)).await;
@@ -257,8 +263,8 @@ pub(crate) async fn is_true(session: &Session, query: &str) -> Result<bool, Fail
     }
 }
 
-/// Returns a query for whether a due partition has a row at or before `until` and after its poller's `done`. It reads
-/// only the last such row of each poller, from poller to poller by index.
+/// Returns a query that is true if a partition has a due row at or before `until` and after its poller's `done`. The
+/// query goes from poller to poller by an index, and reads only the last row at or before `until` of each poller.
 pub(crate) fn has_work(partition: &str, until: Timestamp) -> String {
     format!(
         "with recursive poller (poller) as (

@@ -1,7 +1,7 @@
-//! Decisions for an owner's batch, or for creates whose rows exist already. They are pure functions of the rows that
-//! were read, item by item.
+//! Decisions about an owner's batch, or about inserts of schedules that exist already. The plan decides item by item.
+//! Its decisions depend only on the rows that the transaction has read.
 //!
-//! Each item sees the changes of the items before it. [`Plan::changes`] contains the result of all items, with each row
+//! Each item observes the changes of the items before it. [`Plan::changes`] contains the changes of all items: each row
 //! once, in its final state.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,14 +17,14 @@ use store::{Change, Insert, Inserted, OwnerWrite, Placed, Positions, WriteReject
 
 use crate::rows::Head;
 
-/// Rows that must be read for a batch.
+/// Rows that the transaction must read for a batch.
 #[derive(Default, Debug)]
 pub(crate) struct Needs {
     pub(crate) shards: BTreeSet<ShardId>,
     pub(crate) names: BTreeSet<(TenantId, ScheduleId)>,
-    /// Schedules to read, including those that exist only if the batch repeats an earlier one.
+    /// Schedules to read. Some of them exist only if the batch repeats an earlier batch.
     pub(crate) incarnations: BTreeSet<Incarnation>,
-    /// Incarnations of inserts and puts, which are also in [`Needs::incarnations`].
+    /// Incarnations that inserts and puts request. [`Needs::incarnations`] also contains them.
     pub(crate) asked: BTreeSet<Incarnation>,
     pub(crate) occurrences: BTreeSet<Occurrence>,
 }
@@ -61,7 +61,7 @@ impl Needs {
         self.names.insert((*tenant, id.clone()));
         self.incarnations.insert(*incarnation);
         self.asked.insert(*incarnation);
-        // The schedule whose server-made id this is.
+        // A chosen id may be the server-made id of another schedule, so the plan needs that schedule too.
         self.incarnations.extend(id.to_incarnation());
     }
 
@@ -74,24 +74,24 @@ impl Needs {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct KnownRun {
     pub(crate) is_final: bool,
-    /// True for a failed run that was not redriven.
+    /// True for a failed run that no caller has redriven.
     pub(crate) is_dead: bool,
 }
 
-/// Rows as they were read, and then as the items change them.
+/// State of the rows that the transaction has read, with the changes of the items that the plan has decided so far.
 #[derive(Default, Debug)]
 pub(crate) struct Plan {
     pub(crate) terms: BTreeMap<ShardId, Term>,
     pub(crate) heads: BTreeMap<Incarnation, Head>,
-    /// Schedule of each chosen id.
+    /// Incarnation of the schedule that has each chosen id.
     pub(crate) names: BTreeMap<(TenantId, ScheduleId), Incarnation>,
-    /// Incarnations that puts did not need.
+    /// Incarnations that puts requested but did not use, because a schedule had the id.
     pub(crate) asked: BTreeSet<Incarnation>,
     pub(crate) runs: BTreeMap<Occurrence, KnownRun>,
     pub(crate) changes: Changes,
 }
 
-/// Rows to write. [`Plan::heads`] contains the heads of the schedules.
+/// Rows that the transaction must write. [`Plan::heads`] contains the heads of the schedules.
 #[derive(Default, Debug)]
 pub(crate) struct Changes {
     pub(crate) schedules: BTreeMap<Incarnation, ScheduleChange>,
@@ -102,7 +102,7 @@ pub(crate) struct Changes {
     pub(crate) runs: BTreeMap<Occurrence, Run>,
     pub(crate) redriven: BTreeSet<Occurrence>,
     pub(crate) positions: BTreeMap<PollerId, Positions>,
-    /// Change of the number of active schedules of each tenant.
+    /// Difference in the number of active schedules of each tenant.
     pub(crate) active: BTreeMap<TenantId, i64>,
 }
 
@@ -165,7 +165,7 @@ impl Plan {
         Ok(Written::Done)
     }
 
-    /// Returns the schedule that has the id of `schedule`.
+    /// Returns the existing schedule that has the same id as `schedule`.
     fn holder(&self, schedule: &Schedule) -> Option<&Head> {
         let chosen = self.names.get(&(schedule.tenant, schedule.id.clone()));
         let server_made = || {
@@ -175,7 +175,7 @@ impl Plan {
         chosen.and_then(|incarnation| self.heads.get(incarnation)).or_else(server_made)
     }
 
-    /// Returns whether an earlier insert or put requested this incarnation.
+    /// Returns whether an earlier insert or put has requested this incarnation.
     fn is_used(&self, incarnation: Incarnation) -> bool {
         self.heads.contains_key(&incarnation) || self.asked.contains(&incarnation)
     }
@@ -183,7 +183,7 @@ impl Plan {
     /// Adds a new schedule, which takes its id.
     fn create(&mut self, schedule: &Arc<Schedule>) {
         let incarnation = schedule.incarnation;
-        assert!(!self.heads.contains_key(&incarnation), "an incarnation belongs to one schedule: {incarnation:?}");
+        assert!(!self.heads.contains_key(&incarnation), "a new schedule has an unused incarnation: {incarnation:?}");
         if let Some(before) = self.holder(schedule).map(|before| before.incarnation) {
             self.head(before).is_current = false;
             self.changes.freed.insert(before);
@@ -206,7 +206,7 @@ impl Plan {
                 requested
             }
         };
-        assert_eq!(planned.poller, poller, "a schedule is put by the owner of its poller");
+        assert_eq!(planned.poller, poller, "only the owner of a schedule's poller puts the schedule");
         due.occurrence.incarnation = planned.incarnation;
         due.occurrence.revision = planned.revision;
         self.changes.due.push((planned.poller, due));
@@ -272,8 +272,11 @@ impl Plan {
         check_run(&run, then.as_ref());
         let occurrence = run.occurrence;
         let schedule = self.owned(poller, occurrence.incarnation)?;
-        assert_eq!(schedule.tenant, run.tenant, "a run has the tenant of its schedule");
-        assert!(occurrence.revision <= schedule.revision, "a run does not have a later revision than its schedule");
+        assert_eq!(schedule.tenant, run.tenant, "the tenant of a run equals the tenant of its schedule");
+        assert!(
+            occurrence.revision <= schedule.revision,
+            "the revision of a run is at most the revision of its schedule"
+        );
         if self.runs.get(&occurrence).is_some_and(|known| known.is_final) {
             return Err(WriteRejection::Resolved);
         }
@@ -295,8 +298,12 @@ impl Plan {
         due: DueKey,
     ) -> Result<(), WriteRejection> {
         let Occurrence { incarnation: of, revision: under, nominal, replay } = due.occurrence;
-        assert_eq!((of, under), (incarnation, revision), "an advance writes a row of the same schedule");
-        assert_eq!((replay, due.attempt), (0, 1), "an advance writes the row of a first attempt");
+        assert_eq!(
+            (of, under),
+            (incarnation, revision),
+            "an advance writes a due row of the same schedule and revision"
+        );
+        assert_eq!((replay, due.attempt), (0, 1), "an advance writes the due row of a first attempt");
         let schedule = self.owned(poller, incarnation)?;
         let is_behind = schedule.next.is_some_and(|next| nominal < next);
         if schedule.is_live_at(revision) && !is_behind {
@@ -310,7 +317,11 @@ impl Plan {
 
     fn redrive(&mut self, poller: PollerId, of: Occurrence, due: DueKey) -> Result<(), WriteRejection> {
         let again = Occurrence { replay: of.replay + 1, ..of };
-        assert_eq!((due.occurrence, due.attempt), (again, 1), "a redrive is the first attempt of the next replay");
+        assert_eq!(
+            (due.occurrence, due.attempt),
+            (again, 1),
+            "a redrive writes the due row of the next replay's first attempt"
+        );
         let dead = self.runs.get(&of).filter(|run| run.is_dead).copied().ok_or(WriteRejection::NotFound)?;
         self.owned(poller, of.incarnation)?;
         self.runs.insert(of, KnownRun { is_dead: false, ..dead });
@@ -338,7 +349,7 @@ impl Plan {
     /// Returns the schedule, and asserts that it belongs to `poller`.
     fn owned(&self, poller: PollerId, incarnation: Incarnation) -> Result<&Head, WriteRejection> {
         let head = self.heads.get(&incarnation).ok_or(WriteRejection::NotFound)?;
-        assert_eq!(head.poller, poller, "a schedule is changed by the owner of its poller");
+        assert_eq!(head.poller, poller, "only the owner of a schedule's poller changes the schedule");
         Ok(head)
     }
 
@@ -348,15 +359,21 @@ impl Plan {
     }
 
     fn head(&mut self, incarnation: Incarnation) -> &mut Head {
-        self.heads.get_mut(&incarnation).expect("the caller has just read the schedule")
+        self.heads.get_mut(&incarnation).expect("the plan contains the schedule that the caller has just looked up")
     }
 }
 
 /// Asserts the preconditions of [`Change::Run`].
 fn check_run(run: &Run, then: Option<&DueKey>) {
     let retrying = run.state == RunState::Retrying;
-    assert_eq!(then.is_some(), retrying, "a retrying run, and no other, has a retry row: {run:?}");
-    assert!(then.is_none_or(|due| due.occurrence == run.occurrence), "a retry is for the same occurrence");
-    assert!(run.attempts.len() <= ATTEMPTS_KEPT, "a run's record keeps a bounded number of attempts");
-    assert!(run.attempts.is_sorted_by_key(|attempt| attempt.number), "attempts are ordered by their number");
+    assert_eq!(then.is_some(), retrying, "a run has a retry row if and only if it is retrying: {run:?}");
+    assert!(
+        then.is_none_or(|due| due.occurrence == run.occurrence),
+        "a retry row belongs to the same occurrence as its run"
+    );
+    assert!(run.attempts.len() <= ATTEMPTS_KEPT, "the record of a run contains at most `ATTEMPTS_KEPT` attempts");
+    assert!(
+        run.attempts.is_sorted_by_key(|attempt| attempt.number),
+        "the attempts of a run are in the order of their numbers"
+    );
 }

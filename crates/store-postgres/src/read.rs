@@ -1,4 +1,4 @@
-//! Reads of single rows and of pages. Each read is one statement.
+//! Reads of single rows and of pages of rows. Each read consists of one statement.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -52,10 +52,10 @@ const PUT_TENANT: &str = "with put as (
     on conflict (tenant, version) do update set value = excluded.value returning 1";
 const AUDIT: &str = "select value from reveille.audit where tenant = $1 and version > $2 order by version limit $3";
 
-/// Bound before every occurrence.
+/// Bound that is before every occurrence of a schedule.
 const FIRST: (Uuid, i64, i64) = (Uuid::nil(), i64::MIN, i64::MIN);
 
-/// Reads positions as [`Inner::positions`] does, on the caller's connection.
+/// Returns the same positions as [`Inner::positions`], but reads them on the caller's connection.
 pub(crate) async fn positions_on(session: &Session, pollers: &[PollerId]) -> Result<Vec<Positions>, Failure> {
     Ok(positions_of(pollers, &query(session, POSITIONS, &[&numbers_of(pollers)]).await?))
 }
@@ -177,7 +177,9 @@ impl Inner {
         let rows = self.readers.query(TENANTS, &[]).await.map_err(store_error)?;
         let read = |row: &Row| {
             let id = u32::try_from(row.get::<_, i64>(0));
-            let id = TenantId(id.map_err(|_| StoreError::Damaged("a tenant has a malformed number".to_owned()))?);
+            let id = TenantId(
+                id.map_err(|_| StoreError::Damaged("the id of a tenant does not fit into 32 bits".to_owned()))?,
+            );
             tenant_of(id, row.get(1))
         };
         rows.iter().map(read).collect()
@@ -199,7 +201,7 @@ impl Inner {
     }
 }
 
-/// Returns the tenant whose column any build wrote.
+/// Returns the tenant of a row that this build or an earlier build wrote.
 fn tenant_of(id: TenantId, stored: &[u8]) -> Result<Tenant, StoreError> {
     let mut take = Take::new("a tenant", stored);
     match take.version(tenant::FIRST_VERSION) {

@@ -1,4 +1,5 @@
-//! Conversion of values to and from columns. Parameters are arrays, one per column, for `unnest`.
+//! Conversion of values to and from columns of the database. A statement's parameters are arrays, one for each column,
+//! because the statements use `unnest`.
 
 use std::sync::Arc;
 
@@ -17,7 +18,8 @@ pub(crate) fn uuid(incarnation: Incarnation) -> Uuid {
     Uuid::from_u128(incarnation.0)
 }
 
-/// Returns the number as a signed column. It is only compared for equality, so the highest bit may be the sign.
+/// Returns the poller as a number for a signed column. Statements compare the number only for equality, so the highest
+/// bit may become the sign.
 pub(crate) fn poller_number(poller: PollerId) -> i64 {
     let packed = u64::from(poller.tenant.0) << 32 | u64::from(poller.generation) << 16 | u64::from(poller.number);
     packed.cast_signed()
@@ -54,7 +56,7 @@ fn occurrence_of(incarnation: Uuid, nominal: i64, version: i64) -> Occurrence {
     }
 }
 
-/// Returns a key from five columns, starting at `first`: position, incarnation, nominal, version, try.
+/// Returns the due key in five columns, which start at `first`: position, incarnation, nominal, version, try.
 pub(crate) fn due_key_of(row: &Row, first: usize) -> DueKey {
     let [_, _, a0, a1, t0, t1, t2, t3] = row.get::<_, i64>(first + 4).to_be_bytes();
     DueKey {
@@ -65,7 +67,7 @@ pub(crate) fn due_key_of(row: &Row, first: usize) -> DueKey {
     }
 }
 
-/// Keys of due rows, in columns.
+/// Keys of due rows, as one array for each column.
 #[derive(Default)]
 pub(crate) struct DueColumns {
     pub(crate) pollers: Vec<i64>,
@@ -169,7 +171,7 @@ fn status_of(number: i16) -> Result<Status, StoreError> {
     }
 }
 
-/// Fields of a schedule that decisions depend on.
+/// Head of a schedule: the fields that decisions depend on.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Head {
     pub(crate) incarnation: Incarnation,
@@ -183,11 +185,11 @@ pub(crate) struct Head {
     pub(crate) next: Option<Timestamp>,
 }
 
-/// The columns that [`head_of`] reads, in its order.
+/// Columns that [`head_of`] reads, in this order.
 pub(crate) const HEAD_COLUMNS: &str = "incarnation, tenant, poller, id, is_current, revision, status, created_at, next";
 
 impl Head {
-    /// Returns the head of a schedule that will be written.
+    /// Returns the head of a schedule that a transaction is going to write.
     pub(crate) fn new(schedule: &Schedule) -> Self {
         Head {
             incarnation: schedule.incarnation,
@@ -234,7 +236,7 @@ pub(crate) fn head_of(row: &Row) -> Result<Head, StoreError> {
     })
 }
 
-/// Returns a schedule from the columns of a head, `updated_at` and `spec`.
+/// Returns a schedule from a row with the columns of a head, followed by `updated_at` and `spec`.
 pub(crate) fn schedule_of(row: &Row) -> Result<Arc<Schedule>, StoreError> {
     let head = head_of(row)?;
     let spec = schedule::decode_spec(&Bytes::copy_from_slice(row.get(10)))?;
@@ -252,31 +254,34 @@ pub(crate) fn schedule_of(row: &Row) -> Result<Arc<Schedule>, StoreError> {
     }))
 }
 
-/// Returns a run from the columns tenant, incarnation, nominal, version, state, value.
+/// Returns a run from a row with the columns tenant, incarnation, nominal, version, state, value.
 pub(crate) fn run_of(row: &Row) -> Result<Run, StoreError> {
     let tenant = u32::try_from(row.get::<_, i64>(0));
-    let tenant = TenantId(tenant.map_err(|_| StoreError::Damaged("a run has a malformed tenant".to_owned()))?);
-    // A number that does not fit a byte is treated as the unknown number 255.
+    let tenant = TenantId(
+        tenant.map_err(|_| StoreError::Damaged("the tenant id of a run does not fit into 32 bits".to_owned()))?,
+    );
+    // A number that does not fit into a byte becomes 255, which is an unknown state.
     let state = u8::try_from(row.get::<_, i16>(4)).unwrap_or(u8::MAX);
     Ok(run::decode_rest(tenant, run_key_of(row), state, row.get(5))?)
 }
 
-/// Returns an occurrence from the columns 1 to 3: incarnation, nominal, version.
+/// Returns an occurrence from the columns 1 to 3 of a row: incarnation, nominal, version.
 pub(crate) fn run_key_of(row: &Row) -> Occurrence {
     occurrence_of(row.get(1), row.get(2), row.get(3))
 }
 
-/// Returns the limit as a parameter. One more than it still fits an `i64`.
+/// Returns the limit as a parameter. The parameter plus one still fits into an `i64`.
 pub(crate) fn limit_number(limit: usize) -> i64 {
     i64::try_from(limit).unwrap_or(i64::MAX).min(i64::MAX - 1)
 }
 
-/// Returns the number as a signed column. It is only compared for equality, so the highest bit may be the sign.
+/// Returns the label key as a number for a signed column. Statements compare the number only for equality, so the
+/// highest bit may become the sign.
 pub(crate) fn label_number(label: LabelKey) -> i64 {
     label.0.cast_signed()
 }
 
-/// Returns the column `labels` as text, because `unnest` accepts no array of arrays.
+/// Returns the value of the column `labels` as text, because `unnest` would flatten an array of arrays.
 pub(crate) fn labels_column(spec: &Spec) -> Option<String> {
     let numbers: Vec<String> =
         spec.labels.iter().map(|(name, value)| label_number(LabelKey::of(name, value)).to_string()).collect();

@@ -1,4 +1,5 @@
-//! The schema. [`migrate`] creates and migrates it, and every opening checks its version.
+//! Database schema of the store. [`migrate`] creates and migrates the schema. Every open of a store checks the schema's
+//! version.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,32 +23,33 @@ const SCHEMA: Schema = Schema {
     lock: "x'52657665696c6c65'::bigint",
 };
 
-/// Statements that run after every migration, because the role may be created after the schema.
+/// Statements that grant rights to the role of applications. They run after every migration, because an operator may
+/// create the role after the schema.
 const ROLES: &str = include_str!("../migrations/roles.sql");
 
 /// Version of the schema that this build reads and writes.
 pub const SCHEMA_VERSION: i32 = SCHEMA.version();
 
-/// First version whose schedules have a column with the hashes of their labels.
+/// First schema version whose schedules have a column with the hashes of their labels.
 const LABELLED_FROM: i32 = 5;
 
-/// Timeout of a migration, which may build indexes over all rows.
+/// Timeout of a migration. The timeout is long because a migration may build indexes of all rows.
 const MIGRATION_TIMEOUT: Duration = Duration::from_secs(6 * 3_600);
 
 /// Result of [`migrate`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Migrated {
-    /// Version before the migration; `None` if there was no schema.
+    /// Version of the schema before the migration. `None` if there was no schema.
     pub from: Option<i32>,
     pub to: i32,
-    /// Id of the cluster in this database. It is created with the schema and never changes.
+    /// Id of the cluster that the database belongs to. The first migration creates the id, and the id never changes.
     pub cluster: String,
-    /// True if the role for applications that schedule inside their own transactions exists.
+    /// True if the database role exists for applications that schedule inside their own transactions.
     pub has_client_role: bool,
 }
 
-/// Creates the schema, or migrates an older one to this build's version, in one transaction. Does nothing if the schema
-/// is current.
+/// Creates the schema, or migrates an older schema to this build's version, in one transaction. Changes nothing if the
+/// schema already has this build's version.
 ///
 /// # Errors
 /// Returns an error if the server is unreachable or rejects a statement, or the schema has the version of a later
@@ -72,18 +74,19 @@ pub async fn migrate(runtime: &Runtime, url: &str, options: &Options) -> Result<
     .await
 }
 
-/// Cluster of a database.
+/// Cluster that a database belongs to.
 #[derive(Clone)]
 pub struct Cluster {
-    /// Id of the cluster. It is created with the schema and never changes.
+    /// Id of the cluster. The first migration creates the id, and the id never changes.
     pub id: String,
-    /// Secret that members use to authenticate each other, 32 bytes.
+    /// Secret of 32 bytes that members use to authenticate each other.
     pub peer_secret: SecretBytes,
-    /// Id of the place where the members coordinate, if a member joined before this store was opened.
+    /// Id of the coordination service that the members use. `None` if no member had joined before this store was
+    /// opened.
     pub coordination_id: Option<String>,
 }
 
-/// Bytes that must not appear in a log.
+/// Secret bytes. Their `Debug` text does not contain them, so that they do not appear in a log.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SecretBytes(pub Vec<u8>);
 
@@ -93,7 +96,7 @@ impl std::fmt::Debug for SecretBytes {
     }
 }
 
-/// Checks that the schema has this build's version and the cluster is the expected one. Returns the cluster.
+/// Checks that the schema has this build's version and that the cluster has the expected id. Returns the cluster.
 pub(crate) async fn check(session: &Session, server: &Server, expected: Option<&str>) -> Result<Cluster, OpenError> {
     let server = server.to_string();
     match SCHEMA.found(session).await? {
@@ -123,7 +126,7 @@ async fn cluster(session: &Session) -> Result<Cluster, Failure> {
 mod tests {
     use super::*;
 
-    /// A released migration stays unchanged. A change goes into a new migration.
+    /// To change the schema, write a new migration. A released migration must stay unchanged.
     #[test]
     fn released_migration_never_changes() {
         let digests: Vec<u32> =

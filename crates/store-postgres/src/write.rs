@@ -1,7 +1,9 @@
-//! Transactions that read, decide and write: an owner's batch under its terms, and creates whose rows exist already.
+//! Transactions that read rows, decide and write: an owner's batch under its terms, and inserts of schedules that exist
+//! already.
 //!
-//! A transaction takes its locks in one order (shards, then schedules by incarnation), so two transactions do not
-//! deadlock. To its caller a batch is not a transaction: long batches are split into several transactions.
+//! Every transaction takes its locks in the same order (shards, then schedules by incarnation), so two transactions do
+//! not deadlock. A caller must not rely on one transaction for its batch, because the store splits long batches into
+//! several transactions.
 //!
 //! docs/decisions/0094-write-under-the-shard-rows-lock.md gives the reasons for the design.
 
@@ -29,7 +31,8 @@ use crate::rows::{
 };
 use crate::{due, gather};
 
-/// Maximum number of attempts for a transaction that conflicts with another, or whose partition was dropped.
+/// Maximum number of attempts for a transaction that conflicts with another transaction, or whose partition another
+/// member dropped.
 const TRIES: usize = 5;
 /// Maximum number of items in one transaction.
 const ITEMS_MAX: usize = 2_000;
@@ -79,7 +82,7 @@ const WRITE_POSITIONS: &str = "insert into reveille.position as p (poller, close
     on conflict (poller) do update
     set closed = greatest(p.closed, excluded.closed), done = greatest(p.done, excluded.done)";
 
-/// Updates the counts by tenant in rising order, so that two transactions that share a slot do not deadlock.
+/// Updates the counts in the order of the tenants, so that two transactions that share a slot do not deadlock.
 pub(crate) const COUNT: &str = "insert into reveille.active as a (tenant, slot, schedules)
     select c.tenant, (pg_backend_pid() % 64)::smallint, c.more
     from unnest($1::bigint[], $2::bigint[]) as c (tenant, more)
@@ -102,12 +105,12 @@ fn lock_schedules() -> &'static str {
 
 /// Reason why an attempt of a transaction failed.
 enum Stop {
-    /// Another attempt may succeed.
+    /// The transaction failed, but another attempt may succeed.
     Again(Failure),
     Failed(Failed),
 }
 
-/// Failure of a transaction.
+/// Failure of a transaction that the store does not retry.
 struct Failed {
     error: StoreError,
     /// True if the failure concerns one row. A batch without this row may succeed.
@@ -122,20 +125,21 @@ impl From<Failure> for Failed {
 
 impl From<Failure> for Stop {
     fn from(failure: Failure) -> Self {
-        // 23505: another transaction took the name since the read. 23514: the partition was dropped.
+        // Error code 23505: another transaction took the id after the read. Error code 23514: another member dropped
+        // the partition.
         let is_stale = failure.code().is_some_and(|code| matches!(code.code(), "23505" | "23514"));
         if is_stale || failure.is_conflict() { Stop::Again(failure) } else { Stop::Failed(failure.into()) }
     }
 }
 
-/// A malformed row fails the transaction.
+/// A store error during the read means that a row is malformed, so the failure is about a row.
 impl From<StoreError> for Stop {
     fn from(error: StoreError) -> Self {
         Stop::Failed(Failed { error, is_about_a_row: true })
     }
 }
 
-/// A batch, which is decided on the basis of rows that are read and locked.
+/// Batch of a transaction. The transaction locks and reads rows, and decides on the basis of these rows.
 enum Batch<'a> {
     Inserts(&'a [Insert]),
     Writes(&'a [OwnerWrite]),
@@ -171,13 +175,13 @@ impl Batch<'_> {
         writes.iter().filter_map(nominal).filter_map(|nominal| Partition::of_run(nominal, now)).collect()
     }
 
-    /// Returns whether the batch comes from creators, whose rows go to the insert log.
+    /// Returns whether the batch comes from creators. Due rows of creators go to the insert log.
     fn is_of_creators(&self) -> bool {
         matches!(self, Batch::Inserts(_))
     }
 }
 
-/// Writes of an owner.
+/// Writes of one or more owners.
 pub(crate) type Writes = Vec<OwnerWrite>;
 /// Result of each write.
 pub(crate) type WriteResults = Vec<Result<Written, WriteRejection>>;
@@ -199,7 +203,7 @@ fn payload_of(write: &OwnerWrite) -> usize {
     }
 }
 
-/// Runs one of several lanes that make the transactions of owners, until the store closes.
+/// Runs one of several lanes until the store closes. The lanes make the transactions of owners.
 pub(crate) async fn lane(
     inner: Arc<Inner>,
     waiting: Arc<gather::Waiting<Writes, WriteResults>>,
@@ -220,8 +224,8 @@ impl Inner {
         Ok(responses)
     }
 
-    /// Makes all calls in one transaction. If the server rejects it because of one row, makes each call in its own
-    /// transaction.
+    /// Makes the writes of all calls in one transaction. If the server rejects the transaction because of one row,
+    /// makes the writes of each call in a separate transaction.
     async fn write_calls(&self, mut calls: Vec<gather::Job<Writes, WriteResults>>) {
         let counts: Vec<usize> = calls.iter().map(|call| call.work.len()).collect();
         let writes: Writes = calls.iter_mut().flat_map(|call| std::mem::take(&mut call.work)).collect();
@@ -232,7 +236,7 @@ impl Inner {
                     call.respond(Ok(responses.by_ref().take(count).collect()));
                 }
             }
-            Ok(Responses::Inserts(_)) => unreachable!("a batch of writes has results of writes"),
+            Ok(Responses::Inserts(_)) => unreachable!("a batch of writes returns results of writes"),
             Err(Failed { is_about_a_row: true, .. }) if calls.len() > 1 => {
                 let mut writes = writes.into_iter();
                 for (mut call, count) in calls.into_iter().zip(counts) {
@@ -244,7 +248,7 @@ impl Inner {
         }
     }
 
-    /// Returns the number of `writes` that fit into one transaction.
+    /// Returns the number of writes at the start of `writes` that fit into one transaction.
     fn part_of(&self, writes: &[OwnerWrite]) -> usize {
         let mut bytes = 0;
         let fits = |write: &&OwnerWrite| {
@@ -254,11 +258,12 @@ impl Inner {
         writes.iter().take(ITEMS_MAX).take_while(fits).count().max(1)
     }
 
-    /// Inserts rows of which some exist already. Decides on the inserts one by one, in their order.
+    /// Inserts schedules of which some may exist already. Locks the existing schedules, and decides about the inserts
+    /// one by one, in their order.
     pub(crate) async fn insert_under_locks(&self, inserts: &[Insert]) -> Result<Vec<Inserted>, StoreError> {
         match self.transact(&Batch::Inserts(inserts)).await {
             Ok(Responses::Inserts(responses)) => Ok(responses),
-            Ok(Responses::Writes(_)) => unreachable!("a batch of inserts has results of inserts"),
+            Ok(Responses::Writes(_)) => unreachable!("a batch of inserts returns results of inserts"),
             Err(Failed { error, .. }) => Err(error),
         }
     }
@@ -286,9 +291,9 @@ impl Inner {
                     return Err(Failed { is_about_a_row: false, error: self.record_failure(failure) });
                 }
                 Err(Stop::Failed(failed)) => {
-                    // The guard's drop closes a connection that cannot roll back.
+                    // If the rollback fails, the drop of the guard closes the connection.
                     if guard.rollback().await.is_err() {
-                        tracing::debug!("connection closed: the rollback failed");
+                        tracing::debug!("connection closed because the rollback failed");
                     }
                     return Err(failed);
                 }
@@ -296,14 +301,14 @@ impl Inner {
         }
     }
 
-    /// Creates the missing partitions of the batch's runs, before the transaction, whose locks would block it. A run
-    /// without a partition of its day goes to the default partition.
+    /// Creates the missing partitions of the batch's runs. The caller calls this method before the transaction, because
+    /// the locks of the transaction would block it. A run without a partition of its day goes to the default partition.
     async fn create_run_partitions(&self, batch: &Batch<'_>) {
         let missing = self.partitions.missing(&batch.run_partitions(self.runtime.now()));
         if !missing.is_empty()
             && let Err(failure) = self.make_partitions(&missing).await
         {
-            tracing::warn!(%failure, "partition for a day of runs could not be created");
+            tracing::warn!(%failure, "partition for the runs of a day could not be created");
         }
     }
 
@@ -316,7 +321,7 @@ impl Inner {
         let due = due::Columns::of(plan.changes.due.drain(..), now);
         let missing = self.partitions.missing(&due.partitions);
         if !missing.is_empty() {
-            // Another connection creates them, because this one is in a transaction.
+            // Another connection creates the partitions, because this connection is in a transaction.
             self.make_partitions(&missing).await?;
         }
         write(session, plan, &due, batch.is_of_creators(), now).await?;
@@ -351,12 +356,12 @@ async fn read(session: &Session, needs: Needs) -> Result<Plan, Stop> {
     let known_runs: Vec<&(dyn ToSql + Sync)> =
         vec![&occurrences.incarnations, &occurrences.nominals, &occurrences.versions];
     let asked_ids: Vec<Uuid> = needs.asked.iter().copied().map(uuid).collect();
-    // Read the names again, now that their schedules are locked: no other transaction can take them any more.
+    // Read the ids again under the locks of their schedules. No other transaction can take the ids any more.
     let (schedule_rows, names_now, run_rows, asked_rows) = try_join!(
         query(session, &schedules, vec![&incarnations]),
         query(session, &names, vec![&tenants, &ids]),
         async {
-            // The query locks every partition.
+            // The query locks every partition, so it runs only if the batch needs it.
             match occurrences.incarnations.is_empty() {
                 true => Ok(Vec::new()),
                 false => query(session, &runs, known_runs).await,
@@ -369,13 +374,13 @@ async fn read(session: &Session, needs: Needs) -> Result<Plan, Stop> {
         return Err(Stop::Again(Failure::Statement {
             server: "PostgreSQL".to_owned(),
             code: "40001".to_owned(),
-            reason: "another transaction took the id".to_owned(),
+            reason: "another transaction took the id at the same time".to_owned(),
         }));
     }
     plan_of(&term_rows, &schedule_rows, &names_now, &run_rows, &asked_rows).map_err(Stop::from)
 }
 
-/// Runs a query. The query is sent when the future is first polled.
+/// Runs a query. The first poll of the future sends the query.
 async fn query(
     session: &Session,
     statement: &Statement,
@@ -405,7 +410,7 @@ fn plan_of(terms: &[Row], schedules: &[Row], names: &[Row], runs: &[Row], asked:
 }
 
 fn name_of(row: &Row) -> Result<(TenantId, ScheduleId), StoreError> {
-    let damaged = || StoreError::Damaged("a schedule has a malformed name".to_owned());
+    let damaged = || StoreError::Damaged("a schedule has a malformed tenant or id".to_owned());
     let tenant = TenantId(u32::try_from(row.get::<_, i64>(0)).map_err(|_| damaged())?);
     Ok((tenant, ScheduleId::new(row.get(1)).map_err(|_| damaged())?))
 }
@@ -418,14 +423,16 @@ async fn prepare<const N: usize>(session: &Session, texts: [&'static str; N]) ->
     Ok(statements.try_into().unwrap_or_else(|_| unreachable!("there is one statement for each text")))
 }
 
-/// Statements of one transaction, which are pipelined: each is sent without waiting for the previous response.
+/// Statements of one transaction. The client pipelines them: it sends each statement without waiting for the response
+/// to the previous one.
 struct Sending<'a> {
     session: &'a Session,
     sent: Vec<BoxFuture<'a, Result<(), Failure>>>,
 }
 
 impl<'a> Sending<'a> {
-    /// Adds a statement if it is needed. It is prepared here, so that sending it needs no other request.
+    /// Adds a statement if the batch needs it. This method prepares the statement, so that the later send needs only
+    /// one request.
     async fn statement(
         &mut self,
         text: &'static str,
@@ -447,7 +454,7 @@ impl<'a> Sending<'a> {
     }
 }
 
-/// Writes the changes of a plan, and commits.
+/// Writes the changes of a plan, and commits the transaction.
 async fn write(
     session: &Session,
     plan: Plan,
@@ -523,7 +530,8 @@ async fn write(
 
     let mut sending = Sending { session, sent: Vec::new() };
     sending.statement(FREE_NAMES, !freed.is_empty(), &freed_parameters).await?;
-    // The due rows become visible before, or together with, their schedules.
+    // The transaction writes the due rows before their schedules, so that the rows become visible before or together
+    // with the schedules.
     sending.statement(insert_near, !due.near.is_empty(), &near).await?;
     sending.statement(insert_far, !due.far.is_empty(), &far).await?;
     sending.statement(INSERT_SCHEDULES, !new.incarnations.is_empty(), &new_parameters).await?;
@@ -533,11 +541,12 @@ async fn write(
     sending.statement(WRITE_RUNS, !run_values.is_empty(), &run_parameters).await?;
     sending.statement(REDRIVE_RUNS, !redriven.incarnations.is_empty(), &redriven_parameters).await?;
     sending.statement(WRITE_POSITIONS, !pollers.is_empty(), &position_parameters).await?;
-    // The counts come last, because this statement may wait for another transaction with the same slot.
+    // The update of the counts comes last, because it may wait for another transaction with the same slot.
     sending.statement(COUNT, !counts.is_empty(), &count_parameters).await?;
     let mut sent = sending.sent;
     sent.push(session.within(session.client().batch_execute("commit")).boxed());
-    // After a failed statement the others have no effect and the commit rolls back, so every statement must succeed.
+    // If one statement fails, the server ignores the others and the commit rolls back. The write is therefore
+    // successful only if every statement succeeds.
     futures_util::future::join_all(sent).await.into_iter().collect()
 }
 

@@ -1,9 +1,9 @@
-//! A store that encrypts secrets before the engine receives them. This is the only place that encrypts secrets.
+//! Store that encrypts secrets before its engine receives them. No other code of the project encrypts stored secrets.
 //!
-//! The store does not decrypt the secrets that it reads. A secret stays encrypted until a callback needs it.
+//! The store does not decrypt the secrets that it reads. A secret stays encrypted until a callback needs the plaintext.
 //!
-//! Invariant: no schedule and no tenant reaches the engine with a plaintext secret, whether the caller supplied the
-//! secret or read it from a row that was written before encryption was configured.
+//! Invariant: the engine receives no schedule and no tenant with a plaintext secret. This also holds if the caller read
+//! the secret from a row that is older than the configuration of encryption.
 
 use std::sync::Arc;
 
@@ -50,7 +50,7 @@ impl Store for EncryptedStore {
 
     fn write(&self, mut writes: Vec<OwnerWrite>) -> Answer<'_, Vec<Result<Written, WriteRejection>>> {
         for write in &mut writes {
-            // The match names every variant, so that a new one cannot be forgotten.
+            // The match names every variant, so that a new variant requires a decision here.
             match &mut write.change {
                 Change::Put(insert) | Change::PutIf { insert, .. } => self.encrypt_schedule(&mut insert.schedule),
                 Change::Cancel(_)

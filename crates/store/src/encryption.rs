@@ -1,14 +1,14 @@
-//! Encryption of secrets under a key that is not in the store. A reader of the store's bytes, of a backup or of the
-//! disk therefore learns no secret.
+//! Encryption of secrets with a key that is not in the store. A person who can read the store, a backup or the disk
+//! therefore learns no secret.
 //!
 //! An encrypted value consists of one byte for its form, the key's id (8 bytes), 24 random bytes, and AES-256-GCM's
-//! ciphertext and tag. As in XAES-256-GCM (C2SP), the first half of the random bytes derives a key for this one value
-//! (here by HMAC-SHA256), and the second half is its nonce. So many values can be encrypted under one key that no
-//! counter is needed. The authenticated data names the kind, the tenant and the name of the value. A value that was
-//! moved to another place therefore does not decrypt.
+//! ciphertext and tag. As in XAES-256-GCM (C2SP), the first half of the random bytes and the key determine a derived
+//! key for this one value. This module derives it by HMAC-SHA256. The second half of the random bytes is the nonce. One
+//! key can encrypt so many values that the module needs no counter. The authenticated data contains the kind, the
+//! tenant and the name of the value. A value that an attacker moved to another place therefore does not decrypt.
 //!
-//! The module does not define where keys are stored; `StoreKey::parse` reads the text of a key file. Encryption does not
-//! hide the length or the existence of a value.
+//! The module does not define where operators store keys. `StoreKey::parse` parses a line of a key file. Encryption
+//! does not hide the length or the existence of a value.
 //!
 //! docs/decisions/0033-encrypt-secrets-above-the-engines.md gives the reasons for the design.
 
@@ -30,16 +30,19 @@ const SALT_LEN: usize = 12;
 const NONCE_LEN: usize = 12;
 const TAG_LEN: usize = 16;
 const HEAD_LEN: usize = 1 + KEY_ID_LEN + SALT_LEN + NONCE_LEN;
-const _: () =
-    assert!(HEAD_LEN + TAG_LEN == Secret::ENCRYPTION_OVERHEAD, "size limits are computed from the plaintext length");
+const _: () = assert!(
+    HEAD_LEN + TAG_LEN == Secret::ENCRYPTION_OVERHEAD,
+    "the size limits use the same encryption overhead as this module"
+);
 
-/// Prefix of a key in a file. Secret scanners recognise a leaked key by it.
+/// Prefix of a key in a key file. Secret scanners recognise a leaked key by this prefix.
 const KEY_PREFIX: &str = "rvsk_";
 
-/// Place of a secret: its owner and its name. The place is authenticated with the ciphertext.
+/// Place of a secret: the tenant or schedule that it belongs to, and its name. The encryption authenticates the place
+/// together with the ciphertext.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place<'a> {
-    /// Header of a schedule's target; `name` is in lower case.
+    /// Header of a schedule's target. `name` is in lower case.
     Header { tenant: TenantId, schedule: &'a ScheduleId, name: &'a str },
     /// Secret that signs a tenant's callbacks.
     SigningSecret { tenant: TenantId, id: &'a str },
@@ -63,7 +66,7 @@ impl Place<'_> {
     }
 }
 
-/// Master key, from which a cipher key is derived for each value.
+/// Master key of a store. The module derives a cipher key from it for each value.
 #[derive(Clone)]
 pub struct StoreKey {
     id: KeyId,
@@ -76,7 +79,7 @@ impl fmt::Debug for StoreKey {
     }
 }
 
-/// Error for a line of a key file that is not a key.
+/// Error of a line of a key file that does not contain a valid key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("invalid store key: expected rvsk_ followed by the base64 of 32 bytes")]
 pub struct NoKey;
@@ -99,7 +102,7 @@ impl StoreKey {
     fn new(bytes: &[u8; KEY_LEN]) -> Self {
         let root = hmac::Key::new(hmac::HMAC_SHA256, bytes);
         let digest = hmac::sign(&root, b"reveille key id");
-        let id = digest.as_ref().first_chunk().expect("a SHA-256 digest is longer than a key id");
+        let id = digest.as_ref().first_chunk().expect("a SHA-256 digest has at least as many bytes as a key id");
         StoreKey { id: KeyId(*id), root }
     }
 
@@ -108,48 +111,49 @@ impl StoreKey {
         self.id
     }
 
-    /// Returns the cipher for the values of this salt.
+    /// Returns the cipher for the value with this salt.
     fn cipher(&self, salt: &[u8; SALT_LEN]) -> LessSafeKey {
         let mut context = hmac::Context::with_key(&self.root);
         context.update(b"reveille sealed 1");
         context.update(salt);
         let key = UnboundKey::new(&AES_256_GCM, context.sign().as_ref())
-            .expect("an HMAC-SHA256 tag is 32 bytes long, as an AES-256 key");
+            .expect("an HMAC-SHA256 tag and an AES-256 key both have 32 bytes");
         LessSafeKey::new(key)
     }
 }
 
-/// Error of a secret that cannot be decrypted.
+/// Error when a member cannot decrypt a secret.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum OpenError {
-    #[error("encrypted under the key {0}, which is not in this member's key file")]
+    #[error("the secret is encrypted with the key {0}, which is not in this member's key file")]
     UnknownKey(KeyId),
-    /// The value is damaged, or was moved to another place.
-    #[error("the stored value is damaged, or was encrypted for another place")]
+    /// The value is damaged, or comes from another place.
+    #[error("the encrypted secret is damaged, or belongs to another tenant, schedule or name")]
     Forged,
 }
 
-/// Returns whether a value of the schedule's headers is not encrypted.
+/// Returns whether the schedule has a header whose value is not encrypted.
 #[must_use]
 pub fn has_plain_header(schedule: &Schedule) -> bool {
     let Target::Http(http) = &schedule.spec.target;
     http.headers.iter().any(|(_, value)| !value.is_encrypted())
 }
 
-/// Returns whether a signing secret of the tenant is not encrypted.
+/// Returns whether the tenant has a signing secret that is not encrypted.
 #[must_use]
 pub fn has_plain_secret(tenant: &Tenant) -> bool {
     tenant.signing_secrets.iter().any(|secret| !secret.secret.is_encrypted())
 }
 
-/// Keys of a store. The first key encrypts; every key decrypts the values that it encrypted.
+/// Keys of a store. The first key encrypts new values. Every key decrypts the values that it has encrypted.
 #[derive(Clone, Debug, Default)]
 pub struct Keyring {
     keys: Vec<StoreKey>,
 }
 
 impl Keyring {
-    /// Empty set of keys, for a store without secrets. It opens only plaintext values.
+    /// Empty set of keys, for a store without encryption. It returns plaintext values and cannot decrypt encrypted
+    /// values.
     pub const NONE: Keyring = Keyring { keys: Vec::new() };
 
     /// # Panics
@@ -160,12 +164,12 @@ impl Keyring {
         Keyring { keys }
     }
 
-    /// Returns the ids of the keys. The first key encrypts.
+    /// Returns the ids of the keys. The first id belongs to the key that encrypts new values.
     pub fn key_ids(&self) -> impl Iterator<Item = KeyId> + '_ {
         self.keys.iter().map(StoreKey::id)
     }
 
-    /// Encrypts `secret`. Returns it unchanged if it is already encrypted.
+    /// Encrypts `secret`. Returns `secret` unchanged if it is already encrypted.
     ///
     /// # Panics
     /// Panics if this is [`Keyring::NONE`] and `secret` is plaintext.
@@ -182,16 +186,16 @@ impl Keyring {
         let mut text = plain.to_vec();
         let (nonce, place) = (Nonce::assume_unique_for_key(nonce), Aad::from(place.bytes()));
         let tag = key.cipher(&salt).seal_in_place_separate_tag(nonce, place, &mut text);
-        let tag = tag.expect("a secret is shorter than the 64 GiB limit of AES-GCM");
+        let tag = tag.expect("the length of a secret is below the AES-GCM limit of 64 GiB");
         encrypted.extend(&text);
         encrypted.extend(tag.as_ref());
         Secret::Encrypted(encrypted.into())
     }
 
-    /// Encrypts the values of a schedule's headers.
+    /// Encrypts the header values of a schedule that are plaintext.
     pub fn encrypt_schedule(&self, runtime: &Runtime, schedule: &mut Arc<Schedule>) {
         if !has_plain_header(schedule) {
-            return; // Most schedules have no plaintext header, and are not copied.
+            return; // Most schedules have no plaintext header. The early return avoids a copy of the schedule.
         }
         let schedule = Arc::make_mut(schedule);
         let Target::Http(http) = &mut schedule.spec.target;
@@ -201,7 +205,7 @@ impl Keyring {
         }
     }
 
-    /// Encrypts a tenant's signing secrets.
+    /// Encrypts the signing secrets of a tenant that are plaintext.
     pub fn encrypt_tenant(&self, runtime: &Runtime, tenant: &mut Tenant) {
         for secret in &mut tenant.signing_secrets {
             let place = Place::SigningSecret { tenant: tenant.id, id: &secret.id };
@@ -212,7 +216,8 @@ impl Keyring {
     /// Returns the plaintext of `secret`.
     ///
     /// # Errors
-    /// Returns an error if `secret` is encrypted and its key is unknown, or it was encrypted for another place.
+    /// Returns an error if the keyring does not contain the key of `secret`. Also returns an error if `secret` is
+    /// damaged or belongs to another place.
     pub fn open(&self, place: Place<'_>, secret: &Secret) -> Result<Bytes, OpenError> {
         let encrypted = match secret {
             Secret::Plain(plain) => return Ok(plain.clone()),

@@ -1,6 +1,6 @@
 //! Errors of the store port.
 
-/// Failure of a whole call.
+/// Failure of a whole call of the store.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum StoreError {
     /// The engine is unreachable or is closing. A retry may succeed later.
@@ -9,7 +9,7 @@ pub enum StoreError {
     /// The disk has too little free space for user writes.
     #[error("the store's disk is nearly full: {0}")]
     Full(String),
-    /// Stored bytes differ from the bytes that were written. The engine returned none of them.
+    /// Stored bytes differ from the bytes that the engine wrote. The engine returned none of the damaged bytes.
     #[error("stored data is damaged: {0}")]
     Damaged(String),
 }
@@ -24,17 +24,17 @@ impl StoreError {
     }
 }
 
-/// Rejection of one item of an owner's write. The item had no effect, except that it may have written due rows that are
-/// void or duplicates: an engine that writes in steps may find the reason after the first step.
+/// Rejection of one item of an owner's write. The item had no effect except possibly void or duplicate due rows. An
+/// engine that writes in steps may find the reason only after it has written a due row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum WriteRejection {
-    /// Another member took the shard under a later term. The caller must give up its ownership.
+    /// Another member took the shard under a later term. The caller no longer owns the shard.
     #[error("the shard was taken under a later term")]
     Superseded,
     /// The schedule or run does not exist, or its state does not allow the change.
     #[error("no schedule or run is in a state that allows this change")]
     NotFound,
-    /// The schedule of the id does not match the precondition.
+    /// The schedule that has the id does not match the precondition of the change.
     #[error("the schedule does not match the precondition")]
     Changed,
     /// The occurrence already has its final outcome.

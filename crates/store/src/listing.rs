@@ -1,14 +1,15 @@
-//! Listing of a tenant's schedules in pages. The module filters the incarnations that an engine lists.
+//! Listing of the schedules of a tenant, page by page. The module loads and filters the incarnations that an engine
+//! lists.
 //!
-//! A listing accepts one criterion, because every engine must serve it from an index. It lists all schedules, the
-//! schedules of one state or of one label (by [`Store::list`]), or the schedules whose next occurrence lies within a
-//! range of time (by [`Store::due`], over all pollers of the tenant at once).
+//! A listing has one criterion, because every engine must serve it from an index. A listing by [`Store::list`] contains
+//! all schedules, the schedules of one state, or the schedules with one label. A listing by [`Store::due`] reads all
+//! pollers of the tenant at once. It contains the schedules whose next occurrence is in a range of time.
 //!
 //! Invariants:
-//! - A caller that follows the pages to the end receives every schedule that existed and matched all the while, and
-//!   receives none twice.
-//! - A page takes a bounded number of reads. It may therefore be short or empty and still have a next page.
-//! - Every schedule in a page belongs to the tenant, whatever start the caller passes.
+//! - A caller that reads all pages receives every schedule that existed and matched the criterion during the whole
+//!   time. The caller receives no schedule twice.
+//! - A page requires a limited number of reads. A page may therefore be short or empty although there is a next page.
+//! - Every schedule in a page belongs to the tenant, even if the caller passes a start from another tenant.
 //!
 //! docs/decisions/0034-list-schedules-by-one-criterion.md gives the reasons for the design.
 
@@ -19,23 +20,24 @@ use domain::{DueKey, Incarnation, LabelKey, PollerId, Schedule, ScheduleId, Stat
 
 use crate::{DueBound, DueRead, ListBy, ListRead, Store, StoreError};
 
-/// Number of schedules that one read loads: 6 MiB at payloads of 64 KiB.
+/// Maximum number of schedules that one read loads. They use about 6 MiB with payloads of 64 KiB.
 const LOADED_MAX: usize = 100;
-/// Maximum number of reads for one page. A page needs fewer if every listed schedule matches.
+/// Maximum number of reads for one page. A page needs fewer reads if every listed schedule matches.
 const READS_MAX: usize = 20;
-/// Maximum number of reads of one page that find nothing. Each such read may have scanned very many rows.
+/// Maximum number of reads of one page that find no schedule. Each such read may have scanned many rows.
 const EMPTY_READS_MAX: usize = 2;
-/// Size at which a page ends. A smaller limit causes more requests; a larger one needs more memory per request.
+/// Number of bytes at which a page ends. A smaller limit causes more requests. A larger limit requires more memory for
+/// each request.
 const PAGE_BYTES_MAX: usize = 4 << 20;
 
-/// Request for a page.
+/// Request for a page of a listing.
 #[derive(Clone, Debug)]
 pub struct Listing<'a> {
     pub tenant: TenantId,
     pub by: By<'a>,
-    /// Start of the page; `None` is the beginning.
+    /// Place after which the page starts. `None` is the beginning of the listing.
     pub after: Option<Place>,
-    /// Maximum number of schedules in the page; at least 1.
+    /// Maximum number of schedules in the page. At least 1.
     pub limit: usize,
 }
 
@@ -47,8 +49,8 @@ pub enum By<'a> {
         name: &'a str,
         value: &'a str,
     },
-    /// Active schedules whose next occurrence is due from `from` (inclusive) to `until` (exclusive), in that order. The
-    /// listing may miss schedules whose next occurrence has already passed.
+    /// Active schedules whose next occurrence is due from `from` (inclusive) to `until` (exclusive), in the order of
+    /// the due time. The listing may omit schedules whose next occurrence is in the past.
     Due {
         /// All pollers of the tenant.
         pollers: &'a [PollerId],
@@ -57,23 +59,23 @@ pub enum By<'a> {
     },
 }
 
-/// Start of a page, exclusive.
+/// Place after which a page starts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
-    /// Start in the order of creation.
+    /// Place in a listing in the order of creation.
     Made(Incarnation),
-    /// Start in the order of due keys.
+    /// Place in a listing in the order of due keys.
     Due(DueKey),
 }
 
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Page {
     pub schedules: Vec<Arc<Schedule>>,
-    /// Start of the next page; `None` if there are no more schedules.
+    /// Place after which the next page starts. `None` if there are no more schedules.
     pub next: Option<Place>,
 }
 
-/// Returns one page.
+/// Returns one page of a listing.
 ///
 /// # Errors
 /// Returns an error if the store fails.
@@ -142,7 +144,7 @@ async fn created_page(store: &dyn Store, listing: &Listing<'_>, after: Option<Pl
     Ok(filling.ending(after.map(Place::Made)))
 }
 
-/// Loads the incarnations, and returns those that still have their ids and match the filter.
+/// Loads the schedules of the incarnations. Returns the schedules that still have their ids and match the filter.
 async fn matching_schedules(
     store: &dyn Store,
     listing: &Listing<'_>,
@@ -158,7 +160,7 @@ async fn matching_schedules(
             }
     };
     let found: Vec<Arc<Schedule>> = loaded.into_iter().flatten().filter(matches).collect();
-    // Only the id of a cancelled schedule can have been taken by another.
+    // Another schedule can only take the id of a cancelled schedule, so the look-up contains only cancelled schedules.
     let is_cancelled = |schedule: &&Arc<Schedule>| schedule.status == Status::Cancelled;
     let cancelled: Vec<(TenantId, ScheduleId)> =
         found.iter().filter(is_cancelled).map(|schedule| (schedule.tenant, schedule.id.clone())).collect();
@@ -189,12 +191,12 @@ async fn due_page(
         Some(Place::Due(after)) if after.position >= range.start => DueBound::Key(after),
         Some(_) | None => DueBound::Instant(range.start - GRAIN),
     };
-    // Ids are spread evenly over pollers, but a page takes few rows from each. It ends where the first poller has no
-    // more rows, so each read gets some spare rows, and most pages are full.
+    // Ids spread evenly over the pollers, but a page contains only few rows of each poller. A page ends where the first
+    // read has no more rows. Each read therefore requests some extra rows, so that most pages are full.
     let share = 2 * listing.limit.div_ceil(pollers.len()) + 8;
     let reads = pollers.iter().map(|poller| DueRead { poller: *poller, after, until, limit: share }).collect();
     let pages = store.due(reads).await?;
-    // The rows are complete only up to the position of the poller that was read the least far.
+    // The rows are complete only up to the last key of the read that ended at the earliest key.
     let unread = pages.iter().filter(|page| page.next.is_some_and(|next| next <= until));
     let end = unread.filter_map(|page| page.keys.last().copied()).min();
     let mut keys: Vec<DueKey> = pages.into_iter().flat_map(|page| page.keys).collect();
@@ -216,8 +218,8 @@ async fn due_page(
     Ok(filling.ending(end.map(Place::Due)))
 }
 
-/// Returns whether the row is for the first try of an occurrence. A retry or a deferred row has its own row at a later
-/// position, so the listing contains no occurrence twice.
+/// Returns whether the due row is for the first attempt of an occurrence. A retried or deferred occurrence has a second
+/// row at a later position. The listing uses only the first row, so it contains no occurrence twice.
 fn is_first_try(key: &DueKey) -> bool {
     key.position == key.occurrence.nominal && key.attempt == 1 && key.occurrence.replay == 0
 }
@@ -228,7 +230,7 @@ fn is_next(schedule: &Schedule, key: &DueKey) -> bool {
         && schedule.next == Some(key.occurrence.nominal)
 }
 
-/// Returns the size of the data that the user supplied.
+/// Returns the number of bytes of the data that the user supplied.
 fn bytes_of(schedule: &Schedule) -> usize {
     let Target::Http(http) = &schedule.spec.target;
     let headers: usize = http.headers.iter().map(|(name, value)| name.len() + value.plain_len()).sum();

@@ -1,15 +1,16 @@
-//! The reference model of the port, which is also the test double.
+//! Reference model of the store port. Tests also use it as a store.
 //!
 //! The module contains two engines. The *atomic* engine makes each item in one step, confirms placement itself and
-//! applies cancellation records, as an embedded engine does. The *weak* engine does the least that the port allows: the
-//! steps of an item are separate in time, a creator confirms placement itself, and cancellation records wait for the
-//! owner. Code that works on the weak engine works on every engine.
+//! applies cancellation records, as the embedded store does. The *weak* engine guarantees only the minimum of the port.
+//! The steps of an item are separate in time, creators confirm placement, and cancellation records wait for the owner.
+//! Code that works with the weak engine works with every engine.
 //!
-//! The engine stores nothing on disk. The data survives a crash of the member because [`MemoryStore::reopen`] passes
-//! the same data to the next store. A call that is dropped part-way leaves the steps that it made.
+//! The engine stores nothing on disk. The data survives a simulated crash of the member, because
+//! [`MemoryStore::reopen`] passes the same data to the next store. If the caller drops a call, the effects of the
+//! completed steps remain.
 //!
-//! Invariants: a caller that breaks a rule of the port causes a panic that names the rule. The same `runtime` and the
-//! same calls give the same results.
+//! Invariants: if a caller breaks a rule of the port, the engine panics and names the rule. The same simulated
+//! `runtime` and the same calls give the same results.
 
 mod call;
 mod model;
@@ -34,17 +35,18 @@ use crate::{
     WriteRejection, Written,
 };
 
-/// Behaviour of a [`MemoryStore`], within the limits of the port.
+/// Options for the behaviour of a [`MemoryStore`]. All values are within the limits of the port.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MemoryOptions {
-    /// Makes each item in one step and confirms placement. Default true.
+    /// True if the engine makes each item in one step and confirms placement. The default is true.
     pub atomic: bool,
-    /// Applies cancellation records in the call that appends them. Default true.
+    /// True if the engine applies cancellation records in the call that appends them. The default is true.
     pub applies_marks: bool,
-    /// Latency of a call before its effect and again after it, and between the steps of the weak engine. Default none.
+    /// Range of a latency. A call waits for it before its effect and again after it, and the weak engine also waits for
+    /// it between steps. The default is no latency.
     pub latency: Option<RangeInclusive<Duration>>,
-    /// Rate of failures: one call in this many fails, before its effect, after it, or (weak) between two of its steps.
-    /// Default never.
+    /// Rate of failures: on average, one call out of this number fails. The call fails before its effect, after its
+    /// effect, or (in the weak engine) between two steps. By default no call fails.
     pub fail_one_in: Option<u32>,
 }
 
@@ -62,7 +64,7 @@ impl MemoryOptions {
     }
 }
 
-/// An in-memory engine. The module's documentation describes its two forms.
+/// In-memory engine. The documentation of the module describes its two forms.
 pub struct MemoryStore {
     runtime: Runtime,
     options: MemoryOptions,
@@ -70,8 +72,8 @@ pub struct MemoryStore {
 }
 
 struct Data {
-    /// Lock that an atomic call holds from its first step to its last, so that no other thread observes an intermediate
-    /// state.
+    /// Lock that a call of the atomic engine holds from its first to its last step, so that no other thread observes a
+    /// state between the steps.
     whole: futures_util::lock::Mutex<()>,
     model: Mutex<Model>,
 }
@@ -96,12 +98,12 @@ impl MemoryStore {
         MemoryStore { options, ..self }
     }
 
-    /// Makes later calls fail as on a full disk, an unreachable server or a closed engine.
+    /// Makes later calls fail as if the disk were full, the server unreachable or the engine closed.
     pub fn set_health(&self, health: Health) {
         self.model().health = health;
     }
 
-    /// If a caller broke a rule of the port earlier: the remaining state is not trustworthy.
+    /// Panics if an earlier caller broke a rule of the port, because the state may then be wrong.
     fn model(&self) -> MutexGuard<'_, Model> {
         self.data.model.lock().expect("an earlier caller broke a rule of the port")
     }
@@ -118,7 +120,7 @@ impl MemoryStore {
         }
         self.model().write_due(schedule.poller, due, Writer::Creator);
 
-        // The entry in the insert log may become visible before its schedule or long after it.
+        // In the weak engine, the entry in the insert log may become visible before its schedule or long after it.
         let log_first = !self.options.atomic && self.runtime.random().is_multiple_of(2);
         if log_first {
             call.step().await?;
@@ -128,7 +130,7 @@ impl MemoryStore {
         let Schedule { poller, incarnation, .. } = *schedule;
         {
             let mut model = self.model();
-            // Another call may have taken the id since. Then this call's row stays without a schedule.
+            // Another call may have taken the id after the first check. The due row of this call then has no schedule.
             if let Some(known) = model.conflicting_incarnation(&schedule) {
                 return Ok(Inserted::Exists(known));
             }
@@ -180,7 +182,7 @@ impl MemoryStore {
         Ok(CancellationResult { before, applied: self.options.applies_marks })
     }
 
-    /// Looks up each of `names`. On the weak engine the look-ups happen at different times.
+    /// Looks up each of `names`. In the weak engine the look-ups happen at different times.
     async fn read<N, T>(&self, names: Vec<N>, look: impl Fn(&Model, N) -> T) -> Result<Vec<T>, StoreError> {
         let mut call = self.begin(Access::Read, names.len()).await?;
         let mut found = Vec::with_capacity(names.len());
@@ -191,7 +193,7 @@ impl MemoryStore {
         call.end(found).await
     }
 
-    /// Makes one effect in one step.
+    /// Makes a call that has only one effect, in one step.
     async fn change<T>(&self, access: Access, change: impl FnOnce(&mut Model) -> T) -> Result<T, StoreError> {
         let call = self.begin(access, 1).await?;
         let response = change(&mut self.model());

@@ -1,11 +1,11 @@
-//! Values that are appended to a buffer and taken off its front.
+//! Primitive values: `Put` appends them to a buffer, and `Take` takes them off the front of a buffer.
 
 use std::time::Duration;
 
 use domain::{DueKey, Incarnation, Occurrence, PollerId, Revision, TargetKey, TenantId, Timestamp};
 use store::StoreError;
 
-/// The error for bytes that are not of the expected form.
+/// Error of bytes that do not have the expected form.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{what} is malformed at byte {at}")]
 pub struct Malformed {
@@ -19,7 +19,7 @@ impl From<Malformed> for StoreError {
     }
 }
 
-/// Appends values to a buffer. Numbers are little-endian; a text or blob follows its length of 32 bits.
+/// Appends values to a buffer. Numbers are little-endian. A 32-bit length precedes a text or blob.
 pub trait Put {
     fn bytes(&mut self, bytes: &[u8]);
 
@@ -47,9 +47,10 @@ pub trait Put {
         self.bytes(&value.to_le_bytes());
     }
 
-    /// Appends a length. It fits 32 bits, because the limits of the API keep every collection far smaller.
+    /// Appends the number of items of a collection. The number fits into 32 bits, because the limits of the API keep
+    /// every collection far smaller.
     fn count(&mut self, count: usize) {
-        self.u32(u32::try_from(count).expect("a request's size limit keeps counts below 2^32"));
+        self.u32(u32::try_from(count).expect("the size limit of requests keeps every count below 2^32"));
     }
 
     fn blob(&mut self, bytes: &[u8]) {
@@ -97,19 +98,19 @@ impl Put for Vec<u8> {
     }
 }
 
-/// Takes values off the front of a buffer, as [`Put`] appended them.
+/// Takes values that [`Put`] appended off the front of a buffer.
 ///
 /// # Errors
-/// Each method returns [`Malformed`] if the bytes that remain do not start with such a value.
+/// Each method returns [`Malformed`] if the remaining bytes do not start with a value of the method's type.
 pub struct Take<'a> {
     what: &'static str,
     all: usize,
     rest: &'a [u8],
 }
 
-#[expect(clippy::missing_errors_doc, reason = "the type's documentation states the one error of all methods")]
+#[expect(clippy::missing_errors_doc, reason = "the documentation of the type states the error that all methods return")]
 impl<'a> Take<'a> {
-    /// Takes values from `bytes`. `what` names the bytes in an error.
+    /// Creates a reader of `bytes`. The text of an error names the bytes as `what`.
     pub fn new(what: &'static str, bytes: &'a [u8]) -> Self {
         Take { what, all: bytes.len(), rest: bytes }
     }
@@ -154,8 +155,9 @@ impl<'a> Take<'a> {
         self.array().map(u128::from_le_bytes)
     }
 
-    /// Takes the number of items that follow, each of at least `item_len_min` bytes. A count that the remaining bytes
-    /// cannot hold is an error, so a wrong count never allocates memory.
+    /// Takes the number of the following items. Each item has at least `item_len_min` bytes. Returns an error if the
+    /// remaining bytes are too few for this number of items, so that a wrong number never makes the caller allocate
+    /// memory.
     pub fn count(&mut self, item_len_min: usize) -> Result<usize, Malformed> {
         let count = usize::try_from(self.u32()?).map_err(|_| self.malformed())?;
         match count.checked_mul(item_len_min) {
@@ -221,7 +223,7 @@ impl<'a> Take<'a> {
         })
     }
 
-    /// Checks that the version of the form is the one that this build writes.
+    /// Takes a version number and checks that it equals `expected`.
     pub fn version(&mut self, expected: u8) -> Result<(), Malformed> {
         if self.u8()? == expected { Ok(()) } else { Err(self.malformed()) }
     }

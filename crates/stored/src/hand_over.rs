@@ -1,14 +1,14 @@
-//! Attempts in flight that the owner of a shard hands over.
+//! Encoding of the attempts in flight that the owner of a shard hands over.
 
 use store::HandedOver;
 
 use crate::{Malformed, Put as _, Take};
 
 const VERSION: u8 = 1;
-/// The length of one attempt: poller, due key, instant.
+/// Length in bytes of one attempt: poller, due key and instant.
 const ATTEMPT_LEN: usize = 8 + 44 + 8;
 
-/// Returns the bytes of the attempts.
+/// Returns the encoded attempts.
 #[must_use]
 pub fn encode(attempts: &[HandedOver]) -> Vec<u8> {
     let mut out = Vec::with_capacity(5 + attempts.len() * ATTEMPT_LEN);
@@ -22,7 +22,7 @@ pub fn encode(attempts: &[HandedOver]) -> Vec<u8> {
     out
 }
 
-/// Returns the attempts that [`encode`] encoded.
+/// Decodes the attempts that [`encode`] encoded.
 ///
 /// # Errors
 /// Returns an error if `stored` is not a list of attempts.

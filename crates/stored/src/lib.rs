@@ -1,14 +1,14 @@
-//! The bytes of a schedule, a run, a tenant and a hand-over. Both store engines and the messages between members use
-//! them.
+//! Encoding of schedules, runs, tenants and hand-overs as bytes. Both store engines and the messages between members
+//! use this encoding.
 //!
-//! The crate does not know where an engine puts the bytes, and it does no I/O. Each engine keeps its own keys, columns
-//! and journal entries. The bytes are written by hand, so that they never depend on a library's idea of a format; only
-//! tenants are JSON. Each value starts with the version of its form.
+//! The crate does not know where an engine stores the bytes, and does no I/O. Each engine defines its own keys, columns
+//! and journal entries. The crate writes the bytes without a serialization library, so that a new version of a library
+//! cannot change the form. Only tenants are JSON. Each value starts with the version of its form.
 //!
 //! Invariants:
-//! - Decoding returns the value that was encoded. Other bytes are an error and never a panic, and cost no more memory
-//!   than a small multiple of their length.
-//! - Bytes that a released build wrote stay readable. A new form has a new version.
+//! - Decoding returns the value that the encoder received. Decoding other bytes returns an error and never panics. It
+//!   uses at most a small multiple of their length as memory.
+//! - Every later build can read the bytes that a released build wrote. A new form has a new version.
 
 pub mod hand_over;
 pub mod run;

@@ -1,4 +1,5 @@
-//! Runs. An engine that has columns for the tenant, the occurrence and the state stores only the rest.
+//! Encoding of runs. An engine with columns for the tenant, the occurrence and the state stores only the rest of a run
+//! as bytes.
 
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ pub fn put(out: &mut Vec<u8>, run: &Run) {
     put_rest(out, run);
 }
 
-/// Returns the bytes of a run for an engine that has columns for the tenant, the occurrence and [`state_number`].
+/// Returns the encoded rest of a run, for an engine with columns for the tenant, the occurrence and [`state_number`].
 #[must_use]
 pub fn encode_rest(run: &Run) -> Vec<u8> {
     let mut out = vec![VERSION];
@@ -37,7 +38,7 @@ fn put_rest(out: &mut Vec<u8>, run: &Run) {
     run.attempts.iter().for_each(|attempt| put_attempt(out, attempt));
 }
 
-/// Returns the number that stands for a state.
+/// Returns the number that represents a state in the encoding.
 #[must_use]
 pub fn state_number(state: RunState) -> u8 {
     match state {
@@ -67,7 +68,7 @@ fn put_attempt(out: &mut Vec<u8>, attempt: &Attempt) {
     }
 }
 
-/// Returns the run that [`put`] appended.
+/// Decodes the run that [`put`] appended.
 ///
 /// # Errors
 /// Returns an error if `bytes` is not a run.
@@ -77,7 +78,7 @@ pub fn decode(bytes: &[u8]) -> Result<Run, Malformed> {
     Ok(Run { tenant, occurrence, state, attempts: take_attempts(take)? })
 }
 
-/// Returns a run without its attempts: its tenant, its occurrence and its state.
+/// Decodes a run without its attempts. Returns the tenant, the occurrence and the state.
 ///
 /// # Errors
 /// Returns an error if `bytes` does not start with a run.
@@ -85,7 +86,7 @@ pub fn summary(bytes: &[u8]) -> Result<(TenantId, Occurrence, RunState), Malform
     take_summary(&mut Take::new(WHAT, bytes))
 }
 
-/// Returns the run whose rest [`encode_rest`] encoded. `state` is its [`state_number`].
+/// Decodes the run whose rest [`encode_rest`] encoded. `state` is the [`state_number`] of the run.
 ///
 /// # Errors
 /// Returns an error if `rest` is not the rest of such a run.
@@ -113,7 +114,7 @@ fn take_state(number: u8, take: &mut Take<'_>) -> Result<RunState, Malformed> {
     }
 }
 
-/// Takes the attempts, which end a run.
+/// Takes the attempts of a run, which are the last part of the encoded run.
 fn take_attempts(mut take: Take<'_>) -> Result<Vec<Attempt>, Malformed> {
     let count = take.count(ATTEMPT_LEN_MIN)?;
     let mut attempts = Vec::with_capacity(count);

@@ -1,5 +1,5 @@
-//! Schedules: a head of fixed length, the id, and the spec. An engine that has columns for the others stores only the
-//! spec.
+//! Encoding of schedules. A row consists of a head of fixed length, the id and the spec. An engine with columns for the
+//! head and the id stores only the spec as bytes.
 
 use std::collections::BTreeMap;
 
@@ -15,15 +15,16 @@ use crate::{Malformed, Put as _, Take};
 
 const VERSION: u8 = 1;
 const WHAT: &str = "a schedule";
-/// Marks an HTTP target without encrypted headers: the form of builds that did not encrypt.
+/// Number of the form of an HTTP target without encrypted headers. Builds without encryption wrote only this form.
 const PLAIN_HTTP: u8 = 0;
-/// Marks an HTTP target with encrypted headers. A flag before each value marks an encrypted one.
+/// Number of the form of an HTTP target with encrypted headers. A flag before each header value says whether the value
+/// is encrypted.
 const HTTP: u8 = 1;
 
-/// The length of the head. Its fields have fixed places, so [`patch`] changes it without decoding the row.
+/// Length of the head in bytes. The head has a fixed length, so [`patch`] can replace it without decoding the row.
 const HEAD_LEN: usize = 1 + 4 + 16 + 8 + 8 + State::LEN;
 
-/// The part of a schedule that is not its spec.
+/// Head of a schedule: all its fields except the id and the spec.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Head {
     pub tenant: TenantId,
@@ -33,7 +34,7 @@ pub struct Head {
     pub state: State,
 }
 
-/// The part of a schedule that changes without its user writing a new spec.
+/// State of a schedule: the fields that can change without a new spec.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct State {
     pub revision: Revision,
@@ -70,7 +71,7 @@ impl Head {
 }
 
 impl State {
-    /// The length of the encoded state, in bytes.
+    /// Length of the encoded state in bytes.
     pub const LEN: usize = 4 + 1 + 8 + 9;
 
     pub fn put(&self, out: &mut Vec<u8>) {
@@ -103,7 +104,7 @@ pub fn put(out: &mut Vec<u8>, schedule: &Schedule) {
     put_spec(out, &schedule.spec);
 }
 
-/// Returns the bytes of a spec alone.
+/// Returns the encoded spec without the head and the id.
 #[must_use]
 pub fn encode_spec(spec: &Spec) -> Vec<u8> {
     let mut out = Vec::with_capacity(200 + spec.payload.len());
@@ -126,7 +127,7 @@ fn put_spec(out: &mut Vec<u8>, spec: &Spec) {
     out.duration(spec.retry.backoff_max);
 }
 
-/// Returns `row` with another head.
+/// Returns `row` with its head replaced by `head`.
 ///
 /// # Panics
 /// Panics if `row` is shorter than a head. The caller decodes the head first.
@@ -139,7 +140,7 @@ pub fn patch(row: &[u8], head: &Head) -> Vec<u8> {
     out
 }
 
-/// Returns the labels of a row without decoding the rest.
+/// Returns the keys of the labels of a row without decoding its other fields.
 ///
 /// # Errors
 /// Returns an error if `row` is not a schedule.
@@ -162,7 +163,7 @@ pub fn labels(row: &[u8]) -> Result<Vec<LabelKey>, Malformed> {
     for _ in 0..take.count(8)? {
         take.skip_blobs(1)?;
         if !is_plain {
-            take.u8()?; // The flag of an encrypted value.
+            take.u8()?; // The flag that says whether the header value is encrypted.
         }
         take.skip_blobs(1)?;
     }
@@ -218,7 +219,7 @@ fn put_target(out: &mut Vec<u8>, target: &Target) {
     out.duration(http.timeout);
 }
 
-/// Returns the head of a row.
+/// Decodes the head of a row.
 ///
 /// # Errors
 /// Returns an error if `row` does not start with a head.
@@ -226,7 +227,7 @@ pub fn head(row: &[u8]) -> Result<Head, Malformed> {
     take_head(&mut Take::new(WHAT, row))
 }
 
-/// Returns the head and the id of a row.
+/// Decodes the head and the id of a row.
 ///
 /// # Errors
 /// Returns an error if `row` does not start with a head and an id.
@@ -246,7 +247,7 @@ fn take_head(take: &mut Take<'_>) -> Result<Head, Malformed> {
     })
 }
 
-/// Returns the schedule that [`put`] appended. Its payload is a slice of `row`, not a copy.
+/// Decodes the schedule that [`put`] appended. The payload of the result is a slice of `row`, not a copy.
 ///
 /// # Errors
 /// Returns an error if `row` is not a schedule.
@@ -260,7 +261,7 @@ pub fn decode(row: &Bytes) -> Result<Schedule, Malformed> {
     Ok(Schedule { tenant, id, incarnation, poller, revision, status, created_at, updated_at, next, spec })
 }
 
-/// Returns the spec that [`encode_spec`] encoded. Its payload is a slice of `stored`, not a copy.
+/// Decodes the spec that [`encode_spec`] encoded. The payload of the result is a slice of `stored`, not a copy.
 ///
 /// # Errors
 /// Returns an error if `stored` is not a spec.

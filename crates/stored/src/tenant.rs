@@ -1,4 +1,4 @@
-//! Tenants and the entries of their audit logs, as JSON.
+//! Encoding of tenants and of the entries of their audit logs, as JSON.
 
 use std::collections::BTreeMap;
 
@@ -7,11 +7,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Malformed, Take};
 
-/// The first byte of a tenant from a build that did not count changes. The JSON of later builds never starts with it.
+/// First byte of a tenant that a build without tenant versions wrote. The JSON of later builds never starts with this
+/// byte.
 pub const FIRST_VERSION: u8 = 1;
 const FIRST_KEY_LEN_MIN: usize = 4 + 32 + 1;
 
-/// The stored form of a [`Tenant`], all but its id: JSON, whose fields are only ever added.
+/// Stored form of a [`Tenant`] without its id, as JSON. A later build may add fields, but never removes or changes one.
 #[derive(Serialize, Deserialize)]
 struct Stored {
     name: String,
@@ -19,12 +20,13 @@ struct Stored {
     generations: Vec<u16>,
     signing_secrets: Vec<StoredSecret>,
     keys: Vec<StoredKey>,
-    /// Quotas by name. A quota that is not set has no entry.
+    /// Quotas by name. The map has no entry for a quota without a value.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     quotas: BTreeMap<String, u32>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     ceilings: BTreeMap<String, u32>,
-    /// Egress policy. Rows of builds without policies have none: such a tenant calls public addresses only.
+    /// Egress policy. Rows of builds without policies have no such field. Callbacks of such a tenant may call only
+    /// public addresses.
     #[serde(default, skip_serializing_if = "StoredEgress::is_default")]
     egress: StoredEgress,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -52,8 +54,8 @@ impl StoredEgress {
         self.allow.is_empty() && self.allow_networks.is_empty() && !self.forbid_http
     }
 
-    /// Returns the policy, or `None` if the row names a class or network that this build does not know. A guess could
-    /// allow too much.
+    /// Returns the policy, or `None` if this build does not know a class or network in the row. A policy without the
+    /// unknown value could allow too much.
     fn take(&self) -> Option<Egress> {
         Some(Egress {
             allow: self.allow.iter().map(|class| class.parse().ok()).collect::<Option<_>>()?,
@@ -74,7 +76,7 @@ struct StoredSecret {
 
 #[derive(Serialize, Deserialize)]
 enum StoredValue {
-    /// Plaintext secret of a build that did not encrypt.
+    /// Plaintext secret, which a member without encryption wrote.
     #[serde(rename = "secret", with = "base64_bytes")]
     Plain(Vec<u8>),
     #[serde(rename = "sealed", with = "base64_bytes")]
@@ -148,7 +150,7 @@ struct StoredAudit {
     subject: String,
 }
 
-/// Returns the stored form of a tenant. The id is not in it.
+/// Returns the encoded tenant without its id.
 #[must_use]
 pub fn encode(tenant: &Tenant) -> Vec<u8> {
     let secret = |it: &SigningSecret| StoredSecret {
@@ -175,15 +177,15 @@ pub fn encode(tenant: &Tenant) -> Vec<u8> {
         egress: StoredEgress::of(&tenant.egress),
         store_keys: tenant.store_keys.iter().map(ToString::to_string).collect(),
     };
-    serde_json::to_vec(&stored).expect("text, numbers and lists are always JSON")
+    serde_json::to_vec(&stored).expect("serialization of text, numbers and lists to JSON never fails")
 }
 
-/// Returns the tenant `id` that [`encode`] encoded.
+/// Decodes the tenant that [`encode`] encoded. `id` is the tenant's id.
 ///
 /// # Errors
-/// Returns an error if `stored` is not a tenant. The text names the fault and contains nothing of a secret.
+/// Returns an error if `stored` is not a tenant. The error text names the fault and contains no part of a secret.
 pub fn decode(id: TenantId, stored: &[u8]) -> Result<Tenant, String> {
-    // The parser's own text may quote the secret, so the error contains only the position.
+    // The parser's error text may quote a secret, so this error contains only the position.
     let malformed =
         |error: serde_json::Error| format!("tenant {}: malformed at byte {} of its row", id.0, error.column());
     let stored: Stored = serde_json::from_slice(stored).map_err(malformed)?;
@@ -209,7 +211,8 @@ pub fn decode(id: TenantId, stored: &[u8]) -> Result<Tenant, String> {
     })
 }
 
-/// Returns the tenant `id` from the form of builds that did not count a tenant's changes. `take` is after the version.
+/// Decodes a tenant that a build without tenant versions wrote. The caller has already taken the version of the form
+/// from `take`.
 ///
 /// # Errors
 /// Returns an error if the bytes are not such a tenant.
@@ -226,7 +229,7 @@ pub fn take_first(id: TenantId, mut take: Take<'_>) -> Result<Tenant, Malformed>
     for _ in 0..count {
         let id = take.text()?.to_owned();
         let secret_sha256 = take.array()?;
-        take.version(0)?; // The role. Those builds knew only admins.
+        take.version(0)?; // The role. Such builds wrote only the role admin.
         keys.push(ApiKey::admin(&id, secret_sha256, Timestamp::MIN));
     }
     take.end()?;
@@ -245,17 +248,18 @@ fn quotas(numbers: &BTreeMap<String, u32>) -> Quotas {
     quotas
 }
 
-/// Returns the stored form of an entry of an audit log.
+/// Returns the encoded entry of an audit log.
 #[must_use]
 pub fn encode_audit(entry: &Audit) -> Vec<u8> {
     let Audit { version, at, actor, action, subject } = entry.clone();
-    serde_json::to_vec(&StoredAudit { version, at, actor, action, subject }).expect("text and numbers are always JSON")
+    serde_json::to_vec(&StoredAudit { version, at, actor, action, subject })
+        .expect("serialization of text and numbers to JSON never fails")
 }
 
-/// Returns the entry that [`encode_audit`] encoded.
+/// Decodes the audit entry that [`encode_audit`] encoded.
 ///
 /// # Errors
-/// Returns an error if `stored` is not such an entry. The text names the fault.
+/// Returns an error if `stored` is not an audit entry. The error text names the fault.
 pub fn decode_audit(stored: &[u8]) -> Result<Audit, String> {
     let stored = serde_json::from_slice(stored).map_err(|error| format!("malformed audit entry: {error}"))?;
     let StoredAudit { version, at, actor, action, subject } = stored;

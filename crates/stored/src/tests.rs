@@ -143,7 +143,7 @@ fn schedule_row(schedule: &Schedule) -> Bytes {
 
 proptest! {
     #[test]
-    fn schedule_is_decoded_as_it_was_encoded(schedule in schedule()) {
+    fn decoding_an_encoded_schedule_returns_the_same_schedule(schedule in schedule()) {
         let row = schedule_row(&schedule);
         prop_assert_eq!(schedule::head(&row), Ok(Head::of(&schedule)));
         prop_assert_eq!(schedule::head_and_id(&row), Ok((Head::of(&schedule), schedule.id.as_str())));
@@ -155,13 +155,13 @@ proptest! {
     }
 
     #[test]
-    fn patched_row_has_the_new_head_and_the_old_rest(old in schedule(), new in schedule()) {
+    fn patched_row_has_the_new_head_and_the_old_id_and_spec(old in schedule(), new in schedule()) {
         let patched = schedule::patch(&schedule_row(&old), &Head::of(&new));
         prop_assert_eq!(schedule::decode(&patched.into()), Ok(Schedule { id: old.id, spec: old.spec, ..new }));
     }
 
     #[test]
-    fn run_is_decoded_as_it_was_encoded(run in run()) {
+    fn decoding_an_encoded_run_returns_the_same_run(run in run()) {
         let bytes = encoded(|out| run::put(out, &run));
         prop_assert_eq!(run::summary(&bytes), Ok((run.tenant, run.occurrence, run.state)));
         let (state, rest) = (run::state_number(run.state), run::encode_rest(&run));
@@ -171,12 +171,12 @@ proptest! {
     }
 
     #[test]
-    fn hand_over_is_decoded_as_it_was_encoded(attempts in handed_over()) {
+    fn decoding_an_encoded_hand_over_returns_the_same_attempts(attempts in handed_over()) {
         prop_assert_eq!(hand_over::decode(&hand_over::encode(&attempts)), Ok(attempts));
     }
 
     #[test]
-    fn truncated_bytes_are_an_error(
+    fn decoding_truncated_bytes_returns_an_error(
         schedule in schedule(), run in run(), attempts in handed_over(), cut in any::<prop::sample::Index>()
     ) {
         let cut = |mut bytes: Vec<u8>| {
@@ -192,7 +192,7 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_bytes_never_panic(noise in vec(any::<u8>(), 0..80), state: u8) {
+    fn decoding_arbitrary_bytes_never_panics(noise in vec(any::<u8>(), 0..80), state: u8) {
         let noise = Bytes::from(noise);
         let _any = (schedule::decode(&noise), schedule::decode_spec(&noise), schedule::labels(&noise));
         let _any = (run::decode(&noise), run::decode_rest(TenantId(1), an_occurrence(), state, &noise));
@@ -267,9 +267,10 @@ fn a_tenant() -> Tenant {
     tenant
 }
 
-/// The forms of whole values, one per line. The file never changes: a new form gets a new version and a new file.
+/// The golden file contains the encoded forms of whole values, one on each line. The file never changes: a new form
+/// gets a new version and a new file.
 #[test]
-fn values_are_encoded_as_version_1() {
+fn encoded_values_match_the_golden_file_of_version_1() {
     let mut encrypted = a_schedule();
     let Target::Http(http) = &mut encrypted.spec.target;
     http.headers.push(("authorization".to_owned(), Secret::Encrypted(Bytes::from_static(&[0x5a; 50]))));
@@ -308,9 +309,10 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The forms for engines with columns. The file never changes: a new form gets a new version and a new file.
+/// The golden file contains the encoded forms for engines with columns. The file never changes: a new form gets a new
+/// version and a new file.
 #[test]
-fn columns_are_encoded_as_version_1() {
+fn encoded_columns_match_the_golden_file_of_version_1() {
     let http = HttpTarget {
         url: "https://example.com/hook".to_owned(),
         method: "POST".to_owned(),

@@ -1,4 +1,4 @@
-//! Cache of folders that are created once per checkout and again when their sources change.
+//! Cache of folders. Each checkout creates a folder once, and creates a new one when the sources of the folder change.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail};
 
-/// Returns the folder that `create` fills. The first caller creates it; the others wait. Each version of the `sources`
-/// has its own folder.
+/// Returns the folder that `create` fills. The first caller creates the folder, and concurrent callers wait. Each
+/// version of the `sources` has a separate folder.
 pub(crate) fn provide(
     name: &str,
     sources: &[&Path],
@@ -29,7 +29,7 @@ pub(crate) fn provide(
         return Ok(folder);
     }
     if folder.exists() {
-        // Remove the remains of an interrupted attempt.
+        // Remove the files of an attempt that was interrupted.
         fs::remove_dir_all(&folder)?;
     }
     fs::create_dir(&folder)?;
@@ -38,11 +38,11 @@ pub(crate) fn provide(
     Ok(folder)
 }
 
-/// Constants of FNV-1a, which only has to distinguish versions of the sources.
+/// Constants of the hash FNV-1a. The hash only has to distinguish versions of the sources.
 const FNV_BASIS: u32 = 0x811c_9dc5;
 const FNV_PRIME: u32 = 0x0100_0193;
 
-/// Runs a command to its end. The error contains its output.
+/// Runs a command and waits for its end. If the command fails, the error contains its output.
 pub(crate) fn run(mut command: Command, next_step: &str) -> anyhow::Result<()> {
     let outcome = command.stdin(Stdio::null()).output();
     let outcome = outcome.with_context(|| format!("cannot start {:?}; {next_step}", command.get_program()))?;

@@ -1,4 +1,4 @@
-//! Certificates for a server's TLS: an authority, and a certificate for localhost that it has signed.
+//! TLS certificates of a test server: an authority, and a certificate for localhost that the authority has signed.
 
 use std::path::Path;
 

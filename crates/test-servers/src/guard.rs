@@ -1,13 +1,15 @@
-//! Guard that stops servers and deletes their folder when the process that started them ends, for any reason.
+//! Guard that stops test servers and deletes their folder when the process that started the servers ends, for any
+//! reason.
 
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 
 use anyhow::Context;
 
-/// Shell that waits for the end of this process, which closes the pipe between them. It then runs `script` with the
-/// folder as `$1`, and deletes the folder. (A parent-death signal would be sent at the end of the *thread* that started
-/// a server, and the threads of tests end early.)
+/// Shell process that waits for the end of this process. The end of this process closes the pipe between the two
+/// processes. The shell then runs `script` with the folder as `$1`, and deletes the folder. The guard does not use a
+/// parent-death signal, because the kernel sends this signal at the end of the *thread* that started the server, and
+/// the threads of tests end early.
 #[derive(Debug)]
 pub(crate) struct Guard {
     shell: Child,
@@ -21,7 +23,8 @@ impl Guard {
         let script = format!("read -r _\n{script}\nrm -rf \"$1\" || {{ sleep 1; rm -rf \"$1\"; }}");
         let mut command = Command::new("sh");
         command.args(["-c", &script, "guard"]).arg(folder).current_dir("/");
-        // Use a separate process group: a signal from the terminal that stops the tests must not stop the shell.
+        // The shell has a separate process group, so that a signal from the terminal that stops the tests does not stop
+        // the shell.
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
         let mut shell = command.spawn().context("cannot start sh")?;
         let pipe = shell.stdin.take();

@@ -1,7 +1,7 @@
-//! HTTP/1.1 for tests: whole messages, over a blocking stream or a tokio stream. It shares no code with the product,
-//! sends exactly the given bytes, and works for clients and servers.
+//! HTTP/1.1 for tests. The module reads and writes whole messages over a blocking stream or a tokio stream. It shares
+//! no code with the product, sends exactly the bytes of the caller, and works for clients and servers.
 //!
-//! A message's body has a length or chunks. A message with neither has an empty body.
+//! The body of a message has a content length or chunks. A message without both has an empty body.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -10,16 +10,16 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// Limit of a message; a test that reads more has a defect.
+/// Maximum number of bytes of a message. A test that reads a longer message has a defect.
 const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
-/// A request or a response.
+/// HTTP request or response.
 #[derive(Clone, Debug)]
 pub struct Message {
     pub first_line: String,
-    /// Headers in order, with names in lower case.
+    /// Headers in the order of the message, with names in lower case.
     pub headers: Vec<(String, String)>,
-    /// Body without the framing of chunks.
+    /// Body of the message without the framing of chunks.
     pub body: Vec<u8>,
 }
 
@@ -30,7 +30,7 @@ impl Message {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 
-    /// Returns the status of a response.
+    /// Returns the status code of a response.
     #[must_use]
     pub fn status(&self) -> Option<u16> {
         self.first_line.split(' ').nth(1)?.parse().ok()
@@ -41,7 +41,7 @@ impl Message {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    /// Returns the body as JSON; `null` if it is not JSON.
+    /// Returns the body as JSON, or `null` if the body is not JSON.
     #[must_use]
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or(Value::Null)
@@ -51,13 +51,13 @@ impl Message {
         self.header("transfer-encoding") == Some("chunked")
     }
 
-    /// Parses a head, which ends with an empty line.
+    /// Parses the head of a message. The head ends with an empty line.
     fn of_head(head: &[u8]) -> io::Result<Self> {
-        let head = std::str::from_utf8(head).map_err(|_| invalid("the head is not UTF-8"))?;
+        let head = std::str::from_utf8(head).map_err(|_| invalid("the head of the message is not UTF-8"))?;
         let mut lines = head.trim_end().split("\r\n");
         let first_line = lines.next().unwrap_or_default().to_owned();
         let header = |line: &str| {
-            let (name, value) = line.split_once(':').ok_or_else(|| invalid("a header has no colon"))?;
+            let (name, value) = line.split_once(':').ok_or_else(|| invalid("a header line has no colon"))?;
             Ok((name.to_ascii_lowercase(), value.trim().to_owned()))
         };
         let headers = lines.map(header).collect::<io::Result<_>>()?;
@@ -65,7 +65,7 @@ impl Message {
     }
 }
 
-/// Returns the bytes of a request. `headers` are whole lines; `Host` and `Content-Length` are added.
+/// Returns the bytes of a request. `headers` consists of whole lines. The function adds `Host` and `Content-Length`.
 #[must_use]
 pub fn request(method: &str, path: &str, headers: &str, body: &[u8]) -> Vec<u8> {
     let length = body.len();
@@ -73,7 +73,7 @@ pub fn request(method: &str, path: &str, headers: &str, body: &[u8]) -> Vec<u8> 
     [head.as_bytes(), body].concat()
 }
 
-/// Bytes that were read and do not belong to a returned message.
+/// Bytes that a connection has read and that do not belong to a returned message.
 #[derive(Default)]
 struct Unread(Vec<u8>);
 
@@ -91,11 +91,13 @@ impl Unread {
         self.take(end).map(|head| Message::of_head(&head))
     }
 
-    /// Returns the next chunk; the last one is empty.
+    /// Returns the next chunk of a body, or `None` if the chunk is incomplete. The last chunk is empty.
     fn chunk(&mut self) -> Option<io::Result<Vec<u8>>> {
         let line_end = self.line_end(b"\r\n")?;
         let line = String::from_utf8_lossy(&self.0[..line_end]).trim().to_owned();
-        let Ok(length) = usize::from_str_radix(&line, 16) else { return Some(Err(invalid("a chunk has no length"))) };
+        let Ok(length) = usize::from_str_radix(&line, 16) else {
+            return Some(Err(invalid("a chunk starts with no valid length")));
+        };
         let whole = self.take(line_end + length + 2)?;
         Some(Ok(whole[line_end..line_end + length].to_vec()))
     }
@@ -119,7 +121,7 @@ impl Unread {
         Some(message)
     }
 
-    /// Returns the length of the next message in bytes, if the whole message has been read.
+    /// Returns the length of the next message in bytes, or `None` if the connection has not read the whole message.
     fn length(&self) -> Option<io::Result<usize>> {
         let head_end = self.line_end(b"\r\n\r\n")?;
         let length = Message::of_head(&self.0[..head_end]).and_then(|head| {
@@ -157,7 +159,7 @@ fn invalid(reason: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, reason.to_owned())
 }
 
-/// End of a connection; its calls block.
+/// One end of an HTTP connection. Its calls block.
 pub struct Connection {
     stream: TcpStream,
     unread: Unread,
@@ -165,7 +167,7 @@ pub struct Connection {
 
 impl Connection {
     /// # Errors
-    /// Returns an error if the connection is closed.
+    /// Returns an error if the operating system rejects the option.
     pub fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         Ok(Connection { stream, unread: Unread::default() })
@@ -187,10 +189,10 @@ impl Connection {
         self.stream.write_all(bytes)
     }
 
-    /// Reads the next message.
+    /// Reads the next whole message.
     ///
     /// # Errors
-    /// Returns an error if the connection ends within the message or times out, or if the bytes are not HTTP.
+    /// Returns an error if the connection ends within the message, if the read times out, or if the bytes are not HTTP.
     pub fn read(&mut self) -> io::Result<Message> {
         let mut piece = [0; 16 * 1024];
         loop {
@@ -205,14 +207,14 @@ impl Connection {
     /// Sends a request and reads its response.
     ///
     /// # Errors
-    /// Same errors as [`Connection::read`]. After an error, the request may or may not have had its effect.
+    /// Returns the same errors as [`Connection::read`]. After an error, the request may have taken effect.
     pub fn exchange(&mut self, request: &[u8]) -> io::Result<Message> {
         self.write(request)?;
         self.read()
     }
 }
 
-/// End of a connection on tokio.
+/// One end of an HTTP connection on tokio.
 pub struct AsyncConnection<S> {
     pub stream: S,
     unread: Unread,
@@ -232,7 +234,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncConnection<S> {
     /// Reads the next message.
     ///
     /// # Errors
-    /// Same errors as [`Connection::read`].
+    /// Returns the same errors as [`Connection::read`].
     pub async fn read(&mut self) -> io::Result<Message> {
         self.next(Unread::message).await?
     }
@@ -240,20 +242,20 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncConnection<S> {
     /// Reads the head of the next message. [`AsyncConnection::read_chunk`] reads its body.
     ///
     /// # Errors
-    /// Same errors as [`Connection::read`].
+    /// Returns the same errors as [`Connection::read`].
     pub async fn read_head(&mut self) -> io::Result<Message> {
         self.next(Unread::head).await?
     }
 
-    /// Reads the next chunk of a body; it is empty at the end.
+    /// Reads the next chunk of a body. The last chunk is empty.
     ///
     /// # Errors
-    /// Same errors as [`Connection::read`].
+    /// Returns the same errors as [`Connection::read`].
     pub async fn read_chunk(&mut self) -> io::Result<Vec<u8>> {
         self.next(Unread::chunk).await?
     }
 
-    /// Reads the bytes of the next message; fewer if the connection ends before.
+    /// Reads the bytes of the next message. Returns fewer bytes if the connection ends before the end of the message.
     pub async fn read_bytes(&mut self) -> Vec<u8> {
         match self.next(|unread| unread.length()).await {
             Ok(Ok(length)) => self.unread.take(length).unwrap_or_default(),
@@ -261,7 +263,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncConnection<S> {
         }
     }
 
-    /// Returns the bytes that were read and belong to no message, and all bytes until the connection ends.
+    /// Reads until the connection ends. Returns all bytes that do not belong to a returned message.
     ///
     /// # Errors
     /// Returns an error if the connection fails.

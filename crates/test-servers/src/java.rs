@@ -1,12 +1,13 @@
-//! Java programs: their jars, which Maven fetches once into the checkout's cache, and their compiled classes.
+//! Java programs for tests: their jars and their compiled classes. Maven fetches the jars once into the cache of the
+//! checkout.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::cache;
 
-/// Returns the folder with all jars that a `pom.xml` requires. The first caller fetches them; the others wait. `name`
-/// is the name of the cache entry.
+/// Returns the folder with all jars that a `pom.xml` requires. The first caller fetches the jars, and concurrent
+/// callers wait. `name` is the name of the cache entry.
 ///
 /// # Errors
 /// Returns an error if Maven is not installed, or cannot fetch the jars.
@@ -19,7 +20,8 @@ pub fn jars(name: &str, pom: &Path) -> anyhow::Result<PathBuf> {
     })
 }
 
-/// Returns the folder with a program's classes. The first caller compiles them; the others wait.
+/// Returns the folder with the classes of a program. The first caller compiles the program, and concurrent callers
+/// wait.
 ///
 /// # Errors
 /// Returns an error if `javac` is not installed, or cannot compile the program.

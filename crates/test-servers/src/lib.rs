@@ -1,13 +1,13 @@
-//! Real servers for tests and benches, and [`http`], the HTTP client of tests. The servers run on this machine, in a
+//! Real servers for tests and benches, and [`http`], the HTTP client of tests. Each server runs on this machine, in a
 //! temporary folder, on a free port of 127.0.0.1.
 //!
-//! Only tests, benches and chores use this crate. Its calls block, so a test makes them before or between its
-//! measurements.
+//! Only tests, benches and chores use this crate. Its calls block, so a test must not make a call during a measurement.
 //!
-//! Invariants: a server and its folder are removed soon after the process that started it has ended, even by SIGKILL.
-//! Two processes never share a server. Data that a server acknowledges as durable is synced, as in production.
+//! Invariants: a guard stops a server and deletes its folder soon after the end of the process that started the server,
+//! even after SIGKILL. Two processes never share a server. A server syncs data before it acknowledges the data as
+//! durable, as in production.
 
-// A test's own thread may wait, read a clock and start programs. The crate `runtime` replaces these functions only for
+// The thread of a test may wait, read a clock and start programs. The crate `runtime` replaces these functions only for
 // the tested code.
 #![expect(clippy::disallowed_methods, reason = "this crate is not part of the product; see above")]
 

@@ -1,5 +1,5 @@
-//! Processes in other languages that share groups with Reveille over one ZooKeeper: `tools/mixed-java`, with Curator,
-//! and `tools/mixed-python`, with kazoo. Their READMEs describe the protocol.
+//! Processes in other languages that use the same nodes of one ZooKeeper as Reveille: `tools/mixed-java` with Curator,
+//! and `tools/mixed-python` with kazoo. Their READMEs describe the protocol.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -14,10 +14,11 @@ use rustix::process::{Pid, Signal};
 
 use crate::{java, python};
 
-/// Longest wait for the response to a command, including the waits of the command itself.
+/// Longest wait for the response to a command. It includes the time for which the command itself waits.
 const TIMEOUT: Duration = Duration::from_secs(40);
 
-/// Running process. It is killed when this value is dropped, and exits soon after this process ends.
+/// Running process in another language. A drop of this value kills the process. The process exits soon after the end of
+/// this process.
 #[derive(Debug)]
 pub struct Mixed {
     process: Child,
@@ -34,12 +35,12 @@ struct Output {
 #[derive(Debug, Default)]
 struct Received {
     answers: BTreeMap<u64, String>,
-    /// Events that have not been taken yet, in order.
+    /// Events that no caller has taken yet, in the order of arrival.
     events: Vec<String>,
     is_over: bool,
 }
 
-/// Command that was sent and may have been answered.
+/// Command that the test has sent. Its response may have arrived.
 #[derive(Debug)]
 #[must_use = "the response reports whether the command succeeded"]
 pub struct Asked {
@@ -48,11 +49,11 @@ pub struct Asked {
     output: Arc<Output>,
 }
 
-/// Starts the process with Curator, connected to ZooKeeper's `addresses`. `digest` is `USER:PASSWORD` of the only user
-/// that may access its nodes.
+/// Starts the process with Curator and connects it to the ZooKeeper servers at `addresses`. `digest` is `USER:PASSWORD`
+/// of the only user that may access the nodes of the process.
 ///
 /// # Errors
-/// Returns an error if the process cannot be built or started. The error names the missing program.
+/// Returns an error if this function cannot build or start the process. If a program is missing, the error names it.
 pub fn curator(addresses: &str, timeout: Duration, digest: Option<&str>) -> anyhow::Result<Mixed> {
     let [classes, jars] = curator_folders()?;
     let mut command = java::command(&[&classes, &jars]);
@@ -60,28 +61,28 @@ pub fn curator(addresses: &str, timeout: Duration, digest: Option<&str>) -> anyh
     Mixed::start(command)
 }
 
-/// Returns the command that starts the same process, without its arguments and with Java's default settings, for
-/// benches.
+/// Returns the command for benches that starts the same process as [`curator`]. The command has no arguments and uses
+/// Java's default settings.
 ///
 /// # Errors
-/// Same errors as [`curator`].
+/// Returns the same errors as [`curator`].
 pub fn curator_command() -> anyhow::Result<Vec<String>> {
     let [classes, jars] = curator_folders()?;
     let path = format!("{}:{}/*", classes.display(), jars.display());
     Ok(["java", "-cp", &path, "Mixed"].map(str::to_owned).to_vec())
 }
 
-/// Returns the folders of the classes and of the jars.
+/// Returns the folder of the classes and the folder of the jars of the process with Curator.
 fn curator_folders() -> anyhow::Result<[PathBuf; 2]> {
     let jars = java::jars("mixed-java", &tool("mixed-java/pom.xml"))?;
     let classes = java::classes("mixed-java-classes", &jars, &tool("mixed-java/Mixed.java"))?;
     Ok([classes, jars])
 }
 
-/// Starts the process with kazoo, connected to ZooKeeper's `addresses`.
+/// Starts the process with kazoo and connects it to the ZooKeeper servers at `addresses`.
 ///
 /// # Errors
-/// Same errors as [`curator`].
+/// Returns the same errors as [`curator`].
 pub fn kazoo(addresses: &str, timeout: Duration) -> anyhow::Result<Mixed> {
     let programs = python::environment("mixed-python", &tool("mixed-python/requirements.txt"))?;
     let mut command = Command::new(programs.join("python"));
@@ -96,8 +97,8 @@ fn tool(path: &str) -> PathBuf {
 impl Mixed {
     fn start(mut command: Command) -> anyhow::Result<Mixed> {
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-        let stdin = process.stdin.take().context("the child's input was not piped")?;
-        let stdout = process.stdout.take().context("the child's output was not piped")?;
+        let stdin = process.stdin.take().context("the standard input of the child process is not a pipe")?;
+        let stdout = process.stdout.take().context("the standard output of the child process is not a pipe")?;
         let output = Arc::<Output>::default();
         let reader_output = output.clone();
         thread::spawn(move || reader_output.read(stdout));
@@ -122,7 +123,7 @@ impl Mixed {
     /// Sends a command and returns the values of its response.
     ///
     /// # Errors
-    /// Returns an error if the response is an error or does not arrive.
+    /// Returns an error if the response is an error, or if no response arrives.
     pub fn ask(&self, command: &str) -> anyhow::Result<String> {
         self.begin(command)?.answer()
     }
@@ -141,13 +142,13 @@ impl Mixed {
         })
     }
 
-    /// Returns the events that have not been taken yet.
+    /// Returns the events that no caller has taken yet.
     #[must_use]
     pub fn events(&self) -> Vec<String> {
         self.output.lock().events.clone()
     }
 
-    /// Pauses the process with SIGSTOP; [`Mixed::resume`] continues it.
+    /// Pauses the process with SIGSTOP. [`Mixed::resume`] resumes the process.
     ///
     /// # Errors
     /// Returns an error if the process has ended.
@@ -175,16 +176,16 @@ impl Drop for Mixed {
 }
 
 impl Asked {
-    /// Returns true if the response has arrived.
+    /// Returns whether the response to the command has arrived.
     #[must_use]
     pub fn is_answered(&self) -> bool {
         self.output.lock().answers.contains_key(&self.id)
     }
 
-    /// Waits for the response and returns its values.
+    /// Waits for the response to the command and returns the values of the response.
     ///
     /// # Errors
-    /// Returns an error if the response is an error or does not arrive.
+    /// Returns an error if the response is an error, or if no response arrives.
     pub fn answer(self) -> anyhow::Result<String> {
         let answer = self.output.wait(TIMEOUT, |received| received.answers.remove(&self.id));
         let answer = answer.with_context(|| format!("`{}` was not answered", self.command))?;

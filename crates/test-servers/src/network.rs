@@ -1,5 +1,5 @@
-//! Network namespaces. A process in one has its own link to the rest of the machine, which can be cut without closing
-//! its connections.
+//! Network namespaces. A process in a namespace has a separate link to the rest of the machine. A test can cut the link
+//! without closing the connections of the process.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -10,7 +10,7 @@ use anyhow::{Context, bail, ensure};
 
 use crate::guard::Guard;
 
-/// Network namespace with one link. Dropping this value removes it and kills the processes in it.
+/// Network namespace with one link. A drop of this value removes the namespace and kills the processes in it.
 #[derive(Debug)]
 pub struct Namespace {
     number: u8,
@@ -21,7 +21,7 @@ impl Namespace {
     /// Creates a namespace. Requires root and `ip`.
     ///
     /// # Errors
-    /// Returns an error if the kernel or the user does not allow it. The error names the next step.
+    /// Returns an error if the kernel does not allow it or the user has too few rights. The error names the next step.
     pub fn make() -> anyhow::Result<Namespace> {
         ensure!(
             rustix::process::geteuid().is_root(),
@@ -29,7 +29,8 @@ impl Namespace {
              and CAP_SYS_ADMIN"
         );
         let mut failure = None;
-        // Other processes may create namespaces concurrently; the process that creates a namespace owns its number.
+        // Other processes may create namespaces concurrently. The first process that creates the namespace with a
+        // number owns the number.
         let created = (1..=200).find(|number| match ip(&format!("netns add {}", name(*number))) {
             Ok(()) => true,
             Err(error) => {
@@ -38,7 +39,7 @@ impl Namespace {
             }
         });
         let Some(number) = created else {
-            let failure = failure.context("no number was tried")?;
+            let failure = failure.context("at least one number was tried")?;
             bail!(
                 "cannot create a network namespace; install iproute2 and grant CAP_NET_ADMIN and \
                  CAP_SYS_ADMIN: {failure:#}"
@@ -57,7 +58,7 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// Returns the address of the rest of the machine inside the namespace.
+    /// Returns the address under which processes in the namespace reach the rest of the machine.
     #[must_use]
     pub fn host(&self) -> Ipv4Addr {
         self.address(1)
@@ -75,7 +76,7 @@ impl Namespace {
         command
     }
 
-    /// Cuts or restores the link. While it is cut, no packet passes, and connections receive no error.
+    /// Cuts or restores the link. While the link is cut, no packet passes, and connections receive no error.
     ///
     /// # Errors
     /// Returns an error if the link does not exist.
@@ -90,7 +91,7 @@ impl Drop for Namespace {
     }
 }
 
-/// Returns the name of the namespace, which is also the name of its link's outer end.
+/// Returns the name of the namespace. The outer end of its link has the same name.
 fn name(number: u8) -> String {
     format!("rve{number}")
 }
@@ -102,7 +103,7 @@ fn ip(arguments: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Guard script. Removing the namespace also removes its link.
+/// Guard script that kills the processes in the namespace and removes the namespace. The kernel then removes the link.
 const GUARD: &str = r#"
 name=$(cat "$1/name")
 for pid in $(ip netns pids "$name"); do kill -KILL "$pid"; done

@@ -1,15 +1,15 @@
-//! Free ports for servers.
+//! Choice of free ports for test servers.
 
 use std::net::TcpListener;
 
 use anyhow::{Context, bail};
 
-/// Returns a free port below the range that this machine gives to outgoing connections, so that a server that restarts
-/// gets its port again.
+/// Returns a free port below the range that this machine uses for outgoing connections. A server that restarts can
+/// therefore use its port again.
 pub(crate) fn free_port() -> anyhow::Result<u16> {
     for _ in 0..100 {
-        let random = getrandom::u32().context("the system has no random numbers")? % 12_000;
-        let port = 20_000 + u16::try_from(random).expect("the remainder is below 12,000");
+        let random = getrandom::u32().context("the system returned no random number")? % 12_000;
+        let port = 20_000 + u16::try_from(random).expect("a remainder below 12,000 fits into 16 bits");
         if TcpListener::bind(("127.0.0.1", port)).is_ok() {
             return Ok(port);
         }

@@ -1,4 +1,4 @@
-//! PostgreSQL server for tests, in the newest installed version.
+//! PostgreSQL server for tests. The server has the newest installed version.
 
 mod programs;
 
@@ -16,28 +16,28 @@ use programs::Programs;
 use crate::guard::Guard;
 use crate::port::free_port;
 
-/// Password of the superuser. Its characters test whether a URL is decoded.
+/// Password of the superuser. Its special characters test whether the product decodes a URL.
 pub const PASSWORD: &str = "p@ss:word/1";
 const PASSWORD_IN_URL: &str = "p%40ss%3Aword%2F1";
 const START_MAX: Duration = Duration::from_secs(60);
-/// Interval between two checks of a condition.
+/// Interval between two checks of a condition that the crate waits for.
 const PERIOD: Duration = Duration::from_millis(10);
 
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Offers TLS, with a certificate for `localhost` (not 127.0.0.1) that is signed by the authority in
-    /// [`Postgres::root_certificate`].
+    /// True if the server offers TLS. Its certificate is for `localhost` (not 127.0.0.1). The authority in
+    /// [`Postgres::root_certificate`] has signed the certificate.
     pub tls: bool,
-    /// Parent of the server's folder; by default the system's temporary folder.
+    /// Parent of the server's folder. The default is the system's folder for temporary files.
     pub parent: Option<PathBuf>,
-    /// Size of a separate disk at `disk` in the server's folder, for a tablespace that gets full. Only the server's
-    /// processes see this disk, and a restart empties it.
+    /// Size of a separate disk at `disk` in the server's folder, for tests with a full tablespace. Only the server's
+    /// processes can access this disk, and a restart empties it.
     pub disk_bytes: Option<u64>,
-    /// Further settings, in the form of `postgresql.conf`.
+    /// Additional settings as names and values of `postgresql.conf`.
     pub settings: Vec<(String, String)>,
 }
 
-/// Server that belongs to this process. Dropping it stops the server and deletes its folder.
+/// PostgreSQL server that belongs to this process. A drop of this value stops the server and deletes its folder.
 #[derive(Debug)]
 pub struct Postgres {
     programs: Programs,
@@ -45,15 +45,16 @@ pub struct Postgres {
     port: u16,
     settings: Vec<(String, String)>,
     disk_bytes: Option<u64>,
-    /// Postmaster process; `None` while the server is stopped.
+    /// Postmaster process. `None` while the server is stopped.
     server: Mutex<Option<Child>>,
     guard: Guard,
 }
 
-/// Returns the shared server of this process. The first caller starts it. It ends soon after the process.
+/// Returns the shared server of this process. The first caller starts the server. The server ends soon after the
+/// process.
 ///
 /// # Panics
-/// Panics if the server cannot be started, because no test that needs it can run.
+/// Panics if the server does not start, because no test that needs the server can run.
 pub fn shared() -> &'static Postgres {
     static SHARED: OnceLock<Postgres> = OnceLock::new();
     SHARED.get_or_init(|| Postgres::start().expect("PostgreSQL is installed and starts"))
@@ -61,13 +62,14 @@ pub fn shared() -> &'static Postgres {
 
 impl Postgres {
     /// # Errors
-    /// Returns an error if PostgreSQL is not installed or does not start. The error then contains its log.
+    /// Returns an error if PostgreSQL is not installed or does not start. If the server does not start, the error
+    /// contains its log.
     pub fn start() -> anyhow::Result<Postgres> {
         Postgres::start_with(Options::default())
     }
 
     /// # Errors
-    /// Same errors as [`Postgres::start`].
+    /// Returns the same errors as [`Postgres::start`].
     pub fn start_with(options: Options) -> anyhow::Result<Postgres> {
         let programs = Programs::find()?;
         let parent = options.parent.unwrap_or_else(std::env::temp_dir);
@@ -87,7 +89,7 @@ impl Postgres {
         let disk_bytes = options.disk_bytes;
         let server = Mutex::new(None);
         let mut postgres = Postgres { programs, folder, port: 0, settings, disk_bytes, server, guard };
-        // Another process may take the port between the check and the start.
+        // Another process may take the port between the check of the port and the start of the server.
         let mut attempts_left = 5;
         loop {
             postgres.port = free_port()?;
@@ -101,7 +103,7 @@ impl Postgres {
         }
     }
 
-    /// Returns the superuser's URL of this database, with the password.
+    /// Returns the URL of a database, with the name and the password of the superuser.
     #[must_use]
     pub fn url(&self, database: &str) -> String {
         format!("postgresql://postgres:{PASSWORD_IN_URL}@127.0.0.1:{}/{database}", self.port)
@@ -118,7 +120,8 @@ impl Postgres {
         &self.folder
     }
 
-    /// Returns the PEM file of the authority that signed the certificate of a server with [`Options::tls`].
+    /// Returns the path of the PEM file with the certificate of the authority that signed the server's certificate. The
+    /// file exists only with [`Options::tls`].
     #[must_use]
     pub fn root_certificate(&self) -> PathBuf {
         self.folder.join("root.crt")
@@ -137,13 +140,13 @@ impl Postgres {
     /// # Errors
     /// Returns an error if the server cannot create the database.
     pub fn copy_database(&self, template: &str) -> anyhow::Result<String> {
-        let name = format!("test_{:016x}", getrandom::u64().context("the system has no random numbers")?);
+        let name = format!("test_{:016x}", getrandom::u64().context("the system returned no random number")?);
         self.sql("postgres", &format!("create database {name} template {template}"))?;
         Ok(self.url(&name))
     }
 
-    /// Runs statements with `psql` and returns its output: rows as lines, fields separated by `|`. Each call uses its
-    /// own connection.
+    /// Runs statements with `psql` and returns the output of `psql`: one line for each row, with `|` between fields.
+    /// Each call opens a new connection.
     ///
     /// # Errors
     /// Returns an error if the server cannot be reached or rejects a statement.
@@ -151,23 +154,23 @@ impl Postgres {
         self.programs.psql(self.port, database, PASSWORD, statements)
     }
 
-    /// Returns the server's log.
+    /// Returns the content of the server's log.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be read.
+    /// Returns an error if the log file cannot be read.
     pub fn log(&self) -> anyhow::Result<String> {
         Ok(String::from_utf8_lossy(&std::fs::read(self.folder.join("server.log"))?).into_owned())
     }
 
-    /// Stops the server gracefully and terminates its sessions ("fast"). [`Postgres::restart`] starts it again. Does
-    /// nothing if the server is stopped.
+    /// Stops the server gracefully and ends its sessions (PostgreSQL's mode "fast"). [`Postgres::restart`] starts the
+    /// server again. Does nothing if the server is stopped.
     ///
     /// # Errors
-    /// Returns an error if the signal cannot be sent.
+    /// Returns an error if this method cannot send the signal.
     pub fn stop(&self) -> anyhow::Result<()> {
         let mut server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(mut child) = server.take() {
-            // A paused process handles no signal, so resume it first.
+            // Resume the server first, because a paused process handles no signal.
             signal_all(&child, Signal::CONT)?;
             rustix::process::kill_process(pid_of(&child), Signal::INT).context("cannot end PostgreSQL")?;
             child.wait()?;
@@ -175,29 +178,29 @@ impl Postgres {
         Ok(())
     }
 
-    /// Kills all of the server's processes with SIGKILL. Does nothing if the server is stopped.
+    /// Kills all processes of the server with SIGKILL. Does nothing if the server is stopped.
     ///
     /// # Errors
-    /// Returns an error if the signal cannot be sent, or if the processes do not end.
+    /// Returns an error if this method cannot send the signal, or if the processes do not end.
     pub fn kill(&self) -> anyhow::Result<()> {
         let mut server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(mut child) = server.take() {
-            // A paused postmaster cannot start a process while its children are listed.
+            // Pause the postmaster first, so that it starts no process while this method lists its children.
             rustix::process::kill_process(pid_of(&child), Signal::STOP)?;
             let children = children_of(&child);
             signal_all(&child, Signal::KILL)?;
             child.wait()?;
-            // The processes use the shared memory until they have ended, and a new server fails to start until then.
+            // The processes use the shared memory until they have ended. A new server cannot start before that.
             let start = Instant::now();
             while children.iter().any(|child| is_running(*child)) {
-                ensure!(start.elapsed() < START_MAX, "PostgreSQL's processes still run after SIGKILL");
+                ensure!(start.elapsed() < START_MAX, "processes of PostgreSQL are still running after SIGKILL");
                 std::thread::sleep(PERIOD);
             }
         }
         Ok(())
     }
 
-    /// Pauses all of the server's processes: connections stay open, and no process answers.
+    /// Pauses all processes of the server. Connections stay open, and the server does not respond.
     ///
     /// # Errors
     /// Returns an error if the server is not running.
@@ -218,10 +221,11 @@ impl Postgres {
         signal_all(server.as_ref().context("PostgreSQL is stopped")?, signal)
     }
 
-    /// Starts the server on the same data and port, and stops it first if it runs. Returns once it answers.
+    /// Starts the server with the same data and port. Stops the server first if it is running. Returns when the server
+    /// responds to a query.
     ///
     /// # Errors
-    /// Returns an error if the server does not start. The error then contains its log.
+    /// Returns an error if the server does not start. The error contains the server's log.
     pub fn restart(&self) -> anyhow::Result<()> {
         self.stop()?;
         let mut server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
@@ -272,13 +276,13 @@ impl Drop for Postgres {
         let child = self.server.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         self.guard.stop();
         if let Some(mut child) = child {
-            // The guard has waited for the server's end, or killed it.
+            // The guard has already waited for the end of the server, or killed it.
             drop(child.wait());
         }
     }
 }
 
-/// Guard script that stops the server, gracefully if possible.
+/// Guard script that stops the server. It kills the server if the server does not stop in time.
 const GUARD: &str = r#"
 is_running() { [ -n "$pid" ] && [ "$(readlink "/proc/$pid/cwd")" = "$1/data" ] && ! grep -q '^State:.*Z' "/proc/$pid/status"; }
 pid=$(head -n 1 "$1/data/postmaster.pid")
@@ -295,24 +299,26 @@ fn pid_of(child: &Child) -> Pid {
     Pid::from_child(child)
 }
 
-/// Sends a signal to the postmaster and its children, and waits until a stop takes effect.
+/// Sends a signal to the postmaster and its children. If the signal is SIGSTOP, waits until all these processes have
+/// stopped.
 fn signal_all(postmaster: &Child, signal: Signal) -> anyhow::Result<()> {
-    // The postmaster comes first: a stopped one starts no further child.
+    // Signal the postmaster first, because a stopped postmaster starts no further child.
     rustix::process::kill_process(pid_of(postmaster), signal).context("cannot signal PostgreSQL")?;
     wait_if_stopping(pid_of(postmaster), signal)?;
     for child in children_of(postmaster) {
-        // A child may have ended since the list was read.
+        // A child may have ended after this function read the list.
         let _ended = rustix::process::kill_process(child, signal);
         wait_if_stopping(child, signal)?;
     }
     Ok(())
 }
 
-/// Waits after a stop until the process is stopped or has ended. A stop of another process's child sends no event.
+/// If the signal is SIGSTOP, waits until the process has stopped or ended. The kernel sends this process no event when
+/// the child of another process stops.
 fn wait_if_stopping(pid: Pid, signal: Signal) -> anyhow::Result<()> {
     let start = Instant::now();
     while signal == Signal::STOP && is_running(pid) && state_of(pid) != Some('T') {
-        ensure!(start.elapsed() < START_MAX, "PostgreSQL's processes still run after SIGSTOP");
+        ensure!(start.elapsed() < START_MAX, "processes of PostgreSQL are still running after SIGSTOP");
         std::thread::sleep(PERIOD);
     }
     Ok(())
@@ -324,12 +330,12 @@ fn children_of(postmaster: &Child) -> Vec<Pid> {
     children.split_whitespace().filter_map(|word| Pid::from_raw(word.parse().ok()?)).collect()
 }
 
-/// Returns true if the process exists and is not a zombie.
+/// Returns whether the process exists and is not a zombie.
 fn is_running(pid: Pid) -> bool {
     state_of(pid).is_some_and(|state| state != 'Z')
 }
 
-/// Returns the letter of the process's state (proc_pid_status(5)); `None` if there is no such process.
+/// Returns the letter of the process's state (see proc_pid_status(5)), or `None` if the process does not exist.
 fn state_of(pid: Pid) -> Option<char> {
     let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).ok()?;
     status.lines().find_map(|line| line.strip_prefix("State:")?.trim().chars().next())

@@ -1,4 +1,4 @@
-//! TCP proxy to a server whose connections can be cut.
+//! TCP proxy to a server. A test can cut the connections through the proxy.
 
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 
-/// TCP proxy. It forwards connections to [`Proxy::address`] to a server. Dropping it ends its threads and its
-/// connections.
+/// TCP proxy. It accepts connections at [`Proxy::address`] and forwards their data to and from a server. A drop of this
+/// value ends the proxy's threads and connections.
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
@@ -18,14 +18,14 @@ pub struct Proxy {
 struct Link {
     is_cut: AtomicBool,
     is_over: AtomicBool,
-    /// Number of cuts and restorations. Data of an earlier connection may be lost, so the proxy forwards nothing more
-    /// over it.
+    /// Number of cuts and restorations so far. A connection from before the last change may have lost data, so the
+    /// proxy forwards no more data over it.
     age: AtomicU64,
-    /// Both ends of each connection of this age. The lock is held while the age changes.
+    /// Both ends of each connection since the last change of `age`. A thread holds this lock while it changes `age`.
     connections: Mutex<Vec<TcpStream>>,
-    /// Part of the request whose response is to be lost; empty if there is none.
+    /// Text in the request whose response the proxy must lose. Empty if the proxy must lose no response.
     unanswered: Mutex<Vec<u8>>,
-    /// True once responses are lost.
+    /// True after the proxy has begun to lose the data from the server.
     is_mute: AtomicBool,
 }
 
@@ -36,7 +36,7 @@ impl Proxy {
         Proxy::start_at(Ipv4Addr::LOCALHOST.into(), server)
     }
 
-    /// Works like [`Proxy::start`], with this address of the machine.
+    /// Starts a proxy like [`Proxy::start`], but at the address `host` of this machine.
     ///
     /// # Errors
     /// Returns an error if no port is free.
@@ -50,7 +50,7 @@ impl Proxy {
                     return;
                 }
                 if let (Ok(near), Ok(far)) = (near, TcpStream::connect(server)) {
-                    // A connection that cannot be forwarded is closed.
+                    // If the proxy cannot forward a connection, it closes the connection.
                     drop(accepting.connect(near, far));
                 }
             }
@@ -63,10 +63,10 @@ impl Proxy {
         self.address
     }
 
-    /// Cuts or restores the proxy. While it is cut, old and new connections stay open and their data is lost, as with a
-    /// cut cable. After the restoration the old connections are closed and new ones work.
+    /// Cuts or restores the proxy. While the proxy is cut, connections stay open and the proxy drops their data, like a
+    /// cut cable. A restoration closes all connections, and new connections work.
     pub fn cut(&self, is_cut: bool) {
-        let mut connections = self.link.connections.lock().expect("no task panics while it holds this lock");
+        let mut connections = self.link.connections.lock().expect("no thread panics while it holds this lock");
         self.link.age.fetch_add(1, Ordering::AcqRel);
         self.link.is_cut.store(is_cut, Ordering::Release);
         if !is_cut {
@@ -76,18 +76,18 @@ impl Proxy {
         }
     }
 
-    /// Loses all data from the server, and forwards all data to it, until `cut(false)`.
+    /// Drops all data from the server, and forwards all data to the server, until the test calls `cut(false)`.
     pub fn cut_answers(&self) {
         self.link.is_mute.store(true, Ordering::Release);
     }
 
-    /// Forwards the next request that contains `to`, and loses all data from the server from then on, until
-    /// `cut(false)`. (A request is the data that its client sends at once, so it must be short.)
+    /// Forwards the next request that contains `to`. Then drops all data from the server until the test calls
+    /// `cut(false)`. The client must send the request in one write, so the request must be short.
     pub fn lose_answer(&self, to: &str) {
         to.as_bytes().clone_into(&mut self.link.unanswered());
     }
 
-    /// Returns true once responses are lost.
+    /// Returns whether the proxy has begun to drop the data from the server.
     #[must_use]
     pub fn has_lost_answer(&self) -> bool {
         self.link.is_mute.load(Ordering::Acquire)
@@ -103,7 +103,7 @@ fn end(connections: &mut Vec<TcpStream>) {
 
 impl Link {
     fn connect(self: &Arc<Self>, near: TcpStream, far: TcpStream) -> std::io::Result<()> {
-        let mut connections = self.connections.lock().expect("no task panics while it holds this lock");
+        let mut connections = self.connections.lock().expect("no thread panics while it holds this lock");
         let age = self.age.load(Ordering::Acquire);
         for (from, to, is_request) in [(&near, &far, true), (&far, &near, false)] {
             from.set_nodelay(true)?;
@@ -128,13 +128,14 @@ impl Link {
                 break;
             }
         }
-        // Forward the end of one direction, unless the proxy is cut.
+        // Forward the end of the connection, unless the proxy is cut.
         if is_connected() {
             drop(to.shutdown(Shutdown::Both));
         }
     }
 
-    /// Checks a request before it is forwarded, so that its response cannot arrive before the check.
+    /// Checks whether the proxy must lose the response to a request. The proxy makes this check before it forwards the
+    /// request, so that the response cannot arrive before the check.
     fn check_request(&self, request: &[u8]) {
         let mut unanswered = self.unanswered();
         if !unanswered.is_empty() && request.windows(unanswered.len()).any(|part| *part == **unanswered) {
@@ -144,14 +145,14 @@ impl Link {
     }
 
     fn unanswered(&self) -> MutexGuard<'_, Vec<u8>> {
-        self.unanswered.lock().expect("no task panics while it holds this lock")
+        self.unanswered.lock().expect("no thread panics while it holds this lock")
     }
 }
 
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.link.is_over.store(true, Ordering::Release);
-        end(&mut self.link.connections.lock().expect("no task panics while it holds this lock"));
+        end(&mut self.link.connections.lock().expect("no thread panics while it holds this lock"));
         // Wake the listener.
         drop(TcpStream::connect(self.address));
     }

@@ -1,12 +1,13 @@
-//! Python programs, each in its own virtual environment.
+//! Python programs for tests, each in a separate virtual environment.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::cache;
 
-/// Returns the folder with the programs of an environment that has the packages in `requirements`. The first caller
-/// creates the environment; the others wait. `name` is the name of the cache entry.
+/// Returns the folder with the programs of a virtual environment. The environment has the packages that the file
+/// `requirements` names. The first caller creates the environment, and concurrent callers wait. `name` is the name of
+/// the cache entry.
 ///
 /// # Errors
 /// Returns an error if Python cannot create the environment, or `pip` cannot install the packages.
@@ -17,7 +18,7 @@ pub fn environment(name: &str, requirements: &Path) -> anyhow::Result<PathBuf> {
         cache::run(venv, "install the package `python3-venv`")?;
         let mut pip = Command::new(folder.join("bin/python"));
         pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--requirement"]).arg(requirements);
-        cache::run(pip, "check the virtual environment")
+        cache::run(pip, "check the virtual environment and the access to the package index")
     })?;
     Ok(environment.join("bin"))
 }

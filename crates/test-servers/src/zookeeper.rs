@@ -1,4 +1,4 @@
-//! ZooKeeper for tests: one server, or an ensemble of several.
+//! ZooKeeper for tests: one server, or an ensemble of several servers.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -15,13 +15,13 @@ use crate::guard::Guard;
 use crate::java;
 use crate::port::free_port;
 
-/// Unit of time of the servers. A session's timeout is from two to 600 ticks.
+/// Unit of time of the servers. The timeout of a session is between two and 600 ticks.
 pub const TICK: Duration = Duration::from_millis(100);
 const START_MAX: Duration = Duration::from_secs(60);
-/// Interval between two checks of a condition.
+/// Interval between two checks of a condition that the crate waits for.
 const PERIOD: Duration = Duration::from_millis(20);
 
-/// Servers that belong to this process. Dropping this value stops them and deletes their folder.
+/// ZooKeeper servers that belong to this process. A drop of this value stops the servers and deletes their folder.
 #[derive(Debug)]
 pub struct Zookeeper {
     jars: PathBuf,
@@ -34,29 +34,30 @@ pub struct Zookeeper {
 struct Server {
     folder: PathBuf,
     port: u16,
-    /// Process of the server; `None` while it is stopped.
+    /// Process of the server. `None` while the server is stopped.
     process: Mutex<Option<Child>>,
 }
 
-/// Returns the shared single server of this process. The first caller starts it. It ends soon after the process.
+/// Returns the shared single server of this process. The first caller starts the server. The server ends soon after the
+/// process.
 ///
 /// # Panics
-/// Panics if the server cannot be started, because no test that needs it can run.
+/// Panics if the server does not start, because no test that needs the server can run.
 pub fn shared() -> &'static Zookeeper {
     static SHARED: OnceLock<Zookeeper> = OnceLock::new();
     SHARED.get_or_init(|| Zookeeper::start(1).expect("Java and Maven are installed, and ZooKeeper starts"))
 }
 
 impl Zookeeper {
-    /// Starts an ensemble of `count` servers. Returns once it serves.
+    /// Starts an ensemble of `count` servers. Returns when the ensemble serves requests.
     ///
     /// # Errors
-    /// Returns an error if Java or Maven is not installed, or if ZooKeeper does not start. The error then contains its
-    /// log.
+    /// Returns an error if Java or Maven is not installed, or if ZooKeeper does not start. If a server does not start,
+    /// the error contains its log.
     pub fn start(count: usize) -> anyhow::Result<Zookeeper> {
         let pom = Path::new(env!("CARGO_MANIFEST_DIR")).join("java/zookeeper/pom.xml");
         let jars = java::jars("zookeeper", &pom)?;
-        // Another process may take a port between the check and the start.
+        // Another process may take a port between the check of the port and the start of the server.
         let mut attempts_left = 3;
         loop {
             attempts_left -= 1;
@@ -107,7 +108,7 @@ impl Zookeeper {
         self.servers.len()
     }
 
-    /// Returns the port of the server with index `at`, from 0.
+    /// Returns the port of the server with the index `at`. The first index is 0.
     #[must_use]
     pub fn port(&self, at: usize) -> u16 {
         self.servers[at].port
@@ -119,27 +120,27 @@ impl Zookeeper {
         &self.folder
     }
 
-    /// Sends a four-letter command, such as `srvr`, to the server `at` and returns the response.
+    /// Sends a four-letter command, such as `srvr`, to the server with the index `at` and returns the response.
     ///
     /// # Errors
-    /// Returns an error if the server does not answer.
+    /// Returns an error if the server does not respond.
     pub fn ask(&self, at: usize, command: &str) -> anyhow::Result<String> {
         self.servers[at].ask(command)
     }
 
-    /// Returns the index of the server that leads the ensemble now.
+    /// Returns the index of the server that currently leads the ensemble.
     ///
     /// # Errors
-    /// Returns an error if no server reports that it leads.
+    /// Returns an error if no server reports that it leads the ensemble.
     pub fn leader(&self) -> anyhow::Result<usize> {
         let leads = |at: &usize| self.ask(*at, "srvr").is_ok_and(|text| text.contains("Mode: leader"));
         (0..self.count()).find(leads).context("no server leads")
     }
 
-    /// Kills the server `at` with SIGKILL. Does nothing if it is stopped.
+    /// Kills the server with the index `at` with SIGKILL. Does nothing if the server is stopped.
     ///
     /// # Errors
-    /// Returns an error if the server cannot be killed.
+    /// Returns an error if this method cannot kill the server.
     pub fn kill(&self, at: usize) -> anyhow::Result<()> {
         if let Some(mut process) = self.servers[at].process().take() {
             process.kill()?;
@@ -148,27 +149,29 @@ impl Zookeeper {
         Ok(())
     }
 
-    /// Restarts the server `at` on the same data and port, and kills it first if it runs. Returns once it serves.
+    /// Starts the server with the index `at` with the same data and port. Kills the server first if it is running.
+    /// Returns when the server serves requests.
     ///
     /// # Errors
-    /// Returns an error if the server does not start. The error then contains its log.
+    /// Returns an error if the server does not start. The error contains the server's log.
     pub fn restart(&self, at: usize) -> anyhow::Result<()> {
         self.kill(at)?;
         self.servers[at].spawn(&self.jars)?;
         self.servers[at].wait()
     }
 
-    /// Kills all servers with SIGKILL and restarts them on the same data and ports. Returns once they serve.
+    /// Kills all servers with SIGKILL and starts them with the same data and ports. Returns when all servers serve
+    /// requests.
     ///
     /// # Errors
-    /// Same errors as [`Zookeeper::restart`].
+    /// Returns the same errors as [`Zookeeper::restart`].
     pub fn restart_all(&self) -> anyhow::Result<()> {
         (0..self.count()).try_for_each(|at| self.kill(at))?;
         self.servers.iter().try_for_each(|server| server.spawn(&self.jars))?;
         self.servers.iter().try_for_each(Server::wait)
     }
 
-    /// Pauses the server `at`: connections stay open, and it does not answer.
+    /// Pauses the server with the index `at`. Connections stay open, and the server does not respond.
     ///
     /// # Errors
     /// Returns an error if the server is not running.
@@ -193,7 +196,7 @@ impl Server {
     fn spawn(&self, jars: &Path) -> anyhow::Result<()> {
         let log = File::options().create(true).append(true).open(self.folder.join("server.log"))?;
         let mut command = java::command(&[jars]);
-        // Check for empty containers every 500 ms instead of once a minute.
+        // With this option the server checks for empty containers every 500 ms instead of once a minute.
         command.args(["-Dznode.container.checkIntervalMs=500", "-Dzookeeper.admin.enableServer=false"]);
         command.arg("org.apache.zookeeper.server.quorum.QuorumPeerMain").arg(self.folder.join("zoo.cfg"));
         command.current_dir(&self.folder).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
@@ -203,7 +206,8 @@ impl Server {
         Ok(())
     }
 
-    /// Waits until the server serves. The command `ruok` does not show that, so this uses `srvr`.
+    /// Waits until the server serves requests. The method uses the command `srvr`, because a server responds to `ruok`
+    /// before it serves requests.
     fn wait(&self) -> anyhow::Result<()> {
         let start = Instant::now();
         while !self.ask("srvr").is_ok_and(|text| text.contains("Mode:")) {
@@ -260,7 +264,7 @@ fn configuration(folder: &Path, port: u16, members: &str) -> String {
     )
 }
 
-/// Guard script that kills the servers that still run in the folder.
+/// Guard script that kills the servers that are still running in the folder.
 const GUARD: &str = r#"
 for file in "$1"/*/pid; do
   pid=$(cat "$file") && [ "$(readlink "/proc/$pid/cwd")" = "$(dirname "$file")" ] && kill -KILL "$pid"

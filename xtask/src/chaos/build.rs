@@ -12,7 +12,7 @@ const UNFENCED: &str = include_str!("mutants/unfenced.patch");
 const NO_DRAIN: &str = include_str!("mutants/no-drain.patch");
 
 /// # Errors
-/// Returns an error if the binary does not build, or if the patch of a mutant no longer applies.
+/// Returns an error if the build fails, or if the patch of a mutant no longer applies.
 pub(super) fn build(mutant: Option<Mutant>) -> anyhow::Result<PathBuf> {
     let target = stage::target()?;
     let Some(mutant) = mutant else {
@@ -28,11 +28,11 @@ pub(super) fn build(mutant: Option<Mutant>) -> anyhow::Result<PathBuf> {
     let patch_file = copy.join("mutant.patch");
     std::fs::write(&patch_file, patch)?;
     let mut apply = Command::new("git");
-    // The copy is usually within the checkout, but must not be treated as part of it.
+    // The copy is usually within the checkout, but git must not treat the copy as part of the checkout.
     apply.args(["apply", "mutant.patch"]).current_dir(&copy).env("GIT_CEILING_DIRECTORIES", target.join("chaos"));
     let status = apply.status().context("cannot start git")?;
     ensure!(status.success(), "xtask/src/chaos/mutants/{name}.patch does not apply to the code; create it again");
-    // All mutants share the build of the code that they do not change.
+    // All mutants share one build folder, so that cargo builds unchanged crates once.
     let mutants_target = target.join("chaos/target");
     cargo(&copy, &mutants_target)?;
     Ok(mutants_target.join("release/reveille"))
@@ -46,7 +46,7 @@ fn cargo(checkout: &Path, target: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Copies all files that git tracks or would add, in their current state.
+/// Copies the current state of all files that git tracks or would add.
 fn copy_checkout(copy: &Path) -> anyhow::Result<()> {
     if copy.exists() {
         std::fs::remove_dir_all(copy)?;

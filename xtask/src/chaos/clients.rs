@@ -1,6 +1,7 @@
-//! Clients. Each creates schedules and changes its own, one request after the other, and logs the responses.
+//! Clients. Each client creates schedules, changes its own schedules, sends one request at a time, and logs the
+//! responses.
 //!
-//! Invariant: only one client sends requests about a schedule, and never two at once.
+//! Invariant: only one client sends requests about a schedule, and it never sends two of them at once.
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpStream};
@@ -16,16 +17,16 @@ use super::instant;
 use super::log::{Answer, Log, Operation, Request, now_millis};
 use super::random::Random;
 
-/// Timeout of a request. It is longer than a member waits for another member (2 s, twice).
+/// Timeout of a request. A member waits up to 2 s for another member and may wait twice, so this timeout is longer.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 const CONNECT_TIME: Duration = Duration::from_secs(1);
-/// Time for which a client avoids a member that did not answer.
+/// Time for which a client avoids a member that did not respond.
 const AVOID: Duration = Duration::from_secs(2);
 const TRIES_MAX: u32 = 4;
 const EVERY_MS: u64 = 2_000;
-/// Lifetime after which a recurring schedule is cancelled: minimum and maximum.
+/// Minimum and maximum lifetime after which a client cancels a recurring schedule.
 const RECURRING_MS: (u64, u64) = (10_000, 40_000);
-/// Most live schedules that a client remembers.
+/// Maximum number of live schedules that a client remembers.
 const REMEMBERED_MAX: usize = 200;
 /// Time before its due instant within which a client rarely changes a one-shot schedule.
 const NEAR_MS: u64 = 100;
@@ -35,7 +36,7 @@ pub(super) struct Workload {
     pub(super) log: Log,
     pub(super) key: String,
     pub(super) target: String,
-    /// Members that may receive requests; members that are known to be dead are not among them.
+    /// Members that may receive requests, without the members that the run knows to be dead.
     pub(super) members: Mutex<BTreeMap<&'static str, SocketAddr>>,
     /// Longest time from a request to the due instant of its callback.
     pub(super) ahead_ms: u64,
@@ -64,7 +65,7 @@ struct Known {
     id: String,
     version: u32,
     at_ms: Option<u64>,
-    /// Instant at which a recurring schedule is cancelled.
+    /// Instant at which the client cancels a recurring schedule.
     until_ms: u64,
 }
 
@@ -99,7 +100,7 @@ impl Client {
         let mut next = Instant::now() + period.mul_f64(self.random.between(0, 100) as f64 / 100.0);
         while !self.workload.is_over.load(Ordering::Relaxed) {
             thread::sleep(next.saturating_duration_since(Instant::now()));
-            // Requests that could not be sent in time are dropped.
+            // Drop the requests that the client could not send in time.
             next = (next + period).max(Instant::now());
             self.act();
         }
@@ -144,7 +145,8 @@ impl Client {
         format!("{}-{}", self.number, self.count + 1)
     }
 
-    /// Returns a due instant. Half of them are soon, the rest anywhere in the allowed time.
+    /// Returns a random due instant. Half of the instants are soon, and the other half are spread over the allowed
+    /// time.
     fn due(&mut self) -> u64 {
         let most = self.workload.ahead_ms;
         let ahead = if self.random.percent(50) { most.min(5_000) } else { most };
@@ -191,7 +193,7 @@ impl Client {
         }
     }
 
-    /// Replaces a schedule. Each try has its own version, because an earlier one may already have fired.
+    /// Replaces a schedule. Each try has its own version, because the version of an earlier try may already have fired.
     fn put(&mut self, mut known: Known) -> Option<Known> {
         let path = format!("/v1/schedules/{}", known.id);
         for _ in 0..TRIES_MAX {
@@ -202,13 +204,13 @@ impl Client {
                 return Some(known);
             }
         }
-        // A recurring schedule may exist, so remember it for its cancellation.
+        // The recurring schedule may exist, so remember it and cancel it later.
         known.at_ms.is_none().then_some(known)
     }
 
     fn cancel(&mut self, known: &Known) {
         let path = format!("/v1/schedules/{}", known.id);
-        // A recurring schedule must be cancelled eventually.
+        // A recurring schedule does not end by itself, so try its cancellation more often.
         let tries_max = if known.at_ms.is_none() { 4 * TRIES_MAX } else { TRIES_MAX };
         for _ in 0..tries_max {
             let request = self.request(Operation::Cancel, known, "DELETE", &path, "");
@@ -271,7 +273,7 @@ impl Client {
         request
     }
 
-    /// Returns a member that is not known to be unavailable, and waits until there is one.
+    /// Waits for a member that the client does not avoid, and returns this member.
     fn member(&mut self) -> (&'static str, SocketAddr) {
         loop {
             let members: Vec<_> =
@@ -309,7 +311,7 @@ impl Client {
 /// Opens a connection to one member.
 ///
 /// # Errors
-/// Returns an error if no process answers at the address. No request was sent then.
+/// Returns an error if no process responds at the address. In this case the client has sent no request.
 pub(super) fn connect(address: SocketAddr) -> std::io::Result<Connection> {
     Connection::new(TcpStream::connect_timeout(&address, CONNECT_TIME)?)?.with_timeout(REQUEST_TIMEOUT)
 }

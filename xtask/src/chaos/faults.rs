@@ -1,4 +1,4 @@
-//! Injects the faults, and logs the start and the end of each.
+//! Injects the faults, and logs the start and the end of each fault.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,7 +26,7 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    /// Injects faults until `end`. All faults are healed when it returns.
+    /// Injects faults until `end`. When this function returns, all faults have ended.
     pub(super) fn run(&self, plan: &mut Plan, end: Instant) {
         let mut next = plan.next();
         loop {
@@ -76,7 +76,7 @@ impl Cluster {
         self.failures.lock().unwrap_or_else(PoisonError::into_inner).push(failure);
     }
 
-    /// Injects a fault into a member. Returns the instant at which the disturbance itself ended.
+    /// Injects a fault into a member. Returns the instant at which the fault ended, before the member's recovery.
     fn disturb_member(&self, step: &Step, member: &Member) -> anyhow::Result<u64> {
         let network = &member.config().network;
         match step.kind {
@@ -119,7 +119,7 @@ impl Cluster {
                 return stopped.map(|()| end_ms);
             }
             _ => {
-                assert_eq!(member.name, GUEST, "only the guest joins");
+                assert_eq!(member.name, GUEST, "only the guest member joins");
                 member.start()?;
                 self.show(member);
                 thread::sleep(step.lasts);
@@ -154,7 +154,7 @@ impl Cluster {
         self.workload.lock_members().remove(member.name);
     }
 
-    /// Restarts members that exited by themselves, and records each as a failure.
+    /// Restarts members that exited by themselves, and records each exit as a failure.
     pub(super) fn restart_dead_members(&self) {
         for member in &self.members[..MEMBERS.len()] {
             if member.has_died() {
@@ -169,7 +169,7 @@ impl Cluster {
     }
 }
 
-/// Waits until `is_done` returns true, at most for `limit`. Returns true if it did.
+/// Waits until `is_done` returns true, at most for `limit`. Returns false after the limit.
 pub(super) fn wait_until(limit: Duration, mut is_done: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + limit;
     while !is_done() {

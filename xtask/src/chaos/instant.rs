@@ -1,5 +1,5 @@
-//! RFC 3339 in UTC with milliseconds, from and to milliseconds since 1970. This module does not use Reveille's own
-//! code, because that code is under test.
+//! Conversion between milliseconds since 1970 and RFC 3339 text in UTC with milliseconds. This module does not use
+//! Reveille's own code, because that code is under test.
 
 const DAY_MS: u64 = 86_400_000;
 

@@ -1,7 +1,7 @@
 //! Checks a run from its logs alone: the requests and responses, the callbacks, and the faults.
 //!
-//! A request without a response counts both ways: it may have been applied, at any later time, or not. All processes of
-//! a run read one clock, so instants of different logs are comparable.
+//! A member may have applied a request without a response at any later time, or never; the check accepts both cases.
+//! All processes of a run read one clock, so instants of different logs are comparable.
 
 mod duplicates;
 mod lateness;
@@ -73,7 +73,7 @@ impl Records {
         records
     }
 
-    /// Returns tokens and ids of the schedules whose runs must be queried before the verdict.
+    /// Returns the tokens and ids of the schedules whose runs the caller must query before the verdict.
     pub(super) fn questions(&self) -> Vec<(String, String)> {
         let open = self.histories.iter().filter(|(_, history)| {
             !promises::unaccounted(history, &self.faults).is_empty() || promises::is_lost(history)
@@ -123,21 +123,22 @@ impl Request {
     }
 }
 
-/// Time after the response within which an outcome becomes durable, and within which it reaches another member that is
-/// interrupted.
+/// Time after the target's response within which an outcome becomes durable, and time within which it reaches another
+/// member.
 const DURABLE_MS: u64 = 1_000;
 const HANDOVER_MS: u64 = 200;
 /// Time that a restored connection needs to recover, in addition to the length of the cut.
 const RECONNECT_MS: u64 = 1_000;
 
 impl Fault {
-    /// Returns the interval during which attempts in flight may be repeated.
+    /// Returns the interval in which a member may repeat attempts that are in flight.
     fn interrupts(&self) -> Option<(u64, u64)> {
         let length = self.end_ms.saturating_sub(self.start_ms);
         match self.kind {
             Kind::KilledAndLeftDead | Kind::KilledAndRestarted => Some((self.start_ms, self.end_ms)),
             Kind::CutOff | Kind::CutFromDatabase | Kind::CutFromPeers | Kind::CutFromReceiver => {
-                // TCP has doubled its retransmission timeout during the cut (RFC 6298).
+                // TCP doubles its retransmission timeout during the cut (RFC 6298), so data may be late by the length
+                // of the cut.
                 Some((self.start_ms, self.end_ms + length + RECONNECT_MS))
             }
             Kind::Paused | Kind::DatabaseRestarted | Kind::DatabaseKilled | Kind::DatabasePaused => {
@@ -221,15 +222,17 @@ impl Promise {
 #[derive(Default)]
 pub(super) struct Verdict {
     pub(super) broken: Vec<Violation>,
-    /// Duplicates that a fault explains, by its number: of callbacks of its own member, and of other members.
+    /// Duplicates that a fault explains, by the number of the fault. The first count is for callbacks of the fault's
+    /// own member, and the second count is for callbacks of other members.
     pub(super) duplicates: BTreeMap<usize, (u64, u64)>,
-    /// Callbacks that were sent before a cancellation was answered, delayed by a cut or a pause of their sender, and
-    /// arrived after it.
+    /// Callbacks that arrived after the response to a cancellation although their sender sent them before it. A cut or
+    /// a pause of the sender delayed them.
     pub(super) delayed: u64,
-    /// Callbacks of versions whose request had no response, so that it may have been applied after the cancellation.
+    /// Callbacks of versions whose request had no response. The owner may have applied this request after the
+    /// cancellation.
     pub(super) undecided: u64,
     pub(super) lateness: Lateness,
-    /// Pairs of successive callbacks of one poller that were compared.
+    /// Number of compared pairs of successive callbacks of one poller.
     pub(super) compared: u64,
     pub(super) term_rises: u64,
 }

@@ -1,4 +1,5 @@
-//! Logs of a run: requests, callbacks and faults, each a file of JSON lines. The check uses nothing else.
+//! Logs of a run. The requests, the callbacks and the faults are separate files of JSON lines. The check uses only
+//! these files.
 //!
 //! Invariant: when `write` returns, the line has reached the kernel's file cache. It may not be on disk yet.
 
@@ -17,7 +18,7 @@ pub(super) const FAULTS: &str = "faults.jsonl";
 pub(super) const PLACES: &str = "places.jsonl";
 pub(super) const RUNS: &str = "runs.jsonl";
 
-/// Returns milliseconds since 1970 by this machine's clock, which all members read.
+/// Returns the milliseconds since 1970 of this machine's clock, which all members read.
 pub(super) fn now_millis() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     u64::try_from(since.expect("the clock is after 1970").as_millis())
@@ -35,7 +36,7 @@ pub(super) enum Operation {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Answer {
-    /// Status 201 or 200 of a create or a put.
+    /// Status 201 or 200 of a create request or a put request.
     Acknowledged,
     /// Status 409.
     Exists,
@@ -44,21 +45,21 @@ pub(super) enum Answer {
     Pending,
     /// Status 404.
     NotFound,
-    /// No response, or status 5xx: the request may or may not have been applied.
+    /// No response, or status 5xx. The service may or may not have applied the request.
     Unknown,
-    /// Any other response: a bug of the service or of this harness.
+    /// Any other response, which shows a bug of the service or of this harness.
     Strange,
 }
 
 /// Request with its response.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Request {
-    /// Client's name of the schedule; the callbacks contain it.
+    /// Name that the client gives the schedule. The callbacks contain this name.
     pub(super) token: String,
     pub(super) operation: Operation,
-    /// Number of the body that was sent for this schedule; increases with each body.
+    /// Number of the request body. It increases with each body that the client sends for this schedule.
     pub(super) version: u32,
-    /// Due instant of a one-shot.
+    /// Due instant of a one-shot schedule.
     pub(super) at_ms: Option<u64>,
     pub(super) every_ms: Option<u64>,
     pub(super) member: String,
@@ -68,31 +69,31 @@ pub(super) struct Request {
     pub(super) status: u16,
     /// Service's id of the schedule.
     pub(super) id: Option<String>,
-    /// First instant, according to the response.
+    /// First due instant in the response.
     pub(super) next_ms: Option<u64>,
     /// Deadline in a `pending` response.
     pub(super) decided_by_ms: Option<u64>,
-    /// True if a put replaced a schedule whose attempt was in flight.
+    /// True if a put request replaced a schedule with an attempt in flight.
     #[serde(default)]
     pub(super) too_late: bool,
-    /// Text of the response or of the failure, if it is unusual.
+    /// Text of an unusual response or failure.
     pub(super) said: Option<String>,
 }
 
-/// Callback, logged before it is answered.
+/// Callback. The receiver logs it before it responds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Callback {
     pub(super) token: String,
     pub(super) version: u32,
     pub(super) arrived_ms: u64,
-    /// Start of the attempt according to the sender: nominal instant plus lateness.
+    /// Start of the attempt in the sender's view: nominal instant plus lateness.
     pub(super) started_ms: u64,
     pub(super) nominal_ms: u64,
     pub(super) run: String,
     pub(super) schedule: String,
     pub(super) attempt: u32,
     pub(super) term: u64,
-    /// Address of the sender; each member has its own.
+    /// Address of the member that sent the callback. Each member has its own address.
     pub(super) from: String,
     pub(super) answered_with: u16,
     pub(super) answered_after_ms: u64,
@@ -157,12 +158,13 @@ impl Kind {
 pub(super) struct Fault {
     pub(super) number: usize,
     pub(super) kind: Kind,
-    /// Address of the member; empty for a fault of the database.
+    /// Address of the affected member; empty for a fault of the database.
     pub(super) member: String,
     pub(super) start_ms: u64,
-    /// End of the disturbance: the process has died or runs again, its links are restored, or the database answers.
+    /// End of the fault. At this instant the process has died or runs again, its links work again, or the database
+    /// responds.
     pub(super) end_ms: u64,
-    /// End of the recovery: a member that was dead is ready again.
+    /// End of the recovery. At this instant a member that was dead is ready again.
     pub(super) healed_ms: u64,
 }
 
@@ -173,7 +175,7 @@ pub(super) struct Placement {
     pub(super) poller: i64,
 }
 
-/// Run that the service reported to a query of the check.
+/// Run in the service's response to a query of the check.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct RunRecord {
     pub(super) token: String,
@@ -193,7 +195,7 @@ impl Log {
     }
 
     pub(super) fn write(&self, record: &impl Serialize) {
-        let mut line = serde_json::to_vec(record).expect("records are plain JSON");
+        let mut line = serde_json::to_vec(record).expect("every record can be written as JSON");
         line.push(b'\n');
         let mut file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         file.write_all(&line).expect("the disk has space for the logs of a run");

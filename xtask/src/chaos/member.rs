@@ -1,4 +1,4 @@
-//! Members: processes of the binary, each in its own network namespace.
+//! Members. Each member is a process of the binary in its own network namespace.
 
 use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::network::Network;
 
-/// Seconds for which a dead member keeps its shards.
+/// Lease in seconds, after which a dead member loses its shards.
 pub(super) const LEASE_SECONDS: u64 = 2;
 const READY_TIME: Duration = Duration::from_secs(60);
 /// Longest wait for a stop. A graceful stop waits for attempts in flight (10 s) and for requests in progress (20 s).
@@ -26,7 +26,7 @@ const PEER_PORT: u16 = 7070;
 pub(super) struct MemberConfig {
     pub(super) binary: PathBuf,
     pub(super) folder: PathBuf,
-    /// URL of the database, from the members.
+    /// URL of the database for the members.
     pub(super) database: String,
     pub(super) network: Network,
 }
@@ -55,7 +55,7 @@ impl Member {
         self.config.folder.join(format!("member-{}.log", self.name))
     }
 
-    /// Starts the member and returns once it logs that it is ready. Retries while the database is not available.
+    /// Starts the member and waits until its log states that it is ready. Retries while the database is unavailable.
     pub(super) fn start(&self) -> anyhow::Result<()> {
         let deadline = Instant::now() + READY_TIME;
         loop {
@@ -122,7 +122,7 @@ impl Member {
         let deadline = Instant::now() + STOP_TIME;
         loop {
             if let Some(status) = child.try_wait()? {
-                ensure!(status.success(), "member {} was stopped gracefully and exited with {status}", self.name);
+                ensure!(status.success(), "member {} exited with {status} after a graceful stop", self.name);
                 return Ok(());
             }
             if Instant::now() >= deadline {
@@ -140,7 +140,7 @@ impl Member {
     }
 }
 
-/// Folder with the keys that were created with the schema.
+/// Folder with the keys that the schema command created.
 const OPERATOR_DATA: &str = "data-operator";
 
 /// Creates the schema and the keys, and returns the tenant's key.
@@ -154,5 +154,6 @@ pub(super) fn migrate(binary: &Path, url: &str, folder: &Path) -> anyhow::Result
     let output = command.output().with_context(|| format!("cannot start {}", binary.display()))?;
     let errors = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "`reveille store migrate` failed: {}", errors.trim());
-    Ok(std::fs::read_to_string(data.join("admin.key")).context("no admin key was created")?.trim().to_owned())
+    let key = std::fs::read_to_string(data.join("admin.key")).context("the schema command created no admin key")?;
+    Ok(key.trim().to_owned())
 }

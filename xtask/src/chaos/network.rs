@@ -1,8 +1,8 @@
-//! Network namespaces, one for each member, all on one bridge. Each member has its own address, and can be cut off from
-//! all or some of the others without an error on its connections.
+//! Network namespaces of the members. All namespaces share one bridge, and each member has its own address. The harness
+//! can cut a member off from all or some of the others without an error on its connections.
 //!
-//! Invariant: namespaces, the processes in them and the bridge are removed soon after this process ends, for any
-//! reason.
+//! Invariant: soon after this process ends for any reason, a shell removes the namespaces, the processes in them and
+//! the bridge.
 
 use std::net::Ipv4Addr;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -18,7 +18,7 @@ impl Network {
     /// Creates the bridge and the namespaces. Requires root.
     ///
     /// # Errors
-    /// Returns an error if the kernel or the user does not allow it.
+    /// Returns an error if the kernel or the user's rights do not allow network namespaces.
     pub(super) fn create(members: &[&str]) -> anyhow::Result<Network> {
         ensure!(
             rustix::process::geteuid().is_root(),
@@ -39,7 +39,7 @@ impl Network {
             ip(&format!("-n {namespace} link set eth0 up"))?;
             ip(&format!("-n {namespace} link set lo up"))?;
         }
-        // The receiver and the database have separate addresses, so that a member can be cut off from one of them.
+        // The receiver and the database have separate addresses, so that a fault can cut a member off from one of them.
         for last in [2, 3] {
             ip(&format!("addr add {}/24 dev rvl{number}", network.address(last)))?;
         }
@@ -65,7 +65,7 @@ impl Network {
 
     /// Returns the address of the member with this index.
     pub(super) fn member(&self, index: usize) -> Ipv4Addr {
-        self.address(11 + u8::try_from(index).expect("the number of members is small"))
+        self.address(11 + u8::try_from(index).expect("the member's index fits into the last byte of an address"))
     }
 
     pub(super) fn range(&self) -> String {
@@ -87,7 +87,7 @@ impl Network {
         command
     }
 
-    /// Cuts the member off from all others. Its connections receive no error.
+    /// Cuts the member off from all other processes. Its connections receive no error.
     pub(super) fn cut_off(&self, name: &str) -> anyhow::Result<()> {
         ip(&format!("link set {} down", self.link(name)))
     }
@@ -96,8 +96,8 @@ impl Network {
         ip(&format!("link set {} up", self.link(name)))
     }
 
-    /// Drops all packets from the member to `others`. With `is_unreachable`, a sender receives an error; otherwise it
-    /// receives no response.
+    /// Drops all packets from the member to `others`. If `is_unreachable` is true, a sender receives an error.
+    /// Otherwise the sender receives no response.
     pub(super) fn cut_from(&self, name: &str, others: &[Ipv4Addr], is_unreachable: bool) -> anyhow::Result<()> {
         let route = if is_unreachable { "unreachable" } else { "blackhole" };
         for other in others {
@@ -149,7 +149,7 @@ impl Guard {
 
         let mut command = Command::new("sh");
         command.args(["-c", GUARD, "guard", &number.to_string()]).args(members).current_dir("/");
-        // Use a separate process group: a signal from the terminal that stops this process must not stop the shell.
+        // Use a separate process group, so that a signal from the terminal stops this process but not the shell.
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
         let mut shell = command.spawn().context("cannot start sh")?;
         let pipe = shell.stdin.take();

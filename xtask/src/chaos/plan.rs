@@ -1,4 +1,4 @@
-//! Plan of the faults, drawn from the seed before the run starts.
+//! Plan of the faults. The seed determines the plan.
 
 use std::time::Duration;
 
@@ -6,30 +6,31 @@ use super::log::Kind;
 use super::member::LEASE_SECONDS;
 use super::random::Random;
 
-/// Members that run from the start; one more joins and leaves.
+/// Members that run from the start of the run. A further member joins and leaves.
 pub(super) const MEMBERS: [&str; 3] = ["a", "b", "c"];
 pub(super) const GUEST: &str = "d";
 
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Step {
-    /// Time since the previous fault was healed, or began if this one overlaps it.
+    /// Time from the end of the previous fault to the start of this fault, or from the start of the previous fault if
+    /// the two faults overlap.
     pub(super) after: Duration,
-    /// True if the fault begins before the previous one is healed.
+    /// True if the fault begins before the previous fault ends.
     pub(super) overlaps: bool,
     pub(super) kind: Kind,
-    /// Index in [`MEMBERS`]; unused for faults of the database.
+    /// Index of the affected member in [`MEMBERS`]. Faults of the database ignore the index.
     pub(super) member: usize,
-    /// Duration of the disturbance.
+    /// Duration of the fault.
     pub(super) lasts: Duration,
-    /// True if senders receive an error during a cut, instead of no response.
+    /// True if senders receive an error during a cut; false if they receive no response.
     pub(super) is_unreachable: bool,
 }
 
-/// Endless sequence of steps; a run takes as many as its time allows. `hurry` is for a run of a few minutes.
+/// Endless sequence of steps. A run takes as many steps as its time allows. `hurry` is true for a run of a few minutes.
 pub(super) struct Plan {
     random: Random,
     hurry: bool,
-    /// Kinds left in this round; each round has every kind once.
+    /// Kinds that remain in this round. Each round contains every kind once.
     bag: Vec<Kind>,
     before: Option<Step>,
 }
@@ -44,10 +45,10 @@ impl Plan {
             self.bag = Kind::ALL.to_vec();
             self.random.shuffle(&mut self.bag);
         }
-        let kind = self.bag.pop().expect("the bag was just filled");
+        let kind = self.bag.pop().expect("the lines above fill the list of remaining kinds");
         let millis = |random: &mut Random, low, high| Duration::from_millis(random.between(low, high));
-        let member =
-            usize::try_from(self.random.between(0, MEMBERS.len() as u64 - 1)).expect("the index of a member is small");
+        let member = usize::try_from(self.random.between(0, MEMBERS.len() as u64 - 1))
+            .expect("a member's index fits into usize");
         let lasts = self.lasts(kind);
         let calm = if self.hurry { (500, 2_000) } else { (5_000, 15_000) };
         let mut step = Step {
@@ -88,7 +89,7 @@ impl Plan {
     }
 }
 
-/// Returns true if the two faults affect different members, and not both the database.
+/// Returns true if the two faults affect different members and at most one of them affects the database.
 fn may_overlap(first: &Step, second: &Step) -> bool {
     let on = |step: &Step| match step.kind {
         kind if kind.is_of_database() => MEMBERS.len(),
@@ -108,13 +109,13 @@ mod tests {
     }
 
     #[test]
-    fn same_seed_gives_the_same_plan() {
+    fn same_seed_yields_the_same_plan() {
         assert_eq!(steps(1, 60), steps(1, 60));
         assert_ne!(steps(1, 60), steps(2, 60));
     }
 
     #[test]
-    fn sixty_steps_have_each_kind_five_times() {
+    fn plan_of_sixty_steps_has_each_kind_five_times() {
         for seed in 0..100 {
             let steps = steps(seed, 60);
             for kind in Kind::ALL {

@@ -1,4 +1,4 @@
-//! Random numbers from a seed: the same seed gives the same plan.
+//! Generator of random numbers from a seed. The same seed yields the same numbers.
 
 /// `SplitMix64` (Steele, Lea, Flood 2014).
 #[derive(Clone, Debug)]
@@ -17,7 +17,7 @@ impl Random {
         mixed ^ mixed >> 31
     }
 
-    /// Returns another generator whose numbers are independent of this one's.
+    /// Returns another generator whose numbers are independent of this generator's numbers.
     pub(super) fn fork(&mut self) -> Random {
         Random(self.next())
     }

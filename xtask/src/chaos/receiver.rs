@@ -1,4 +1,5 @@
-//! Receiver of all callbacks. It logs each one before it answers. Some of its responses are slow, some are failures.
+//! Receiver of all callbacks. It logs each callback before it responds. Some of its responses are slow, and some are
+//! failures.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,7 +29,7 @@ struct Inner {
     log: Log,
     random: Mutex<Random>,
     count: AtomicU64,
-    /// Number of malformed callbacks, which are not logged, and the first one of them.
+    /// Number of malformed callbacks, and the first malformed callback. The receiver does not log malformed callbacks.
     unexpected: Mutex<(u64, Option<String>)>,
 }
 
@@ -56,7 +57,7 @@ impl Receiver {
         self.inner.unexpected.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Serves a connection until it ends.
+    /// Serves a connection until the connection ends.
     fn serve(&self, stream: TcpStream) -> Option<()> {
         let from = stream.peer_addr().ok()?.ip().to_string();
         let mut connection = Connection::new(stream).ok()?;

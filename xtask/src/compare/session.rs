@@ -1,4 +1,4 @@
-//! Session with a fresh server: its responses to the requests, each on a separate connection.
+//! Session with a new server. It sends each request on a separate connection and returns the responses.
 //!
 //! The head of `requests.txt` describes the format of requests.
 
@@ -24,9 +24,9 @@ pub(super) struct Request {
     body: String,
     /// Names of captured values, and JSON pointers into the response.
     captures: Vec<(String, String)>,
-    /// Text for which the request is repeated until the response contains it.
+    /// Text that the response must contain. The session repeats the request until the response contains this text.
     until: Option<String>,
-    /// Line in the file.
+    /// Number of the request's first line in the file.
     pub(super) line: usize,
 }
 
@@ -72,7 +72,7 @@ pub(super) fn requests() -> anyhow::Result<Vec<Request>> {
 /// # Errors
 /// Returns an error if the server does not start, if a response is incomplete, or if an expected response does not
 /// arrive.
-#[expect(clippy::disallowed_methods, reason = "a chore measures time by the clock of its machine")]
+#[expect(clippy::disallowed_methods, reason = "a development command measures time with the clock of its machine")]
 pub(super) fn responses(binary: &Path, requests: &[Request]) -> anyhow::Result<Vec<Response>> {
     let folder = tempfile::tempdir()?;
     let data = folder.path().join("data");
@@ -95,7 +95,7 @@ pub(super) fn responses(binary: &Path, requests: &[Request]) -> anyhow::Result<V
             }
             ensure!(
                 start.elapsed() < WAIT_MAX,
-                "{}: no expected response in time; the last one: {}",
+                "{}: the expected response did not arrive in time; the last response: {}",
                 context(),
                 response.body
             );
@@ -109,13 +109,13 @@ pub(super) fn responses(binary: &Path, requests: &[Request]) -> anyhow::Result<V
             known.insert(name.clone(), found.to_owned());
         }
         responses.push(response);
-        // Listings are ordered by creation time in milliseconds, so leave a gap between two creations.
+        // The server orders listings by creation time in milliseconds, so leave a gap between two creations.
         std::thread::sleep(Duration::from_millis(2));
     }
     Ok(responses)
 }
 
-/// Returns the request's bytes, with placeholders in double braces replaced by their values.
+/// Returns the request's bytes. Values replace the placeholders in double braces.
 fn request_bytes(request: &Request, known: &BTreeMap<String, String>) -> anyhow::Result<Vec<u8>> {
     let body = expand(&request.body, known)?;
     let mut text = format!("{} {} HTTP/1.1\r\nhost: reveille\r\nconnection: close\r\n", request.method, request.path);
@@ -178,9 +178,9 @@ fn unchunked(mut rest: &str) -> anyhow::Result<String> {
     }
 }
 
-/// Starts a target that responses 500 if the path begins with `/fail`, and 200 otherwise. Both builds use the same
-/// address.
-#[expect(clippy::disallowed_methods, reason = "the target is not part of the compared builds, so its threads are real")]
+/// Starts a target that responds with 500 if the path begins with `/fail`, and with 200 otherwise. Both builds use the
+/// address of this target.
+#[expect(clippy::disallowed_methods, reason = "the target is not part of the compared builds, so it may start threads")]
 fn receive() -> anyhow::Result<String> {
     static ADDRESS: std::sync::OnceLock<String> = std::sync::OnceLock::new();
     if let Some(address) = ADDRESS.get() {

@@ -1,4 +1,5 @@
-//! Rules for the dependencies between crates: a crate may use only the crates that its rule lists, which are below it.
+//! Rules for the dependencies between crates: a crate may use only the crates that its rule lists. The listed crates
+//! are in lower layers.
 
 use serde::Deserialize;
 
@@ -19,9 +20,9 @@ pub(crate) struct Package {
 #[derive(Clone, Deserialize, Debug)]
 pub(crate) struct Dependency {
     pub(crate) name: String,
-    /// Kind of the dependency: `None` for a normal one, `dev` or `build`.
+    /// Kind of the dependency: `dev`, `build`, or `None` for a normal dependency.
     pub(crate) kind: Option<String>,
-    /// Path of a crate of the workspace; `None` for other crates.
+    /// Path of the crate if it belongs to the workspace; `None` for other crates.
     #[serde(default)]
     pub(crate) path: Option<String>,
 }
@@ -41,7 +42,7 @@ const fn rule(name: &'static str, may_use: &'static [&'static str], tests_may_us
 }
 
 const RULES: &[Rule] = &[
-    // Pure crates: they have no async runtime, clock, randomness or I/O.
+    // Pure crates. They use no async runtime, no clock, no randomness and no I/O.
     Rule { name: "instants", may_use: &[], tests_may_use: &[], outside: Some(&["jiff"]) },
     Rule {
         name: "domain",
@@ -61,11 +62,11 @@ const RULES: &[Rule] = &[
     rule("journal", &["runtime"], &["simulator"]),
     rule("store", &["domain", "runtime"], &[]),
     rule("store-conformance", &["conformance", "domain", "store"], &["runtime", "simulator"]),
-    // Conformance suites of the ports, and their shared code; only tests use them.
+    // Conformance suites of the ports, and their shared code. Only tests use these crates.
     rule("conformance", &["runtime"], &[]),
     rule("coordination-conformance", &["conformance", "coordination", "runtime"], &[]),
     rule("membership-conformance", &["conformance", "domain", "membership", "runtime"], &[]),
-    // Crates for any program; they do not depend on schedules, shards and members.
+    // General crates for any program. They do not depend on schedules, shards and members.
     rule(
         "coordination",
         &["instants", "runtime"],
@@ -88,7 +89,8 @@ const RULES: &[Rule] = &[
         &["coordination", "instants", "membership", "runtime"],
         &["coordination-zookeeper", "membership-conformance", "simulator", "test-servers"],
     ),
-    // Only this engine builds on another one: its tables are in the schema of coordination (decision 0165).
+    // This engine is the only engine that uses another engine: its tables are in the schema of coordination (decision
+    // 0165).
     rule(
         "membership-postgres",
         &["coordination-postgres", "instants", "membership", "postgres-client", "runtime"],
@@ -106,16 +108,16 @@ const RULES: &[Rule] = &[
     rule("callback", &["domain", "runtime", "store", "scheduler"], &["test-servers"]),
     rule("peers", &["domain", "runtime", "listener", "membership", "scheduler"], &["stored", "test-servers"]),
     rule("server", &["api", "domain", "runtime", "listener", "store", "scheduler"], &["simulator", "test-servers"]),
-    // Library in programs of users; it depends on no other crate of the service than the wire types.
+    // Library for programs of users. Of the service's crates, it uses only the wire types.
     rule("client", &["api"], &["callback", "domain", "runtime", "scheduler", "server", "store"]),
-    // Library in programs of users; it depends on no crate of the service, because it reads a standard format.
+    // Library for programs of users. It uses no crate of the service, because it reads a standard format.
     rule("receiver", &[], &["callback", "test-servers", "runtime"]),
     // The simulator uses the scheduler, the journal and the embedded engines, but never the server or an external
     // engine.
     rule("simulator", &["domain", "runtime", "journal", "store", "store-embedded", "membership", "scheduler"], &[]),
     rule("paxos-simulator", &["paxos", "simulator"], &[]),
     rule("cli-support", &["domain", "listener", "runtime"], &[]),
-    // The benchmarks depend on no store engine; they take an engine's settings as arguments.
+    // The benchmarks use no store engine. They receive an engine's settings as arguments.
     rule(
         "bench",
         &[
@@ -156,7 +158,7 @@ const RULES: &[Rule] = &[
         ],
         &["test-servers", "receiver"],
     ),
-    // Real servers for tests.
+    // Crate that starts real servers for tests.
     rule("test-servers", &[], &[]),
     rule("xtask", &["test-servers"], &[]),
 ];
@@ -205,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn dependency_on_a_higher_crate_is_found() {
+    fn rule_finds_dependency_on_a_higher_crate() {
         assert_eq!(count(package("scheduler", &[("store", None, true)])), 0);
         assert_eq!(count(package("store", &[("scheduler", None, true)])), 1);
         assert_eq!(count(package("scheduler", &[("store-embedded", None, true)])), 1);
@@ -213,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn dependency_for_tests_is_not_allowed_in_the_crate() {
+    fn rule_rejects_test_dependency_as_crate_dependency() {
         assert_eq!(count(package("journal", &[("simulator", Some("dev"), true)])), 0);
         assert_eq!(count(package("journal", &[("simulator", None, true)])), 1);
         assert_eq!(count(package("store", &[("store", Some("dev"), true)])), 1);
@@ -227,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn crate_without_a_rule_is_found() {
+    fn check_finds_crate_without_a_rule() {
         assert_eq!(count(package("broker", &[])), 1);
     }
 }

@@ -1,8 +1,8 @@
 //! Policy of `deny.toml` for dependencies: their licences, duplicate versions, and sources.
 //!
 //! This module reads the part of cargo-deny's format that this project uses, so that cargo-deny can use the same file.
-//! (cargo-deny itself takes longer to build than all tests take to run.) An unknown field is an error, because its rule
-//! would not be enforced.
+//! The project does not use cargo-deny itself, because its build takes longer than all tests. An unknown field is an
+//! error, because this module would not enforce its rule.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,7 +25,7 @@ struct Resolve {
     nodes: Vec<Node>,
 }
 
-/// Package that is built for the requested target.
+/// Package that a build for the requested target needs.
 #[derive(Deserialize, Debug)]
 struct Node {
     id: String,
@@ -38,7 +38,7 @@ struct Crate {
     version: String,
     /// SPDX expression.
     license: Option<String>,
-    /// Source of the package; `None` for the workspace's own.
+    /// Source of the package; `None` for a package of the workspace.
     source: Option<String>,
     dependencies: Vec<Dependency>,
 }
@@ -50,7 +50,7 @@ struct Dependency {
     path: Option<String>,
 }
 
-/// Contents of `deny.toml`. Unknown fields are rejected.
+/// Contents of `deny.toml`. The parser rejects unknown fields.
 #[derive(Deserialize, PartialEq, Eq, Debug)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Policy {
@@ -107,7 +107,8 @@ struct Named {
 
 impl Policy {
     /// # Errors
-    /// Returns an error if the file is not TOML, or if it has a field or value that this module does not enforce.
+    /// Returns an error if the file is not TOML, or if it contains a field or a value that this module does not
+    /// enforce.
     pub(super) fn read(file: &File) -> anyhow::Result<Self> {
         let policy: Policy = toml::from_str(&file.text).context(POLICY)?;
         let without = policy.bans.skip.iter().chain(&policy.bans.deny).find(|named| named.reason.is_empty());
@@ -117,7 +118,7 @@ impl Policy {
         Ok(policy)
     }
 
-    /// Returns the target whose packages are checked.
+    /// Returns the target whose packages the policy covers.
     pub(super) fn target(&self) -> &str {
         &self.graph.targets[0]
     }
@@ -172,8 +173,8 @@ pub(super) fn findings(file: &File, policy: &Policy, graph: &Graph) -> Vec<Findi
     found
 }
 
-/// Returns true if the licence `expression` (SPDX; `/` is an old form of `OR`) can be satisfied with allowed licences
-/// only. An exception (`WITH`) grants further rights, so only the licence matters.
+/// Returns true if the allowed licences satisfy the licence `expression` (SPDX; `/` is an old form of `OR`). An
+/// exception (`WITH`) grants further rights, so only the licence matters.
 fn is_allowed(expression: &str, allowed: &BTreeSet<String>) -> bool {
     let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
     let mut words = spaced.split_whitespace().peekable();
@@ -186,7 +187,7 @@ type Words<'a> = std::iter::Peekable<std::str::SplitWhitespace<'a>>;
 fn either(words: &mut Words<'_>, allowed: &BTreeSet<String>) -> bool {
     let mut is_allowed = both(words, allowed);
     while words.next_if_eq(&"OR").is_some() {
-        // `||` would not consume the words of the second operand.
+        // Do not use `||`, which might not consume the words of the second operand.
         is_allowed |= both(words, allowed);
     }
     is_allowed
@@ -255,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn violations_of_the_policy_are_found() {
+    fn check_finds_violations_of_the_policy() {
         const GOOD: &str = r#"{"name":"good","license":"MIT","source":"registry+https://registry.example"}"#;
         assert_eq!(found(&format!("[{GOOD}]")), [] as [&str; 0]);
         let bad = |field: &str, value: &str| {
@@ -279,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn licence_is_allowed_if_one_alternative_is() {
+    fn policy_allows_licence_with_one_allowed_alternative() {
         let allowed = BTreeSet::from(["MIT".to_owned(), "ISC".to_owned()]);
         let good = [
             "MIT",
@@ -300,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn policy_with_an_unsupported_rule_is_rejected() {
+    fn parser_rejects_policy_with_an_unsupported_rule() {
         for (original, replacement) in [
             ("unknown-git = \"deny\"", "unknown-git = \"warn\""),
             ("wildcards = \"deny\"", "wildcards = \"deny\"\nhighlight = \"all\""),

@@ -82,7 +82,7 @@ fn functions(text: &str) -> impl Iterator<Item = &str> {
     rests.map(move |rest| &rest[..rest.find(|c| !is_name(c)).unwrap_or(rest.len())])
 }
 
-/// Returns words between backticks that have the form of a test name.
+/// Returns the words between backticks that have the form of a test name.
 fn test_names(line: &str) -> impl Iterator<Item = &str> {
     let is_sentence = |word: &&str| {
         word.matches('_').count() >= 3
@@ -126,7 +126,7 @@ fn heading(text: &str) -> Option<Heading<'_>> {
     (date.len() == "2026-11-21".len() && AREAS.contains(&area)).then_some(Heading { number, title, status, date, area })
 }
 
-/// Pages of decisions. The table of dependencies and the index are none.
+/// Returns the pages of decisions, without the table of dependencies and the index.
 fn decision_pages(files: &[File]) -> impl Iterator<Item = (&File, &str)> {
     let names = files.iter().filter_map(|file| Some((file, file.path.strip_prefix(DECISIONS)?)));
     names.filter(|(_, name)| name.starts_with(|c: char| c.is_ascii_digit()))
@@ -158,7 +158,7 @@ fn decisions(files: &[File]) -> Vec<Finding> {
     found
 }
 
-/// Numbers of the decisions that the file names, as in "decision 0040" and "decisions/0040-...".
+/// Returns the numbers of the decisions that the file names, as in "decision 0040" and "decisions/0040-...".
 fn named_decisions(file: &File) -> impl Iterator<Item = &str> {
     let rests =
         file.text.split("ecision").skip(1).map(|rest| rest.trim_start_matches('s').trim_start_matches(['/', ' ']));
@@ -190,9 +190,10 @@ pub(super) fn index_of(files: &[File]) -> String {
     index
 }
 
-/// Documents whose code is copied from a tested file, each with the text that it should have.
+/// Returns the documents that contain code of a tested file, each with its expected text.
 ///
-/// A line `<!-- code: FILE NAME -->` names the part of `FILE` between `// [NAME]` and `// [end]`. The next fenced block is its copy.
+/// A line `<!-- code: FILE NAME -->` names the part of `FILE` between `// [NAME]` and `// [end]`. The next fenced block
+/// is a copy of this part.
 pub(super) fn pages_of(files: &[File]) -> impl Iterator<Item = (&File, Result<String, Finding>)> {
     let pages = files.iter().filter(|file| file.path.ends_with(".md") && file.text.contains("\n<!-- code: "));
     pages.map(|page| (page, page_of(page, files)))
@@ -217,7 +218,7 @@ fn page_of(page: &File, files: &[File]) -> Result<String, Finding> {
     Ok(text)
 }
 
-/// Lines between `// [name]` and `// [end]`, without their indentation.
+/// Returns the lines between `// [name]` and `// [end]` without their indentation.
 fn part(text: &str, name: &str) -> Option<String> {
     let start = format!("// [{name}]");
     let mut lines = text.lines().skip_while(|line| line.trim() != start);
@@ -249,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn crate_missing_in_the_architecture_is_found() {
+    fn check_finds_crate_missing_in_the_architecture() {
         let files = [File::new(MAP, "`domain` is pure, and `crates/store` is a port; journal is not named")];
         let packages = ["domain", "store", "journal"].map(package);
         assert_eq!(messages(&map(&files, &packages)), ["the crate `journal` is missing in this document"]);
@@ -257,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn guarantee_without_an_existing_test_is_found() {
+    fn check_finds_guarantee_without_an_existing_test() {
         let promises =
             "# All\n## One\nSee `it_holds_when_asked`.\n## Two\nSee `it_is_long_gone`, `a_word`.\n## Three\n";
         let code = "#[test]\nfn it_holds_when_asked() {}\n    pub(super) async fn it_is_in_a_suite() {}\n// fn it_is_long_gone()";
@@ -267,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn decision_without_heading_and_outdated_index_are_found() {
+    fn check_finds_invalid_decision_and_outdated_index() {
         let page = |path: &str, text: &str| File::new(&format!("{DECISIONS}{path}"), text);
         let text = |number: &str| {
             format!("# {number}: Use it\n\nStatus: accepted. Date: 2026-11-21. Area: store. Code: it.\n")
@@ -291,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn page_with_stale_or_missing_code_is_found() {
+    fn check_finds_page_with_stale_or_missing_code() {
         let code = File::new("a.rs", "fn f() {\n    // [one]\n    let x = 1;\n\n    g(x);\n    // [end]\n}\n");
         let page =
             |block: &str| File::new("a.md", &format!("Text\n<!-- code: a.rs one -->\n\n```rust\n{block}```\nmore\n"));

@@ -8,7 +8,7 @@ use anyhow::{Context, ensure};
 use super::{File, Finding};
 use crate::prose::{self, Kind, Prose};
 
-/// Phrases, and what to write instead. Matched word by word, without regard to case.
+/// Phrases, and the advice for each phrase. The check compares words and ignores their case.
 const PHRASES: [(&str, &str); 27] = [
     ("what is", NOUN),
     ("what was", NOUN),
@@ -50,7 +50,7 @@ const STARTS: [&str; 7] = ["Of", "What", "How", "Whether", "Who", "Whose", "Thos
 const BEFORE_WHO: [&str; 14] =
     ["and", "as", "but", "by", "for", "from", "if", "of", "only", "or", "than", "that", "to", "with"];
 
-/// Phrases that stay: the end of a path, the phrase, and the reason.
+/// Exceptions: the end of a path, the allowed phrase, and the reason.
 const ALLOWED: [(&str, &str, &str); 3] = [
     ("tidy/language.rs", "", "this file lists the phrases"),
     ("src/prose.rs", "", "its tests quote prose"),
@@ -62,10 +62,10 @@ const SKIPPED: [&str; 3] = ["/migrations/", "/testdata/", "/fixtures/"];
 
 const SUBJECT_CHARS_MAX: usize = 72;
 
-/// First commit that this check does not judge: it is the last one before the check.
+/// Last commit before the introduction of this check. The check judges only later commits.
 const SUBJECTS_SINCE: &str = "4fa6d7db5955a04504497677e67eb641bac35ad3";
 
-/// Commits since then that stay as they are, by the start of their hash, with the reason.
+/// Later commits that the check accepts: the start of the hash, and the reason.
 const SUBJECTS_ALLOWED: [(&str, &str); 0] = [];
 
 pub(super) fn findings(files: &[File]) -> Vec<Finding> {
@@ -81,7 +81,7 @@ fn in_file(file: &File) -> Vec<Finding> {
     for prose in prose::of_file(&file.path, &file.text) {
         let mut hits = in_prose(&prose);
         hits.retain(|(_, phrase, _)| !is_allowed(phrase));
-        // One finding for each line is enough.
+        // Report only one finding for each line.
         hits.dedup_by_key(|(line, _, _)| *line);
         found
             .extend(hits.into_iter().map(|(line, phrase, advice)| file.finding(line, format!("`{phrase}`: {advice}"))));
@@ -89,7 +89,7 @@ fn in_file(file: &File) -> Vec<Finding> {
     found
 }
 
-/// Line, phrase and advice of each hit.
+/// Returns the line, the phrase and the advice of each match.
 fn in_prose(prose: &Prose) -> Vec<(usize, String, &'static str)> {
     if prose.kind == Kind::TestName {
         let words: Vec<_> = prose.text.split('_').map(|word| (prose.line, word.to_owned())).collect();
@@ -119,7 +119,7 @@ fn phrases(words: &[(usize, String)]) -> Vec<(usize, String, &'static str)> {
     const ENDS: [char; 6] = ['.', ',', ';', ':', '?', '!'];
     let plain: Vec<String> =
         words.iter().map(|(_, word)| word.trim_end_matches(ENDS).trim_end_matches(')').to_lowercase()).collect();
-    // A phrase does not extend over the end of a clause.
+    // A phrase does not continue after the end of a clause.
     let starts_with = |at: usize, phrase: &str| {
         let mut rest = phrase;
         for (offset, word) in plain[at..].iter().enumerate() {
@@ -146,7 +146,8 @@ fn phrases(words: &[(usize, String)]) -> Vec<(usize, String, &'static str)> {
     found
 }
 
-/// Findings in the subjects of the commits since [`SUBJECTS_SINCE`]; none in a checkout without that commit, such as a shallow clone.
+/// Returns the findings in the subjects of the commits since [`SUBJECTS_SINCE`]. Returns no findings in a checkout
+/// without this commit, such as a shallow clone.
 ///
 /// # Errors
 /// Returns an error if git cannot list the commits.
@@ -191,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn each_phrase_is_found_in_every_kind_of_prose() {
+    fn check_finds_each_phrase_in_every_kind_of_prose() {
         for (phrase, _) in PHRASES {
             let upper = phrase.to_uppercase();
             let name = phrase.replace(' ', "_");
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn phrase_over_two_lines_is_found_and_code_is_not() {
+    fn check_finds_phrase_over_two_lines_but_not_in_code() {
         assert_eq!(whats("a.rs", "// It goes\n// on.\n"), [(1, "goes on".to_owned())]);
         assert_eq!(whats("a.rs", "/// See `goes on`.\nlet anew = 1;"), []);
         assert_eq!(whats("a.rs", "// It goes. On Monday it ends."), []);
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn who_without_a_noun_is_found_and_with_one_is_not() {
+    fn check_finds_who_without_a_noun_before_it() {
         let who = |line| vec![(line, "who".to_owned())];
         assert_eq!(whats("a.rs", "// Who asks waits."), who(1));
         assert_eq!(whats("a.rs", "// It answers. Who asks waits."), who(1));
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn start_of_a_doc_comment_is_checked() {
+    fn check_covers_the_start_of_a_doc_comment() {
         for word in STARTS {
             assert_eq!(whats("a.rs", &format!("/// {word} the row.\n")), [(1, word.to_owned())]);
             assert_eq!(whats("a.rs", &format!("// {word} the row?\n")), []);
@@ -231,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn long_subject_and_period_are_found() {
+    fn check_finds_long_subject_and_final_period() {
         assert_eq!(in_subject("1", "store: add the row"), []);
         assert_eq!(in_subject("1", &"a".repeat(73)).len(), 1);
         assert_eq!(in_subject("1", "store: add the row.").len(), 1);

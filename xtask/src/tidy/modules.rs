@@ -1,26 +1,27 @@
 //! Rule against modules of a crate that use each other in a circle.
 //!
-//! A module is a file. It uses another where its code names it by a path: `crate::…`, `super::…`, or a path that starts with one of
-//! its own submodules. A name that the other file only re-exports counts as a use of the file that defines it; `mod` lines and
-//! re-exports are no uses.
+//! A module is a file. It uses another module if its code names this module by a path: `crate::…`, `super::…`, or a
+//! path that starts with one of its own submodules. If the other file only re-exports a name, the path counts as a use
+//! of the file that defines the name. `mod` lines and re-exports do not count as uses.
 //!
-//! A file and the files in the folder of its name are one module in several parts, so they may use each other. For the same reason
-//! the root of a crate is left out: every file is below it.
+//! A file and the files in the folder of its name are one module in several parts, so they may use each other. The rule
+//! ignores the root of a crate for the same reason, because every file is below the root.
 //!
-//! The files are read as words, not parsed as Rust: a path that a macro assembles is not seen.
+//! The check splits the files into words and does not parse Rust. Therefore it does not find a path that a macro
+//! builds.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{File, Finding};
 
-/// Modules that may use each other, with the reason. Each entry is a crate's folder and two files of its `src`; `*`
-/// stands for any other file.
+/// Modules that may use each other. Each entry has a crate's folder, two files of its `src`, and the reason. `*` stands
+/// for any other file.
 const STAY: [(&str, &str, &str, &str); 2] = [
     (
         "crates/coordination",
         "recipes/client.rs",
         "recipes/node.rs",
-        "a client creates the root of its nodes, and every node is created through a client",
+        "a client creates the root of its nodes, and the code of nodes uses a client",
     ),
     (
         "crates/store-postgres",
@@ -40,7 +41,7 @@ pub(super) fn findings(files: &[File]) -> Vec<Finding> {
     crates.into_iter().flat_map(|(folder, modules)| circles(folder, &modules, &STAY)).collect()
 }
 
-/// Names from the crate's root down; empty for the root.
+/// Names of the modules on the path from the crate's root to the module; empty for the root.
 type Module = Vec<String>;
 
 /// Returns the crate's folder and the module, if the file is product code of a library or of a binary of the same name.
@@ -106,7 +107,7 @@ fn resolve<'a>(
     sources: &BTreeMap<&'a Module, Source>,
 ) -> &'a Module {
     let mut path = path.to_vec();
-    // A re-export may name another re-export; the bound prevents an endless loop.
+    // A re-export may name another re-export. The limit prevents an endless loop.
     for _ in 0..modules.len() {
         let (module, rest) = (0..=path.len())
             .rev()
@@ -120,12 +121,12 @@ fn resolve<'a>(
     modules.keys().next().expect("every crate has a root")
 }
 
-/// References of one file to others.
+/// References of one file to other files.
 #[derive(Default)]
 struct Source {
-    /// Absolute paths that its code names.
+    /// Absolute paths that the file's code names.
     paths: BTreeSet<Vec<String>>,
-    /// Names that it re-exports, with the absolute path of each.
+    /// Names that the file re-exports, with the absolute path of each name.
     exports: BTreeMap<String, Vec<String>>,
 }
 
@@ -168,7 +169,7 @@ impl Source {
     }
 }
 
-/// Returns true if a path after these words is re-exported: they end with `pub use` or `pub(crate) use`.
+/// Returns true if the words end with `pub use` or `pub(crate) use`, which re-export the path that follows.
 fn is_export(before: &[&str]) -> bool {
     let Some((&"use", before)) = before.split_last() else { return false };
     matches!(before, [.., "pub"]) || before.ends_with(&[")"]) && before.iter().rev().take(4).any(|word| *word == "pub")
@@ -307,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn two_modules_that_use_each_other_are_found() {
+    fn check_finds_two_modules_that_use_each_other() {
         let found = circles_of(&[
             ("lib.rs", "mod one; mod two;"),
             ("one.rs", "use crate::two::Two;"),
@@ -318,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn inline_paths_and_paths_from_the_parent_count() {
+    fn check_counts_inline_paths_and_paths_from_the_parent() {
         let found = circles_of(&[
             ("lib.rs", ""),
             ("one.rs", "fn f() { crate::inner::two::g(); }"),
@@ -329,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn use_of_a_re_export_is_use_of_the_defining_module() {
+    fn use_of_a_re_export_counts_for_the_defining_module() {
         let reexported = [
             ("lib.rs", "mod one; mod two; pub use one::One; pub(crate) use two::{Two as Second};"),
             ("one.rs", "use crate::Second;"),
@@ -339,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn root_may_use_and_be_used() {
+    fn check_allows_uses_of_the_root_and_by_the_root() {
         let root = ("lib.rs", "mod one; use one::One; pub struct Options;");
         assert!(circles_of(&[root, ("one.rs", "use crate::Options;")]).is_empty());
     }
@@ -355,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn comments_strings_and_tests_are_no_uses() {
+    fn check_ignores_comments_strings_and_tests() {
         let found = circles_of(&[
             ("lib.rs", ""),
             ("one.rs", "use crate::two::Two;"),
@@ -369,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn pair_that_stays_is_no_finding() {
+    fn check_accepts_a_listed_pair() {
         let files =
             [File::new("crates/a/src/b.rs", "use crate::c::C;"), File::new("crates/a/src/c.rs", "use crate::b::B;")];
         let modules: BTreeMap<Module, &File> =

@@ -1,4 +1,4 @@
-//! Rules for single files: size, unfinished work, purity, and paths or hosts of one machine.
+//! Rules for single files. They concern the size, unfinished work, purity, and paths or hosts of one machine.
 
 use super::{File, Finding};
 
@@ -57,7 +57,8 @@ fn size(file: &File) -> Option<Finding> {
         .then(|| file.finding(0, format!("{lines} lines exceed the limit of {LINES_MAX}; split the file")))
 }
 
-/// Words that mark unfinished work. They are written in two pieces, so that this file does not contain them.
+/// Words that mark unfinished work. The source splits each word into two pieces, so that this file does not contain the
+/// word.
 const UNFINISHED: [(&str, &str); 6] =
     [("todo", "!("), ("unimplemented", "!("), ("dbg", "!("), ("#[ign", "ore"), ("TO", "DO"), ("FIX", "ME")];
 
@@ -66,7 +67,7 @@ const MEASUREMENT: &str = "ore = \"a measurement\"]";
 fn unfinished(file: &File) -> Vec<Finding> {
     let words = UNFINISHED.map(|(start, end)| format!("{start}{end}"));
     on_lines(file, &words, "unfinished work must not be committed", |line| {
-        // A measurement without assertions is not a skipped test.
+        // An ignored measurement without assertions is allowed, because it is not a skipped test.
         if line.trim().ends_with(MEASUREMENT) { "" } else { line }
     })
 }
@@ -121,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn file_above_the_size_limit_is_found() {
+    fn check_finds_file_above_the_size_limit() {
         let lines = |count| "\n".repeat(count);
         assert_eq!(finding_lines("crates/a/src/lib.rs", &lines(600)), [] as [usize; 0]);
         assert_eq!(finding_lines("crates/a/src/lib.rs", &lines(601)), [0]);
@@ -129,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn unfinished_work_is_found() {
+    fn check_finds_unfinished_work() {
         for (start, end) in UNFINISHED {
             assert_eq!(
                 finding_lines("crates/a/src/lib.rs", &format!("fn a() {{}}\n{start}{end}")),
@@ -141,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn clock_in_a_pure_file_is_found_outside_comments() {
+    fn check_finds_clock_in_a_pure_file_outside_comments() {
         let pure = "crates/scheduler/src/firing/wheel.rs";
         for word in IMPURE {
             assert_eq!(finding_lines(pure, &format!("// {word}\n  {word}")), [2], "{word}");
@@ -152,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn path_of_one_machine_is_found() {
+    fn check_finds_path_of_one_machine() {
         for (start, end) in MACHINE {
             assert_eq!(finding_lines("docs/a.md", &format!("see {start}{end}main")), [1], "{start}{end}");
         }

@@ -1,4 +1,4 @@
-//! Child process of `bench election` that uses Reveille's recipes. It accepts the same commands as the peer with
+//! Child process of `bench election` that uses Reveille's recipes. It accepts the same commands as the peer that uses
 //! Curator (`tools/mixed-java/README.md`).
 
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-/// Interval between two checks for both candidates; the same value as the peer's.
+/// Interval between two checks whether both candidates exist. The peer uses the same interval.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 const WATCH_DELAY: Duration = Duration::from_millis(50);
 
@@ -28,10 +28,10 @@ pub struct CandidateArguments {
     session_millis: u64,
 }
 
-/// Runs commands from standard input until it ends.
+/// Runs the commands from standard input until the input ends.
 ///
 /// # Errors
-/// Returns an error if the ensemble cannot be reached.
+/// Returns an error if the ensemble is unreachable.
 pub(crate) async fn run(runtime: &Runtime, arguments: &CandidateArguments) -> anyhow::Result<()> {
     let trees = coordination_connect::trees(runtime, arguments.coordination.as_str(), None).await?;
     let options =
@@ -67,10 +67,10 @@ struct CandidateProcess {
     pairs: BTreeMap<String, Pair>,
 }
 
-/// Candidate that leads or waits until it is stopped.
+/// Candidate that leads or waits until a command stops it.
 struct ActiveCandidate {
     stop: CancellationToken,
-    /// Completes when the candidate has resigned.
+    /// Task that completes when the candidate has resigned.
     resigned: oneshot::Receiver<()>,
     _tasks: TaskSet,
 }
@@ -146,7 +146,7 @@ fn selector(client: &Client, path: &str, id: &str) -> anyhow::Result<LeaderSelec
     Ok(LeaderSelector::new(client, NodePath::new(path)?, candidate))
 }
 
-/// Two candidates: one leads, the other waits.
+/// Two candidates. One candidate leads while the other candidate waits.
 struct Pair {
     leader: PairCandidate,
     next: PairCandidate,
@@ -158,7 +158,7 @@ impl Pair {
         while self.selector.participants().await?.len() < 2 {
             runtime.sleep(POLL_INTERVAL).await;
         }
-        // Wait until the waiting candidate has also set its watch.
+        // The waiting candidate is a participant, but it may not have set its watch yet.
         runtime.sleep(WATCH_DELAY).await;
         self.leader.resign.notify_one();
         let ended = self.leader.ended.recv().await.context("the leader does not resign")?;
@@ -168,7 +168,7 @@ impl Pair {
     }
 }
 
-/// Candidate with its own session. It leads repeatedly, each time until it is asked to resign.
+/// Candidate with its own session. It leads repeatedly, each time until it receives a request to resign.
 struct PairCandidate {
     client: Client,
     resign: Arc<Notify>,

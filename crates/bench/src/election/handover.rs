@@ -13,7 +13,7 @@ use super::{Spread, Trial};
 
 /// Interval between two checks of the candidates.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// Time within which a new candidate sets its watch.
+/// Time that a new candidate gets to set its watch.
 const WATCH_DELAY: Duration = Duration::from_millis(200);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -21,7 +21,7 @@ const WATCH_DELAY: Duration = Duration::from_millis(200);
 pub(super) enum HandOverKind {
     /// Time from the end of the old leader's task to the start of the new leader's task.
     Graceful,
-    /// Time from the kill until the successor reports that it leads, less the session timeout.
+    /// Time from the kill until the successor reports that it leads, minus the session timeout.
     CrashBeyondTimeout,
 }
 
@@ -31,10 +31,10 @@ pub(super) struct HandOvers {
     how: HandOverKind,
     session_timeout_ms: u64,
     ours: Vec<f64>,
-    /// Values of the peer in the same rounds.
+    /// Durations of the peer's hand-overs in the same rounds, in milliseconds.
     peer: Vec<f64>,
-    /// Time from the removal of the dead leader's node by the ensemble until the successor leads; empty without
-    /// crashes.
+    /// Times from the moment at which the ensemble removes the dead leader's node until the successor leads; empty for
+    /// graceful hand-overs.
     ours_reacting: Vec<f64>,
     peer_reacting: Vec<f64>,
 }
@@ -59,8 +59,8 @@ pub(super) async fn graceful(trial: &Trial<'_>, successors: &mut [Peer]) -> anyh
     Ok(results)
 }
 
-/// Measures hand-overs after a kill. The leader is a new process; the successor process runs through all rounds. Each
-/// has one candidate.
+/// Measures hand-overs after a kill. Each round starts a new leader process. One successor process serves all rounds.
+/// Each process has one candidate.
 ///
 /// # Errors
 /// Same errors as [`graceful`].
@@ -80,7 +80,7 @@ pub(super) async fn crash(trial: &Trial<'_>, successors: &mut [Peer]) -> anyhow:
     Ok(results)
 }
 
-/// Measures one crash. Returns the time until the successor leads, from the kill and from the removal of the dead
+/// Measures one crash. Returns two times until the successor leads: from the kill, and from the removal of the dead
 /// leader's node.
 async fn crash_once(trial: &Trial<'_>, successor: &mut Peer) -> anyhow::Result<(Duration, Duration)> {
     let runtime = trial.runtime;
@@ -109,7 +109,7 @@ async fn crash_once(trial: &Trial<'_>, successor: &mut Peer) -> anyhow::Result<(
     Ok((led.since(killed), led.since(removal)))
 }
 
-/// Returns the candidates' names as soon as there are `count` of them.
+/// Waits until the group has `count` candidates, and returns their names.
 async fn candidates(trial: &Trial<'_>, tree: &dyn Tree, group: &NodePath, count: usize) -> anyhow::Result<Vec<String>> {
     loop {
         let names = tree.children(group).await?.names;
@@ -120,7 +120,7 @@ async fn candidates(trial: &Trial<'_>, tree: &dyn Tree, group: &NodePath, count:
     }
 }
 
-/// Returns a receiver for the instant at which the bench is notified that the node has been removed.
+/// Returns a receiver for the instant at which the watch notifies the bench of the node's removal.
 async fn removal(trial: &Trial<'_>, tasks: &TaskSet, node: &NodePath) -> anyhow::Result<oneshot::Receiver<Monotonic>> {
     let tree = trial.client.session().await?;
     let (stat, watch) = tree.exists_and_watch(node).await?;
@@ -146,7 +146,8 @@ impl HandOvers {
         HandOvers { how, session_timeout_ms, ours, peer, ours_reacting, peer_reacting }
     }
 
-    /// Returns the durations of the successor's program, and the parts of them after the removal of the leader's node.
+    /// Returns the durations of the successor's program, and the part of each duration after the removal of the
+    /// leader's node.
     fn values_of(&mut self, successor: &Peer) -> (&mut Vec<f64>, &mut Vec<f64>) {
         match successor.program.name {
             "reveille" => (&mut self.ours, &mut self.ours_reacting),
@@ -154,7 +155,7 @@ impl HandOvers {
         }
     }
 
-    /// Returns a row for Reveille and one for the peer. The ratio compares the medians, including the session timeout
+    /// Returns a row for Reveille and a row for the peer. The ratio compares the medians, including the session timeout
     /// of a crash.
     pub(super) fn cells(&self) -> Vec<[String; 8]> {
         let (title, beyond) = match self.how {
@@ -182,8 +183,8 @@ impl HandOvers {
         self.ours.iter().zip(&self.peer).filter(|(ours, peer)| ours > peer).count()
     }
 
-    /// Returns the largest acceptable number of slower pairs: the mean plus two standard deviations. Of two equal
-    /// programs, each is the slower one in half of the pairs. It is slower in more pairs than this bound in about one
+    /// Returns the largest acceptable number of slower pairs: the mean plus two standard deviations. If two programs
+    /// are equally fast, each of them is slower in about half of the pairs. Chance then exceeds this bound in about one
     /// run of forty.
     fn slower_bound(&self) -> usize {
         let pairs = self.peer.len();

@@ -1,5 +1,5 @@
-//! Controls a process by lines, as `tools/mixed-java/README.md` describes them: Reveille's own process, or one that
-//! uses Curator.
+//! Controls a child process by lines of text, which `tools/mixed-java/README.md` describes. The child process uses
+//! Reveille's recipes or Curator.
 
 use std::collections::VecDeque;
 use std::process::Stdio;
@@ -10,7 +10,7 @@ use runtime::{Monotonic, Runtime};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
-/// Longest wait for a response or an event. It is long because a busy machine may start a process slowly.
+/// Longest wait for a response or an event. The limit is long because a busy machine may start a process slowly.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Program to start, with its command line.
@@ -19,13 +19,13 @@ pub(super) struct Program {
     /// Name in error messages and node paths.
     pub(super) name: &'static str,
     command: Vec<String>,
-    /// Value of `REVEILLE_COORDINATION`. It is passed in the environment because it may contain a password.
+    /// Value of `REVEILLE_COORDINATION`. The bench passes it in the environment because it may contain a password.
     coordination: Option<String>,
 }
 
 impl Program {
     /// # Errors
-    /// Returns an error if the path of this program's file cannot be determined.
+    /// Returns an error if the path of this program's file is unknown.
     pub(super) fn reveille(url: &str, session_timeout: Duration) -> anyhow::Result<Self> {
         let this = std::env::current_exe().context("cannot determine the path of this program")?;
         let mut command =
@@ -46,8 +46,8 @@ impl Program {
     }
 }
 
-/// Running process. Dropping this value kills the process. The process also exits when the bench exits, because its
-/// input ends then.
+/// Running process. Dropping this value kills the process. The process also exits when the bench exits, because the
+/// input of the process ends then.
 pub(super) struct Peer {
     runtime: Runtime,
     pub(super) program: Program,
@@ -61,16 +61,16 @@ pub(super) struct Peer {
 
 impl Peer {
     /// # Errors
-    /// Returns an error if the process does not start, or does not open a session in time.
+    /// Returns an error if the process does not start or does not open a session in time.
     pub(super) async fn start(runtime: &Runtime, program: Program) -> anyhow::Result<Self> {
         let mut command = Command::new(&program.command[0]);
         command.args(&program.command[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
         command.envs(program.coordination.iter().map(|url| ("REVEILLE_COORDINATION", url.as_str())));
-        // Hide the logs about sessions that begin and end.
+        // Hide the log lines about the start and the end of sessions.
         command.env("RUST_LOG", "error");
         let mut child = command.spawn().with_context(|| format!("cannot start {}", program.command[0]))?;
-        let input = child.stdin.take().context("the child's input was not piped")?;
-        let output = BufReader::new(child.stdout.take().context("the child's output was not piped")?).lines();
+        let input = child.stdin.take().context("the child's input is not a pipe")?;
+        let output = BufReader::new(child.stdout.take().context("the child's output is not a pipe")?).lines();
         let (runtime, events) = (runtime.clone(), VecDeque::new());
         let mut peer = Peer { runtime, program, child, input, output, commands: 0, events };
         peer.event("connected").await?;
@@ -84,7 +84,7 @@ impl Peer {
     pub(super) async fn request(&mut self, command: &str) -> anyhow::Result<String> {
         self.commands += 1;
         let id = self.commands.to_string();
-        self.input.write_all(format!("{id} {command}\n").as_bytes()).await.context("the process has ended")?;
+        self.input.write_all(format!("{id} {command}\n").as_bytes()).await.context("the peer process has ended")?;
         loop {
             let (line, at) = self.line().await.with_context(|| format!("{}: `{command}`", self.program.name))?;
             match line.split_once(' ') {
@@ -118,8 +118,8 @@ impl Peer {
 
     async fn line(&mut self) -> anyhow::Result<(String, Monotonic)> {
         let line = self.runtime.timeout(TIMEOUT, self.output.next_line()).await;
-        let line = line.with_context(|| format!("the process wrote no line for {TIMEOUT:?}"))??;
-        Ok((line.context("the process has ended")?, self.runtime.monotonic()))
+        let line = line.with_context(|| format!("the peer process wrote no line for {TIMEOUT:?}"))??;
+        Ok((line.context("the peer process has ended")?, self.runtime.monotonic()))
     }
 
     /// Kills the process with `kill -9` and returns the instant of the kill.
@@ -128,7 +128,7 @@ impl Peer {
     /// Returns an error if the process has already ended.
     pub(super) async fn kill(mut self) -> anyhow::Result<Monotonic> {
         let killed = self.runtime.monotonic();
-        self.child.start_kill().context("cannot kill a process")?;
+        self.child.start_kill().context("cannot kill the peer process")?;
         self.child.wait().await?;
         Ok(killed)
     }
@@ -141,7 +141,7 @@ impl Peer {
         let ended = runtime
             .timeout(TIMEOUT, child.wait())
             .await
-            .context("a process did not exit after its input had ended")??;
+            .context("the peer process did not exit after its input had ended")??;
         ensure!(ended.success(), "{} ended with {ended}", program.name);
         Ok(())
     }

@@ -1,9 +1,9 @@
 //! Counts the requests that replicas send to the ensemble while they ask their electors for the leader: without a
 //! hand-over, and for each hand-over.
 //!
-//! Requests are counted where the recipes send them (`coordination::tree::Counted`). Pings are not among them, because
-//! the engine sends those. The servers report the number of all requests that they received in the same time, pings
-//! included (`srvr`).
+//! The bench counts the requests that the recipes send (`coordination::tree::Counted`). This count excludes pings,
+//! because the engine sends them. The servers report the number of all requests that they received in the same time,
+//! including pings (`srvr`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,15 +27,15 @@ const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest wait for a condition.
 const TIMEOUT: Duration = Duration::from_secs(120);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// A hand-over among watching replicas is complete when no request has been sent for this long.
+/// A hand-over among watching replicas is complete when no replica has sent a request for this time.
 const QUIET: Duration = Duration::from_millis(300);
-/// Allowed difference in requests: a replica that resigns may read its own node once more, or may have stopped watching
-/// it before.
+/// Allowed difference in the number of requests. A replica that resigns may read its own node once more, or may have
+/// stopped to watch the node earlier.
 const ONE_READ: f64 = 1.0;
-/// Sessions that are closed concurrently.
+/// Number of sessions that the bench closes concurrently.
 const CLOSING: usize = 64;
 
-/// Requests that replicas sent.
+/// Counts of the requests that replicas sent.
 #[derive(Debug, Serialize)]
 pub(super) struct Requests {
     replicas: u32,
@@ -43,7 +43,7 @@ pub(super) struct Requests {
     form: Form,
     at_rest_per_minute: f64,
     per_hand_over: Vec<f64>,
-    /// Count reported by the servers, pings included; `None` if they do not report one.
+    /// Count that the servers report, including pings; `None` if the servers report no count.
     received_per_minute: Option<f64>,
 }
 
@@ -59,7 +59,7 @@ fn word(form: Form) -> &'static str {
 }
 
 /// # Errors
-/// Returns an error if the replicas cannot become candidates, or none becomes leader.
+/// Returns an error if the replicas cannot become candidates, or if no replica becomes leader.
 pub(super) async fn measure(trial: &Trial<'_>, replicas: u32, form: Form) -> anyhow::Result<Requests> {
     let (runtime, arguments) = (trial.runtime, trial.arguments);
     let url = arguments.coordination.as_str();
@@ -68,8 +68,8 @@ pub(super) async fn measure(trial: &Trial<'_>, replicas: u32, form: Form) -> any
     let observer = Client::new(runtime, trees.clone(), options());
     let (mut replicas_running, count) = Replicas::start(trial, trees, &group, replicas, form);
     replicas_running.wait_for_all(&observer, &group).await?;
-    // Close this session, so that only the replicas send requests to the servers. A session that cannot be closed sends
-    // none either.
+    // Close this session, so that only the replicas send requests to the servers. If the close fails, the session also
+    // sends no request.
     drop(observer.close().await);
 
     let (sent, received_before, since) = (count.requests(), requests_received(url).await?, runtime.monotonic());
@@ -83,7 +83,7 @@ pub(super) async fn measure(trial: &Trial<'_>, replicas: u32, form: Form) -> any
         per_hand_over.push(as_f64(replicas_running.hand_over(&count).await?));
     }
     replicas_running.close().await;
-    // Remove the group's node. The recipe creates it as a persistent node, as Petting Zoo does.
+    // Remove the group's node. Like Petting Zoo, the recipe creates this node as a persistent node.
     let removing = async {
         while !matches!(remove(&observer, &group).await, Ok(()) | Err(TreeError::NoNode)) {
             runtime.sleep(POLL_INTERVAL).await;
@@ -129,11 +129,11 @@ async fn requests_received(url: &str) -> anyhow::Result<Option<u64>> {
     Ok(Some(sum))
 }
 
-/// Replicas of a service. Each has its own session, as if it ran in its own process.
+/// Replicas of a service. Each replica has its own session, as if it ran in its own process.
 struct Replicas {
     runtime: Runtime,
     form: Form,
-    /// Time between two calls of each replica.
+    /// Time between two calls of the elector by the same replica.
     period: Duration,
     replicas: Vec<Replica>,
     leading: watch::Receiver<Option<usize>>,
@@ -169,11 +169,11 @@ impl Replicas {
         (Replicas { runtime: runtime.clone(), form, period, replicas: all, leading, tasks }, count)
     }
 
-    /// Waits until all replicas are candidates and each has read the node of its predecessor.
+    /// Waits until all replicas are candidates and each replica has read the node of its predecessor.
     async fn wait_for_all(&mut self, observer: &Client, group: &NodePath) -> anyhow::Result<()> {
         let (runtime, count) = (self.runtime.clone(), self.replicas.len());
         let standing = async {
-            // Repeat requests that fail on a busy machine.
+            // Requests can fail on a busy machine. Repeat them.
             while !matches!(stat(observer, group).await, Ok(Some(stat)) if stat.children == count) {
                 runtime.sleep(POLL_INTERVAL).await;
             }
@@ -184,7 +184,7 @@ impl Replicas {
         Ok(())
     }
 
-    /// Waits for a leader other than `last`.
+    /// Waits until a replica other than `last` is the leader.
     async fn leader(&mut self, last: Option<usize>) -> anyhow::Result<usize> {
         let is_new = |now: &Option<usize>| now.is_some() && *now != last;
         let leading = self.runtime.timeout(TIMEOUT, self.leading.wait_for(is_new)).await;
@@ -196,7 +196,7 @@ impl Replicas {
     /// the old leader is again a candidate, at the end of the queue.
     async fn hand_over(&mut self, count: &Counted) -> anyhow::Result<u64> {
         let leader = self.leader(None).await?;
-        // Resign at a random moment of the replica's period.
+        // Resign at a random moment between two calls of the replica.
         self.runtime.sleep(random_part(self.period, &self.runtime)).await;
         let before = count.requests();
         let (resigned, has_resigned) = oneshot::channel();
@@ -234,7 +234,7 @@ fn random_part(period: Duration, runtime: &Runtime) -> Duration {
     period.mul_f64(as_f64(runtime.random() % 1_000) / 1_000.0)
 }
 
-/// Calls the elector periodically, as a service does whose work only the leader performs.
+/// Calls the elector periodically, like a service in which only the leader works.
 async fn run_replica(
     runtime: Runtime,
     elector: TreeElector,
@@ -293,7 +293,7 @@ pub(super) fn note(period: Duration) -> String {
 }
 
 /// # Errors
-/// Returns an error if a hand-over costs more requests when more replicas watch.
+/// Returns an error if the number of requests per hand-over grows with the number of watching replicas.
 pub(super) fn judge(all: &[Requests]) -> anyhow::Result<()> {
     let watching = all.iter().filter(|requests| requests.form == Form::Watching);
     let medians: Vec<(u32, f64)> =

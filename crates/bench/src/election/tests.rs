@@ -28,7 +28,7 @@ fn report_shows_reveille_beside_the_peer() {
 }
 
 #[test]
-fn verdict_fails_if_more_pairs_are_slower_than_by_chance() {
+fn verdict_fails_if_reveille_loses_more_pairs_than_by_chance() {
     let peer = [10.0; 30];
     let slower_in = |count: usize| {
         let mut ours = [9.0; 30];
@@ -44,7 +44,7 @@ fn verdict_fails_if_more_pairs_are_slower_than_by_chance() {
 }
 
 #[test]
-fn verdict_fails_if_watching_costs_more_among_more_replicas() {
+fn verdict_fails_if_requests_grow_with_watching_replicas() {
     let watching = |replicas: u32, requests: f64| Requests::with_values(replicas, Form::Watching, requests);
     let polling = Requests::with_values(100, Form::Polling, 200.0);
     assert!(replicas::judge(&[watching(10, 9.0), polling, watching(100, 10.0)]).is_ok());

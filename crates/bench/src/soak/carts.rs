@@ -12,11 +12,11 @@ use serde::Serialize;
 use crate::load::{Exchange, latencies};
 use crate::message::{Head, Schedules, write_request};
 
-/// Time after its instant at which a callback counts as lost while later ones are still expected.
+/// Time after its due instant at which a callback counts as lost while the trial still expects later callbacks.
 const LATE: Duration = Duration::from_secs(30);
 
-/// Carts of one trial. A cart's id contains the trial's number, so that callbacks of an earlier trial in the same
-/// folder are ignored.
+/// Carts of one trial. A cart's id contains the trial's number, so that the trial ignores callbacks of an earlier trial
+/// in the same folder.
 pub(super) struct Carts {
     prefix: String,
     records: Mutex<Records>,
@@ -25,7 +25,7 @@ pub(super) struct Carts {
 struct Records {
     /// Carts by number.
     carts: Vec<Cart>,
-    /// Lateness of the callbacks that arrived since [`Carts::take_lateness`] was last called.
+    /// Lateness of the callbacks that arrived since the last call of [`Carts::take_lateness`].
     lateness: Histogram<u64>,
     doubled: u64,
     early: u64,
@@ -36,7 +36,7 @@ struct Records {
 #[derive(Clone, Copy, Debug)]
 struct Cart {
     state: State,
-    /// Due instant of the last request, which may not have been answered yet.
+    /// Due instant of the last request, which may not have a response yet.
     requested: Timestamp,
     /// Due instant that the last response confirmed.
     due: Timestamp,
@@ -48,7 +48,7 @@ enum State {
     /// No response has confirmed the cart's schedule.
     Nothing,
     Wanted,
-    /// The cancellation was requested and not answered yet, so the schedule may or may not be cancelled.
+    /// The trial requested the cancellation but has no response yet, so the schedule may or may not be cancelled.
     Cancelling,
     Cancelled,
 }
@@ -61,7 +61,7 @@ pub(super) struct Counts {
     pub(super) lost: u64,
     pub(super) doubled: u64,
     pub(super) early: u64,
-    /// Callbacks of cancelled carts, and callbacks at an instant from which the cart was moved.
+    /// Callbacks of cancelled carts, and callbacks at an instant from which a request moved the cart.
     pub(super) unwanted: u64,
 }
 
@@ -69,8 +69,8 @@ impl Counts {
     pub(super) fn summary(&self) -> String {
         let Counts { made, called_off, arrived, lost, doubled, early, unwanted } = self;
         format!(
-            "{made} carts, {called_off} cancelled, {arrived} callbacks: {lost} lost, {doubled} doubled, {early} early, \
-             {unwanted} unwanted"
+            "{made} carts, {called_off} cancelled, {arrived} callbacks: {lost} lost, {doubled} duplicated, \
+             {early} early, {unwanted} unwanted"
         )
     }
 
@@ -115,7 +115,7 @@ impl Carts {
             counts.made += u64::from(cart.state != State::Nothing);
             counts.called_off += u64::from(cart.state == State::Cancelled);
             counts.arrived += u64::from(cart.has_arrived);
-            // A move without a response may or may not have been applied, so wait for the later of both instants.
+            // The server may have applied a move without a response. Wait for the later of the old and the new instant.
             let is_due = now > cart.due.max(cart.requested) + late;
             counts.lost += u64::from(cart.state == State::Wanted && !cart.has_arrived && is_due);
         }
@@ -145,7 +145,7 @@ impl Carts {
         records.last_due = records.last_due.max(due);
     }
 
-    /// Records that a cancellation is requested. Until the response arrives, the schedule may be cancelled.
+    /// Records that the trial requests a cancellation. Until the response arrives, the schedule may be cancelled.
     fn record_cancellation(&self, number: u64) {
         let mut records = self.records();
         let Some(cart) = usize::try_from(number).ok().and_then(|at| records.carts.get_mut(at)) else { return };
@@ -167,7 +167,7 @@ impl Carts {
             return;
         };
         let is_duplicate = std::mem::replace(&mut cart.has_arrived, true);
-        // A change whose response was lost may have been applied.
+        // The server may have applied a change whose response was lost.
         let is_wanted = cart.state != State::Cancelled && (nominal == cart.due || nominal == cart.requested);
         let late = at_micros - nominal.as_millis() * 1_000;
         records.doubled += u64::from(is_duplicate);
@@ -197,13 +197,13 @@ pub(super) enum RequestKind {
 
 pub(super) struct CartRequests {
     pub(super) kind: RequestKind,
-    /// Number of the first request's cart.
+    /// Number of the cart of the first request.
     pub(super) first: u64,
     pub(super) carts: Arc<Carts>,
     pub(super) head: Head,
     pub(super) target_url: String,
     pub(super) runtime: Runtime,
-    /// Time from the request to the callback.
+    /// Time from the request to the due instant of the callback.
     pub(super) due_in: Duration,
 }
 
@@ -242,7 +242,7 @@ impl Exchange for CartRequests {
         if is_good {
             self.carts.record_response(number, state);
         } else if self.kind == RequestKind::Cancel && status == 200 {
-            // The cancellation came too late.
+            // The response reports that the cancellation came too late.
             self.carts.record_response(number, State::Wanted);
         }
         is_good
@@ -259,7 +259,8 @@ mod tests {
         Timestamp::from_millis(DUE + millis)
     }
 
-    /// Returns five carts: never answered, wanted, moved to a second later, cancelled, wanted.
+    /// Returns five carts: a cart without a response, a wanted cart, a cart moved by one second, a cancelled cart, and
+    /// a wanted cart.
     fn carts() -> Carts {
         let carts = Carts::new(7);
         for number in 0..5 {
@@ -293,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn callback_with_an_unanswered_change_is_not_lost() {
+    fn callback_is_not_lost_while_a_change_has_no_response() {
         let carts = carts();
         carts.record_cancellation(1);
         carts.record_request(4, at(60_000));
@@ -311,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn duplicated_early_and_unwanted_callbacks_are_counted() {
+    fn counts_include_duplicated_early_and_unwanted_callbacks() {
         let carts = carts();
         arrive(&carts, 1, 0, 5);
         arrive(&carts, 1, 0, 6);

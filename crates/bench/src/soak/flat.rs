@@ -1,4 +1,4 @@
-//! Test for growth of a figure that is sampled every minute.
+//! Test for growth of a figure that the trial samples every minute.
 
 /// Largest allowed growth over the sampled time, as a fraction of the mean.
 const GROWTH_MAX: f64 = 0.10;
@@ -7,9 +7,10 @@ const GROWTH_MAX: f64 = 0.10;
 pub(super) struct Figure {
     pub(super) name: &'static str,
     pub(super) unit: &'static str,
-    /// Growth up to this value is accepted: a merge, or another process on the machine, may cause it.
+    /// Largest accepted growth in the figure's unit. A merge of the store or another process on the machine may cause
+    /// such growth.
     pub(super) slack: f64,
-    /// One value per minute.
+    /// Values of the figure, one per minute.
     pub(super) values: Vec<f64>,
 }
 
@@ -42,11 +43,11 @@ impl Figure {
         let Figure { name, unit, .. } = self;
         let (mean, growth, bound, minutes) = (self.mean(), self.growth(), self.bound(), self.values.len());
         format!(
-            "{name}: {mean:.1} {unit} on average over {minutes} minutes, grown by {growth:+.1} {unit} (bound {bound:.1})"
+            "{name}: {mean:.1} {unit} on average over {minutes} minutes, growth {growth:+.1} {unit} (bound {bound:.1})"
         )
     }
 
-    /// Returns the reason why the figure is not flat, if it is not.
+    /// Returns the reason why the figure is not flat; `None` if it is flat.
     pub(super) fn fault(&self) -> Option<String> {
         if self.values.is_empty() {
             return Some(format!("{} has no values", self.name));
@@ -67,12 +68,12 @@ mod tests {
     fn figure_that_grows_by_more_than_a_tenth_is_not_flat() {
         assert_eq!(fault(0.0, &[100.0, 102.0, 104.0, 106.0]), None);
         let found = fault(0.0, &[100.0, 104.0, 108.0, 112.0]).unwrap();
-        assert_eq!(found, "not flat: disk: 106.0 MiB on average over 4 minutes, grown by +12.0 MiB (bound 10.6)");
+        assert_eq!(found, "not flat: disk: 106.0 MiB on average over 4 minutes, growth +12.0 MiB (bound 10.6)");
         assert_eq!(fault(20.0, &[100.0, 104.0, 108.0, 112.0]), None);
     }
 
     #[test]
-    fn falling_or_oscillating_figure_is_flat_and_empty_one_is_not() {
+    fn falling_or_oscillating_figure_is_flat() {
         assert_eq!(fault(0.0, &[100.0, 150.0, 100.0, 150.0, 100.0]), None);
         assert_eq!(fault(0.0, &[100.0, 50.0, 10.0]), None);
         assert_eq!(fault(0.0, &[5.0]), None);

@@ -16,7 +16,7 @@ fn get(cache: &Cache<u32>, key: u32) -> (u32, bool) {
 }
 
 #[test]
-fn value_in_use_is_created_once() {
+fn cache_creates_a_value_in_use_once() {
     let cache = Cache::new(4);
     assert_eq!(get(&cache, 0), (0, true));
     for other in 1..100 {
@@ -26,7 +26,7 @@ fn value_in_use_is_created_once() {
 }
 
 #[test]
-fn cache_holds_at_most_two_generations() {
+fn cache_contains_at_most_two_generations() {
     let cache = Cache::new(4);
     for key in 0..1000 {
         get(&cache, key);
@@ -36,7 +36,7 @@ fn cache_holds_at_most_two_generations() {
 }
 
 #[test]
-fn outdated_value_is_created_again() {
+fn cache_replaces_outdated_value() {
     let cache = Cache::new(4);
     let get = |want: u32| *cache.get("key", |value| *value == want, || Ok::<_, Infallible>(want)).unwrap();
     assert_eq!(get(1), 1);

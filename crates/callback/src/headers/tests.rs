@@ -13,7 +13,7 @@ proptest! {
 }
 
 #[test]
-fn leap_days_and_extreme_instants_are_formatted_correctly() {
+fn instant_format_handles_leap_days_and_extremes() {
     for millis in [0, 951_782_399_999, 951_782_400_000, 951_868_800_000, 4_107_542_400_000, Timestamp::MAX.as_millis()]
     {
         let instant = Timestamp::from_millis(millis);
@@ -22,7 +22,7 @@ fn leap_days_and_extreme_instants_are_formatted_correctly() {
 }
 
 #[test]
-fn run_determines_trace_id_and_each_span_id_differs() {
+fn attempts_of_a_run_share_the_trace_id_but_no_span_id() {
     let run = |replay| {
         Occurrence {
             incarnation: Incarnation(7),

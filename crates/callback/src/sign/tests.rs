@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// The example of the specification's own test suites.
+/// Example from the test suites of the Standard Webhooks specification.
 #[test]
 fn signature_matches_the_published_example() {
     let secret = STANDARD.decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").unwrap();
@@ -20,7 +20,7 @@ fn present_s() -> i64 {
 
 proptest! {
     #[test]
-    fn independent_implementation_accepts_every_signature(
+    fn other_implementation_accepts_every_signature(
         secret in proptest::collection::vec(any::<u8>(), 24..=64),
         id in "[0-9a-z]{52}",
         age_s in -200..200_i64,

@@ -23,6 +23,6 @@ fn url_is_split_into_address_host_and_path() {
 }
 
 #[test]
-fn url_fragment_is_not_sent() {
+fn request_omits_the_url_fragment() {
     expect("http://hooks.example/a#secret", "http://hooks.example:80/", "hooks.example", "/a");
 }

@@ -1,4 +1,4 @@
-//! Tests of connections: they are reused, closed in time, and never carry a request twice.
+//! Tests of connections. The client reuses connections, closes them in time, and never sends a request twice.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ async fn sequential_callbacks_share_one_connection() {
 }
 
 #[tokio::test]
-async fn concurrent_callbacks_use_connections_up_to_the_limit() {
+async fn concurrent_callbacks_share_the_limited_connections() {
     let listening = Listening::start().await;
     let options = Options { in_flight_per_authority_max: 2, ..Options::default() };
     let deliverer = deliverer(options);
@@ -44,7 +44,7 @@ async fn concurrent_callbacks_use_connections_up_to_the_limit() {
         let (mut first, mut second) = (listening.accept().await, listening.accept().await);
         tokio::join!(first.request(), second.request());
         first.send(OK).await;
-        // The third request had to wait for the first one's connection.
+        // The third request waits for the connection of the first request.
         first.request().await;
         first.send(OK).await;
         second.send(OK).await;
@@ -77,7 +77,7 @@ async fn wait_for_a_connection_ends_at_the_timeout() {
 }
 
 #[tokio::test]
-async fn idle_connections_never_exceed_the_limit() {
+async fn number_of_idle_connections_never_exceeds_the_limit() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options { idle_connections_max: 1, ..Options::default() });
     let serve = async {
@@ -93,8 +93,8 @@ async fn idle_connections_never_exceed_the_limit() {
     assert_eq!((connections.opened, connections.idle), (2, 1));
 }
 
-/// Makes a round trip on another connection. When it ends, the client has received everything that was sent to it
-/// before.
+/// Makes a round trip on another connection. After the round trip, the client has received all bytes that targets sent
+/// before it.
 pub(crate) async fn receive_pending(deliverer: &HttpDeliver) {
     let other = Listening::start().await;
     let (delivered, _served) = tokio::join!(attempt(deliverer, &other), other.serve(OK));
@@ -102,7 +102,7 @@ pub(crate) async fn receive_pending(deliverer: &HttpDeliver) {
 }
 
 #[tokio::test]
-async fn connection_closed_by_its_target_is_replaced() {
+async fn client_replaces_connection_that_the_target_closed() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options::default());
     for round in 1..4 {
@@ -115,7 +115,7 @@ async fn connection_closed_by_its_target_is_replaced() {
 }
 
 #[tokio::test]
-async fn request_that_may_have_arrived_is_not_repeated() {
+async fn client_does_not_repeat_request_that_may_have_arrived() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options::default());
     let (_, (mut peer, _)) = tokio::join!(attempt(&deliverer, &listening), listening.serve(OK));
@@ -130,7 +130,7 @@ async fn request_that_may_have_arrived_is_not_repeated() {
 }
 
 #[tokio::test]
-async fn unrequested_response_is_not_used_for_the_next_request() {
+async fn next_request_ignores_unrequested_response() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options::default());
     let twice = [OK, b"HTTP/1.1 500 Smuggled\r\ncontent-length: 0\r\n\r\n"].concat();
@@ -151,7 +151,7 @@ async fn connection_close_header_closes_the_connection() {
 }
 
 #[tokio::test]
-async fn idle_connection_is_closed_after_its_timeout() {
+async fn client_closes_idle_connection_after_its_timeout() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options { idle_timeout: Duration::from_millis(80), ..Options::default() });
     let (_, (mut peer, _)) = tokio::join!(attempt(&deliverer, &listening), listening.serve(OK));
@@ -160,7 +160,7 @@ async fn idle_connection_is_closed_after_its_timeout() {
 }
 
 #[tokio::test]
-async fn connection_is_closed_before_the_targets_keep_alive_ends() {
+async fn client_closes_connection_before_keep_alive_ends() {
     let runtime = Runtime::real();
     let listening = Listening::start().await;
     let deliverer = deliverer(Options { idle_timeout: Duration::from_secs(60), ..Options::default() });

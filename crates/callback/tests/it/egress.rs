@@ -1,5 +1,5 @@
-//! Tests of the egress policy: it decides where callbacks go, however a URL spells the address. They use the
-//! system's resolver.
+//! Tests of the egress policy, which decides where callbacks go for every spelling of an address in a URL. The tests
+//! use the system's resolver.
 
 use std::sync::Arc;
 
@@ -79,14 +79,14 @@ const SPELLINGS: &[&str] = &[
 async fn no_spelling_of_loopback_bypasses_the_policy() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options::default());
-    // A policy that allows every other class.
+    // Policy that allows every other class of addresses.
     let others = Egress { allow: [Class::Private, Class::LinkLocal, Class::Shared].into(), ..Egress::default() };
     let mut rejected = 0;
     for spelling in SPELLINGS {
         for egress in [&Egress::default(), &others] {
             let delivered = attempt(&deliverer, egress, format!("http://{spelling}:{}/", listening.port())).await;
             rejected += usize::from(is_rejected(&delivered));
-            // A text that is not a URL, or that no resolver knows, also fails.
+            // An attempt also fails if the text is not a URL or if no resolver knows the name.
             assert!(!reason(&delivered).contains("127.") && !reason(&delivered).contains("::"), "{delivered:?}");
         }
     }
@@ -107,7 +107,7 @@ async fn allowed_loopback_is_reachable_in_every_spelling() {
     }
 }
 
-/// Addresses of each other kind, some in several spellings.
+/// Addresses of each other class, some of them in several spellings.
 const ELSEWHERE: &[&str] = &[
     "10.0.0.1",
     "172.16.0.1",
@@ -137,12 +137,12 @@ const ELSEWHERE: &[&str] = &[
 ];
 
 #[tokio::test]
-async fn non_public_address_is_rejected_by_default() {
+async fn default_policy_rejects_non_public_addresses() {
     let deliverer = deliverer(Options::default());
     for host in ELSEWHERE {
         for scheme in ["http", "https"] {
             let delivered = attempt(&deliverer, &loopback(), format!("{scheme}://{host}/")).await;
-            // A certificate name cannot be a number, so TLS fails before the name is resolved.
+            // A certificate name cannot be a number, so TLS fails before the client resolves the name.
             let is_no_name = scheme == "https" && reason(&delivered) == "the request failed";
             assert!(is_rejected(&delivered) || is_no_name, "{scheme}://{host}/: {delivered:?}");
         }
@@ -190,7 +190,7 @@ async fn tenant_that_forbids_http_calls_only_https() {
 }
 
 #[tokio::test]
-async fn connection_is_not_shared_across_different_policies() {
+async fn tenants_with_different_policies_share_no_connection() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options::default());
     let free = loopback();
@@ -201,7 +201,7 @@ async fn connection_is_not_shared_across_different_policies() {
     for stricter in [Egress::default(), Egress { forbid_http: true, ..loopback() }] {
         assert!(is_rejected(&attempt(&deliverer, &stricter, listening.url()).await), "{stricter:?}");
     }
-    // Under a different policy that also allows the target, the client opens another connection.
+    // A different policy also allows the target. Under this policy, the client opens another connection.
     let wider = Egress { allow: [Class::Loopback, Class::Private].into(), ..Egress::default() };
     let (delivered, _served) = tokio::join!(attempt(&deliverer, &wider, listening.url()), listening.serve(OK));
     assert!(delivered.result.is_success());

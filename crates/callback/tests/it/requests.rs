@@ -36,7 +36,7 @@ async fn callback_carries_the_exact_payload_and_its_signature() {
 }
 
 #[tokio::test]
-async fn callback_is_signed_with_both_secrets_during_rotation() {
+async fn callback_has_signatures_of_both_secrets_in_rotation() {
     let listening = Listening::start().await;
     let mut created = delivery(target(listening.url()), b"1");
     let tenant = Arc::make_mut(&mut created.tenant);
@@ -76,7 +76,7 @@ async fn callback_headers_identify_the_run() {
 }
 
 #[tokio::test]
-async fn attempts_share_id_and_trace_but_not_the_span() {
+async fn attempts_of_a_run_share_id_and_trace_but_no_span() {
     let listening = Listening::start().await;
     let first = delivery(target(listening.url()), b"1");
     let mut second = first.clone();
@@ -129,7 +129,7 @@ async fn user_headers_cannot_override_reveilles_headers() {
 }
 
 #[tokio::test]
-async fn header_with_line_breaks_is_never_sent() {
+async fn client_never_sends_header_with_line_breaks() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options::default());
     for (name, value) in
@@ -145,7 +145,7 @@ async fn header_with_line_breaks_is_never_sent() {
 }
 
 #[tokio::test]
-async fn invalid_url_or_method_is_reported() {
+async fn attempt_reports_invalid_url_or_method() {
     let deliverer = deliverer(Options::default());
     let urls = ["", "/hook", "ftp://host/", "http://", "http://user:secret@host/", "http://host:70000/", "http://a b/"];
     for url in urls {

@@ -1,4 +1,4 @@
-//! Tests of the target's response and the result of the attempt.
+//! Tests of the result of an attempt for each kind of response.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use store::{Keyring, StoreKey};
 
 use crate::support::{Listening, deliverer, delivery, sent, target};
 
-/// Makes one attempt that receives `answer`, after which the target closes the connection.
+/// Makes one attempt. The target sends `answer` and then closes the connection.
 async fn answered(answer: &[u8]) -> Delivered {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options::default());
@@ -36,7 +36,7 @@ async fn only_status_200_to_299_succeeds() {
 }
 
 #[tokio::test]
-async fn header_without_its_key_fails_the_attempt_before_connecting() {
+async fn header_without_its_key_fails_attempt_before_it_connects() {
     let listening = Listening::start().await;
     let runtime = Runtime::real();
     let mut target = target(listening.url());
@@ -55,7 +55,7 @@ async fn header_without_its_key_fails_the_attempt_before_connecting() {
 }
 
 #[tokio::test]
-async fn redirect_is_not_followed() {
+async fn client_does_not_follow_a_redirect() {
     let listening = Listening::start().await;
     let elsewhere = Listening::start().await;
     let deliverer = deliverer(Options::default());
@@ -67,7 +67,7 @@ async fn redirect_is_not_followed() {
 }
 
 #[tokio::test]
-async fn retry_after_is_returned_only_for_failures() {
+async fn attempt_returns_retry_after_only_for_failures() {
     let with = |status: u16, wait: &str| {
         format!("HTTP/1.1 {status} Text\r\nretry-after: {wait}\r\ncontent-length: 0\r\n\r\n").into_bytes()
     };
@@ -95,7 +95,7 @@ async fn response_delimited_by_connection_close_is_complete() {
 }
 
 #[tokio::test]
-async fn response_that_is_not_http_is_reported() {
+async fn attempt_reports_response_that_is_not_http() {
     assert_eq!(answered(b"SSH-2.0-OpenSSH_9.6\r\n\r\n").await, broken("the response is not HTTP"));
 }
 
@@ -112,7 +112,7 @@ async fn endless_response_head_is_rejected() {
 }
 
 #[tokio::test]
-async fn endless_body_is_cut_off_and_its_status_counts() {
+async fn client_stops_reading_endless_body_and_uses_status() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options::default());
     let serve = async {
@@ -126,7 +126,7 @@ async fn endless_body_is_cut_off_and_its_status_counts() {
 }
 
 #[tokio::test]
-async fn body_within_the_limit_keeps_the_connection() {
+async fn client_keeps_connection_after_body_within_the_limit() {
     for (len, idle) in [(1000, 1), (1001, 0)] {
         let listening = Listening::start().await;
         let deliverer = deliverer(Options { answer_bytes_max: 1000, ..Options::default() });
@@ -158,7 +158,7 @@ async fn timeout_ends_the_attempt_and_closes_the_connection() {
 }
 
 #[tokio::test]
-async fn refused_connection_and_unresolved_name_are_distinguished() {
+async fn errors_distinguish_refused_connection_from_unknown_name() {
     let listening = Listening::start().await;
     let url = listening.url();
     drop(listening);
@@ -166,11 +166,11 @@ async fn refused_connection_and_unresolved_name_are_distinguished() {
     let delivered = sent(&deliverer, delivery(target(url), b"1")).await;
     assert_eq!(delivered, broken("connection refused"));
     let delivered = sent(&deliverer, delivery(target("http://no..name/".to_owned()), b"1")).await;
-    assert_eq!(delivered, broken("the host name could not be resolved"));
+    assert_eq!(delivered, broken("the resolver cannot resolve the host name"));
 }
 
 #[tokio::test]
-async fn nothing_is_sent_after_the_deadline() {
+async fn client_sends_nothing_after_the_deadline() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options::default());
     let deadline = Runtime::real().monotonic();

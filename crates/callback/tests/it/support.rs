@@ -118,7 +118,7 @@ trait Socket: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Socket for T {}
 
-/// The target's end of a connection.
+/// Target's end of a connection.
 pub(crate) struct Peer(AsyncConnection<Box<dyn Socket>>);
 
 /// A received request.
@@ -162,7 +162,7 @@ impl Peer {
         while self.0.write(bytes).await.is_ok() {}
     }
 
-    /// Waits until the client closes the connection. Any bytes before that fail the test.
+    /// Waits until the client closes the connection. The test fails if any bytes arrive before.
     pub(crate) async fn closed(&mut self) {
         let rest = self.0.read_to_end().await.unwrap_or_default();
         assert!(rest.is_empty(), "received an unexpected request: {:?}", String::from_utf8_lossy(&rest));

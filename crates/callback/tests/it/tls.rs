@@ -51,7 +51,7 @@ async fn attempt(deliverer: &HttpDeliver, listening: &Listening, payload: &[u8])
 }
 
 #[tokio::test]
-async fn target_with_trusted_certificate_is_called_over_tls() {
+async fn client_calls_target_with_trusted_certificate_over_tls() {
     let identity = identity("localhost", b"http/1.1");
     let listening = Listening::start().await;
     let deliverer = trusting(&identity);
@@ -158,7 +158,7 @@ async fn http2_callbacks_share_one_connection() {
 }
 
 #[tokio::test]
-async fn http2_connection_closed_by_its_target_is_replaced() {
+async fn client_replaces_http2_connection_closed_by_its_target() {
     let identity = identity("localhost", b"h2");
     let listening = Listening::start().await;
     let deliverer = trusting(&identity);

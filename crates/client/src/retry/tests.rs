@@ -22,7 +22,7 @@ fn is_sent_again(error: &Error, repeat: Repeat) -> bool {
 }
 
 #[test]
-fn only_idempotent_request_is_repeated_after_unknown_outcome() {
+fn client_repeats_unknown_outcome_only_if_idempotent() {
     for error in [broken(), rejected(503, None), rejected(504, None), Error::TimedOut { limit: LONG }] {
         assert!(is_sent_again(&error, Repeat::Always), "{error:?}");
         assert!(!is_sent_again(&error, Repeat::IfUntouched), "{error:?}");
@@ -34,7 +34,7 @@ fn only_idempotent_request_is_repeated_after_unknown_outcome() {
 }
 
 #[test]
-fn permanent_rejection_is_not_retried() {
+fn client_does_not_retry_a_permanent_rejection() {
     for status in [400, 401, 403, 404, 409, 412, 413, 422, 500] {
         assert!(!is_sent_again(&rejected(status, None), Repeat::Always), "{status}");
     }
@@ -50,7 +50,7 @@ fn attempts_and_deadline_limit_retries() {
 }
 
 #[test]
-fn backoff_grows_to_its_bound_and_adds_retry_after() {
+fn backoff_grows_to_its_maximum_and_adds_retry_after() {
     let options = Options { attempts_max: 100, ..Options::default() };
     let longest = |attempt| {
         let draws = (0..1_000).map(|draw| draw * 0x0012_3456_789a_bcde_u64);

@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 use crate::support::{World, later, on_real, scripted};
 
 #[test]
-fn results_arrive_in_order_while_requests_are_sent() {
+fn client_receives_results_in_order_while_it_sends() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         let client = world.client();
@@ -33,7 +33,7 @@ fn invalid_batch_line_does_not_affect_other_lines() {
         let client = world.client();
         let request = |number: u32| {
             let mut request = later().id(format!("line-{number}"));
-            // The payload has several lines, as in a formatted file.
+            // The payload has several lines, like the content of a formatted file.
             request.payload = Some(RawValue::from_string("{\n  \"a\": 1\n}".to_owned()).unwrap());
             if number == 7 { request.zone("Mars/Olympus") } else { request }
         };
@@ -50,7 +50,7 @@ fn invalid_batch_line_does_not_affect_other_lines() {
 }
 
 #[test]
-fn rejected_or_truncated_batch_returns_an_error() {
+fn create_many_returns_error_for_rejected_or_cut_batch() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         let unauthenticated = world.client_as("unknown.key");

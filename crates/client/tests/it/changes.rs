@@ -77,7 +77,7 @@ fn second_change_with_the_same_tag_is_rejected() {
 }
 
 #[test]
-fn change_with_lost_response_is_repeated_unless_conditional() {
+fn client_repeats_only_unconditional_change_after_lost_response() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         world.client().put("one", &later()).await.unwrap();
@@ -113,7 +113,7 @@ fn dry_run_returns_the_result_and_changes_nothing() {
 }
 
 #[test]
-fn tag_is_parsed_only_from_quoted_text() {
+fn tag_parser_accepts_only_quoted_text() {
     assert_eq!(r#" "a1" "#.parse::<Tag>().unwrap().to_string(), r#""a1""#);
     for text in ["", "a", "\"", "W/\"a\"", "\"a\"b\"", "\"a b\"", "\"ü\"", "*"] {
         assert!(text.parse::<Tag>().is_err(), "{text:?}");

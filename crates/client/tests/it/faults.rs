@@ -29,8 +29,8 @@ fn create_with_lost_responses_creates_one_schedule() {
         let all: Vec<_> = world.client().schedules(&ListBy::All).try_collect().await.unwrap();
         assert_eq!(all.len(), 1, "the request was sent four times");
 
-        // With an id of the caller's, a repeated attempt could not detect an earlier schedule, so the caller must
-        // check.
+        // If the caller sets the id, a repeated attempt could not tell who created the schedule. The client therefore
+        // returns an error, and the caller must check.
         let unlucky = client(losing(&runtime, world.address, 1).await, ADMIN_KEY);
         let error = unlucky.create(&later().id("own")).await.unwrap_err();
         assert!(error.is_outcome_unknown() && error.is_retryable(), "{error:?}");
@@ -43,7 +43,7 @@ fn create_with_lost_responses_creates_one_schedule() {
 }
 
 #[test]
-fn retry_waits_as_long_as_retry_after_demands() {
+fn client_waits_as_long_as_retry_after_requests() {
     on_real(async |runtime| {
         let busy = problem(429, "rate_limited", "retry-after: 1\r\n");
         let (address, asked) = scripted(&runtime, &[&busy, CANCELLED]).await;
@@ -67,7 +67,7 @@ fn retry_waits_as_long_as_retry_after_demands() {
 }
 
 #[test]
-fn secret_creation_is_not_repeated_after_unknown_outcome() {
+fn client_does_not_repeat_secret_creation_of_unknown_outcome() {
     on_real(async |runtime| {
         let broken = "HTTP/1.1 201 Created\r\ncontent-length: 999\r\n\r\n{";
         let (address, asked) = scripted(&runtime, &[broken, broken]).await;
@@ -97,7 +97,7 @@ fn call_without_response_ends_within_the_deadline() {
 }
 
 #[test]
-fn unknown_outcome_is_reported_although_the_retry_cannot_connect() {
+fn client_reports_unknown_outcome_if_retry_cannot_connect() {
     on_real(async |runtime| {
         let options = Options { attempts_max: 3, ..Options::default() };
         let address = once_and_gone(&runtime).await;
@@ -108,7 +108,7 @@ fn unknown_outcome_is_reported_although_the_retry_cannot_connect() {
 }
 
 #[test]
-fn response_of_another_server_is_reported_with_its_content() {
+fn error_quotes_the_response_of_another_server() {
     on_real(async |runtime| {
         let html = "HTTP/1.1 404 Not Found\r\ncontent-type: text/html\r\ncontent-length: 15\r\n\r\n<h1>nginx</h1>!";
         let (address, _) = scripted(&runtime, &[html]).await;
@@ -133,7 +133,7 @@ fn response_of_another_server_is_reported_with_its_content() {
 }
 
 #[test]
-fn system_time_is_rounded_up_to_milliseconds() {
+fn conversion_rounds_system_time_up_to_milliseconds() {
     let instant = std::time::SystemTime::UNIX_EPOCH + Duration::from_nanos(1_000_001);
     assert_eq!(Time::from(instant), Time(2));
     assert_eq!(Time(5) + Duration::from_secs(1), Time(1_005));

@@ -1,4 +1,4 @@
-//! Tests of the SDK against the real server over real sockets, and against faulty networks and servers.
+//! Tests of the SDK with the real server over real sockets, and with faulty networks and servers.
 
 #![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 

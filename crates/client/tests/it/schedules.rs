@@ -1,4 +1,4 @@
-//! Tests of single schedules and their runs.
+//! Tests of the SDK calls for single schedules and their runs.
 
 use reveille_client::api::{self, CancelResult};
 use reveille_client::{Error, ListBy, ScheduleRequest, ScheduleState, Time, TryStreamExt as _};
@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::support::{ADMIN_KEY, World, client, later, on_real};
 
 #[test]
-fn schedule_can_be_created_read_replaced_and_cancelled() {
+fn client_creates_reads_replaces_and_cancels_a_schedule() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         let client = world.client();
@@ -91,7 +91,7 @@ fn rejection_has_code_request_id_and_all_field_errors() {
 }
 
 #[test]
-fn id_is_escaped_into_one_path_segment() {
+fn client_escapes_id_into_one_path_segment() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         let client = world.client();
@@ -108,11 +108,11 @@ fn id_is_escaped_into_one_path_segment() {
 }
 
 #[test]
-fn dead_letters_are_paged_and_redriven_only_once() {
+fn client_pages_dead_letters_and_redrives_each_only_once() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         let client = world.client();
-        // No process listens on port 9, so the only attempt fails.
+        // No process listens on port 9, so the only attempt of the run fails.
         let at = Time(runtime.now().as_millis());
         for number in 0..5 {
             let doomed = ScheduleRequest::at(at, "http://127.0.0.1:9/").id(format!("doomed-{number}")).retry(1, "1s");
@@ -141,7 +141,7 @@ fn dead_letters_are_paged_and_redriven_only_once() {
 }
 
 #[test]
-fn key_appears_in_no_debug_text_and_no_error() {
+fn api_key_appears_in_no_debug_text_and_no_error() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         let secret = ADMIN_KEY.split_once('.').unwrap().1;
@@ -157,7 +157,7 @@ fn key_appears_in_no_debug_text_and_no_error() {
 }
 
 #[test]
-fn invalid_url_or_key_is_rejected_before_sending() {
+fn client_rejects_invalid_url_or_key_before_it_sends() {
     let new = |url: &str, key: &str| reveille_client::Client::new(url, key, reveille_client::Options::default());
     for url in ["", "host", "host:8080", "ftp://host", "http://", "http://me@host", "http://host?a=b", "http://a b"] {
         assert!(new(url, ADMIN_KEY).is_err(), "{url:?}");

@@ -1,4 +1,5 @@
-//! A real server with an in-memory store, and proxies and scripted servers for the client.
+//! Support for the SDK's tests: a real server with an in-memory store, faulty proxies, and servers with scripted
+//! responses.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -22,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) const ADMIN_KEY: &str = "admins.secret-of-admins";
 pub(crate) const OPERATOR_KEY: &str = "operators.secret-of-operators";
-/// Time limit of a test step. No step takes that long, so a hanging test fails.
+/// Time limit of a test step. A normal step takes less time, so only a test that hangs fails at the limit.
 pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(crate) fn on_real(test: impl AsyncFnOnce(Runtime)) {
@@ -101,8 +102,8 @@ pub(crate) fn later() -> ScheduleRequest {
     ScheduleRequest::at("2035-01-02T03:04:05Z", "https://example.org/hook")
 }
 
-/// Starts a proxy to `to` that drops the first `lost` responses: the server has carried out the request, and the
-/// client receives no response.
+/// Starts a proxy to `to` that drops the first `lost` responses. For these requests, the server carries out the request
+/// but the client receives no response.
 pub(crate) async fn losing(runtime: &Runtime, to: SocketAddr, lost: u32) -> SocketAddr {
     let left = Arc::new(AtomicU32::new(lost));
     listen(runtime, move |mut client| {
@@ -131,8 +132,8 @@ pub(crate) async fn losing(runtime: &Runtime, to: SocketAddr, lost: u32) -> Sock
     .await
 }
 
-/// Starts a server that returns the next of these responses to each request, then closes the connection. After the
-/// last one, it does not respond.
+/// Starts a server that sends the next of these responses to each request and then closes the connection. After the
+/// last response, the server does not respond to further requests.
 pub(crate) async fn scripted(runtime: &Runtime, answers: &[&str]) -> (SocketAddr, Arc<AtomicU32>) {
     let answers: Arc<Vec<String>> = Arc::new(answers.iter().map(|answer| (*answer).to_owned()).collect());
     let asked = Arc::new(AtomicU32::new(0));
@@ -153,7 +154,7 @@ pub(crate) async fn scripted(runtime: &Runtime, answers: &[&str]) -> (SocketAddr
     (address, asked)
 }
 
-/// Starts a server that reads one request and stops without a response. It refuses the next connection.
+/// Starts a server that reads one request and stops without a response. Later connections to its address fail.
 pub(crate) async fn once_and_gone(runtime: &Runtime) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

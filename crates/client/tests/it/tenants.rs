@@ -1,4 +1,4 @@
-//! Tests of calls for operators and admins.
+//! Tests of the SDK calls for operators and admins.
 
 use reveille_client::api::{TenantPatch, TenantRequest};
 use reveille_client::{KeyRequest, Quota, Role, TryStreamExt as _};
@@ -61,7 +61,7 @@ fn admin_sets_quotas_up_to_the_operators_ceilings() {
 }
 
 #[test]
-fn rate_limited_creates_wait_and_all_succeed() {
+fn client_retries_rate_limited_creates_until_all_succeed() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         let client = world.client();

@@ -13,8 +13,8 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::support::on_real;
 
-/// Starts a server of `localhost` that responds to every request with a cancellation. Returns its port and the
-/// authority that signed its certificate.
+/// Starts a TLS server for the name `localhost`. The server responds to every request as to a cancellation. Returns its
+/// port and the authority that signed its certificate.
 async fn secure(runtime: &Runtime) -> (u16, CertificateDer<'static>) {
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -43,7 +43,7 @@ async fn secure(runtime: &Runtime) -> (u16, CertificateDer<'static>) {
 }
 
 #[test]
-fn only_certificates_of_trusted_authorities_are_accepted() {
+fn client_accepts_only_certificates_of_trusted_authorities() {
     on_real(async |runtime| {
         let (port, authority) = secure(&runtime).await;
         let url = format!("https://localhost:{port}");
@@ -52,7 +52,7 @@ fn only_certificates_of_trusted_authorities_are_accepted() {
         assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
         let trusting = Options { extra_roots: vec![authority], ..once };
         Client::new(&url, "a.b", trusting.clone()).unwrap().cancel("any").await.unwrap();
-        // The certificate is for `localhost`, not for this address.
+        // The certificate is valid for `localhost`, but not for this address.
         let other = Client::new(&format!("https://127.0.0.1:{port}"), "a.b", trusting).unwrap();
         assert!(matches!(other.cancel("any").await.unwrap_err(), Error::Unreachable { .. }));
     });

@@ -1,21 +1,21 @@
-//! Search for an order of each key's changes and synced reads that explains all responses. It follows Wing and
-//! Gong (1993), which tries every call that can be next, and of Lowe (2017), which records the tried combinations
-//! of placed calls and resulting node.
+//! Searches for an order of each key's changes and synced reads that explains all responses. The search follows Wing
+//! and Gong (1993): it tries every call that can be next. It also follows Lowe (2017): it records each combination of
+//! placed calls and resulting node that it has tried.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use super::{Call, History, Knowledge, Observation, Operation, Response, Step, Value};
 use coordination::tree::{Expected, Zxid};
 
-/// Largest number of tried prefixes per key. A history of some hundred calls by a few sessions needs far fewer,
-/// whether it is valid or not.
+/// Largest number of prefixes that the search tries for one key. A history of some hundred calls by a few sessions
+/// needs far fewer, whether it is valid or not.
 const TRIED_MAX: usize = 200_000;
 
 /// The state of the node after a prefix of the order.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct State {
     node: Option<Content>,
-    /// The last change in the prefix with a known number.
+    /// Number of the last change in the prefix whose number is known.
     last: Zxid,
 }
 
@@ -23,23 +23,23 @@ struct State {
 struct Content {
     value: Value,
     version: i32,
-    /// `None` if no response shows it.
+    /// Number of the create; `None` if no response shows it.
     created: Option<Zxid>,
 }
 
-/// A prefix of an order.
+/// Calls at the start of a possible order.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Prefix {
-    /// True for each call of the key that is in the prefix, by its index.
+    /// One flag for each call of the key, true if the call is in the prefix.
     placed: Vec<bool>,
     state: State,
 }
 
-/// A call to be placed in the order.
+/// A call that the search places in the order.
 struct Placed<'a> {
     at: Value,
     operation: &'a Operation,
-    /// Step after which no later request may precede a call without a response.
+    /// Deadline of a call without a response. A call that was requested after this step cannot precede it in the order.
     deadline: Option<Step>,
 }
 
@@ -72,14 +72,17 @@ fn check_key(history: &History, known: &Knowledge<'_>, key: &str) -> Result<(), 
             }
         }
         if tried.len() > TRIED_MAX {
-            return Err(format!("too many possible orders of {key}:\n{}", report(history, &all, &longest)));
+            return Err(format!(
+                "too many possible orders of the calls on {key}:\n{}",
+                report(history, &all, &longest)
+            ));
         }
     }
     Err(format!("no order explains the responses of {key}:\n{}", report(history, &all, &longest)))
 }
 
-/// Returns the key's calls. The search tries the last ones first, so calls with early responses come last, and
-/// calls without a response come first.
+/// Returns the key's calls. The search tries the last calls of this list first. Calls with early responses therefore
+/// come last, and calls without a response come first.
 fn of_key<'a>(history: &'a History, key: &str) -> Vec<Placed<'a>> {
     let mut last_response = BTreeMap::new();
     let mut all = Vec::new();
@@ -169,7 +172,7 @@ impl Content {
         }
     }
 
-    /// All other data about a value is the same in every response.
+    /// Returns whether the observation shows this content. All other data about a value is the same in every response.
     fn shows(&self, observed: &Observation) -> bool {
         observed.value == Some(self.value) && observed.version == self.version
     }
@@ -195,6 +198,6 @@ fn report(history: &History, all: &[Placed<'_>], longest: &Prefix) -> String {
         None => "no node".to_owned(),
     };
     let legend =
-        "steps of request and response, session, call, response; `?` marks calls outside the longest order found";
+        "columns: steps of request and response, session, call, response; `?` marks calls outside the longest order";
     format!("({legend})\n{}\nafter that order the node is: {content}", lines.join("\n"))
 }

@@ -1,4 +1,4 @@
-//! Valid and invalid histories.
+//! Tests of the check with valid and invalid histories.
 
 use super::*;
 use coordination::tree::Expected::{Any, Version};
@@ -32,7 +32,7 @@ impl Script {
         self.on(session, KEY, Call::Create, |at| observed(at, 0, zxid, zxid))
     }
 
-    /// Sets the node; `version` is the resulting version.
+    /// Sets the node. `version` is the node's version after the set.
     fn set(&mut self, session: usize, expected: Expected, version: i32, created: i64, modified: i64) -> Value {
         self.on(session, KEY, Call::Set(expected), |at| observed(at, version, created, modified))
     }
@@ -83,7 +83,7 @@ fn sequential_calls_are_valid() {
 }
 
 #[test]
-fn concurrent_calls_may_take_either_order() {
+fn concurrent_calls_may_take_effect_in_any_order() {
     for is_early in [true, false] {
         let mut script = Script::default();
         let made = script.create(3, 1);
@@ -145,7 +145,7 @@ fn read_without_a_sync_may_be_stale() {
 }
 
 #[test]
-fn lost_update_is_invalid() {
+fn history_with_a_lost_update_is_invalid() {
     let mut script = Script::default();
     script.create(1, 1);
     let [one, two] = [1, 2].map(|session| script.without_response(session, Call::Set(Version(0))));
@@ -170,7 +170,7 @@ fn stale_read_after_a_sync_is_invalid() {
 
 /// Both reads are concurrent with the set.
 #[test]
-fn synced_read_of_an_older_value_than_before_is_invalid() {
+fn older_value_in_a_later_synced_read_is_invalid() {
     let mut script = Script::default();
     let made = script.create(1, 1);
     let set = script.without_response(1, Call::Set(Any));
@@ -223,7 +223,7 @@ fn change_with_a_wrong_expected_version_is_invalid() {
 }
 
 #[test]
-fn reappearing_deleted_node_is_invalid() {
+fn deleted_node_must_not_reappear() {
     let mut script = Script::default();
     let made = script.create(1, 1);
     script.delete(1);
@@ -242,7 +242,7 @@ fn reappearing_deleted_node_is_invalid() {
     script.on(2, KEY, Call::Delete(Any), |_| Response::Deleted);
     script.assert_invalid(NO_ORDER);
 
-    // A deleted node cannot replace a new one either.
+    // A deleted node cannot replace the new node at its path either.
     let mut script = Script::default();
     let made = script.create(1, 1);
     script.delete(1);
@@ -252,7 +252,7 @@ fn reappearing_deleted_node_is_invalid() {
 }
 
 #[test]
-fn lost_confirmed_change_is_invalid() {
+fn history_that_loses_a_confirmed_change_is_invalid() {
     let mut script = Script::default();
     script.create(1, 1);
     script.synced(1, Response::NoNode);
@@ -272,9 +272,9 @@ fn skipped_version_is_invalid() {
     script.assert_invalid(NO_ORDER);
 }
 
-/// A set keeps the creation number; otherwise the node would be a different one.
+/// A set does not change the creation number. A node with another creation number is another node.
 #[test]
-fn set_with_another_creation_is_invalid() {
+fn set_that_changes_the_creation_number_is_invalid() {
     let mut script = Script::default();
     script.create(1, 2);
     script.set(1, Any, 1, 1, 3);
@@ -282,7 +282,7 @@ fn set_with_another_creation_is_invalid() {
 }
 
 #[test]
-fn late_effect_after_a_sync_of_its_session_is_invalid() {
+fn call_cannot_take_effect_after_a_later_sync_of_its_session() {
     let script = || {
         let mut script = Script::default();
         let made = script.create(1, 1);
@@ -293,7 +293,7 @@ fn late_effect_after_a_sync_of_its_session_is_invalid() {
     on_it.synced(2, observed(made, 0, 1, 1));
     on_it.synced(1, observed(late, 1, 1, 2));
     on_it.assert_invalid(NO_ORDER);
-    // A sync of another key has the same effect.
+    // A sync of another key excludes the late call too.
     let (mut elsewhere, made, late) = script();
     elsewhere.on(2, "/b", Call::SyncedRead, |_| Response::NoNode);
     elsewhere.synced(1, observed(made, 0, 1, 1));
@@ -308,7 +308,7 @@ fn late_effect_after_a_sync_of_its_session_is_invalid() {
     other.assert_valid();
 }
 
-/// Both changes took effect; the first has no response.
+/// Both changes of the session took effect, but the first one received no response.
 #[test]
 fn reordered_changes_of_a_session_are_invalid() {
     let mut script = Script::default();
@@ -322,7 +322,7 @@ fn reordered_changes_of_a_session_are_invalid() {
 }
 
 #[test]
-fn change_numbers_follow_the_order_over_all_keys() {
+fn change_numbers_rise_in_the_order_of_changes_on_all_keys() {
     let mut script = Script::default();
     script.create(1, 5);
     script.on(2, "/b", Call::Create, |at| observed(at, 0, 4, 4));
@@ -334,7 +334,7 @@ fn change_numbers_follow_the_order_over_all_keys() {
     script.0.respond(one, observed(one, 0, 3, 3));
     script.assert_valid();
 
-    // Concurrent changes of one node are ordered by their versions.
+    // The node's versions give the order of concurrent changes of the node.
     let mut script = Script::default();
     script.create(3, 1);
     let [one, two] = [1, 2].map(|session| script.without_response(session, Call::Set(Any)));
@@ -359,7 +359,7 @@ fn contradictory_reports_of_a_change_are_invalid() {
     script.on(1, KEY, Call::Create, |at| observed(at, 0, 1, 2));
     script.assert_invalid("reported in two ways");
 
-    // The rule also applies to responses that do not contain the value.
+    // A response that does not contain the value must agree with the other responses too.
     let no_value = Response::Node(Observation { value: None, version: 0, created: Zxid(1), modified: Zxid(1) });
     let mut script = Script::default();
     script.create(1, 1);
@@ -410,7 +410,7 @@ fn read_of_an_unwritten_value_is_invalid() {
 }
 
 #[test]
-fn session_never_reads_an_older_value_later() {
+fn session_never_reads_an_older_value_than_before() {
     let mut script = Script::default();
     let made = script.create(1, 1);
     let set = script.set(1, Any, 1, 1, 2);
@@ -440,7 +440,7 @@ fn session_reads_its_own_changes() {
 }
 
 #[test]
-fn rejection_updates_the_sessions_view() {
+fn rejected_call_updates_the_view_of_its_session() {
     let mut script = Script::default();
     let made = script.create(1, 1);
     script.set(1, Any, 1, 1, 2);
@@ -450,7 +450,7 @@ fn rejection_updates_the_sessions_view() {
 }
 
 #[test]
-fn view_covers_all_keys() {
+fn view_of_a_session_covers_all_keys() {
     let script = || {
         let mut script = Script::default();
         let made = script.create(1, 1);
@@ -485,7 +485,7 @@ fn node_that_a_session_saw_deleted_stays_deleted() {
 }
 
 #[test]
-fn later_change_implies_an_earlier_deletion_in_the_view() {
+fn view_with_a_later_change_includes_an_earlier_deletion() {
     let script = || {
         let mut script = Script::default();
         let made = script.create(1, 1);
@@ -505,7 +505,7 @@ fn later_change_implies_an_earlier_deletion_in_the_view() {
 }
 
 #[test]
-fn missing_node_implies_its_last_change_in_the_view() {
+fn view_with_a_missing_node_includes_its_last_change() {
     let mut script = Script::default();
     let made = script.create(1, 1);
     let old = script.on(1, "/b", Call::Create, |at| observed(at, 0, 2, 2));
@@ -519,7 +519,7 @@ fn missing_node_implies_its_last_change_in_the_view() {
 }
 
 #[test]
-fn missing_node_requires_a_deletion() {
+fn missing_node_requires_an_earlier_deletion() {
     let script = || {
         let mut script = Script::default();
         let made = script.create(1, 1);
@@ -528,14 +528,15 @@ fn missing_node_requires_a_deletion() {
     };
     let mut missing = script();
     missing.read(2, Response::NoNode);
-    // The deletion comes too late.
+    // A session requested this deletion after the read, so the deletion does not explain the missing node.
     missing.delete(3);
     missing.assert_invalid(WENT_BACK);
     let mut deleted = script();
     deleted.without_response(3, Call::Delete(Any));
     deleted.read(2, Response::NoNode);
     deleted.assert_valid();
-    // The node was deleted and created again, but a session that saw the new node knows when.
+    // Another session deleted the node and created it again. Session 2 has read the new node, so this deletion does not
+    // explain that the node is missing later.
     let mut anew = script();
     anew.delete(3);
     let made = anew.create(3, 4);
@@ -546,7 +547,7 @@ fn missing_node_requires_a_deletion() {
 }
 
 #[test]
-fn invalid_history_is_reported_line_by_line() {
+fn check_reports_an_invalid_history_line_by_line() {
     let mut script = Script::default();
     let made = script.create(1, 1);
     script.without_response(3, Call::Set(Version(4)));
@@ -567,10 +568,10 @@ fn invalid_history_is_reported_line_by_line() {
     );
 }
 
-/// Six concurrent calls per round, some without a response. The final read is wrong, so the search tries all
-/// orders.
+/// Records six concurrent calls per round, and some calls without a response. The final read is wrong, so the search
+/// tries all orders.
 #[test]
-fn failing_search_ends_soon() {
+fn search_without_a_valid_order_ends_soon() {
     let mut script = Script::default();
     let (mut version, mut last) = (0, script.create(1, 1));
     let made = last;

@@ -1,9 +1,9 @@
 //! Checks that the view of a session never goes back. Each call of the session belongs to a moment in the order of
 //! all changes of all keys, and the next call does not belong to an earlier moment.
 //!
-//! Change numbers identify the moments. No response contains a deletion's number. It is greater than all numbers
-//! known when the deletion was requested, and less than the numbers of changes that were requested after its
-//! response.
+//! Change numbers identify the moments. No response contains the number of a deletion. This number is greater than all
+//! numbers that any session knew when the deletion was requested. It is less than the numbers of changes that were
+//! requested after the response to the deletion.
 
 use std::collections::BTreeMap;
 
@@ -12,12 +12,12 @@ use coordination::tree::Zxid;
 
 /// Knowledge of a session from its calls so far.
 struct View {
-    /// The session's present is at this change or later.
+    /// Latest change that the session's view certainly includes.
     floor: Zxid,
-    /// Call that established the floor.
+    /// Step of the request that established `floor`.
     by: Step,
-    /// Keys that the session saw absent or deleted at this change or later. A node that it sees there afterwards was
-    /// created after it.
+    /// Keys where the session found no node, each with the floor at that time. A node that the session sees there later
+    /// was created after that change.
     gone: BTreeMap<String, Zxid>,
 }
 
@@ -25,7 +25,7 @@ struct View {
 struct Deletion<'a> {
     key: &'a str,
     requested: Step,
-    /// Exclusive bounds of its number. Without a response, the upper bound is infinite.
+    /// Exclusive bounds of the deletion's number. Without a response, no known number is the upper bound.
     above: Zxid,
     below: Zxid,
 }
@@ -78,7 +78,7 @@ impl<'a> Deletion<'a> {
 }
 
 impl View {
-    /// Applies a call. An error contains the violation, and another call that shows it.
+    /// Applies a call. An error contains the violation and the step of another call that shows it.
     fn take(
         &mut self,
         operation: &Operation,
@@ -87,7 +87,7 @@ impl View {
     ) -> Result<(), (&'static str, Option<Step>)> {
         let Some((_, response)) = operation.response else { return Ok(()) };
         if operation.call != Call::Read {
-            // The call's moment is after everything that was known when it was requested.
+            // The call takes effect after all changes that any session knew when the call was requested.
             self.raise(known.before(operation.requested), operation.requested);
         }
         match response {
@@ -115,25 +115,25 @@ impl View {
         deletions: &[Deletion<'_>],
     ) -> Result<(), (&'static str, Option<Step>)> {
         let key = operation.key.as_str();
-        // A change before the session's present may have overwritten the value.
+        // A change that the session's view includes may have overwritten the value.
         let mut later = known.changes.range(observed.modified..).skip(1).take_while(|(zxid, _)| **zxid <= self.floor);
         if later.any(|(_, (of, _))| *of == key) {
-            return Err(("it reads an overwritten value", None));
+            return Err(("the session reads an overwritten value", None));
         }
         if self.gone.get(key).is_some_and(|gone| observed.created <= *gone) {
-            return Err(("it reads a node that it saw deleted", None));
+            return Err(("the session reads a node that it had seen deleted", None));
         }
         let ended = |deletion: &&Deletion<'_>| {
             deletion.key == key && deletion.below <= self.floor && observed.created <= deletion.above
         };
         if let Some(deletion) = deletions.iter().find(ended) {
-            return Err(("it reads a deleted node", Some(deletion.requested)));
+            return Err(("the session reads a deleted node", Some(deletion.requested)));
         }
         self.raise(observed.modified, operation.requested);
         Ok(())
     }
 
-    /// Applies a read that found no node: the node was absent at some moment from the session's present on.
+    /// Applies a read that found no node. The node was absent at some moment that is not before the session's view.
     fn miss(
         &mut self,
         operation: &Operation,

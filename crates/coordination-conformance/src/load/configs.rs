@@ -1,4 +1,4 @@
-//! A configuration that changes continuously.
+//! Case with a configuration that changes continuously.
 
 use futures_util::future::{join, try_join_all};
 use serde_json::Value;
@@ -19,7 +19,7 @@ async fn count_up(subject: &dyn Subject, tree: &dyn Tree, at: &str, key: &str, n
             tree.set(&at, text, Expected::Any)
         });
         try_join_all(writing).await.expect("the engine responds");
-        // An engine that responds immediately would leave the readers no time.
+        // Without this pause, an engine that responds immediately would leave no time for the readers.
         subject.runtime().sleep(Duration::from_millis(1)).await;
     }
 }
@@ -28,9 +28,9 @@ fn count(now: &Effective, key: &str) -> u64 {
     now.values.get(key).and_then(Value::as_u64).unwrap_or(0)
 }
 
-/// Reads until both counters have their last value. Returns the number of received changes.
+/// Reads until both counters have their last value. Returns the number of changes that the reader received.
 async fn read(config: &Config) -> usize {
-    let mut now = config.follow("host").await.expect("access is open to all");
+    let mut now = config.follow("host").await.expect("every session may access the node");
     let (mut last, mut changes) = (now.now(), 0);
     while count(&last, "service") < CHANGES || count(&last, "own") < CHANGES {
         let next = now.changed().await;
@@ -78,6 +78,6 @@ pub(super) async fn ten_thousand_config_changes_arrive_in_order(subject: &dyn Su
         process.cut(false);
     };
     let all = join(writing, join(read(steady), read(cut_off)));
-    let ((), changes) = within(subject, "all changes are written and read", all).await;
+    let ((), changes) = within(subject, "the writers and the readers finish", all).await;
     assert!(changes.0 > 4 && changes.1 > 2, "the followers also receive intermediate values: {changes:?}");
 }

@@ -1,4 +1,4 @@
-//! Sessions with many nodes and watches.
+//! Cases with sessions that have many nodes and watches.
 
 use super::*;
 
@@ -11,9 +11,10 @@ pub(super) async fn session_with_fifty_thousand_ephemerals_ends(subject: &dyn Su
         Op::Create { path, data: Bytes::new(), mode, acl: Acl::Open }
     };
     dying.sync().await.expect("the engine responds");
-    within(subject, "all nodes are created", change_all(&*dying, (0..COUNT).map(created))).await;
+    within(subject, "the session creates all nodes", change_all(&*dying, (0..COUNT).map(created))).await;
     let mode = CreateMode::Ephemeral;
-    let kept = other.create(&path("/e/kept"), Bytes::new(), mode, Acl::Open).await.expect("access is open to all");
+    let kept =
+        other.create(&path("/e/kept"), Bytes::new(), mode, Acl::Open).await.expect("every session may access the node");
     let there = other.children(&path("/e")).await.expect("the node exists");
     assert_eq!((there.names.len(), there.stat.children), (COUNT + 1, COUNT + 1));
     let (_, watch) = other.exists_and_watch(&path("/e/49999")).await.expect("the engine responds");
@@ -52,7 +53,7 @@ pub(super) async fn session_with_fifty_thousand_ephemerals_ends(subject: &dyn Su
     other.delete(&path("/e/kept"), Expected::Any).await.expect("the session is open");
 }
 
-/// Uses as many sessions as the engine requires for the watches.
+/// Opens as many sessions as the engine requires for the watches.
 pub(super) async fn one_megabyte_of_watches_survives_a_lost_connection(subject: &dyn Subject) {
     const COUNT: usize = 1_150;
     let ((process, first), (_process, other)) = (open(subject).await, open(subject).await);
@@ -62,11 +63,11 @@ pub(super) async fn one_megabyte_of_watches_survives_a_lost_connection(subject: 
         let (path, mode) = (at(number), CreateMode::Persistent);
         Op::Create { path, data: Bytes::new(), mode, acl: Acl::Open }
     };
-    within(subject, "all nodes are created", change_all(&*other, (0..COUNT).map(created))).await;
+    within(subject, "the other session creates all nodes", change_all(&*other, (0..COUNT).map(created))).await;
     first.sync().await.expect("the engine responds");
     let (mut sessions, mut watches) = (vec![first], Vec::new());
     while watches.len() < COUNT {
-        let last = sessions.last().expect("an instance is picked");
+        let last = sessions.last().expect("the list of sessions is not empty");
         match last.get_and_watch(&at(watches.len())).await {
             Ok((_, watch)) => watches.push(watch),
             Err(TreeError::Invalid(text)) => {
@@ -85,7 +86,8 @@ pub(super) async fn one_megabyte_of_watches_survives_a_lost_connection(subject: 
     process.cut(false);
     let delete = |number| Op::Delete { path: at(number), expected: Expected::Any };
     let firing = async {
-        // The early watches report the change during the cut, the others a change after it.
+        // The early watches report a change that happened during the cut. The other watches report a change that
+        // happened after the cut.
         let mut late = Vec::new();
         for (number, watch) in watches.into_iter().enumerate() {
             if is_early(&number) {
@@ -101,6 +103,6 @@ pub(super) async fn one_megabyte_of_watches_survives_a_lost_connection(subject: 
     };
     within(subject, "all watches fire", firing).await;
     for session in &sessions {
-        assert!(session.session().is_valid(subject.runtime().monotonic()), "the session is unchanged");
+        assert!(session.session().is_valid(subject.runtime().monotonic()), "the session remains valid after the cut");
     }
 }

@@ -6,22 +6,23 @@ use super::*;
 use coordination::recipes::{Bag, BagChange, BagListener, OwnItem};
 
 fn bag(peer: &Peer<'_>) -> Bag {
-    Bag::new(&peer.client, &path("/bag"), Acl::Open).expect("the path is short")
+    Bag::new(&peer.client, &path("/bag"), Acl::Open).expect("the path is within the length limit")
 }
 
 async fn add(peer: &Peer<'_>, data: &'static str) -> Sequence {
-    bag(peer).add(Bytes::from_static(data.as_bytes())).await.expect("the bag is open")
+    bag(peer).add(Bytes::from_static(data.as_bytes())).await.expect("every session may access the bag")
 }
 
 async fn add_own(peer: &Peer<'_>) -> OwnItem {
-    bag(peer).add_own(Bytes::new()).await.expect("the bag is open")
+    bag(peer).add_own(Bytes::new()).await.expect("every session may access the bag")
 }
 
 async fn remove(peer: &Peer<'_>, id: Sequence) {
     assert_eq!(bag(peer).remove(id).await, Ok(true));
 }
 
-/// Receives changes until the known items equal `what`. Every change must be valid.
+/// Receives changes until the known items equal `what`. The listener must report each change once, and additions in
+/// order.
 async fn receive_until(
     subject: &dyn Subject,
     listener: &mut BagListener,
@@ -29,12 +30,12 @@ async fn receive_until(
     what: &BTreeSet<Sequence>,
 ) {
     while known != what {
-        match within(subject, &format!("a change of {known:?} to {what:?}"), listener.next()).await {
+        match within(subject, &format!("{known:?} changes to {what:?}"), listener.next()).await {
             BagChange::Added(id) => {
                 assert!(known.insert(id), "{id:?} was reported twice");
-                assert_eq!(known.last(), Some(&id), "additions are reported in order");
+                assert_eq!(known.last(), Some(&id), "the listener reports additions in order");
             }
-            BagChange::Removed(id) => assert!(known.remove(&id), "{id:?} was removed without being added"),
+            BagChange::Removed(id) => assert!(known.remove(&id), "{id:?} was removed but never added"),
         }
     }
 }
@@ -68,7 +69,7 @@ pub(super) async fn items_and_tokens_have_petting_zoos_layout(subject: &dyn Subj
 pub(super) async fn listener_receives_each_change_exactly_once(subject: &dyn Subject) {
     const ADDED: i32 = 40;
     let (writer, reader) = (Peer::open(subject).await, Peer::open(subject).await);
-    // Listeners start while items are added and removed.
+    // Listeners start while the writer adds and removes items.
     let writing = async {
         for number in 0..ADDED {
             let id = add(&writer, "").await;
@@ -80,15 +81,15 @@ pub(super) async fn listener_receives_each_change_exactly_once(subject: &dyn Sub
     let listening = async {
         let mut listeners = Vec::new();
         for _ in 0..8 {
-            listeners.push(bag(&reader).listen().await.expect("the bag is open"));
+            listeners.push(bag(&reader).listen().await.expect("every session may access the bag"));
             subject.runtime().sleep(Duration::from_millis(9)).await;
         }
         listeners
     };
     let ((), listeners) =
-        within(subject, "all changes are written", futures_util::future::join(writing, listening)).await;
+        within(subject, "the writer writes all changes", futures_util::future::join(writing, listening)).await;
     let last = add(&writer, "").await;
-    let left = bag(&writer).ids().await.expect("the bag is open");
+    let left = bag(&writer).ids().await.expect("every session may access the bag");
     assert!(left.contains(&last) && left.len() < usize::try_from(ADDED).unwrap_or(0));
     for mut listener in listeners {
         let mut known = listener.present().clone();
@@ -100,14 +101,14 @@ pub(super) async fn own_items_end_with_their_session_and_are_reported(subject: &
     let (listening, dying) = (Peer::open(subject).await, Peer::open_short(subject).await);
     let stays = add(&dying, "").await;
     let (own, dropped) = (add_own(&dying).await, add_own(&dying).await);
-    let mut listener = bag(&listening).listen().await.expect("the bag is open");
+    let mut listener = bag(&listening).listen().await.expect("every session may access the bag");
     let mut known = listener.present().clone();
     receive_until(subject, &mut listener, &mut known, &BTreeSet::from([stays, own.id(), dropped.id()])).await;
     drop(dropped);
     receive_until(subject, &mut listener, &mut known, &BTreeSet::from([stays, own.id()])).await;
     dying.process.cut(true);
     receive_until(subject, &mut listener, &mut known, &BTreeSet::from([stays])).await;
-    within(subject, "the owner is notified", own.gone()).await;
+    within(subject, "the owner of the item notices the removal", own.gone()).await;
     remove(&listening, stays).await;
     receive_until(subject, &mut listener, &mut known, &BTreeSet::new()).await;
 }
@@ -116,7 +117,7 @@ pub(super) async fn listener_continues_in_another_session(subject: &dyn Subject)
     let (writer, reader) = (Peer::open(subject).await, Peer::open_short(subject).await);
     let (first, second) = (add(&writer, "").await, add(&writer, "").await);
     reader.tree().await.sync().await.expect("the engine responds");
-    let mut listener = bag(&reader).listen().await.expect("the bag is open");
+    let mut listener = bag(&reader).listen().await.expect("every session may access the bag");
     let mut known = listener.present().clone();
     assert_eq!(known, BTreeSet::from([first, second]));
     let session = reader.tree().await.session().clone();
@@ -134,7 +135,7 @@ pub(super) async fn recreated_bag_is_reported_completely(subject: &dyn Subject) 
     let (writer, reader) = (Peer::open(subject).await, Peer::open_short(subject).await);
     let tree = writer.tree().await;
     let recreate = async || {
-        for id in bag(&writer).ids().await.expect("the bag is open") {
+        for id in bag(&writer).ids().await.expect("every session may access the bag") {
             remove(&writer, id).await;
         }
         tree.delete(&path("/bag/item"), Expected::Any).await.expect("the bag is empty");
@@ -144,14 +145,14 @@ pub(super) async fn recreated_bag_is_reported_completely(subject: &dyn Subject) 
         add(&writer, "").await;
     }
     reader.tree().await.sync().await.expect("the engine responds");
-    let mut listener = bag(&reader).listen().await.expect("the bag is open");
+    let mut listener = bag(&reader).listen().await.expect("every session may access the bag");
     let mut known = listener.present().clone();
     recreate().await;
     receive_until(subject, &mut listener, &mut known, &ids(0)).await;
     add(&writer, "").await;
     add(&writer, "").await;
     receive_until(subject, &mut listener, &mut known, &ids(2)).await;
-    // The listener is disconnected while the bag is created again.
+    // The listener is disconnected while the writer creates the bag again.
     let session = reader.tree().await.session().clone();
     reader.process.cut(true);
     within(subject, "the session is lost", session.lost()).await;

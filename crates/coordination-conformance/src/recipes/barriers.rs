@@ -10,15 +10,15 @@ pub(super) async fn closed_barrier_blocks_until_it_is_opened(subject: &dyn Subje
     let barrier = |peer: &Peer<'_>| Barrier::new(&peer.client, path("/gates/one"), Acl::Open);
     let (ours, theirs) = (barrier(&one), barrier(&two));
     assert_eq!(within(subject, "the barrier is open at first", theirs.passed()).await, Ok(()));
-    ours.close().await.expect("access is open to all");
-    ours.close().await.expect("closing twice has no effect");
+    ours.close().await.expect("every session may access the node");
+    ours.close().await.expect("a second close has no effect");
     two.tree().await.sync().await.expect("the engine responds");
     let mut passing = theirs.passed().boxed();
     short_wait(subject).await;
     assert!((&mut passing).now_or_never().is_none(), "the barrier is closed");
-    ours.open().await.expect("access is open to all");
+    ours.open().await.expect("every session may access the node");
     assert_eq!(within(subject, "the process passes the barrier", passing).await, Ok(()));
-    ours.open().await.expect("opening twice has no effect");
+    ours.open().await.expect("a second open has no effect");
 }
 
 pub(super) async fn double_barrier_synchronizes_entering_and_leaving(subject: &dyn Subject) {
@@ -28,9 +28,10 @@ pub(super) async fn double_barrier_synchronizes_entering_and_leaving(subject: &d
         peers.push(Peer::open(subject).await);
     }
     let log = std::sync::Mutex::new(Vec::new());
-    let note = |what: &'static str| log.lock().expect("no holder of this lock panics").push(what);
+    let note = |what: &'static str| log.lock().expect("no code panics while it holds this mutex").push(what);
     let work = async |(at, peer): (usize, &Peer<'_>)| {
-        let barrier = DoubleBarrier::new(&peer.client, path("/double"), COUNT, Acl::Open).expect("the path is short");
+        let barrier = DoubleBarrier::new(&peer.client, path("/double"), COUNT, Acl::Open)
+            .expect("the path is within the length limit");
         for _ in 0..2 {
             subject.runtime().sleep(Duration::from_millis(7) * u32::try_from(at).unwrap_or(0)).await;
             note("arrives");
@@ -42,31 +43,32 @@ pub(super) async fn double_barrier_synchronizes_entering_and_leaving(subject: &d
         }
     };
     within(subject, "all rounds end", join_all(peers.iter().enumerate().map(work))).await;
-    let log = log.into_inner().expect("no holder of this lock panics");
-    let first = |what: &str| log.iter().position(|note| *note == what).expect("the event was recorded");
+    let log = log.into_inner().expect("no code panics while it holds this mutex");
+    let first = |what: &str| log.iter().position(|note| *note == what).expect("the log contains the event");
     let nth = |what: &str, n: usize| {
-        log.iter().enumerate().filter(|(_, note)| **note == what).nth(n).expect("the event was recorded").0
+        log.iter().enumerate().filter(|(_, note)| **note == what).nth(n).expect("the log contains the event").0
     };
-    assert!(nth("arrives", COUNT - 1) < first("works"), "no process works before all have arrived: {log:?}");
-    assert!(nth("leaves", COUNT - 1) < first("left"), "no process has left before all leave: {log:?}");
+    assert!(nth("arrives", COUNT - 1) < first("works"), "no process works before all processes have arrived: {log:?}");
+    assert!(nth("leaves", COUNT - 1) < first("left"), "no process has left before all processes leave: {log:?}");
     assert!(
         nth("arrives", 2 * COUNT - 1) < nth("works", COUNT),
-        "no process works in the second round before all have arrived: {log:?}"
+        "no process works in the second round before all processes have arrived: {log:?}"
     );
     assert_eq!(peers[0].line("/double").await, [""; 0], "no node remains");
 }
 
 pub(super) async fn slow_leaver_does_not_block_the_next_round(subject: &dyn Subject) {
     let peers = [Peer::open(subject).await, Peer::open(subject).await];
-    let barrier =
-        |peer: &Peer<'_>| DoubleBarrier::new(&peer.client, path("/double"), 2, Acl::Open).expect("the path is short");
+    let barrier = |peer: &Peer<'_>| {
+        DoubleBarrier::new(&peer.client, path("/double"), 2, Acl::Open).expect("the path is within the length limit")
+    };
     let (fast, slow) = (barrier(&peers[0]), barrier(&peers[1]));
     let both = futures_util::future::join(fast.enter(), slow.enter());
     let (first, second) = within(subject, "both enter", both).await;
     let (first, second) = (first.expect("the session is open"), second.expect("the session is open"));
-    // The slow process deletes its node, but does not check the others' nodes before they enter again.
+    // The slow process deletes its node. It does not check the nodes of the others before they enter again.
     let mut leaving = second.leave().boxed();
-    until(subject, "the node is deleted", async || {
+    until(subject, "the slow process deletes its node", async || {
         let is_out = (&mut leaving).now_or_never().is_some();
         assert!(!is_out, "the other process has not left");
         peers[0].line("/double").await.len() == 2
@@ -87,8 +89,9 @@ pub(super) async fn slow_leaver_does_not_block_the_next_round(subject: &dyn Subj
 
 pub(super) async fn leftover_ready_node_does_not_open_the_barrier(subject: &dyn Subject) {
     let peers = [Peer::open(subject).await, Peer::open(subject).await];
-    let barrier =
-        |peer: &Peer<'_>| DoubleBarrier::new(&peer.client, path("/double"), 2, Acl::Open).expect("the path is short");
+    let barrier = |peer: &Peer<'_>| {
+        DoubleBarrier::new(&peer.client, path("/double"), 2, Acl::Open).expect("the path is within the length limit")
+    };
     let (one, two) = (barrier(&peers[0]), barrier(&peers[1]));
     let both = futures_util::future::join(one.enter(), two.enter());
     drop(within(subject, "both enter", both).await);
@@ -120,7 +123,7 @@ pub(super) async fn concurrent_increments_are_all_counted(subject: &dyn Subject)
             last = sum;
         }
     };
-    within(subject, "all increments are done", join_all(peers.iter().map(work))).await;
+    within(subject, "the processes finish all increments", join_all(peers.iter().map(work))).await;
     assert_eq!(counter(&peers[1]).get().await, Ok(3 * EACH));
     assert_eq!(counter(&peers[2]).add(-61).await, Ok(-1));
     let node = peers[0].tree().await.get(&path("/counts/one")).await.expect("the node exists");
@@ -136,7 +139,7 @@ pub(super) async fn node_that_is_not_a_counter_is_reported(subject: &dyn Subject
         coordination::tree::CreateMode::Persistent,
         Acl::Open,
     );
-    created.await.expect("the root is open");
+    created.await.expect("every session may create nodes in the root");
     let counter = Counter::new(&peer.client, path("/other"), Acl::Open);
     assert!(matches!(counter.add(1).await, Err(TreeError::Invalid(_))));
     assert!(matches!(counter.get().await, Err(TreeError::Invalid(_))));

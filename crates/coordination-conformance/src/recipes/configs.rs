@@ -17,23 +17,23 @@ fn values(value: Value) -> Values {
 
 pub(super) async fn instance_values_override_service_values(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
-    let mut now = config(&one).follow("host-1").await.expect("access is open to all");
+    let mut now = config(&one).follow("host-1").await.expect("every session may access the node");
     assert_eq!((now.now().values, now.now().service, now.now().instance), (Values::new(), None, None));
     let write = |values: &mut Values| *values = self::values(json!({"rate": 5, "hosts": ["a", "b"]}));
-    config(&two).update(write).await.expect("access is open to all");
+    config(&two).update(write).await.expect("every session may access the node");
     let seen = now.until(|now| now.values == values(json!({"rate": 5, "hosts": ["a", "b"]})));
-    within(subject, "the service's values are in force", seen).await;
+    within(subject, "the follower receives the service's values", seen).await;
     let write = |values: &mut Values| drop(values.insert("rate".to_owned(), json!(9)));
-    config(&two).update_instance("host-1", write).await.expect("access is open to all");
+    config(&two).update_instance("host-1", write).await.expect("every session may access the node");
     config(&two)
         .update_instance("host-2", |values| drop(values.insert("rate".to_owned(), json!(1))))
         .await
-        .expect("access is open to all");
+        .expect("every session may access the node");
     let seen = now.until(|now| now.values == values(json!({"rate": 9, "hosts": ["a", "b"]})));
     within(subject, "the instance's values take precedence", seen).await;
     let own = config(&two).override_while_alive("host-3", &values(json!({"rate": 0}))).expect("the name is valid");
-    within(subject, "the node exists", own.present()).await.expect("access is open to all");
-    let mut third = config(&one).follow("host-3").await.expect("access is open to all");
+    within(subject, "the node exists", own.present()).await.expect("every session may access the node");
+    let mut third = config(&one).follow("host-3").await.expect("every session may access the node");
     let seen = third.until(|now| now.values["rate"] == json!(0));
     within(subject, "the instance's values take precedence", seen).await;
     drop(own);
@@ -45,13 +45,13 @@ pub(super) async fn invalid_configuration_is_reported_and_the_last_one_kept(subj
     config(&two)
         .update(|values| drop(values.insert("rate".to_owned(), json!(5))))
         .await
-        .expect("access is open to all");
+        .expect("every session may access the node");
     one.tree().await.sync().await.expect("the engine responds");
-    let mut now = config(&one).follow("host-1").await.expect("access is open to all");
+    let mut now = config(&one).follow("host-1").await.expect("every session may access the node");
     let tree = two.tree().await;
     let set = tree.set(&path("/config/mail"), Bytes::from_static(b"[1, 2"), Expected::Any);
-    set.await.expect("access is open to all");
-    let invalid = within(subject, "the change is reported", now.until(|now| now.problem.is_some())).await;
+    set.await.expect("every session may access the node");
+    let invalid = within(subject, "the follower reports invalid values", now.until(|now| now.problem.is_some())).await;
     assert_eq!(invalid.values, values(json!({"rate": 5})));
     assert!(matches!(config(&two).update(Values::clear).await, Err(TreeError::Invalid(_))));
     tree.set(&path("/config/mail"), Bytes::from_static(b"rate: 6"), Expected::Any).await.expect("the node exists");
@@ -81,7 +81,7 @@ pub(super) async fn follower_never_receives_an_older_configuration(subject: &dyn
             instances.update_instance("host", count_own).await.expect("the engine responds");
         }
     };
-    let mut now = config(&reader).follow("host").await.expect("access is open to all");
+    let mut now = config(&reader).follow("host").await.expect("every session may access the node");
     let reading = async {
         let number = |values: &Values, key: &str| values.get(key).and_then(Value::as_u64).unwrap_or(0);
         let (mut last, mut seen) = (now.now(), 0_u64);
@@ -96,13 +96,13 @@ pub(super) async fn follower_never_receives_an_older_configuration(subject: &dyn
         seen
     };
     let all = futures_util::future::join3(writing, writing_own, reading);
-    let ((), (), seen) = within_long(subject, "all changes are written and read", all).await;
+    let ((), (), seen) = within_long(subject, "the writers and the reader finish", all).await;
     assert!(seen > 1, "the reader receives intermediate values");
 }
 
 async fn within_long<T>(subject: &dyn Subject, what: &str, future: impl Future<Output = T>) -> T {
     let limited = subject.runtime().timeout(LIMIT * 4, future).await;
-    limited.unwrap_or_else(|| panic!("condition not reached in time: {what}"))
+    limited.unwrap_or_else(|| panic!("the condition did not become true in time: {what}"))
 }
 
 fn discovery(peer: &Peer<'_>) -> Discovery {
@@ -123,8 +123,8 @@ async fn wait_for_instances(subject: &dyn Subject, instances: &mut Followed<Inst
 pub(super) async fn instances_are_found_while_they_are_alive(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     let platform = service("queues/kestrel", "platform");
-    let mut found = discovery(&one).follow(&platform).await.expect("access is open to all");
-    let mut below = discovery(&one).follow_class("queues").await.expect("access is open to all");
+    let mut found = discovery(&one).follow(&platform).await.expect("every session may access the node");
+    let mut below = discovery(&one).follow_class("queues").await.expect("every session may access the node");
     wait_for_instances(subject, &mut found, &[]).await;
     let payload =
         values(json!({"host": "localhost", "port": 22133, "header": {"metadata": {"protocol": "memcached"}}}));
@@ -134,10 +134,14 @@ pub(super) async fn instances_are_found_while_they_are_alive(subject: &dyn Subje
         discovery(&two).register(&service("queues", "rabbit"), "r", Values::new()).expect("the payload is a map");
     wait_for_instances(subject, &mut found, &["10.0.0.1", "10.0.0.2"]).await;
     wait_for_instances(subject, &mut below, &["10.0.0.1", "10.0.0.2", "r"]).await;
-    // An instance of a class below is not an instance of the service with the same name.
-    let mut queues = discovery(&one).follow(&service("queues", "kestrel")).await.expect("access is open to all");
+    // An instance of a subclass is not an instance of the service, although it has the same name.
+    let mut queues =
+        discovery(&one).follow(&service("queues", "kestrel")).await.expect("every session may access the node");
     wait_for_instances(subject, &mut queues, &[]).await;
-    assert_eq!(discovery(&one).pick(&service("queues", "kestrel")).await.expect("access is open to all").now(), None);
+    assert_eq!(
+        discovery(&one).pick(&service("queues", "kestrel")).await.expect("every session may access the node").now(),
+        None
+    );
     let says = &found.now().all[0];
     assert_eq!(says.service, platform);
     let header = json!({
@@ -165,21 +169,21 @@ pub(super) async fn picks_spread_and_move_when_their_instance_ends(subject: &dyn
     let platform = service("kestrel", "platform");
     let register = |key: &str| discovery(&two).register(&platform, key, Values::new()).expect("the payload is a map");
     let first = register("a");
-    within(subject, "the node exists", first.present()).await.expect("access is open to all");
+    within(subject, "the node exists", first.present()).await.expect("every session may access the node");
     one.tree().await.sync().await.expect("the engine responds");
     let mut picks = Vec::new();
     for _ in 0..PICKS {
-        picks.push(discovery(&one).pick(&platform).await.expect("access is open to all"));
+        picks.push(discovery(&one).pick(&platform).await.expect("every session may access the node"));
     }
     let key = |pick: &Option<coordination::recipes::Instance>| pick.as_ref().map(|instance| instance.key.clone());
     for pick in &mut picks {
-        within(subject, "an instance is picked", pick.until(|pick| key(pick).as_deref() == Some("a"))).await;
+        within(subject, "the client picks an instance", pick.until(|pick| key(pick).as_deref() == Some("a"))).await;
     }
     let second = register("b");
     let on = |picks: &[Followed<Option<coordination::recipes::Instance>>], at: &str| {
         picks.iter().filter(|pick| key(&pick.now()).as_deref() == Some(at)).count()
     };
-    // Sixty tosses of a coin give ten heads or fewer once in ten million trials.
+    // The probability that sixty tosses of a coin show at most ten heads is one in ten million.
     until(subject, "some picks move to the second instance", async || on(&picks, "b") > 10).await;
     short_wait(subject).await;
     assert!(on(&picks, "a") > 10, "some picks stay with the first instance");
@@ -189,7 +193,7 @@ pub(super) async fn picks_spread_and_move_when_their_instance_ends(subject: &dyn
     }
     drop(second);
     for pick in &mut picks {
-        within(subject, "no instance is picked", pick.until(Option::is_none)).await;
+        within(subject, "the client picks no instance", pick.until(Option::is_none)).await;
     }
 }
 
@@ -198,7 +202,7 @@ pub(super) async fn invalid_instances_are_ignored_and_rewrites_cause_no_gap(subj
     let tree = two.tree().await;
     for at in ["/discovery", "/discovery/kestrel", "/discovery/kestrel/platform"] {
         let created = tree.create(&path(at), Bytes::new(), CreateMode::Persistent, Acl::Open).await;
-        created.expect("the root is open");
+        created.expect("every session may create nodes in the root");
     }
     let put = async |key: &str, text: &'static str| {
         let at = path(&format!("/discovery/kestrel/platform/{key}"));
@@ -212,13 +216,14 @@ pub(super) async fn invalid_instances_are_ignored_and_rewrites_cause_no_gap(subj
     }
     let mut at = put("good", good).await;
     one.tree().await.sync().await.expect("the engine responds");
-    let mut found = discovery(&one).follow(&service("kestrel", "platform")).await.expect("access is open to all");
+    let mut found =
+        discovery(&one).follow(&service("kestrel", "platform")).await.expect("every session may access the node");
     wait_for_instances(subject, &mut found, &["good"]).await;
     let receiver = found.receiver();
     let seen = std::sync::Mutex::new(Vec::new());
     let rewriting = async {
         for _ in 0..5 {
-            // Petting Zoo's writers rewrite an instance this way.
+            // Writers of Petting Zoo rewrite the node of an instance in this way.
             tree.delete(&at, Expected::Any).await.expect("the node exists");
             at = put("good", good).await;
             short_wait(subject).await;
@@ -228,14 +233,14 @@ pub(super) async fn invalid_instances_are_ignored_and_rewrites_cause_no_gap(subj
         let mut receiver = receiver;
         while receiver.changed().await.is_ok() {
             let count = receiver.borrow_and_update().all.len();
-            seen.lock().expect("no holder of this lock panics").push(count);
+            seen.lock().expect("no code panics while it holds this mutex").push(count);
         }
     };
     tokio::select! {
         () = rewriting => {}
         () = watching => {}
     }
-    let seen = seen.into_inner().expect("no holder of this lock panics");
-    assert!(seen.iter().all(|count| *count == 1), "the instance was always present: {seen:?}");
+    let seen = seen.into_inner().expect("no code panics while it holds this mutex");
+    assert!(seen.iter().all(|count| *count == 1), "the follower always contains the instance: {seen:?}");
     wait_for_instances(subject, &mut found, &["good"]).await;
 }

@@ -1,4 +1,4 @@
-//! Cases about electors on a tree, in the polling and the watching form.
+//! Cases about electors on a tree. Each case tests the polling and the watching form.
 
 use coordination::Term;
 
@@ -6,7 +6,7 @@ use super::*;
 use coordination::recipes::{Form, TreeElector};
 use coordination::{Elector, ElectorError, Follower};
 
-/// Less than half of the shortest session timeout of a case.
+/// Lease of the electors. It is shorter than half of the shortest session timeout of a case.
 const LEASE: Duration = Duration::from_millis(200);
 const FORMS: [Form; 2] = [Form::Polling, Form::Watching];
 
@@ -38,7 +38,7 @@ pub(super) async fn replicas_lead_one_after_another(subject: &dyn Subject) {
         let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
         let (first, second) = (elector(&one, form), elector(&two, form));
         assert_eq!(first.followers().await, Ok(Vec::new()));
-        // The greater name joins first, because the number determines the order.
+        // The replica with the last name in the alphabet joins first. The order depends only on the sequence number.
         let term = wait_until_leading(subject, &first, "zoe").await;
         assert_eq!(leads(&second, "ann").await, None);
         assert_eq!(leads(&second, "bob").await, None);
@@ -51,9 +51,9 @@ pub(super) async fn replicas_lead_one_after_another(subject: &dyn Subject) {
         let next = wait_until_leading(subject, &second, "ann").await;
         assert!(next > term);
         assert_eq!(leads(&second, "bob").await, None);
-        assert_eq!(leads(&first, "zoe").await, None, "the replica is at the end of the line");
+        assert_eq!(leads(&first, "zoe").await, None, "the replica rejoined at the end of the line");
         second.resign("ann").await.expect("the engine responds");
-        second.resign("ann").await.expect("resigning twice has no effect");
+        second.resign("ann").await.expect("a second resignation has no effect");
         assert!(wait_until_leading(subject, &second, "bob").await > next);
         assert_eq!(leads(&first, "zoe").await, None);
     }
@@ -96,7 +96,10 @@ pub(super) async fn replica_rejoins_after_a_lost_session(subject: &dyn Subject) 
         dying.process.cut(true);
         let later = wait_until_leading(subject, &second, "second").await;
         assert!(later > term);
-        assert!(subject.runtime().monotonic().since(started) >= LEASE, "the lease was respected");
+        assert!(
+            subject.runtime().monotonic().since(started) >= LEASE,
+            "the second replica does not lead before the first lease ends"
+        );
         within(subject, "the session is lost", session.lost()).await;
         dying.process.cut(false);
         until(subject, "the process joins the line again", async || first.is_leader("first", LEASE).await.is_ok())

@@ -1,4 +1,4 @@
-//! Cases in which connections, parents and tasks fail.
+//! Cases in which a connection fails, a parent node disappears, or a task fails.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -13,27 +13,36 @@ use coordination::recipes::{
 pub(super) async fn all_kinds_of_waits_continue_after_a_lost_connection(subject: &dyn Subject) {
     let (one, other) = (Peer::open(subject).await, Peer::open(subject).await);
     let rw = |peer: &Peer<'_>| RwLock::new(&peer.client, path("/rw"), Acl::Open);
-    let pool = |peer: &Peer<'_>| Semaphore::new(&peer.client, &path("/pool"), 1, Acl::Open).expect("the path is short");
-    let queue =
-        |peer: &Peer<'_>| LeaderQueue::new(&peer.client, &path("/queue"), Acl::Open).expect("the path is short");
-    let roles = |peer: &Peer<'_>| RoleMatch::new(&peer.client, &path("/roles"), Acl::Open).expect("the path is short");
+    let pool = |peer: &Peer<'_>| {
+        Semaphore::new(&peer.client, &path("/pool"), 1, Acl::Open).expect("the path is within the length limit")
+    };
+    let queue = |peer: &Peer<'_>| {
+        LeaderQueue::new(&peer.client, &path("/queue"), Acl::Open).expect("the path is within the length limit")
+    };
+    let roles = |peer: &Peer<'_>| {
+        RoleMatch::new(&peer.client, &path("/roles"), Acl::Open).expect("the path is within the length limit")
+    };
     let gate = |peer: &Peer<'_>| Barrier::new(&peer.client, path("/gate"), Acl::Open);
-    let double =
-        |peer: &Peer<'_>| DoubleBarrier::new(&peer.client, path("/double"), 2, Acl::Open).expect("the path is short");
-    let bag = |peer: &Peer<'_>| Bag::new(&peer.client, &path("/bag"), Acl::Open).expect("the path is short");
+    let double = |peer: &Peer<'_>| {
+        DoubleBarrier::new(&peer.client, path("/double"), 2, Acl::Open).expect("the path is within the length limit")
+    };
+    let bag = |peer: &Peer<'_>| {
+        Bag::new(&peer.client, &path("/bag"), Acl::Open).expect("the path is within the length limit")
+    };
 
     let reading = rw(&other).read().await.expect("the acquisition succeeds");
     let lease = pool(&other).acquire().await.expect("the acquisition succeeds");
-    let first = queue(&other).join(Bytes::new()).await.expect("the queue is open");
-    gate(&other).close().await.expect("access is open to all");
+    let first = queue(&other).join(Bytes::new()).await.expect("every session may access the queue");
+    gate(&other).close().await.expect("every session may access the node");
     one.tree().await.sync().await.expect("the engine responds");
     let session = one.tree().await.session().id();
     let (ours, leases, line, work, gates, doubles) =
         (rw(&one), pool(&one), queue(&one), roles(&one), gate(&one), double(&one));
-    let (who, mut listener) = (Bytes::from_static(b"ann"), bag(&one).listen().await.expect("the bag is open"));
+    let (who, mut listener) =
+        (Bytes::from_static(b"ann"), bag(&one).listen().await.expect("every session may access the bag"));
     let mut writing = ours.write().boxed();
     let mut leasing = leases.acquire().boxed();
-    let mut leading = line.join(Bytes::new()).await.expect("the queue is open").lead().boxed();
+    let mut leading = line.join(Bytes::new()).await.expect("every session may access the queue").lead().boxed();
     let mut applying = work.apply(&who).boxed();
     let mut passing = gates.passed().boxed();
     let mut entering = doubles.enter().boxed();
@@ -44,7 +53,7 @@ pub(super) async fn all_kinds_of_waits_continue_after_a_lost_connection(subject:
             & (&mut applying).now_or_never().is_none()
             & (&mut passing).now_or_never().is_none()
             & (&mut entering).now_or_never().is_none();
-        assert!(waits, "no wait can end yet");
+        assert!(waits, "no event has ended a wait yet");
         let places =
             [("/rw", 2), ("/pool/leases", 2), ("/queue/candidate", 2), ("/roles/queue/candidate", 1), ("/double", 1)];
         let mut all_stand = true;
@@ -56,30 +65,30 @@ pub(super) async fn all_kinds_of_waits_continue_after_a_lost_connection(subject:
     .await;
     short_wait(subject).await;
     one.process.cut(true);
-    // All events that the process waits for happen while it is cut off.
+    // All events that the process waits for happen while the process is cut off.
     reading.release().await;
     lease.release().await;
     first.leave().await;
-    let job = roles(&other).jobs().add(Bytes::new()).await.expect("the bag is open");
-    gate(&other).open().await.expect("access is open to all");
+    let job = roles(&other).jobs().add(Bytes::new()).await.expect("every session may access the bag");
+    gate(&other).open().await.expect("every session may access the node");
     let theirs = double(&other);
-    let item = bag(&other).add(Bytes::new()).await.expect("the bag is open");
+    let item = bag(&other).add(Bytes::new()).await.expect("every session may access the bag");
     one.process.cut(false);
     let all = async {
         assert!(writing.await.expect("the acquisition succeeds").is_valid());
         assert!(leasing.await.expect("the acquisition succeeds").is_valid());
         assert!(leading.await.expect("the place exists").is_valid());
-        assert_eq!(applying.await.expect("access is open to all").job, job);
+        assert_eq!(applying.await.expect("every session may access the node").job, job);
         passing.await.expect("the session is open");
         assert_eq!(listener.next().await, BagChange::Added(item));
         let (entered, _theirs) = join(entering, theirs.enter()).await;
         drop(entered.expect("the session is open"));
     };
     within(subject, "all waits end", all).await;
-    assert_eq!(one.tree().await.session().id(), session, "the session is unchanged");
+    assert_eq!(one.tree().await.session().id(), session, "the process keeps its session");
 }
 
-/// After the faults, no process creates and removes places forever.
+/// Checks that processes stop to create and remove places after the faults.
 pub(super) async fn line_becomes_stable_after_faults(subject: &dyn Subject) {
     const COUNT: usize = 3;
     let (watcher, stop) = (Peer::open(subject).await, CancellationToken::new());
@@ -111,9 +120,9 @@ pub(super) async fn line_becomes_stable_after_faults(subject: &dyn Subject) {
             peers.iter().for_each(|peer| peer.process.cut(false));
             short_wait(subject).await;
         }
-        // The stat counts created and deleted places.
+        // The node's stat counts each place that a process creates or deletes.
         let (mut last, mut since) = (None, subject.runtime().monotonic());
-        until(subject, "the line does not change any more", async || {
+        until(subject, "the line no longer changes", async || {
             short_wait(subject).await;
             let names = watcher.line("/leaders/one").await;
             let stat = watcher.tree().await.exists(&path("/leaders/one")).await.expect("the engine responds");
@@ -121,7 +130,7 @@ pub(super) async fn line_becomes_stable_after_faults(subject: &dyn Subject) {
             if last != Some(now) || names.len() != COUNT {
                 (last, since) = (Some(now), subject.runtime().monotonic());
             }
-            // Longer than the processes' backoff and the end of a session.
+            // This time is longer than the backoff of a process and longer than a session needs to end.
             subject.runtime().monotonic().since(since) > Duration::from_secs(3)
         })
         .await;
@@ -141,18 +150,18 @@ pub(super) async fn repeatedly_deleted_parent_blocks_no_process(subject: &dyn Su
         let cleaning = async move {
             let is_asked = to_go.fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| left.checked_sub(1)).is_ok();
             for at in PARENTS.into_iter().filter(|_| is_asked && what == "create") {
-                // This fails while a process waits there.
+                // The deletion fails while a process has a place below this node.
                 drop(cleaner.delete(&path(at), Expected::Any).await);
             }
         };
         cleaning.boxed()
     })
     .await;
-    // Each of its first requests finds that the node that it has just created is gone.
+    // After each of its first creations, process `two` finds that the cleaner has deleted the new node.
     left.store(10, Ordering::Release);
     two.acquired().await.release().await;
     left.store(10, Ordering::Release);
-    let queue = LeaderQueue::new(&two.client, &path("/queue"), Acl::Open).expect("the path is short");
+    let queue = LeaderQueue::new(&two.client, &path("/queue"), Acl::Open).expect("the path is within the length limit");
     let joined = within(subject, "the process joins", queue.join(Bytes::new())).await;
     joined.expect("the parent stays").leave().await;
     left.store(0, Ordering::Release);
@@ -191,7 +200,7 @@ pub(super) async fn unused_parent_is_deleted(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     one.acquired().await.release().await;
     let tree = two.tree().await;
-    until(subject, "the lock's parent is deleted", async || {
+    until(subject, "the engine or a process has deleted the lock's parent", async || {
         tree.sync().await.expect("the engine responds");
         tree.exists(&path("/locks")).await == Ok(None)
     })
@@ -208,7 +217,7 @@ pub(super) async fn panicking_task_releases_its_leadership(subject: &dyn Subject
         });
         let failed = std::panic::AssertUnwindSafe(failing).catch_unwind();
         assert!(within(subject, "the task fails", failed).await.is_err());
-        let next = within(subject, "the next leads", second.lead()).await.expect("the candidate can lead");
+        let next = within(subject, "the next leads", second.lead()).await.expect("the candidate may become the leader");
         next.release().await;
     }
 }
@@ -218,7 +227,7 @@ pub(super) async fn aborted_task_is_followed_by_the_next(subject: &dyn Subject) 
     let (one, operator, stop) = (Peer::open(subject).await, Peer::open(subject).await, CancellationToken::new());
     let (selector, led) = (one.selector("one"), std::sync::Mutex::new(Vec::new()));
     let running = selector.run(&stop, async |leading: Leading| {
-        led.lock().expect("no holder of this lock panics").push(leading.term);
+        led.lock().expect("no code panics while it holds this mutex").push(leading.term);
         // The task ignores the end of its leadership.
         std::future::pending::<()>().await;
     });
@@ -226,7 +235,7 @@ pub(super) async fn aborted_task_is_followed_by_the_next(subject: &dyn Subject) 
     let disturbing = async {
         for round in 1..=ROUNDS {
             until(subject, "the process leads", async || {
-                led.lock().expect("no holder of this lock panics").len() == round
+                led.lock().expect("no code panics while it holds this mutex").len() == round
             })
             .await;
             for name in operator.line("/leaders/one").await {
@@ -234,18 +243,19 @@ pub(super) async fn aborted_task_is_followed_by_the_next(subject: &dyn Subject) 
             }
         }
         until(subject, "the process leads again", async || {
-            led.lock().expect("no holder of this lock panics").len() > ROUNDS
+            led.lock().expect("no code panics while it holds this mutex").len() > ROUNDS
         })
         .await;
         stop.cancel();
     };
     let (ended, ()) = within(subject, "the selector ends", join(running, disturbing)).await;
     assert_eq!(ended, Ok(()));
-    let led = led.into_inner().expect("no holder of this lock panics");
+    let led = led.into_inner().expect("no code panics while it holds this mutex");
     assert!(led.is_sorted_by(|one, next| one < next), "{led:?}");
 }
 
-/// If callbacks ran under a lock, or on the task that reports session states, this case would deadlock.
+/// Detects callbacks that run under a mutex or on the task that reports session states. Such callbacks would deadlock
+/// in this case.
 pub(super) async fn a8_task_can_use_the_client_that_runs_it(subject: &dyn Subject) {
     let (peer, stop) = (Peer::open_short(subject).await, CancellationToken::new());
     let (selector, other) = (peer.selector("one"), Peer::open(subject).await);
@@ -254,12 +264,12 @@ pub(super) async fn a8_task_can_use_the_client_that_runs_it(subject: &dyn Subjec
         let at = path(&format!("/made-{when}"));
         tree.create(&at, Bytes::new(), coordination::tree::CreateMode::Persistent, Acl::Open)
             .await
-            .expect("the root is open");
+            .expect("every session may create nodes in the root");
         peer.acquired().await.release().await;
         let group = Group::new(&peer.client, path("/groups/one"), Acl::Open);
         let presence = group.join(when, Bytes::new()).expect("the name is valid");
-        presence.present().await.expect("the group is open");
-        let mut members = group.members().await.expect("the group is open");
+        presence.present().await.expect("every session may access the group");
+        let mut members = group.members().await.expect("every session may access the group");
         members.until(|now| now.members.contains_key(when)).await;
         assert_eq!(selector.participants().await.map(|all| all.len()), Ok(1));
     };

@@ -1,11 +1,11 @@
-//! Cases with leaders and waiting processes that die, are cut off, or lose a response.
+//! Cases in which a leader or a waiting process dies, loses its connection, or misses a response.
 
 use futures_util::future::BoxFuture;
 
 use super::*;
 use coordination::tree::CreateMode;
 
-/// Starts an acquisition and waits until its place is the second one in the line.
+/// Starts an acquisition and waits until its place is the second place in the line.
 async fn behind<'a>(holder: &Peer<'_>, lock: &'a Lock) -> BoxFuture<'a, Result<Held, TreeError>> {
     behind_others(holder, lock, 2).await
 }
@@ -34,7 +34,7 @@ pub(super) async fn a1_a3_guard_of_a_dead_leader_ends_before_the_next_leads(subj
         let other = next.lock();
         let successor = within(subject, "the next holder", other.acquire()).await.expect("the acquisition succeeds");
         assert!(!held.is_valid(), "{trust:?}: two processes hold the lock");
-        within(subject, "the change is reported", held.cancelled()).await;
+        within(subject, "the old guard reports its end", held.cancelled()).await;
         assert!(successor.term() > held.term());
         dying.process.cut(false);
         // The dead leader's late release of its old place has no effect.
@@ -51,7 +51,8 @@ pub(super) async fn a4_lost_response_leaves_no_extra_place(subject: &dyn Subject
         let held = holder.acquired().await;
         let lock = one.lock();
         let mut acquiring = lock.acquire().boxed();
-        // The connection is cut during the request: the place may exist, and the response is lost.
+        // The test cuts the connection during the request. The place may exist, but the process does not receive the
+        // response.
         let waited = subject.runtime().timeout(Duration::from_micros(400 * round), &mut acquiring).await;
         assert!(waited.is_none(), "another process holds the lock");
         one.process.cut(true);
@@ -59,13 +60,16 @@ pub(super) async fn a4_lost_response_leaves_no_extra_place(subject: &dyn Subject
         assert!(waited.is_none(), "another process holds the lock");
         one.process.cut(false);
         let giving = async {
-            until(subject, "one place besides the holder's", async || holder.line("/locks/one").await.len() == 2).await;
+            until(subject, "the line has one place besides the holder's", async || {
+                holder.line("/locks/one").await.len() == 2
+            })
+            .await;
             held.release().await;
         };
         let both = futures_util::future::join(acquiring, giving);
         let (acquired, ()) = within(subject, "the waiting process acquires the lock", both).await;
         let acquired = acquired.expect("the acquisition succeeds");
-        assert_eq!(holder.line("/locks/one").await.len(), 1, "no other node remains");
+        assert_eq!(holder.line("/locks/one").await.len(), 1, "no extra place remains");
         acquired.release().await;
     }
     until(subject, "the line is empty", async || holder.line("/locks/one").await.is_empty()).await;
@@ -107,17 +111,19 @@ pub(super) async fn wait_continues_after_a_lost_connection(subject: &dyn Subject
     let lock = waiter.lock();
     let waiting = behind(&holder, &lock).await;
     waiter.process.cut(true);
-    // The event that the process waits for happens while it is cut off.
+    // The event that the process waits for happens while the process is cut off.
     held.release().await;
     short_wait(subject).await;
     waiter.process.cut(false);
     let acquired =
         within(subject, "the waiting process acquires the lock", waiting).await.expect("the acquisition succeeds");
-    assert_eq!(waiter.tree().await.session().id(), session, "the session is unchanged");
+    assert_eq!(waiter.tree().await.session().id(), session, "the process keeps its session");
     assert_eq!(holder.line("/locks/one").await.len(), 1);
     acquired.release().await;
     let tree = holder.tree().await;
-    tree.create(&path("/after"), Bytes::new(), CreateMode::Persistent, Acl::Open).await.expect("the root is open");
+    tree.create(&path("/after"), Bytes::new(), CreateMode::Persistent, Acl::Open)
+        .await
+        .expect("every session may create nodes in the root");
 }
 
 pub(super) async fn short_cut_ends_only_guards_trusted_until_suspended(subject: &dyn Subject) {
@@ -134,7 +140,7 @@ pub(super) async fn short_cut_ends_only_guards_trusted_until_suspended(subject: 
     peer.process.cut(false);
     let connected = state.wait_for(|state| *state == SessionState::Connected);
     within(subject, "the session is connected again", connected).await.expect("the session is open");
-    assert!(!wary.is_valid() && firm.is_valid(), "an ended guard stays ended");
+    assert!(!wary.is_valid() && firm.is_valid(), "a guard that has ended does not become valid again");
     wary.release().await;
     firm.release().await;
 }

@@ -1,5 +1,5 @@
-//! Cases with nodes of other programs: names that do not belong to a recipe, and nodes that reuse the name of a
-//! deleted one.
+//! Cases with nodes of other programs. Some nodes have names that do not belong to a recipe. Others have the name of a
+//! deleted node.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use super::*;
 use coordination::recipes::{Bag, BagChange, Group, LeaderQueue, PresenceState, RoleMatch};
 use coordination::tree::CreateMode;
 
-/// Names that do not belong to the recipes: names of kazoo and Curator, and malformed names.
+/// Names that do not belong to the recipes. Some are names of kazoo and Curator, and some are malformed.
 const FOREIGN: [&str; 7] = [
     "readme",
     "_c_6ba7b810-9dad-41d1-80b4-00c04fd430c8-lock-0000000000",
@@ -26,9 +26,9 @@ async fn put(peer: &Peer<'_>, at: &str) {
 
 pub(super) async fn foreign_names_in_bags_queues_and_roles_are_ignored(subject: &dyn Subject) {
     let (one, other) = (Peer::open(subject).await, Peer::open(subject).await);
-    let bag = Bag::new(&one.client, &path("/bag"), Acl::Open).expect("the path is short");
-    let queue = LeaderQueue::new(&one.client, &path("/queue"), Acl::Open).expect("the path is short");
-    let roles = RoleMatch::new(&one.client, &path("/roles"), Acl::Open).expect("the path is short");
+    let bag = Bag::new(&one.client, &path("/bag"), Acl::Open).expect("the path is within the length limit");
+    let queue = LeaderQueue::new(&one.client, &path("/queue"), Acl::Open).expect("the path is within the length limit");
+    let roles = RoleMatch::new(&one.client, &path("/roles"), Acl::Open).expect("the path is within the length limit");
     let parents = [
         "/bag",
         "/bag/item",
@@ -58,62 +58,66 @@ pub(super) async fn foreign_names_in_bags_queues_and_roles_are_ignored(subject: 
     }
     one.tree().await.sync().await.expect("the engine responds");
 
-    let mut listener = bag.listen().await.expect("the bag is open");
+    let mut listener = bag.listen().await.expect("every session may access the bag");
     assert!(listener.present().is_empty(), "{:?}", listener.present());
-    let id = bag.add(Bytes::new()).await.expect("the bag is open");
+    let id = bag.add(Bytes::new()).await.expect("every session may access the bag");
     put(&other, "/bag/item/later").await;
-    let next = bag.add(Bytes::new()).await.expect("the bag is open");
+    let next = bag.add(Bytes::new()).await.expect("every session may access the bag");
     for id in [id, next] {
         assert_eq!(within(subject, "a change", listener.next()).await, BagChange::Added(id));
     }
     assert_eq!(bag.ids().await, Ok(BTreeSet::from([id, next])));
 
-    let candidacy = queue.join(Bytes::new()).await.expect("the queue is open");
+    let candidacy = queue.join(Bytes::new()).await.expect("every session may access the queue");
     assert_eq!(queue.candidates().await.map(|all| all.len()), Ok(1));
     within(subject, "the process leads", candidacy.lead()).await.expect("the place exists").release().await;
 
-    let job = roles.jobs().add(Bytes::new()).await.expect("the bag is open");
-    let role =
-        within(subject, "the process has a job", roles.apply(&Bytes::new())).await.expect("access is open to all");
+    let job = roles.jobs().add(Bytes::new()).await.expect("every session may access the bag");
+    let role = within(subject, "the process has a job", roles.apply(&Bytes::new()))
+        .await
+        .expect("every session may access the node");
     assert_eq!(role.job, job);
     one.tree().await.sync().await.expect("the engine responds");
-    assert!(roles.assignments().await.expect("access is open to all").keys().eq([&job]));
+    assert!(roles.assignments().await.expect("every session may access the node").keys().eq([&job]));
     role.held.release().await;
     let names = other.line("/bag/item").await;
     assert!(FOREIGN.iter().all(|name| names.iter().any(|there| there == name)), "foreign nodes remain: {names:?}");
 }
 
-/// Petting Zoo's writers may die after they created the item and before they create the token.
+/// A writer of Petting Zoo may die after it creates the item and before it creates the token.
 pub(super) async fn item_without_a_token_is_reported(subject: &dyn Subject) {
     let (one, dying) = (Peer::open(subject).await, Peer::open(subject).await);
-    let bag = Bag::new(&one.client, &path("/bag"), Acl::Open).expect("the path is short");
-    let first = bag.add(Bytes::new()).await.expect("the bag is open");
-    let mut listener = bag.listen().await.expect("the bag is open");
+    let bag = Bag::new(&one.client, &path("/bag"), Acl::Open).expect("the path is within the length limit");
+    let first = bag.add(Bytes::new()).await.expect("every session may access the bag");
+    let mut listener = bag.listen().await.expect("every session may access the bag");
     let item = path("/bag/item/item");
     let tree = dying.tree().await;
     let created = tree.create(&item, Bytes::new(), CreateMode::PersistentSequential, Acl::Open).await;
     let created = created.expect("the node exists");
     let second = Sequence::after(created.path.name(), "item").expect("the name has a number");
     assert_eq!(within(subject, "a change", listener.next()).await, BagChange::Added(second));
-    assert_eq!(one.line("/bag/token").await, [format!("token{first}")], "no token was created");
+    assert_eq!(one.line("/bag/token").await, [format!("token{first}")], "the dead writer created no token");
     assert_eq!(bag.remove(second).await, Ok(true));
     assert_eq!(within(subject, "a change", listener.next()).await, BagChange::Removed(second));
 }
 
 pub(super) async fn late_leave_does_not_remove_another_place(subject: &dyn Subject) {
     let (one, other) = (Peer::open(subject).await, Peer::open(subject).await);
-    let queue =
-        |peer: &Peer<'_>| LeaderQueue::new(&peer.client, &path("/queue"), Acl::Open).expect("the path is short");
+    let queue = |peer: &Peer<'_>| {
+        LeaderQueue::new(&peer.client, &path("/queue"), Acl::Open).expect("the path is within the length limit")
+    };
     let tree = other.tree().await;
     for is_own in [false, true] {
-        let first = queue(&one).join(Bytes::new()).await.expect("the queue is open");
+        let first = queue(&one).join(Bytes::new()).await.expect("every session may access the queue");
         let place = &other.line("/queue/candidate").await[..];
         let [name] = place else { panic!("one process waits in line") };
         one.process.cut(true);
-        // The removal of its place waits for the connection.
+        // The process cannot remove its place before it is connected again.
         drop(first);
-        // After the parent is created again, the numbers start again.
-        tree.delete(&path(&format!("/queue/candidate/{name}")), Expected::Any).await.expect("access is open to all");
+        // The numbers start again when a process creates the parent again.
+        tree.delete(&path(&format!("/queue/candidate/{name}")), Expected::Any)
+            .await
+            .expect("every session may access the node");
         tree.delete(&path("/queue/candidate"), Expected::Any).await.expect("the line is empty");
         let owner = if is_own { &one } else { &other };
         let queue = queue(owner);
@@ -122,10 +126,10 @@ pub(super) async fn late_leave_does_not_remove_another_place(subject: &dyn Subje
             assert!((&mut joining).now_or_never().is_none(), "the connection is cut");
             one.process.cut(false);
         }
-        let second = within(subject, "the process joins", joining).await.expect("the queue is open");
+        let second = within(subject, "the process joins", joining).await.expect("every session may access the queue");
         one.process.cut(false);
         assert_eq!(other.line("/queue/candidate").await, place, "the new place has the name of the previous one");
-        until(subject, "the pending removal is executed", async || one.tree().await.sync().await.is_ok()).await;
+        until(subject, "the process sends the pending removal", async || one.tree().await.sync().await.is_ok()).await;
         for _ in 0..4 {
             short_wait(subject).await;
         }
@@ -145,19 +149,19 @@ pub(super) async fn member_restores_its_node_after_foreign_changes(subject: &dyn
     let at = path("/groups/one/ann");
     let group = Group::new(&one.client, path("/groups/one"), Acl::Open);
     let ann = group.join("ann", Bytes::from_static(b"ours")).expect("the name is valid");
-    within(subject, "the member is visible", ann.present()).await.expect("the group is open");
+    within(subject, "the member is visible", ann.present()).await.expect("every session may access the group");
     let (tree, mut seen) = (other.tree().await, ann.seen());
     tree.sync().await.expect("the engine responds");
-    // Another session changes the member's data, then deletes the node and its parent.
-    tree.set(&at, Bytes::from_static(b"theirs"), Expected::Any).await.expect("access is open to all");
-    tree.delete(&at, Expected::Any).await.expect("access is open to all");
+    // Another session changes the member's data. It then deletes the node and its parent.
+    tree.set(&at, Bytes::from_static(b"theirs"), Expected::Any).await.expect("every session may access the node");
+    tree.delete(&at, Expected::Any).await.expect("every session may access the node");
     drop(tree.delete(&path("/groups/one"), Expected::Any).await);
     until(subject, "the node exists again", async || {
         tree.sync().await.expect("the engine responds");
         tree.get(&at).await.is_ok_and(|node| node.data == "ours")
     })
     .await;
-    // Another session creates a node with the member's name before the member can.
+    // Another session replaces the member's node before the member can create it again.
     let swapped = [
         coordination::tree::Op::Delete { path: at.clone(), expected: Expected::Any },
         coordination::tree::Op::Create {
@@ -167,11 +171,11 @@ pub(super) async fn member_restores_its_node_after_foreign_changes(subject: &dyn
             acl: Acl::Open,
         },
     ];
-    tree.multi(swapped.to_vec()).await.expect("access is open to all");
-    within(subject, "the change is reported", seen.wait_for(|seen| *seen == PresenceState::Taken))
+    tree.multi(swapped.to_vec()).await.expect("every session may access the node");
+    within(subject, "the member reports that its name is taken", seen.wait_for(|seen| *seen == PresenceState::Taken))
         .await
         .expect("the channel stays open");
-    ann.set(Bytes::from_static(b"ours, later")).expect("the data is within the limit");
+    ann.set(Bytes::from_static(b"ours, later")).expect("the data is within the size limit");
     short_wait(subject).await;
     assert_eq!(tree.get(&at).await.expect("the node exists").data, "theirs");
     drop(ann);

@@ -10,7 +10,9 @@ fn group(peer: &Peer<'_>) -> Group {
 
 async fn joined(peer: &Peer<'_>, name: &str) -> Presence {
     let presence = group(peer).join(name, Bytes::from_static(b"first")).expect("the name is valid");
-    within(peer.subject, "the member is visible", presence.present()).await.expect("the group is open");
+    within(peer.subject, "the member is visible", presence.present())
+        .await
+        .expect("every session may access the group");
     presence
 }
 
@@ -21,11 +23,11 @@ async fn wait_for_members(subject: &dyn Subject, members: &mut Followed<Members>
 
 pub(super) async fn members_join_and_leave(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
-    let mut members = group(&one).members().await.expect("the group is open");
+    let mut members = group(&one).members().await.expect("every session may access the group");
     wait_for_members(subject, &mut members, &[]).await;
     let (ann, bob) = (joined(&one, "ann").await, joined(&two, "bob").await);
     wait_for_members(subject, &mut members, &["ann", "bob"]).await;
-    bob.set(Bytes::from_static(b"second")).expect("the data is within the limit");
+    bob.set(Bytes::from_static(b"second")).expect("the data is within the size limit");
     let says = members.until(|now| now.members.get("bob").is_some_and(|data| data == "second"));
     within(subject, "the new data is visible", says).await;
     drop(bob);
@@ -36,16 +38,16 @@ pub(super) async fn members_join_and_leave(subject: &dyn Subject) {
 
 pub(super) async fn member_rejoins_after_a_lost_session(subject: &dyn Subject) {
     let (watching, cut) = (Peer::open(subject).await, Peer::open_short(subject).await);
-    let mut members = group(&watching).members().await.expect("the group is open");
+    let mut members = group(&watching).members().await.expect("every session may access the group");
     let presence = joined(&cut, "ann").await;
     wait_for_members(subject, &mut members, &["ann"]).await;
-    let mut theirs = group(&cut).members().await.expect("the group is open");
+    let mut theirs = group(&cut).members().await.expect("every session may access the group");
     wait_for_members(subject, &mut theirs, &["ann"]).await;
     cut.process.cut(true);
     wait_for_members(subject, &mut members, &[]).await;
     let stale = theirs.until(|now| !now.is_current);
     assert!(within(subject, "a disconnected follower reports stale data", stale).await.members.contains_key("ann"));
-    presence.set(Bytes::from_static(b"later")).expect("the data is within the limit");
+    presence.set(Bytes::from_static(b"later")).expect("the data is within the size limit");
     cut.process.cut(false);
     wait_for_members(subject, &mut members, &["ann"]).await;
     assert_eq!(members.now().members["ann"], "later");
@@ -57,17 +59,25 @@ pub(super) async fn taken_name_is_reported_and_obtained_once_free(subject: &dyn 
     let first = joined(&one, "ann").await;
     let second = group(&two).join("ann", Bytes::new()).expect("the name is valid");
     let mut seen = second.seen();
-    within(subject, "the change is reported", seen.wait_for(|seen| *seen == PresenceState::Taken))
-        .await
-        .expect("the channel stays open");
+    within(
+        subject,
+        "the second member reports that its name is taken",
+        seen.wait_for(|seen| *seen == PresenceState::Taken),
+    )
+    .await
+    .expect("the channel stays open");
     drop(first);
-    within(subject, "the member is visible", second.present()).await.expect("the group is open");
-    // The rule also applies to two members of one session.
+    within(subject, "the member is visible", second.present()).await.expect("every session may access the group");
+    // Two members of one session cannot have the same name either.
     let third = group(&two).join("ann", Bytes::new()).expect("the name is valid");
     let mut waits = third.seen();
-    within(subject, "the change is reported", waits.wait_for(|seen| *seen == PresenceState::Taken))
-        .await
-        .expect("the channel stays open");
+    within(
+        subject,
+        "the third member reports that its name is taken",
+        waits.wait_for(|seen| *seen == PresenceState::Taken),
+    )
+    .await
+    .expect("the channel stays open");
     short_wait(subject).await;
     assert_eq!(
         (second.seen().borrow().clone(), waits.borrow().clone()),
@@ -83,11 +93,11 @@ pub(super) async fn follower_shows_current_children_after_recreations(subject: &
     let tree = one.tree().await;
     let create = |at: &'static str| tree.create(&path(at), Bytes::new(), CreateMode::Persistent, Acl::Open);
     for at in ["/groups", "/groups/one", "/groups/one/a"] {
-        create(at).await.expect("the root is open");
+        create(at).await.expect("every session may create nodes in the root");
     }
-    let mut members = group(&two).members().await.expect("the group is open");
+    let mut members = group(&two).members().await.expect("every session may access the group");
     wait_for_members(subject, &mut members, &["a"]).await;
-    // The node is repeatedly deleted and created at the same path.
+    // The session repeatedly deletes the node and creates it at the same path again.
     for round in 0..20 {
         tree.delete(&path("/groups/one/a"), Expected::Any).await.expect("the node exists");
         let text = Bytes::from(round.to_string());
@@ -106,10 +116,10 @@ pub(super) async fn ensured_path_has_all_parents_and_persists(subject: &dyn Subj
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     let (deep, tree) = (path("/made/of/parts"), two.tree().await);
     let both = futures_util::future::join(one.client.ensure(&deep, &Acl::Open), two.client.ensure(&deep, &Acl::Open));
-    assert_eq!(within(subject, "the path is created", both).await, (Ok(()), Ok(())));
+    assert_eq!(within(subject, "both clients create the path", both).await, (Ok(()), Ok(())));
     tree.set(&deep, "kept".into(), Expected::Any).await.expect("the node exists");
     assert_eq!(one.client.ensure(&deep, &Acl::Open).await, Ok(()));
-    one.client.close().await.expect("the session can be closed");
+    one.client.close().await.expect("the engine closes the session");
     let node = tree.get(&deep).await.expect("the node remains");
     assert_eq!((node.stat.owner, &node.data[..]), (None, &b"kept"[..]));
 }

@@ -13,7 +13,7 @@ pub(super) async fn lock_has_one_holder_in_the_order_of_the_requests(subject: &d
     for (at, peer) in peers.iter().enumerate().skip(1) {
         let lock = peer.lock();
         let mut acquiring = async move { (at, lock.acquire().await) }.boxed();
-        // Each place is created before the next process requests the lock.
+        // The test waits for each place before the next process requests the lock.
         until(subject, "the place", async || {
             assert!((&mut acquiring).now_or_never().is_none(), "another process holds the lock");
             peers[0].line("/locks/one").await.len() == at + 1
@@ -41,7 +41,7 @@ pub(super) async fn dropped_guard_releases_the_lock(subject: &dyn Subject) {
     let held = one.acquired().await;
     let over = held.token();
     drop(held);
-    assert!(over.is_cancelled(), "the lock is released");
+    assert!(over.is_cancelled(), "the dropped guard releases the lock");
     two.acquired().await.release().await;
     one.client.close().await.expect("the engine responds");
 }
@@ -49,8 +49,8 @@ pub(super) async fn dropped_guard_releases_the_lock(subject: &dyn Subject) {
 pub(super) async fn dropped_acquisition_leaves_no_node(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     let held = one.acquired().await;
-    // The acquisition is dropped at different times: before the session is open, while the place is created, and
-    // while it waits.
+    // The test drops the acquisition at different times: before the session is open, while the process creates its
+    // place, and while the process waits.
     for micros in [0, 1, 100, 1_000, 3_000, 10_000, 50_000] {
         let lock = two.lock();
         let given_up = subject.runtime().timeout(Duration::from_micros(micros), lock.acquire()).await;
@@ -67,7 +67,7 @@ pub(super) async fn guard_ends_when_its_node_is_deleted(subject: &dyn Subject) {
     let held = one.acquired().await;
     let [name] = &two.line("/locks/one").await[..] else { panic!("one process waits in line") };
     let place = path(&format!("/locks/one/{name}"));
-    two.tree().await.delete(&place, Expected::Any).await.expect("access is open to all");
+    two.tree().await.delete(&place, Expected::Any).await.expect("every session may access the node");
     within(subject, "the guard ends", held.cancelled()).await;
     assert!(!held.is_valid());
     two.acquired().await.release().await;
@@ -77,16 +77,18 @@ pub(super) async fn guard_ends_when_its_node_is_deleted(subject: &dyn Subject) {
 pub(super) async fn fence_rejects_late_writes(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     let (tree, account) = (one.tree().await, path("/account"));
-    tree.create(&account, Bytes::new(), CreateMode::Persistent, Acl::Open).await.expect("the root is open");
+    tree.create(&account, Bytes::new(), CreateMode::Persistent, Acl::Open)
+        .await
+        .expect("every session may create nodes in the root");
     let held = one.acquired().await;
     let write = |text: &'static str| Op::Set { path: account.clone(), data: text.into(), expected: Expected::Any };
     let fence = held.fence();
-    tree.multi([fence.clone(), vec![write("in time")]].concat()).await.expect("the lock is held");
+    tree.multi([fence.clone(), vec![write("in time")]].concat()).await.expect("the process holds the lock");
     held.release().await;
     let second = two.acquired().await;
     let late = tree.multi([fence, vec![write("late")]].concat()).await;
     assert_eq!(late, Err(TreeError::Multi { at: 0, source: Box::new(TreeError::NoNode) }));
-    two.tree().await.multi([second.fence(), vec![write("second")]].concat()).await.expect("the lock is held");
+    two.tree().await.multi([second.fence(), vec![write("second")]].concat()).await.expect("the process holds the lock");
     second.release().await;
     assert_eq!(tree.get(&account).await.expect("the node exists").data, "second");
 }
@@ -100,7 +102,7 @@ pub(super) async fn a2_terms_rise_across_deletions_of_the_path(subject: &dyn Sub
         held.release().await;
         let tree = peer.tree().await;
         for at in ["/locks/one", "/locks"] {
-            // The engine may have deleted the node itself.
+            // The deletion may fail because the engine has deleted the node itself.
             drop(tree.delete(&path(at), Expected::Any).await);
         }
     }
@@ -164,9 +166,11 @@ pub(super) async fn waiting_process_rejoins_a_deleted_line(subject: &dyn Subject
     let waiting = faults::behind_others(&one, &lock, 2).await;
     let tree = operator.tree().await;
     for name in operator.line("/locks/one").await {
-        tree.delete(&path(&format!("/locks/one/{name}")), Expected::Any).await.expect("access is open to all");
+        tree.delete(&path(&format!("/locks/one/{name}")), Expected::Any)
+            .await
+            .expect("every session may access the node");
     }
-    // This fails if a process already waits there again.
+    // The deletion fails if the waiting process already has a new place below this node.
     drop(tree.delete(&path("/locks/one"), Expected::Any).await);
     within(subject, "the guard ends", held.cancelled()).await;
     let term = held.term();
@@ -180,7 +184,7 @@ pub(super) async fn late_release_does_not_end_a_later_guard(subject: &dyn Subjec
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     let first = one.acquired().await;
     one.process.cut(true);
-    // The removal of its place waits for the connection.
+    // The process cannot remove its place before it is connected again.
     drop(first);
     let lock = one.lock();
     let mut again = lock.acquire().boxed();
@@ -196,7 +200,7 @@ pub(super) async fn late_release_does_not_end_a_later_guard(subject: &dyn Subjec
     two.acquired().await.release().await;
 }
 
-/// Returns the number of requests of a hand-over while `waiting` processes wait.
+/// Returns the number of requests that a hand-over causes while `waiting` processes wait for the lock.
 async fn requests_of_a_hand_over(subject: &dyn Subject, waiting: usize) -> u64 {
     let counted = Arc::new(Counted::new(subject.process().await));
     let options = SessionOptions { timeout: LONG, credentials: Vec::new() };
@@ -216,7 +220,8 @@ async fn requests_of_a_hand_over(subject: &dyn Subject, waiting: usize) -> u64 {
     let before = counted.requests();
     held.release().await;
     let (next, _, rest) = within(subject, "the next holder", futures_util::future::select_all(all)).await;
-    // Includes further requests of the new holder, and requests of processes that were woken unnecessarily.
+    // The count includes later requests of the new holder, and requests of processes that the hand-over woke
+    // unnecessarily.
     let mut rest: Vec<_> = rest.into_iter().collect();
     for _ in 0..4 {
         short_wait(subject).await;
@@ -230,6 +235,6 @@ async fn requests_of_a_hand_over(subject: &dyn Subject, waiting: usize) -> u64 {
 pub(super) async fn a5_requests_of_a_hand_over_do_not_depend_on_waiters(subject: &dyn Subject) {
     for waiting in [2, 24] {
         let requests = requests_of_a_hand_over(subject, waiting).await;
-        assert!(requests <= 6, "a hand-over wakes one process: {requests} requests while {waiting} wait");
+        assert!(requests <= 6, "a hand-over wakes one process: {requests} requests while {waiting} processes wait");
     }
 }

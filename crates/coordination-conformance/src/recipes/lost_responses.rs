@@ -1,11 +1,11 @@
-//! Cases in which the engine executes a request and its response is lost.
+//! Cases in which the engine executes a request and the process does not receive the response.
 
 use super::*;
 use coordination::recipes::{Group, LeaderQueue, RoleMatch};
 use coordination::tree::CreateMode;
 
-/// Opens a process that receives no response to its next request of the kind `asked`, and none afterwards. Earlier
-/// requests receive responses.
+/// Opens a process whose responses are lost from its first request of the kind `asked` on. It receives the responses to
+/// earlier requests.
 async fn cut_responses_after<'a>(subject: &'a dyn Subject, asked: &'static str) -> Peer<'a> {
     let process = subject.process().await;
     let cut = process.clone();
@@ -19,19 +19,22 @@ async fn cut_responses_after<'a>(subject: &'a dyn Subject, asked: &'static str) 
     Peer::of(subject, process.clone(), Arc::new(Counted::with_hook(process, hook)), options)
 }
 
-/// Cuts all further responses. Requests that an engine sends once per connection are completed before.
+/// Cuts all further responses. The process first completes the requests that it sends only once per connection.
 async fn cut_responses(peer: &Peer<'_>) {
     let (tree, at) = (peer.tree().await, path("/before"));
-    tree.create(&at, Bytes::new(), CreateMode::Ephemeral, Acl::Open).await.expect("the root is open");
+    tree.create(&at, Bytes::new(), CreateMode::Ephemeral, Acl::Open)
+        .await
+        .expect("every session may create nodes in the root");
     tree.delete(&at, Expected::Any).await.expect("the node exists");
     peer.process.cut_answers();
 }
 
 pub(super) async fn a4_place_with_a_lost_response_is_found(subject: &dyn Subject) {
     let (one, holder) = (Peer::open(subject).await, Peer::open(subject).await);
-    let queue =
-        |peer: &Peer<'_>| LeaderQueue::new(&peer.client, &path("/queue"), Acl::Open).expect("the path is short");
-    // A place with a GUID in its name.
+    let queue = |peer: &Peer<'_>| {
+        LeaderQueue::new(&peer.client, &path("/queue"), Acl::Open).expect("the path is within the length limit")
+    };
+    // Part 1: the place has a GUID in its name.
     let (held, session) = (holder.acquired().await, one.tree().await.session().id());
     cut_responses(&one).await;
     let lock = one.lock();
@@ -48,25 +51,25 @@ pub(super) async fn a4_place_with_a_lost_response_is_found(subject: &dyn Subject
     let left = holder.line("/locks/one").await;
     assert!(
         left.len() == 1 && made.contains(&left[0]),
-        "the process keeps the place whose response was lost: {made:?}, {left:?}"
+        "the process keeps the place that it created without a response: {made:?}, {left:?}"
     );
     acquired.release().await;
-    // A place without a GUID.
-    let first = queue(&holder).join(Bytes::new()).await.expect("the queue is open");
+    // Part 2: the place has no GUID in its name.
+    let first = queue(&holder).join(Bytes::new()).await.expect("every session may access the queue");
     cut_responses(&one).await;
     let queue = queue(&one);
     let mut joining = queue.join(Bytes::new()).boxed();
-    until(subject, "the place is created", async || {
-        assert!((&mut joining).now_or_never().is_none(), "the response is lost");
+    until(subject, "the engine creates the place", async || {
+        assert!((&mut joining).now_or_never().is_none(), "the process receives no response");
         holder.line("/queue/candidate").await.len() == 2
     })
     .await;
     one.process.cut(false);
     let second = within(subject, "the process joins", joining).await.expect("the session is open");
-    assert_eq!(holder.line("/queue/candidate").await.len(), 2, "the process has joined once");
+    assert_eq!(holder.line("/queue/candidate").await.len(), 2, "the process has joined only once");
     first.leave().await;
     within(subject, "the process leads", second.lead()).await.expect("the place exists").release().await;
-    assert_eq!(one.tree().await.session().id(), session, "the session is unchanged");
+    assert_eq!(one.tree().await.session().id(), session, "the process keeps its session");
     until(subject, "the line is empty", async || holder.line("/queue/candidate").await.is_empty()).await;
 }
 
@@ -78,9 +81,9 @@ pub(super) async fn a4_abandoned_place_without_a_response_is_removed(subject: &d
     let lock = one.lock();
     drop(faults::behind_others(&holder, &lock, 2).await);
     short_wait(subject).await;
-    assert_eq!(holder.line("/locks/one").await.len(), 2, "the removal cannot have been sent yet");
+    assert_eq!(holder.line("/locks/one").await.len(), 2, "the engine has received no removal yet");
     one.process.cut(false);
-    until(subject, "the place is removed", async || holder.line("/locks/one").await.len() == 1).await;
+    until(subject, "the process removes its place", async || holder.line("/locks/one").await.len() == 1).await;
     assert!(held.is_valid());
     assert_eq!(one.tree().await.session().id(), session, "the session continues");
     held.release().await;
@@ -91,35 +94,43 @@ pub(super) async fn a4_member_with_a_lost_response_is_found(subject: &dyn Subjec
     let (one, other) = (Peer::open(subject).await, Peer::open(subject).await);
     let group = |peer: &Peer<'_>| Group::new(&peer.client, path("/groups/one"), Acl::Open);
     let bob = group(&other).join("bob", Bytes::new()).expect("the name is valid");
-    within(subject, "the member is visible", bob.present()).await.expect("the group is open");
+    within(subject, "the member is visible", bob.present()).await.expect("every session may access the group");
     let tree = one.tree().await;
     cut_responses(&one).await;
     let ann = group(&one).join("ann", Bytes::from_static(b"here")).expect("the name is valid");
     until(subject, "the node exists", async || other.line("/groups/one").await == ["ann", "bob"]).await;
     let made = other.tree().await.exists(&path("/groups/one/ann")).await.expect("the engine responds");
     one.process.cut(false);
-    within(subject, "the member reports that it is present", ann.present()).await.expect("the group is open");
+    within(subject, "the member reports that it is present", ann.present())
+        .await
+        .expect("every session may access the group");
     let found = other.tree().await.exists(&path("/groups/one/ann")).await.expect("the engine responds");
-    assert_eq!(found.map(|stat| stat.created), made.map(|stat| stat.created), "the node is the same");
+    assert_eq!(
+        found.map(|stat| stat.created),
+        made.map(|stat| stat.created),
+        "the member finds the node that it created"
+    );
     assert_eq!(one.tree().await.session().id(), tree.session().id());
     drop(ann);
-    until(subject, "the node is deleted", async || other.line("/groups/one").await == ["bob"]).await;
+    until(subject, "the process deletes its node", async || other.line("/groups/one").await == ["bob"]).await;
 }
 
 pub(super) async fn a4_job_with_a_lost_response_is_obtained(subject: &dyn Subject) {
-    // The application reads the job, then takes it.
+    // The application reads the job and then takes it. The test cuts the responses at the read.
     let (one, other) = (cut_responses_after(subject, "get").await, Peer::open(subject).await);
-    let roles = |peer: &Peer<'_>| RoleMatch::new(&peer.client, &path("/roles"), Acl::Open).expect("the path is short");
-    let job = roles(&other).jobs().add(Bytes::from_static(b"sweep")).await.expect("the bag is open");
+    let roles = |peer: &Peer<'_>| {
+        RoleMatch::new(&peer.client, &path("/roles"), Acl::Open).expect("the path is within the length limit")
+    };
+    let job = roles(&other).jobs().add(Bytes::from_static(b"sweep")).await.expect("every session may access the bag");
     let (ours, who) = (roles(&one), Bytes::from_static(b"ann"));
     let mut applying = ours.apply(&who).boxed();
     until(subject, "the process has the job", async || {
-        assert!((&mut applying).now_or_never().is_none(), "the response is lost");
+        assert!((&mut applying).now_or_never().is_none(), "the process receives no response");
         roles(&other).assignments().await.is_ok_and(|assignments| assignments.contains_key(&job))
     })
     .await;
     one.process.cut(false);
-    let role = within(subject, "the application completes", applying).await.expect("access is open to all");
+    let role = within(subject, "the application completes", applying).await.expect("every session may access the node");
     assert_eq!(role.job, job);
     assert!(role.held.is_valid());
     other.tree().await.multi(role.held.fence()).await.expect("the fence is valid");

@@ -1,11 +1,12 @@
-//! Cases about queues, read-write locks and semaphores: lines in which several places may have their turn.
+//! Cases about queues, read-write locks and semaphores. In their lines several places may have their turn at the same
+//! time.
 
 use futures_util::future::BoxFuture;
 
 use super::*;
 use coordination::recipes::{Candidacy, LeaderQueue, Position, RwLock, Semaphore};
 
-/// Polls a request until its place is in the line, and returns it.
+/// Polls a request until its place is in the line. Returns the request.
 async fn waiting_in_line<'a, T>(
     peer: &Peer<'_>,
     at: &str,
@@ -13,7 +14,7 @@ async fn waiting_in_line<'a, T>(
     mut request: BoxFuture<'a, T>,
 ) -> BoxFuture<'a, T> {
     until(peer.subject, "the process waits in line", async || {
-        assert!((&mut request).now_or_never().is_none(), "the turn has not come");
+        assert!((&mut request).now_or_never().is_none(), "the process waits for its turn");
         peer.line(at).await.len() == count
     })
     .await;
@@ -21,12 +22,12 @@ async fn waiting_in_line<'a, T>(
 }
 
 fn queue(peer: &Peer<'_>) -> LeaderQueue {
-    LeaderQueue::new(&peer.client, &path("/queue"), Acl::Open).expect("the path is short")
+    LeaderQueue::new(&peer.client, &path("/queue"), Acl::Open).expect("the path is within the length limit")
 }
 
 async fn joined(peer: &Peer<'_>, data: &'static str) -> Candidacy {
     let joined = within(peer.subject, "the process joins", queue(peer).join(Bytes::from_static(data.as_bytes()))).await;
-    joined.expect("the queue is open")
+    joined.expect("every session may access the queue")
 }
 
 async fn wait_for_position(subject: &dyn Subject, candidacy: &Candidacy, at: Position) {
@@ -34,7 +35,7 @@ async fn wait_for_position(subject: &dyn Subject, candidacy: &Candidacy, at: Pos
     let reached = position.wait_for(|known| *known == at);
     within(subject, &format!("the candidate's position is {at:?}"), reached)
         .await
-        .expect("the channel is open while the candidate waits");
+        .expect("the channel stays open while the candidate waits");
 }
 
 pub(super) async fn queue_is_led_in_the_order_of_joining(subject: &dyn Subject) {
@@ -42,18 +43,18 @@ pub(super) async fn queue_is_led_in_the_order_of_joining(subject: &dyn Subject) 
     let (first, second, third) = (joined(&one, "1").await, joined(&two, "2").await, joined(&three, "3").await);
     let names = one.line("/queue/candidate").await;
     assert_eq!(names, ["candidate0000000000", "candidate0000000001", "candidate0000000002"], "Petting Zoo's names");
-    let seen = queue(&two).candidates().await.expect("the queue is open");
+    let seen = queue(&two).candidates().await.expect("every session may access the queue");
     assert!(seen.iter().map(|node| &node.data[..]).eq([b"1", b"2", b"3"]), "{seen:?}");
     wait_for_position(subject, &first, Position::Front).await;
     wait_for_position(subject, &second, Position::Queued(1)).await;
     wait_for_position(subject, &third, Position::Queued(2)).await;
-    let led = within(subject, "the first leads", first.lead()).await.expect("the candidate can lead");
+    let led = within(subject, "the first leads", first.lead()).await.expect("the candidate may become the leader");
     second.leave().await;
     wait_for_position(subject, &third, Position::Queued(1)).await;
     let term = led.term();
     led.release().await;
     wait_for_position(subject, &third, Position::Front).await;
-    let next = within(subject, "the third leads", third.lead()).await.expect("the candidate can lead");
+    let next = within(subject, "the third leads", third.lead()).await.expect("the candidate may become the leader");
     assert!(next.term() > term);
     next.release().await;
     until(subject, "the line is empty", async || one.line("/queue/candidate").await.is_empty()).await;
@@ -67,11 +68,11 @@ pub(super) async fn candidate_with_a_deleted_node_is_out(subject: &dyn Subject) 
     let tree = one.tree().await;
     for place in &places {
         let place = path(&format!("/queue/candidate/{place}"));
-        tree.delete(&place, Expected::Any).await.expect("access is open to all");
+        tree.delete(&place, Expected::Any).await.expect("every session may access the node");
     }
     wait_for_position(subject, &second, Position::Out).await;
-    assert_eq!(within(subject, "the change is reported", second.lead()).await.err(), Some(TreeError::NoNode));
-    assert_eq!(within(subject, "the change is reported", first.lead()).await.err(), Some(TreeError::NoNode));
+    assert_eq!(within(subject, "the second candidate returns", second.lead()).await.err(), Some(TreeError::NoNode));
+    assert_eq!(within(subject, "the first candidate returns", first.lead()).await.err(), Some(TreeError::NoNode));
 }
 
 pub(super) async fn spare_capacity_is_reported(subject: &dyn Subject) {
@@ -80,9 +81,9 @@ pub(super) async fn spare_capacity_is_reported(subject: &dyn Subject) {
     within(subject, "the queue is empty", spare.until(|spare| *spare == Some(0))).await;
     let first = joined(&one, "").await;
     let (second, third) = (joined(&one, "").await, joined(&two, "").await);
-    within(subject, "two could take over", spare.until(|spare| *spare == Some(2))).await;
+    within(subject, "two candidates could take over", spare.until(|spare| *spare == Some(2))).await;
     drop(first);
-    within(subject, "one could take over", spare.until(|spare| *spare == Some(1))).await;
+    within(subject, "one candidate could take over", spare.until(|spare| *spare == Some(1))).await;
     second.leave().await;
     third.leave().await;
     within(subject, "the queue is empty", spare.until(|spare| *spare == Some(0))).await;
@@ -107,7 +108,7 @@ pub(super) async fn a4_lost_response_leaves_no_extra_candidate(subject: &dyn Sub
             None => within(subject, "the process joins", joining).await,
         };
         let joined = joined.expect("the session is open");
-        assert_eq!(other.line("/queue/candidate").await.len(), 3, "no other node was created");
+        assert_eq!(other.line("/queue/candidate").await.len(), 3, "the process has created only one node");
         joined.leave().await;
         until(subject, "the candidate has left", async || other.line("/queue/candidate").await.len() == 2).await;
     }
@@ -122,7 +123,7 @@ pub(super) async fn readers_share_the_lock_and_writers_exclude_others(subject: &
     let first = within(subject, "a reader", ours.read()).await.expect("the acquisition succeeds");
     let second = within(subject, "a second reader", theirs.read()).await.expect("the acquisition succeeds");
     let writing = waiting_in_line(&one, "/rw", 3, ours.write().boxed()).await;
-    // A reader behind the writer waits, otherwise the writer would starve.
+    // A reader behind the writer must wait. Otherwise the writer would starve.
     let mut reading = waiting_in_line(&one, "/rw", 4, theirs.read().boxed()).await;
     let mut writing = writing;
     first.release().await;
@@ -141,23 +142,24 @@ pub(super) async fn readers_share_the_lock_and_writers_exclude_others(subject: &
 
 pub(super) async fn semaphore_limits_the_number_of_leases(subject: &dyn Subject) {
     let peers = [Peer::open(subject).await, Peer::open(subject).await, Peer::open(subject).await];
-    let semaphore =
-        |peer: &Peer<'_>| Semaphore::new(&peer.client, &path("/pool"), 2, Acl::Open).expect("the path is short");
+    let semaphore = |peer: &Peer<'_>| {
+        Semaphore::new(&peer.client, &path("/pool"), 2, Acl::Open).expect("the path is within the length limit")
+    };
     let of = [semaphore(&peers[0]), semaphore(&peers[1]), semaphore(&peers[2])];
     let first = within(subject, "a lease", of[0].acquire()).await.expect("the acquisition succeeds");
     let second = within(subject, "a lease", of[1].acquire()).await.expect("the acquisition succeeds");
     let mut third = waiting_in_line(&peers[0], "/pool/leases", 3, of[2].acquire().boxed()).await;
     let fourth = waiting_in_line(&peers[0], "/pool/locks", 2, of[0].acquire().boxed()).await;
     assert!((&mut third).now_or_never().is_none() && first.is_valid() && second.is_valid());
-    // The leases may be released in any order.
+    // The holders may release their leases in any order.
     second.release().await;
     let third = within(subject, "the next lease", third).await.expect("the acquisition succeeds");
     let mut fourth = waiting_in_line(&peers[0], "/pool/leases", 3, fourth).await;
-    assert!((&mut fourth).now_or_never().is_none(), "two leases are taken");
+    assert!((&mut fourth).now_or_never().is_none(), "two processes hold the leases");
     first.release().await;
     let fourth = within(subject, "the last lease", fourth).await.expect("the acquisition succeeds");
     third.release().await;
     fourth.release().await;
-    until(subject, "all leases are released", async || peers[0].line("/pool/leases").await.is_empty()).await;
+    until(subject, "the line of leases is empty", async || peers[0].line("/pool/leases").await.is_empty()).await;
     assert!(Semaphore::new(&peers[0].client, &path("/pool"), 0, Acl::Open).is_err());
 }

@@ -1,5 +1,5 @@
-//! Races: an event during an acquisition, after the engine has returned the line and before the acquisition acts
-//! on it.
+//! Cases about races. An event happens during an acquisition, after the engine has returned the line and before the
+//! acquisition uses this response.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +11,7 @@ use coordination::Elector as _;
 use coordination::recipes::{Form, LeaderQueue, TreeElector};
 use coordination::tree::TreeError;
 
-/// A single event that runs right after the next read of the line.
+/// Event that happens once, right after the next read of the line.
 #[derive(Default)]
 struct RaceEvent {
     event: Mutex<Option<BoxFuture<'static, ()>>>,
@@ -21,7 +21,7 @@ struct RaceEvent {
 impl RaceEvent {
     fn set(&self, event: impl Future<Output = ()> + Send + 'static) {
         self.is_over.store(false, Ordering::Release);
-        *self.event.lock().expect("no holder of this lock panics") = Some(event.boxed());
+        *self.event.lock().expect("no code panics while it holds this mutex") = Some(event.boxed());
     }
 
     fn is_over(&self) -> bool {
@@ -32,7 +32,7 @@ impl RaceEvent {
         if what != "children" {
             return;
         }
-        let event = self.event.lock().expect("no holder of this lock panics").take();
+        let event = self.event.lock().expect("no code panics while it holds this mutex").take();
         if let Some(event) = event {
             event.await;
             self.is_over.store(true, Ordering::Release);
@@ -48,19 +48,22 @@ async fn open_with(subject: &dyn Subject, timeout: Duration) -> (Peer<'_>, Arc<R
 
 pub(super) async fn event_during_an_acquisition_is_not_missed(subject: &dyn Subject) {
     let ((waiter, moment), holder) = (open_with(subject, LONG).await, Peer::open(subject).await);
-    // The place before it is removed, so nothing remains to be watched.
+    // The holder removes its place, so no place is left for the waiting process to watch.
     let held = holder.acquired().await;
     moment.set(held.release());
     let acquired = waiter.acquired().await;
     assert!(moment.is_over() && acquired.is_valid());
     acquired.release().await;
-    // Its own place is removed, so the waiting process must create another one.
+    // The operator removes the place of the waiting process, so this process must create another place.
     let (held, operator) = (holder.acquired().await, holder.tree().await);
     let taken = operator.clone();
     moment.set(async move {
         let names = taken.children(&path("/locks/one")).await.expect("the node exists").names;
         let last = names.iter().max_by_key(|name| Sequence::of(name)).expect("two processes wait in line");
-        taken.delete(&path(&format!("/locks/one/{last}")), Expected::Any).await.expect("access is open to all");
+        taken
+            .delete(&path(&format!("/locks/one/{last}")), Expected::Any)
+            .await
+            .expect("every session may access the node");
     });
     let lock = waiter.lock();
     let mut acquiring = lock.acquire().boxed();
@@ -93,9 +96,12 @@ pub(super) async fn suspension_during_an_acquisition_yields_a_valid_guard(subjec
         let early = poll_until(subject, &mut acquiring, "the connection is lost", async || moment.is_over()).await;
         let held = match trust {
             Trust::UntilSuspended => {
-                assert!(early.is_none(), "the guard would end at once");
+                assert!(early.is_none(), "the process obtains no guard while it is suspended");
                 short_wait(subject).await;
-                assert!((&mut acquiring).now_or_never().is_none(), "the guard would end at once");
+                assert!(
+                    (&mut acquiring).now_or_never().is_none(),
+                    "the process obtains no guard while it is suspended"
+                );
                 peer.process.cut(false);
                 within(subject, "the lock", acquiring).await
             }
@@ -104,7 +110,7 @@ pub(super) async fn suspension_during_an_acquisition_yields_a_valid_guard(subjec
                     Some(held) => held,
                     None => within(subject, "the lock", acquiring).await,
                 };
-                assert!(moment.is_over(), "the lock was acquired earlier");
+                assert!(moment.is_over(), "the process does not acquire the lock before the event");
                 peer.process.cut(false);
                 held
             }
@@ -112,7 +118,7 @@ pub(super) async fn suspension_during_an_acquisition_yields_a_valid_guard(subjec
         let held = held.expect("the acquisition succeeds");
         wait_for_state(subject, &*tree, SessionState::Connected).await;
         short_wait(subject).await;
-        assert!(held.is_valid(), "{trust:?}: the guard has ended");
+        assert!(held.is_valid(), "{trust:?}: the guard remains valid");
         assert_eq!(peer.tree().await.session().id(), tree.session().id());
         held.release().await;
     }
@@ -135,9 +141,9 @@ pub(super) async fn session_end_during_an_acquisition_yields_a_new_place(subject
         };
         let both = join(lock.acquire(), mending);
         let held = within(subject, "the lock", both).await.0.expect("the acquisition succeeds");
-        assert!(held.is_valid(), "{trust:?}: the guard belongs to an ended session");
+        assert!(held.is_valid(), "{trust:?}: the guard belongs to a live session");
         assert_ne!(peer.tree().await.session().id(), session.id());
-        assert_eq!(other.line("/locks/one").await.len(), 1, "the node of the ended session is deleted before");
+        assert_eq!(other.line("/locks/one").await.len(), 1, "the engine has deleted the node of the ended session");
         held.release().await;
         let gone = async || other.line("/locks/one").await.is_empty();
         until(subject, "the line is empty", gone).await;
@@ -184,19 +190,20 @@ pub(super) async fn two_connection_losses_in_a_row_act_like_one(subject: &dyn Su
     firm.release().await;
 }
 
-/// The peer's earlier session has ended by the peer's clock, but not yet on the engine. Its nodes must not be
-/// taken for nodes of the new session, which have the same names.
+/// The peer's earlier session has ended by the peer's clock, but not yet on the engine. The recipes must not mistake
+/// the nodes of this session for nodes of the new session, which have the same names.
 pub(super) async fn place_of_an_earlier_session_is_not_reused(subject: &dyn Subject) {
     let other = Peer::open(subject).await;
     let peer = Peer::open_short(subject).await;
-    let queue = LeaderQueue::new(&peer.client, &path("/queue"), Acl::Open).expect("the path is short");
+    let queue =
+        LeaderQueue::new(&peer.client, &path("/queue"), Acl::Open).expect("the path is within the length limit");
     let electors = [Form::Polling, Form::Watching].map(|form| {
         let group = path(&format!("/nodes-{form:?}"));
         (TreeElector::new(&peer.client, group.clone(), form, Acl::Open), group)
     });
     let lease = Duration::from_millis(200);
     let early = peer.acquired().await;
-    let first = queue.join(Bytes::new()).await.expect("the queue is open");
+    let first = queue.join(Bytes::new()).await.expect("every session may access the queue");
     for (elector, _) in &electors {
         let leads = async || elector.is_leader("one", lease).await.is_ok_and(|leadership| leadership.leads);
         until(subject, "the process leads", leads).await;
@@ -216,21 +223,22 @@ pub(super) async fn place_of_an_earlier_session_is_not_reused(subject: &dyn Subj
     peer.process.cut(true);
     within(subject, "the session is lost", session.lost()).await;
     peer.process.cut(false);
-    // All recipes acquire at once, as soon as possible.
+    // All recipes start to acquire at the same time, as soon as possible.
     let locking = async {
         let held = peer.acquired().await;
         all_are_new(&path("/locks/one")).await;
         held
     };
     let queueing = async {
-        // A request may meet a connection that the cut has closed. The process is then not in the queue, and joins again.
+        // A request may fail because the cut has closed its connection. The process is then not in the queue, so it
+        // joins again.
         let mut joined = None;
         until(subject, "the process joins", async || {
             let result = joined.insert(queue.join(Bytes::new()).await);
             !matches!(result, Err(TreeError::Disconnected(_)))
         })
         .await;
-        let candidacy = joined.expect("`until` has polled").expect("the queue is open");
+        let candidacy = joined.expect("`until` has polled").expect("every session may access the queue");
         let held = candidacy.lead().await.expect("the session is open");
         all_are_new(&path("/queue/candidate")).await;
         held

@@ -1,4 +1,4 @@
-//! Cases about role match.
+//! Cases about the recipe for roles, which assigns jobs to processes.
 
 use std::collections::BTreeMap;
 
@@ -6,22 +6,24 @@ use super::*;
 use coordination::recipes::{Role, RoleMatch};
 
 fn roles(peer: &Peer<'_>) -> RoleMatch {
-    RoleMatch::new(&peer.client, &path("/roles"), Acl::Open).expect("the path is short")
+    RoleMatch::new(&peer.client, &path("/roles"), Acl::Open).expect("the path is within the length limit")
 }
 
 async fn add_job(peer: &Peer<'_>, what: &'static str) -> Sequence {
-    roles(peer).jobs().add(Bytes::from_static(what.as_bytes())).await.expect("the bag is open")
+    roles(peer).jobs().add(Bytes::from_static(what.as_bytes())).await.expect("every session may access the bag")
 }
 
 async fn hired(peer: &Peer<'_>, who: &'static str) -> Role {
     let who = Bytes::from_static(who.as_bytes());
-    within(peer.subject, "the process has a job", roles(peer).apply(&who)).await.expect("access is open to all")
+    within(peer.subject, "the process has a job", roles(peer).apply(&who))
+        .await
+        .expect("every session may access the node")
 }
 
-/// Returns the holder's data for each assigned job.
+/// Returns the data of the holder of each assigned job.
 async fn assigned(peer: &Peer<'_>) -> BTreeMap<i32, Bytes> {
     peer.tree().await.sync().await.expect("the engine responds");
-    let assignments = roles(peer).assignments().await.expect("access is open to all");
+    let assignments = roles(peer).assignments().await.expect("every session may access the node");
     assignments.into_iter().map(|(job, assignment)| (job.0, assignment.holder)).collect()
 }
 
@@ -41,10 +43,11 @@ pub(super) async fn each_job_has_one_holder_and_each_holder_one_job(subject: &dy
     })
     .await;
     assert_eq!(assigned(&peers[0]).await, BTreeMap::from([(0, "ann".into()), (1, "bob".into())]));
-    // When the holder releases its job, the next process in line gets it.
+    // When the holder releases its job, the next process in line gets the job.
     let term = one.held.term();
     one.held.release().await;
-    let third = within(subject, "the third process has the job", applying).await.expect("access is open to all");
+    let third =
+        within(subject, "the third process has the job", applying).await.expect("every session may access the node");
     assert!(third.job == first && third.held.term() > term);
     assert_eq!(assigned(&peers[0]).await, BTreeMap::from([(0, "cyd".into()), (1, "bob".into())]));
     let line = async || peers[0].line("/roles/queue/candidate").await.is_empty();
@@ -64,10 +67,10 @@ pub(super) async fn waiting_applicant_gets_a_job_that_is_later_withdrawn(subject
     })
     .await;
     let job = add_job(&two, "sweep").await;
-    let role = within(subject, "the process has the job", applying).await.expect("access is open to all");
+    let role = within(subject, "the process has the job", applying).await.expect("every session may access the node");
     assert_eq!(role.job, job);
     assert_eq!(roles(&two).jobs().remove(job).await, Ok(true));
-    within(subject, "the job is withdrawn", role.held.cancelled()).await;
+    within(subject, "the guard ends when another process removes the job", role.held.cancelled()).await;
     assert!(!role.held.is_valid());
     role.held.release().await;
     assert_eq!(assigned(&two).await, BTreeMap::new());
@@ -106,7 +109,7 @@ pub(super) async fn fence_of_a_job_is_valid_only_for_its_holder(subject: &dyn Su
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     let (tree, account) = (one.tree().await, path("/account"));
     let created = tree.create(&account, Bytes::new(), coordination::tree::CreateMode::Persistent, Acl::Open).await;
-    created.expect("the root is open");
+    created.expect("every session may create nodes in the root");
     let write = |fence: Vec<coordination::tree::Op>, text: &'static str| {
         let write = coordination::tree::Op::Set { path: account.clone(), data: text.into(), expected: Expected::Any };
         [fence, vec![write]].concat()
@@ -122,6 +125,6 @@ pub(super) async fn fence_of_a_job_is_valid_only_for_its_holder(subject: &dyn Su
     let fence = second.held.fence();
     two.tree().await.multi(write(fence.clone(), "second")).await.expect("the process has the job");
     assert_eq!(roles(&one).jobs().remove(job).await, Ok(true));
-    assert!(two.tree().await.multi(write(fence, "withdrawn")).await.is_err(), "the job was removed");
+    assert!(two.tree().await.multi(write(fence, "withdrawn")).await.is_err(), "another process has removed the job");
     assert_eq!(two.tree().await.get(&account).await.expect("the node exists").data, "second");
 }

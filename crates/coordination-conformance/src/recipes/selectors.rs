@@ -15,7 +15,7 @@ pub(super) async fn candidates_lead_in_the_order_of_the_line(subject: &dyn Subje
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     let (first, second) = (one.selector("one"), two.selector("two"));
     assert_eq!(first.participants().await, Ok(Vec::new()));
-    let leading = within(subject, "the first leads", first.lead()).await.expect("the candidate can lead");
+    let leading = within(subject, "the first leads", first.lead()).await.expect("the candidate may become the leader");
     let mut waiting = second.lead().boxed();
     let both = [participant("one", true), participant("two", false)];
     until(subject, "both processes wait in line", async || {
@@ -25,7 +25,7 @@ pub(super) async fn candidates_lead_in_the_order_of_the_line(subject: &dyn Subje
     .await;
     let term = leading.term();
     leading.release().await;
-    let next = within(subject, "the second leads", waiting).await.expect("the candidate can lead");
+    let next = within(subject, "the second leads", waiting).await.expect("the candidate may become the leader");
     assert!(next.term() > term);
     assert_eq!(second.participants().await, Ok(vec![participant("two", true)]));
     next.release().await;
@@ -37,7 +37,7 @@ pub(super) async fn a7_former_leader_rejoins_at_the_end_of_the_line(subject: &dy
     let led: Mutex<Vec<(&str, u64)>> = Mutex::default();
     let task = |id: &'static str, leading: Leading| {
         let count = {
-            let mut led = led.lock().expect("no holder of this lock panics");
+            let mut led = led.lock().expect("no code panics while it holds this mutex");
             led.push((id, leading.term.0));
             led.len()
         };
@@ -51,11 +51,11 @@ pub(super) async fn a7_former_leader_rejoins_at_the_end_of_the_line(subject: &dy
         first.run(&stop, |leading| task("one", leading)),
         second.run(&stop, |leading| task("two", leading)),
     );
-    let (first, second) = within(subject, "both lead in turn", both).await;
+    let (first, second) = within(subject, "both processes lead in turn", both).await;
     assert_eq!((first, second), (Ok(()), Ok(())));
-    let led = led.into_inner().expect("no holder of this lock panics");
+    let led = led.into_inner().expect("no code panics while it holds this mutex");
     assert!(led.is_sorted_by(|one, next| one.1 < next.1), "terms rise: {led:?}");
-    // Once both wait in line, they take turns.
+    // The two processes take turns from the moment when both wait in line.
     let from = led.iter().position(|(id, _)| *id != led[0].0).expect("both have led");
     assert!(led[from..].is_sorted_by(|one, next| one.0 != next.0), "they take turns: {led:?}");
 }
@@ -63,8 +63,9 @@ pub(super) async fn a7_former_leader_rejoins_at_the_end_of_the_line(subject: &dy
 pub(super) async fn a7_candidate_with_a_lost_session_rejoins_at_the_end(subject: &dyn Subject) {
     let (leader, losing, third) =
         (Peer::open(subject).await, Peer::open_short(subject).await, Peer::open(subject).await);
-    let held =
-        within(subject, "the process leads", leader.selector("leader").lead()).await.expect("the candidate can lead");
+    let held = within(subject, "the process leads", leader.selector("leader").lead())
+        .await
+        .expect("the candidate may become the leader");
     let (second, last) = (losing.selector("losing"), third.selector("third"));
     let (mut losing_waits, mut third_waits) = (second.lead().boxed(), last.lead().boxed());
     until(subject, "the process waits in line", async || {
@@ -87,18 +88,23 @@ pub(super) async fn a7_candidate_with_a_lost_session_rejoins_at_the_end(subject:
     losing.process.cut(false);
     stand("the process joins the line again", &["leader", "third", "losing"]).await;
     held.release().await;
-    let next = within(subject, "the process leads", third_waits).await.expect("the candidate can lead");
+    let next = within(subject, "the process leads", third_waits).await.expect("the candidate may become the leader");
     assert!((&mut losing_waits).now_or_never().is_none(), "the other leads");
     next.release().await;
-    within(subject, "the process leads", losing_waits).await.expect("the candidate can lead").release().await;
+    within(subject, "the process leads", losing_waits)
+        .await
+        .expect("the candidate may become the leader")
+        .release()
+        .await;
 }
 
 pub(super) async fn task_is_notified_of_the_end_and_dropped_after_the_grace(subject: &dyn Subject) {
     let (one, two, never) = (Peer::open(subject).await, Peer::open(subject).await, CancellationToken::new());
     let grace = Duration::from_millis(300);
     for obeys in [true, false] {
-        let held =
-            within(subject, "the process leads", one.selector("one").lead()).await.expect("the candidate can lead");
+        let held = within(subject, "the process leads", one.selector("one").lead())
+            .await
+            .expect("the candidate may become the leader");
         let has_written = CancellationToken::new();
         let working = held.run(&never, grace, async |leading: Leading| {
             let tree = two.tree().await;
@@ -115,7 +121,7 @@ pub(super) async fn task_is_notified_of_the_end_and_dropped_after_the_grace(subj
             has_written.cancelled().await;
             let names = two.line("/leaders/one").await;
             let place = path(&format!("/leaders/one/{}", names[0]));
-            two.tree().await.delete(&place, Expected::Any).await.expect("access is open to all");
+            two.tree().await.delete(&place, Expected::Any).await.expect("every session may access the node");
         };
         let (ended, ()) = within(subject, "the task ends", futures_util::future::join(working, taking)).await;
         assert_eq!(ended, if obeys { Ended::DoneInGrace("done") } else { Ended::Aborted });
@@ -124,7 +130,9 @@ pub(super) async fn task_is_notified_of_the_end_and_dropped_after_the_grace(subj
 
 pub(super) async fn leadership_handle_ends_with_its_task(subject: &dyn Subject) {
     let (one, stop) = (Peer::open(subject).await, CancellationToken::new());
-    let held = within(subject, "the process leads", one.selector("one").lead()).await.expect("the candidate can lead");
+    let held = within(subject, "the process leads", one.selector("one").lead())
+        .await
+        .expect("the candidate may become the leader");
     let working = held.run(&stop, Duration::from_secs(1), async |leading: Leading| {
         stop.cancel();
         leading.over.cancelled().await;
@@ -179,6 +187,6 @@ pub(super) async fn places_have_curators_layout(subject: &dyn Subject) {
         let node =
             peer.tree().await.get(&group.join(place).expect("the name is valid")).await.expect("the node exists");
         assert_eq!(node.data, "host-7");
-        held.expect("the candidate can lead").release().await;
+        held.expect("the candidate may become the leader").release().await;
     }
 }

@@ -1,4 +1,4 @@
-//! Sequence numbers that overflow in a line or a bag.
+//! Case about sequence numbers that overflow in a line or a bag.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,8 @@ use super::*;
 use coordination::recipes::{Bag, BagChange};
 use coordination::tree::CreateMode;
 
-/// Case for engines on which a test can set a parent's next number. On ZooKeeper it would need two billion nodes.
+/// Tests engines on which a test can set the next number of a parent. On ZooKeeper the test would have to create two
+/// billion nodes.
 ///
 /// # Panics
 /// Panics if the engine or a recipe breaks the promise.
@@ -18,10 +19,10 @@ pub async fn line_continues_past_the_last_number(subject: &dyn Subject, set_next
     let tree = peers[0].tree().await;
     for at in ["/locks", "/locks/one", "/bag", "/bag/item"] {
         let created = tree.create(&path(at), Bytes::new(), CreateMode::Persistent, Acl::Open).await;
-        created.expect("the root is open");
+        created.expect("every session may create nodes in the root");
         set_next(&path(at), i32::MAX - 1);
     }
-    // Their numbers are the last two of the range, then the first three.
+    // The places get the last two numbers of the range and then the first three.
     let mut holder = peers[0].acquired().await;
     let locks: Vec<Lock> = peers.iter().skip(1).map(Peer::lock).collect();
     let mut waiting = Vec::new();
@@ -36,17 +37,17 @@ pub async fn line_continues_past_the_last_number(subject: &dyn Subject, set_next
         let term = holder.term();
         holder.release().await;
         let held = within(subject, "the next holder", next).await.expect("the acquisition succeeds");
-        assert!(held.term() > term && held.is_valid(), "terms rise although numbers do not");
+        assert!(held.term() > term && held.is_valid(), "terms rise although sequence numbers overflow");
         assert_eq!(peers[0].line("/locks/one").await.len(), 4 - at);
         holder = held;
     }
     holder.release().await;
 
-    let bag = Bag::new(&peers[0].client, &path("/bag"), Acl::Open).expect("the path is short");
-    let mut listener = bag.listen().await.expect("the bag is open");
+    let bag = Bag::new(&peers[0].client, &path("/bag"), Acl::Open).expect("the path is within the length limit");
+    let mut listener = bag.listen().await.expect("every session may access the bag");
     let mut ids = Vec::new();
     for _ in 0..4 {
-        ids.push(bag.add(Bytes::new()).await.expect("the bag is open"));
+        ids.push(bag.add(Bytes::new()).await.expect("every session may access the bag"));
     }
     assert_eq!(ids, [i32::MAX - 1, i32::MAX, i32::MIN, i32::MIN + 1].map(Sequence));
     for id in &ids {

@@ -33,7 +33,7 @@ pub(super) async fn creators_node_is_closed_to_others(subject: &dyn Subject) {
         assert_eq!(other.tree.set_acl(&at, Acl::Open).await.err(), forbidden);
     }
     let again = Peer::open_as(subject, &[wrong_password(), alice()]).await;
-    assert_eq!(again.get("/a").await.data, bytes("data"), "the password identifies the creator");
+    assert_eq!(again.get("/a").await.data, bytes("data"), "the correct password identifies the creator");
     again.delete("/a/b").await;
     again.delete("/a").await;
 }
@@ -51,12 +51,12 @@ pub(super) async fn readable_node_is_changed_only_by_its_creator(subject: &dyn S
 
 pub(super) async fn parents_access_list_governs_create_and_delete(subject: &dyn Subject) {
     let (peer, other) = (Peer::open_as(subject, &[alice()]).await, Peer::open(subject).await);
-    create(&peer, "/open", Acl::Open).await.expect("the root is open");
+    create(&peer, "/open", Acl::Open).await.expect("every session may create nodes in the root");
     create(&peer, "/open/hers", Acl::Creator).await.expect("the creator has credentials");
     other.delete("/open/hers").await;
     let create_only = vec![Grant { to: Identity::Anyone, permissions: Permissions::CREATE.and(Permissions::READ) }];
-    create(&peer, "/box", Acl::Grants(create_only)).await.expect("a list need not contain its creator");
-    create(&other, "/box/letter", Acl::Open).await.expect("all sessions may create children");
+    create(&peer, "/box", Acl::Grants(create_only)).await.expect("an access list need not contain the creator");
+    create(&other, "/box/letter", Acl::Open).await.expect("every session may create children");
     for one in [&peer, &other] {
         assert_eq!(one.tree.delete(&path("/box/letter"), Expected::Any).await, Err(TreeError::Forbidden));
     }
@@ -77,7 +77,7 @@ pub(super) async fn access_list_change_requires_permission(subject: &dyn Subject
     let stat = peer.tree.set_acl(&path("/a"), Acl::Open).await.expect("the node belongs to the creator");
     assert_eq!((stat.acl_version, stat.version), (1, 0));
     other.set("/a", "open").await;
-    peer.tree.set_acl(&path("/a"), Acl::Creator).await.expect("access is open to all");
+    peer.tree.set_acl(&path("/a"), Acl::Creator).await.expect("every session may access the node");
     other.tree.sync().await.expect("the engine responds");
     assert_eq!(other.tree.get(&path("/a")).await, Err(TreeError::Forbidden));
 }
@@ -86,7 +86,7 @@ pub(super) async fn access_list_is_returned_as_created(subject: &dyn Subject) {
     let peer = Peer::open_as(subject, &[alice()]).await;
     let hers = Grant { to: alice().identity(), permissions: Permissions::ALL };
     let all = |permissions| Grant { to: Identity::Anyone, permissions };
-    create(&peer, "/open", Acl::Open).await.expect("the root is open");
+    create(&peer, "/open", Acl::Open).await.expect("every session may create nodes in the root");
     create(&peer, "/hers", Acl::Creator).await.expect("the creator has credentials");
     create(&peer, "/readable", Acl::CreatorReadable).await.expect("the creator has credentials");
     assert_eq!(peer.tree.acl(&path("/open")).await, Ok(vec![all(Permissions::ALL)]));

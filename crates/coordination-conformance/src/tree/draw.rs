@@ -1,4 +1,4 @@
-//! Pseudorandom numbers from a seed.
+//! Generator of pseudorandom numbers from a seed.
 
 pub(super) struct Draw(u64);
 
@@ -7,7 +7,7 @@ impl Draw {
         Draw(seed)
     }
 
-    /// Returns a number below `end`, with the generator SplitMix64.
+    /// Returns a number below `end`. The generator is SplitMix64.
     pub(super) fn below(&mut self, end: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

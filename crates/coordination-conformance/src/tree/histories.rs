@@ -1,5 +1,5 @@
-//! Many sessions of several processes work on few nodes, without faults, or with repeated cuts and lost sessions.
-//! The recorded [history](crate::history) of their calls is checked.
+//! Cases in which many sessions of several processes work on few nodes, without faults, or with repeated cuts and lost
+//! sessions. The test records the [history](crate::history) of their calls and checks it.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,8 +14,8 @@ const PROCESSES: usize = 3;
 /// Number of concurrent sessions, two per process.
 const SESSIONS: usize = 6;
 const NAMES: [&str; 2] = ["/a", "/b"];
-/// Number of calls after which the sessions change to other nodes. The search for an order grows with the number
-/// of calls per node.
+/// Number of calls after which the sessions change to other nodes. With more calls per node, the search for an order
+/// takes longer.
 const CALLS_PER_NODE: usize = 100;
 /// Smallest useful number of responses in a history.
 const RESPONSES_MIN: usize = 300;
@@ -44,9 +44,9 @@ struct Workload<'a> {
     call_timeout: Duration,
     seed: u64,
     history: RefCell<History>,
-    /// Number of opened sessions.
+    /// Number of sessions that the workload has opened.
     sessions: Cell<usize>,
-    /// True if no further cuts follow.
+    /// True if the test cuts no connection from now on.
     is_calm: Cell<bool>,
 }
 
@@ -70,9 +70,9 @@ impl<'a> Workload<'a> {
 
     async fn work(&self) {
         let all = join_all((0..SESSIONS).map(|at| self.work_as(at)));
-        // Cuts and the ends of sessions take time, and so do pauses of the machine.
+        // The limit is large because cuts, the ends of sessions and pauses of the machine take time.
         let worked = self.runtime.timeout(LIMIT * 3, all).await;
-        assert!(worked.is_some(), "only {} calls returned, seed {}", self.responses(), self.seed);
+        assert!(worked.is_some(), "only {} calls received a response, seed {}", self.responses(), self.seed);
     }
 
     async fn work_as(&self, at: usize) {
@@ -100,7 +100,7 @@ impl<'a> Workload<'a> {
                 }
             }
             if draw.below(2) == 0 {
-                // The close may have been cut off.
+                // The close may fail because the connection is cut.
                 let _given_up = self.runtime.timeout(CALL_TIMEOUT, tree.close()).await;
             }
         }
@@ -151,7 +151,7 @@ impl<'a> Workload<'a> {
         Some(response)
     }
 
-    /// Cuts processes off repeatedly, one of them for longer than the timeout of its sessions.
+    /// Cuts processes off repeatedly. One of the cuts is longer than the timeout of the sessions.
     async fn inject_faults(&self) {
         let mut draw = Draw::new(self.seed);
         for round in 0..CUTS {
@@ -179,7 +179,7 @@ impl<'a> Workload<'a> {
         self.history.borrow().operations().iter().filter(|call| call.response.is_some()).count()
     }
 
-    /// Reads all nodes with a sync.
+    /// Reads each node once, after a sync.
     async fn read_all(&self) {
         let process = self.subject.process().await;
         let mut keys: BTreeSet<String> =
@@ -224,7 +224,7 @@ async fn perform(tree: &dyn Tree, path: &NodePath, call: Call, value: Value) -> 
     };
     let read = |node: &Node| {
         let written = std::str::from_utf8(&node.data).ok().and_then(|text| text.parse().ok());
-        observed(Some(Value(written.expect("only numbers are written"))), &node.stat)
+        observed(Some(Value(written.expect("the sessions write only numbers"))), &node.stat)
     };
     let response = match call {
         Call::Create => {
@@ -237,7 +237,7 @@ async fn perform(tree: &dyn Tree, path: &NodePath, call: Call, value: Value) -> 
             tree.sync().await.ok()?;
             tree.get(path).await.map(|node| read(&node))
         }
-        // Some reads use `exists`, the others `get`.
+        // Some reads use `exists`. The others use `get`.
         Call::Read if value.0.is_multiple_of(3) => {
             let stat = tree.exists(path).await;
             stat.map(|stat| stat.map_or(Response::NoNode, |stat| observed(None, &stat)))

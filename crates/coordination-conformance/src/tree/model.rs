@@ -1,4 +1,4 @@
-//! Random changes, applied both to this engine and to the in-memory engine.
+//! Case that applies random changes both to the engine under test and to the in-memory engine, its model.
 
 use std::collections::BTreeMap;
 
@@ -96,27 +96,27 @@ async fn inspect(tree: &dyn Tree, at: &NodePath) -> Result<(Summary, Bytes, Vec<
     tree.sync().await?;
     let node = tree.get(at).await?;
     let children = tree.children(at).await?;
-    assert_eq!(children.stat, node.stat, "nothing changes in between");
+    assert_eq!(children.stat, node.stat, "the node does not change between the two reads");
     let Stat { created, modified, children_modified, .. } = node.stat;
     let summary = Summary { children: children.names, ..summary(None, &node.stat) };
     Ok((summary, node.data, tree.acl(at).await?, [created, modified, children_modified]))
 }
 
-/// A session of this engine and one of the model, which receive the same calls.
+/// A session of the engine under test and a session of the model. Both receive the same calls.
 struct Twins {
     _process: Arc<dyn Process>,
     here: Arc<dyn Tree>,
     there: Arc<dyn Tree>,
 }
 
-/// Change numbers of this engine, by those of the model. Both have the same order.
+/// Map from the change numbers of the model to those of the engine under test. Both must rise in the same order.
 #[derive(Default)]
 struct Numbers(BTreeMap<Zxid, Zxid>);
 
 impl Numbers {
     fn check(&mut self, pairs: impl IntoIterator<Item = (Zxid, Zxid)>) {
         self.0.extend(pairs);
-        assert!(self.0.values().is_sorted_by(|one, next| one < next), "changes are numbered in their order");
+        assert!(self.0.values().is_sorted_by(|one, next| one < next), "change numbers follow the order of the changes");
     }
 }
 
@@ -142,7 +142,7 @@ impl Twins {
             match (here, there) {
                 (Ok((summary, data, grants, zxids)), Ok((summary_there, data_there, grants_there, zxids_there))) => {
                     assert_eq!((&summary, data, grants), (&summary_there, data_there, grants_there), "{at}");
-                    // The root was created before all changes.
+                    // The root has no number of a change, because it exists before all changes.
                     let of_changes =
                         zxids_there.into_iter().zip(zxids).filter(|(there, _)| there.0 > 0 && !at.is_root());
                     numbers.check(of_changes);
@@ -176,12 +176,13 @@ pub(super) async fn random_changes_match_the_in_memory_engine(subject: &dyn Subj
         let ops: Vec<Op> = (0..draw.of(&[1, 1, 1, 2, 3])).map(|_| draw.op()).collect();
         let (who, at) = (draw.of(&twins), draw.path());
         within(round, &format!("{ops:?}"), who.change(ops.clone()).boxed_local()).await;
-        within(round, "the state after the change", who.compare(&at, &mut numbers).boxed_local()).await;
+        within(round, "the states are equal after the change", who.compare(&at, &mut numbers).boxed_local()).await;
     }
     let root = NodePath::root();
     within(ROUNDS, "all", alice.compare(&root, &mut numbers).boxed_local()).await;
     open.here.close().await.expect("the engine responds");
     open.there.close().await.expect("the model responds");
-    within(ROUNDS, "the state after the end of a session", alice.compare(&root, &mut numbers).boxed_local()).await;
-    assert!(numbers.0.len() > 5, "seed {seed}: too few changes: {}", numbers.0.len());
+    within(ROUNDS, "the states are equal after the end of a session", alice.compare(&root, &mut numbers).boxed_local())
+        .await;
+    assert!(numbers.0.len() > 5, "seed {seed}: too few changes succeeded: {}", numbers.0.len());
 }

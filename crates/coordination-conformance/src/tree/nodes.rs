@@ -1,4 +1,4 @@
-//! Cases about nodes: data, versions, change numbers and children.
+//! Cases about the data, versions, change numbers and children of nodes.
 
 use futures_util::future::join_all;
 
@@ -59,7 +59,7 @@ pub(super) async fn set_increments_the_version(subject: &dyn Subject) {
     assert_eq!((first.version, first.created, first.data_bytes), (1, made.created, 5));
     assert!(first.modified > made.modified);
     let again = peer.tree.set(&path("/a"), bytes("first"), Expected::Version(1)).await;
-    assert_eq!(again.map(|stat| stat.version), Ok(2), "setting the same bytes is a change");
+    assert_eq!(again.map(|stat| stat.version), Ok(2), "a set of the same bytes is a change");
     assert_eq!(peer.get("/a").await.data, bytes("first"));
 }
 
@@ -155,7 +155,7 @@ pub(super) async fn container_is_deleted_after_its_last_child(subject: &dyn Subj
     peer.delete("/c/one").await;
     assert_eq!(peer.names("/c").await, ["two"]);
     peer.delete("/c/two").await;
-    peer.until("the container is deleted", async || peer.exists("/c").await.is_none()).await;
+    peer.until("the engine deletes the container", async || peer.exists("/c").await.is_none()).await;
 }
 
 pub(super) async fn oversized_data_is_rejected(subject: &dyn Subject) {
@@ -165,7 +165,7 @@ pub(super) async fn oversized_data_is_rejected(subject: &dyn Subject) {
     let mode = CreateMode::Persistent;
     let rejected = peer.tree.create(&path("/a"), over.clone(), mode, Acl::Open).await;
     assert!(matches!(rejected, Err(TreeError::Invalid(_))), "{rejected:?}");
-    peer.tree.create(&path("/a"), most.clone(), mode, Acl::Open).await.expect("the data is within the limit");
+    peer.tree.create(&path("/a"), most.clone(), mode, Acl::Open).await.expect("the data is within the size limit");
     let rejected = peer.tree.set(&path("/a"), over, Expected::Any).await;
     assert!(matches!(rejected, Err(TreeError::Invalid(_))), "{rejected:?}");
     assert_eq!(peer.get("/a").await.data, most);

@@ -15,7 +15,7 @@ pub(super) async fn ephemerals_are_deleted_when_their_session_closes(subject: &d
     assert_eq!(two.names("/a").await, ["e", numbered.path.name(), "others", "stays"]);
     one.tree.close().await.expect("the engine responds");
     assert_eq!(two.names("/a").await, ["others", "stays"]);
-    one.tree.close().await.expect("closing twice has no effect");
+    one.tree.close().await.expect("a second close has no effect");
 }
 
 pub(super) async fn ephemerals_are_deleted_after_their_process_dies(subject: &dyn Subject) {
@@ -25,7 +25,7 @@ pub(super) async fn ephemerals_are_deleted_after_their_process_dies(subject: &dy
     dying.create("/a/e", "", CreateMode::Ephemeral).await;
     dying.create_empty("/a/stays").await;
     dying.process.cut(true);
-    watcher.until("the ephemeral node is deleted", async || watcher.names("/a").await == ["stays"]).await;
+    watcher.until("the engine deletes the ephemeral node", async || watcher.names("/a").await == ["stays"]).await;
 }
 
 pub(super) async fn ephemeral_remains_while_its_process_lives(subject: &dyn Subject) {
@@ -62,7 +62,7 @@ pub(super) async fn closed_session_is_lost_for_all_calls(subject: &dyn Subject) 
     assert_eq!(Peer::open(subject).await.names("/").await.iter().filter(|name| *name == "b").count(), 0);
 }
 
-/// Criterion A3: a guard ends by its own clock, before another process gets its place.
+/// Tests criterion A3: a guard ends by the clock of its process, before another process gets its place.
 pub(super) async fn session_ends_locally_before_the_engine_ends_it(subject: &dyn Subject) {
     let watcher = Peer::open(subject).await;
     let dying = Peer::open_short(subject).await;
@@ -75,7 +75,7 @@ pub(super) async fn session_ends_locally_before_the_engine_ends_it(subject: &dyn
     watcher.fired(gone).await;
     assert!(
         !session.is_valid(subject.runtime().monotonic()),
-        "the node is deleted, but the session still counts as valid"
+        "the session ends locally before the engine deletes its node"
     );
 }
 
@@ -88,7 +88,7 @@ pub(super) async fn sessions_have_distinct_ids(subject: &dyn Subject) {
     assert!(third != first && third != second);
 }
 
-/// A caller that works on something else, for example in a `select!`, does not poll its requests.
+/// Tests a caller that does not poll its requests, for example because another branch of a `select!` is running.
 pub(super) async fn unpolled_requests_do_not_block_others(subject: &dyn Subject) {
     const COUNT: usize = 100;
     let peer = Peer::open(subject).await;

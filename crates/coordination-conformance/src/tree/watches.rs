@@ -1,4 +1,4 @@
-//! Cases about watches: the events that they report, their times and their order.
+//! Cases about the events that watches report, and about the time and order of these events.
 
 use futures_util::StreamExt as _;
 
@@ -14,7 +14,11 @@ pub(super) async fn data_watch_fires_on_set_and_delete(subject: &dyn Subject) {
     two.create_empty("/a/child").await;
     two.delete("/a/child").await;
     two.set("/a", "x").await;
-    assert_eq!(one.fired(changed).await, Event::Changed(at.clone()), "children are not part of the data");
+    assert_eq!(
+        one.fired(changed).await,
+        Event::Changed(at.clone()),
+        "a change of the children does not fire a data watch"
+    );
     let (node, gone) = one.tree.get_and_watch(&at).await.expect("the node exists");
     assert_eq!(node.data, bytes("x"));
     let (stat, gone_too) = one.tree.exists_and_watch(&at).await.expect("the engine responds");
@@ -69,9 +73,10 @@ pub(super) async fn watch_fires_before_the_change_is_read(subject: &dyn Subject)
     for _ in 0..20 {
         let (before, mut watch) = one.tree.get_and_watch(&path("/a")).await.expect("the node exists");
         two.set("/a", "x").await;
-        one.until("the change is read", async || one.get("/a").await.stat.version > before.stat.version).await;
+        one.until("the session reads the change", async || one.get("/a").await.stat.version > before.stat.version)
+            .await;
         let fired = (&mut watch).now_or_never();
-        assert_eq!(fired, Some(Ok(Event::Changed(path("/a")))), "the change was read before the watch fired");
+        assert_eq!(fired, Some(Ok(Event::Changed(path("/a")))), "the watch fires before the session reads the change");
     }
 }
 

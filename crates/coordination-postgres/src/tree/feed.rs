@@ -1,4 +1,4 @@
-//! Events of changes, fetched for the watches of this process.
+//! Fetches the events of changes for the watches of this process.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -12,18 +12,18 @@ use postgres_client::tokio_postgres::Row;
 
 use super::{Inner, rows};
 
-/// Interval between polls without a NOTIFY. It bounds the delay after a lost notification or the end of a dead
-/// session.
+/// Interval between polls without a NOTIFY. It limits the delay after a lost notification, and the delay until this
+/// process ends an expired session.
 const POLL_PERIOD: Duration = Duration::from_millis(250);
-/// Interval between removals of watches that are no longer awaited.
+/// Interval between removals of watches that no caller awaits any more.
 const SWEEP_PERIOD: Duration = Duration::from_secs(5);
-/// Largest number of events per read.
+/// Largest number of events in one read.
 const PAGE: i64 = 5_000;
 
 #[derive(Default)]
 pub(super) struct Feed {
     turn: tokio::sync::Mutex<Position>,
-    /// Number of the last change whose events were all delivered.
+    /// Number of the last change whose events this process has all delivered.
     delivered: AtomicI64,
     inner: Mutex<Listeners>,
 }
@@ -34,7 +34,7 @@ struct Listeners {
     sessions: BTreeMap<SessionId, Session>,
 }
 
-/// Position in the stream of events: all events up to this step of this change were delivered.
+/// Position in the stream of events. This process has delivered all events up to this step of this change.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(super) struct Position {
     zxid: i64,
@@ -47,7 +47,7 @@ impl Position {
     }
 }
 
-/// Exclusive right to fetch events. While it is held, no other task fetches any.
+/// Exclusive right to fetch events. While a task holds it, no other task fetches events.
 pub(super) type Turn<'a> = tokio::sync::MutexGuard<'a, Position>;
 
 impl Feed {
@@ -55,7 +55,7 @@ impl Feed {
         self.lock().sessions.insert(session.id(), session);
     }
 
-    /// Ends the session's watches.
+    /// Removes the session and ends its watches.
     pub(super) fn leave(&self, session: SessionId) {
         let mut listeners = self.lock();
         listeners.sessions.remove(&session);
@@ -66,24 +66,24 @@ impl Feed {
         self.turn.lock().await
     }
 
-    /// Registers a watch. The caller must hold the turn, and must have fetched all events up to its read.
+    /// Registers a watch. The caller must hold the turn, and it must have fetched all events up to its read.
     pub(super) fn watch<W>(&self, session: SessionId, watch: impl FnOnce(&mut Watchers) -> W) -> Result<W, TreeError> {
         let mut listeners = self.lock();
-        // After the session has left, nothing would end its watches.
+        // No code would end the watches of a session that has left.
         if !listeners.sessions.contains_key(&session) {
             return Err(TreeError::SessionLost);
         }
         Ok(watch(&mut listeners.watchers))
     }
 
-    /// Works like [`Feed::fetch`], for a read under this turn. If the read shows an earlier state than a previous
-    /// one, the database was restored to an earlier state.
+    /// Works like [`Feed::fetch`], for a read under this turn. If the read shows an earlier state than a previous read,
+    /// the database has returned to an earlier state.
     pub(super) async fn follow(&self, turn: &mut Turn<'_>, inner: &Inner, zxid: i64) -> Result<(), TreeError> {
         if turn.zxid > zxid {
             tracing::warn!(
                 from = turn.zxid,
                 to = zxid,
-                "the database returned to an earlier state; this process's sessions end"
+                "database returned to an earlier state; ending all sessions of this process"
             );
             self.lose_all(&mut self.lock());
             self.reached(turn, Position::after(zxid));
@@ -97,7 +97,7 @@ impl Feed {
         listeners.watchers = Watchers::default();
     }
 
-    /// Returns once all events up to `zxid` were delivered.
+    /// Returns after this process has delivered all events up to `zxid`.
     pub(super) async fn catch_up(&self, inner: &Inner, zxid: i64) -> Result<(), TreeError> {
         if self.delivered.load(Ordering::Acquire) >= zxid {
             return Ok(());
@@ -105,7 +105,7 @@ impl Feed {
         self.fetch(&mut self.turn().await, inner, zxid).await
     }
 
-    /// Delivers the events up to `to`, and none after it.
+    /// Delivers the events up to the change `to`, and no later events.
     async fn fetch(&self, turn: &mut Turn<'_>, inner: &Inner, to: i64) -> Result<(), TreeError> {
         while **turn < Position::after(to) {
             if self.lock().watchers.is_empty() {
@@ -133,8 +133,11 @@ impl Feed {
         for row in rows {
             let forgotten: i64 = row.try_get(0).ok()?;
             if forgotten > position.zxid {
-                // Events are kept longer than a session can be without a response, so this process was paused.
-                tracing::warn!("this process was paused for longer than events are kept; its sessions end");
+                // The database stores events for longer than a session can live without a response, so this process was
+                // paused.
+                tracing::warn!(
+                    "process was paused for longer than the database stores events; ending all its sessions"
+                );
                 self.lose_all(&mut listeners);
             }
             let Some(zxid) = row.try_get(1).ok()? else { continue };
@@ -151,11 +154,11 @@ impl Feed {
     }
 
     fn lock(&self) -> MutexGuard<'_, Listeners> {
-        self.inner.lock().expect("no holder of this lock panics")
+        self.inner.lock().expect("no code panics while it holds this mutex")
     }
 }
 
-/// Delivers events and ends expired sessions, as long as this process has sessions.
+/// Delivers events and ends expired sessions while this process has sessions.
 pub(super) async fn run(inner: Weak<Inner>) {
     let Some(mut changes) = inner.upgrade().map(|inner| inner.database.changes.subscribe()) else { return };
     let mut swept = None;
@@ -168,7 +171,7 @@ pub(super) async fn run(inner: Weak<Inner>) {
         }
         let is_needed = !inner.feed.lock().sessions.is_empty();
         if is_needed && let Err(error) = poll(&inner).await {
-            tracing::debug!(%error, "cannot poll the tree");
+            tracing::debug!(%error, "cannot poll the tree; retrying");
         }
         drop(inner);
         let changed = changes.changed().map(|changed| changed.is_ok());
@@ -187,7 +190,7 @@ async fn poll(inner: &Inner) -> Result<(), TreeError> {
     drop(turn);
     if is_due.ok_or_else(rows::unexpected)? {
         let reaped = inner.query_until_done(&inner.database.serial, rows::REAP, &[]).await;
-        reaped.inspect_err(|error| tracing::warn!(%error, "cannot end expired sessions"))?;
+        reaped.inspect_err(|error| tracing::warn!(%error, "cannot end expired sessions; retrying"))?;
     }
     Ok(())
 }

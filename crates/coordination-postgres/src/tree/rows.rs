@@ -1,4 +1,4 @@
-//! The statements, and the conversion of their rows.
+//! SQL statements of the tree, and conversion of their rows.
 
 use bytes::Bytes;
 use coordination::tree::session::SessionId;
@@ -22,7 +22,7 @@ pub(super) const POLL: &str = "
         or (select at < clock_timestamp() - interval '20 minutes'
             from reveille_coordination.tree_event order by zxid, step limit 1) is true
     from reveille_coordination.tree";
-/// Reads the events after a position, up to a change.
+/// Reads the events after a position, up to and including a change.
 pub(super) const EVENTS: &str = "
     select tree.forgotten, event.zxid, event.step, event.kind, event.path
     from reveille_coordination.tree left join (
@@ -31,8 +31,8 @@ pub(super) const EVENTS: &str = "
     ) as event on true
     order by event.zxid, event.step";
 
-/// Reads the number of the last change and a node, in the columns that [`Found`] expects. A single statement reads
-/// a single state.
+/// Reads the number of the last change and a node, in the columns that [`Found`] expects. One statement reads both, so
+/// both belong to the same state.
 macro_rules! node {
     ($data:literal, $names:literal) => {
         concat!(
@@ -64,7 +64,7 @@ pub(super) fn unexpected() -> TreeError {
     TreeError::Disconnected("unexpected response from the database; was its schema changed manually?".to_owned())
 }
 
-/// Text of an identity in the rows.
+/// Returns the text of an identity in the rows.
 fn text_of(identity: &Identity) -> String {
     match identity {
         Identity::Anyone => "anyone".to_owned(),
@@ -80,19 +80,19 @@ fn identity_of(text: &str) -> Option<Identity> {
     }
 }
 
-/// Texts of the identities by which a session's permissions are found.
+/// Returns the texts of the identities for which the server finds the permissions of a session.
 ///
 /// # Errors
-/// Returns [`TreeError::Invalid`] if a name cannot be stored.
+/// Returns [`TreeError::Invalid`] if a row cannot store a name.
 pub(super) fn identity_names(identities: &[Identity]) -> Result<Vec<String>, TreeError> {
     let names: Vec<String> = [Identity::Anyone].iter().chain(identities).map(text_of).collect();
     if names.iter().any(|text| text.contains(['\n', '\0'])) {
-        return Err(TreeError::Invalid("a name must not contain line feeds or NUL".to_owned()));
+        return Err(TreeError::Invalid("a credential name must not contain line feeds or NUL".to_owned()));
     }
     Ok(names)
 }
 
-/// Text of the grants of `acl`. Returns `None` if they cannot be stored or grant nothing.
+/// Returns the text of the grants of `acl`. Returns `None` if a row cannot store the grants or if they grant nothing.
 fn list_of(acl: &Acl, identities: &[Identity]) -> Option<String> {
     let grants = acl.grants(identities).ok()?;
     let lines: Vec<String> =
@@ -105,7 +105,7 @@ fn grant_of(line: &str) -> Option<Grant> {
     Some(Grant { permissions: Permissions::from_bits(bits.parse().ok()?), to: identity_of(to)? })
 }
 
-/// Converts the eleven columns that start at `at`.
+/// Converts the eleven columns from `at` on to a stat.
 fn stat_of(row: &Row, at: usize) -> Option<Stat> {
     let zxid = |at| row.try_get(at).ok().map(Zxid);
     let number = |at| row.try_get::<_, i32>(at).ok();
@@ -126,12 +126,12 @@ fn stat_of(row: &Row, at: usize) -> Option<Stat> {
     })
 }
 
-/// The node at a path, if it exists, as of the change `zxid`.
+/// Node at a path, if it exists, in the state after the change `zxid`.
 pub(super) struct Found {
     pub(super) zxid: i64,
     pub(super) node: Option<Node>,
     pub(super) grants: Vec<Grant>,
-    /// Names of its children.
+    /// Names of the children of the node, if the statement reads them.
     pub(super) names: Vec<String>,
 }
 
@@ -158,13 +158,13 @@ impl Found {
     }
 }
 
-/// A step of a change.
+/// Step of a change.
 pub(super) enum Step {
     Op(Op),
     SetAcl { path: NodePath, acl: Acl },
 }
 
-/// Steps of a change, column by column.
+/// Steps of a change, with one list for each parameter of the server function.
 #[derive(Default)]
 pub(super) struct Change<'a> {
     steps: &'a [Step],
@@ -216,8 +216,8 @@ impl<'a> Change<'a> {
         self.lists.push(list);
     }
 
-    /// Runs the change. Returns its number and the results, or the failed step; an error if the outcome is
-    /// unknown.
+    /// Runs the change. Returns its number and the results of its steps, or the failed step with its error. Returns an
+    /// error if the outcome is unknown.
     pub(super) async fn query(
         &self,
         inner: &Inner,
@@ -278,7 +278,9 @@ fn problem_of(problem: &str) -> TreeError {
         }
         "root_stays" => TreeError::Invalid("the root cannot be deleted".to_owned()),
         "session_lost" => TreeError::SessionLost,
-        "overtaken" => TreeError::Disconnected("a later change was applied first; this one was not".to_owned()),
-        other => TreeError::Disconnected(format!("unexpected problem reported by the database: {other}")),
+        "overtaken" => {
+            TreeError::Disconnected("the server rejected the change because it applied a later change first".to_owned())
+        }
+        other => TreeError::Disconnected(format!("the database reported an unexpected problem: {other}")),
     }
 }

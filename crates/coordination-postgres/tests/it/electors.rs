@@ -1,4 +1,5 @@
-//! The electors' conformance suite, each case in its own database, and tests with a server that pauses or dies.
+//! Conformance suite of the electors, with a separate database for each case, and tests with a server that pauses or
+//! dies.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,7 +37,7 @@ impl Subject for Electors {
 
     fn elector<'a>(&'a self, group: &'a str) -> BoxFuture<'a, Arc<dyn Elector>> {
         async {
-            // No case depends on this time limit, and the machine may be busy with other tests.
+            // This time limit is long, because the machine may be busy with other tests. No case depends on it.
             let options = Options { statement_timeout: Duration::from_secs(10), ..Options::default() };
             let electors = PostgresElectors::open(&self.runtime, &self.url, &options).await.unwrap();
             Arc::new(electors.elector(&GroupName::new(group).unwrap())) as Arc<dyn Elector>
@@ -46,7 +47,7 @@ impl Subject for Electors {
 }
 
 const LONG: Duration = Duration::from_secs(60);
-/// The longest time of a call with the default options, with a margin for a busy machine.
+/// Longest duration of a call with the default options, with a margin for a busy machine.
 const CALL_MAX: Duration = Duration::from_millis(1_500);
 
 pub(crate) fn group() -> GroupName {
@@ -60,13 +61,13 @@ pub(crate) async fn open(runtime: &Runtime, url: &str) -> PostgresElectors {
 async fn until(runtime: &Runtime, what: &str, limit: Duration, mut is_so: impl AsyncFnMut() -> bool) {
     let end = runtime.monotonic() + limit;
     while !is_so().await {
-        assert!(runtime.monotonic() < end, "condition not reached in time: {what}");
+        assert!(runtime.monotonic() < end, "the condition did not become true in time: {what}");
         runtime.sleep(Duration::from_millis(10)).await;
     }
 }
 
 #[test]
-fn server_that_pauses_or_dies_fails_every_call_soon() {
+fn calls_to_a_paused_or_dead_server_fail_soon() {
     on_real(async |runtime| {
         let (server, url) = own_server(&runtime).await;
         let elector = open(&runtime, &url).await.elector(&group());
@@ -114,7 +115,7 @@ fn server_crash_preserves_the_lease_and_raises_the_term() {
 }
 
 #[test]
-fn group_name_is_short_and_plain() {
+fn group_name_rejects_wrong_length_and_characters() {
     assert!(GroupName::new("a/B-9_.").is_ok() && GroupName::new(&"a".repeat(128)).is_ok());
     for name in ["", &"a".repeat(129), "a b"] {
         assert!(GroupName::new(name).is_err(), "{name}");

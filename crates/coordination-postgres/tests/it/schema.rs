@@ -1,4 +1,4 @@
-//! Tests of opening databases with and without a suitable schema.
+//! Tests that open databases with and without a suitable schema.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ async fn open_error(runtime: &Runtime, url: &str) -> OpenError {
 }
 
 #[test]
-fn database_without_the_schema_is_rejected_until_migrated() {
+fn engine_rejects_a_database_until_its_schema_exists() {
     let url = shared().create_database().unwrap();
     on_real(async |runtime| {
         let error = open_error(&runtime, &url).await;
@@ -46,7 +46,7 @@ fn concurrent_migrations_create_one_schema() {
 }
 
 #[test]
-fn schema_of_another_build_is_rejected() {
+fn engine_rejects_a_schema_of_another_build() {
     let url = database();
     let set = |version: i32| {
         let statement = format!("update reveille_coordination.meta set version = {version}");
@@ -66,7 +66,7 @@ fn schema_of_another_build_is_rejected() {
 }
 
 #[test]
-fn no_error_shows_the_password() {
+fn errors_and_debug_texts_hide_the_password() {
     let url = database();
     on_real(async |runtime| {
         let wrong = Options { password: Some("hunter2-wrong".to_owned()), ..Options::default() };

@@ -1,4 +1,4 @@
-//! Databases for the tests, on the server of the test process.
+//! Creates databases for the tests, on the server of the test process.
 
 use std::sync::OnceLock;
 
@@ -16,7 +16,7 @@ pub(crate) fn database() -> String {
     static TEMPLATE: OnceLock<String> = OnceLock::new();
     let template = TEMPLATE.get_or_init(|| {
         let url = shared().create_database().unwrap();
-        // This function may be called within a runtime, so the migration runs on its own thread.
+        // A caller may run this function within a runtime, so the migration runs on its own thread.
         let migrated = url.clone();
         let migrating =
             move || on_real(async |runtime| migrate(&runtime, &migrated, &Options::default()).await.unwrap());
@@ -27,7 +27,7 @@ pub(crate) fn database() -> String {
     shared().copy_database(template).unwrap()
 }
 
-/// Starts a server for one test, which the test may stop, and creates a database with the schema on it.
+/// Starts a server for one test and creates a database with the schema on it. The test may stop the server.
 pub(crate) async fn own_server(runtime: &Runtime) -> (Postgres, String) {
     let server = Postgres::start().unwrap();
     let url = server.create_database().unwrap();

@@ -1,4 +1,4 @@
-//! The tree's conformance suite, each case in its own database, and tests of this engine alone.
+//! Conformance suite of the tree, with a separate database for each case, and tests that are specific to this engine.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -78,7 +78,8 @@ impl Process for Connected {
     }
 }
 
-/// Options with a long timeout, for tests in which no time limit matters, because the machine may be busy.
+/// Returns options with a long timeout, because the machine may be busy. The tests that use them do not depend on a
+/// time limit.
 fn long_timeout() -> Options {
     Options { statement_timeout: Duration::from_secs(10), ..Options::default() }
 }
@@ -91,7 +92,7 @@ async fn create(tree: &dyn Tree, at: &str, mode: CreateMode) -> Result<Created, 
     tree.create(&node(at), Bytes::new(), mode, Acl::Open).await
 }
 
-/// Starts a process with a session that does not end during a test.
+/// Opens the tree as a new process, with a session that does not expire during a test.
 async fn open(runtime: &Runtime, url: &str) -> Arc<dyn Tree> {
     let trees = PostgresTrees::open(runtime, url, &long_timeout()).await.unwrap();
     trees.open(SessionOptions { timeout: Duration::from_secs(60), ..SessionOptions::default() }).await.unwrap()
@@ -101,7 +102,8 @@ fn sql(url: &str, statement: &str) {
     shared().sql(name_of(url), statement).unwrap();
 }
 
-/// The session's row still exists after its end; the client's own clock may be slow.
+/// The server must check the end of a session by its own clock. The session's row exists after this end, and the clock
+/// of the client may be slow.
 #[test]
 fn expired_session_changes_nothing() {
     let url = database();
@@ -129,9 +131,9 @@ fn expired_session_changes_nothing() {
     });
 }
 
-/// A delayed change of a dropped request reaches the server after later changes.
+/// Tests a change that reaches the server after later changes, because its caller dropped the request.
 #[test]
-fn late_change_is_not_applied() {
+fn server_does_not_apply_a_late_change() {
     let url = database();
     on_real(async |runtime| {
         let tree = open(&runtime, &url).await;
@@ -165,7 +167,7 @@ fn watch_fires_without_a_notification() {
 }
 
 #[test]
-fn session_is_lost_after_a_pause_beyond_event_retention() {
+fn session_ends_after_a_pause_beyond_event_retention() {
     let url = database();
     on_real(async |runtime| {
         let (paused, other) = (open(&runtime, &url).await, open(&runtime, &url).await);
@@ -180,7 +182,7 @@ fn session_is_lost_after_a_pause_beyond_event_retention() {
 }
 
 #[test]
-fn old_events_are_deleted_and_nodes_remain() {
+fn engine_deletes_old_events_but_no_nodes() {
     let url = database();
     on_real(async |runtime| {
         let tree = open(&runtime, &url).await;
@@ -196,7 +198,7 @@ fn old_events_are_deleted_and_nodes_remain() {
     });
 }
 
-/// Sessions and nodes are rows, so they survive the loss of connections and of the server.
+/// Sessions and nodes are rows, so they survive lost connections and a crash of the server.
 #[test]
 fn session_survives_a_server_crash() {
     on_real(async |runtime| {
@@ -220,7 +222,7 @@ fn session_survives_a_server_crash() {
     });
 }
 
-/// Dropping a request does not close a connection that other requests use.
+/// A caller that drops a request does not close the connection of other requests.
 #[test]
 fn dropped_requests_do_not_disturb_others() {
     let url = database();
@@ -257,14 +259,15 @@ fn sync_waits_for_earlier_changes_without_a_response() {
         let dropped = tree.create(&other, Bytes::new(), CreateMode::Persistent, Acl::Open);
         assert!(dropped.now_or_never().is_none());
         tree.sync().await.unwrap();
-        // The change's task may start before the request is dropped. Then the change is applied before the sync.
+        // The task of the change may start before the caller drops the request. The server then applies the change
+        // before the sync.
         let is_made = tree.exists(&other).await.unwrap().is_some();
         let calls = if is_made { "5" } else { "4" };
         assert_eq!(last_call().trim(), calls, "a change that is dropped before it starts is not applied");
     });
 }
 
-/// The session has more nodes than one read of events returns, and more than one call may delete.
+/// The session has more nodes than one read of events returns. One call cannot delete so many nodes.
 #[test]
 fn session_with_many_nodes_ends_with_all_events() {
     const COUNT: usize = 6_000;
@@ -286,7 +289,7 @@ fn session_with_many_nodes_ends_with_all_events() {
         dying.close().await.unwrap();
         assert_eq!(runtime.timeout(Duration::from_secs(20), watch).await, Some(Ok(Event::Deleted(node("/all/05999")))));
         assert_eq!(watcher.children(&node("/all")).await.unwrap().names, Vec::<String>::new());
-        // The watch delivers its maximum of waiting events, then a gap.
+        // The watch delivers the largest number of waiting events, and then a gap.
         for _ in 0..Events::WAITING_MAX - 1 {
             let event = events.next().await;
             assert!(matches!(event, Some(Event::Deleted(_))), "{event:?}");
@@ -296,7 +299,7 @@ fn session_with_many_nodes_ends_with_all_events() {
 }
 
 #[test]
-fn dropped_last_session_of_a_process_is_closed() {
+fn process_closes_its_last_session_when_dropped() {
     let url = database();
     on_real(async |runtime| {
         let (dropped, other) = (open(&runtime, &url).await, open(&runtime, &url).await);
@@ -335,7 +338,7 @@ fn line_continues_past_the_last_number() {
 }
 
 #[test]
-fn negative_sequence_numbers_are_formatted_in_full() {
+fn negative_sequence_numbers_have_at_least_ten_characters() {
     let url = database();
     on_real(async |runtime| {
         let tree = open(&runtime, &url).await;
@@ -353,9 +356,9 @@ fn negative_sequence_numbers_are_formatted_in_full() {
     });
 }
 
-/// The state after a fail-over to a standby that lagged.
+/// Tests the state after a fail-over to a standby that lagged.
 #[test]
-fn session_is_lost_when_the_database_returns_to_an_earlier_state() {
+fn session_ends_when_the_database_returns_to_an_earlier_state() {
     let url = database();
     on_real(async |runtime| {
         let (tree, other) = (open(&runtime, &url).await, open(&runtime, &url).await);
@@ -367,7 +370,7 @@ fn session_is_lost_when_the_database_returns_to_an_earlier_state() {
         assert_eq!(tree.exists_and_watch(&node("/b")).await.map(drop), Err(TreeError::SessionLost));
         assert_eq!(watch.await, Err(TreeError::SessionLost));
 
-        // A process that only waits detects the earlier state as well.
+        // A process that only waits for a watch detects the earlier state too.
         let waiting = open(&runtime, &url).await;
         let (_, watch) = waiting.exists_and_watch(&node("/a")).await.unwrap();
         sql(&url, "update reveille_coordination.tree set last = last - 1");

@@ -1,4 +1,4 @@
-//! The tree on ZooKeeper passes the suite of its port, on one server and on an ensemble of three.
+//! Conformance suite of the tree on ZooKeeper, with one server and with an ensemble of three servers.
 
 use coordination_conformance::Case;
 use coordination_conformance::tree::Subject;
@@ -44,7 +44,7 @@ mod three {
     }
 
     #[test]
-    fn history_has_one_order_when_sessions_change_servers() {
+    fn calls_are_linearizable_when_sessions_change_servers() {
         with_real_runtime(async |runtime| {
             let case = case("calls_with_cuts_and_lost_sessions_are_linearizable");
             case.run(&Forest::new(runtime, ensemble()).roaming()).await;
@@ -52,7 +52,7 @@ mod three {
     }
 
     #[test]
-    fn history_has_one_order_while_leaders_are_killed() {
+    fn calls_are_linearizable_when_leaders_die() {
         with_real_runtime(async |runtime| {
             let (case, forest) =
                 (case("calls_with_cuts_and_lost_sessions_are_linearizable"), MortalForest::new(runtime));

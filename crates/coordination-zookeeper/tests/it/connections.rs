@@ -1,4 +1,4 @@
-//! Behaviour of watches and events when a connection is lost and restored.
+//! Tests of watches and events during the loss and the return of a connection.
 
 use std::time::Duration;
 
@@ -39,16 +39,16 @@ fn watches_survive_a_lost_connection_and_events_report_a_gap() {
         assert_eq!(runtime.timeout(LIMIT, events.next()).await, Some(Some(Event::Gap)));
         let connected = state.wait_for(|state| *state == SessionState::Connected);
         runtime.timeout(LIMIT, connected).await.unwrap().unwrap();
-        // Later events are reported.
+        // The stream reports later events.
         other.delete(&path, Expected::Any).await.unwrap();
         let mut earlier = events.take_while(|event| std::future::ready(*event != Event::Deleted(path.clone())));
         runtime.timeout(LIMIT, async { while earlier.next().await.is_some() {} }).await.unwrap();
     });
 }
 
-/// Each watch would use memory of the server for as long as the session lives.
+/// Otherwise each dropped watch would use memory of the server until the session ends.
 #[test]
-fn dropped_watches_are_removed_from_the_server() {
+fn server_forgets_dropped_watches() {
     with_real_runtime(async |runtime| {
         let server = zookeeper::shared();
         let root = format!("test-{:032x}", runtime.random_u128());

@@ -1,4 +1,5 @@
-//! Sessions with so many nodes and watches that one message of the servers could not hold them without a limit.
+//! Tests of sessions with many nodes and watches. Without a limit, one message of the servers could not contain all of
+//! them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,9 +57,9 @@ async fn fill(tree: &dyn Tree, parent: &str) -> (usize, TreeError) {
     }
 }
 
-/// With more nodes, the end of the session would stop the ensemble repeatedly.
+/// If the session had more nodes, its end would stop the ensemble repeatedly.
 #[test]
-fn ephemeral_nodes_are_limited_to_a_size_the_ensemble_survives() {
+fn limit_of_ephemeral_nodes_protects_the_ensemble() {
     with_real_runtime(async |runtime| {
         let forest = Forest::new(runtime.clone(), ensemble());
         let (process, dying) = open(&forest, Duration::from_secs(8)).await;
@@ -74,7 +75,7 @@ fn ephemeral_nodes_are_limited_to_a_size_the_ensemble_survives() {
         let one = dying.create(&node(&format!("/all/{:0500}", 1)), Bytes::new(), CreateMode::Ephemeral, Acl::Open);
         one.await.unwrap();
 
-        // Deleted nodes free space, whichever session deleted them.
+        // Deleted nodes free space, even if another session deleted them.
         let gone = |number: usize| Op::Delete { path: node(&format!("/all/{number:050}")), expected: Expected::Any };
         other.multi((0..1_000).map(gone).collect()).await.unwrap();
         dying.sync().await.unwrap();
@@ -101,9 +102,9 @@ fn ephemeral_nodes_are_limited_to_a_size_the_ensemble_survives() {
     });
 }
 
-/// With more watches, the client library would not recover from a lost connection.
+/// If the session had more watches, the client library would not recover from a lost connection.
 #[test]
-fn watches_are_limited_to_a_size_that_survives_reconnects() {
+fn watches_below_the_limit_survive_a_reconnect() {
     with_real_runtime(async |runtime| {
         let forest = Forest::new(runtime.clone(), ensemble());
         let ((process, tree), (_process, other)) = (open(&forest, LIMIT).await, open(&forest, LIMIT).await);
@@ -135,7 +136,7 @@ fn watches_are_limited_to_a_size_that_survives_reconnects() {
         for _ in 0..200 {
             same.push(tree.get_and_watch(&at(0)).await.unwrap().1);
         }
-        // Each dropped watch frees space for another.
+        // Each dropped watch frees space for a new watch.
         drop(coming.drain(..2));
         let before = coming.len();
         assert_eq!(fill(&mut coming).await, rejected);
@@ -164,7 +165,7 @@ fn watches_are_limited_to_a_size_that_survives_reconnects() {
     });
 }
 
-/// Several creations find the deleted nodes at once, and their space is given away only once.
+/// Several creations find the deleted nodes at the same time, but only one of them gets the space of a node.
 #[test]
 fn concurrent_creations_share_the_limit_of_ephemeral_nodes() {
     with_real_runtime(async |runtime| {
@@ -177,7 +178,7 @@ fn concurrent_creations_share_the_limit_of_ephemeral_nodes() {
             let gone = |n: &usize| Op::Delete { path: node(&format!("/all/{n:050}")), expected: Expected::Any };
             tree.multi(some.iter().map(gone).collect()).await.unwrap();
         }
-        // Request more nodes than the limit allows, all before the first response.
+        // Request more nodes than the limit allows. Send all requests before the first response.
         let again = |from: usize| {
             let some = (from..from + 1_000).map(|n| create_op(format!("/all/again{n:045}"), CreateMode::Ephemeral));
             tree.multi(some.collect())
@@ -196,7 +197,7 @@ fn concurrent_creations_share_the_limit_of_ephemeral_nodes() {
     });
 }
 
-/// Without a watch, the lock polls its node.
+/// The lock polls its node, because it cannot set a watch.
 #[test]
 fn lock_works_when_its_session_has_no_watches_left() {
     with_real_runtime(async |runtime| {

@@ -1,4 +1,4 @@
-//! Recipes shared by this crate, Curator in Java and kazoo in Python, over one server.
+//! Tests in which this crate, Curator in Java and kazoo in Python use the same recipes on one server.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -53,7 +53,7 @@ impl Scene {
         self.within(event, looking).await;
     }
 
-    /// Waits long enough for every request in progress to take effect.
+    /// Waits until every request in progress has probably taken effect.
     async fn wait_a_while(&self) {
         self.runtime.sleep(Duration::from_millis(300)).await;
     }
@@ -74,7 +74,7 @@ fn kazoo() -> Mixed {
 }
 
 #[test]
-fn leaders_are_elected_across_curator_and_this_crate() {
+fn one_leader_exists_among_curator_and_this_crate() {
     with_real_runtime(async |runtime| {
         let (java, dying) = (curator(), curator());
         for (layout, kind) in [(Layout::Selector, "selector"), (Layout::Latch, "latch")] {
@@ -93,7 +93,7 @@ fn leaders_are_elected_across_curator_and_this_crate() {
                 theirs.split(' ').map(|id| String::from_utf8(BASE64.decode(id).unwrap()).unwrap()).collect();
             assert_eq!((ids, theirs), (vec!["rust".into(), "java".into()], vec!["rust".into(), "java".into()]));
 
-            // The leadership moves to the other process and back.
+            // The leadership moves to the Java process and back.
             let first = held.term();
             held.release().await;
             java.event(&format!("leads {group} java")).unwrap();
@@ -106,7 +106,7 @@ fn leaders_are_elected_across_curator_and_this_crate() {
             assert!(held.term() > first);
             held.release().await;
         }
-        // The leader is killed.
+        // The test kills the Java process while it leads.
         let scene = Scene::new(&runtime, Vec::new());
         let group = scene.path.clone();
         dying.ask(&format!("lead {group} java selector")).unwrap();
@@ -123,7 +123,7 @@ fn leaders_are_elected_across_curator_and_this_crate() {
 
 /// Only sessions with the password may use the nodes of the lock.
 #[test]
-fn closed_lock_is_shared_with_curator_by_password() {
+fn closed_lock_admits_curator_with_the_password() {
     with_real_runtime(async |runtime| {
         let java = mixed::curator(&zookeeper::shared().addresses(), TIMEOUT, Some("mail:of the postman")).unwrap();
         let credentials = Credentials { name: "mail".to_owned(), password: "of the postman".to_owned() };
@@ -145,7 +145,7 @@ fn closed_lock_is_shared_with_curator_by_password() {
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "a thread of a test's own sleeps")]
-fn locks_are_shared_with_curator_and_kazoo() {
+fn lock_excludes_curator_kazoo_and_this_crate() {
     with_real_runtime(async |runtime| {
         let (java, python) = (curator(), kazoo());
         let scene = Scene::new(&runtime, Vec::new());
@@ -165,7 +165,7 @@ fn locks_are_shared_with_curator_and_kazoo() {
             other.ask(&format!("unlock {at}")).unwrap();
             scene.within("the lock is acquired", ours).await.unwrap().release().await;
         }
-        // All three compete for the lock that protects a number.
+        // All three processes compete for the lock, which protects two numbers.
         let shared = std::sync::Mutex::new((0, 0));
         let each = |other: &Mixed| {
             for _ in 0..10 {
@@ -208,7 +208,7 @@ fn locks_are_shared_with_curator_and_kazoo() {
 }
 
 #[test]
-fn readers_writers_and_leases_are_shared_with_curator() {
+fn read_write_locks_and_leases_work_with_curator() {
     with_real_runtime(async |runtime| {
         let java = curator();
         let scene = Scene::new(&runtime, Vec::new());
@@ -262,7 +262,7 @@ fn readers_writers_and_leases_are_shared_with_curator() {
 }
 
 #[test]
-fn counters_barriers_and_groups_are_shared_with_curator() {
+fn counters_barriers_and_groups_work_with_curator() {
     with_real_runtime(async |runtime| {
         let java = curator();
         let scene = Scene::new(&runtime, Vec::new());
@@ -311,7 +311,7 @@ fn counters_barriers_and_groups_are_shared_with_curator() {
 }
 
 #[test]
-fn bags_are_shared_with_kazoo() {
+fn bags_work_with_kazoo() {
     with_real_runtime(async |runtime| {
         let (python, dying) = (kazoo(), kazoo());
         let scene = Scene::new(&runtime, Vec::new());
@@ -336,7 +336,7 @@ fn bags_are_shared_with_kazoo() {
         own.remove().await;
         python.event(&format!("removed {at} 1")).unwrap();
         assert_eq!(scene.within("a change is reported", listener.next()).await, BagChange::Removed(Sequence(1)));
-        // The item of a killed process is removed for all listeners.
+        // When a process dies, all listeners receive the removal of its item.
         drop(dying);
         assert_eq!(scene.within("a change is reported", listener.next()).await, BagChange::Removed(Sequence(2)));
         python.event(&format!("removed {at} 2")).unwrap();
@@ -347,7 +347,7 @@ fn bags_are_shared_with_kazoo() {
 }
 
 #[test]
-fn queues_are_shared_with_kazoo() {
+fn queues_work_with_kazoo() {
     with_real_runtime(async |runtime| {
         let (python, dying) = (kazoo(), kazoo());
         let scene = Scene::new(&runtime, Vec::new());
@@ -374,11 +374,11 @@ fn queues_are_shared_with_kazoo() {
 }
 
 #[test]
-fn discovery_is_shared_with_kazoo() {
+fn discovery_works_with_kazoo() {
     with_real_runtime(async |runtime| {
         let (python, dying) = (kazoo(), kazoo());
         let scene = Scene::new(&runtime, Vec::new());
-        // Petting Zoo's root is the same for all tests.
+        // All tests use the same root, because Petting Zoo's root is fixed.
         let class = format!("kestrel/{}", scene.path.name());
         let service = Service { class: class.clone(), name: "platform".to_owned() };
         let discovery = Discovery::new(&scene.client, NodePath::new(Discovery::ROOT).unwrap(), Acl::Open);
@@ -397,7 +397,7 @@ fn discovery_is_shared_with_kazoo() {
         dying.ask(&write).unwrap();
         let both = found.until(|now| now.all.len() == 2);
         assert_eq!(scene.within("both instances are found", both).await.all[1].payload["port"], json!(7));
-        // The writer deletes the node and creates it again, but the instance was never reported as gone.
+        // The writer deletes the node and creates it again. This process must never report that the instance is gone.
         let text = text.replace("port: 7", "port: 8");
         dying.ask(&format!("discover-write {class} platform 10.0.0.2 {}", BASE64.encode(text))).unwrap();
         let mut seen = Vec::new();

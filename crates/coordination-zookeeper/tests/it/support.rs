@@ -1,4 +1,4 @@
-//! ZooKeeper as a subject of the suite.
+//! Implements the subject of the conformance suite for ZooKeeper.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -12,18 +12,18 @@ use runtime::{Runtime, TaskSet};
 use test_servers::Proxy;
 use test_servers::zookeeper::Zookeeper;
 
-/// Ensemble of three servers, shared by the tests of this process.
+/// Returns the ensemble of three servers that all tests of this process share.
 pub(crate) fn ensemble() -> &'static Zookeeper {
     static ENSEMBLE: OnceLock<Zookeeper> = OnceLock::new();
     ENSEMBLE.get_or_init(|| Zookeeper::start(3).expect("Java and Maven must be installed, and ZooKeeper must start"))
 }
 
-/// Trees under a root of their own.
+/// Engine of trees below a separate root.
 pub(crate) struct Forest {
     runtime: Runtime,
     servers: &'static Zookeeper,
     root: String,
-    /// Number of opened processes. Each process uses the next server.
+    /// Number of processes that the test has opened. Each process uses the next server.
     processes: AtomicUsize,
     is_roaming: bool,
 }
@@ -107,7 +107,7 @@ struct Mortal {
 
 impl MortalForest {
     pub(crate) fn new(runtime: Runtime) -> Self {
-        // Separate ensemble, because other tests use the shared one.
+        // This ensemble is separate, because other tests use the shared ensemble.
         static ENSEMBLE: OnceLock<Zookeeper> = OnceLock::new();
         let ensemble = ENSEMBLE.get_or_init(|| Zookeeper::start(3).expect("Java and Maven must be installed"));
         let (is_whole, deaths) = (AtomicBool::new(true), AtomicUsize::new(0));
@@ -144,7 +144,7 @@ impl Process for Mortal {
     fn cut(&self, is_cut: bool) {
         let (servers, mut killed) = (&self.servers, self.killed.lock().unwrap());
         if is_cut && servers.is_whole.swap(false, Ordering::AcqRel) {
-            // If there is no leader, kill any server.
+            // If no leader exists, kill the first server.
             let leader = servers.ensemble.leader().unwrap_or(0);
             servers.ensemble.kill(leader).unwrap();
             servers.deaths.fetch_add(1, Ordering::Relaxed);

@@ -1,17 +1,21 @@
-//! Stream processing: observations of students who answer items flow into two models. `ability` is sharded by student,
-//! `difficulty` by item. Shards are jobs of a role match, so that processes may join, leave and die, and the number of
-//! shards may change, while the stream flows. Each model needs the parameters of the other model. A process subscribes
-//! to parameters by adding its address to a bag.
-//! Start some processes, give each model shards, and feed observations:
-//! `cargo run -p coordination --example streams -- zookeeper://127.0.0.1:2181 work`
-//! `cargo run -p coordination --example streams -- zookeeper://127.0.0.1:2181 shard 4`
-//! `cargo run -p coordination --example streams -- zookeeper://127.0.0.1:2181 feed --count 1000 --per-second 50`
-//! `cargo run -p coordination --example streams -- zookeeper://127.0.0.1:2181 shard 8`
+//! Stream processing. Two models learn from observations of students who answer items. The shards of `ability` contain
+//! students, and the shards of `difficulty` contain items. Shards are jobs of a role match. Processes may therefore
+//! join, leave and die, and the number of shards may change, while the stream flows. Each model needs the parameters of
+//! the other model. To subscribe to parameters, a process adds its address to a bag. Start some processes, give each
+//! model shards, and feed observations:
 //!
-//! Promises: an observation whose feed succeeded changes the parameters of each model once, even if processes are
-//! killed. Two holders of one shard, or shards of two different counts, never learn it at the same time: one change
-//! removes the observation from the inbox, records it as done and stores the parameter, under the fence of the shard's
-//! holder. Messages to subscribers may be lost. The next message about the same parameter makes up for a lost one.
+//! ```sh
+//! cargo run -p coordination --example streams -- zookeeper://127.0.0.1:2181 work
+//! cargo run -p coordination --example streams -- zookeeper://127.0.0.1:2181 shard 4
+//! cargo run -p coordination --example streams -- zookeeper://127.0.0.1:2181 feed --count 1000 --per-second 50
+//! cargo run -p coordination --example streams -- zookeeper://127.0.0.1:2181 shard 8
+//! ```
+//!
+//! Promises: if the feed of an observation succeeds, the observation changes the parameters of each model once, even if
+//! processes die. Two holders of one shard never learn the same observation, and neither do shards of two different
+//! counts. The reason is that a single change removes the observation from the inbox, records it as done and stores the
+//! parameter, under the fence of the shard's holder. A message to a subscriber may be lost. The next message about the
+//! same parameter replaces the lost message.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "the example reports its progress")]
 
@@ -44,7 +48,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Hold shards of both models
+    /// Hold shards of both models and learn their observations
     Work(Work),
     /// Replace the shards of each model by this number of shards
     Shard {
@@ -106,15 +110,15 @@ async fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Withdraws the shards of other counts, and then adds the missing ones, so that shards of two counts never coexist. A
-/// process may repeat it safely, for example after another process has died during it.
+/// Removes the shards of other counts, and then adds the missing shards, so that shards of two counts never exist at
+/// the same time. A process may safely repeat the call, for example after another process has died during such a call.
 async fn shard(client: &Client, model: &Model, count: u64) -> anyhow::Result<()> {
     let lock = Lock::new(client, model.path.join("sharding")?, Acl::Open).acquire().await?;
     // Check the lock before each change. A process that is paused between the check and the change may still make its
-    // change beside another process. Each observation is learnt under the fence of its shard, so no observation is lost
-    // or counted twice, and the next run of `shard` corrects the shards.
+    // change while another process holds the lock. This does no harm. A holder learns each observation under the fence
+    // of its shard, so no observation is lost or counts twice, and the next run of `shard` corrects the shards.
     let check = || -> anyhow::Result<()> {
-        ensure!(lock.is_valid(), "the lock was lost; run the command again");
+        ensure!(lock.is_valid(), "this process lost the lock; run the command again");
         Ok(())
     };
     let jobs = model.shards.jobs();
@@ -135,7 +139,7 @@ async fn shard(client: &Client, model: &Model, count: u64) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Adds each observation to both inboxes in one change.
+/// Adds each observation to the inboxes of both models in one change.
 async fn feed(
     runtime: &Runtime,
     client: &Client,
@@ -156,7 +160,9 @@ async fn feed(
                 acl,
             })
         });
-        tree.multi(vec![one?, other?]).await.context("the last observation may or may not have been fed")?;
+        tree.multi(vec![one?, other?])
+            .await
+            .context("cannot feed an observation; it may or may not be in the inboxes")?;
         runtime.sleep(Duration::from_secs(1) / u32::try_from(per_second)?).await;
     }
     println!("{count} observations were fed");

@@ -1,4 +1,4 @@
-//! Nodes of a model and the learning of parameters.
+//! Nodes of a model, and the code that learns its parameters.
 
 use std::fmt;
 
@@ -7,25 +7,26 @@ use bytes::Bytes;
 use coordination::recipes::{Bag, Client, Job, RoleMatch};
 use coordination::tree::{Acl, CreateMode, Expected, NodePath, Op, TreeError};
 
-/// Learning rate: the factor that one observation moves a parameter by.
+/// Learning rate, the factor with which one observation changes a parameter.
 const STEP: f64 = 0.1;
 
 pub(crate) struct Model {
     pub(crate) name: &'static str,
     pub(crate) path: NodePath,
-    /// Observations named KEY.NUMBER, with the key of this model's axis.
+    /// Parent of the waiting observations. Their names are KEY.NUMBER, where KEY is a student or an item, depending on
+    /// the model.
     pub(crate) inbox: NodePath,
-    /// Learnt observations, with the shard that has learnt each one, for inspection.
+    /// Parent of the learnt observations. Each node contains the shard that learnt the observation, for inspection.
     done: NodePath,
     /// Parameters by key.
     parameters: NodePath,
     pub(crate) shards: RoleMatch,
-    /// Addresses of the processes that follow the parameters.
+    /// Bag with the addresses of the processes that follow the parameters.
     pub(crate) subscribers: Bag,
     client: Client,
 }
 
-/// Shard of the keys whose hash has this remainder.
+/// Shard of the keys whose hash, divided by `count`, has the remainder `number`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Shard {
     pub(crate) number: u64,
@@ -36,7 +37,7 @@ pub(crate) struct Shard {
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Parameter {
     pub(crate) value: f64,
-    /// Number of learnt observations.
+    /// Number of observations that changed this parameter.
     pub(crate) count: u64,
 }
 
@@ -59,7 +60,7 @@ impl Model {
         Ok(model)
     }
 
-    /// Returns the names of the observations that wait for the shard.
+    /// Returns the names of the observations that wait until the holder of the shard learns them.
     pub(crate) async fn waiting(&self, shard: Shard) -> anyhow::Result<Vec<String>> {
         let mut names = self.client.session().await?.children(&self.inbox).await?.names;
         names.retain(|name| key(name).is_some_and(|key| shard.has(key)));
@@ -77,8 +78,8 @@ impl Model {
         Ok(all)
     }
 
-    /// Removes one observation from the inbox and learns it, in one change that fails if another process holds the
-    /// shard by now. `other` returns a parameter of the other model. Returns the key and its new parameter.
+    /// Removes one observation from the inbox and learns it, in one change. The change fails if another process now
+    /// holds the shard. `other` returns a parameter of the other model. Returns the key and its new parameter.
     pub(crate) async fn learn(
         &self,
         job: &Job,
@@ -113,7 +114,8 @@ impl Model {
         Ok((key.to_owned(), learnt))
     }
 
-    /// Computes the new parameter. An observation is `STUDENT ITEM 1`, or 0 instead of 1 for a wrong answer.
+    /// Computes the new parameter. The text of an observation is `STUDENT ITEM 1` for a correct answer, and `STUDENT
+    /// ITEM 0` for a wrong answer.
     fn after(&self, known: Parameter, observation: &str, other: impl Fn(&str) -> Parameter) -> Option<Parameter> {
         let (keys, answer) = observation.rsplit_once(' ')?;
         let (student, item) = keys.split_once(' ')?;
@@ -138,7 +140,8 @@ impl Shard {
         Some(Shard { number: number.parse().ok()?, count: count.parse().ok()? }).filter(|shard| shard.count > 0)
     }
 
-    /// Returns true if the key belongs to the shard, by the FNV hash, which is the same in all processes.
+    /// Returns true if the key belongs to the shard. The function uses the FNV hash, which is the same in all
+    /// processes.
     fn has(self, key: &str) -> bool {
         let mix = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         key.bytes().fold(0xcbf2_9ce4_8422_2325, mix) % self.count == self.number
@@ -153,7 +156,7 @@ impl fmt::Display for Shard {
 
 impl Parameter {
     pub(crate) fn parse(text: &[u8]) -> anyhow::Result<Self> {
-        let parts = std::str::from_utf8(text)?.split_once(' ').context("a parameter must be VALUE COUNT")?;
+        let parts = std::str::from_utf8(text)?.split_once(' ').context("invalid parameter: expected VALUE COUNT")?;
         Ok(Parameter { value: parts.0.parse()?, count: parts.1.parse()? })
     }
 }

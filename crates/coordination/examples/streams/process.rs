@@ -15,9 +15,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::model::{Model, Parameter, Shard};
 
-/// Interval between two reads of the inbox, and wait before another attempt.
+/// Interval between two reads of the inbox, and time before another attempt.
 const PERIOD: Duration = Duration::from_millis(100);
-/// Time that a holder may spend on one observation after its shard was withdrawn. It cannot write any more.
+/// Time in which a holder may finish one observation after it has lost its shard. The fence already rejects its writes.
 const GRACE: Duration = Duration::from_secs(1);
 
 pub(crate) struct Process {
@@ -30,7 +30,7 @@ pub(crate) struct Process {
 /// State of a model in this process.
 struct Side {
     model: Model,
-    /// Addresses of the followers of this model's parameters, by subscription.
+    /// Addresses of the processes that follow this model's parameters, by the number of the subscription.
     subscribers: Mutex<BTreeMap<Sequence, SocketAddr>>,
     /// Parameters of the model that this process has received.
     parameters: Mutex<BTreeMap<String, Parameter>>,
@@ -63,7 +63,8 @@ impl Process {
         }
     }
 
-    /// Holds one shard at a time, and applies for another one when that shard is withdrawn or lost.
+    /// Holds one shard at a time. When a process removes this shard, or this process loses it, the function applies for
+    /// another shard.
     async fn hold_shards(&self, side: &Side, other: &Side, stop: &CancellationToken) -> anyhow::Result<()> {
         let name = Bytes::from(self.name.clone());
         side.model.shards.run(stop, &name, GRACE, |job| self.hold(side, other, job)).await?;
@@ -73,7 +74,9 @@ impl Process {
     async fn hold(&self, side: &Side, other: &Side, job: Job) {
         let (model, over) = (side.model.name, &job.leading.over);
         let Some(shard) = Shard::parse(&job.description) else {
-            eprintln!("{model}: the description of a job is not a shard; the job is held without work");
+            eprintln!(
+                "{model}: the description of a job is not a shard; this process holds the job but does no work for it"
+            );
             return over.cancelled().await;
         };
         println!("{model} {shard} is held by {}, term {}", self.name, job.leading.term.0);
@@ -96,7 +99,7 @@ impl Process {
                 break;
             }
             let other = |key: &str| lock(&other.parameters).get(key).copied().unwrap_or_default();
-            // An observation that cannot be learnt now does not block the others.
+            // If this process cannot learn an observation now, the observation does not block the others.
             let (key, parameter) = match model.learn(job, &self.name, &name, other).await {
                 Ok(learnt) => learnt,
                 Err(error) => {
@@ -106,14 +109,14 @@ impl Process {
             };
             let message = format!("{} {key} {parameter}", model.name);
             for subscriber in lock(&side.subscribers).values() {
-                // A lost message is replaced by the next message about the same parameter.
+                // The next message about the same parameter replaces a lost message.
                 drop(self.socket.try_send_to(message.as_bytes(), *subscriber));
             }
         }
         Ok(())
     }
 
-    /// Keeps the list of subscribers up to date from the changes of the bag.
+    /// Updates the list of subscribers after each change of the bag.
     async fn publish(&self, side: &Side) -> anyhow::Result<()> {
         let mut changes = side.model.subscribers.listen().await?;
         for id in changes.present().clone() {
@@ -139,7 +142,7 @@ impl Process {
             }
             self.client.runtime().sleep(PERIOD).await;
         };
-        // `None` if the subscriber has left since.
+        // The address is `None` if the subscriber has left since then.
         if let Some(address) = address.and_then(|address| std::str::from_utf8(&address).ok()?.parse().ok()) {
             println!("{address} follows {}", side.model.name);
             lock(&side.subscribers).insert(id, address);
@@ -159,8 +162,8 @@ impl Process {
     async fn subscribe_once(&self, side: &Side) -> anyhow::Result<()> {
         let address = self.socket.local_addr()?;
         let subscription = side.model.subscribers.add_own(address.to_string().into()).await?;
-        // Read the parameters after the subscription. A change that happens before a publisher knows the subscription
-        // is replaced by the next message about that parameter.
+        // Read the parameters after the subscription. This process may miss a change that happens before a publisher
+        // knows the subscription. The next message about the same parameter replaces the missed message.
         for (key, parameter) in side.model.parameters().await? {
             side.update(&key, parameter);
         }

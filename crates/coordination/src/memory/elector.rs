@@ -1,4 +1,4 @@
-//! An elector within one process.
+//! Elector within one process.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -11,7 +11,8 @@ use super::{MemoryOptions, link};
 use crate::elector::check_replica;
 use crate::{Answer, Elector, ElectorError, Follower, LEASE_MAX, Leadership, Term, poll_departures};
 
-/// One replica group in memory. [`MemoryElector::reopen`] creates the object of another process.
+/// Access of one process to a replica group in memory. [`MemoryElector::reopen`] creates the object for another
+/// process.
 pub struct MemoryElector {
     link: MemoryLink,
     /// Random id that distinguishes the replicas of this object from those of other objects.
@@ -30,7 +31,7 @@ struct State {
     term: u64,
     /// Leader, and the first instant after its lease.
     lease: Option<(Replica, Monotonic)>,
-    /// Last instant of each replica as a follower, exclusive.
+    /// First instant at which each replica no longer counts as a follower.
     followers: BTreeMap<Replica, Monotonic>,
 }
 

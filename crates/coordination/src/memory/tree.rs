@@ -1,5 +1,5 @@
-//! The tree within one process: the reference model of the port, the test double, and the engine of programs that run
-//! as a single process. It is not durable: the tree ends with its last handle.
+//! Tree within one process. It is the reference model of the port, the engine of many tests, and the engine of programs
+//! that run as a single process. The tree is not durable. It ends with its last handle.
 //!
 //! Invariants: a change and all of its events happen in one step under one mutex, and no user code runs in that step.
 
@@ -42,7 +42,7 @@ struct Engine {
 struct Inner {
     state: State,
     last_session: i64,
-    /// Timeout and end of each living session. `None` means that the session never expires.
+    /// Timeout and end of each living session. The end is `None` if the session never expires.
     ends: BTreeMap<SessionId, (Duration, Option<Monotonic>)>,
     watchers: Watchers,
     collected: Monotonic,
@@ -74,13 +74,13 @@ impl MemoryTrees {
         MemoryTrees { runtime, engine: self.engine.clone(), link }
     }
 
-    /// Cuts or restores the connection of the sessions opened here. While it is cut, calls get no response, and calls
-    /// in progress may or may not take effect.
+    /// Cuts or restores the connection of the sessions of this handle. While the connection is cut, calls get no
+    /// response, and calls in progress may or may not take effect.
     pub fn cut(&self, is_cut: bool) {
         self.link.cut(is_cut);
     }
 
-    /// Cuts the responses to the sessions opened here: requests take effect but get no response, until
+    /// Cuts the responses to the sessions of this handle. Requests take effect but get no response until
     /// [`MemoryTrees::cut`] restores the connection.
     pub fn cut_answers(&self) {
         self.link.cut_answers();
@@ -121,7 +121,7 @@ impl MemoryTrees {
         Ok(tree)
     }
 
-    /// Ends a session as if its timeout had passed without a sign of life.
+    /// Ends a session as if its timeout had passed without a request.
     pub fn expire(&self, session: SessionId) {
         self.engine.step(|inner, _| inner.end_session(session));
     }
@@ -139,7 +139,7 @@ impl Trees for MemoryTrees {
 }
 
 impl Engine {
-    /// Ends the sessions that are due, and then runs one step of the engine.
+    /// Ends the expired sessions, and then runs one step of the engine.
     fn step<T>(&self, step: impl FnOnce(&mut Inner, Monotonic) -> T) -> T {
         let now = self.clock.monotonic();
         let mut inner = self.inner.lock().expect("no code panics while it holds this mutex");
@@ -148,7 +148,7 @@ impl Engine {
         step(&mut inner, now)
     }
 
-    /// Runs a request of a session. The request counts as a sign of life.
+    /// Runs a request of a session. The request also renews the session.
     async fn call<T>(
         &self,
         link: &MemoryLink,
@@ -259,14 +259,14 @@ impl MemoryTree {
         })
     }
 
-    /// Runs one step as a change.
+    /// Runs a change of one step.
     fn change<'a, T: Send + 'a>(&'a self, op: Op, done: impl FnOnce(Done) -> Option<T> + Send + 'a) -> Answer<'a, T> {
         if let Err(error) = check_data(op.data().len()) {
             return Box::pin(async move { Err(error) });
         }
         self.call(move |inner, id| {
             let all = inner.multi(id, vec![op]).map_err(|(_, error)| error)?;
-            Ok(all.into_iter().next().and_then(done).expect("each step returns the result of its own kind"))
+            Ok(all.into_iter().next().and_then(done).expect("the result of a step has the kind of the step"))
         })
     }
 }

@@ -1,9 +1,9 @@
-//! A bag of items that every process may add to and remove from, and whose listeners receive every change: Petting
-//! Zoo's distributed bag.
+//! Petting Zoo's distributed bag. Every process may add items to a bag and remove items from it. The listeners of the
+//! bag receive every change.
 //!
-//! An item is a numbered node. Petting Zoo's processes watch tokens instead: a token has the number of its item, and
-//! only the last token is kept. A listener of this crate has one watch over all items, so that each change costs it one
-//! message.
+//! An item is a numbered node. Petting Zoo's processes do not watch items but tokens. A token has the number of its
+//! item, and only the last token exists. A listener of this crate has one watch over all items, so it receives one
+//! message for each change.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -21,7 +21,8 @@ use crate::tree::{Acl, CreateMode, Event, NodePath, Sequence, Tree, TreeError, Z
 
 const ITEM: &str = "item";
 const TOKEN: &str = "token";
-/// Number of changes that may wait for a listener. A slower listener receives the net changes only.
+/// Largest number of changes that wait until a listener receives them. A listener that is too slow receives only the
+/// net changes.
 const WAITING_MAX: usize = 1_024;
 
 /// Handle of a bag in one process.
@@ -33,8 +34,8 @@ pub struct Bag {
     acl: Acl,
 }
 
-/// Item that ends with this process's session. Dropping it removes the item from the bag.
-#[must_use = "dropping it removes the item"]
+/// Item that ends with this process's session. Its drop removes the item from the bag.
+#[must_use = "a drop of this value removes the item"]
 pub struct OwnItem {
     id: Sequence,
     owned: NodeGuard,
@@ -47,8 +48,8 @@ pub enum BagChange {
     Removed(Sequence),
 }
 
-/// Receives the changes of a bag. Dropping it stops the listening.
-#[must_use = "dropping it stops the listening"]
+/// Receiver of the changes of a bag. Its drop ends the listening.
+#[must_use = "a drop of this value stops the listening"]
 pub struct BagListener {
     present: BTreeSet<Sequence>,
     changes: mpsc::Receiver<BagChange>,
@@ -56,8 +57,8 @@ pub struct BagListener {
 }
 
 impl Bag {
-    /// Creates the handle. `acl` is the access list of the nodes created here, including missing parents. In a bag
-    /// shared with Petting Zoo's processes it is [`Acl::Open`].
+    /// Creates a handle. `acl` is the access list of the nodes that the handle creates, including missing parents. If
+    /// Petting Zoo's processes share the bag, `acl` must be [`Acl::Open`].
     ///
     /// # Errors
     /// Returns [`TreeError::Invalid`] if the path is too long.
@@ -65,12 +66,12 @@ impl Bag {
         Ok(Bag { client: client.clone(), items: join(path, ITEM)?, tokens: join(path, TOKEN)?, acl })
     }
 
-    /// Adds `data` as an item that stays until a process removes it. Its number is greater than the number of every
-    /// earlier item, including removed ones.
+    /// Adds `data` as an item that stays until a process removes it. Its number is greater than the numbers of all
+    /// earlier items, including the removed items.
     ///
     /// # Errors
-    /// The same as those of a [`Tree`]. After [`TreeError::Disconnected`] or [`TreeError::SessionLost`] the item may or
-    /// may not have been added.
+    /// Returns the same errors as a [`Tree`]. After [`TreeError::Disconnected`] or [`TreeError::SessionLost`] the item
+    /// may or may not be in the bag.
     pub async fn add(&self, data: Bytes) -> Result<Sequence, TreeError> {
         let tree = self.client.session().await?;
         let item = join(&self.items, ITEM)?;
@@ -87,10 +88,11 @@ impl Bag {
         Ok(id)
     }
 
-    /// Adds `data` as an item that ends with the returned value or with this process's session.
+    /// Adds `data` as an item. The item ends when the caller drops the returned value or when this process's session
+    /// ends.
     ///
     /// # Errors
-    /// The same as those of a [`Tree`]. After an error the item is not in the bag.
+    /// Returns the same errors as a [`Tree`]. After an error the item is not in the bag.
     pub async fn add_own(&self, data: Bytes) -> Result<OwnItem, TreeError> {
         let line = Line::new(self.items.clone(), Naming::Plain, &[ITEM], self.acl.clone());
         let owned = line.join(&self.client, data, Rule::Among(1)).await?.into_owned();
@@ -99,8 +101,8 @@ impl Bag {
         Ok(OwnItem { id, owned })
     }
 
-    /// Creates the token of an item for Petting Zoo's listeners. If the creation fails, they see the item together with
-    /// the next one.
+    /// Creates the token of an item for Petting Zoo's listeners. If the creation fails, these listeners see the item
+    /// only when the next token appears.
     async fn create_token(&self, tree: &dyn Tree, id: Sequence) {
         let creating = async {
             let token = join(&self.tokens, &format!("{TOKEN}{id}"))?;
@@ -113,15 +115,15 @@ impl Bag {
             Ok::<_, TreeError>(())
         };
         if let Err(error) = creating.await {
-            tracing::debug!(items = %self.items, %id, %error, "token creation failed; the next token reveals the item");
+            tracing::debug!(items = %self.items, %id, %error, "cannot create a token; the next token reveals the item");
         }
     }
 
     /// Removes an item. Returns false if the item is not in the bag.
     ///
     /// # Errors
-    /// The same as those of a [`Tree`]. After [`TreeError::Disconnected`] or [`TreeError::SessionLost`] the item may or
-    /// may not have been removed.
+    /// Returns the same errors as a [`Tree`]. After [`TreeError::Disconnected`] or [`TreeError::SessionLost`] the item
+    /// may or may not be in the bag.
     pub async fn remove(&self, id: Sequence) -> Result<bool, TreeError> {
         let tree = self.client.session().await?;
         match tree.delete(&self.path(id)?, crate::tree::Expected::Any).await {
@@ -134,7 +136,7 @@ impl Bag {
     /// Returns the data of an item, or `None` if the item is not in the bag.
     ///
     /// # Errors
-    /// The same as those of a [`Tree`].
+    /// Returns the same errors as a [`Tree`].
     pub async fn get(&self, id: Sequence) -> Result<Option<Bytes>, TreeError> {
         let tree = self.client.session().await?;
         match tree.get(&self.path(id)?).await {
@@ -147,16 +149,16 @@ impl Bag {
     /// Returns the numbers of all items. The list may be slightly out of date.
     ///
     /// # Errors
-    /// The same as those of a [`Tree`].
+    /// Returns the same errors as a [`Tree`].
     pub async fn ids(&self) -> Result<BTreeSet<Sequence>, TreeError> {
         let tree = self.client.session().await?;
         Ok(list(&*tree, &self.items).await?.ids)
     }
 
-    /// Starts a listener with the present items and every later change.
+    /// Starts a listener. The listener contains the present items and receives every later change.
     ///
     /// # Errors
-    /// The same as those of a [`Tree`].
+    /// Returns the same errors as a [`Tree`].
     pub async fn listen(&self) -> Result<BagListener, TreeError> {
         let first = Listening::begin(&self.client, &self.items).await?;
         let present = first.listed.ids.clone();
@@ -198,7 +200,7 @@ async fn list(tree: &dyn Tree, items: &NodePath) -> Result<Listed, TreeError> {
 #[derive(Default)]
 struct Listed {
     ids: BTreeSet<Sequence>,
-    /// Creation of the items' parent. If a process creates the parent again, numbers start at zero again.
+    /// Change that created the items' parent. If a process creates the parent again, the numbers start at zero again.
     created: Option<Zxid>,
 }
 
@@ -208,7 +210,7 @@ impl OwnItem {
         self.id
     }
 
-    /// Completes when the item has left the bag, because a process removed it or the session was lost.
+    /// Completes when the item is no longer in the bag, because a process removed it or the session was lost.
     pub async fn gone(&self) {
         drop(self.owned.node().gone().await);
     }
@@ -220,14 +222,14 @@ impl OwnItem {
 }
 
 impl BagListener {
-    /// Items that were in the bag when the listener started.
+    /// Returns the items that were in the bag when the listener started.
     #[must_use]
     pub fn present(&self) -> &BTreeSet<Sequence> {
         &self.present
     }
 
-    /// Returns the next change. Additions come in the order of their numbers. An item that was added and removed while
-    /// the connection was lost may not be reported.
+    /// Returns the next change. Additions come in the order of their numbers. The listener may not report an item that
+    /// other processes add and remove while the connection is lost.
     pub async fn next(&mut self) -> BagChange {
         match self.changes.recv().await {
             Some(change) => change,
@@ -236,7 +238,7 @@ impl BagListener {
     }
 }
 
-/// Listening in one session.
+/// State of a listener in one session.
 struct Listening {
     tree: Arc<dyn Tree>,
     events: crate::tree::Events,
@@ -247,14 +249,14 @@ impl Listening {
     async fn begin(client: &Client, items: &NodePath) -> Result<Self, TreeError> {
         let tree = client.session().await?;
         let events = client.retry(|| tree.watch_all(items)).await?;
-        // The server of this session may be behind the server of the last session.
+        // The server of this session may know fewer changes than the server of the last session.
         client.retry(|| tree.sync()).await?;
         let listed = client.retry(|| list(&*tree, items)).await?;
         Ok(Listening { tree, events, listed })
     }
 }
 
-/// Reports changes until the listener is dropped.
+/// Reports changes until the caller drops the listener.
 async fn listen(client: Client, items: NodePath, first: Listening, changes: mpsc::Sender<BagChange>) {
     let mut reported = Reported::default();
     drop(reported.replace_all(&first.listed));
@@ -266,7 +268,7 @@ async fn listen(client: Client, items: NodePath, first: Listening, changes: mpsc
         };
         match begun {
             Ok(listening) => reported.report_session(&client, &items, listening, &changes).await,
-            Err(error) => tracing::debug!(%items, %error, "listening to the bag failed; retrying"),
+            Err(error) => tracing::debug!(%items, %error, "cannot listen to the bag; retrying"),
         }
         client.back_off().await;
     }
@@ -275,13 +277,13 @@ async fn listen(client: Client, items: NodePath, first: Listening, changes: mpsc
 #[derive(Default)]
 struct Reported {
     known: BTreeSet<Sequence>,
-    /// Greatest number of any item so far. Later items have greater numbers.
+    /// Greatest number of an item until now. Later items have greater numbers.
     last: Option<Sequence>,
     created: Option<Zxid>,
 }
 
 impl Reported {
-    /// Reports changes until the session ends or the listener is dropped.
+    /// Reports changes until the session ends or the caller drops the listener.
     async fn report_session(
         &mut self,
         client: &Client,
@@ -303,7 +305,7 @@ impl Reported {
                 event = events.next() => event,
             };
             let change = match event {
-                // A new parent starts numbers at zero, so the items are listed again.
+                // The numbers start at zero below a new parent, so list the items again.
                 Some(Event::Created(path)) if path == *items => {
                     match client.retry(|| list(&*tree, items)).await {
                         Ok(all) => now = Some(all),
@@ -331,7 +333,7 @@ impl Reported {
         }
     }
 
-    /// Applies a new list of items and returns the changes.
+    /// Replaces the known items by a new list and returns the changes.
     fn replace_all(&mut self, now: &Listed) -> Vec<BagChange> {
         let mut changes = Vec::new();
         if now.created != self.created {
@@ -349,7 +351,7 @@ impl Reported {
         changes
     }
 
-    /// Returns `None` if the list already contained the item.
+    /// Records the addition of an item. Returns `None` if the item was already known.
     fn added(&mut self, items: &NodePath, path: &NodePath) -> Option<BagChange> {
         let is_later = |id: &Sequence| self.last.is_none_or(|last| id.0.wrapping_sub(last.0) > 0);
         let id = id_of(path).filter(|id| path.parent().as_ref() == Some(items) && is_later(id))?;

@@ -1,5 +1,5 @@
 //! Barriers at which processes wait for one another. Processes with Curator's `DistributedBarrier` and
-//! `DistributedDoubleBarrier` can share them.
+//! `DistributedDoubleBarrier` can share the barriers.
 
 use bytes::Bytes;
 
@@ -16,25 +16,27 @@ pub struct Barrier {
 }
 
 impl Barrier {
-    /// Creates the handle. `acl` is the access list of the nodes created here, including missing parents.
+    /// Creates a handle. `acl` is the access list of the nodes that the handle creates, including missing parents.
     #[must_use]
     pub fn new(client: &Client, path: NodePath, acl: Acl) -> Self {
         Barrier { client: client.clone(), path, acl }
     }
 
-    /// Closes the barrier. Does nothing if it is closed. The barrier stays closed after this process has ended.
+    /// Closes the barrier. Does nothing if the barrier is closed. The barrier stays closed after this process has
+    /// ended.
     ///
     /// # Errors
-    /// The same as those of a [`Tree`], except [`TreeError::Disconnected`], after which the request is sent again.
+    /// Returns the same errors as a [`Tree`], except [`TreeError::Disconnected`] after a session is open. In that case
+    /// the function sends the request again.
     pub async fn close(&self) -> Result<(), TreeError> {
         let tree = self.client.session().await?;
         create_node(&self.client, &*tree, &self.path, Bytes::new(), CreateMode::Container, &self.acl).await
     }
 
-    /// Opens the barrier and lets all waiting processes pass. Does nothing if it is open.
+    /// Opens the barrier and lets all waiting processes pass. Does nothing if the barrier is open.
     ///
     /// # Errors
-    /// The same as [`Barrier::close`].
+    /// Returns the same errors as [`Barrier::close`].
     pub async fn open(&self) -> Result<(), TreeError> {
         let tree = self.client.session().await?;
         delete(&self.client, &*tree, &self.path).await
@@ -43,7 +45,7 @@ impl Barrier {
     /// Waits until the barrier is open. The wait has no time limit and continues in a new session if a session is lost.
     ///
     /// # Errors
-    /// Errors that waiting cannot resolve, for example [`TreeError::Forbidden`].
+    /// Returns only errors that do not disappear while the caller waits, for example [`TreeError::Forbidden`].
     pub async fn passed(&self) -> Result<(), TreeError> {
         loop {
             match self.pass_in_one_session().await {
@@ -73,9 +75,9 @@ pub struct DoubleBarrier {
     acl: Acl,
 }
 
-/// Entry into a double barrier. Dropping it leaves the barrier without waiting; [`Entered::leave`] waits for the other
-/// processes.
-#[must_use = "dropping it leaves the barrier"]
+/// Entry of this process into a double barrier. Its drop leaves the barrier without a wait. [`Entered::leave`] waits
+/// for the other processes.
+#[must_use = "a drop of this value leaves the barrier"]
 pub struct Entered {
     barrier: DoubleBarrier,
     owned: NodeGuard,
@@ -84,24 +86,24 @@ pub struct Entered {
 const READY: &str = "ready";
 
 impl DoubleBarrier {
-    /// Creates a barrier for `count` processes. `acl` is the access list of the nodes created here, including missing
-    /// parents.
+    /// Creates a barrier for `count` processes. `acl` is the access list of the nodes that the barrier creates,
+    /// including missing parents.
     ///
     /// # Errors
     /// Returns [`TreeError::Invalid`] if the path is too long or `count` is zero.
     pub fn new(client: &Client, path: NodePath, count: usize, acl: Acl) -> Result<Self, TreeError> {
         if count == 0 {
-            return Err(TreeError::Invalid("invalid barrier: it must be for at least one process".to_owned()));
+            return Err(TreeError::Invalid("invalid barrier: `count` must be at least 1".to_owned()));
         }
         let ready = join(&path, READY)?;
         Ok(DoubleBarrier { client: client.clone(), path, ready, count, acl })
     }
 
-    /// Waits until all processes have arrived. Dropping the future withdraws this process.
+    /// Waits until all processes have arrived. If the caller drops the future, this process leaves the barrier.
     ///
     /// # Errors
-    /// [`TreeError::SessionLost`]: this process is no longer waiting and may enter again. All others are the same as
-    /// those of a [`Tree`].
+    /// Returns the same errors as a [`Tree`]. After [`TreeError::SessionLost`] this process no longer waits, and it may
+    /// enter again.
     pub async fn enter(&self) -> Result<Entered, TreeError> {
         let tree = self.client.session().await?;
         let (name, parent, acl) = (guid(self.client.runtime()), self.path.clone(), self.acl.clone());
@@ -112,7 +114,7 @@ impl DoubleBarrier {
         let entered = Entered { barrier: self.clone(), owned };
         loop {
             let (ready, watch) = self.client.retry(|| tree.exists_and_watch(&self.ready)).await?;
-            // A ready node that is older than this process's node is left over from an earlier round.
+            // A ready node that is older than this process's node belongs to an earlier round.
             if ready.as_ref().is_some_and(|ready| ready.created > created) {
                 return Ok(entered);
             }
@@ -141,7 +143,7 @@ impl Entered {
     /// Waits until all processes have left.
     ///
     /// # Errors
-    /// The same as those of a [`Tree`]. This process has left even after an error.
+    /// Returns the same errors as a [`Tree`]. This process has left even after an error.
     pub async fn leave(self) -> Result<(), TreeError> {
         let Entered { barrier: DoubleBarrier { client, path, ready, .. }, owned } = self;
         let tree = owned.node().tree.clone();
@@ -151,7 +153,8 @@ impl Entered {
                 Err(TreeError::NoNode) => return Ok(()),
                 listed => listed?,
             };
-            // The ready node exists until all have left. Without it, the remaining nodes belong to the next round.
+            // The ready node exists until all processes have left. If it does not exist, the remaining nodes belong to
+            // the next round.
             if !children.names.iter().any(|name| name == READY) {
                 return Ok(());
             }

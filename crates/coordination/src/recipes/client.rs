@@ -1,4 +1,4 @@
-//! The sessions of a process, and the removal of its abandoned nodes.
+//! Opens the sessions of a process and removes its abandoned nodes.
 
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
@@ -12,10 +12,10 @@ use tokio::sync::{Mutex, Notify};
 use super::node::{AbandonedNode, create_node, stopped};
 use crate::tree::{Acl, CreateMode, NodePath, SessionId, SessionOptions, Tree, TreeError, Trees, Zxid};
 
-/// Wait between two attempts of a request that got no response.
+/// Time between two attempts of a request that got no response.
 const RETRY_WAIT: Duration = Duration::from_millis(100);
 
-/// Handle of a tree for one process. It opens a new session when a session is lost. Cloning it is cheap.
+/// Handle of a tree for one process. It opens a new session when a session is lost. A clone of the handle is cheap.
 #[derive(Clone)]
 pub struct Client(Arc<Inner>);
 
@@ -23,10 +23,10 @@ struct Inner {
     runtime: Runtime,
     trees: Arc<dyn Trees>,
     options: SessionOptions,
-    /// Present session. The mutex is locked while a session is opened.
+    /// Present session. A task holds this mutex while it opens a session.
     current: Mutex<Option<Arc<dyn Tree>>>,
-    /// Session and creation of the last node that was created here without a GUID in its name. The mutex is locked
-    /// while such a node is created.
+    /// Last node without a GUID in its name that this client created, as its session and the change that created it. A
+    /// task holds this mutex while it creates such a node.
     last_plain: Mutex<(SessionId, Zxid)>,
     cleanup: Arc<Cleanup>,
     _tasks: TaskSet,
@@ -43,12 +43,12 @@ struct Cleanup {
 #[derive(Default)]
 struct CleanupQueue {
     waiting: Vec<AbandonedNode>,
-    /// Number of nodes that wait for removal or are being removed.
+    /// Number of nodes that the cleanup task has not removed yet.
     count: usize,
 }
 
 impl Client {
-    /// Creates a client that opens sessions of `trees` when it needs them.
+    /// Creates a client. It opens a session of `trees` when it needs one.
     #[must_use]
     pub fn new(runtime: &Runtime, trees: Arc<dyn Trees>, options: SessionOptions) -> Self {
         let (cleanup, tasks) = (Arc::<Cleanup>::default(), TaskSet::new(runtime));
@@ -63,23 +63,23 @@ impl Client {
         &self.0.runtime
     }
 
-    /// Returns the present session, or opens another one if that was lost.
+    /// Returns the present session. Opens another session if no session exists or the present session was lost.
     ///
     /// # Errors
-    /// The same as [`Trees::open`].
+    /// Returns the same errors as [`Trees::open`].
     pub async fn session(&self) -> Result<Arc<dyn Tree>, TreeError> {
         let inner = self.0.clone();
         let opened = self.runtime().detached("tree session", async move { inner.session().await });
         opened.await.unwrap_or_else(|| Err(stopped()))
     }
 
-    /// Opens a session, and retries for up to `limit` while the engine does not respond. A program may start before its
-    /// engine.
+    /// Opens a session. Retries for up to `limit` while the engine does not respond, because a program may start before
+    /// its engine.
     ///
     /// # Errors
-    /// The same as [`Client::session`] at the last attempt.
+    /// Returns the error of [`Client::session`] at the last attempt.
     pub async fn connect(&self, limit: Duration) -> Result<(), TreeError> {
-        let mut last = TreeError::Disconnected("no session could be opened in time".to_owned());
+        let mut last = TreeError::Disconnected("the client could not open a session in time".to_owned());
         let opening = async {
             loop {
                 match self.session().await {
@@ -97,7 +97,7 @@ impl Client {
     /// the node exists.
     ///
     /// # Errors
-    /// The same as those of a [`Tree`], except [`TreeError::Disconnected`].
+    /// Returns the same errors as a [`Tree`], except [`TreeError::Disconnected`].
     pub async fn make(&self, tree: &dyn Tree, path: &NodePath, data: Bytes, acl: &Acl) -> Result<(), TreeError> {
         create_node(self, tree, path, data, CreateMode::Persistent, acl).await
     }
@@ -105,16 +105,17 @@ impl Client {
     /// Creates a persistent node without data, and its missing parents. Does nothing if the node exists.
     ///
     /// # Errors
-    /// The same as those of a [`Tree`], except [`TreeError::Disconnected`] once a session is open.
+    /// Returns the same errors as a [`Tree`], except [`TreeError::Disconnected`] once a session is open.
     pub async fn ensure(&self, path: &NodePath, acl: &Acl) -> Result<(), TreeError> {
         let tree = self.session().await?;
         self.make(&*tree, path, Bytes::new(), acl).await
     }
 
-    /// Waits until all abandoned nodes are removed, and closes the session. Everything held under the session is over.
+    /// Waits until the cleanup task has removed all abandoned nodes, and then closes the session. This ends the locks
+    /// and the ephemeral nodes of the session.
     ///
     /// # Errors
-    /// The same as [`Tree::close`].
+    /// Returns the same errors as [`Tree::close`].
     pub async fn close(&self) -> Result<(), TreeError> {
         self.0.cleanup.drained().await;
         let last = self.0.current.lock().await.take();
@@ -124,12 +125,12 @@ impl Client {
         }
     }
 
-    /// Locks the last plain node. Only a task that creates such a node may call this.
+    /// Locks the record of the last node without a GUID. Only a task that creates such a node may call this function.
     pub(super) async fn last_plain(&self) -> tokio::sync::MutexGuard<'_, (SessionId, Zxid)> {
         self.0.last_plain.lock().await
     }
 
-    /// Waits before another attempt.
+    /// Waits before the caller makes another attempt.
     pub(super) async fn back_off(&self) {
         self.runtime().sleep(RETRY_WAIT).await;
     }
@@ -139,10 +140,10 @@ impl Client {
         self.0.cleanup.add(abandoned);
     }
 
-    /// Sends a request, and sends it again while the engine does not respond.
+    /// Sends a request. Sends it again while the engine does not respond.
     ///
     /// # Errors
-    /// All except [`TreeError::Disconnected`].
+    /// Returns the errors of the request, except [`TreeError::Disconnected`].
     pub(super) async fn retry<T, F>(&self, request: impl Fn() -> F) -> Result<T, TreeError>
     where
         F: Future<Output = Result<T, TreeError>>,
@@ -165,7 +166,7 @@ impl Inner {
     }
 }
 
-/// Sends a request until the engine responds. The end of the session ends the loop at the latest.
+/// Sends a request repeatedly until the engine responds. The loop ends at the latest when the session ends.
 pub(super) async fn retry<T, F>(runtime: &Runtime, request: impl Fn() -> F) -> Result<T, TreeError>
 where
     F: Future<Output = Result<T, TreeError>>,
@@ -187,7 +188,7 @@ impl Cleanup {
         self.added.notify_one();
     }
 
-    /// Completes when no node waits for removal.
+    /// Completes when the cleanup task has removed all nodes.
     async fn drained(&self) {
         loop {
             let mut removed = std::pin::pin!(self.removed.notified());
@@ -204,7 +205,7 @@ impl Cleanup {
     }
 }
 
-/// Removes each abandoned node as soon as its engine responds.
+/// Runs the cleanup task, which removes each abandoned node as soon as its engine responds.
 async fn remove(runtime: Runtime, cleanup: Arc<Cleanup>) {
     let mut removing = FuturesUnordered::new();
     loop {

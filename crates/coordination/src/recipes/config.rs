@@ -1,8 +1,9 @@
-//! The configuration of a service. Each instance may override it, and all instances follow its changes.
+//! Configuration of a service. Each instance may override values of the configuration, and all instances follow its
+//! changes.
 //!
 //! The service's values are a YAML map in a node. An instance's values are a YAML map in a child of that node. The
-//! effective values of an instance are the service's values with the instance's keys in place of the same keys of the
-//! service.
+//! effective values of an instance are the service's values and the instance's values together. If both maps contain a
+//! key, the instance's value is effective.
 
 use bytes::Bytes;
 use serde_json::{Map, Value};
@@ -29,42 +30,44 @@ pub struct Config {
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Effective {
     pub values: Values,
-    /// Last change of the service's values, or `None` if there are none. Later reports never show an earlier change.
+    /// Last change of the service's values, or `None` if the service has no values. A later report never shows an
+    /// earlier change.
     pub service: Option<Zxid>,
-    /// Last change of the instance's values, or `None` if there are none.
+    /// Last change of the instance's values, or `None` if the instance has no values.
     pub instance: Option<Zxid>,
     /// True if the engine responded recently.
     pub is_current: bool,
-    /// Reason why the last written text is not in effect: it is not a YAML map. The values before it stay in effect.
+    /// Reason why the last text that a process wrote is not a YAML map. The values before this text remain effective.
     pub problem: Option<String>,
 }
 
 impl Config {
-    /// Creates the handle. `acl` is the access list of the nodes created here, including missing parents.
+    /// Creates a handle. `acl` is the access list of the nodes that the handle creates, including missing parents.
     #[must_use]
     pub fn new(client: &Client, path: NodePath, acl: Acl) -> Self {
         Config { client: client.clone(), path, acl }
     }
 
-    /// Changes the service's values. If another process changes them at the same time, `change` is called again.
+    /// Changes the service's values. If another process changes the values at the same time, the function calls
+    /// `change` again.
     ///
     /// # Errors
-    /// The same as those of a [`Tree`](crate::tree::Tree). After [`TreeError::Disconnected`] or
-    /// [`TreeError::SessionLost`] the values may or may not have been changed. [`TreeError::Invalid`] if the node does
-    /// not hold a YAML map.
+    /// Returns the same errors as a [`Tree`](crate::tree::Tree). After [`TreeError::Disconnected`] or
+    /// [`TreeError::SessionLost`] the change may or may not have happened. Returns [`TreeError::Invalid`] if the node
+    /// does not contain a YAML map.
     pub async fn update(&self, change: impl FnMut(&mut Values)) -> Result<(), TreeError> {
         self.update_at(&self.path, change).await
     }
 
-    /// Changes an instance's values like [`Config::update`]. The values stay when the process of the instance ends.
+    /// Changes an instance's values like [`Config::update`]. The values remain when the process of the instance ends.
     ///
     /// # Errors
-    /// The same as [`Config::update`].
+    /// Returns the same errors as [`Config::update`].
     pub async fn update_instance(&self, instance: &str, change: impl FnMut(&mut Values)) -> Result<(), TreeError> {
         self.update_at(&child(&self.path, instance)?, change).await
     }
 
-    /// Sets an instance's values for as long as this process lives.
+    /// Sets an instance's values until this process ends or the caller drops the returned value.
     ///
     /// # Errors
     /// Returns [`TreeError::Invalid`] if `instance` is not a valid node name.
@@ -73,10 +76,11 @@ impl Config {
         Ok(Overrides(Presence::start(&self.client, path, CreateMode::Persistent, self.acl.clone(), data)))
     }
 
-    /// Follows the effective values of `instance` from now on. It needs two watches, however many instances there are.
+    /// Follows the effective values of `instance` from now on. This needs only two watches, for any number of
+    /// instances.
     ///
     /// # Errors
-    /// The same as those of a [`Tree`](crate::tree::Tree).
+    /// Returns the same errors as a [`Tree`](crate::tree::Tree).
     pub async fn follow(&self, instance: &str) -> Result<Followed<Effective>, TreeError> {
         let (service, instance) = (self.path.clone(), child(&self.path, instance)?);
         let nodes = follow(&self.client, Scope::Nodes(vec![service.clone(), instance.clone()])).await?;
@@ -116,21 +120,21 @@ impl Config {
     }
 }
 
-/// Values of an instance for as long as its process lives. After a drop the service's values are in effect.
+/// Values of an instance that last until its process ends. After a drop, the service's values are effective.
 #[derive(Debug)]
-#[must_use = "dropping it removes the instance's values"]
+#[must_use = "a drop of this value removes the instance's values"]
 pub struct Overrides(Presence);
 
 impl Overrides {
     /// Waits until other processes can see the values.
     ///
     /// # Errors
-    /// The same as [`Presence::present`].
+    /// Returns the same errors as [`Presence::present`].
     pub async fn present(&self) -> Result<(), TreeError> {
         self.0.present().await
     }
 
-    /// Replaces the values. The new values take effect shortly after the call.
+    /// Replaces the values. The new values become effective shortly after the call.
     ///
     /// # Errors
     /// Returns [`TreeError::Invalid`] if the values are too large.

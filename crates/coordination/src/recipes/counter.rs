@@ -1,4 +1,4 @@
-//! A number that processes share. Processes with Curator's `DistributedAtomicLong` can share it.
+//! Counter that processes share. Processes with Curator's `DistributedAtomicLong` can share it too.
 
 use bytes::Bytes;
 
@@ -15,8 +15,8 @@ pub struct Counter {
 }
 
 impl Counter {
-    /// Creates the handle. `acl` is the access list of the counter's node and of missing parents, if they are created
-    /// here.
+    /// Creates a handle. `acl` is the access list of the counter's node and of missing parents, if the handle creates
+    /// them.
     #[must_use]
     pub fn new(client: &Client, path: NodePath, acl: Acl) -> Self {
         Counter { client: client.clone(), path, acl }
@@ -25,7 +25,8 @@ impl Counter {
     /// Returns the present value.
     ///
     /// # Errors
-    /// The same as those of a [`Tree`](crate::tree::Tree). [`TreeError::Invalid`] if the node does not hold a counter.
+    /// Returns the same errors as a [`Tree`](crate::tree::Tree). Returns [`TreeError::Invalid`] if the node does not
+    /// contain a counter.
     pub async fn get(&self) -> Result<i64, TreeError> {
         let tree = self.client.session().await?;
         tree.sync().await?;
@@ -36,13 +37,13 @@ impl Counter {
         }
     }
 
-    /// Adds to the counter and returns the sum, which wraps around.
+    /// Adds `more` to the counter and returns the sum. The sum wraps around at the limits of the number.
     ///
     /// # Errors
-    /// The same as those of a [`Tree`](crate::tree::Tree). After [`TreeError::Disconnected`] or
+    /// Returns the same errors as a [`Tree`](crate::tree::Tree). After [`TreeError::Disconnected`] or
     /// [`TreeError::SessionLost`] the addition may or may not have happened. A caller that must not count an event
-    /// twice records the event under a name of its own elsewhere. [`TreeError::Invalid`] if the node does not hold a
-    /// counter.
+    /// twice must therefore also record the event elsewhere, under a unique name. Returns [`TreeError::Invalid`] if the
+    /// node does not contain a counter.
     pub async fn add(&self, more: i64) -> Result<i64, TreeError> {
         let tree = self.client.session().await?;
         loop {
@@ -55,8 +56,8 @@ impl Counter {
             };
             let sum = self.decode(&node.data)?.wrapping_add(more);
             match tree.set(&self.path, encode(sum), Expected::Version(node.stat.version)).await {
-                // Another process changed the counter first. Each retry means that one process succeeded, so all
-                // processes succeed in the end.
+                // Another process changed the counter first. For each retry of one process, another process has
+                // succeeded, so finally all processes succeed.
                 Err(TreeError::BadVersion | TreeError::NoNode) => {}
                 done => return done.map(|_| sum),
             }
@@ -65,7 +66,7 @@ impl Counter {
 
     fn decode(&self, data: &[u8]) -> Result<i64, TreeError> {
         let eight = data.try_into().map_err(|_| {
-            TreeError::Invalid(format!("invalid counter at {}: {} bytes instead of 8", self.path, data.len()))
+            TreeError::Invalid(format!("invalid counter at {}: expected 8 bytes, found {}", self.path, data.len()))
         })?;
         Ok(i64::from_be_bytes(eight))
     }

@@ -1,5 +1,5 @@
-//! Discovery of the instances of a service and of the data that each instance publishes: Petting Zoo's distributed
-//! discovery.
+//! Petting Zoo's distributed discovery. Processes find the instances of a service and the data that each instance
+//! publishes.
 //!
 //! An instance is an ephemeral node `<root>/<class>/<name>/<key>` with a YAML map. A class may have several path parts.
 
@@ -22,15 +22,15 @@ use super::yaml;
 use crate::ring::Ring;
 use crate::tree::{Acl, CreateMode, NodePath, TreeError, Zxid};
 
-/// Time after which an instance without a node counts as gone. Petting Zoo's writers update a node by deleting it and
-/// creating it again.
+/// Time after which an instance without a node counts as gone. To update a node, Petting Zoo's writers delete it and
+/// create it again.
 const MISSING_MAX: Duration = Duration::from_millis(200);
-/// Longest wait for the engine at the start, if files can replace it.
+/// Longest time for which a new follower waits for the engine if a file can replace the engine.
 const FIRST_READ_MAX: Duration = Duration::from_secs(2);
-/// Largest file of instances.
+/// Largest size of a file of instances, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Handle of the instances of all services in one process.
+/// Handle in one process, through which the process finds and publishes instances of all services.
 #[derive(Clone)]
 pub struct Discovery {
     client: Client,
@@ -42,9 +42,9 @@ pub struct Discovery {
 /// Identity of a service.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Service {
-    /// Kind of service: `kestrel`, or `queues/kestrel`.
+    /// Kind of service, for example `kestrel` or `queues/kestrel`.
     pub class: String,
-    /// Name of the service within its class: `platform`.
+    /// Name of the service within its class, for example `platform`.
     pub name: String,
 }
 
@@ -54,7 +54,7 @@ pub struct Instance {
     /// Key of the instance within the service, for example an address. The key of an instance from a file is its index
     /// in the file.
     pub key: String,
-    /// Data that the instance publishes, with a `header` whose `service_class` is the class of the service.
+    /// Data that the instance publishes. It contains a `header` whose `service_class` is the class of the service.
     pub payload: Values,
 }
 
@@ -68,37 +68,38 @@ pub struct Instances {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Source {
-    /// The engine, which responded recently.
+    /// The instances are from the engine, which responded recently.
     Engine,
-    /// The last response of the engine. Later changes are not known.
+    /// The instances are from the last response of the engine. This process does not know later changes.
     Cache,
-    /// Files, because the engine knows no instance or cannot be reached.
+    /// The instances are from a file, because the engine knows no instance or this process cannot reach the engine.
     Files,
 }
 
 impl Discovery {
     pub const ROOT: &str = "/discovery";
 
-    /// Creates the handle. `acl` is the access list of the nodes created here, including missing parents. In a tree
-    /// shared with Petting Zoo's processes it is [`Acl::Open`].
+    /// Creates a handle. `acl` is the access list of the nodes that the handle creates, including missing parents. If
+    /// Petting Zoo's processes share the tree, `acl` must be [`Acl::Open`].
     #[must_use]
     pub fn new(client: &Client, root: NodePath, acl: Acl) -> Self {
         Discovery { client: client.clone(), root, acl, folders: Vec::new() }
     }
 
-    /// Sets the folders in which instances are looked up while the engine knows none. The file
-    /// `<folder>/<class>/<name>.yml` holds a map with a `server_list`. The first folder with such a file is used.
+    /// Sets the folders in which this process looks for instances while the engine knows none. The file
+    /// `<folder>/<class>/<name>.yml` contains a map with a `server_list`. This process uses the first folder with a
+    /// valid file.
     #[must_use]
     pub fn with_files(self, folders: Vec<PathBuf>) -> Self {
         Discovery { folders, ..self }
     }
 
-    /// Publishes an instance for as long as this process lives and keeps the returned value, also after a session was
-    /// lost. This function writes the header of the payload.
+    /// Publishes an instance until this process ends or the caller drops the returned value. If the session is lost,
+    /// this process publishes the instance again. The function writes the header of the payload.
     ///
     /// # Errors
-    /// Returns [`TreeError::Invalid`] if `service` or `key` cannot be part of a path, or the payload has a header that
-    /// is not a map.
+    /// Returns [`TreeError::Invalid`] if `service` or `key` cannot be part of a path, or if the payload has a header
+    /// that is not a map.
     pub fn register(&self, service: &Service, key: &str, payload: Values) -> Result<Registration, TreeError> {
         let path = child(&self.path(service)?, key)?;
         let (parents, acl, data) = (CreateMode::Persistent, self.acl.clone(), encode(service, key, payload)?);
@@ -106,32 +107,32 @@ impl Discovery {
         Ok(Registration { service: service.clone(), key: key.to_owned(), presence })
     }
 
-    /// Follows the instances of a service from now on. If the engine cannot be reached, the instances are those in the
-    /// service's file, which is read once.
+    /// Follows the instances of a service from now on. If this process cannot reach the engine, the follower contains
+    /// the instances in the service's file. The function reads this file once.
     ///
     /// # Errors
-    /// The same as those of a [`Tree`](crate::tree::Tree), except [`TreeError::Disconnected`] if the service has a
-    /// file.
+    /// Returns the same errors as a [`Tree`](crate::tree::Tree), except [`TreeError::Disconnected`] if the service has
+    /// a file.
     pub async fn follow(&self, service: &Service) -> Result<Followed<Instances>, TreeError> {
         let path = self.path(service)?;
         self.follow_at(path, Some(service.clone())).await
     }
 
-    /// Follows the instances of a class and of all classes below it from now on. It does not read files, because a file
-    /// belongs to one service.
+    /// Follows the instances of a class and of all classes below it from now on. The function does not read files,
+    /// because a file belongs to one service.
     ///
     /// # Errors
-    /// The same as [`Discovery::follow`].
+    /// Returns the same errors as [`Discovery::follow`].
     pub async fn follow_class(&self, class: &str) -> Result<Followed<Instances>, TreeError> {
         self.follow_at(join(&self.root, class)?, None).await
     }
 
-    /// Picks one random instance and follows it. When the instance is gone, another one is picked. As the service
-    /// grows, some processes move to new instances, so that the processes stay evenly spread. The value also changes
-    /// when the instance publishes other data.
+    /// Picks one random instance and follows it. When the instance is gone, the follower picks another instance. When
+    /// the service grows, some followers move to new instances, so the followers remain evenly distributed. The value
+    /// also changes when the instance publishes other data.
     ///
     /// # Errors
-    /// The same as [`Discovery::follow`].
+    /// Returns the same errors as [`Discovery::follow`].
     pub async fn pick(&self, service: &Service) -> Result<Followed<Option<Instance>>, TreeError> {
         let random = self.client.runtime().random_u128().to_be_bytes();
         let instances = self.follow(service).await?;
@@ -184,9 +185,9 @@ impl Discovery {
     }
 }
 
-/// Published instance of this process. Dropping it removes the instance.
+/// Instance that this process publishes. Its drop removes the instance.
 #[derive(Debug)]
-#[must_use = "dropping it removes the instance"]
+#[must_use = "a drop of this value removes the instance"]
 pub struct Registration {
     service: Service,
     key: String,
@@ -197,18 +198,18 @@ impl Registration {
     /// Waits until other processes can find the instance.
     ///
     /// # Errors
-    /// The same as [`Presence::present`].
+    /// Returns the same errors as [`Presence::present`].
     pub async fn present(&self) -> Result<(), TreeError> {
         self.presence.present().await
     }
 
-    /// Receiver of the present state of the instance and of every change.
+    /// Returns a receiver of the present state of the instance and of every change.
     #[must_use]
     pub fn seen(&self) -> watch::Receiver<PresenceState> {
         self.presence.seen()
     }
 
-    /// Replaces the published data. The new data is visible shortly after the call.
+    /// Replaces the published data. Other processes see the new data shortly after the call.
     ///
     /// # Errors
     /// Returns [`TreeError::Invalid`] if the data is too large or has a header that is not a map.
@@ -228,20 +229,21 @@ fn encode(service: &Service, key: &str, mut payload: Values) -> Result<Bytes, Tr
     yaml::encode(&payload)
 }
 
-/// Returns the map at `key`, after creating it if it is missing.
+/// Returns the map at `key`. Creates the map if it is missing.
 fn map_in<'a>(map: &'a mut Values, key: &str) -> Option<&'a mut Values> {
     map.entry(key).or_insert_with(|| Value::Object(Map::new())).as_object_mut()
 }
 
-/// View of the followed instances.
+/// State of a follower of instances.
 struct View {
     root: NodePath,
-    /// Followed service, or `None` for a class and all classes below it.
+    /// Service that the view follows, or `None` if it follows a class and all classes below it.
     service: Option<Service>,
     in_files: Option<Arc<[Instance]>>,
-    /// Instance of each node at its last read, or `None` if the node is not an instance.
+    /// Instance that each node contained at its last read, or `None` if the node is not an instance.
     read: BTreeMap<NodePath, (Zxid, Option<Instance>)>,
-    /// Instances that are still listed although their node is missing, with the time at which each counts as gone.
+    /// Instances that the view still contains although their nodes are missing, with the time at which each instance
+    /// counts as gone.
     missing: BTreeMap<NodePath, Monotonic>,
 }
 
@@ -294,7 +296,8 @@ impl View {
         self.missing.values().min().copied()
     }
 
-    /// Returns the instances to show. `is_current` is the state of the engine's view; `None` if there is no view.
+    /// Returns the instances that the follower reports. `is_current` tells whether the engine responded recently; it is
+    /// `None` if the engine has never responded.
     fn instances(&self, is_current: Option<bool>) -> Instances {
         let all: Arc<[Instance]> = self.read.values().filter_map(|(_, instance)| instance.clone()).collect();
         match (&self.in_files, is_current) {
@@ -304,7 +307,7 @@ impl View {
         }
     }
 
-    /// Returns `None` if the node is not an instance or belongs to another service.
+    /// Parses the instance in a node. Returns `None` if the node is not an instance or belongs to another service.
     fn instance(&self, path: &NodePath, data: &[u8]) -> Option<Instance> {
         if data.is_empty() {
             return None;
@@ -317,18 +320,20 @@ impl View {
             return None;
         }
         let payload = yaml::decode(data);
-        let payload =
-            payload.inspect_err(|problem| tracing::debug!(%path, problem, "instance payload is invalid")).ok()?;
+        let payload = payload
+            .inspect_err(|problem| tracing::debug!(%path, problem, "ignoring an instance with an invalid payload"))
+            .ok()?;
         let declared = payload.get("header")?.get("service_class")?.as_str()?;
         if declared != class {
-            tracing::debug!(%path, declared, "instance declares another class");
+            tracing::debug!(%path, declared, "ignoring an instance that declares another class");
             return None;
         }
         Some(Instance { service, key: key.to_owned(), payload })
     }
 }
 
-/// Returns `None` if no file exists or no file is valid.
+/// Reads the instances of a service from the first folder with a valid file. Returns `None` if no folder contains a
+/// valid file.
 async fn read_files(runtime: &Runtime, folders: &[PathBuf], service: &Service) -> Option<Arc<[Instance]>> {
     for folder in folders {
         let file = folder.join(&service.class).join(format!("{}.yml", service.name));
@@ -354,14 +359,14 @@ async fn read_files(runtime: &Runtime, folders: &[PathBuf], service: &Service) -
             Ok(Ok(data)) => data,
             Ok(Err(error)) if error.kind() == std::io::ErrorKind::NotFound => continue,
             Ok(Err(error)) => {
-                tracing::warn!(file = %file.display(), %error, "instance file cannot be read");
+                tracing::warn!(file = %file.display(), %error, "cannot read an instance file");
                 continue;
             }
             Err(_stopped) => return None,
         };
         match in_file(&data, service) {
             Ok(instances) => return Some(instances),
-            Err(problem) => tracing::warn!(file = %file.display(), problem, "instance file is invalid"),
+            Err(problem) => tracing::warn!(file = %file.display(), problem, "ignoring an invalid instance file"),
         }
     }
     None
@@ -370,7 +375,7 @@ async fn read_files(runtime: &Runtime, folders: &[PathBuf], service: &Service) -
 fn in_file(data: &[u8], service: &Service) -> Result<Arc<[Instance]>, String> {
     let mut map = yaml::decode(data)?;
     let Some(Value::Array(list)) = map.remove("server_list") else {
-        return Err("the map has no `server_list`, or it is not a list".to_owned());
+        return Err("the map has no `server_list`, or `server_list` is not a list".to_owned());
     };
     let instances = list.into_iter().enumerate().map(|(at, payload)| match payload {
         Value::Object(payload) => Ok(Instance { service: service.clone(), key: at.to_string(), payload }),

@@ -1,7 +1,7 @@
-//! Electors on a tree, by polling or by watching.
+//! Electors on a tree. A replica learns by polling or by watching that it leads.
 //!
-//! A replica is an ephemeral node `<group>/<replica><number>`. The replica with the least number leads. The creation of
-//! its node is the term.
+//! A replica is an ephemeral node `<group>/<replica><number>`. The replica with the least number leads. The number of
+//! the change that created its node is the term.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,12 +23,12 @@ use crate::{Answer, Elector, ElectorError, Follower, Leadership, Term, check_rep
 pub enum Form {
     /// The replica lists the replica group at each call.
     Polling,
-    /// The replica watches the replica before it, so that a call sends no request.
+    /// The replica watches the replica before it in the line, so a call sends no request.
     Watching,
 }
 
-/// One replica group for one process. A leadership is valid no longer than the client's session: a lease is at most
-/// half of the session's timeout.
+/// Access of one process to one replica group. A leadership ends at the latest with the client's session, because a
+/// lease is at most half of the session's timeout.
 pub struct TreeElector(Arc<Inner>);
 
 struct Inner {
@@ -37,11 +37,11 @@ struct Inner {
     form: Form,
     acl: Acl,
     joined: Mutex<BTreeMap<String, Arc<JoinedReplica>>>,
-    /// Mutex that is locked while a task adds a replica to the line.
+    /// Mutex that a task holds while it adds a replica to the line.
     joining: tokio::sync::Mutex<()>,
 }
 
-/// Replica's place in the line.
+/// Place of a replica in the line.
 struct JoinedReplica {
     place: Arc<Place>,
     /// State of the replica's turn, if the replica watches.
@@ -67,7 +67,7 @@ impl TreeElector {
 }
 
 impl Inner {
-    /// Line of all replicas in the replica group, whatever their names.
+    /// Returns the line of all replicas in the replica group. New places in this line have the name `replica`.
     fn line(&self, replica: &str) -> Line {
         let (parent, acl) = (self.group.clone(), self.acl.clone());
         Line { parent, name: replica.into(), naming: Naming::Plain, members: Members::Numbered, acl }
@@ -85,7 +85,7 @@ impl Inner {
         self.joined().get(replica).filter(is_present).cloned()
     }
 
-    /// Returns the replica's place in the present session, and joins the line if there is none.
+    /// Returns the replica's place in the present session. Joins the line if the replica has no place.
     async fn join_line(self: &Arc<Self>, replica: &str) -> Result<Arc<JoinedReplica>, TreeError> {
         let tree = self.client.session().await?;
         let session = tree.session().id();
@@ -112,11 +112,11 @@ impl Inner {
         let joined = self.join_line(replica).await?;
         let node = joined.place.node();
         let session = node.tree.session();
-        // Right before its next ping, a session still has more time left than this.
+        // Even right before its next ping, a session has at least this time left.
         let most = session.timeout() / 2;
         if lease > most {
             let text = format!(
-                "lease too long: {lease:?}; it is at most {most:?} with a session timeout of {:?}",
+                "lease too long: {lease:?}; use at most {most:?} with a session timeout of {:?}",
                 session.timeout()
             );
             return Err(TreeError::Invalid(text));
@@ -224,7 +224,7 @@ impl Elector for TreeElector {
                 return Err(ElectorError::Rejected("invalid replica name: it must not contain `/`".to_owned()));
             }
             match self.0.is_leader(&replica, lease).await {
-                // The place or its session is gone, so the replica joins again at the end of the line.
+                // The place or its session no longer exists, so the replica joins again at the end of the line.
                 Err(TreeError::NoNode | TreeError::SessionLost) => {
                     self.0.joined().remove(&replica);
                     self.0.is_leader(&replica, lease).await.map_err(elector_error)

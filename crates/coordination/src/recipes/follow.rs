@@ -15,11 +15,11 @@ use super::client::Client;
 use super::node::join;
 use crate::tree::{Event, Node, NodePath, SessionState, Tree, TreeError, Watch};
 
-/// Number of nodes that are read at once.
+/// Largest number of concurrent reads of nodes.
 const READS: usize = 32;
 
-/// Value that follows the tree and never goes back to an older state. Dropping it stops the updates.
-#[must_use = "dropping it stops the updates"]
+/// Value that follows the tree and never goes back to an older state. Its drop ends the updates.
+#[must_use = "a drop of this value stops the updates"]
 pub struct Followed<T> {
     value: watch::Receiver<T>,
     _tasks: TaskSet,
@@ -56,13 +56,14 @@ impl<T: Clone + Send + Sync + 'static> Followed<T> {
         })
     }
 
-    /// Value as of the last update.
+    /// Returns the value after the last update.
     #[must_use]
     pub fn now(&self) -> T {
         self.value.borrow().clone()
     }
 
-    /// Waits until the value has changed since the last call, and returns it. Never completes if no more updates come.
+    /// Waits until the value has changed since the last call, and returns the value. Never completes if no more updates
+    /// come.
     pub async fn changed(&mut self) -> T {
         match self.value.changed().await {
             Ok(()) => self.value.borrow_and_update().clone(),
@@ -70,7 +71,7 @@ impl<T: Clone + Send + Sync + 'static> Followed<T> {
         }
     }
 
-    /// Waits until the value meets `condition`, and returns it. Never completes if no more updates come.
+    /// Waits until the value meets `condition`, and returns the value. Never completes if no more updates come.
     pub async fn until(&mut self, mut condition: impl FnMut(&T) -> bool) -> T {
         let mut value = self.value.borrow_and_update().clone();
         while !condition(&value) {
@@ -79,7 +80,7 @@ impl<T: Clone + Send + Sync + 'static> Followed<T> {
         value
     }
 
-    /// Receiver for several readers. It ends with this value.
+    /// Returns a receiver for another reader. The receiver ends when the caller drops this value.
     #[must_use]
     pub fn receiver(&self) -> watch::Receiver<T> {
         self.value.clone()
@@ -92,13 +93,13 @@ impl<T: fmt::Debug> fmt::Debug for Followed<T> {
     }
 }
 
-/// Passes the children of `parent` to `update`, at first and after each change. A missing parent has no children. Ends
-/// only when `update` returns false.
+/// Passes the names of the children of `parent` to `update`, at the start and after each change. A missing parent has
+/// no children. Ends only when `update` returns false.
 pub(super) async fn follow_children(client: &Client, parent: &NodePath, mut update: impl FnMut(Vec<String>) -> bool) {
     loop {
         let followed = async {
             let tree = client.session().await?;
-            // The server of this session may be behind the server of the last session.
+            // The server of this session may know fewer changes than the server of the last session.
             tree.sync().await?;
             loop {
                 let (names, watch) = match tree.children_and_watch(parent).await {
@@ -118,7 +119,7 @@ pub(super) async fn follow_children(client: &Client, parent: &NodePath, mut upda
         match followed.await {
             Ok(()) => return,
             Err(TreeError::Disconnected(_) | TreeError::SessionLost) => {}
-            Err(error) => tracing::warn!(%parent, %error, "nodes cannot be read; retrying"),
+            Err(error) => tracing::warn!(%parent, %error, "cannot read nodes; retrying"),
         }
         client.back_off().await;
     }
@@ -128,13 +129,13 @@ pub(super) async fn follow_children(client: &Client, parent: &NodePath, mut upda
 #[derive(Clone, Debug, Default)]
 pub(super) struct Subtree {
     pub(super) nodes: Arc<BTreeMap<NodePath, Node>>,
-    /// True if the engine responded recently, so that changes without a report have not happened.
+    /// True if the engine responded recently. No unreported changes exist then.
     pub(super) is_current: bool,
 }
 
-/// Nodes to follow. Nodes that this process may not read are left out.
+/// Nodes to follow. The follower ignores nodes that this process may not read.
 pub(super) enum Scope {
-    /// A node and all nodes below it. This needs one watch in total, and one read for each node that changes.
+    /// A node and all nodes below it. The follower uses one watch in total, and one read for each node that changes.
     Subtree(NodePath),
     /// A few nodes, each with its own watch.
     Nodes(Vec<NodePath>),
@@ -143,7 +144,7 @@ pub(super) enum Scope {
 /// Follows a scope and returns after the first read.
 ///
 /// # Errors
-/// The same as those of a [`Tree`], at the first read.
+/// Returns the errors of the first read, which are the same as those of a [`Tree`].
 pub(super) async fn follow(client: &Client, scope: Scope) -> Result<Followed<Subtree>, TreeError> {
     let tree = client.session().await?;
     let first = match &scope {
@@ -151,7 +152,8 @@ pub(super) async fn follow(client: &Client, scope: Scope) -> Result<Followed<Sub
         Scope::Nodes(paths) => paths,
     };
     for path in first {
-        // The task reads the nodes again. This read reports at once that a node cannot be read.
+        // The task reads the nodes again later. If this process cannot read a node, this first read returns the error
+        // at once.
         match client.retry(|| tree.get(path)).await {
             Ok(_) | Err(TreeError::NoNode | TreeError::SessionLost) => {}
             Err(error) => return Err(error),
@@ -170,7 +172,7 @@ pub(super) async fn follow(client: &Client, scope: Scope) -> Result<Followed<Sub
                 Err(TreeError::Disconnected(_) | TreeError::SessionLost) => {}
                 Err(error) => {
                     if warned.as_ref() != Some(&error) {
-                        tracing::warn!(%error, "nodes cannot be read; retrying");
+                        tracing::warn!(%error, "cannot read nodes; retrying");
                     }
                     warned = Some(error);
                 }
@@ -183,12 +185,12 @@ pub(super) async fn follow(client: &Client, scope: Scope) -> Result<Followed<Sub
     Ok(followed)
 }
 
-/// Follows a subtree in one session until all receivers are dropped.
+/// Follows a subtree in one session until no receiver exists.
 async fn follow_subtree(client: &Client, root: &NodePath, sender: &watch::Sender<Subtree>) -> Result<(), TreeError> {
     let tree = client.session().await?;
     let mut state = tree.session().state();
     let mut events = tree.watch_all(root).await?;
-    // The server of this session may be behind the server of the last session.
+    // The server of this session may know fewer changes than the server of the last session.
     tree.sync().await?;
     let mut all = Some(read_below(&*tree, root).await?);
     let mut changed = Vec::new();
@@ -201,7 +203,7 @@ async fn follow_subtree(client: &Client, root: &NodePath, sender: &watch::Sender
             changed_state = state.changed() => {
                 changed_state.map_err(|_closed| TreeError::SessionLost)?;
                 if *state.borrow() == SessionState::Connected {
-                    // Events from the time without a connection have not been reported.
+                    // The session has not received the events from the time without a connection.
                     all = Some(read_below(&*tree, root).await?);
                 }
                 continue;
@@ -225,11 +227,11 @@ async fn follow_subtree(client: &Client, root: &NodePath, sender: &watch::Sender
     }
 }
 
-/// Follows single nodes in one session until all receivers are dropped.
+/// Follows single nodes in one session until no receiver exists.
 async fn follow_nodes(client: &Client, paths: &[NodePath], sender: &watch::Sender<Subtree>) -> Result<(), TreeError> {
     let tree = client.session().await?;
     let mut state = tree.session().state();
-    // The server of this session may be behind the server of the last session.
+    // The server of this session may know fewer changes than the server of the last session.
     tree.sync().await?;
     let mut watches = FuturesUnordered::new();
     let mut changed = Vec::new();
@@ -248,7 +250,7 @@ async fn follow_nodes(client: &Client, paths: &[NodePath], sender: &watch::Sende
             changed_state = state.changed() => {
                 changed_state.map_err(|_closed| TreeError::SessionLost)?;
                 if *state.borrow() == SessionState::Connected {
-                    // Events from the time without a connection have not been reported.
+                    // The session has not received the events from the time without a connection.
                     for path in paths {
                         changed.push((path.clone(), read(&*tree, path).await?));
                     }
@@ -306,7 +308,7 @@ async fn read_at(tree: &dyn Tree, path: NodePath) -> Result<(NodePath, Option<No
     node.map(|node| (path, node))
 }
 
-/// Returns `None` if the node does not exist or this process may not read it.
+/// Reads a node. Returns `None` if the node does not exist or this process may not read it.
 async fn read(tree: &dyn Tree, path: &NodePath) -> Result<Option<Node>, TreeError> {
     match tree.get(path).await {
         Ok(node) => Ok(Some(node)),
@@ -342,7 +344,8 @@ async fn read_below(tree: &dyn Tree, root: &NodePath) -> Result<BTreeMap<NodePat
 
 async fn children_of(tree: &dyn Tree, parent: NodePath) -> Result<Vec<NodePath>, TreeError> {
     match tree.children(&parent).await {
-        // A path above the length limit cannot belong to a recipe of this crate.
+        // The function ignores a path above the length limit, because such a path cannot belong to a recipe of this
+        // crate.
         Ok(children) => Ok(children.names.iter().filter_map(|name| join(&parent, name).ok()).collect()),
         Err(TreeError::NoNode | TreeError::Forbidden) => Ok(Vec::new()),
         Err(error) => Err(error),

@@ -1,4 +1,4 @@
-//! A group of processes with one name each. Processes with Curator's `GroupMember` can share it.
+//! Member group of processes with one name each. Processes with Curator's `GroupMember` can share the group.
 
 use std::collections::BTreeMap;
 
@@ -23,18 +23,19 @@ pub struct Group {
 pub struct Members {
     /// Data of each member, by name.
     pub members: BTreeMap<String, Bytes>,
-    /// True if the engine responded recently. Otherwise later joins and departures are not known.
+    /// True if the engine responded recently. If false, this process does not know later joins and departures.
     pub is_current: bool,
 }
 
 impl Group {
-    /// Creates the handle. `acl` is the access list of the nodes created here, including missing parents.
+    /// Creates a handle. `acl` is the access list of the nodes that the handle creates, including missing parents.
     #[must_use]
     pub fn new(client: &Client, path: NodePath, acl: Acl) -> Self {
         Group { client: client.clone(), path, acl }
     }
 
-    /// Joins as `name` for as long as this process lives and keeps the returned value, also after a session was lost.
+    /// Joins the group as `name` until this process ends or the caller drops the returned value. If the session is
+    /// lost, this process joins again.
     ///
     /// # Errors
     /// Returns [`TreeError::Invalid`] if `name` is not a valid name.
@@ -43,10 +44,10 @@ impl Group {
         Ok(Presence::start(&self.client, path, CreateMode::Container, self.acl.clone(), data))
     }
 
-    /// Follows the members from now on.
+    /// Follows the members of the group from now on.
     ///
     /// # Errors
-    /// The same as those of a [`Tree`](crate::tree::Tree).
+    /// Returns the same errors as a [`Tree`](crate::tree::Tree).
     pub async fn members(&self) -> Result<Followed<Members>, TreeError> {
         let subtree = follow(&self.client, Scope::Subtree(self.path.clone())).await?;
         let path = self.path.clone();

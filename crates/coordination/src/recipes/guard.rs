@@ -11,25 +11,26 @@ use crate::Term;
 use crate::tree::session::{Session, SessionState};
 use crate::tree::{Expected, Op, TreeError};
 
-/// Time for which a guard is trusted without a response of the engine.
+/// Time for which a guard remains valid without a response of the engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Trust {
-    /// Until a request gets no response. The guard ends earlier than necessary when a connection is lost for a moment.
+    /// The guard ends when a request gets no response. If the connection is lost only for a moment, the guard ends
+    /// earlier than necessary.
     #[default]
     UntilSuspended,
-    /// Until the session's deadline. The guard survives a connection that is restored before.
+    /// The guard ends at the session's deadline. It survives a lost connection that returns before the deadline.
     UntilLost,
 }
 
-/// Guard of a lock or a leadership. It has one owner and reports its own end. Dropping it releases the lock in the
-/// background; [`Held::release`] waits for the release.
-#[must_use = "dropping it releases the lock"]
+/// Guard of a lock or a leadership. It has one owner and reports its own end. Its drop releases the lock in the
+/// background. [`Held::release`] waits for the release.
+#[must_use = "a drop of this value releases the lock"]
 pub struct Held {
-    // This field is dropped before the node, so that the guard ends before another process can get the lock.
+    // Rust drops this field before the node, so the guard ends before another process can get the lock.
     _ends: DropGuard,
     validity: Validity,
     owned: NodeGuard,
-    /// Additional check of the fence, for locks whose node name may later belong to another holder.
+    /// Additional step of the fence, for locks where the node of a later holder may have the same name.
     extra_check: Option<Op>,
     term: Term,
     _watching: TaskSet,
@@ -50,7 +51,7 @@ impl Validity {
 }
 
 impl Held {
-    /// Creates a guard that ends when the node is removed.
+    /// Creates a guard that ends when a process or the engine removes the node.
     pub(super) async fn new(owned: NodeGuard, trust: Trust) -> Result<Held, TreeError> {
         Held::until_withdrawn(owned, None, trust, std::future::pending()).await
     }
@@ -92,20 +93,20 @@ impl Held {
         })
     }
 
-    /// Term of this holder, above the term of every earlier holder.
+    /// Returns the term of this holder. It is greater than the term of every earlier holder.
     #[must_use]
     pub fn term(&self) -> Term {
         self.term
     }
 
-    /// Returns true if the guard may be relied on at this moment.
+    /// Returns true if the guard is valid at this moment.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.validity.is_valid()
     }
 
-    /// Instant at which the guard ends unless the engine responds before. A supervisor outside this process can end the
-    /// guarded work at this instant, even while this process is paused.
+    /// Returns the instant at which the guard ends if the engine does not respond before. A supervisor outside this
+    /// process can end the work at this instant, even while this process is paused.
     #[must_use]
     pub fn deadline(&self) -> Monotonic {
         self.validity.session.deadline()
@@ -116,13 +117,14 @@ impl Held {
         self.validity.over.cancelled().await;
     }
 
-    /// Token that is cancelled when the guard has ended or is released. Cancelling the token does not affect the guard.
+    /// Returns a token that is cancelled when the guard ends or its owner releases it. A caller that cancels the token
+    /// does not affect the guard.
     #[must_use]
     pub fn token(&self) -> CancellationToken {
         self.validity.over.child_token()
     }
 
-    /// Steps that make a multi fail once the guard has ended, even if the writer does not know it yet.
+    /// Returns steps with which a multi fails after the guard has ended, even if the writer does not know this yet.
     #[must_use]
     pub fn fence(&self) -> Vec<Op> {
         let own = Op::Check { path: self.owned.node().path.clone(), expected: Expected::Any };
@@ -136,7 +138,7 @@ impl Held {
     }
 }
 
-/// Completes when the session is not trusted any more.
+/// Completes when `trust` requires that the guard ends.
 async fn untrusted(session: &Session, trust: Trust) {
     let mut state = session.state();
     let is_over = |state: &SessionState| match trust {
@@ -153,21 +155,21 @@ impl fmt::Debug for Held {
     }
 }
 
-/// End of a task that ran under a guard.
+/// Way in which a task that ran under a guard has ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Ended<T> {
     /// The task ended while the guard was valid.
     Done(T),
     /// The task ended within the grace period after the guard had ended.
     DoneInGrace(T),
-    /// The task was dropped, because it ran longer than the grace period.
+    /// The task ran longer than the grace period, so [`Held::run`] dropped it.
     Aborted,
 }
 
 /// View of a guard for the task that runs under it.
 #[derive(Clone, Debug)]
 pub struct Leading {
-    /// Term of the leadership. The task passes it along with every write.
+    /// Term of the leadership. The task sends the term with every write.
     pub term: Term,
     /// Steps of [`Held::fence`]. The task adds them to every write to the same tree.
     pub fence: Vec<Op>,
@@ -177,9 +179,9 @@ pub struct Leading {
 }
 
 impl Leading {
-    /// Returns true if the guard may be relied on, like [`Held::is_valid`], even while the task is asked to end. The
-    /// task calls it right before an action that cannot be undone. After a pause, a process may reach that action
-    /// before it cancels [`Leading::over`].
+    /// Returns true if the guard is valid, like [`Held::is_valid`]. The guard may still be valid after
+    /// [`Leading::over`] is cancelled. The task calls this function right before an action that it cannot undo. After a
+    /// pause, a process may reach this action before it cancels [`Leading::over`].
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.validity.is_valid()
@@ -187,8 +189,8 @@ impl Leading {
 }
 
 impl Held {
-    /// Runs `task` until it ends, and then releases the lock. When the guard ends or `stop` is cancelled, the task is
-    /// asked to end, and it is dropped after `grace`.
+    /// Runs `task` until it ends, and then releases the lock. When the guard ends or a caller cancels `stop`, the
+    /// function cancels [`Leading::over`], and the task must end. The function drops the task after `grace`.
     pub async fn run<T, F>(self, stop: &CancellationToken, grace: Duration, task: impl FnOnce(Leading) -> F) -> Ended<T>
     where
         F: Future<Output = T>,

@@ -1,7 +1,7 @@
-//! A line of places: each place is a node under one parent, and the engine numbers the nodes.
+//! Line of places. Each place is a node below the same parent, and the engine numbers these nodes.
 //!
-//! Locks and leader election are built on lines. Each place watches the place before it, so that one departure wakes
-//! one process.
+//! Locks and leader elections use lines. The process of each place watches only the place before it, so one departure
+//! wakes only one process.
 //!
 //! docs/decisions/0143-build-locks-on-lines-of-places.md gives the reasons for the design.
 
@@ -24,35 +24,35 @@ pub(super) struct Line {
     pub(super) acl: Acl,
 }
 
-/// Nodes that count as places of a line.
+/// Condition for nodes that count as places of a line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Members {
-    /// Nodes with one of these names before the number.
+    /// The name consists of one of these texts and a number.
     Named(&'static [&'static str]),
-    /// All nodes with a number.
+    /// The name ends with a number.
     Numbered,
 }
 
 /// Way to recognise a node of this process if the response to its creation was lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Naming {
-    /// By a GUID in its name, as in Curator's `ProtectedUtils`.
+    /// The node has a GUID in its name, as in Curator's `ProtectedUtils`.
     Protected,
-    /// By its creation: it is the last node that this session created here. A process therefore creates one such node
-    /// at a time.
+    /// The node is the last node that this session created below the parent. A process therefore creates only one such
+    /// node at a time.
     Plain,
 }
 
-/// Condition for the turn of a place.
+/// Condition under which a place has its turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Rule {
-    /// Fewer than this number of places are before it.
+    /// Fewer than this number of places are before the place.
     Among(usize),
-    /// No place with this name is before it.
+    /// No place with this name is before the place.
     After(&'static str),
 }
 
-/// Place in a line. Dropping it removes its node.
+/// Place in a line. Its drop removes its node.
 pub(super) struct Place {
     owned: NodeGuard,
     line: Line,
@@ -73,7 +73,7 @@ impl Line {
         Line { parent, name: names[0].into(), naming, members: Members::Named(names), acl }
     }
 
-    /// Returns the names of the places in their order. Ignores other names.
+    /// Returns the names of the places in the order of their turns. Ignores other names.
     pub(super) fn sorted(&self, names: Vec<String>) -> Vec<String> {
         let number = |name: &str| match self.members {
             Members::Named(names) => names.iter().find_map(|prefix| Sequence::after(name, prefix)),
@@ -96,7 +96,7 @@ impl Line {
         let mut nodes = Vec::with_capacity(names.len());
         for name in names {
             match tree.get(&join(&self.parent, &name)?).await {
-                // The place has left the line since it was listed.
+                // The place has left the line after the tree returned the list.
                 Err(TreeError::NoNode) => {}
                 node => nodes.push(node?),
             }
@@ -107,7 +107,8 @@ impl Line {
     /// Joins the line at its end.
     ///
     /// # Errors
-    /// The same as those of a [`Tree`]. [`TreeError::Disconnected`] only if no session can be opened.
+    /// Returns the same errors as a [`Tree`]. Returns [`TreeError::Disconnected`] only if the client cannot open a
+    /// session.
     pub(super) async fn join(&self, client: &Client, data: Bytes, rule: Rule) -> Result<Place, TreeError> {
         let tree = client.session().await?;
         let mode = CreateMode::EphemeralSequential;
@@ -120,7 +121,7 @@ impl Line {
                 NewNode { parent, parents, name, mode, acl, node_match }.create(client, &tree, data).await?
             }
             Naming::Plain => {
-                // Petting Zoo's processes do not expect a parent to disappear.
+                // The parents are persistent, because Petting Zoo's processes do not expect that a parent disappears.
                 let (parents, name) = (CreateMode::Persistent, self.name.to_string());
                 NewPlain { parent, parents, name, mode, acl }.create(client, &tree, data).await?
             }
@@ -137,7 +138,8 @@ impl Place {
     /// Waits for the turn of this place.
     ///
     /// # Errors
-    /// Returns [`TreeError::NoNode`] if its node was deleted, [`TreeError::SessionLost`].
+    /// Returns [`TreeError::NoNode`] if the node of the place no longer exists. Returns [`TreeError::SessionLost`] if
+    /// its session was lost.
     pub(super) async fn turn(&self) -> Result<(), TreeError> {
         let mut gone = Box::pin(self.node().gone());
         loop {
@@ -154,7 +156,8 @@ impl Place {
                 has_come = waiting => has_come?,
             };
             if has_come {
-                // A plain name may belong to another node if the parent was deleted and created again.
+                // If another process deletes the parent and creates it again, a name without a GUID may belong to
+                // another node.
                 return if self.line.naming == Naming::Plain { self.node().check().await } else { Ok(()) };
             }
         }
@@ -162,8 +165,8 @@ impl Place {
 
     async fn look(&self) -> Result<Turn, TreeError> {
         let OwnNode { tree, path, .. } = self.node();
-        // If several places may have their turn, the departure of any of them counts. The place therefore watches all
-        // children.
+        // If several places may have their turn at the same time, the place must learn the departure of each of them.
+        // It therefore watches all children.
         let (names, watch) = if matches!(self.rule, Rule::Among(2..)) {
             let (children, watch) = tree.children_and_watch(&self.line.parent).await?;
             (self.line.sorted(children.names), Some(watch))
@@ -197,7 +200,8 @@ impl Rule {
     }
 }
 
-/// Sorts by creation. The least number follows the greatest one, so the first place is the one after the widest gap.
+/// Sorts names by the creation of their nodes. After the greatest number, the engine continues with the least number.
+/// The first place is therefore the place after the widest gap between numbers.
 fn in_order(mut numbered: Vec<(Sequence, String)>) -> Vec<String> {
     numbered.sort_unstable();
     let count = numbered.len();
@@ -222,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn least_number_follows_the_greatest() {
+    fn least_number_follows_the_greatest_number() {
         assert!(ordered(&[]).is_empty());
         assert_eq!(ordered(&[7]), [7]);
         assert_eq!(ordered(&[12, 3, 7]), [3, 7, 12]);
@@ -231,10 +235,10 @@ mod tests {
     }
 
     proptest! {
-        /// The count may start at any number. Two places may have the same number, because Curator downgrades a write
-        /// lock to a read lock under the same number.
+        /// The numbers may start at any number. Two places may have the same number, because a process with Curator
+        /// that changes a write lock into a read lock keeps the number.
         #[test]
-        fn places_are_sorted_by_creation(first: i32, steps in proptest::collection::vec(0..50_000_i32, 0..40)) {
+        fn in_order_sorts_places_by_creation(first: i32, steps in proptest::collection::vec(0..50_000_i32, 0..40)) {
             let mut created = vec![first];
             steps.iter().for_each(|step| created.push(created[created.len() - 1].wrapping_add(*step)));
             let mut sorted = created.clone();

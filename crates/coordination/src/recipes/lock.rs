@@ -1,5 +1,5 @@
-//! A lock with one holder at a time, in the order of the requests. Processes with Curator's `InterProcessMutex` can
-//! share it.
+//! Lock with one holder at a time. Processes get the lock in the order of their requests. Processes with Curator's
+//! `InterProcessMutex` can share it.
 
 use bytes::Bytes;
 
@@ -8,7 +8,7 @@ use super::guard::{Held, Trust};
 use super::line::{Line, Naming, Rule};
 use crate::tree::{Acl, NodePath, TreeError};
 
-/// Handle of a lock in one process. The lock is not reentrant: a holder that acquires it again waits for itself.
+/// Handle of a lock in one process. The lock is not reentrant. A holder that acquires the lock again waits for itself.
 #[derive(Clone)]
 pub struct Lock {
     client: Client,
@@ -17,7 +17,7 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// Creates the handle. `acl` is the access list of the nodes created here, including missing parents.
+    /// Creates a handle. `acl` is the access list of the nodes that the handle creates, including missing parents.
     #[must_use]
     pub fn new(client: &Client, path: NodePath, acl: Acl) -> Self {
         Lock {
@@ -32,18 +32,19 @@ impl Lock {
         Lock { trust, ..self }
     }
 
-    /// Waits for the lock without a time limit. If a session is lost, the wait continues at the end of the line.
-    /// Dropping the future withdraws the request. A future that is kept but not polled keeps its place, and the places
-    /// behind it wait.
+    /// Waits for the lock without a time limit. If a session is lost, the wait continues at the end of the line. If the
+    /// caller drops the future, the process leaves the line. If the caller keeps the future but does not poll it, the
+    /// process keeps its place, and the places behind it must wait.
     ///
     /// # Errors
-    /// Errors that waiting cannot resolve: [`TreeError::Forbidden`], [`TreeError::InvalidAcl`], [`TreeError::Invalid`].
+    /// Returns only errors that do not disappear while the caller waits: [`TreeError::Forbidden`],
+    /// [`TreeError::InvalidAcl`] and [`TreeError::Invalid`].
     pub async fn acquire(&self) -> Result<Held, TreeError> {
         acquire(&self.client, &self.line, Rule::Among(1), self.trust, &Bytes::new()).await
     }
 }
 
-/// Joins the line and waits for the turn, across sessions.
+/// Joins the line and waits for the turn. Continues in a new session if a session is lost.
 pub(super) async fn acquire(
     client: &Client,
     line: &Line,
@@ -53,7 +54,7 @@ pub(super) async fn acquire(
 ) -> Result<Held, TreeError> {
     loop {
         match acquire_once(client, line, rule, trust, data).await {
-            // The node or its session is gone, so the process joins again at the end of the line.
+            // The node or its session no longer exists, so the process joins again at the end of the line.
             Err(TreeError::NoNode | TreeError::SessionLost) => client.back_off().await,
             held => return held,
         }

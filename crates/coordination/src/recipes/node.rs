@@ -1,4 +1,4 @@
-//! Creation, recognition and removal of nodes on an engine that may not respond.
+//! Creates, finds and removes nodes on an engine that may not respond.
 
 use std::sync::Arc;
 
@@ -8,65 +8,67 @@ use runtime::Runtime;
 use super::client::{Client, retry};
 use crate::tree::{Acl, CreateMode, Expected, NodePath, Sequence, Stat, Tree, TreeError, Zxid};
 
-/// Number of attempts to create a parent, because other processes may delete it while it is empty.
+/// Largest number of attempts to create a parent. Several attempts may be necessary, because other processes may delete
+/// the parent while it is empty.
 const PARENT_ATTEMPTS: usize = 50;
 
-/// Node of this process's session.
+/// Node that a session of this process owns.
 #[derive(Clone)]
 pub(super) struct OwnNode {
     pub(super) client: Client,
     pub(super) tree: Arc<dyn Tree>,
     pub(super) path: NodePath,
     pub(super) created: Zxid,
-    /// False if another node may later have the same path, because the parent was deleted and created again.
+    /// False if another node may later have the same path. This happens when another process deletes the parent and
+    /// creates it again.
     is_unique: bool,
 }
 
-/// Guard of a node. Dropping it removes the node.
+/// Guard of a node. Its drop removes the node.
 pub(super) struct NodeGuard {
     node: OwnNode,
     is_released: bool,
 }
 
-/// Node that this process's session is about to create.
+/// Node that a session of this process is going to create.
 pub(super) struct NewNode {
     pub(super) parent: NodePath,
-    /// Kind of the missing parents.
+    /// Mode with which the session creates missing parents.
     pub(super) parents: CreateMode,
     pub(super) name: String,
-    /// Kind of the node, which is ephemeral.
+    /// Mode of the node, which is ephemeral.
     pub(super) mode: CreateMode,
     pub(super) acl: Acl,
-    /// Way to recognise the node if the engine does not respond.
+    /// Condition by which the process finds the node if the engine does not respond.
     pub(super) node_match: NodeMatch,
 }
 
-/// Node that may exist and whose session may still live.
+/// Node that the cleanup task removes. The node and its session may or may not exist.
 pub(super) struct AbandonedNode {
     pub(super) tree: Arc<dyn Tree>,
     pub(super) parent: NodePath,
     pub(super) node_match: NodeMatch,
 }
 
-/// Condition that identifies one node among the children of a parent that belong to this session.
+/// Condition that identifies one node among the children of a parent that this session owns.
 #[derive(Clone)]
 pub(super) enum NodeMatch {
-    /// The node at this path with this creation.
+    /// The node at this path that this change created.
     Created(NodePath, Zxid),
-    /// The node at this path that was created after this change.
+    /// The node at this path, if the engine created it after this change.
     PathAfter(NodePath, Zxid),
     /// The node with this GUID in its name.
     Guid(String),
-    /// The node with this name before its number that was created after this change.
+    /// The node with this name before its number, if the engine created it after this change.
     NamedAfter(String, Zxid),
 }
 
 impl NewNode {
-    /// Creates the node. If the engine does not respond, it looks for the node. If the future is dropped, the node is
-    /// removed.
+    /// Creates the node. If the engine does not respond, the function looks for the node. If the caller drops the
+    /// future, the cleanup task removes the node.
     ///
     /// # Errors
-    /// The same as those of a [`Tree`], except [`TreeError::Disconnected`].
+    /// Returns the same errors as a [`Tree`], except [`TreeError::Disconnected`].
     pub(super) async fn create(
         self,
         client: &Client,
@@ -91,7 +93,7 @@ impl NewNode {
                 }
                 Ok(None) => {}
                 Err(TreeError::NoNode) => {
-                    // The create failed, so there is nothing to remove.
+                    // The create failed, so no node exists that the cleanup task must remove.
                     let abandoned = uncertain.abandoned.take();
                     client.retry(|| create_parents(&**tree, &parent, parents, &acl)).await?;
                     uncertain.abandoned = abandoned;
@@ -107,9 +109,9 @@ impl NewNode {
     }
 }
 
-/// Node without a GUID in its name. It is recognised as the only node of this session that is newer than the last node
-/// created here. Such nodes are therefore created one at a time, in a task, so that a caller that is not polled does
-/// not block the others.
+/// Node without a GUID in its name. The process finds it as the only node of this session that is newer than the last
+/// such node of this client. The client must therefore create such nodes one at a time. It creates them in a task, so a
+/// caller that does not poll does not block the other callers.
 pub(super) struct NewPlain {
     pub(super) parent: NodePath,
     pub(super) parents: CreateMode,
@@ -122,7 +124,7 @@ impl NewPlain {
     /// Creates the node.
     ///
     /// # Errors
-    /// The same as [`NewNode::create`].
+    /// Returns the same errors as [`NewNode::create`].
     pub(super) async fn create(
         self,
         client: &Client,
@@ -150,7 +152,7 @@ impl NewPlain {
     }
 }
 
-/// Node that may have been created. Dropping it hands the node to the cleanup task.
+/// Node that the engine may have created. Its drop hands the node to the cleanup task.
 struct UncertainNode<'a> {
     client: &'a Client,
     abandoned: Option<AbandonedNode>,
@@ -178,7 +180,7 @@ impl NodeGuard {
         NodeGuard { node, is_released: false }
     }
 
-    /// Creates the guard of a node that a multi of this session has created at `path`.
+    /// Creates a guard for the node at `path` that a multi of this session has created.
     pub(super) fn created(client: &Client, tree: &Arc<dyn Tree>, path: NodePath, created: Zxid) -> Self {
         let (client, tree) = (client.clone(), tree.clone());
         NodeGuard::new(OwnNode { client, tree, path, created, is_unique: false })
@@ -215,7 +217,8 @@ impl OwnNode {
     /// Checks that the node still exists.
     ///
     /// # Errors
-    /// Returns [`TreeError::NoNode`] if the node does not exist any more, [`TreeError::SessionLost`].
+    /// Returns [`TreeError::NoNode`] if the node no longer exists. Returns [`TreeError::SessionLost`] if its session
+    /// was lost.
     pub(super) async fn check(&self) -> Result<(), TreeError> {
         let stat = self.client.retry(|| self.tree.exists(&self.path)).await?;
         stat.filter(|stat| stat.created == self.created).map(drop).ok_or(TreeError::NoNode)
@@ -224,27 +227,27 @@ impl OwnNode {
     /// Removes the node.
     ///
     /// # Errors
-    /// The same as those of a [`Tree`]. [`TreeError::NoNode`] if the node does not exist.
+    /// Returns the same errors as a [`Tree`]. Returns [`TreeError::NoNode`] if the node does not exist.
     pub(super) async fn remove(&self) -> Result<(), TreeError> {
         if self.is_unique { self.tree.delete(&self.path, Expected::Any).await } else { self.abandoned().delete().await }
     }
 
-    /// Completes with [`TreeError::NoNode`] when the node does not exist any more, and with another error when its
+    /// Completes with [`TreeError::NoNode`] when the node no longer exists. Completes with another error when its
     /// session is lost.
     pub(super) async fn gone(&self) -> TreeError {
         gone(&self.client, &*self.tree, &self.path, Some(self.created)).await
     }
 }
 
-/// Completes with [`TreeError::NoNode`] when the node does not exist any more, and with another error when the session
-/// is lost or may not read the node. With `created`, only the node of that creation counts.
+/// Completes with [`TreeError::NoNode`] when the node no longer exists. Completes with another error when the session
+/// is lost or may not read the node. If `created` is set, only the node that this change created counts.
 pub(super) async fn gone(client: &Client, tree: &dyn Tree, path: &NodePath, created: Option<Zxid>) -> TreeError {
     let is_same = |stat: &Stat| created.is_none_or(|created| stat.created == created);
     loop {
         let ended = match client.retry(|| tree.exists_and_watch(path)).await {
             Ok((Some(stat), watch)) if is_same(&stat) => watch.await.map(drop),
             Ok(_) => Err(TreeError::NoNode),
-            // The session has reached its limit of watches, so the node is polled instead.
+            // The session has reached its limit of watches, so the function polls the node.
             Err(TreeError::Invalid(_)) => {
                 client.back_off().await;
                 let stat = client.retry(|| tree.exists(path)).await;
@@ -259,24 +262,26 @@ pub(super) async fn gone(client: &Client, tree: &dyn Tree, path: &NodePath, crea
 }
 
 impl AbandonedNode {
-    /// Removes the node. A node of an ended session is removed by the engine.
+    /// Removes the node. If its session has ended, the engine removes the node itself.
     pub(super) async fn remove(self, runtime: &Runtime) {
         match retry(runtime, || self.delete()).await {
             Ok(()) | Err(TreeError::NoNode | TreeError::SessionLost) => {}
-            Err(error) => tracing::warn!(parent = %self.parent, %error, "node not removed; it ends with its session"),
+            Err(error) => {
+                tracing::warn!(parent = %self.parent, %error, "cannot remove a node; it ends with its session")
+            }
         }
     }
 
-    /// Removes the node once.
+    /// Makes one attempt to remove the node.
     ///
     /// # Errors
-    /// Returns [`TreeError::NoNode`] if the node does not exist. All others are the same as those of a [`Tree`].
+    /// Returns [`TreeError::NoNode`] if the node does not exist. All other errors are the same as those of a [`Tree`].
     pub(super) async fn delete(&self) -> Result<(), TreeError> {
         let (path, _) = self.find().await?.ok_or(TreeError::NoNode)?;
         self.tree.delete(&path, Expected::Any).await
     }
 
-    /// Returns the node if it exists. A node that is not found does not appear later.
+    /// Returns the node if it exists. If the function does not find the node, the node does not appear later.
     async fn find(&self) -> Result<Option<(NodePath, Stat)>, TreeError> {
         let AbandonedNode { tree, parent, node_match } = self;
         if !matches!(node_match, NodeMatch::Created(..)) {
@@ -290,7 +295,7 @@ impl AbandonedNode {
             },
         };
         let mut named: Vec<&String> = names.iter().filter(|name| node_match.matches_name(name)).collect();
-        // The newest node comes first. If it does not match, no older node does.
+        // Sort the newest node first. If the newest node does not match, no older node matches.
         named.sort_unstable_by_key(|name| std::cmp::Reverse(Sequence::of(name)));
         for name in named {
             let path = join(parent, name)?;
@@ -336,7 +341,7 @@ pub(super) fn join(parent: &NodePath, name: &str) -> Result<NodePath, TreeError>
     Ok(parent.join(name)?)
 }
 
-/// Joins a path with a name of one part from a user.
+/// Joins a path with a name from a user. The name must be a single part of a path.
 ///
 /// # Errors
 /// Returns [`TreeError::Invalid`] if the text is not a valid node name.
@@ -347,7 +352,7 @@ pub(super) fn child(parent: &NodePath, name: &str) -> Result<NodePath, TreeError
     join(parent, name)
 }
 
-/// Creates a GUID in the form of a UUID of version 4.
+/// Creates a random GUID in the form of a UUID of version 4.
 pub(super) fn guid(runtime: &Runtime) -> String {
     guid_of(runtime.random_u128())
 }
@@ -363,10 +368,10 @@ pub(super) fn stopped() -> TreeError {
     TreeError::Disconnected("this process is stopping".to_owned())
 }
 
-/// Creates the node and its missing parents. Containers are removed by the engine when they are empty.
+/// Creates the node and its missing parents, with the mode `mode`. The engine removes containers when they are empty.
 ///
 /// # Errors
-/// The same as [`Tree::create`].
+/// Returns the same errors as [`Tree::create`].
 async fn create_parents(tree: &dyn Tree, path: &NodePath, mode: CreateMode, acl: &Acl) -> Result<(), TreeError> {
     let mut missing = vec![path.clone()];
     for _ in 0..PARENT_ATTEMPTS {
@@ -383,7 +388,7 @@ async fn create_parents(tree: &dyn Tree, path: &NodePath, mode: CreateMode, acl:
 /// Creates a persistent node, and its missing parents with the mode `parents`. Does nothing if the node exists.
 ///
 /// # Errors
-/// The same as those of a [`Tree`], except [`TreeError::Disconnected`].
+/// Returns the same errors as a [`Tree`], except [`TreeError::Disconnected`].
 pub(super) async fn create_node(
     client: &Client,
     tree: &dyn Tree,
@@ -408,7 +413,7 @@ pub(super) async fn create_node(
 /// Deletes a node. Does nothing if the node does not exist.
 ///
 /// # Errors
-/// The same as [`create_node`].
+/// Returns the same errors as [`create_node`].
 pub(super) async fn delete(client: &Client, tree: &dyn Tree, path: &NodePath) -> Result<(), TreeError> {
     match client.retry(|| tree.delete(path, Expected::Any)).await {
         Ok(()) | Err(TreeError::NoNode) => Ok(()),
@@ -421,7 +426,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn guid_has_the_form_that_curator_expects() {
+    fn guid_has_the_format_that_curator_expects() {
         let guid = guid_of(u128::MAX);
         assert_eq!(guid, "ffffffff-ffff-4fff-bfff-ffffffffffff");
         assert_eq!(guid.len(), 36);

@@ -1,4 +1,5 @@
-//! A node that represents this process for as long as the process lives, across sessions.
+//! Node that represents this process while the process lives. If its session is lost, the process creates the node
+//! again.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -12,10 +13,10 @@ use super::client::Client;
 use super::node::{NewPlain, NodeGuard, OwnNode, stopped};
 use crate::tree::{Acl, CreateMode, Expected, NodePath, SessionId, TreeError, check_data};
 
-/// State of a process's node.
+/// State of the node that represents a process.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PresenceState {
-    /// The node does not exist yet, or its session was lost and another session is being opened.
+    /// The node does not exist yet, or its session was lost and the client is opening another session.
     NotNow,
     Present,
     /// Another process has the name.
@@ -24,8 +25,8 @@ pub enum PresenceState {
     Rejected(TreeError),
 }
 
-/// Node that represents this process. Dropping it removes the node.
-#[must_use = "dropping it removes the node"]
+/// Node that represents this process. Its drop removes the node.
+#[must_use = "a drop of this value removes the node"]
 pub struct Presence {
     path: NodePath,
     data: watch::Sender<Bytes>,
@@ -34,8 +35,8 @@ pub struct Presence {
 }
 
 impl Presence {
-    /// Starts to keep a node at `path`. `acl` is the access list of the node and of missing parents, which have the
-    /// mode `parents`.
+    /// Starts a task that creates the node at `path`, again after each lost session. `acl` is the access list of the
+    /// node and of missing parents, which have the mode `parents`.
     pub(super) fn start(client: &Client, path: NodePath, parents: CreateMode, acl: Acl, data: Bytes) -> Self {
         let (sender, state) = watch::channel(PresenceState::NotNow);
         let (data, new) = watch::channel(data);
@@ -46,7 +47,7 @@ impl Presence {
         Presence { path, data, state, _tasks: tasks }
     }
 
-    /// Receiver of the present state and of every change.
+    /// Returns a receiver of the present state and of every change.
     #[must_use]
     pub fn seen(&self) -> watch::Receiver<PresenceState> {
         self.state.clone()
@@ -106,7 +107,7 @@ impl Keeper {
                 Err(error) => {
                     let rejected = PresenceState::Rejected(error);
                     if *state.borrow() != rejected {
-                        tracing::warn!(path = %self.path, ?rejected, "presence node rejected; retrying");
+                        tracing::warn!(path = %self.path, ?rejected, "engine rejected the presence node; retrying");
                     }
                     state.send_replace(rejected);
                 }
@@ -116,7 +117,7 @@ impl Keeper {
         }
     }
 
-    /// Creates the node and keeps its data up to date until the node is gone.
+    /// Creates the node and updates its data until the node no longer exists.
     async fn stay_present(
         &mut self,
         data: &mut watch::Receiver<Bytes>,
@@ -159,13 +160,14 @@ impl Keeper {
                 }
             }
             match self.client.retry(|| tree.exists_and_watch(&self.path)).await? {
-                // An earlier session of this process has ended here but may still live for the engine.
+                // By the clock of this process, its earlier session has ended, but the engine may not have ended the
+                // session yet.
                 (Some(stat), _)
                     if stat.owner.is_some_and(|owner| owner != session && self.earlier_sessions.contains(&owner)) =>
                 {
                     match tree.delete(&self.path, Expected::Version(stat.version)).await {
                         Ok(()) | Err(TreeError::NoNode | TreeError::BadVersion) => {}
-                        // The delete may have happened, so the loop checks the node before another delete.
+                        // The engine may have executed the delete, so the loop checks the node before another delete.
                         Err(error) if error.is_retryable() => self.client.back_off().await,
                         Err(error) => return Err(error),
                     }
@@ -180,7 +182,7 @@ impl Keeper {
     }
 }
 
-/// Sets the data of this process's node, but never that of another node at the same path.
+/// Sets the data of this process's node. Never sets the data of another node at the same path.
 async fn set(node: &OwnNode, data: Bytes) -> Result<(), TreeError> {
     loop {
         let found = node.tree.exists(&node.path).await?.filter(|stat| stat.created == node.created);

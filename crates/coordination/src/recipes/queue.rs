@@ -1,4 +1,4 @@
-//! A queue in which every candidate sees its position: Petting Zoo's leader queue.
+//! Petting Zoo's leader queue. Every candidate sees its position in the queue.
 
 use std::fmt;
 use std::sync::Mutex;
@@ -24,16 +24,16 @@ pub struct LeaderQueue {
 /// Position of a candidate.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Position {
-    /// This number of candidates is before it.
+    /// This number of candidates is before the candidate.
     Queued(usize),
-    /// The candidate is the first.
+    /// The candidate is the first in the queue.
     Front,
-    /// The candidate's node was deleted or its session ended. The candidate does not come back.
+    /// The candidate's node no longer exists, or its session has ended. The candidate does not return to the queue.
     Out,
 }
 
-/// Candidate in the queue. Dropping it leaves the queue.
-#[must_use = "dropping the candidacy removes it from the queue"]
+/// Candidate in the queue. Its drop leaves the queue.
+#[must_use = "a drop of this value leaves the queue"]
 pub struct Candidacy {
     place: Place,
     line: Line,
@@ -42,8 +42,8 @@ pub struct Candidacy {
 }
 
 impl LeaderQueue {
-    /// Creates the handle. `acl` is the access list of the nodes created here, including missing parents. In a queue
-    /// shared with Petting Zoo's processes it is [`Acl::Open`].
+    /// Creates a handle. `acl` is the access list of the nodes that the handle creates, including missing parents. If
+    /// Petting Zoo's processes share the queue, `acl` must be [`Acl::Open`].
     ///
     /// # Errors
     /// Returns [`TreeError::Invalid`] if the path is too long.
@@ -60,8 +60,8 @@ impl LeaderQueue {
     /// Joins the queue at its end, with `data` that every process can read.
     ///
     /// # Errors
-    /// The same as those of a [`Tree`](crate::tree::Tree). After an error, including [`TreeError::Disconnected`], the
-    /// candidate is not in the queue.
+    /// Returns the same errors as a [`Tree`](crate::tree::Tree). After an error, including [`TreeError::Disconnected`],
+    /// the candidate is not in the queue.
     pub async fn join(&self, data: Bytes) -> Result<Candidacy, TreeError> {
         let place = self.line.join(&self.client, data, Rule::Among(1)).await?;
         Ok(Candidacy { place, line: self.line.clone(), trust: self.trust, position: Mutex::default() })
@@ -70,14 +70,14 @@ impl LeaderQueue {
     /// Returns the candidates in their order, the leader first. The list may be slightly out of date.
     ///
     /// # Errors
-    /// The same as those of a [`Tree`](crate::tree::Tree).
+    /// Returns the same errors as a [`Tree`](crate::tree::Tree).
     pub async fn candidates(&self) -> Result<Vec<Node>, TreeError> {
         let tree = self.client.session().await?;
         self.line.nodes(&*tree).await
     }
 
-    /// Follows the number of candidates behind the leader, which could take over. `None` until the engine has
-    /// responded.
+    /// Follows the number of candidates behind the leader, which could take over. The value is `None` until the engine
+    /// has responded.
     pub fn spare(&self) -> Followed<Option<usize>> {
         let (client, line) = (self.client.clone(), self.line.clone());
         Followed::start(&self.client, None, |spare| async move {
@@ -92,9 +92,9 @@ impl LeaderQueue {
 }
 
 impl Candidacy {
-    /// Receiver of the candidate's position. The first value is [`Position::Queued`] with `usize::MAX`. Each change of
-    /// the queue costs one listing. A caller that only waits for the leadership uses [`Candidacy::lead`], which watches
-    /// one candidate only.
+    /// Returns a receiver of the candidate's position. The first value is [`Position::Queued`] with `usize::MAX`. For
+    /// each change of the queue, the client lists the queue once. If the caller only waits for the leadership,
+    /// [`Candidacy::lead`] is cheaper, because it watches only one candidate.
     #[must_use]
     pub fn position(&self) -> watch::Receiver<Position> {
         let mut position = self.position.lock().expect("no code panics while it holds this mutex");
@@ -134,8 +134,8 @@ impl Candidacy {
     /// Waits until the candidate is at the front.
     ///
     /// # Errors
-    /// Returns [`TreeError::NoNode`] if its node was deleted, [`TreeError::SessionLost`]. In both cases the candidate
-    /// is out of the queue.
+    /// Returns [`TreeError::NoNode`] if the candidate's node no longer exists. Returns [`TreeError::SessionLost`] if
+    /// its session was lost. In both cases the candidate is no longer in the queue.
     pub async fn lead(self) -> Result<Held, TreeError> {
         self.place.turn().await?;
         Held::new(self.place.into_owned(), self.trust).await

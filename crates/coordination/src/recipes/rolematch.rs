@@ -1,8 +1,9 @@
-//! A role match: it gives each open job to one applicant, and each applicant one job.
+//! Role match, a recipe that gives each open job to one applicant, and one job to each applicant.
 //!
-//! The jobs are items of a [`Bag`]. The applicants wait in the line of a [`LeaderQueue`](super::LeaderQueue). The
-//! applicant at the front takes an open job by creating an ephemeral node with the job's number, and leaves the line.
-//! That node is removed with the applicant's session or with the job. The job is then open again, or gone.
+//! The jobs are items of a [`Bag`]. The applicants wait in the line of a [`LeaderQueue`](super::LeaderQueue). To take
+//! an open job, the applicant at the front creates an ephemeral node with the job's number. It then leaves the line. If
+//! the session of this holder ends, the engine removes the node, and the job is open again. If another process removes
+//! the job, the holder removes the node.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -37,16 +38,16 @@ pub struct RoleMatch {
 
 /// Job that this process holds.
 #[derive(Debug)]
-#[must_use = "dropping it releases the job"]
+#[must_use = "a drop of this value releases the job"]
 pub struct Role {
     pub job: Sequence,
     /// Description from the bag.
     pub description: Bytes,
-    /// Guard of the job. It also ends when the job is withdrawn.
+    /// Guard of the job. The guard also ends when another process removes the job.
     pub held: Held,
 }
 
-/// Job as the task that performs it sees it.
+/// View of a job for the task that does the job.
 #[derive(Clone, Debug)]
 pub struct Job {
     pub id: Sequence,
@@ -57,7 +58,7 @@ pub struct Job {
 /// Holder of a job.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Assignment {
-    /// Data that the applicant published.
+    /// Data that the holder published when it applied.
     pub holder: Bytes,
     /// Time of the assignment by the engine's clock.
     pub since: Timestamp,
@@ -65,7 +66,7 @@ pub struct Assignment {
 }
 
 impl RoleMatch {
-    /// Creates the handle. `acl` is the access list of the nodes created here, including missing parents.
+    /// Creates a handle. `acl` is the access list of the nodes that the handle creates, including missing parents.
     ///
     /// # Errors
     /// Returns [`TreeError::Invalid`] if the path is too long.
@@ -86,17 +87,19 @@ impl RoleMatch {
         RoleMatch { trust, ..self }
     }
 
-    /// Bag of the jobs. Callers add jobs to it and withdraw jobs from it.
+    /// Returns the bag of the jobs. Callers add jobs to the bag and remove jobs from it.
     #[must_use]
     pub fn jobs(&self) -> &Bag {
         &self.jobs
     }
 
-    /// Waits for a job without a time limit, across sessions. Every process can read `applicant`. Dropping the future
-    /// withdraws the application. A future that is kept but not polled keeps its place, and the places behind it wait.
+    /// Waits for a job without a time limit. If a session is lost, the wait continues at the end of the line. Every
+    /// process can read `applicant`. If the caller drops the future, the process leaves the line. If the caller keeps
+    /// the future but does not poll it, the process keeps its place, and the places behind it must wait.
     ///
     /// # Errors
-    /// Errors that waiting cannot resolve: [`TreeError::Forbidden`], [`TreeError::InvalidAcl`], [`TreeError::Invalid`].
+    /// Returns only errors that do not disappear while the caller waits: [`TreeError::Forbidden`],
+    /// [`TreeError::InvalidAcl`] and [`TreeError::Invalid`].
     pub async fn apply(&self, applicant: &Bytes) -> Result<Role, TreeError> {
         loop {
             let applied = async {
@@ -114,12 +117,13 @@ impl RoleMatch {
         }
     }
 
-    /// Applies repeatedly and runs one `task` for each job. The task is asked to end when its job is withdrawn or lost.
-    /// If the task ends by itself, the job is open for the next applicant, unless the task withdrew it. The loop ends
-    /// when `stop` is cancelled. The task is then asked to end, too, and has `grace` to do so.
+    /// Applies repeatedly and runs one `task` for each job. When another process removes the job, or this process loses
+    /// it, the function cancels [`Leading::over`], and the task must end. If the task ends by itself, the job is open
+    /// for the next applicant, unless the task removed the job. The loop ends when a caller cancels `stop`. The
+    /// function then also cancels [`Leading::over`], and the task must end within `grace`.
     ///
     /// # Errors
-    /// The same as [`RoleMatch::apply`].
+    /// Returns the same errors as [`RoleMatch::apply`].
     pub async fn run<F>(
         &self,
         stop: &CancellationToken,
@@ -144,7 +148,7 @@ impl RoleMatch {
     /// Returns the holder of each assigned job. The result may be slightly out of date.
     ///
     /// # Errors
-    /// The same as those of a [`Tree`].
+    /// Returns the same errors as a [`Tree`].
     pub async fn assignments(&self) -> Result<BTreeMap<Sequence, Assignment>, TreeError> {
         let tree = self.client.session().await?;
         let names = match tree.children(&self.assignments).await {
@@ -166,7 +170,7 @@ impl RoleMatch {
         Ok(assignments)
     }
 
-    /// Takes the first open job. The caller is at the front of the line.
+    /// Takes the first open job. The caller must be at the front of the line.
     async fn take_open_job(&self, place: &Place, applicant: &Bytes) -> Result<Taken, TreeError> {
         let tree = &place.node().tree;
         let mut gone = Box::pin(place.node().gone());
@@ -220,8 +224,8 @@ impl RoleMatch {
         }
     }
 
-    /// Takes a job, or returns `None` if the job is no longer open. It runs in a task, so that dropping the future at
-    /// any moment leaves no job with a holder that does not know of it.
+    /// Takes a job. Returns `None` if the job is no longer open. The request runs in a separate task. A caller that
+    /// drops the future therefore never leaves a job whose holder does not know that it holds the job.
     async fn take(&self, place: &Place, job: Sequence, applicant: &Bytes) -> Result<Option<Taken>, TreeError> {
         let (client, tree) = (self.client.clone(), place.node().tree.clone());
         let (item, own) = (self.jobs.path(job)?, place.node().path.clone());
@@ -232,8 +236,8 @@ impl RoleMatch {
                 Err(TreeError::NoNode) => return Ok(None),
                 node => node?,
             };
-            // Each holder raises the version of the item. The version distinguishes its fence from those of other
-            // holders.
+            // Each holder increments the version of the item. This version distinguishes its fence from the fences of
+            // other holders.
             let version = node.stat.version;
             let (data, expected) = (node.data.clone(), Expected::Version(version));
             let steps = vec![
@@ -274,18 +278,18 @@ impl RoleMatch {
     }
 }
 
-/// Job that was taken just now.
+/// Job that this process has just taken.
 struct Taken {
     job: Sequence,
     description: Bytes,
-    /// Check that the item is unchanged since its holder took the job.
+    /// Step that checks that the item has not changed since its holder took the job.
     item: Op,
     item_created: Zxid,
     owned: NodeGuard,
 }
 
-/// Finds the node after a lost response. Returns its creation if this session has created it and the item still has the
-/// version of this attempt.
+/// Looks for the node of the holder after a lost response. Returns the change that created the node, if this session
+/// owns the node and the item has the version that this attempt set.
 fn find_created<'a>(
     tree: &'a Arc<dyn Tree>,
     item: &'a NodePath,

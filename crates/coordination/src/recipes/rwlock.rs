@@ -1,4 +1,4 @@
-//! A lock for one writer or many readers. Processes with Curator's `InterProcessReadWriteLock` can share it.
+//! Lock for one writer or many readers. Processes with Curator's `InterProcessReadWriteLock` can share it.
 
 use bytes::Bytes;
 
@@ -11,9 +11,9 @@ use crate::tree::{Acl, NodePath, TreeError};
 const READ: &str = "__READ__";
 const WRITE: &str = "__WRIT__";
 
-/// Handle of a read-write lock in one process. Requests are served in their order: a reader waits for the writers
-/// before it, and a writer waits for all requests before it, so neither starves. The lock is not reentrant: a reader
-/// that requests the write lock waits for itself.
+/// Handle of a read-write lock in one process. Processes get the lock in the order of their requests. A reader waits
+/// for the writers before it. A writer waits for all requests before it. Therefore neither readers nor writers starve.
+/// The lock is not reentrant. A reader that requests the write lock waits for itself.
 #[derive(Clone)]
 pub struct RwLock {
     client: Client,
@@ -23,7 +23,7 @@ pub struct RwLock {
 }
 
 impl RwLock {
-    /// Creates the handle. `acl` is the access list of the nodes created here, including missing parents.
+    /// Creates a handle. `acl` is the access list of the nodes that the handle creates, including missing parents.
     #[must_use]
     pub fn new(client: &Client, path: NodePath, acl: Acl) -> Self {
         RwLock { client: client.clone(), path, acl, trust: Trust::default() }
@@ -37,7 +37,7 @@ impl RwLock {
     /// Waits for the lock as a reader, together with other readers.
     ///
     /// # Errors
-    /// The same as [`Lock::acquire`](super::Lock::acquire).
+    /// Returns the same errors as [`Lock::acquire`](super::Lock::acquire).
     pub async fn read(&self) -> Result<Held, TreeError> {
         self.acquire(READ, Rule::After(WRITE)).await
     }
@@ -45,7 +45,7 @@ impl RwLock {
     /// Waits for the lock as the only writer.
     ///
     /// # Errors
-    /// The same as [`Lock::acquire`](super::Lock::acquire).
+    /// Returns the same errors as [`Lock::acquire`](super::Lock::acquire).
     pub async fn write(&self) -> Result<Held, TreeError> {
         self.acquire(WRITE, Rule::Among(1)).await
     }

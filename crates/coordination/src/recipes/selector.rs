@@ -1,5 +1,5 @@
-//! Leader election for a leader group. Processes with Curator's `LeaderSelector` and `LeaderLatch` can share leader
-//! groups.
+//! Election of a leader in a leader group. Processes with Curator's `LeaderSelector` and `LeaderLatch` can share the
+//! leader group.
 
 use std::fmt;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use super::line::{Line, Naming, Rule};
 use super::lock::acquire;
 use crate::tree::{Acl, Node, NodePath, TreeError};
 
-/// Node layout of a leader group. All candidates of a leader group use the same layout.
+/// Layout of the nodes of a leader group. All candidates of a leader group must use the same layout.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Layout {
     /// Layout of Curator's `LeaderSelector` and `InterProcessMutex`.
@@ -28,13 +28,14 @@ pub enum Layout {
 pub struct Candidate {
     /// Text that the other candidates see, for example a host name. It does not have to be unique.
     pub id: String,
-    /// Access list of the nodes created here, including missing parents. The default admits only sessions with the same
-    /// credentials.
+    /// Access list of the nodes that the candidate creates, including missing parents. The default gives access only to
+    /// sessions with the same credentials.
     pub acl: Acl,
     pub layout: Layout,
     pub trust: Trust,
-    /// Time that a task may continue after its leadership has ended. Default 10 s. If it is too short, a task that
-    /// could end cleanly is aborted. If it is too long, the task runs beside the next leader for that time.
+    /// Time for which a task may continue after its leadership has ended. The default is 10 s. If the time is too
+    /// short, the selector aborts a task that would end cleanly. If the time is too long, a task may run for a long
+    /// time while the next leader leads.
     pub grace: Duration,
 }
 
@@ -78,21 +79,23 @@ impl LeaderSelector {
         LeaderSelector { client: client.clone(), line, candidate }
     }
 
-    /// Waits for the leadership without a time limit, across sessions. Dropping the future withdraws the candidate.
+    /// Waits for the leadership without a time limit. If a session is lost, the wait continues at the end of the line.
+    /// If the caller drops the future, the candidate leaves the line.
     ///
     /// # Errors
-    /// Errors that waiting cannot resolve: [`TreeError::Forbidden`], [`TreeError::InvalidAcl`], [`TreeError::Invalid`].
+    /// Returns only errors that do not disappear while the caller waits: [`TreeError::Forbidden`],
+    /// [`TreeError::InvalidAcl`] and [`TreeError::Invalid`].
     pub async fn lead(&self) -> Result<Held, TreeError> {
         let data = Bytes::copy_from_slice(self.candidate.id.as_bytes());
         acquire(&self.client, &self.line, Rule::Among(1), self.candidate.trust, &data).await
     }
 
-    /// Leads repeatedly and runs one `task` in each leadership. The task is asked to end when its leadership ends. If
-    /// the task ends by itself, the next candidate in the line leads. The loop ends when `stop` is cancelled. The task
-    /// is then asked to end, too.
+    /// Leads repeatedly and runs one `task` in each leadership. When the leadership ends, the function cancels
+    /// [`Leading::over`], and the task must end. If the task ends by itself, the next candidate in the line leads. The
+    /// loop ends when a caller cancels `stop`. The function then also cancels [`Leading::over`].
     ///
     /// # Errors
-    /// The same as [`LeaderSelector::lead`].
+    /// Returns the same errors as [`LeaderSelector::lead`].
     pub async fn run<T, F>(&self, stop: &CancellationToken, mut task: impl FnMut(Leading) -> F) -> Result<(), TreeError>
     where
         F: Future<Output = T>,
@@ -112,7 +115,7 @@ impl LeaderSelector {
     /// Returns the candidates in the line, the leader first. The list may be slightly out of date.
     ///
     /// # Errors
-    /// The same as those of a [`Tree`](crate::tree::Tree).
+    /// Returns the same errors as a [`Tree`](crate::tree::Tree).
     pub async fn participants(&self) -> Result<Vec<Participant>, TreeError> {
         let tree = self.client.session().await?;
         let places = self.line.nodes(&*tree).await?.into_iter().enumerate();

@@ -1,5 +1,5 @@
-//! A semaphore with a fixed number of holders at a time. Processes with Curator's `InterProcessSemaphoreV2` can share
-//! it.
+//! Semaphore with a largest number of holders at the same time. Processes with Curator's `InterProcessSemaphoreV2` can
+//! share it.
 
 use bytes::Bytes;
 
@@ -10,12 +10,12 @@ use super::lock::{Lock, acquire_once};
 use super::node::join;
 use crate::tree::{Acl, NodePath, TreeError};
 
-/// Handle of a semaphore in one process. All processes that share it must use the same number of leases.
+/// Handle of a semaphore in one process. All processes that share the semaphore must use the same number of leases.
 #[derive(Clone)]
 pub struct Semaphore {
     client: Client,
-    /// Lock that a process holds while it waits for a lease. The next requests wait for this lock. Curator counts
-    /// leases, and therefore sees at most one too many.
+    /// Lock that a process holds while it waits for a lease. The next requests wait for this lock. Curator counts the
+    /// places in the line of leases. It therefore sees at most one place too many.
     locks: Lock,
     leases: Line,
     count: usize,
@@ -23,14 +23,14 @@ pub struct Semaphore {
 }
 
 impl Semaphore {
-    /// Creates a semaphore with `count` leases, at least one. `acl` is the access list of the nodes created here,
-    /// including missing parents.
+    /// Creates a handle of a semaphore with `count` leases. `acl` is the access list of the nodes that the handle
+    /// creates, including missing parents.
     ///
     /// # Errors
     /// Returns [`TreeError::Invalid`] if the path is too long or `count` is zero.
     pub fn new(client: &Client, path: &NodePath, count: usize, acl: Acl) -> Result<Self, TreeError> {
         if count == 0 {
-            return Err(TreeError::Invalid("invalid semaphore: it must have at least one lease".to_owned()));
+            return Err(TreeError::Invalid("invalid semaphore: `count` must be at least 1".to_owned()));
         }
         let locks = Lock::new(client, join(path, "locks")?, acl.clone());
         let leases = Line::new(join(path, "leases")?, Naming::Protected, &["lease-"], acl);
@@ -42,10 +42,10 @@ impl Semaphore {
         Semaphore { trust, ..self }
     }
 
-    /// Waits for one lease, in the order of the requests.
+    /// Waits for one lease. Processes get leases in the order of their requests.
     ///
     /// # Errors
-    /// The same as [`Lock::acquire`].
+    /// Returns the same errors as [`Lock::acquire`].
     pub async fn acquire(&self) -> Result<Held, TreeError> {
         loop {
             let lock = self.locks.acquire().await?;
@@ -53,7 +53,7 @@ impl Semaphore {
             let lease = acquire_once(&self.client, &self.leases, rule, self.trust, &Bytes::new()).await;
             lock.release().await;
             match lease {
-                // The loss of the session also removed the place in the line of the lock.
+                // The session is lost, so the place in the line of the lock no longer exists either. Start again.
                 Err(TreeError::NoNode | TreeError::SessionLost) => self.client.back_off().await,
                 lease => return lease,
             }

@@ -1,20 +1,20 @@
-//! YAML maps in nodes that people or programs in other languages may have written.
+//! Decodes and encodes YAML maps in nodes. People or programs in other languages may have written these maps.
 
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
 use crate::tree::TreeError;
 
-/// Decodes a YAML map. An empty text is an empty map.
+/// Decodes a YAML map. An empty text counts as an empty map.
 ///
 /// # Errors
-/// The reason why the text is not a YAML map.
+/// Returns the reason why the text is not a YAML map.
 pub(super) fn decode(data: &[u8]) -> Result<Map<String, Value>, String> {
     let text = std::str::from_utf8(data).map_err(|_| "not valid UTF-8".to_owned())?;
     if text.trim().is_empty() {
         return Ok(Map::new());
     }
-    // Error texts leave out the surrounding text, because it may contain a password and the error is logged.
+    // The error texts do not quote the document. It may contain a password, and the callers log the errors.
     let options = serde_saphyr::options! { with_snippet: false };
     match serde_saphyr::from_str_with_options(text, options) {
         Ok(Value::Object(map)) => Ok(map),
@@ -27,10 +27,10 @@ pub(super) fn decode(data: &[u8]) -> Result<Map<String, Value>, String> {
 /// Encodes a map as YAML.
 ///
 /// # Errors
-/// Returns [`TreeError::Invalid`] if the map cannot be written as YAML.
+/// Returns [`TreeError::Invalid`] if YAML cannot represent the map.
 pub(super) fn encode(map: &Map<String, Value>) -> Result<Bytes, TreeError> {
     let text = serde_saphyr::to_string(map);
-    text.map(Bytes::from).map_err(|error| TreeError::Invalid(format!("cannot encode as YAML: {error}")))
+    text.map(Bytes::from).map_err(|error| TreeError::Invalid(format!("cannot encode the map as YAML: {error}")))
 }
 
 #[cfg(test)]
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn petting_zoo_header_is_decoded() {
+    fn decode_reads_petting_zoos_header() {
         let text = "header:\n  metadata: {protocol: memcached, version: 1.0}\n  service_class: kestrel\nhost: localhost\nport: 22133\n";
         let read = decode(text.as_bytes()).unwrap();
         assert_eq!(
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_and_null_are_empty_maps_and_other_text_is_an_error() {
+    fn decode_accepts_only_maps_and_empty_texts() {
         assert_eq!((decode(b""), decode(b" \n"), decode(b"null")), (Ok(Map::new()), Ok(Map::new()), Ok(Map::new())));
         for bad in [&b"[1, 2]"[..], b"text", b"a: [", b"\xff", b"a: 1\na: 2"] {
             assert!(decode(bad).is_err(), "{}", String::from_utf8_lossy(bad));
@@ -75,7 +75,7 @@ mod tests {
 
     /// A process that may write a node must not be able to stop the readers of that node.
     #[test]
-    fn expanding_documents_are_rejected() {
+    fn decode_rejects_documents_that_expand() {
         let mut bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
         for level in 1..9 {
             let inner = format!("*a{}", level - 1);

@@ -16,7 +16,7 @@ fn keys() -> Vec<String> {
     (0..KEYS).map(|key| format!("customer/{key}")).collect()
 }
 
-/// Number of keys that have another member in `after`.
+/// Returns the number of keys that have another member in `after` than in `before`.
 fn moved(before: &BTreeMap<&str, &str>, after: &BTreeMap<&str, &str>) -> usize {
     assert_eq!(before.len(), after.len());
     before.iter().filter(|(key, member)| after[*key] != **member).count()
@@ -28,9 +28,9 @@ fn loads<'a>(assigned: &BTreeMap<&str, &'a str>) -> BTreeMap<&'a str, usize> {
     loads
 }
 
-/// The bound is that at most 1.2 / n of all keys move when one of n members joins or leaves.
+/// When one of n members joins or leaves, at most 1.2 / n of all keys may move.
 #[test]
-fn join_or_leave_moves_a_proportional_part_of_the_keys() {
+fn join_or_leave_of_one_in_n_members_moves_one_nth_of_keys() {
     let (names, keys) = (names(MEMBERS + 1), keys());
     let ring = Ring::new(&names[..MEMBERS]);
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
@@ -51,7 +51,7 @@ fn join_or_leave_moves_a_proportional_part_of_the_keys() {
 }
 
 #[test]
-fn assign_respects_a_tight_bound() {
+fn assign_gives_no_member_more_than_a_tight_share() {
     let (names, keys) = (names(10), keys());
     let keys: Vec<&str> = keys[..1_000].iter().map(String::as_str).collect();
     let ring = Ring::new(&names[..]);
@@ -68,7 +68,7 @@ fn assign_respects_a_tight_bound() {
 
 /// The expected values are fixed, because processes of two builds must agree on the owners.
 #[test]
-fn owners_are_the_same_in_every_build() {
+fn ring_computes_the_same_owners_in_every_build() {
     let names = names(5);
     let ring = Ring::new(&names[..]);
     let owners: Vec<_> = ["", "a", "customer/7"].iter().map(|key| ring.owners(key.as_bytes(), 2)).collect();
@@ -79,7 +79,7 @@ fn owners_are_the_same_in_every_build() {
 
 proptest! {
     #[test]
-    fn name_order_and_duplicates_are_ignored(mut names in proptest::collection::vec("[a-z]{1,4}", 1..20), key: u64) {
+    fn ring_ignores_name_order_and_duplicates(mut names in proptest::collection::vec("[a-z]{1,4}", 1..20), key: u64) {
         let ring = Ring::new(&names[..]);
         names.reverse();
         names.extend(names.clone());

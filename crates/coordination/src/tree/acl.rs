@@ -8,15 +8,15 @@ use sha1::{Digest as _, Sha1};
 
 use super::TreeError;
 
-/// Access list that the creator of a node requests. It applies to the node alone and not to the nodes below it.
+/// Access list that the creator of a node requests. It applies only to the node, and not to the nodes below it.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Acl {
-    /// Grants every permission to anyone: ZooKeeper's `world:anyone:cdrwa`. Petting Zoo uses this list.
+    /// Grants every permission to every session, like ZooKeeper's `world:anyone:cdrwa`. Petting Zoo uses this list.
     Open,
-    /// Grants every permission to the creator alone, identified by the name and password of its session: ZooKeeper's
-    /// `auth`. A session without credentials is rejected.
+    /// Grants every permission to the creator and none to others, like ZooKeeper's `auth`. The name and password of its
+    /// session identify the creator. The engine rejects this list if the session has no credentials.
     Creator,
-    /// Grants every permission to the creator, and lets anyone read.
+    /// Grants every permission to the creator, and the permission to read to every session.
     CreatorReadable,
     /// Grants the listed permissions. The list must not be empty.
     Grants(Vec<Grant>),
@@ -31,8 +31,8 @@ pub struct Grant {
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Identity {
     Anyone,
-    /// An identity from [`Credentials::identity`]: a name, `:`, and Base64 of SHA-1 of `name:password`, as in
-    /// ZooKeeper's scheme `digest`.
+    /// Identity from [`Credentials::identity`]. It consists of a name, `:`, and Base64 of SHA-1 of `name:password`, as
+    /// in ZooKeeper's scheme `digest`.
     Digest(String),
 }
 
@@ -61,20 +61,20 @@ impl Permissions {
         self.0 & wanted.0 == wanted.0
     }
 
-    /// Returns the set as bits, numbered as in ZooKeeper.
+    /// Returns the set as bits, with the numbers that ZooKeeper uses.
     #[must_use]
     pub const fn bits(self) -> u8 {
         self.0
     }
 
-    /// Builds a set from bits, numbered as in ZooKeeper. Ignores unknown bits.
+    /// Creates a set from bits, with the numbers that ZooKeeper uses. Ignores unknown bits.
     #[must_use]
     pub const fn from_bits(bits: u8) -> Permissions {
         Permissions(bits & Self::ALL.0)
     }
 }
 
-/// Formats the set like ZooKeeper's tools: `cdrwa`.
+/// Formats the set like ZooKeeper's tools, for example as `cdrwa`.
 impl fmt::Debug for Permissions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let letters =
@@ -83,7 +83,7 @@ impl fmt::Debug for Permissions {
     }
 }
 
-/// Name and password that a session gives to the engine. The password is never shown.
+/// Name and password that a session gives to the engine. The debug text does not contain the password.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credentials {
     pub name: String,
@@ -108,7 +108,8 @@ impl Acl {
     /// Returns the grants of this access list for a creator with the identities `creator`.
     ///
     /// # Errors
-    /// Returns [`TreeError::InvalidAcl`] if the list grants nothing, or depends on a creator without identities.
+    /// Returns [`TreeError::InvalidAcl`] if the list grants nothing, or if it needs the creator's identities and the
+    /// creator has none.
     pub fn grants(&self, creator: &[Identity]) -> Result<Vec<Grant>, TreeError> {
         let anyone = |permissions| Grant { to: Identity::Anyone, permissions };
         let own = || creator.iter().map(|to| Grant { to: to.clone(), permissions: Permissions::ALL });
@@ -130,7 +131,8 @@ pub fn allows(grants: &[Grant], identities: &[Identity], wanted: Permissions) ->
     grants.iter().any(|grant| grant.permissions.has(wanted) && applies(&grant.to))
 }
 
-/// Returns the access list of a node as a session with these `identities` may see it. Engines call it.
+/// Returns the access list of a node in the form that a session with these `identities` may see. Engines call this
+/// function.
 ///
 /// # Errors
 /// Returns [`TreeError::Forbidden`] if the session may neither read the node nor change its access list.
@@ -163,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn creator_list_without_credentials_is_rejected() {
+    fn creator_access_list_requires_credentials() {
         assert_eq!(Acl::Creator.grants(&[]), Err(TreeError::InvalidAcl));
         assert_eq!(Acl::CreatorReadable.grants(&[]), Err(TreeError::InvalidAcl));
         assert_eq!(Acl::Grants(Vec::new()).grants(&[]), Err(TreeError::InvalidAcl));

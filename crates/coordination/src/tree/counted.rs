@@ -1,4 +1,4 @@
-//! An engine that counts requests and runs a hook for tests.
+//! Engine that counts requests and runs a hook for tests.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use super::{
 
 type Hook = Arc<dyn Fn(&'static str) -> BoxFuture<'static, ()> + Send + Sync>;
 
-/// An engine that counts the requests of all of its sessions, except those that open, close and keep alive a session.
-/// Tests can run a hook between a request and its response.
+/// Engine that counts the requests of all of its sessions. It does not count the requests that open, renew and close a
+/// session. Tests can run a hook between a request and its response.
 pub struct Counted<T: ?Sized = dyn Trees> {
     trees: Arc<T>,
     count: Arc<AtomicU64>,
@@ -37,7 +37,7 @@ impl<T: Trees + ?Sized> Counted<T> {
         Counted { hook: Some(Arc::new(hook)), ..Counted::new(trees) }
     }
 
-    /// Number of requests until now.
+    /// Returns the number of requests until now.
     #[must_use]
     pub fn requests(&self) -> u64 {
         self.count.load(Ordering::Relaxed)

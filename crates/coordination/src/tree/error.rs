@@ -2,14 +2,14 @@
 
 use super::NodePathError;
 
-/// Failure of a whole call.
+/// Failure of a request to a tree.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TreeError {
     #[error("the node does not exist")]
     NoNode,
     #[error("the node already exists")]
     NodeExists,
-    #[error("the node's version differs from the expected one")]
+    #[error("the version of the node differs from the expected version")]
     BadVersion,
     #[error("the node has children")]
     NotEmpty,
@@ -18,18 +18,20 @@ pub enum TreeError {
     /// The node's access list does not grant this permission to the session.
     #[error("the node's access list does not allow this request")]
     Forbidden,
-    #[error("the access list is empty, or names a creator that gave no credentials")]
+    #[error("the access list is empty, or it requires credentials and the session has none")]
     InvalidAcl,
-    /// No engine accepts this request. The text names the part to change.
+    /// No engine accepts this request. The text names the part that the caller must change.
     #[error("invalid request: {0}")]
     Invalid(String),
-    /// Failure of a multi at its step `at`, counted from 0. The multi changed nothing.
+    /// Failure of a multi at its step `at`. The first step has the number 0. The multi has changed nothing.
     #[error("step {at} of the multi failed")]
     Multi { at: usize, source: Box<TreeError> },
-    /// The engine cannot be reached, or the connection broke before the response. The change may have happened.
+    /// The caller cannot reach the engine, or the connection ended before the response. The engine may have executed
+    /// the change.
     #[error("the coordination engine did not respond: {0}")]
     Disconnected(String),
-    /// The session has ended, and its ephemeral nodes are deleted or soon will be. Open another session.
+    /// The session has ended. The engine has deleted its ephemeral nodes or will delete them soon. The caller must open
+    /// another session.
     #[error("the session has ended")]
     SessionLost,
 }

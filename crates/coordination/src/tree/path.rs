@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// Absolute path such as `/a/b`. No part is empty, `.` or `..`. The root is `/`.
+/// Absolute path such as `/a/b`. No part is empty, `.` or `..`. The path of the root is `/`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodePath(Arc<str>);
 
@@ -14,14 +14,15 @@ pub enum NodePathError {
     Form,
     #[error("invalid path: a part must not be empty, `.` or `..`")]
     Part,
-    /// ZooKeeper rejects control characters and characters that Java may not encode reliably.
-    #[error("invalid path: the character {0:?} is not allowed")]
+    /// The path contains a character that ZooKeeper rejects. It rejects control characters and characters that Java may
+    /// not encode reliably.
+    #[error("invalid path: it contains the character {0:?}, which is not allowed")]
     Character(char),
 }
 
 impl NodePath {
-    /// Longest path in bytes. An index of PostgreSQL holds keys of this length with a wide margin. ZooKeeper limits
-    /// only the whole request.
+    /// Largest length of a path, in bytes. An index of PostgreSQL can contain much longer keys. ZooKeeper limits only
+    /// the whole request.
     pub const LEN_MAX: usize = 1_024;
 
     #[must_use]
@@ -62,14 +63,14 @@ impl NodePath {
         &*self.0 == "/"
     }
 
-    /// Parent of this path, or `None` for the root.
+    /// Returns the parent of this path, or `None` for the root.
     #[must_use]
     pub fn parent(&self) -> Option<Self> {
         let (parent, _) = self.split()?;
         Some(if parent.is_empty() { NodePath::root() } else { NodePath(parent.into()) })
     }
 
-    /// Last part of this path. Empty for the root.
+    /// Returns the last part of this path. It is empty for the root.
     #[must_use]
     pub fn name(&self) -> &str {
         self.split().map_or("", |(_, name)| name)
@@ -112,17 +113,17 @@ impl fmt::Debug for NodePath {
     }
 }
 
-/// Number that a tree gives to a sequential node: the count of creations under its parent, as a signed 32-bit number.
-/// −2³¹ follows 2³¹ − 1, so numbers give the order of creation only until then. Recipes that need the exact order use
-/// [`created`](super::Stat::created).
+/// Number that a tree gives to a sequential node. It is the number of earlier creations below the parent, as a signed
+/// 32-bit number. After 2³¹ − 1, the next number is −2³¹, so the numbers give the order of creation only until then.
+/// Recipes that need the exact order use [`created`](super::Stat::created).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Sequence(pub i32);
 
 impl Sequence {
     const DIGITS: usize = 10;
 
-    /// Parses the number of a sequential node: the text after the last `prefix` in the name, as Curator does. Returns
-    /// `None` if that text is not such a number.
+    /// Parses the number of a sequential node. Like Curator, the function uses the text after the last `prefix` in the
+    /// name. Returns `None` if this text is not such a number.
     #[must_use]
     pub fn after(name: &str, prefix: &str) -> Option<Self> {
         let (_, text) = name.rsplit_once(prefix)?;
@@ -130,8 +131,8 @@ impl Sequence {
         (sequence.to_string() == text).then_some(sequence)
     }
 
-    /// Parses the number of a name with an unknown prefix: its last ten characters, as kazoo does. A number below
-    /// −999,999,999 has eleven characters. It can be distinguished from a positive number only if its last ten
+    /// Parses the number of a name with an unknown prefix. Like kazoo, the function uses the last ten characters. A
+    /// number below −999,999,999 has eleven characters. The function recognizes such a number only if the last ten
     /// characters are not a number.
     #[must_use]
     pub fn of(name: &str) -> Option<Self> {
@@ -140,7 +141,7 @@ impl Sequence {
         last(Self::DIGITS).and_then(number).or_else(|| last(Self::DIGITS + 1).and_then(number))
     }
 
-    /// Number after this one, with wraparound.
+    /// Returns the number after this number. After the greatest number, this is the least number.
     #[must_use]
     pub fn next(self) -> Self {
         Sequence(self.0.wrapping_add(1))

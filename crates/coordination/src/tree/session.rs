@@ -1,11 +1,12 @@
-//! The state of a session as its own process knows it, from the engine's responses and this machine's clock alone.
+//! State of a session in its own process. The process knows this state only from the engine's responses and the clock
+//! of its machine.
 //!
-//! The engine ends a session when the timeout has passed since the last sign of life that the *engine* saw. This
-//! process ends it earlier: three quarters of the timeout after it *sent* the last request that was answered. The local
-//! end comes first whatever the network does, as long as this machine's clock is not slower than the engine's by a
-//! quarter. (A ZooKeeper follower reports sessions to its leader every half tick. At the shortest timeout, two ticks,
-//! half a tick is the whole quarter, so the death of a follower at that moment removes the margin. Use a longer timeout
-//! where this matters.)
+//! The engine ends a session when the timeout has passed since the *engine* received the last request or ping. This
+//! process ends the session earlier, three quarters of the timeout after it *sent* the last request that got a
+//! response. The end in the process therefore always comes first, unless the clock of this machine is slower than the
+//! engine's clock by a quarter. With ZooKeeper, this margin can be lost at the shortest timeout. A ZooKeeper follower
+//! reports sessions to its leader only every half tick, which is a quarter of the shortest timeout of two ticks. If the
+//! follower dies just before a report, the margin is lost. Use a longer timeout if this matters.
 //!
 //! Invariants: an ended session never becomes valid again. After [`Session::is_valid`] has returned false, it never
 //! returns true.
@@ -21,7 +22,7 @@ use tokio::sync::watch;
 
 use super::TreeError;
 
-/// Id that the engine gives to a session. An engine never gives the same id twice.
+/// Id that the engine gives to a session. An engine never uses the same id twice.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub i64);
 
@@ -42,10 +43,9 @@ impl fmt::Display for SessionId {
 pub enum SessionState {
     /// The engine responds.
     Connected,
-    /// The engine has not responded recently. The session lives until its deadline, and longer if the engine responds
-    /// before.
+    /// The engine has not responded recently. The session ends at its deadline, unless the engine responds before.
     Suspended,
-    /// The session has ended, or may have ended. It is not used any more.
+    /// The session has ended, or may have ended. This process no longer uses the session.
     Lost,
 }
 
@@ -56,7 +56,7 @@ impl SessionState {
     }
 }
 
-/// Handle of a session's state. Cloning it is cheap.
+/// Handle of a session's state. A clone of the handle is cheap.
 #[derive(Clone)]
 pub struct Session(Arc<Inner>);
 
@@ -68,7 +68,8 @@ struct Inner {
 }
 
 impl Session {
-    /// Creates the state of the session `id`, which was opened by a request sent at `sent`. Engines call it.
+    /// Creates the state of the session `id`. Engines call this function after they have opened the session by a
+    /// request that they sent at `sent`.
     #[must_use]
     pub fn new(id: SessionId, timeout: Duration, sent: Monotonic) -> Self {
         let deadline = Deadline::new(deadline(sent, timeout));
@@ -80,25 +81,27 @@ impl Session {
         self.0.id
     }
 
-    /// Timeout that the engine uses.
+    /// Returns the timeout that the engine uses for this session.
     #[must_use]
     pub fn timeout(&self) -> Duration {
         self.0.timeout
     }
 
-    /// Receiver of the present state and of all later ones.
+    /// Returns a receiver of the present state and of all later states.
     #[must_use]
     pub fn state(&self) -> watch::Receiver<SessionState> {
         self.0.state.subscribe()
     }
 
-    /// First instant at which the session counts as ended in this process, unless the engine responds before.
+    /// Returns the first instant at which the session counts as ended in this process if the engine does not respond
+    /// before.
     #[must_use]
     pub fn deadline(&self) -> Monotonic {
         self.0.deadline.at()
     }
 
-    /// Returns true if the locks and nodes of this session may be relied on at `now`, the present instant.
+    /// Returns true if the session is valid at `now`, the present instant. Its locks and ephemeral nodes then still
+    /// exist.
     #[must_use]
     pub fn is_valid(&self, now: Monotonic) -> bool {
         self.0.deadline.is_ahead(now)
@@ -110,19 +113,20 @@ impl Session {
         drop(self.state().wait_for(|state| state.is_lost()).await);
     }
 
-    /// Records a response to a request that was sent at `sent`. Engines call it.
+    /// Records a response to a request that this process sent at `sent`. Engines call this function.
     pub fn answered(&self, now: Monotonic, sent: Monotonic) {
         if self.0.deadline.extend(now, deadline(sent, self.0.timeout)) {
             self.become_unless_lost(SessionState::Connected);
         }
     }
 
-    /// Records a request without a response. Engines call it.
+    /// Records that a request got no response. Engines call this function.
     pub fn suspend(&self) {
         self.become_unless_lost(SessionState::Suspended);
     }
 
-    /// Records that the session has ended or that its state will not be known again. Engines call it.
+    /// Records that the session has ended, or that this process will no longer learn its state. Engines call this
+    /// function.
     pub fn lose(&self) {
         self.0.deadline.end();
         self.0.state.send_if_modified(|state| std::mem::replace(state, SessionState::Lost) != SessionState::Lost);
@@ -143,8 +147,8 @@ fn deadline(sent: Monotonic, timeout: Duration) -> Monotonic {
     sent + if timeout == Duration::MAX { timeout } else { timeout - timeout / 4 }
 }
 
-/// Sends pings until the session has ended, and then marks the session as lost. Engines call it. `ping` is any request
-/// that the engine counts as a sign of life.
+/// Sends pings until the session has ended, and then marks the session as lost. Engines call this function. `ping` is
+/// any request that renews the session.
 pub async fn keep(
     runtime: &Runtime,
     session: &Session,
@@ -206,7 +210,7 @@ mod tests {
         Monotonic::from_start(Duration::from_secs(count))
     }
 
-    /// Keeps a session alive. The first `answered` pings get a response at once.
+    /// Starts a task that sends pings for a session. The first `answered` pings get a response at once.
     fn kept_alive(runtime: &Runtime, answered: u32, then: Option<TreeError>) -> (Session, TaskSet) {
         let session = Session::new(SessionId(7), TIMEOUT, runtime.monotonic());
         let tasks = TaskSet::new(runtime);
@@ -223,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn unanswered_session_is_suspended_then_lost_before_its_timeout() {
+    fn session_without_responses_is_lost_before_its_timeout() {
         let simulation = Simulation::new(3);
         simulation.run_until(async {
             let runtime = simulation.outside();
@@ -243,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn session_unknown_to_the_engine_is_lost_at_once() {
+    fn session_that_the_engine_does_not_know_is_lost_at_once() {
         let simulation = Simulation::new(3);
         simulation.run_until(async {
             let runtime = simulation.outside();
@@ -256,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn answered_session_stays_valid_and_reconnects() {
+    fn session_with_responses_stays_valid_and_reconnects() {
         let simulation = Simulation::new(3);
         simulation.run_until(async {
             let runtime = simulation.outside();

@@ -18,30 +18,30 @@ pub enum Event {
     /// The node's data changed.
     Changed(NodePath),
     Deleted(NodePath),
-    /// The set of children changed. Only [`Watch`]es of children report this event; [`Events`] report each child
+    /// The set of children changed. Only a [`Watch`] of children reports this event. [`Events`] report each child
     /// itself.
     ChildrenChanged(NodePath),
-    /// Some events may be missing, so the caller reads all nodes again. Only [`Events`] report this event.
+    /// Some events may be missing, so the caller must read all nodes again. Only [`Events`] report this event.
     Gap,
 }
 
-/// Future of the first event after the read that created the watch. Fails with [`TreeError::SessionLost`] if the
-/// session ends first. No event is lost when a connection is lost and restored. Dropping the watch removes it from the
-/// engine.
+/// Future of the first event after the read that created the watch. It returns [`TreeError::SessionLost`] if the
+/// session ends first. The watch also reports an event that happens while the connection is lost. A drop of the watch
+/// removes it from the engine.
 #[must_use = "a dropped watch reports nothing"]
 pub struct Watch(BoxFuture<'static, Result<Event, TreeError>>);
 
-/// Sending half of a [`Watch`]. Dropping it signals the end of the session to the watch.
+/// Sending half of a [`Watch`]. Its drop signals the end of the session to the watch.
 #[derive(Debug)]
 pub struct WatchSender(oneshot::Sender<Event>);
 
 impl Watch {
-    /// Creates a watch from a future. `event` must be ready before a read shows the change. Engines call it.
+    /// Creates a watch from a future. `event` must be ready before a read shows the change. Engines call this function.
     pub fn of(event: impl Future<Output = Result<Event, TreeError>> + Send + 'static) -> Self {
         Watch(Box::pin(event))
     }
 
-    /// Creates a watch and its sending half. Engines call it.
+    /// Creates a watch and its sending half. Engines call this function.
     pub fn new() -> (WatchSender, Self) {
         let (sender, receiver) = oneshot::channel();
         (WatchSender(sender), Watch::of(async { receiver.await.map_err(|_closed| TreeError::SessionLost) }))
@@ -50,7 +50,7 @@ impl Watch {
 
 impl WatchSender {
     pub fn fire(self, event: Event) {
-        // A closed channel means that the receiver dropped its watch, which is allowed.
+        // If the channel is closed, the receiver has dropped its watch, which is allowed.
         drop(self.0.send(event));
     }
 
@@ -74,35 +74,35 @@ impl fmt::Debug for Watch {
     }
 }
 
-/// Stream of all events in their order. It ends with the session. At most [`Events::WAITING_MAX`] events wait. A slower
-/// reader gets one [`Event::Gap`] in place of the rest.
-#[must_use = "events must be read from the stream"]
+/// Stream of all events in their order. It ends with the session. At most [`Events::WAITING_MAX`] events wait for the
+/// reader. A reader that is too slow gets one [`Event::Gap`] in place of the other events.
+#[must_use = "the caller must read events from the stream"]
 pub struct Events(BoxStream<'static, Event>);
 
-/// Sending half of [`Events`]. Dropping it signals the end of the session to the reader.
+/// Sending half of [`Events`]. Its drop signals the end of the session to the reader.
 #[derive(Debug)]
 pub struct EventSender {
     sender: mpsc::Sender<Event>,
-    /// True if events were left out since the last event that was sent.
+    /// True if the sender has left out events since the last event that it sent.
     is_behind: bool,
 }
 
 impl Events {
     pub const WAITING_MAX: usize = 4_096;
 
-    /// Creates the stream from another stream. Engines call it.
+    /// Creates a stream of events from another stream. Engines call this function.
     pub fn of(events: impl Stream<Item = Event> + Send + 'static) -> Self {
         Events(events.boxed())
     }
 
-    /// Creates the stream and its sending half. Engines call it.
+    /// Creates a stream of events and its sending half. Engines call this function.
     pub fn new() -> (EventSender, Self) {
         let (sender, mut receiver) = mpsc::channel(Self::WAITING_MAX);
         (EventSender { sender, is_behind: false }, Events::of(poll_fn(move |cx| receiver.poll_recv(cx))))
     }
 
-    /// Returns the next event without waiting. Returns `None` if no event is ready or the stream has ended. In a long
-    /// loop inside a tokio task it also returns `None` now and then, because tokio makes the task yield.
+    /// Returns the next event without a wait. Returns `None` if no event is ready or the stream has ended. In a long
+    /// loop inside a tokio task, it sometimes also returns `None` because tokio forces the task to yield.
     pub fn try_next(&mut self) -> Option<Event> {
         self.next().now_or_never().flatten()
     }
@@ -116,7 +116,8 @@ impl EventSender {
 
     /// Sends an event. Returns false if the reader has dropped the stream.
     pub fn send(&mut self, event: Event) -> bool {
-        // The last slot is reserved for the gap, so that the reader learns of the gap even if nothing else happens.
+        // The sender reserves the last slot for the gap. The reader therefore receives the gap even if no other event
+        // follows.
         if self.is_behind && self.sender.capacity() == Events::WAITING_MAX {
             self.is_behind = false;
         }
@@ -152,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn excess_events_are_reported_as_one_gap() {
+    fn stream_reports_excess_events_as_one_gap() {
         let (mut sender, mut events) = Events::new();
         for round in 0..2 {
             for number in 0..Events::WAITING_MAX + 10 {
@@ -169,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn gap_is_kept_until_it_is_read() {
+    fn gap_remains_in_the_stream_until_the_reader_receives_it() {
         let (mut sender, mut events) = Events::new();
         (0..Events::WAITING_MAX).for_each(|number| assert!(sender.send(event(number))));
         assert_eq!(events.try_next(), Some(event(0)));

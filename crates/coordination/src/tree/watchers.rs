@@ -1,4 +1,4 @@
-//! A registry of watches, for engines that see every change.
+//! Registry of watches, for engines that see every change.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use super::{Event, EventSender, Events, NodePath, SessionId, Watch, WatchSender}
 /// All watches of one tree.
 #[derive(Debug, Default)]
 pub struct Watchers {
-    /// Watches by the watched path.
+    /// Watches by the path that they watch.
     at: BTreeMap<NodePath, Vec<Watcher>>,
 }
 
@@ -33,7 +33,8 @@ impl Watcher {
         }
     }
 
-    /// Reports an event at `path`, which is `watched` or below it. Returns `self` if the watch waits for more events.
+    /// Reports an event at `path`. This path is `watched` or a path below it. Returns `self` if the watch can report
+    /// more events.
     fn report(mut self, watched: &NodePath, path: &NodePath, event: &Event) -> Option<Self> {
         let is_same = watched == path;
         let is_child = || path.parent().as_ref() == Some(watched);
@@ -90,7 +91,8 @@ impl Watchers {
         self.retain(|watcher| watcher.session != session);
     }
 
-    /// Removes the watches that have no receiver any more. The paths of events are cleaned without this call.
+    /// Removes the watches whose receivers no longer exist. [`Watchers::tell`] already removes such watches at the
+    /// paths of events.
     pub fn sweep(&mut self) {
         self.retain(Watcher::is_wanted);
     }

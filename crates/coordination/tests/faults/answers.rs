@@ -1,4 +1,4 @@
-//! Lost responses, and processes that die before they get a response: criterion A4.
+//! Tests criterion A4 with lost responses, and with processes that die before they get a response.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ on_both! {
     a4_kills_during_acquisition_do_not_block_others
 }
 
-/// Text that the request to create a place contains, and no earlier request.
+/// Text that only the request to create a place contains, and no earlier request.
 const PLACE: &str = "-lock-";
 
 fn a4_place_with_lost_response_is_found_and_kept(engine: &Engine) {
@@ -40,7 +40,7 @@ fn a4_place_with_lost_response_is_found_and_kept(engine: &Engine) {
         assert!(route.has_lost_response());
         let created = holder.nodes().await;
         route.cut(false);
-        // The candidate waits with the place that it has.
+        // The candidate finds its place and waits with it. It creates no other place.
         for _ in 0..50 {
             assert!((&mut waiting).now_or_never().is_none(), "another candidate leads");
             assert_eq!(holder.nodes().await, created, "the candidate has one place");
@@ -97,7 +97,7 @@ fn a4_abandoned_place_with_lost_response_is_removed(engine: &Engine) {
 fn a4_killed_process_blocks_others_for_at_most_its_session(engine: &Engine) {
     let (route, group) = (engine.route(), Group::new(SESSION));
     with_real_runtime(async |runtime| {
-        // The parent exists first, so that the first request with this text creates the place.
+        // Create the parent first. The first request that contains `PLACE` then creates the place.
         let tree = engine.peer(&runtime, SESSION).await.tree().await;
         tree.create(&path("/group"), Bytes::new(), CreateMode::Persistent, Acl::Open).await.unwrap();
     });
@@ -122,7 +122,7 @@ fn a4_kills_during_acquisition_do_not_block_others(engine: &Engine) {
     let group = Group::new(SESSION);
     for round in 0..12 {
         let mut dying = group.start(&engine.url(), "dying");
-        // The process may be at any point by now: before its session, its place, its response or its leadership.
+        // Depending on the round, the process has no session yet, no place, no response, or no leadership.
         std::thread::sleep(Duration::from_millis(5 * round));
         dying.kill();
     }

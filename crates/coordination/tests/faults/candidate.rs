@@ -19,14 +19,14 @@ pub(crate) struct Group {
     session: Duration,
 }
 
-/// Candidate process. Dropping it kills the process.
+/// Candidate process. A drop of this value kills the process.
 pub(crate) struct Candidate {
     pub(crate) id: String,
     child: Child,
 }
 
-/// Returns the path of the candidate program. `cargo test --package coordination` builds the examples together
-/// with the tests. With `--test faults` it does not build them, and an old program may run.
+/// Returns the path of the candidate program. `cargo test --package coordination` builds the examples together with the
+/// tests. With `--test faults`, cargo does not build the examples, so the tests may run an old program.
 fn program() -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     let program = tests.parent().unwrap().parent().unwrap().join("examples/candidate");
@@ -70,7 +70,7 @@ impl Candidate {
         self.child.wait().unwrap();
     }
 
-    /// Pauses the process without any notice to it.
+    /// Pauses the process. The process receives no notice.
     pub(crate) fn pause(&self) {
         self.signal(Signal::STOP);
     }

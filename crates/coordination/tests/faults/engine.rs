@@ -1,4 +1,4 @@
-//! Engines of the fault tests, and routes to them that the tests can cut.
+//! Engines of the fault tests, and routes to these engines. The tests can cut the routes.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,12 +19,12 @@ enum Servers {
     Postgres(Postgres),
 }
 
-/// Tree of one test, on servers that it may share with other tests.
+/// Tree of one test. Other tests may use the same servers at the same time.
 pub(crate) struct Engine {
     servers: &'static Servers,
     /// Name of the root on ZooKeeper, or of the database on PostgreSQL.
     name: String,
-    /// Lock of a test that needs the servers exclusively, because it stops them.
+    /// Lock of a test that needs the servers exclusively because it stops them.
     _exclusive: Option<MutexGuard<'static, ()>>,
 }
 
@@ -36,7 +36,8 @@ pub(crate) struct Route {
 
 type Shared = OnceLock<Servers>;
 
-/// Servers that all tests share, and servers that one test at a time may stop.
+/// Servers of ZooKeeper. All tests share the first entry. The second entry is for one test at a time, which may stop
+/// the servers.
 static ZOOKEEPER: [Shared; 2] = [const { OnceLock::new() }; 2];
 static POSTGRES: [Shared; 2] = [const { OnceLock::new() }; 2];
 static EXCLUSIVE: LazyLock<[Mutex<()>; 2]> = LazyLock::new(Default::default);
@@ -50,7 +51,7 @@ fn postgres_of(shared: &'static Shared) -> &'static Servers {
 }
 
 fn lock_exclusively(at: usize) -> Option<MutexGuard<'static, ()>> {
-    // A failed test must leave running servers, or the next test fails as well.
+    // The lock may be poisoned by a failed test. The next test works if the failed test has left the servers running.
     Some(EXCLUSIVE[at].lock().unwrap_or_else(PoisonError::into_inner))
 }
 
@@ -63,7 +64,7 @@ impl Engine {
         Engine::on(postgres_of(&POSTGRES[0]), None)
     }
 
-    /// Engine of the same kind on servers that no other test uses at the same time.
+    /// Returns an engine of the same kind on servers that no other test uses at the same time.
     pub(crate) fn exclusive(&self) -> Self {
         match self.servers {
             Servers::Zookeeper(_) => {
@@ -84,7 +85,7 @@ impl Engine {
             Servers::Postgres(server) => {
                 let url = server.create_database().unwrap();
                 let migrated = url.clone();
-                // Migrate on a separate thread, because the caller may already be inside a runtime.
+                // Run the migration on a separate thread, because the caller may already be inside a runtime.
                 let migrating = || {
                     with_real_runtime(async move |runtime| {
                         coordination_connect::migrate(&runtime, &migrated, None).await
@@ -147,7 +148,7 @@ impl Engine {
         }
     }
 
-    /// Kills and restarts the most important server: the leader of the ensemble, or the database.
+    /// Kills and restarts the server that orders the changes. This is the leader of the ensemble, or the database.
     pub(crate) fn restart_leader(&self) {
         match self.servers {
             Servers::Zookeeper(servers) => servers.restart(servers.leader().unwrap()).unwrap(),
@@ -165,7 +166,7 @@ impl Route {
         self.proxies.iter().for_each(|proxy| proxy.cut(is_cut));
     }
 
-    /// Loses the response of the server that receives the matching request.
+    /// Drops the response to the next request that contains the text `to`, and all later responses until `cut(false)`.
     pub(crate) fn lose_response(&self, to: &str) {
         self.proxies.iter().for_each(|proxy| proxy.lose_answer(to));
     }
@@ -179,7 +180,7 @@ impl Route {
     }
 }
 
-/// Client that plays a separate process inside the test's own process.
+/// Client that acts as a separate process, but runs inside the test process.
 pub(crate) struct Peer {
     pub(crate) runtime: Runtime,
     pub(crate) client: Client,
@@ -212,7 +213,7 @@ impl Peer {
         }
     }
 
-    /// Returns the ids of all candidates, the leader first.
+    /// Returns the ids of all candidates. The leader is the first.
     pub(crate) async fn candidate_ids(&self) -> Vec<String> {
         let request = async || {
             self.client.session().await?.sync().await?;
@@ -235,7 +236,7 @@ impl Peer {
         self.retry("the nodes of the leader group are listed", request).await
     }
 
-    /// Retries while a busy server does not respond in time, in another session if the session is lost.
+    /// Repeats a request while a busy server does not respond in time. Uses another session if the session is lost.
     async fn retry<T>(&self, event: &str, request: impl AsyncFn() -> Result<T, TreeError>) -> T {
         let retrying = async {
             loop {

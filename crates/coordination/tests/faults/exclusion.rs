@@ -1,4 +1,4 @@
-//! Leaders that are killed, paused and cut off: criterion A1, together with A6 and A7 for processes.
+//! Tests that kill, pause and cut off leaders. They test criterion A1, and criteria A6 and A7 for processes.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ fn a1_a7_cut_off_leader_ends_before_the_next_and_joins_again(engine: &Engine) {
         assert_ne!(next.id, first.id);
         assert_in_time(cut, &next);
         let ended = group.history.leaderships().into_iter().find(|one| one.term == first.term).unwrap();
-        // The last request that got a response was sent before the cut.
+        // The leader sent its last request that got a response before the cut.
         assert!(ended.last_live <= cut + (SESSION * 3 / 4).as_nanos(), "the leader trusted its guard for too long");
 
         networks[at].cut(false).unwrap();
@@ -56,7 +56,7 @@ fn a1_a7_cut_off_leader_ends_before_the_next_and_joins_again(engine: &Engine) {
         until("the former leader is in the line again", || (candidate_count(engine) == 2).then_some(()));
         first = next;
     }
-    // The former leader is now at the end of the line, and its turn comes.
+    // The former leader is now the last candidate in the line. It leads after the present leader dies.
     let at = position(&all, &first.id);
     all[at].kill();
     let killed = now();
@@ -109,7 +109,7 @@ fn a1_a6_killed_leaders_are_followed_one_by_one(engine: &Engine) {
     group.history.assert_exclusive();
 }
 
-/// An operator deletes the whole line while a candidate leads.
+/// Deletes the whole line while a candidate leads, as an operator may do.
 fn a2_a7_candidates_rejoin_with_later_terms_after_deletion(engine: &Engine) {
     let group = Group::new(SESSION);
     let _all = ["one", "two", "three"].map(|id| group.start(&engine.url(), id));
@@ -129,7 +129,7 @@ fn a2_a7_candidates_rejoin_with_later_terms_after_deletion(engine: &Engine) {
         leader = group.history.leader_after(leader.term);
     }
     until("all candidates are in the line", || (candidate_count(engine) == 3).then_some(()));
-    // A leader cannot foresee the deletion of its node, but its fence rejects later writes.
+    // A leader does not know at once that its node was deleted, but its fence rejects later writes.
     group.history.assert_fenced();
 }
 

@@ -1,4 +1,4 @@
-//! A guard whose engine no longer responds: criterion A3.
+//! Tests criterion A3 with a guard whose engine no longer responds.
 
 use coordination::recipes::{Held, Trust};
 use runtime::Runtime;
@@ -11,14 +11,15 @@ on_both! {
     a3_guard_ends_before_takeover_when_engine_is_paused
 }
 
-/// Asserts that the guard ends for good by its deadline, given the time `silent` of the last possible response.
+/// Asserts that the guard ends at the latest at its deadline and does not become valid again. The engine has sent no
+/// response after the time `silent`.
 async fn assert_ends_in_time(peer: &Peer, held: &Held, silent: runtime::Monotonic) {
     let runtime: &Runtime = &peer.runtime;
     let cancelled = async {
         held.cancelled().await;
         runtime.monotonic()
     };
-    // A caller sees the end through `is_valid` without any notification.
+    // A caller of `is_valid` sees the end without any notification.
     let polling = async {
         loop {
             let (before, is_valid) = (runtime.monotonic(), held.is_valid());
@@ -30,10 +31,10 @@ async fn assert_ends_in_time(peer: &Peer, held: &Held, silent: runtime::Monotoni
         }
     };
     let (notified, ()) = peer.within("the guard ends", futures_util::future::join(cancelled, polling)).await;
-    // The last request that got a response was sent before `silent`.
+    // The session sent its last request that got a response before `silent`.
     assert!(held.deadline() <= silent + SESSION * 3 / 4);
-    // Another candidate may lead a whole timeout after the engine received that request, which is later than its
-    // sending.
+    // Another candidate may lead one timeout after the engine received that request. The engine received it after the
+    // session sent it.
     let took = notified.since(silent);
     assert!(took < SESSION, "the holder was notified after {took:?}");
     assert!(!held.is_valid());
@@ -45,7 +46,7 @@ fn a3_guard_ends_before_takeover_when_connection_is_cut(engine: &Engine) {
             let route = engine.route();
             let peer = route.peer(&runtime, SESSION).await;
             let held = peer.within("the candidate leads", peer.selector("one", trust).lead()).await.unwrap();
-            // Let the session be renewed for a while.
+            // Wait while the session renews itself.
             runtime.sleep(SESSION / 2).await;
             assert!(held.is_valid());
             route.cut(true);

@@ -1,5 +1,5 @@
-//! Handover to the next leader: which candidates are woken, and how soon the next one leads (criterion A5, and A6 for
-//! leaders that resign).
+//! Tests of the handover to the next leader. They test which candidates a departure wakes (criterion A5), and how soon
+//! the next candidate leads after a leader resigns (criterion A6).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,14 +17,15 @@ on_both! {
     a6_resigning_leader_is_followed_at_once
 }
 
-/// Number of candidates, each with its own session, spread over the connections of several processes.
+/// Number of candidates. Each candidate has a separate session, and the candidates share the connections of several
+/// processes.
 const CANDIDATES: usize = 30;
 const PROCESSES: usize = 5;
-/// Requests of one candidate from its wake-up to the removal of its place: a listing that shows that it is the first, a
-/// watch of its own node, a second look when that node is deleted, and the removal.
+/// Largest number of requests of one candidate from its wake-up to the removal of its place. The candidate lists the
+/// line, watches its own node, removes its place, and reads its own node again after the deletion.
 const REQUESTS: u64 = 4;
-/// Limit for the median handover. A removal, a watch and a listing take some milliseconds, even on a busy machine in
-/// most cases.
+/// Limit for the median duration of a handover. A handover consists of a removal, a watch and a listing. In most cases
+/// it takes some milliseconds, even on a busy machine.
 const HANDOVER_MAX: Duration = Duration::from_millis(500);
 
 fn a5_each_release_wakes_one_of_thirty_candidates(engine: &Engine) {
@@ -46,7 +47,7 @@ fn a5_each_release_wakes_one_of_thirty_candidates(engine: &Engine) {
         let requests = || peers.iter().map(|(_, counted)| counted.requests()).collect::<Vec<u64>>();
         let mut quiet = (requests(), 0);
         let all = async {
-            // Wait until all candidates wait and no request is in progress.
+            // Wait until all candidates are in the line and no request is in progress.
             while quiet.1 < 20 || watcher.nodes().await.len() < CANDIDATES {
                 assert!(waiting.next().now_or_never().is_none(), "two candidates lead");
                 runtime.sleep(Duration::from_millis(25)).await;
@@ -61,7 +62,7 @@ fn a5_each_release_wakes_one_of_thirty_candidates(engine: &Engine) {
             held.release().await;
             (leader, held) = watcher.within("the next candidate leads", waiting.next()).await.unwrap();
             done.push(leader);
-            // No handover so far has woken a candidate that still waits.
+            // No handover until now has woken a candidate that still waits.
             let now = requests();
             for at in (0..CANDIDATES).filter(|at| !done.contains(at)) {
                 assert_eq!(now[at], before[at], "candidate {at} was woken before its turn: {done:?}");
@@ -87,7 +88,7 @@ fn a6_resigning_leader_is_followed_at_once(engine: &Engine) {
                 to.candidate_ids().await.len() == 2
             })
             .await;
-            // The candidate has set its watch by now, or looks after the release.
+            // The candidate either has already set its watch, or reads the line after the release.
             let (term, released) = (held.term(), runtime.monotonic());
             let (next, ()) =
                 to.within("the candidate leads", futures_util::future::join(waiting, held.release())).await;

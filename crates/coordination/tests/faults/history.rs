@@ -1,5 +1,5 @@
-//! Events of the candidates on a clock that all processes of the machine share, and checks of the promises on these
-//! events.
+//! Records the events of the candidates and checks the promises on these events. The times are from a clock that all
+//! processes of the machine share.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -85,21 +85,21 @@ impl History {
         by_term.into_values().collect()
     }
 
-    /// Waits for a leader with a term above `term` that has written and not stopped.
+    /// Waits for a leader with a term above `term` that has written and has not stopped. Returns its leadership.
     #[track_caller]
     pub(crate) fn leader_after(&self, term: u64) -> Leadership {
         until("a candidate leads", || {
             let last = self.leaderships().pop().filter(|last| last.term > term)?;
             let has_stopped = |entry: &Entry| entry.term == last.term && matches!(entry.event, Event::Stop);
-            // A write shows that the leader is working.
+            // A write proves that the leader is working.
             let has_written = |entry: &Entry| entry.term == last.term && matches!(entry.event, Event::Wrote { .. });
             let entries = self.entries();
             (entries.iter().any(has_written) && !entries.iter().any(has_stopped)).then_some(last)
         })
     }
 
-    /// Waits for all writes that the holder of `term` tried after its leadership, and returns whether each was
-    /// accepted.
+    /// Waits for all writes that the holder of `term` tried after its leadership. Returns for each target whether it
+    /// accepted the write.
     #[track_caller]
     pub(crate) fn late_writes_of(&self, term: u64) -> BTreeMap<String, bool> {
         until("the former leader has tried its late writes", || {
@@ -113,8 +113,8 @@ impl History {
         })
     }
 
-    /// Asserts that each leadership ended before the next began, and that the sink rejected no write of a leader
-    /// because of a later one.
+    /// Asserts that each leadership ended before the next leadership began. Also asserts that the sink rejected no
+    /// write during a leadership.
     #[track_caller]
     pub(crate) fn assert_exclusive(&self) {
         let all = self.leaderships();
@@ -129,7 +129,7 @@ impl History {
         self.assert_fenced();
     }
 
-    /// Asserts that the tree accepted no write of an older term after a write of a later term.
+    /// Asserts that the tree accepted no write with an older term after a write with a later term.
     #[track_caller]
     pub(crate) fn assert_fenced(&self) {
         let mut terms = BTreeMap::new();
@@ -146,7 +146,7 @@ impl History {
         );
     }
 
-    /// Returns the number of accepted writes under a term.
+    /// Returns the number of writes with this term that the tree accepted.
     pub(crate) fn writes_of(&self, term: u64) -> usize {
         let is_write = |entry: &&Entry| entry.term == term && matches!(entry.event, Event::Wrote { .. });
         self.entries().iter().filter(is_write).count()

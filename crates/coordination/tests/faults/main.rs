@@ -1,19 +1,19 @@
-//! Promises of leader election (criteria A1 to A8), on a real ZooKeeper and a real PostgreSQL, while processes, servers
-//! and networks fail.
+//! Tests of the promises of leader election (criteria A1 to A8), on a real ZooKeeper and a real PostgreSQL, while
+//! processes, servers and networks fail.
 //!
-//! - A1: Two leaderships of a leader group never overlap by any clock of the machine. Writes with an older term are
-//!   rejected.
-//! - A2: Terms rise strictly, even if nodes are deleted and created again or servers are restarted.
-//! - A3: A leader that gets no response knows by its own clock that it does not lead any more before another process
-//!   may lead.
-//! - A4: A node whose creation got no response blocks other processes for at most the session's timeout.
-//! - A5: A departure wakes one candidate, however many wait.
-//! - A6: If one candidate and the engine are alive, there is a leader within the session's timeout plus a short time.
-//! - A7: A candidate that lost its session joins again by itself, at the end of the line.
+//! - A1: Two leaderships of a leader group never overlap by any clock of the machine. The target of a write rejects a
+//!   write with an older term.
+//! - A2: Terms rise strictly, even if processes delete nodes and create them again, or if servers restart.
+//! - A3: A leader that gets no response knows by its own clock that it no longer leads, before another process may
+//!   lead.
+//! - A4: If the creation of a node gets no response, the node blocks other processes at most for the session's timeout.
+//! - A5: A departure wakes only one candidate, for any number of waiting candidates.
+//! - A6: If one candidate and the engine are alive, a candidate leads within the session's timeout plus a short time.
+//! - A7: A candidate that has lost its session joins the line again by itself, at the end.
 //! - A8: User code that runs during a leadership blocks neither the session nor the client.
 //!
 //! The suite `coordination_conformance::recipes` covers the promises that a single process can show. It runs on these
-//! engines, too, and on the engine in memory.
+//! two engines and on the engine in memory.
 //!
 //! `examples/candidate.rs` is the program that the tests kill, pause and cut off. The tests need root for network
 //! namespaces.
@@ -48,13 +48,13 @@ use std::time::{Duration, Instant};
 
 /// Longest wait for a step that usually takes milliseconds, on a busy machine with two cores.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Timeout of sessions whose end a test waits for. It tolerates pauses of half of it in processes of a busy machine.
+/// Timeout of sessions whose end a test waits for. On a busy machine, a process may pause for half of this timeout.
 const SESSION: Duration = Duration::from_secs(3);
-/// Timeout of sessions whose end no test waits for.
+/// Timeout of sessions that do not end during a test.
 const LONG: Duration = Duration::from_secs(30);
-/// Time that a new leader may take beyond the session's timeout. ZooKeeper checks sessions once in a tick (100 ms
-/// here), and PostgreSQL's clients check four times per second. A watch and one or two requests follow. The rest allows
-/// for a busy machine.
+/// Time that a new leader may need in addition to the session's timeout. ZooKeeper checks sessions once in a tick,
+/// which is 100 ms in these tests. The clients of PostgreSQL check four times per second. A watch and one or two
+/// requests follow. Most of the time is a margin for a busy machine.
 const BOUND: Duration = Duration::from_secs(4);
 
 /// Polls until `look` returns a value, because a real process does not notify the test of its progress.

@@ -1,4 +1,4 @@
-//! Restarts of killed servers on their data: criterion A2, and A6 afterwards.
+//! Tests that kill servers and restart them on their data. They test criterion A2, and criterion A6 after the restart.
 
 use coordination::recipes::Trust;
 use coordination::tree::Expected;
@@ -45,7 +45,7 @@ fn a1_a6_leadership_resumes_after_servers_are_killed(engine: &Engine) {
     for restart in [Engine::restart_leader, Engine::restart] {
         restart(&engine);
         let serving = now();
-        // The old leader, if its session has survived the restart, or the next leader.
+        // The old leader leads if its session has survived the restart. Otherwise the next leader leads.
         let leads = crate::until("a candidate leads", || {
             let last = group.history.leaderships().pop()?;
             (last.last_live > serving).then_some(last)

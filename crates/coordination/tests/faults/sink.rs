@@ -1,4 +1,4 @@
-//! A service outside of the tree that rejects a write with a term below the greatest term it has received.
+//! Service outside of the tree. It rejects a write with a term below the greatest term that it has received.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -8,7 +8,7 @@ use std::thread;
 
 use tempfile::TempDir;
 
-/// The service, which any network namespace can reach through the path of its socket.
+/// The service. Processes in every network namespace can reach it through the path of its socket.
 pub(crate) struct Sink {
     folder: TempDir,
     highest: Arc<Mutex<u64>>,

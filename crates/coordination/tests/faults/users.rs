@@ -1,4 +1,4 @@
-//! User code that runs during a leadership: criterion A8.
+//! Tests criterion A8 with user code that runs during a leadership.
 
 use coordination::recipes::{Leading, Trust};
 use tokio_util::sync::CancellationToken;
@@ -10,7 +10,7 @@ on_both! {
     a8_leader_that_blocks_its_thread_keeps_its_session
 }
 
-/// Runs on a runtime with a second thread, which runs the tasks of the session.
+/// The runtime of this test has a second thread, which runs the tasks of the session.
 fn a8_leader_that_blocks_its_thread_keeps_its_session(engine: &Engine) {
     with_real_runtime(async |runtime| {
         let (peer, stop) = (engine.peer(&runtime, SESSION).await, CancellationToken::new());
@@ -20,13 +20,13 @@ fn a8_leader_that_blocks_its_thread_keeps_its_session(engine: &Engine) {
         // Run the leadership in a task of the runtime, as a service does.
         let leading = runtime.detached("leadership", async move {
             let task = async |leading: Leading| {
-                // Wake another task last, which would then be the next task on this thread.
+                // Wake another task last. That task would then be the next task on this thread.
                 kept.session().await.unwrap().sync().await.unwrap();
                 std::thread::sleep(SESSION * 2);
                 let (was_cancelled, session) = (leading.over.is_cancelled(), kept.session().await.unwrap());
                 session.sync().await.unwrap();
                 let begun = clock.monotonic();
-                // The thread is also blocked when it computes instead of sleeping.
+                // A computation blocks the thread just like a sleep.
                 while clock.monotonic().since(begun) < SESSION {
                     std::hint::spin_loop();
                 }

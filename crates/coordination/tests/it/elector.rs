@@ -1,4 +1,4 @@
-//! The elector in memory passes the suite of its port, and the suite detects deliberate bugs.
+//! Runs the conformance suite of electors on the elector in memory. Also tests that the suite detects deliberate bugs.
 
 mod mutants;
 
@@ -25,7 +25,7 @@ mod real {
     }
 }
 
-/// Runs the cases with an interleaving of calls that the seed determines.
+/// Runs the cases in a simulation. Its seed determines the interleaving of the calls.
 mod simulated {
     use super::*;
 
@@ -39,7 +39,7 @@ mod simulated {
     }
 }
 
-/// Elector in memory as a subject of the suite.
+/// Implements the subject of the suite for the elector in memory.
 struct Memory {
     runtime: Runtime,
     options: MemoryOptions,
@@ -53,7 +53,7 @@ impl Memory {
         Memory { runtime, options, electors: Mutex::default(), wrap }
     }
 
-    /// Wraps each opened elector in a broken one.
+    /// Wraps each elector that a case opens in a broken elector.
     fn broken(self, wrap: impl Fn(MemoryElector) -> Arc<dyn Elector> + Send + Sync + 'static) -> Self {
         Memory { wrap: Box::new(wrap), ..self }
     }

@@ -1,4 +1,5 @@
-//! The examples as processes that are killed, paused and restarted, on a real ZooKeeper and a real PostgreSQL.
+//! Tests of the examples on a real ZooKeeper and a real PostgreSQL. The tests run the examples as processes and kill,
+//! pause and restart them.
 
 #![expect(clippy::unwrap_used, reason = "a helper of tests fails like a test")]
 #![expect(clippy::disallowed_methods, reason = "the tests start processes, which use the machine's clocks")]
@@ -17,12 +18,13 @@ use coordination::tree::{Node, NodePath, SessionOptions, TreeError};
 use runtime::Runtime;
 use rustix::process::{Pid, Signal};
 
-/// Longest wait for a step that takes seconds at most.
+/// Time limit of a step that normally takes a few seconds at most.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Extra time for steps without a bound in the promise: the start of a process, the response to a request.
+/// Extra time for steps whose duration the promises do not limit, for example the start of a process or the response to
+/// a request.
 const SLACK: Duration = Duration::from_secs(10);
 
-/// URL with a separate root for each test.
+/// Returns a URL with a separate root for each test.
 fn zookeeper() -> String {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let next = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -49,7 +51,7 @@ fn until(event: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Polls like [`until`] for a condition that sends requests to an engine.
+/// Works like [`until`], for a condition that sends requests to an engine.
 async fn until_async(event: &str, mut condition: impl AsyncFnMut() -> bool) {
     let deadline = Instant::now() + TIMEOUT;
     while !condition().await {
@@ -58,7 +60,7 @@ async fn until_async(event: &str, mut condition: impl AsyncFnMut() -> bool) {
     }
 }
 
-/// Nodes as the test sees them.
+/// Access of the test to the nodes of the tree.
 #[derive(Clone)]
 struct Nodes {
     client: Client,
@@ -70,7 +72,7 @@ impl Nodes {
         Nodes { client: Client::new(runtime, trees, SessionOptions::default()) }
     }
 
-    /// Returns the names of the children, or nothing if the node does not exist.
+    /// Returns the names of the children, or an empty list if the node does not exist.
     async fn names(&self, path: &NodePath) -> Vec<String> {
         let tree = self.client.session().await.unwrap();
         let children = retry(async || {
@@ -86,7 +88,7 @@ impl Nodes {
     }
 }
 
-/// Retries while a busy database does not respond in time. Returns `None` if the node does not exist.
+/// Repeats a request while a busy database does not respond in time. Returns `None` if the node does not exist.
 async fn retry<T>(request: impl AsyncFn() -> Result<T, TreeError>) -> Option<T> {
     loop {
         match request().await {
@@ -129,7 +131,7 @@ fn stderr_of_failure(name: &str, arguments: &[&str]) -> String {
     String::from_utf8(output.stderr).unwrap()
 }
 
-/// Running example with its output in a file. Dropping it kills the process.
+/// Running example, which writes its output to a file. A drop of this value kills the process.
 struct Process {
     child: Child,
     output: PathBuf,
@@ -158,7 +160,7 @@ impl Process {
         self.child.wait().unwrap();
     }
 
-    /// Interrupts the process like Ctrl-C.
+    /// Interrupts the process like Ctrl-C, and waits until it ends.
     fn interrupt(mut self) -> ExitStatus {
         self.signal(Signal::INT);
         let mut ended = None;

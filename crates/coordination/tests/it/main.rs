@@ -1,5 +1,5 @@
-//! The engines in memory pass the suites of their ports, the recipes pass on them, and the suites detect deliberate
-//! bugs.
+//! Runs the conformance suites of the ports and the recipes on the engines in memory. Also tests that the suites detect
+//! deliberate bugs, and tests the examples and the code in the documentation.
 
 mod elector;
 mod examples;

@@ -9,7 +9,7 @@ use coordination::recipes::Client;
 use coordination::tree::SessionOptions;
 use runtime::Runtime;
 
-/// Client of a tree in memory, as the first part of the page opens it.
+/// Opens a client of a tree in memory, like the first part of the page.
 fn client() -> Client {
     let runtime = Runtime::real();
     let trees = Arc::new(MemoryTrees::new(runtime.clone(), MemoryOptions::default()));
@@ -17,7 +17,7 @@ fn client() -> Client {
 }
 
 #[tokio::test]
-async fn lock_is_acquired_and_released() -> Result<(), Box<dyn Error>> {
+async fn client_acquires_and_releases_a_lock() -> Result<(), Box<dyn Error>> {
     // [getting-started]
     use coordination::memory::{MemoryOptions, MemoryTrees};
     use coordination::recipes::{Client, Lock};
@@ -52,8 +52,8 @@ async fn selector_runs_a_task_while_it_leads() -> Result<(), Box<dyn Error>> {
         .run(&stop, |leading: Leading| {
             let stop = stop.clone();
             async move {
-                // Work here until `leading.over` is cancelled. Writes carry `leading.term` or `leading.fence`.
-                // Check again right before an irreversible step, because this process may have been paused:
+                // Work here until `leading.over` is cancelled. Send `leading.term` or `leading.fence` with each write.
+                // Check again before a step that you cannot undo, because this process may have been paused:
                 assert!(leading.is_valid());
                 stop.cancel();
             }
@@ -64,7 +64,7 @@ async fn selector_runs_a_task_while_it_leads() -> Result<(), Box<dyn Error>> {
 }
 
 #[tokio::test]
-async fn read_write_lock_and_semaphore_admit_several() -> Result<(), Box<dyn Error>> {
+async fn read_write_lock_and_semaphore_admit_several_holders() -> Result<(), Box<dyn Error>> {
     let client = client();
     // [locks]
     use coordination::recipes::{RwLock, Semaphore};
@@ -105,7 +105,7 @@ async fn next_candidate_leads_when_the_first_leaves() -> Result<(), Box<dyn Erro
 }
 
 #[tokio::test]
-async fn barriers_and_counter_meet_and_count() -> Result<(), Box<dyn Error>> {
+async fn process_passes_barriers_and_adds_to_a_counter() -> Result<(), Box<dyn Error>> {
     let client = client();
     // [barriers]
     use coordination::recipes::{Barrier, Counter, DoubleBarrier};
@@ -127,7 +127,7 @@ async fn barriers_and_counter_meet_and_count() -> Result<(), Box<dyn Error>> {
 }
 
 #[tokio::test]
-async fn listener_receives_items_that_are_added() -> Result<(), Box<dyn Error>> {
+async fn bag_listener_receives_an_added_item() -> Result<(), Box<dyn Error>> {
     let client = client();
     // [bag]
     use coordination::recipes::{Bag, BagChange};
@@ -137,7 +137,7 @@ async fn listener_receives_items_that_are_added() -> Result<(), Box<dyn Error>> 
     let first = bag.add("prices".into()).await?;
     let mut listener = bag.listen().await?;
     assert!(listener.present().contains(&first));
-    let own = bag.add_own("weather".into()).await?; // Removed when this process ends.
+    let own = bag.add_own("weather".into()).await?; // The engine removes this item when this process ends.
     assert_eq!(listener.next().await, BagChange::Added(own.id()));
     own.remove().await;
     // [end]
@@ -156,14 +156,14 @@ async fn applicant_receives_an_open_job() -> Result<(), Box<dyn Error>> {
     let role = roles.apply(&"host-7".into()).await?;
     assert_eq!((role.job, &role.description[..]), (job, &b"shard 3 of 8"[..]));
     assert_eq!(roles.assignments().await?[&job].holder, "host-7");
-    roles.jobs().remove(job).await?; // Withdraws the job and notifies its holder.
+    roles.jobs().remove(job).await?; // Removes the job, which notifies its holder.
     role.held.cancelled().await;
     // [end]
     Ok(())
 }
 
 #[tokio::test]
-async fn registered_instance_is_found() -> Result<(), Box<dyn Error>> {
+async fn follower_finds_a_registered_instance() -> Result<(), Box<dyn Error>> {
     let client = client();
     // [discovery]
     use coordination::recipes::{Discovery, Service};
@@ -186,7 +186,7 @@ async fn registered_instance_is_found() -> Result<(), Box<dyn Error>> {
 }
 
 #[tokio::test]
-async fn instance_overrides_a_value() -> Result<(), Box<dyn Error>> {
+async fn instance_overrides_a_value_of_its_service() -> Result<(), Box<dyn Error>> {
     let client = client();
     // [configuration]
     use coordination::recipes::Config;
@@ -203,7 +203,7 @@ async fn instance_overrides_a_value() -> Result<(), Box<dyn Error>> {
 }
 
 #[tokio::test]
-async fn ring_of_members_has_an_owner() -> Result<(), Box<dyn Error>> {
+async fn ring_of_group_members_returns_the_owner_of_a_key() -> Result<(), Box<dyn Error>> {
     let client = client();
     // [groups]
     use coordination::recipes::Group;
@@ -232,7 +232,7 @@ async fn replica_leads_for_its_lease() -> Result<(), Box<dyn Error>> {
 
     let elector = TreeElector::new(&client, NodePath::new("/nodes")?, Form::Polling, Acl::Open);
     let leadership = elector.is_leader("replica-1", Duration::from_secs(5)).await?;
-    assert!(leadership.leads); // For five seconds from the start of the call.
+    assert!(leadership.leads); // The replica leads for five seconds from the start of the call.
     assert_eq!(elector.followers().await?[0].replica, "replica-1");
     // [end]
     Ok(())

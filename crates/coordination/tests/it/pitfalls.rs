@@ -1,4 +1,4 @@
-//! Checks that `docs/pitfalls.md` lists every pitfall and that each test it names exists.
+//! Checks that `docs/pitfalls.md` lists every pitfall and that each test that it names exists.
 
 #![expect(clippy::unwrap_used, reason = "a test fails at an unexpected error")]
 
@@ -38,7 +38,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Text of each entry, by its number or its name.
+/// Returns the text of each entry, by its number or its name.
 fn entries(document: &str) -> BTreeMap<String, String> {
     let mut entries: BTreeMap<String, String> = BTreeMap::new();
     let mut last = None;
@@ -60,7 +60,7 @@ fn entries(document: &str) -> BTreeMap<String, String> {
     entries
 }
 
-/// Every test function as `folder::file::name`, starting with the folder `crates`.
+/// Returns every test function as `folder::file::name`. The first folder is `crates`.
 fn tests() -> BTreeSet<String> {
     let (mut tests, mut folders) = (BTreeSet::new(), vec![root().join("crates")]);
     while let Some(folder) = folders.pop() {
@@ -83,7 +83,7 @@ fn tests() -> BTreeSet<String> {
     tests
 }
 
-/// Functions after `#[test]`, also inside `proptest!`.
+/// Returns the functions after `#[test]`, also inside `proptest!`.
 fn attributed(text: &str) -> Vec<String> {
     let mut is_test = false;
     let mut names = Vec::new();
@@ -99,7 +99,7 @@ fn attributed(text: &str) -> Vec<String> {
     names
 }
 
-/// Cases of `suite!` with their modules, and cases of `on_both!`.
+/// Returns the cases of `suite!` with their modules, and the cases of `on_both!`.
 fn listed(text: &str) -> Vec<(String, String)> {
     let mut names = Vec::new();
     for suite in text.split("\nconformance::suite! {").skip(1) {
@@ -121,7 +121,7 @@ fn exists(tests: &BTreeSet<String>, named: &str) -> bool {
     tests.iter().any(|test| test.ends_with(&format!("::{named}")))
 }
 
-/// Words between backticks that contain a path.
+/// Returns the texts between backticks that contain `::`.
 fn named(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2).filter(|word| word.contains("::"))
 }
@@ -144,7 +144,7 @@ fn every_pitfall_has_a_test_or_a_reason_why_it_needs_none() {
 }
 
 #[test]
-fn only_test_functions_are_found() {
+fn search_finds_only_test_functions() {
     let text = "#[test]\nfn a_test() {}\nfn no_test() {}\n// suite! in a comment {\nconformance::suite! { $ dyn X, y, [z];\n    one {\n        a_case\n    }\n    \
                 two {\n        another\n        and_another\n    }\n}\nfn after() {}\non_both! {\n    on_each\n}\n";
     assert_eq!(attributed(text), ["a_test"]);
@@ -152,6 +152,6 @@ fn only_test_functions_are_found() {
     let listed: Vec<_> = listed.iter().map(|(module, name)| format!("{module}::{name}")).collect();
     assert_eq!(listed, ["one::a_case", "two::another", "two::and_another", "self::on_each"]);
     let tests = tests();
-    assert!(exists(&tests, "pitfalls::only_test_functions_are_found"));
+    assert!(exists(&tests, "pitfalls::search_finds_only_test_functions"));
     assert!(!exists(&tests, "pitfalls::exists") && !exists(&tests, "missing_test"));
 }

@@ -1,4 +1,5 @@
-//! The recipes pass their suite on the tree in memory, also with faults under many seeds.
+//! Runs the conformance suite of the recipes on the tree in memory. Also tests the recipes with faults under many
+//! seeds.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -28,7 +29,7 @@ mod real {
     }
 }
 
-/// Runs the cases with an interleaving of calls that the seed determines.
+/// Runs the cases in a simulation. Its seed determines the interleaving of the calls.
 mod simulated {
     use super::*;
 
@@ -54,14 +55,14 @@ fn line_continues_after_the_last_number() {
     }
 }
 
-/// Present leader and all terms so far. Criterion A1 demands that there is never a second leader.
+/// Present leader and all terms until now. Criterion A1 requires that a second leader never exists.
 #[derive(Default)]
 struct Leaders {
     leader: Option<usize>,
     terms: Vec<Term>,
 }
 
-/// Leads until the leadership is over, or until this member resigns.
+/// Leads until the leadership ends or this member resigns.
 async fn lead(leaders: &Mutex<Leaders>, member: usize, leading: Leading, runtime: &Runtime, may_resign: bool) {
     {
         let mut leaders = leaders.lock().expect("no code panics while it holds this mutex");
@@ -111,7 +112,7 @@ fn a1_at_most_one_process_leads_during_connection_cuts() {
                 processes[usize::try_from(member).unwrap()].cut(is_cut);
             }
             processes.iter().for_each(|process| process.cut(false));
-            // A6: there is a leader soon after the connections are restored.
+            // Criterion A6: a member leads soon after the connections are restored.
             let before = leaders.lock().unwrap().terms.len();
             runtime.sleep(Duration::from_secs(15)).await;
             let terms = leaders.lock().unwrap().terms.len();
@@ -161,7 +162,7 @@ fn paused_leader_sees_its_end_before_its_task_is_notified() {
 }
 
 #[test]
-fn values_from_files_are_used_while_the_engine_is_unreachable() {
+fn discovery_uses_files_while_the_engine_is_unreachable() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::create_dir(folder.path().join("kestrel")).unwrap();
     let file = "server_list:\n- {host: a, port: 1}\n- {host: b, port: 2}\n";
@@ -189,7 +190,7 @@ fn values_from_files_are_used_while_the_engine_is_unreachable() {
         drop(registered);
         let gone = found.until(|found| found.source == Source::Files && found.all.len() == 2);
         assert!(runtime.timeout(Duration::from_secs(10), gone).await.is_some());
-        // An invalid file counts as no file.
+        // Discovery treats an invalid file like a missing file.
         assert_eq!(discovery.follow(&service("bad")).await.unwrap().now().source, Source::Engine);
     });
 }

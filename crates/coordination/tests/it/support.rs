@@ -1,4 +1,4 @@
-//! Tree in memory as a subject of its suite.
+//! Options and the subject for conformance suites on the tree in memory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ pub(crate) fn with_real_runtime<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {
     tokio.block_on(async { test(Runtime::real()).await })
 }
 
-/// Tree in memory as a subject of its suite.
+/// Implements the subject of the suites for the tree in memory.
 pub(crate) struct MemoryForest {
     runtime: Runtime,
     trees: MemoryTrees,

@@ -1,4 +1,4 @@
-//! The tree in memory passes the suite of its port, and the suite detects deliberate bugs.
+//! Runs the conformance suite of trees on the tree in memory. Also tests that the suite detects deliberate bugs.
 
 mod mutants;
 
@@ -11,7 +11,7 @@ use coordination_conformance::tree::{Subject, case};
 use crate::support::{MemoryForest, slow, with_real_runtime};
 
 #[test]
-fn least_number_follows_the_greatest() {
+fn least_number_follows_the_greatest_number() {
     with_real_runtime(async |runtime| {
         let trees = MemoryTrees::new(runtime, MemoryOptions::default());
         let tree = trees.open(SessionOptions::default()).await.unwrap();
@@ -65,7 +65,7 @@ mod load {
     }
 }
 
-/// Runs the cases with an interleaving of calls that the seed determines.
+/// Runs the cases in a simulation. Its seed determines the interleaving of the calls.
 mod simulated {
     use super::*;
 
@@ -79,9 +79,9 @@ mod simulated {
     }
 }
 
-/// A call without a response has happened in about half of the cases.
+/// If a call gets no response, the engine has executed the call in about half of the cases.
 #[test]
-fn histories_have_one_order_when_calls_fail() {
+fn calls_are_linearizable_when_some_calls_fail() {
     for seed in 0..20 {
         let sim = simulator::Simulation::new(seed);
         let options = MemoryOptions { fail_one_in: Some(8), ..slow() };

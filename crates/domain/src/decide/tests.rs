@@ -61,7 +61,7 @@ fn redrive_of(schedule: &Schedule, now: Timestamp) -> DueKey {
 }
 
 #[test]
-fn late_one_shot_is_due_at_once_with_its_own_nominal_instant() {
+fn late_one_shot_is_due_at_once_and_keeps_its_nominal_instant() {
     let schedule = schedule(When::At(CREATED_AT));
     let key = first(&schedule, after(5)).expect("a one-shot is always due");
     assert_eq!((key.position, key.occurrence.nominal), (after(5), CREATED_AT));
@@ -139,7 +139,7 @@ fn duplicate_row_of_an_ended_one_shot_is_void() {
 }
 
 #[test]
-fn unreadable_expression_is_deferred_and_does_not_end() {
+fn schedule_with_unreadable_expression_is_deferred_not_ended() {
     let schedule = schedule(When::Cron(Cron::from_stored("0 9 * * FUNDAY", "UTC")));
     let key = due_row(&schedule, after(60), schedule.spec.target.key(), CREATED_AT);
     let Start::Unreadable { defer, .. } = at_start(&schedule, &key, after(60)) else {
@@ -174,7 +174,7 @@ fn failure_is_retried_as_the_same_occurrence_until_attempts_end() {
 }
 
 #[test]
-fn attempt_of_a_changed_schedule_is_not_retried_or_ended() {
+fn attempt_of_a_changed_schedule_has_no_retry_and_no_end() {
     let mut schedule = once();
     let key = first_key(&schedule);
     schedule.revision = Revision(1);
@@ -185,7 +185,7 @@ fn attempt_of_a_changed_schedule_is_not_retried_or_ended() {
 }
 
 #[test]
-fn interval_beyond_the_last_instant_ends() {
+fn schedule_ends_if_its_next_interval_is_after_year_9999() {
     let mut schedule = every_minute();
     schedule.updated_at = Timestamp::MAX - Duration::from_secs(90);
     let key = first_key(&schedule);
@@ -195,7 +195,7 @@ fn interval_beyond_the_last_instant_ends() {
 
 proptest! {
     #[test]
-    fn rows_are_never_before_now_and_a_run_has_a_retry_or_an_end(
+    fn due_row_is_never_before_now_and_a_run_retries_or_ends(
         interval_millis in 1_u64..200_000,
         late_millis in 0_u64..400_000,
         attempt in 1_u16..8,

@@ -7,7 +7,7 @@ fn millis(text: &str) -> Result<u128, DurationError> {
 }
 
 #[test]
-fn human_and_iso_8601_durations_are_parsed() {
+fn parser_accepts_human_and_iso_8601_durations() {
     for (text, expected) in [
         ("30s", 30_000),
         ("5m", 300_000),
@@ -29,7 +29,7 @@ fn human_and_iso_8601_durations_are_parsed() {
 }
 
 #[test]
-fn invalid_duration_is_rejected_with_its_reason() {
+fn parser_rejects_invalid_duration_with_the_reason() {
     for (text, expected) in [
         ("", DurationError::Syntax),
         ("30", DurationError::Syntax),
@@ -51,7 +51,7 @@ fn invalid_duration_is_rejected_with_its_reason() {
 }
 
 #[test]
-fn duration_is_written_in_its_shortest_form() {
+fn formatter_writes_the_shortest_form_of_a_duration() {
     for (secs, text) in [(0, "0s"), (30, "30s"), (90, "1m30s"), (5_400, "1h30m"), (86_400, "1d"), (90_061, "1d1h1m1s")]
     {
         assert_eq!(format(Duration::from_secs(secs)), text);
@@ -61,18 +61,18 @@ fn duration_is_written_in_its_shortest_form() {
 
 proptest! {
     #[test]
-    fn written_duration_reads_back(millis in 0..10 * 366 * 86_400_000_u64) {
+    fn parser_reads_every_written_duration_back(millis in 0..10 * 366 * 86_400_000_u64) {
         let duration = Duration::from_millis(millis);
         prop_assert_eq!(parse(&format(duration)), Ok(duration));
     }
 
     #[test]
-    fn any_text_is_a_duration_or_an_error(text in "\\PC{0,80}") {
+    fn parser_of_durations_never_panics_on_any_text(text in "\\PC{0,80}") {
         drop(parse(&text).map(format));
     }
 
     #[test]
-    fn any_text_of_duration_characters_is_a_duration_or_an_error(text in "[-+PTYMWDHSymwdhsnu0-9. ,:]{0,30}") {
+    fn parser_of_durations_never_panics_on_similar_text(text in "[-+PTYMWDHSymwdhsnu0-9. ,:]{0,30}") {
         if let Ok(duration) = parse(&text) {
             prop_assert_eq!(parse(&format(duration)), Ok(duration));
         }

@@ -1,6 +1,6 @@
 use super::*;
 
-/// Policies with no class, with each single class, and with all classes.
+/// Returns a policy with no class, one policy for each single class, and a policy with all classes.
 fn policies() -> Vec<Egress> {
     let mut policies: Vec<Egress> =
         Class::ALL.into_iter().map(|class| Egress { allow: [class].into(), ..Egress::default() }).collect();
@@ -126,7 +126,7 @@ fn translations(inner: &str) -> Vec<String> {
 }
 
 #[test]
-fn public_address_is_allowed_by_every_policy() {
+fn every_policy_allows_public_addresses() {
     for address in PUBLIC {
         assert_eq!(kind(address), Kind::Public, "{address}");
         for policy in policies() {
@@ -136,7 +136,7 @@ fn public_address_is_allowed_by_every_policy() {
 }
 
 #[test]
-fn address_of_a_class_needs_a_policy_with_that_class() {
+fn only_a_policy_with_the_class_allows_its_addresses() {
     for (class, addresses) in CLASSED {
         for address in *addresses {
             assert_eq!(kind(address), Kind::Of(*class), "{address}");
@@ -149,7 +149,7 @@ fn address_of_a_class_needs_a_policy_with_that_class() {
 }
 
 #[test]
-fn no_class_allows_metadata_services_or_reserved_addresses() {
+fn class_never_allows_metadata_or_reserved_addresses() {
     for (addresses, expected) in [(METADATA, Kind::Metadata), (RESERVED, Kind::Reserved)] {
         for address in addresses {
             assert_eq!(kind(address), expected, "{address}");
@@ -172,7 +172,7 @@ fn no_class_allows_metadata_services_or_reserved_addresses() {
 }
 
 #[test]
-fn embedded_address_is_allowed_only_if_both_are_allowed() {
+fn policy_must_allow_an_address_and_its_embedded_address() {
     for inner in ["8.8.8.8", "127.0.0.1", "10.0.0.1", "169.254.169.254", "100.64.0.1"] {
         for outer in translations(inner) {
             assert_eq!(kind(&outer), Kind::Translated(inner.parse().unwrap()), "{outer}");
@@ -188,7 +188,7 @@ fn embedded_address_is_allowed_only_if_both_are_allowed() {
 }
 
 #[test]
-fn network_allows_its_addresses_and_no_others() {
+fn policy_network_allows_only_its_own_addresses() {
     let policy = with_networks(&["10.1.0.0/16", "192.0.2.7", "fd12:3456::/32"]);
     for address in ["10.1.0.0", "10.1.255.255", "192.0.2.7", "::ffff:10.1.2.3", "fd12:3456:ffff::1"] {
         assert_eq!(policy.check(address.parse().unwrap()), Ok(()), "{address}");
@@ -199,7 +199,7 @@ fn network_allows_its_addresses_and_no_others() {
 }
 
 #[test]
-fn network_has_exactly_one_written_form() {
+fn network_parser_accepts_one_form_of_each_network() {
     for text in ["10.1.0.0/16", "0.0.0.0/0", "1.2.3.4/32", "::/0", "fd00::/8", "2001:db8::1/128"] {
         assert_eq!(text.parse::<Network>().unwrap().to_string(), text);
     }
@@ -229,7 +229,7 @@ fn network_has_exactly_one_written_form() {
 }
 
 #[test]
-fn url_is_checked_without_name_resolution() {
+fn policy_checks_url_without_name_resolution() {
     let judge = |policy: &Egress, url: &str| policy.check_url(&url.parse().unwrap());
     let none = Egress::default();
     for url in [
@@ -241,7 +241,7 @@ fn url_is_checked_without_name_resolution() {
     ] {
         assert!(judge(&none, url).is_err(), "{url}");
     }
-    // Names, and texts that only a resolver might read as addresses.
+    // These hosts are names, or texts that only a resolver might read as addresses.
     for url in
         ["http://localhost/", "http://2130706433/", "http://0x7f.1/", "http://8.8.8.8/", "https://hooks.example/"]
     {
@@ -254,7 +254,7 @@ fn url_is_checked_without_name_resolution() {
 }
 
 #[test]
-fn class_is_parsed_from_its_name() {
+fn parser_reads_an_address_class_from_its_name() {
     for class in Class::ALL {
         assert_eq!(class.name().parse(), Ok(class));
     }

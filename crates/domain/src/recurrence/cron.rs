@@ -1,13 +1,13 @@
 //! Cron expressions in a time zone: the instants at which they fire, and the errors in them.
 //!
-//! docs/decisions/0051 explains the rules at clock changes. An expression that lists its hours follows the wall clock.
-//! Each local time in it occurs once a day. If the clock skips a local time, the expression fires at the first instant
-//! after the skip, once for all skipped times together. If the clock shows a local time twice, the expression fires the
-//! first time. An expression with all 24 hours follows elapsed time: it fires whenever the wall clock shows a matching
-//! time, twice in a repeated hour, and not for a skipped hour.
+//! docs/decisions/0051 explains the rules at clock changes. An expression that lists its hours follows the wall clock:
+//! each of its local times fires once a day. If the clock skips local times, the expression fires once for all of them,
+//! at the first instant after the skip. If the clock shows a local time twice, the expression fires only the first
+//! time. An expression with all 24 hours follows elapsed time: it fires whenever the wall clock shows a matching time.
+//! It therefore fires twice in a repeated hour, and does not fire for a skipped hour.
 //!
-//! A search covers at most [`SEARCH_SECS`] and takes at most one step per day, so that the cost of expressions does not
-//! differ by orders of magnitude.
+//! A search covers at most [`SEARCH_SECS`] and takes at most one step per day, so that no expression costs much more
+//! than another expression.
 //!
 //! docs/decisions/0050-parse-cron-with-croner.md gives the reasons for the design.
 
@@ -20,16 +20,17 @@ use jiff::tz::TimeZone;
 use super::fields::Fields;
 use crate::Timestamp;
 
-/// 41 years. A 29 February on a given weekday recurs within 40 years.
+/// Length of a search: 41 years. A 29 February on a given weekday recurs within 40 years.
 const SEARCH_SECS: i64 = 41 * 366 * 86_400;
 
-/// Cron expression of five or six fields (six: seconds first) in an IANA zone. Its text defines its printed form and
-/// equality.
+/// Cron expression in an IANA time zone. It has five fields, or six fields of which the first contains the seconds. Two
+/// expressions are equal if their texts are equal.
 #[derive(Clone)]
 pub struct Cron {
     expression: Box<str>,
     zone: Box<str>,
-    /// Set at first use. The inner `None` means that this program no longer understands the text.
+    /// Parsed form of the expression, which the first use sets. The inner `None` means that this program can no longer
+    /// parse the text.
     evaluator: OnceLock<Option<Arc<Evaluator>>>,
 }
 
@@ -47,7 +48,8 @@ impl Cron {
         Ok(Cron { expression: expression.into(), zone, evaluator: OnceLock::from(Some(Arc::new(evaluator))) })
     }
 
-    /// Creates an expression from text that [`Cron::parse`] accepted before. The text is parsed at first use.
+    /// Creates an expression from text that [`Cron::parse`] accepted before. The first use of the expression parses the
+    /// text.
     #[must_use]
     pub fn from_stored(expression: impl Into<Box<str>>, zone: impl Into<Box<str>>) -> Self {
         Cron { expression: expression.into(), zone: zone.into(), evaluator: OnceLock::new() }
@@ -63,10 +65,10 @@ impl Cron {
         &self.zone
     }
 
-    /// Checks that this program still understands the stored text. Otherwise the expression has no instants.
+    /// Checks that this program can still parse the stored text. Otherwise the expression has no instants.
     ///
     /// # Errors
-    /// The errors of [`Cron::parse`].
+    /// Returns the same errors as [`Cron::parse`].
     pub fn check(&self) -> Result<(), CronError> {
         match self.evaluator() {
             Some(_) => Ok(()),
@@ -94,8 +96,8 @@ impl Cron {
         self.evaluator().map_or(0, |evaluator| evaluator.count(from, to))
     }
 
-    /// Returns the shortest distance between two of its times on the wall clock, in seconds, at most a day. A clock
-    /// change may bring two instants closer together.
+    /// Returns the shortest distance between two matching times on the wall clock, in seconds. The result is at most a
+    /// day. A clock change may make the distance between two instants shorter.
     #[must_use]
     pub fn distance_min_secs(&self) -> u32 {
         self.evaluator().map_or(0, |evaluator| evaluator.fields.distance_min_secs())
@@ -121,7 +123,7 @@ impl fmt::Debug for Cron {
     }
 }
 
-/// Converts seconds to an instant; `None` after the last representable instant.
+/// Converts unix seconds to an instant. Returns `None` for a time after the last representable instant.
 fn timestamp(unix_secs: i64) -> Option<Timestamp> {
     Some(Timestamp::from_millis(unix_secs.checked_mul(1_000)?)).filter(|found| *found <= Timestamp::MAX)
 }
@@ -131,7 +133,7 @@ struct Evaluator {
     zone: TimeZone,
 }
 
-/// Period of time in which the zone's offset is constant. Wall time is unix time plus `offset`.
+/// Period of time in which the offset of the time zone is constant. Wall time is unix time plus `offset`.
 #[derive(Clone, Copy)]
 struct Stretch {
     /// First second of the period, or `i64::MIN` if it has no start.
@@ -207,7 +209,8 @@ impl Evaluator {
         times
     }
 
-    /// Returns the wall time at `at`, or a later one while the clock repeats times that it has already shown.
+    /// Returns the wall time from which a search at `at` starts. While the clock repeats times, this is the end of the
+    /// repeated times, unless the expression has all 24 hours.
     fn wall_from(&self, stretch: Stretch, at: i64) -> i64 {
         let wall = at + stretch.offset;
         if self.fields.is_every_hour() { wall } else { wall.max(stretch.start.saturating_add(stretch.offset_before)) }
@@ -256,7 +259,7 @@ fn parse_fields(expression: &str) -> Result<Fields, CronError> {
     };
     let field_error = |kind: CronField, text: &str, problem: String| CronError::Field {
         field: kind,
-        // Both texts are slices of `expression`.
+        // `text` is a slice of `expression`.
         at: text.as_ptr().addr() - expression.as_ptr().addr(),
         text: text.to_owned(),
         problem,
@@ -266,7 +269,7 @@ fn parse_fields(expression: &str) -> Result<Fields, CronError> {
     }
     match parser().parse(expression) {
         Ok(parsed) => Fields::of(&parsed.pattern).ok_or(CronError::NeverFires),
-        // The parser does not report the field of the error, so parse each field separately.
+        // The parser does not report the field that has the error, so parse each field separately.
         Err(error) => Err(kinds
             .iter()
             .zip(&texts)
@@ -289,7 +292,8 @@ fn problem_of_field(kind: CronField, text: &str) -> Option<String> {
     }
 }
 
-/// Rejects text that the parser accepts with a surprising meaning: `1MON` as 11, `MON` as a minute, `,` as never.
+/// Rejects text that the parser accepts but reads in a surprising way. It reads `1MON` as 11, `MON` as a minute, and
+/// `,` as a field that matches nothing.
 fn check_characters(kind: CronField, text: &str) -> Result<(), String> {
     let is_day = matches!(kind, CronField::DayOfMonth | CronField::DayOfWeek);
     let is_known = |(at, c): &(usize, char)| match c {
@@ -353,7 +357,7 @@ impl CronField {
         }
     }
 
-    /// Returns a description of the allowed values, for error messages.
+    /// Returns a description of the values that the field allows, for error messages.
     fn values(self) -> &'static str {
         match self {
             CronField::Second | CronField::Minute => "0-59",
@@ -386,7 +390,7 @@ pub enum CronError {
         "cron expression has {0} fields, but must have 5 (minute hour day-of-month month day-of-week) or 6 (second first)"
     )]
     FieldCount(usize),
-    /// Invalid field. `at` is the byte offset in the expression, from 0.
+    /// Invalid field of the expression. `at` is the byte offset of the field in the expression, from 0.
     #[error("invalid {field} field {text:?} at byte {at}: {problem}; use {values}, *, lists (1,2), ranges (1-5) or steps (*/2)", values = field.values())]
     Field { field: CronField, at: usize, text: String, problem: String },
     #[error("{0}")]

@@ -1,7 +1,7 @@
-//! Fields of a cron expression, matched against wall time without a zone: every day has 86,400 seconds.
+//! Fields of a cron expression. They match wall time without a time zone, in which every day has 86,400 seconds.
 //!
-//! Wall time counts seconds from 1970-01-01T00:00:00 local time. Every search covers a range and takes at most one step
-//! for each of its days.
+//! Wall time counts seconds from 1970-01-01T00:00:00 local time. Every search covers a range of wall time and takes at
+//! most one step for each day of the range.
 
 use croner::{CronComponent, CronPattern};
 use jiff::Timestamp;
@@ -13,7 +13,7 @@ const DAY_SECS: i64 = 86_400;
 /// Parsed expression in a form that is fast to search.
 #[derive(Clone, Debug)]
 pub(super) struct Fields {
-    /// Bits of the seconds: bit `n` stands for value `n`.
+    /// Set of the matching seconds. Bit `n` stands for value `n`.
     seconds: u64,
     minutes: u64,
     hours: u64,
@@ -23,21 +23,23 @@ pub(super) struct Fields {
 
 #[derive(Clone, Debug)]
 enum Days {
-    /// Bits of the days of the month and of the days of the week (Sunday is 0). `both` requires a match in both.
+    /// Sets of the matching days of the month and of the week, with Sunday as 0. If `both` is true, a day must match
+    /// both sets.
     Plain { month_days: u64, week_days: u64, both: bool },
-    /// Fields with `L`, `W` or `#`, which depend on the month. The parser's own rule decides.
+    /// Fields with `L`, `W` or `#`, whose days depend on the month. The cron library decides which days match.
     Modified(Box<CronPattern>),
 }
 
 impl Fields {
-    /// Converts a parsed pattern; `None` if a field matches no value, as `,` does.
+    /// Converts a parsed pattern. Returns `None` if a field matches no value, for example `,`.
     pub(super) fn of(pattern: &CronPattern) -> Option<Self> {
         let (month_days, week_days) = (&pattern.days, &pattern.days_of_week);
         let modified = month_days.has_modifiers() || week_days.has_modifiers();
         let days = if modified {
             Days::Modified(Box::new(pattern.clone()))
         } else {
-            // A star leaves the choice to the other field. Two lists match as "or" (POSIX crontab), with `+` as "and".
+            // A star matches every day, so only the other field decides. Of two lists, one must match (POSIX crontab).
+            // With `+`, both must match.
             let stars = pattern.is_dom_wildcard() || pattern.is_dow_wildcard();
             let both = stars || pattern.matches_dom_and_dow();
             Days::Plain { month_days: bits(month_days), week_days: bits(week_days), both }
@@ -55,12 +57,12 @@ impl Fields {
         (!empty && !no_day).then_some(fields)
     }
 
-    /// Returns true if all 24 hours match.
+    /// Returns true if the expression matches all 24 hours.
     pub(super) fn is_every_hour(&self) -> bool {
         self.hours.count_ones() == 24
     }
 
-    /// Returns the first match in `from..to`.
+    /// Returns the first matching second in `from..to`.
     pub(super) fn first(&self, from: i64, to: i64) -> Option<i64> {
         if from >= to {
             return None;
@@ -74,7 +76,7 @@ impl Fields {
         (found < to).then_some(found)
     }
 
-    /// Returns the last match in `from..to`.
+    /// Returns the last matching second in `from..to`.
     pub(super) fn last(&self, from: i64, to: i64) -> Option<i64> {
         if from >= to {
             return None;
@@ -92,7 +94,7 @@ impl Fields {
         self.first(wall, wall + 1).is_some()
     }
 
-    /// Counts the matches in `from..to`.
+    /// Counts the matching seconds in `from..to`.
     pub(super) fn count(&self, from: i64, to: i64) -> u64 {
         if from >= to {
             return 0;
@@ -100,7 +102,8 @@ impl Fields {
         let (first_day, last_day) = (from.div_euclid(DAY_SECS), to.div_euclid(DAY_SECS));
         let mut times = 0_u64;
         let mut day = first_day;
-        // Count whole days, but the last day only up to `to`. Then subtract the matches of the first day before `from`.
+        // Count the matches of whole days, but count the last day only up to `to`. Then subtract the matches on the
+        // first day before `from`.
         while let Some(found) = self.first_day(day, last_day) {
             let until = if found == last_day { second_of_day(to) } else { DAY_LAST_SECOND + 1 };
             times += self.times_before(until);
@@ -112,7 +115,8 @@ impl Fields {
         times
     }
 
-    /// Returns the shortest distance between two matches, assuming matches on adjacent days; at most a day.
+    /// Returns the shortest distance between two matches in seconds, at most a day. The function assumes that adjacent
+    /// days match.
     pub(super) fn distance_min_secs(&self) -> u32 {
         let hours = distance_min(self.hours, 24);
         let minutes = distance_min_within(self.minutes).min(hours * 60 - width(self.minutes));
@@ -201,7 +205,7 @@ impl Fields {
         Some(hour * 3_600 + highest_bit(self.minutes) * 60 + highest_bit(self.seconds))
     }
 
-    /// Counts the matches of a matching day before its second `end`.
+    /// Counts the matching seconds of a matching day before the second `end` of the day.
     fn times_before(&self, end: u32) -> u64 {
         let (hour, minute, second) = (end / 3_600, end / 60 % 60, end % 60);
         let in_minute = u64::from(self.seconds.count_ones());
@@ -227,7 +231,7 @@ fn second_of_day(wall: i64) -> u32 {
     u32::try_from(wall.rem_euclid(DAY_SECS)).unwrap_or(0)
 }
 
-/// Converts a day to a date; `None` outside the years that the time library supports, -9999 to 9999.
+/// Converts a day number to a date. Returns `None` outside the years -9999 to 9999, which the time library supports.
 fn date_of(day: i64) -> Option<Date> {
     let midnight = Timestamp::from_second(day.checked_mul(DAY_SECS)?).ok()?;
     Some(Offset::UTC.to_datetime(midnight).date())
@@ -295,7 +299,7 @@ fn distance_min_within(bits: u64) -> u32 {
     distance
 }
 
-/// Counts the days that the searches of this thread examine.
+/// Counter of the days that the searches of this thread examine.
 #[cfg(test)]
 pub(super) mod steps {
     use std::cell::Cell;

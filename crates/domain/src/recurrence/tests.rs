@@ -9,7 +9,7 @@ fn every(millis: u64) -> When {
 }
 
 #[test]
-fn one_shot_has_one_instant() {
+fn one_shot_schedule_has_exactly_one_instant() {
     let when = When::At(CREATED_AT);
     assert_eq!(when.next_after(CREATED_AT, CREATED_AT - Duration::from_millis(1)), Some(CREATED_AT));
     assert_eq!(when.next_after(CREATED_AT, CREATED_AT), None);
@@ -27,7 +27,7 @@ fn interval_counts_from_its_anchor_without_drift() {
 }
 
 #[test]
-fn cron_of_every_second_counts_a_month_of_missed_instants() {
+fn cron_counts_every_missed_second_of_a_month() {
     let when = When::Cron(Cron::parse("* * * * * *", "Europe/Berlin").expect("a cron"));
     let nominal = Timestamp::from_millis(1_790_000_000_000);
     let now = nominal + Duration::from_secs(30 * 86_400);
@@ -56,7 +56,7 @@ fn recurring() -> impl Strategy<Value = When> {
 
 proptest! {
     #[test]
-    fn missed_instants_equal_those_of_a_step_by_step_walk(
+    fn missed_instants_equal_those_of_repeated_next_after(
         when in recurring(),
         after_millis in 0_i64..40_000_000_000,
         late_millis in 0_u64..2_000_000_000,

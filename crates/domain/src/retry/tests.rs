@@ -5,7 +5,7 @@ use super::*;
 const LARGEST: u64 = u64::MAX;
 
 #[test]
-fn default_policy_doubles_from_one_second_over_four_waits() {
+fn default_policy_doubles_four_waits_from_one_second() {
     let policy = RetryPolicy::default();
     let waits: Vec<u128> =
         (1..).map_while(|attempt| policy.wait(attempt, LARGEST, None)).map(|wait| wait.as_millis() + 1).collect();
@@ -13,7 +13,7 @@ fn default_policy_doubles_from_one_second_over_four_waits() {
 }
 
 #[test]
-fn wait_is_uniform_between_zero_and_its_bound() {
+fn retry_wait_is_uniform_between_zero_and_its_bound() {
     let policy = RetryPolicy { attempts_max: 10, ..RetryPolicy::default() };
     let half = policy.wait(4, 1 << 63, None);
     assert_eq!(half, Some(Duration::from_secs(4)));
@@ -21,7 +21,7 @@ fn wait_is_uniform_between_zero_and_its_bound() {
 }
 
 #[test]
-fn random_wait_is_added_to_retry_after() {
+fn policy_adds_a_random_wait_to_retry_after() {
     let policy = RetryPolicy::default();
     assert_eq!(policy.wait(1, 0, Some(Duration::from_secs(30))), Some(Duration::from_secs(30)));
     assert_eq!(policy.wait(1, 1 << 63, Some(Duration::from_secs(30))), Some(Duration::from_millis(30_500)));
@@ -31,7 +31,7 @@ fn random_wait_is_added_to_retry_after() {
 
 proptest! {
     #[test]
-    fn wait_is_between_one_millisecond_and_backoff_max(
+    fn retry_wait_is_between_one_millisecond_and_backoff_max(
         attempts_max in 1_u16..,
         attempt in 1_u16..,
         random: u64,

@@ -44,7 +44,7 @@ fn spec_within_all_limits_has_no_violations() {
 }
 
 #[test]
-fn headers_of_reveille_and_of_the_connection_are_reserved() {
+fn validation_reserves_headers_of_reveille_and_connections() {
     for name in ["Webhook-Id", "reveille-anything", "traceparent", "tracestate", "Host", "content-length", "te"] {
         let spec = with_http(|http| http.headers = vec![(name.to_owned(), "x".into())]);
         assert!(matches!(violations(&spec, &Limits::default(), NOW)[..], [Violation::HeaderReserved { .. }]), "{name}");
@@ -56,7 +56,7 @@ fn headers_of_reveille_and_of_the_connection_are_reserved() {
 }
 
 #[test]
-fn instant_may_be_one_minute_past_and_ten_years_ahead() {
+fn at_may_be_one_minute_past_or_ten_years_ahead() {
     let Limits { past_max, horizon, .. } = Limits::default();
     let resolution = Duration::from_millis(1);
     for (at, expected) in [
@@ -135,7 +135,7 @@ fn url_must_be_absolute_http_with_a_host_and_no_user_name() {
 }
 
 #[test]
-fn method_is_a_token_other_than_connect_and_trace() {
+fn method_must_be_a_token_other_than_connect_and_trace() {
     for method in ["", "PO ST", "GET\r\n", "CONNECT", "TRACE", "É", &"X".repeat(10_000)] {
         assert_eq!(fields(&with_http(|http| http.method = method.to_owned())), [Field::Method], "{method}");
     }
@@ -174,13 +174,13 @@ fn header_cannot_break_its_line_or_imitate_reveille() {
 }
 
 #[test]
-fn redaction_placeholder_is_rejected_as_a_header_value() {
+fn validation_rejects_the_redaction_placeholder() {
     let spec = with_http(|http| http.headers = vec![("x-token".to_owned(), Secret::REDACTED.into())]);
     assert_eq!(violations(&spec, &Limits::default(), NOW), [Violation::HeaderRedacted { name: "x-token".to_owned() }]);
 }
 
 #[test]
-fn encrypted_header_counts_with_its_plain_length() {
+fn header_limit_counts_the_plain_length_of_encrypted_values() {
     let sealed = |bytes: usize| Secret::Encrypted(vec![b'\n'; bytes + Secret::ENCRYPTION_OVERHEAD].into());
     let header = |bytes: usize| ("x-a".to_owned(), sealed(bytes));
     assert_eq!(fields(&with_http(|http| http.headers = vec![header(8 * 1024 - 3)])), []);
@@ -188,7 +188,7 @@ fn encrypted_header_counts_with_its_plain_length() {
 }
 
 #[test]
-fn number_and_bytes_of_headers_are_limited() {
+fn validation_limits_number_and_bytes_of_headers() {
     let header = |bytes: usize| ("x-a".to_owned(), Secret::from("v".repeat(bytes)));
     assert_eq!(fields(&with_http(|http| http.headers = vec![header(1); 32])), []);
     assert_eq!(fields(&with_http(|http| http.headers = vec![header(1); 33])), [Field::Headers]);
@@ -197,7 +197,7 @@ fn number_and_bytes_of_headers_are_limited() {
 }
 
 #[test]
-fn labels_need_names_and_have_limits() {
+fn validation_requires_names_and_limits_of_labels() {
     let labels = |pairs: &[(&str, &str)]| Spec {
         labels: pairs.iter().map(|(name, value)| (String::from(*name), String::from(*value))).collect(),
         ..spec()
@@ -212,7 +212,7 @@ fn labels_need_names_and_have_limits() {
 }
 
 #[test]
-fn all_violations_are_found_in_the_order_of_the_fields() {
+fn validation_finds_all_violations_in_field_order() {
     let mut spec = with_http(|http| {
         http.url = "gopher://example.org".to_owned();
         http.timeout = Duration::ZERO;
@@ -233,7 +233,7 @@ fn all_violations_are_found_in_the_order_of_the_fields() {
 }
 
 #[test]
-fn violation_states_the_allowed_value() {
+fn violation_text_states_the_allowed_value() {
     let spec = Spec { when: When::Every(Duration::from_millis(10)), ..spec() };
     let texts: Vec<String> = violations(&spec, &Limits::default(), NOW).iter().map(ToString::to_string).collect();
     assert_eq!(texts, ["10ms is too short; the shortest is 1s"]);
@@ -241,7 +241,7 @@ fn violation_states_the_allowed_value() {
 
 proptest! {
     #[test]
-    fn target_without_violations_can_be_sent(
+    fn callback_can_be_sent_to_every_target_without_violations(
         url in "(http|HTTP|https|ftp)?(://)?[a-z0-9.:@\\[\\]-]{0,12}[/?#]?\\PC{0,10}",
         name in "\\PC{0,8}|[a-zA-Z-]{1,12}",
         value in "\\PC{0,8}|[ -~\\t\\r\\n]{0,8}",

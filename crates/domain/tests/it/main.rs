@@ -1,4 +1,4 @@
-//! Public ids: their forms, their stability, and their distribution over pollers and shards.
+//! Tests of public ids: their form, their stability across versions, and their distribution over pollers and shards.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -32,7 +32,7 @@ proptest! {
     }
 
     #[test]
-    fn edition_has_exactly_one_name(incarnation in any::<u128>(), revision in any::<u32>()) {
+    fn schedule_version_has_exactly_one_name(incarnation in any::<u128>(), revision in any::<u32>()) {
         let edition = ScheduleVersion { incarnation: Incarnation(incarnation), revision: Revision(revision) };
         let name = edition.name();
         prop_assert_eq!(ScheduleVersion::parse(&name), Some(edition));
@@ -43,7 +43,7 @@ proptest! {
     }
 
     #[test]
-    fn only_a_canonical_text_is_a_run_id(
+    fn run_id_parser_accepts_only_canonical_text(
         text in prop_oneof!["\\PC{0,60}", "[0-7][0-9a-z]{25}[0-7][0-9a-z]{25}", "[0-9a-zA-Z]{52}"],
     ) {
         if let Some(occurrence) = RunId::parse(&text) {
@@ -52,7 +52,7 @@ proptest! {
     }
 
     #[test]
-    fn run_ids_of_one_schedule_sort_like_its_occurrences(one in occurrence(), mut other in occurrence()) {
+    fn run_ids_of_a_schedule_sort_like_its_occurrences(one in occurrence(), mut other in occurrence()) {
         other.incarnation = one.incarnation;
         prop_assert_eq!(one.run_id().cmp(&other.run_id()), one.cmp(&other));
     }
@@ -74,7 +74,7 @@ proptest! {
     }
 
     #[test]
-    fn id_with_an_incarnation_is_generated_from_it(text in "s[0-9a-z]{26}|[A-Za-z0-9_-]{27}") {
+    fn schedule_id_with_incarnation_comes_from_that_incarnation(text in "s[0-9a-z]{26}|[A-Za-z0-9_-]{27}") {
         let id = ScheduleId::new(&text).expect("the text has letters and digits only");
         if let Some(incarnation) = id.to_incarnation() {
             prop_assert_eq!(ScheduleId::from_incarnation(incarnation), id);
@@ -106,7 +106,7 @@ fn key(url: &str) -> TargetKey {
 }
 
 #[test]
-fn schedules_spread_evenly_over_pollers_for_all_kinds_of_ids() {
+fn schedules_of_any_kind_of_id_spread_evenly_over_pollers() {
     let named = |text: String| ScheduleId::new(&text).expect("the text has letters, digits and dashes only");
     let numbered = |n: u32| named(n.to_string());
     let orders = |n: u32| named(format!("order-{n}"));
@@ -119,7 +119,7 @@ fn schedules_spread_evenly_over_pollers_for_all_kinds_of_ids() {
     let suffixed = |n: u32| named(format!("{n}-reminder_2"));
     let server_made = |n: u32| {
         let now = Timestamp::from_millis(1_790_000_000_000 + i64::from(n / 40));
-        // SplitMix64's multiplier gives distinct numbers without a visible pattern.
+        // The multiplier of SplitMix64 produces distinct numbers without a visible pattern.
         let random = u128::from(n).wrapping_mul(0x9e37_79b9_7f4a_7c15_bf58_476d_1ce4_e5b9);
         ScheduleId::from_incarnation(Incarnation::new(now, random))
     };
@@ -139,8 +139,8 @@ fn pollers_spread_evenly_over_shards() {
     assert_even(large_tenants, SHARDS, "many pollers of some tenants");
 }
 
-/// Quantiles of the chi-square distribution (p = 0.001) with 63 and with 255 degrees of freedom: a fair draw exceeds
-/// them once in a thousand times. The input of these tests is fixed, so the result is always the same.
+/// Quantiles of the chi-square distribution (p = 0.001) with 63 and with 255 degrees of freedom. A fair draw exceeds
+/// the quantile once in a thousand times. The input of these tests is fixed, so the result is always the same.
 const CHI_SQUARE_MAX: [(u16, f64); 2] = [(64, 103.442), (256, 330.520)];
 
 fn assert_even(buckets: impl Iterator<Item = u16>, bucket_count: u16, input: &str) {

@@ -17,7 +17,7 @@ fn header(bytes: &[u8], salt: u64, offset: u64) -> Option<RecordHeader> {
     RecordHeader::decode(bytes.first_chunk().unwrap(), salt, offset, LENGTH)
 }
 
-/// Returns the entries if `bytes` are a whole record.
+/// Returns the entries of the record if `bytes` are a whole record.
 fn decode(bytes: &[u8], salt: u64, offset: u64) -> Option<Vec<(u64, Bytes)>> {
     let header = header(bytes, salt, offset)?;
     let body = bytes.get(HEADER_BYTES..HEADER_BYTES + header.body_bytes())?;
@@ -27,7 +27,7 @@ fn decode(bytes: &[u8], salt: u64, offset: u64) -> Option<Vec<(u64, Bytes)>> {
 
 proptest! {
     #[test]
-    fn record_round_trips_its_entries(
+    fn record_decodes_to_the_encoded_entries(
         salt: u64,
         block in 1..1000_u64,
         first_index in 1..u64::MAX / 2,
@@ -35,7 +35,7 @@ proptest! {
     ) {
         let offset = block * BLOCK;
         let mut buffer = RecordBuffer::default();
-        // The earlier contents of the buffer must not show.
+        // The record must not contain the earlier contents of the buffer.
         let _earlier = record(&mut buffer, salt, BLOCK, 1, &[vec![0xff; 9000]]);
         let bytes = record(&mut buffer, salt, offset, first_index, &entries);
         prop_assert_eq!(bytes.len() as u64 % BLOCK, 0);
@@ -45,7 +45,7 @@ proptest! {
     }
 
     #[test]
-    fn changed_record_is_rejected(
+    fn decoder_rejects_changed_record(
         salt: u64,
         entries in vec(vec(any::<u8>(), 0..300), 1..4),
         at: prop::sample::Index,
@@ -59,7 +59,7 @@ proptest! {
     }
 
     #[test]
-    fn record_of_another_use_or_at_another_offset_is_rejected(salt: u64, other: u64, block in 2..1000_u64) {
+    fn decoder_rejects_record_with_another_salt_or_offset(salt: u64, other: u64, block in 2..1000_u64) {
         let bytes = record(&mut RecordBuffer::default(), salt, BLOCK, 1, &[b"entry".to_vec()]);
         prop_assert!(header(&bytes, salt, BLOCK).is_some());
         prop_assert_eq!(header(&bytes, salt, block * BLOCK), None);
@@ -74,7 +74,7 @@ proptest! {
     }
 
     #[test]
-    fn segment_header_round_trips_and_detects_changes(
+    fn segment_header_decodes_and_its_checksum_detects_changes(
         header in (any::<u128>(), any::<u64>(), any::<u64>(), any::<u64>(), 2..1000_u64),
         at in 0..HEADER_BYTES,
         change in 1..=255_u8,

@@ -8,7 +8,8 @@ use simulator::{Faults, Incident, Simulation, run_seeds};
 
 use crate::support::{DIR, History, Ticket, end, seeds, small};
 
-/// Appends, waits, idles and releases, so that the journal passes through every state.
+/// Appends entries, waits for their commits, sleeps, and releases entries. The journal therefore passes through every
+/// state.
 async fn work(runtime: &Runtime, history: &History, journal: &Journal<Ticket>, rounds: usize) {
     for round in 0..rounds {
         let count = 1 + usize::try_from(runtime.random() % 6).unwrap();
@@ -37,8 +38,8 @@ async fn start(runtime: Runtime, history: History, options: Options, rounds: usi
 }
 
 #[test]
-fn power_loss_in_any_disk_operation_loses_no_durable_entry() {
-    // The power fails during two starts, so that the second one's recovery is interrupted as well.
+fn power_loss_during_any_disk_operation_loses_no_durable_entry() {
+    // The power fails during two starts, so that the second power loss interrupts a recovery.
     let operations = Cell::new(1);
     let scenario = |sim: &Simulation| {
         let history = History::default();
@@ -49,7 +50,7 @@ fn power_loss_in_any_disk_operation_loses_no_durable_entry() {
             let mut done = sim.call("a", start(a, history.clone(), small(), 25)).await;
             operations.set(operations.get().max(sim.volume("a").operations()));
             let mut again = 0;
-            // The first power loss may come as late as in a later start; at most two more follow.
+            // The first power loss may occur in a later start. At most two further power losses follow.
             while again < 4 || done.is_none() {
                 let a = if done.is_none() { sim.restart("a") } else { sim.member("a") };
                 if again < 2 && done.is_none() {
@@ -101,7 +102,7 @@ fn failed_sync_or_write_stops_the_process_without_loss() {
                 sim.set_faults(Faults { sync_fail: 0.02, write_fail: 0.005, sync_slow: 0.01, ..Faults::default() });
                 let opened = a.clone();
                 let history_inside = history.clone();
-                // An error during the opening is returned; a later one stops the process.
+                // `open` returns an error that occurs during the opening. A later error stops the process.
                 let worked = async move {
                     let tasks = TaskSet::new(&opened);
                     let Ok(journal) = history_inside.open(&opened, &tasks, Path::new(DIR), small()).await else {
@@ -127,7 +128,7 @@ fn failed_sync_or_write_stops_the_process_without_loss() {
 }
 
 #[test]
-fn torn_record_that_is_never_overwritten_is_not_damage() {
+fn recovery_does_not_report_a_torn_last_record_as_damage() {
     let options = || Options { entry_bytes_max: 16_000, ..small() };
     let coverage = run_seeds("journal-torn", 0..60, |sim| {
         let history = History::default();
@@ -143,7 +144,7 @@ fn torn_record_that_is_never_overwritten_is_not_damage() {
                     }
                 }
                 volume.crash_at_operation(1);
-                // This history needs the rest of the segment.
+                // The record of this entry occupies the remaining blocks of the segment.
                 for response in history_inside.append(&journal, [9000]).await {
                     response.await.unwrap();
                 }
@@ -158,7 +159,8 @@ fn torn_record_that_is_never_overwritten_is_not_damage() {
                         .open(&a, &tasks, Path::new(DIR), options())
                         .await
                         .expect("a torn record is not damage");
-                    // The entry is larger than the rest of the segment, so it goes to the next segment.
+                    // The entry is larger than the free part of the segment, so the writer puts the entry into the next
+                    // segment.
                     for response in history_inside.append(&journal, [16_000]).await {
                         response.await.unwrap();
                     }

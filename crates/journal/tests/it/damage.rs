@@ -1,4 +1,4 @@
-//! Tests with one flipped bit anywhere in a journal.
+//! Tests that flip one bit at any place in a journal, or remove or shorten a segment.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,13 +14,13 @@ fn tiny() -> Options {
     Options { segment_bytes: 6 * 4096, entry_bytes_max: 6000, batch_bytes_max: 2 * 4096, ..small() }
 }
 
-/// Sizes of entries that make records of one block and of two, over three segments.
+/// Sizes of entries. Their records have one or two blocks and fill three segments.
 const SIZES: [usize; 7] = [60, 4100, 30, 200, 8, 4100, 40];
 
-/// Number of segments; the last one is prepared and empty.
+/// Number of segments. The last segment is prepared and empty.
 const SEGMENTS: u64 = 4;
 
-/// Writes a journal with one record for each of [`SIZES`] on a new member.
+/// Writes a journal on a new member, with one record for each of [`SIZES`].
 async fn image(sim: &Handle, history: &History, closed: bool) {
     let a = sim.member("a");
     let writer = history.clone();
@@ -38,7 +38,7 @@ async fn image(sim: &Handle, history: &History, closed: bool) {
         }
         Some((journal, tasks))
     };
-    // Keep the handle until after the kill: dropping it would close the journal.
+    // Retain the handle until after the kill, because a drop of the handle would close the journal.
     let left_open = sim.call("a", write).await.unwrap();
     assert!(!closed || contents(sim).len() as u64 == SEGMENTS);
     sim.kill("a");
@@ -50,7 +50,7 @@ async fn open(sim: &Handle) -> Result<Vec<Bytes>, OpenError> {
     Ok(open_from(sim).await?.1)
 }
 
-/// Opens the journal and returns the oldest retained index and the entries from there.
+/// Opens the journal. Returns the index of the oldest retained entry, and the entries from this index on.
 async fn open_from(sim: &Handle) -> Result<(u64, Vec<Bytes>), OpenError> {
     let a = if sim.is_up("a") { sim.member("a") } else { sim.restart("a") };
     let open = async move {
@@ -77,7 +77,8 @@ struct Tally {
     torn: usize,
 }
 
-/// Flips one bit at each selected offset, in a journal that was closed, or killed after its last commit.
+/// Flips one bit at each selected offset, and opens the journal after each flip. If `closed` is true, the process had
+/// closed the journal. Otherwise the test killed the process after the last commit.
 fn flip_each(closed: bool, is_selected: impl Fn(&Path, u64, u8) -> bool) -> Tally {
     let mut tally = Tally::default();
     let mut world: Option<(Simulation, History, BTreeMap<PathBuf, Vec<u8>>)> = None;
@@ -136,15 +137,15 @@ fn check_damage(damage: &Damage, path: &Path, offset: u64) {
 }
 
 #[test]
-fn flipped_bit_in_a_closed_journal_is_harmless_or_reported() {
-    // Flip all written bytes, and a sample of the zeros between them.
+fn opening_reports_harmful_flipped_bit_in_closed_journal() {
+    // Flip a bit of each written byte, and of a sample of the zeros between written bytes.
     let tally = flip_each(true, |_, offset, byte| byte != 0 || offset % 4096 < 80 || offset % 37 == 0);
     assert_eq!(tally.torn, 0);
     assert!(tally.reported > 8000 && tally.harmless > 500, "{tally:?}");
 }
 
 #[test]
-fn flipped_bit_after_a_kill_looks_torn_only_in_the_last_record() {
+fn flipped_bit_looks_like_torn_write_only_in_the_last_record() {
     let last = segment_path(SEGMENTS - 1);
     let tally = flip_each(false, |path, offset, byte| path != last && byte != 0 && offset % 23 == 0);
     assert_eq!(tally.torn, 0, "{tally:?}");
@@ -153,7 +154,7 @@ fn flipped_bit_after_a_kill_looks_torn_only_in_the_last_record() {
 }
 
 #[test]
-fn missing_or_shortened_segment_is_reported_as_damage() {
+fn opening_reports_missing_or_shortened_segment_as_damage() {
     for number in 1..=SEGMENTS {
         for cut in [None, Some(0), Some(4096), Some(5 * 4096)] {
             let (sim, history) = (Simulation::new(1), History::default());
@@ -163,9 +164,9 @@ fn missing_or_shortened_segment_is_reported_as_damage() {
                 open_from(&sim).await
             });
             match (result, cut) {
-                // The first segment may have been released; the consumer checks `first`.
+                // The journal treats a missing first segment as released. A consumer detects the loss by `first`.
                 (Ok((first, _)), None) if number == 1 => assert!(first > 1),
-                // The last segment was empty.
+                // The last segment contained no entries.
                 (Ok((1, entries)), None) if number == SEGMENTS => assert_eq!(entries, history.state().appended),
                 (Ok(_), _) => panic!("the cut of segment {number} to {cut:?} was not detected"),
                 (Err(OpenError::Damaged(damage)), _) => assert_eq!(damage.segment, segment_path(number), "{damage}"),
@@ -201,7 +202,7 @@ fn damage_error_names_the_place_and_the_next_step() {
     assert_eq!(
         message,
         "/data/journal/segment-00000000000000000001.journal is damaged at byte 4096: a record's entries are corrupt; \
-         entries 1 to 1 are lost. Nothing was changed: copy the data folder aside, then restore it from a \
-         backup"
+         entries 1 to 1 are lost. The journal changed no file: copy the data folder to another place, then restore \
+         the folder from a backup"
     );
 }

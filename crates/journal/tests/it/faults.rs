@@ -15,7 +15,7 @@ fn full_disk_rejects_appends_until_space_is_free() {
         let history = History::default();
         let outside = sim.outside();
         let (a, volume) = (sim.member("a"), sim.volume("a"));
-        // The capacity is two and a half segments.
+        // The disk has space for two and a half segments.
         volume.set_capacity(small().segment_bytes * 5 / 2);
         let work = {
             let (history, volume) = (history.clone(), volume.clone());
@@ -31,7 +31,7 @@ fn full_disk_rejects_appends_until_space_is_free() {
                 let rejected = journal.append(Bytes::from_static(b"more"), ticket).await;
                 assert_eq!(rejected, Err(AppendError::Full));
                 assert!(rejected.unwrap_err().is_retryable());
-                // A history takes 12 KiB: both segments were filled before an append failed.
+                // The record of an entry occupies 12 KiB. The writer filled both segments before an append failed.
                 assert!(history.state().durable >= 4, "{} durable", history.state().durable);
 
                 volume.set_capacity(small().segment_bytes * 100);
@@ -79,7 +79,7 @@ fn released_entries_free_space_on_a_full_disk() {
 }
 
 #[test]
-fn journal_that_waits_for_disk_space_can_be_closed() {
+fn close_succeeds_while_the_journal_waits_for_disk_space() {
     run_seeds("journal-full-close", 0..20, |sim| {
         let history = History::default();
         let (a, volume) = (sim.member("a"), sim.volume("a"));
@@ -104,7 +104,7 @@ fn journal_that_waits_for_disk_space_can_be_closed() {
 }
 
 #[test]
-fn full_disk_at_the_first_open_is_reported() {
+fn first_open_reports_a_full_disk() {
     run_seeds("journal-full-open", 0..5, |sim| {
         let a = sim.member("a");
         sim.volume("a").set_capacity(4096);
@@ -152,7 +152,8 @@ fn slow_consumer_stops_the_writer_and_bounds_the_queue() {
             });
             a.sleep(Duration::from_secs(5)).await;
             let stats = opened.journal.stats();
-            // Three commits of three entries are written and not received; the queue has its limit of 40,000 bytes.
+            // The writer has written three or four commits of three entries that the consumer has not received. The
+            // queue is at its limit of 40,000 bytes.
             assert!(stats.queue_entries <= 13 && stats.next <= 13, "{stats:?}");
             let mut received = 0;
             while received < 200 {
@@ -171,7 +172,7 @@ fn slow_consumer_stops_the_writer_and_bounds_the_queue() {
 }
 
 #[test]
-fn record_gathers_entries_of_a_millisecond_under_load() {
+fn record_contains_entries_of_a_millisecond_under_load() {
     run_seeds("journal-linger", 0..5, |sim| {
         let quick = Duration::from_micros(50)..=Duration::from_micros(50);
         sim.set_faults(Faults { sync_time: quick, ..Faults::default() });

@@ -1,4 +1,4 @@
-//! Tests that corrupt a journal at random: opening it never panics and never returns a wrong entry.
+//! Tests that corrupt a journal at random. `Journal::open` never panics, and a reader never returns a wrong entry.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use simulator::{Random, Simulation, run_seeds};
 use crate::support::{DIR, History, end, read_all, seeds, small};
 
 #[test]
-fn corrupted_files_never_yield_a_wrong_entry() {
+fn journal_with_corrupted_files_never_returns_a_wrong_entry() {
     run_seeds("journal-fuzz", seeds(400), |sim| {
         let history = History::default();
         let a = sim.member("a");
@@ -31,7 +31,7 @@ fn corrupted_files_never_yield_a_wrong_entry() {
                     mutate(&a, &mut random).await;
                 }
                 open_again(&a, &history).await;
-                // Open again: the first open must not have made the damage worse.
+                // Open the journal again: the first open must not have lost further entries.
                 open_again(&a, &history).await;
             }
         };
@@ -57,7 +57,7 @@ async fn open_again(runtime: &Runtime, history: &History) {
     }
 }
 
-/// Applies one random fault that a disk, a person or a program may cause.
+/// Applies one random change to a file. A disk, a person or a program may cause such a change.
 async fn mutate(runtime: &Runtime, random: &mut Random) {
     let disk = runtime.disk();
     let segments = || async {
@@ -94,14 +94,14 @@ async fn mutate(runtime: &Runtime, random: &mut Random) {
             let bytes: Vec<u8> = (0..random.index(64)).map(|_| random.bits().to_le_bytes()[0]).collect();
             file.write_at(at, &bytes).await.unwrap();
         }
-        // Corrupt a header, which is the most critical part.
+        // Corrupt a byte of a header, because headers are the most critical part.
         6 => file.write_at(block + random.below(64), &[random.bits().to_le_bytes()[0]]).await.unwrap(),
         _ => file.write_at(at, &[random.bits().to_le_bytes()[0]]).await.unwrap(),
     }
 }
 
 #[test]
-fn same_seed_gives_the_same_trace() {
+fn simulations_with_the_same_seed_have_the_same_trace() {
     let hash = |seed| {
         let sim = Simulation::new(seed);
         let history = History::default();

@@ -1,4 +1,5 @@
-//! Tests that read a journal written by version 1 of the format. The file never changes; the code that reads it may.
+//! Tests that read a stored journal of version 1 of the format. The file never changes, but the code that reads it may
+//! change.
 
 use std::path::Path;
 
@@ -17,7 +18,7 @@ fn copy() -> tempfile::TempDir {
 }
 
 #[tokio::test]
-async fn journal_of_format_1_is_readable() {
+async fn current_build_reads_journal_of_format_1() {
     let (dir, runtime) = (copy(), Runtime::real());
     let tasks = TaskSet::new(&runtime);
     let opened = Journal::<()>::open(&runtime, &tasks, dir.path(), small()).await.unwrap();
@@ -29,7 +30,7 @@ async fn journal_of_format_1_is_readable() {
 }
 
 #[tokio::test]
-async fn journal_of_a_later_format_is_rejected_with_its_version() {
+async fn opening_rejects_journal_of_a_later_format_version() {
     let (dir, runtime) = (copy(), Runtime::real());
     let path = dir.path().join(SEGMENT);
     let mut bytes = std::fs::read(&path).unwrap();

@@ -8,7 +8,7 @@ use runtime::{Runtime, TaskSet};
 use crate::support::{History, end, read_all, small};
 
 #[tokio::test]
-async fn entries_survive_a_close_and_an_open() {
+async fn reopened_journal_contains_all_entries() {
     let (dir, runtime, history) = (tempfile::tempdir().unwrap(), Runtime::real(), History::default());
     for _ in 0..4 {
         let tasks = TaskSet::new(&runtime);
@@ -62,7 +62,7 @@ async fn many_writers_share_one_sync() {
 }
 
 #[tokio::test]
-async fn second_open_is_rejected_with_the_next_step() {
+async fn error_of_second_open_names_the_next_step() {
     let (dir, runtime, history) = (tempfile::tempdir().unwrap(), Runtime::real(), History::default());
     let tasks = TaskSet::new(&runtime);
     let journal = history.open(&runtime, &tasks, dir.path(), small()).await.unwrap();
@@ -101,10 +101,10 @@ async fn closed_journal_rejects_entries() {
 }
 
 #[tokio::test]
-async fn only_entries_above_the_size_limit_are_rejected() {
+async fn journal_rejects_only_entries_above_the_size_limit() {
     let (dir, runtime, history) = (tempfile::tempdir().unwrap(), Runtime::real(), History::default());
     let tasks = TaskSet::new(&runtime);
-    // An entry that is larger than the whole queue may still wait in it alone.
+    // The queue accepts an entry that is larger than the whole queue if the queue is empty.
     let options = Options { queue_bytes_max: 1000, ..small() };
     let journal = history.open(&runtime, &tasks, dir.path(), options).await.unwrap();
     let (ticket, _response) = tokio::sync::oneshot::channel();
@@ -117,7 +117,7 @@ async fn only_entries_above_the_size_limit_are_rejected() {
 }
 
 #[tokio::test]
-async fn released_segments_are_reused_and_the_rest_is_readable() {
+async fn journal_reuses_released_segments() {
     let (dir, runtime, history) = (tempfile::tempdir().unwrap(), Runtime::real(), History::default());
     let tasks = TaskSet::new(&runtime);
     let journal = history.open(&runtime, &tasks, dir.path(), small()).await.unwrap();
@@ -130,7 +130,7 @@ async fn released_segments_are_reused_and_the_rest_is_readable() {
     let stats = journal.stats();
     assert!(stats.first > 100, "{stats:?}");
     end(&journal, tasks).await;
-    // Without reuse there would be 40 or more files.
+    // If the journal reused no segment, the folder would contain 40 or more files.
     let files = std::fs::read_dir(dir.path()).unwrap().count();
     assert!(files <= 8, "{files} files");
 
@@ -143,7 +143,7 @@ async fn released_segments_are_reused_and_the_rest_is_readable() {
 }
 
 #[tokio::test]
-async fn reader_retains_unread_entries() {
+async fn journal_retains_entries_that_a_reader_has_not_read() {
     let (dir, runtime, history) = (tempfile::tempdir().unwrap(), Runtime::real(), History::default());
     let tasks = TaskSet::new(&runtime);
     let journal = history.open(&runtime, &tasks, dir.path(), small()).await.unwrap();
@@ -161,7 +161,7 @@ async fn reader_retains_unread_entries() {
     }
     assert_eq!(reader.next().await.unwrap(), None);
     drop(reader);
-    // Wait for the keeper, which was notified.
+    // The drop of the reader has notified the keeper. Wait until the keeper has removed segments.
     while journal.stats().first < 30 {
         runtime.sleep(Duration::from_millis(1)).await;
     }
@@ -169,7 +169,7 @@ async fn reader_retains_unread_entries() {
 }
 
 #[tokio::test]
-async fn new_limits_apply_from_the_next_segment_on() {
+async fn new_size_limits_apply_from_the_next_segment_on() {
     let (dir, runtime, history) = (tempfile::tempdir().unwrap(), Runtime::real(), History::default());
     let large = Options { segment_bytes: 32 * 4096, entry_bytes_max: 100_000, ..small() };
     let large_of = |entry: usize| [entry, 8, entry];
@@ -188,7 +188,7 @@ async fn new_limits_apply_from_the_next_segment_on() {
 }
 
 #[tokio::test]
-async fn invalid_options_are_rejected() {
+async fn opening_rejects_invalid_options() {
     let (dir, runtime) = (tempfile::tempdir().unwrap(), Runtime::real());
     let tasks = TaskSet::new(&runtime);
     for options in [

@@ -1,4 +1,4 @@
-//! Consumer that records the commits, and the check that a journal retained them.
+//! Consumer that records the commits, and a check that the journal has retained their entries.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use journal::{Commit, Journal, OpenError, Opened, Options};
 use runtime::{Runtime, TaskSet};
 use tokio::sync::{mpsc, oneshot};
 
-/// Options with segments that a few entries fill.
+/// Options for small segments: a few entries fill a segment.
 pub(crate) fn small() -> Options {
     Options {
         segment_bytes: 9 * 4096,
@@ -28,7 +28,7 @@ pub(crate) fn segment_path(number: u64) -> PathBuf {
     Path::new(DIR).join(format!("segment-{number:020}.journal"))
 }
 
-/// Range of seeds for a test. `REVEILLE_FUZZ_RUNS` sets a larger number for a longer search.
+/// Range of seeds for a test. `REVEILLE_FUZZ_RUNS` sets another number of seeds, for a longer search.
 #[expect(clippy::disallowed_methods, reason = "a developer starts a longer search by hand")]
 pub(crate) fn seeds(usual: u64) -> Range<u64> {
     0..std::env::var("REVEILLE_FUZZ_RUNS").map_or(usual, |runs| runs.parse().expect("REVEILLE_FUZZ_RUNS is a number"))
@@ -36,15 +36,15 @@ pub(crate) fn seeds(usual: u64) -> Range<u64> {
 
 pub(crate) type Ticket = oneshot::Sender<u64>;
 
-/// Appends to a journal and its commits, over all of its starts.
+/// Entries that the test appended to a journal, and the number of committed entries, over all starts of the journal.
 #[derive(Clone, Default)]
 pub(crate) struct History(Arc<Mutex<State>>);
 
 #[derive(Default)]
 pub(crate) struct State {
-    /// Appended entries. Entry `i` has index `i + 1` if it was committed.
+    /// Appended entries. The entry at position `i` of this list has index `i + 1` in the journal.
     pub(crate) appended: Vec<Bytes>,
-    /// Number of entries whose commit was received.
+    /// Number of entries whose commit the consumer has received.
     pub(crate) durable: usize,
     pub(crate) released_below: u64,
 }
@@ -59,14 +59,14 @@ impl History {
         let number = self.state().appended.len() as u64;
         let mut entry: Vec<u8> =
             number.to_le_bytes().iter().map(|byte| byte ^ 0xa5).cycle().take(bytes.max(8)).collect();
-        // Imitate a record's magic number, the worst case for a payload.
+        // Put a record's magic number into the entry, which is the worst case for the parser.
         if entry.len() > 12 {
             entry[8..12].copy_from_slice(b"RVRC");
         }
         entry.into()
     }
 
-    /// Appends entries of these sizes one by one, and returns a receiver for each ticket. Stops at the first rejected
+    /// Appends entries of these sizes one by one. Returns the receiver of each ticket. Stops at the first rejected
     /// entry.
     pub(crate) async fn append(
         &self,
@@ -102,7 +102,7 @@ impl History {
         }
     }
 
-    /// Opens the journal, and checks that it has all committed entries and no entry that was not appended.
+    /// Opens the journal. Checks that it contains all committed entries, and no entry that the test did not append.
     pub(crate) async fn open(
         &self,
         runtime: &Runtime,

@@ -1,4 +1,4 @@
-//! The conformance suite; each case has its own database.
+//! Conformance suite of the port on this engine. Each case has its own database.
 
 use membership_conformance::{Case, Subject};
 

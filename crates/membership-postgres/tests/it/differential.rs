@@ -28,7 +28,7 @@ impl Numbers {
     }
 }
 
-/// Text of the parts of a view that both engines must agree on.
+/// Returns the text of the parts of a view that must be equal in both engines.
 fn shown(view: View) -> String {
     format!("{:?} {:?} {}", view.members, view.claims, view.first_end.is_some())
 }
@@ -45,7 +45,7 @@ async fn call(ownership: &dyn Ownership, kind: u64, id: MemberId, names: Vec<Cla
 }
 
 #[test]
-fn database_behaves_like_the_model() {
+fn database_engine_behaves_like_the_in_memory_model() {
     let url = database();
     on_real(async |runtime: Runtime| {
         let model = MemoryOwnership::new(runtime.clone(), EngineOptions::default());
@@ -60,7 +60,7 @@ fn database_behaves_like_the_model() {
             let expected = call(&model, kind, id, names.clone()).await;
             assert_eq!(call(&engine, kind, id, names.clone()).await, expected, "call {at}, {names:?}");
             granted += usize::from(expected.contains("true"));
-            // An id has only one session.
+            // A member joins only once with the same id.
             lives[who] += u128::from(kind == 2);
         }
         assert!(granted > CALLS / 10, "too few claims were granted: {granted}");

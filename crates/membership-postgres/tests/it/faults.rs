@@ -1,4 +1,4 @@
-//! Tests with a server or connection that stalls, dies or returns: no call hangs, and sessions survive.
+//! Tests with a server or a connection that stalls, dies or returns. No call hangs, and sessions survive.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -41,7 +41,8 @@ async fn until(runtime: &Runtime, what: &str, limit: Duration, mut is_so: impl A
     }
 }
 
-/// Makes each call of the port once. All calls must fail soon with a retryable error.
+/// Makes each call of the port once, while the database is unreachable. All calls must fail soon with a retryable
+/// error.
 async fn every_call_fails_soon(runtime: &Runtime, coordination: &PostgresOwnership, id: MemberId) {
     let limited = async |what: &str, call: membership::Answer<'_, ()>| {
         let began = runtime.monotonic();
@@ -80,7 +81,7 @@ fn server_outage_blocks_no_call_and_keeps_sessions() {
         server.resume().unwrap();
         back("the server responds after a pause").await;
 
-        // The paused server later executed the calls it had received, possibly the join and the claims.
+        // After its pause, the server executed the calls that it had received, possibly the join and the claims.
         until(&runtime, "the member leaves", LONG, async || coordination.leave(MemberId(9)).await.is_ok()).await;
         until(&runtime, "the member claims", LONG, async || {
             coordination.claim(MemberId(1), vec![shard(1)]).await == Ok(vec![true])
@@ -94,7 +95,7 @@ fn server_outage_blocks_no_call_and_keeps_sessions() {
         server.restart().unwrap();
         back("the server responds after a crash").await;
 
-        // The engine reports changes again.
+        // After the outage, the engine reports changes again.
         let other = open(&runtime, &url).await;
         until(&runtime, "a change is reported", Duration::from_secs(20), async || {
             let changed = coordination.changed();
@@ -107,7 +108,7 @@ fn server_outage_blocks_no_call_and_keeps_sessions() {
     });
 }
 
-/// Opens another client's connection in the middle of a transaction.
+/// Opens a connection of another client, which leaves a transaction open.
 async fn stalled(runtime: &Runtime, url: &str, tasks: &TaskSet, statement: &str) -> tokio_postgres::Client {
     let server = Server::new(url, postgres_client::Options::default()).unwrap();
     let (client, mut messages) = server.connect(runtime).await.unwrap();
@@ -167,8 +168,8 @@ fn renewal_does_not_wait_for_a_blocked_claim() {
     });
 }
 
-/// The renewal was executed, but not committed before its lease ended. A concurrent claim waits for its commit or
-/// rollback.
+/// The server executed the renewal, but did not commit it before the lease ended. A concurrent claim waits until the
+/// renewal's transaction commits or rolls back.
 #[test]
 fn uncommitted_renewal_at_the_end_of_the_lease_keeps_claims() {
     let url = database();
@@ -200,9 +201,9 @@ fn uncommitted_renewal_at_the_end_of_the_lease_keeps_claims() {
     });
 }
 
-/// The connections stay open but return nothing, as when a network drops the packets of some connections.
+/// The connections stay open but deliver no responses, as if the network dropped their packets.
 #[test]
-fn silent_connection_is_replaced_despite_short_caller_timeouts() {
+fn engine_replaces_silent_connection_despite_short_timeouts() {
     let url = database();
     on_real(async |runtime| {
         let coordination = open(&runtime, &url).await;
@@ -236,7 +237,7 @@ fn late_release_does_not_remove_a_later_claim() {
         let coordination = open(&runtime, &url).await;
         coordination.join(member(1), LONG).await.unwrap();
         coordination.claim(MemberId(1), vec![shard(1), shard(2)]).await.unwrap();
-        // The next call of this process has the number 2; the call after it claims again.
+        // The release has the sequence number 2. The claim after it has the number 3.
         coordination.release(MemberId(1), vec![shard(3)]).await.unwrap();
         coordination.claim(MemberId(1), vec![shard(1)]).await.unwrap();
         let late =
@@ -248,7 +249,7 @@ fn late_release_does_not_remove_a_later_claim() {
 }
 
 #[test]
-fn lease_ends_by_the_local_clock_while_the_server_is_paused() {
+fn lease_ends_by_the_local_clock_while_server_is_paused() {
     on_real(async |runtime| {
         let (server, url) = own_server(&runtime).await;
         let lease_length = Duration::from_secs(2);
@@ -269,7 +270,7 @@ fn lease_ends_by_the_local_clock_while_the_server_is_paused() {
         server.resume().unwrap();
         let again = membership.joined().await.unwrap();
         assert_ne!(again.member(), lease.member());
-        // Once the lease and the calls in progress have ended, nothing remains of the first session.
+        // After the lease and the calls in progress have ended, no member and no claim of the first session remain.
         until(&runtime, "the old claims are gone", LONG, async || {
             membership.refresh().await.is_ok_and(|view| view.claims.is_empty() && view.members.len() == 1)
         })
@@ -278,9 +279,9 @@ fn lease_ends_by_the_local_clock_while_the_server_is_paused() {
     });
 }
 
-/// Compares the machine's clock with a database clock that is wrong.
+/// The member compares the machine's clock with a database clock that is right, ahead or behind.
 #[test]
-fn wrong_database_clock_is_detected() {
+fn member_detects_wrong_database_clock() {
     for (ahead_seconds, is_off) in [(0, false), (5, true), (-5, true)] {
         let url = database();
         let skew = format!(
@@ -304,7 +305,7 @@ fn wrong_database_clock_is_detected() {
 }
 
 #[test]
-fn session_that_ended_during_a_disconnect_is_lost() {
+fn member_learns_that_database_deleted_its_session() {
     let url = database();
     on_real(async |runtime| {
         let coordination = open(&runtime, &url).await;

@@ -1,5 +1,5 @@
-//! Processes compete for 256 claims while some of them are killed and the server fails. No two processes ever own
-//! the same claim, by the clock that they all share.
+//! Processes compete for 256 claims while the test kills processes and makes the server fail. No two processes ever own
+//! the same claim at the same time, by a clock that all processes share.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -29,7 +29,7 @@ struct Tenure {
     until: Monotonic,
 }
 
-/// All periods recorded so far, over all processes.
+/// All periods of ownership that the processes have recorded so far.
 #[derive(Clone, Default)]
 struct Records(Arc<Mutex<Vec<Tenure>>>);
 
@@ -51,7 +51,7 @@ struct Process {
     membership: Membership,
 }
 
-/// Starts a process. Returns `None` if the server did not respond in time.
+/// Starts a process. Returns `None` if the server does not respond in time.
 async fn start(runtime: &Runtime, url: &str, name: &str, records: &Records) -> Option<Process> {
     let coordination = PostgresOwnership::open(runtime, url, &Options::with_lease(LEASE)).await.ok()?;
     let tasks = TaskSet::new(runtime);
@@ -69,8 +69,8 @@ async fn start(runtime: &Runtime, url: &str, name: &str, records: &Records) -> O
     Some(Process { _tasks: tasks, membership })
 }
 
-/// Owns its claims and records for how long. When it is dropped (killed), it records the claims that it still
-/// owned.
+/// Owner of claims that records the period of each ownership. When the test kills the process, the drop of this value
+/// records the claims that it still owned.
 struct Owner {
     membership: Membership,
     runtime: Runtime,
@@ -116,8 +116,8 @@ impl Owner {
         }
     }
 
-    /// Behaves like an owner that fires: it checks the lease each time, and records until when it owned the
-    /// claims.
+    /// Behaves like an owner that fires schedules: it checks each lease, and records the last instant at which it owned
+    /// the claims.
     fn check_leases(&mut self) {
         let now = self.runtime.monotonic();
         for (lease, _, until) in self.owned.values_mut() {
@@ -149,7 +149,7 @@ impl Drop for Owner {
     }
 }
 
-/// Waits until live members own all shards evenly, and returns how long that took.
+/// Waits until live members own all shards evenly, and returns the duration of the wait.
 async fn wait_until_balanced(runtime: &Runtime, processes: &[Option<Process>], limit: Duration) -> Duration {
     let began = runtime.monotonic();
     let living: Vec<&Process> = processes.iter().flatten().collect();
@@ -179,7 +179,7 @@ async fn inject_fault(
 ) {
     let victim = usize::try_from(kind).unwrap() % processes.len();
     match kind % 5 {
-        // Kill a process; another one starts below.
+        // Kill a process. The loop below starts another process.
         0 | 1 => {
             processes[victim] = None;
             runtime.sleep(Duration::from_millis(300)).await;
@@ -260,7 +260,8 @@ fn measure_hand_over_times() {
     });
 }
 
-/// Measures the time from the start of a release until another member, notified of the change, has the claim.
+/// Measures the time from the start of a release until another member has the claim. The engine notifies that member of
+/// the release.
 async fn measure_claim_transfers(runtime: &Runtime, url: &str) -> Vec<Duration> {
     let mut peers = Vec::new();
     for id in [1, 2] {
@@ -281,7 +282,7 @@ async fn measure_claim_transfers(runtime: &Runtime, url: &str) -> Vec<Duration> 
             runtime.monotonic().since(began)
         };
         times.push(futures_util::future::join(from.release(*holder, name()), taking).await.1);
-        // Both members receive the claim's own change before the next round.
+        // Both members receive the hint of the claim before the next round.
         runtime.sleep(Duration::from_millis(5)).await;
     }
     times.sort();

@@ -1,4 +1,4 @@
-//! Tests of the schema that members and claims share with the rest of coordination.
+//! Tests of the schema of the tables for members, claims and other coordination data.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ fn second_migration_keeps_members() {
     });
 }
 
-/// Its members keep their sessions during the migration.
+/// The members of the older schema keep their sessions during the migration.
 #[test]
 fn migration_of_an_older_schema_keeps_its_members() {
     let url = shared().create_database().unwrap();
@@ -78,7 +78,7 @@ fn documented_permissions_suffice_for_another_user() {
     });
 }
 
-/// Claims and leases are rows, which outlive connections, in tables that survive a crash.
+/// Claims and leases are rows. Rows outlive connections, and their tables survive a crash of the server.
 #[test]
 fn claims_and_leases_survive_the_loss_of_connections() {
     let url = database();

@@ -1,4 +1,4 @@
-//! Databases for the tests, on the server of the test process.
+//! Databases for the tests, on the server that the test process started.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub(crate) fn database() -> String {
     static TEMPLATE: OnceLock<String> = OnceLock::new();
     let template = TEMPLATE.get_or_init(|| {
         let url = shared().create_database().unwrap();
-        // This function may be called within a runtime, so the migration runs on its own thread.
+        // A caller may call this function inside an async runtime, so the migration runs on its own thread.
         let migrated = url.clone();
         let migrating =
             move || on_real(async |runtime| migrate(&runtime, &migrated, &Options::default()).await.unwrap());
@@ -33,7 +33,7 @@ pub(crate) fn database() -> String {
     shared().copy_database(template).unwrap()
 }
 
-/// Starts a server for one test, which the test may stop, and creates a database with the schema on it.
+/// Starts a server for one test, and creates a database with the schema on it. The test may stop this server.
 pub(crate) async fn own_server(runtime: &Runtime) -> (Postgres, String) {
     let server = Postgres::start().unwrap();
     let url = server.create_database().unwrap();
@@ -45,8 +45,7 @@ pub(crate) async fn open(runtime: &Runtime, url: &str) -> PostgresOwnership {
     PostgresOwnership::open(runtime, url, &Options::default()).await.unwrap()
 }
 
-/// Opens the engine with a long timeout, for tests in which no time limit matters, because the machine may be
-/// busy.
+/// Opens the engine with a long timeout, so that tests without a time limit succeed on a busy machine.
 pub(crate) async fn open_with_long_timeout(runtime: &Runtime, url: &str) -> PostgresOwnership {
     let options = Options { statement_timeout: Duration::from_secs(10), ..Options::default() };
     PostgresOwnership::open(runtime, url, &options).await.unwrap()

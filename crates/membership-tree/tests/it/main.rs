@@ -1,5 +1,5 @@
-//! Tests that members and claims on a tree keep the port's promises: on the in-memory tree, with real and with
-//! simulated time, and on ZooKeeper.
+//! Tests that members and claims on a tree keep the port's promises. The tests use the in-memory tree, in real and in
+//! simulated time, and ZooKeeper.
 
 #![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -29,7 +29,7 @@ mod real {
     }
 }
 
-/// Runs the suite in simulated time; the seed determines how calls interleave.
+/// Runs the suite in simulated time. The seed determines the order of concurrent calls.
 mod simulated {
     use super::*;
 
@@ -45,7 +45,7 @@ mod simulated {
     }
 }
 
-/// Runs the suite on an ensemble of three servers.
+/// Runs the suite on a ZooKeeper ensemble of three servers.
 mod zookeeper {
     use std::sync::OnceLock;
 
@@ -97,12 +97,12 @@ impl Subject for Memory {
     }
 }
 
-/// ZooKeeper, below a separate root for each case.
+/// Subject on ZooKeeper, with a separate root path for each case.
 struct Ensemble {
     runtime: Runtime,
     servers: &'static Zookeeper,
     root: String,
-    /// Number of opened processes; each uses the next server.
+    /// Number of opened processes. Each process uses the next server of the ensemble.
     processes: AtomicUsize,
 }
 
@@ -118,7 +118,7 @@ impl Subject for Ensemble {
         self.runtime.clone()
     }
 
-    /// ZooKeeper's minimum would be two and a half ticks.
+    /// ZooKeeper alone would permit a shorter lease, two ticks, but the cases need more time.
     fn lease(&self) -> Duration {
         Duration::from_millis(600)
     }

@@ -5,7 +5,7 @@ use super::*;
 const SHARDS: u16 = 256;
 
 fn member(number: u128) -> MemberId {
-    // Spread over the id space like real ids. The tests do not depend on it.
+    // Returns a member id. The ids are spread over the id space like real ids, but the tests do not depend on this.
     MemberId(number.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835))
 }
 
@@ -17,8 +17,8 @@ fn moved(before: &BTreeMap<ShardId, MemberId>, after: &BTreeMap<ShardId, MemberI
     after.iter().filter(|(shard, owner)| before.get(shard).is_some_and(|before| before != *owner)).count()
 }
 
-/// Strategy for a view: claims by up to a dozen members, of which some are live, with some shards out of range;
-/// and the live members.
+/// Strategy that generates claims, live members and a number of shards. Up to a dozen members hold claims, and only
+/// some of them are live. Some claimed shards are out of range.
 fn a_view() -> impl Strategy<Value = (BTreeMap<ShardId, MemberId>, BTreeSet<MemberId>, u16)> {
     let claims = proptest::collection::btree_map((0..400_u16).prop_map(ShardId), (0..12_u128).prop_map(member), 0..300);
     let members = proptest::collection::btree_set((0..12_u128).prop_map(member), 0..12);
@@ -47,14 +47,18 @@ proptest! {
     }
 
     #[test]
-    fn executed_plan_is_stable((claims, members, shards) in a_view()) {
+    fn plan_does_not_change_after_members_execute_it((claims, members, shards) in a_view()) {
         let first = plan(&claims, &members, shards);
         prop_assert_eq!(plan(&first, &members, shards), first);
     }
 
-    /// Members take and release shards one after the other, so each sees the others' moves partly done.
+    /// Members take and release shards one after the other, so each member sees a plan that the other members have
+    /// executed only partly.
     #[test]
-    fn partly_executed_plan_is_stable((claims, members, shards) in a_view(), done in proptest::collection::vec(0..3_u8, 300)) {
+    fn plan_does_not_change_while_members_execute_it(
+        (claims, members, shards) in a_view(),
+        done in proptest::collection::vec(0..3_u8, 300),
+    ) {
         let first = plan(&claims, &members, shards);
         let mut partly = claims;
         for (shard, owner) in &first {
@@ -76,13 +80,13 @@ proptest! {
         };
         for member in &members {
             let kept = plan.iter().filter(|(shard, owner)| *owner == member && claims.get(shard) == Some(member)).count();
-            // A member keeps all its shards, or as many as its whole share.
+            // A member keeps all its shards, or the number of its share if it has more.
             prop_assert_eq!(kept, count(&claims, member).min(count(&plan, member)));
         }
     }
 
     #[test]
-    fn join_moves_one_share_to_the_new_member(
+    fn join_moves_at_most_one_share_to_the_new_member(
         count in 1..12_u128,
         from_nothing in any::<bool>(),
         shards in 0..300_u16,
@@ -114,9 +118,9 @@ fn plan_without_members_is_empty() {
     assert_eq!(plan(&claims, &BTreeSet::new(), SHARDS), BTreeMap::new());
 }
 
-/// Members of two builds must agree, so later builds must compute the same plan.
+/// Members of different builds must compute the same plan, so a later build must not change it.
 #[test]
-fn plan_is_the_same_in_every_build() {
+fn plan_equals_the_plan_of_earlier_builds() {
     let plan = plan(&BTreeMap::new(), &members(3), SHARDS);
     let owners = plan.values().map(|owner| (0..3_u128).find(|number| member(*number) == *owner).unwrap());
     let numbers: String = owners.map(|number| number.to_string()).collect();

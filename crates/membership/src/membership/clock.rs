@@ -1,4 +1,4 @@
-//! Comparison of this machine's wall clock with the engine's.
+//! Comparison of this machine's wall clock with the engine's wall clock.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use runtime::{Monotonic, Runtime};
 
 use crate::Renewed;
 
-/// Difference between the engine's wall clock and this machine's.
+/// Difference between the engine's wall clock and this machine's wall clock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ClockOffset {
-    /// Time by which the engine's clock is ahead; negative if it is behind.
+    /// Time by which the engine's clock is ahead. The value is negative if the engine's clock is behind.
     pub ahead_millis: i64,
     /// Possible error of the difference, in either direction. It is half of the call's duration, because the
     /// engine may read its clock at any time during the call (Cristian, 1989), plus the resolution of the clocks.
@@ -19,7 +19,8 @@ pub struct ClockOffset {
 
 const GRAIN: Duration = Duration::from_millis(1);
 
-/// Start of a call, for a comparison with the engine's clock when the response arrives.
+/// Readings of this machine's clocks at the start of a call, for a comparison with the engine's clock when the response
+/// arrives.
 pub(super) struct CallStart {
     monotonic: Monotonic,
 }
@@ -42,7 +43,7 @@ impl ClockOffset {
     }
 }
 
-/// The measured offset, and whether it is too large.
+/// Last measured offset of the clocks, and whether the offset is too large.
 pub(super) struct Clock {
     offset_max: Duration,
     offset: Option<ClockOffset>,
@@ -62,8 +63,8 @@ impl Clock {
         self.offset
     }
 
-    /// Records a measurement, and returns whether it changed [`Clock::is_off`]. A measurement whose uncertainty
-    /// includes both results changes nothing.
+    /// Records a measurement, and returns whether the measurement changed [`Clock::is_off`]. If the uncertainty of the
+    /// measurement permits both results, [`Clock::is_off`] does not change.
     pub(super) fn measured(&mut self, offset: ClockOffset) -> bool {
         self.offset = Some(offset);
         let distance = Duration::from_millis(offset.ahead_millis.unsigned_abs());
@@ -83,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clock_offset_assumes_the_middle_of_the_call() {
+    fn clock_offset_assumes_engine_read_in_the_middle_of_the_call() {
         let at = Timestamp::from_millis;
         let offset = |engine_now| ClockOffset::of(Duration::from_millis(100), at(10_000), Renewed { engine_now });
         assert_eq!(offset(at(9_950)), ClockOffset { ahead_millis: 0, uncertainty: Duration::from_millis(51) });
@@ -92,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn clock_is_off_only_beyond_the_measurement_uncertainty() {
+    fn clock_is_off_only_if_offset_exceeds_uncertainty_and_limit() {
         let mut clock = Clock::new(Duration::from_millis(500));
         let mut measured = |ahead_millis, uncertainty| {
             let is_changed =

@@ -1,4 +1,4 @@
-//! The task that opens sessions and renews them.
+//! Task that opens sessions and renews them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,9 +13,10 @@ pub(super) struct Keeper {
     shared: Arc<Shared>,
     profile: Profile,
     before_renewal: BeforeRenewal,
-    /// The session that is open or may be open.
+    /// Session that is open, or may be open because its join got no response.
     member: MemberId,
-    /// True if the engine shows this member as one that takes shards; `None` if unknown.
+    /// True if the engine shows this member as a member that takes shards. `None` if the value in the engine is
+    /// unknown.
     announced_owns: Option<bool>,
 }
 
@@ -40,7 +41,7 @@ impl Keeper {
         self.shared.status.send_replace(Status::Left);
     }
 
-    /// Opens one session after another.
+    /// Opens the next session whenever a session has ended.
     async fn run_sessions(&mut self) {
         loop {
             let (lease, renewed) = self.join().await;
@@ -49,15 +50,16 @@ impl Keeper {
             self.keep(&lease, renewed).await;
             self.end_lease();
             self.shared.status.send_replace(Status::Lost);
-            tracing::warn!(member = %self.member, "session lost; the member no longer owns its claims");
-            // Leaving frees the claims before the engine ends the session. If the engine is unreachable, it ends
-            // the session itself.
+            tracing::warn!(member = %self.member, "session lost; the member no longer owns its claims, and joins \
+                                                   again");
+            // The leave frees the claims before the engine ends the session. If the engine is unreachable, the session
+            // ends with its lease.
             let _gone = self.leave().await;
             self.member = MemberId::random(&self.shared.runtime);
         }
     }
 
-    /// Retries until a session is open. Returns its lease, and the start of the successful call.
+    /// Retries until a session is open. Returns the lease of the session, and the start of the successful call.
     async fn join(&mut self) -> (Lease, Monotonic) {
         let mut logged = None;
         loop {
@@ -68,13 +70,14 @@ impl Keeper {
                     if lease.is_valid(self.runtime().monotonic()) {
                         return (lease, began);
                     }
-                    // The response came too late, for example because the process was paused.
+                    // The response arrived after the end of the lease, for example because the machine paused the
+                    // process.
                     let _gone = self.leave().await;
                     self.member = MemberId::random(self.runtime());
                 }
                 Err(OwnershipError::Lost) => self.member = MemberId::random(self.runtime()),
                 Err(error) => {
-                    // Log each error once, even if it persists.
+                    // Log an error only once while it persists.
                     if logged.as_ref() != Some(&error) {
                         tracing::warn!(%error, "cannot join; retrying");
                         logged = Some(error);
@@ -85,8 +88,8 @@ impl Keeper {
         }
     }
 
-    /// Opens the session, or updates its member. While the clock is off, the member is announced as one that takes
-    /// no shards, so the other members' plans assign it none.
+    /// Opens the session, or updates the session's member. While the clock is off, the engine shows a member that takes
+    /// no shards, so the plans of other members assign it no shards.
     async fn open(&mut self) -> Result<(), OwnershipError> {
         let owns = self.owns();
         self.announced_owns = None;
@@ -100,7 +103,7 @@ impl Keeper {
         self.profile.owns && !self.shared.clock().is_off()
     }
 
-    /// Keeps the session until the lease ends.
+    /// Renews the session until the lease ends.
     async fn keep(&mut self, lease: &Lease, renewed: Monotonic) {
         let shared = self.shared.clone();
         tokio::select! {
@@ -120,7 +123,7 @@ impl Keeper {
             if self.announced_owns == Some(self.owns()) {
                 self.runtime().sleep_until(next).await;
             }
-            // Take the time before the check runs, not just before the call; see the module's documentation.
+            // Read the clock before the check runs, not just before the call. The lease counts from this time.
             let began = self.runtime().monotonic();
             match self.try_renew().await {
                 Ok(()) if lease.extend(self.runtime().monotonic(), self.deadline(began)) => {
@@ -148,7 +151,7 @@ impl Keeper {
         self.measured(self.ownership().renew(self.member, self.shared.options.lease)).await
     }
 
-    /// Awaits a call that returns the engine's time, and records the clock offset.
+    /// Awaits a call that returns the engine's time, and records the offset of the clocks.
     async fn measured(&self, call: crate::Answer<'_, Renewed>) -> Result<(), OwnershipError> {
         let start = CallStart::now(self.runtime());
         let renewed = self.shared.limited(call).await?;
@@ -159,16 +162,16 @@ impl Keeper {
             if clock.is_off() {
                 tracing::warn!(
                     ahead_millis,
-                    "the engine's clock and this machine's differ too much; synchronize the clocks (NTP)"
+                    "the engine's clock and this machine's clock differ too much; synchronize the clocks (NTP)"
                 );
             } else {
-                tracing::info!(ahead_millis, "the engine's clock and this machine's agree again");
+                tracing::info!(ahead_millis, "the engine's clock and this machine's clock agree again");
             }
         }
         Ok(())
     }
 
-    /// Publishes the session if it is new or the state of the clock has changed.
+    /// Publishes the session if the session is new, or if the clock is newly wrong or right.
     fn publish(&self, lease: &Lease) {
         let is_off = self.shared.clock().is_off();
         let now = Status::Joined { member: lease.member(), lease: lease.clone(), clock_is_off: is_off };
@@ -182,7 +185,7 @@ impl Keeper {
         });
     }
 
-    /// Ends the lease before anything else is published or done, because users of the lease must stop.
+    /// Ends the lease before any other step, because users of the lease must stop at once.
     fn end_lease(&self) {
         if let Status::Joined { lease, .. } = &*self.shared.status.borrow() {
             lease.end();
@@ -197,7 +200,8 @@ impl Keeper {
         began + (self.shared.options.lease - self.shared.options.margin)
     }
 
-    /// Waits before the next attempt. A random part keeps members that failed together from retrying together.
+    /// Waits before the next attempt. The wait has a random part, so that members that failed at the same time do not
+    /// all retry at the same time.
     async fn back_off(&self) {
         let backoff = self.shared.options.retry_backoff();
         let tenths = u32::try_from(self.runtime().random() % 10).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! Validity of a session, by this machine's clock alone.
+//! Lease of a session, which depends only on this machine's clock.
 
 use std::fmt;
 
@@ -6,9 +6,9 @@ use instants::{Deadline, Monotonic};
 
 use crate::MemberId;
 
-/// Right to use a session's claims. Cloning is cheap, and checking it is one atomic load.
+/// Right to use a session's claims. A clone of the lease is cheap, and a check is one atomic load.
 ///
-/// Invariant: a lease that was observed as invalid never becomes valid again.
+/// Invariant: after a task has observed that the lease is invalid, the lease never becomes valid again.
 #[derive(Clone)]
 pub struct Lease {
     member: MemberId,
@@ -20,14 +20,14 @@ impl Lease {
         Lease { member, deadline: Deadline::new(deadline) }
     }
 
-    /// Member whose session this is.
+    /// Returns the member that opened the session.
     #[must_use]
     pub fn member(&self) -> MemberId {
         self.member
     }
 
-    /// First instant at which the lease is invalid, unless it is renewed before; the clock's start if it has
-    /// ended.
+    /// Returns the first instant at which the lease is invalid, unless the member renews it before. Returns the clock's
+    /// start if the lease has ended.
     #[must_use]
     pub fn deadline(&self) -> Monotonic {
         self.deadline.at()
@@ -39,8 +39,8 @@ impl Lease {
         self.deadline.is_ahead(now)
     }
 
-    /// Extends the lease to `deadline`, unless it already ends later. Returns false, without a change, if it was
-    /// no longer valid.
+    /// Extends the lease to `deadline`, unless the lease already ends later. Returns false, and changes nothing, if the
+    /// lease is no longer valid.
     pub(super) fn extend(&self, now: Monotonic, deadline: Monotonic) -> bool {
         self.deadline.extend(now, deadline)
     }

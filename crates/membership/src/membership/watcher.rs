@@ -1,11 +1,11 @@
-//! The task that refreshes the view.
+//! Task that reads the view again after changes.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Shared;
 
-/// Shortest interval between two reads, so that a burst of changes costs few reads.
+/// Shortest interval between two reads of the view, so that a burst of changes causes few reads.
 const LOOK_GAP: Duration = Duration::from_millis(5);
 
 pub(super) async fn run(shared: Arc<Shared>) {
@@ -18,13 +18,13 @@ pub(super) async fn run(shared: Arc<Shared>) {
 
 async fn watch(shared: &Shared) {
     loop {
-        // Subscribe before the read: a change during the read causes another read.
+        // Subscribe to changes before the read, so that a change during the read causes another read.
         let changed = shared.ownership.changed();
         let began = shared.runtime.monotonic();
         let first_end = match shared.refresh().await {
             Ok(view) => view.first_end,
             Err(error) => {
-                tracing::debug!(%error, "cannot read the view");
+                tracing::debug!(%error, "cannot read the view of the members; retrying");
                 None
             }
         };

@@ -1,4 +1,4 @@
-//! Sessions and claims as plain maps: the exact meaning of each call of the port.
+//! Model of sessions and claims as plain maps. It defines the exact effect of each call of the port.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,20 +10,20 @@ use crate::{ClaimName, Member, MemberId, View};
 pub(super) struct Model {
     sessions: BTreeMap<MemberId, Session>,
     claims: BTreeMap<ClaimName, MemberId>,
-    /// Ids of ended sessions. None of them gets another session.
+    /// Ids of ended sessions. The model opens no second session for such an id.
     ended: BTreeSet<MemberId>,
-    /// Number of changes of the view, without the ends of leases.
+    /// Number of changes of the view that are not ends of leases.
     pub(super) changes: u64,
 }
 
 struct Session {
     member: Member,
-    /// First instant at which the session has ended; `None` if it never ends.
+    /// First instant at which the session has ended. `None` if the session never ends.
     end: Option<Monotonic>,
 }
 
 impl Model {
-    /// Ends the expired sessions. Returns whether there were any.
+    /// Ends the expired sessions. Returns true if the call ended a session.
     pub(super) fn end_sessions(&mut self, now: Monotonic) -> bool {
         let has_ended = |session: &Session| session.end.is_some_and(|end| end <= now);
         let ended: Vec<MemberId> =
@@ -38,7 +38,7 @@ impl Model {
         self.ended.insert(id);
     }
 
-    /// Opens or renews a session. Returns false if the session of this id has ended.
+    /// Opens or renews a session. Returns false if the session with this id has ended.
     pub(super) fn join(&mut self, member: Member, end: Option<Monotonic>) -> bool {
         if let Some(session) = self.sessions.get_mut(&member.id) {
             self.changes += u64::from(session.member != member);
@@ -53,7 +53,7 @@ impl Model {
         true
     }
 
-    /// Renews a session. Returns false if no such session exists.
+    /// Renews a session. Returns false if the member has no session.
     pub(super) fn renew(&mut self, id: MemberId, end: Option<Monotonic>) -> bool {
         let Some(session) = self.sessions.get_mut(&id) else { return false };
         session.end = end;
@@ -66,7 +66,7 @@ impl Model {
         self.changes += u64::from(was_there);
     }
 
-    /// Claims names. Returns `None` if no such session exists.
+    /// Claims names. Returns `None` if the member has no session.
     pub(super) fn claim(&mut self, id: MemberId, names: Vec<ClaimName>) -> Option<Vec<bool>> {
         self.sessions.contains_key(&id).then(|| names.into_iter().map(|name| self.claim_one(id, name)).collect())
     }

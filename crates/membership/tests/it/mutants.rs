@@ -1,4 +1,4 @@
-//! Deliberate bugs in an engine. The conformance suite must detect each of them.
+//! Deliberate bugs in an engine. The conformance suite must detect each bug.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -58,14 +58,14 @@ const CAUGHT_BY: &[(Bug, &str)] = &[
 ];
 
 #[test]
-fn each_deliberate_bug_is_detected_by_its_case() {
+fn each_deliberate_bug_fails_its_conformance_case() {
     let missed: Vec<_> =
         CAUGHT_BY.iter().filter(|(bug, case)| !(0..20).any(|seed| catches(*bug, case, seed))).collect();
     assert!(missed.is_empty(), "no seed detects {missed:?}");
 }
 
-/// Returns whether the case fails on an engine with this bug. The suites of the engines show that the case passes
-/// without it.
+/// Returns whether the case fails on an engine with this bug. The tests of the engines show that the case passes
+/// without the bug.
 fn catches(bug: Bug, name: &str, seed: u64) -> bool {
     let sim = Simulation::new(seed);
     sim.run_until(async {
@@ -100,7 +100,7 @@ impl Broken {
         }
     }
 
-    /// Releases the names, whichever members hold them.
+    /// Releases the names, no matter which members hold them.
     async fn steal(&self, names: &[ClaimName]) -> Result<(), OwnershipError> {
         for (name, holder) in self.inner.view().await?.claims {
             if names.contains(&name) {

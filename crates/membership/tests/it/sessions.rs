@@ -1,4 +1,4 @@
-//! Tests of a membership in simulated time: it joins, renews, loses and leaves sessions.
+//! Tests of a membership that opens, renews, loses and ends sessions in simulated time.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -105,7 +105,7 @@ fn local_lease_ends_before_the_engine_regrants_the_claim() {
 }
 
 #[test]
-fn lost_session_is_replaced_and_the_old_lease_stays_invalid() {
+fn membership_replaces_lost_session_but_old_lease_stays_invalid() {
     let sim = Simulation::new(3);
     sim.run_until(async {
         let engine = engine(&sim, slow());
@@ -128,7 +128,7 @@ fn lost_session_is_replaced_and_the_old_lease_stays_invalid() {
 }
 
 #[test]
-fn lease_of_a_paused_member_has_ended_when_it_resumes() {
+fn lease_ends_while_its_member_is_paused() {
     let sim = Simulation::new(4);
     sim.run_until(async {
         let engine = engine(&sim, slow());
@@ -175,7 +175,7 @@ fn failed_check_prevents_the_renewal() {
 }
 
 #[test]
-fn lease_counts_from_before_the_check() {
+fn lease_counts_from_the_start_of_the_check() {
     let sim = Simulation::new(6);
     sim.run_until(async {
         let engine = engine(&sim, EngineOptions::default());
@@ -203,7 +203,7 @@ fn lease_counts_from_before_the_check() {
 }
 
 #[test]
-fn leaving_member_frees_its_claims_at_once() {
+fn leave_frees_the_members_claims_at_once() {
     let sim = Simulation::new(7);
     sim.run_until(async {
         let engine = engine(&sim, slow());
@@ -222,13 +222,13 @@ fn leaving_member_frees_its_claims_at_once() {
             .await
             .expect("the view channel stays open");
         assert!(sim.elapsed() - left_at < millis(150), "{:?}", sim.elapsed() - left_at);
-        // The tasks end without being cancelled.
+        // The tasks end by themselves: the test does not drop their task set.
         a.tasks.join().await;
     });
 }
 
 #[test]
-fn dead_members_shards_are_free_soon_after_its_lease() {
+fn shards_of_a_dead_member_are_free_when_its_lease_ends() {
     let sim = Simulation::new(8);
     sim.run_until(async {
         let engine = engine(&sim, slow());
@@ -246,7 +246,7 @@ fn dead_members_shards_are_free_soon_after_its_lease() {
 }
 
 #[test]
-fn clock_offset_between_engine_and_machine_is_measured() {
+fn membership_measures_clock_offset_to_the_engine() {
     for (ahead, is_off) in [(0, false), (400, false), (2_000, true), (-2_000, true)] {
         let sim = Simulation::new(9);
         sim.run_until(async {
@@ -263,7 +263,7 @@ fn clock_offset_between_engine_and_machine_is_measured() {
             };
             assert_eq!(reported, is_off);
 
-            // The machine's own clock jumps, and the next renewal detects it.
+            // The machine's own clock jumps, and the next renewal detects the jump.
             sim.jump_clock("a", ahead - 3_000);
             let mut status = a.membership.status();
             let is_now_off = |status: &Status| matches!(status, Status::Joined { clock_is_off: true, .. });
@@ -319,8 +319,8 @@ fn endless_lease_of_a_single_process_needs_no_renewals() {
     });
 }
 
-/// Members join, leave, stall and fail, and each claims the shards of its plan. At no moment do two members own
-/// one shard, and in the end every shard has an owner.
+/// Members join, leave, stall and fail, and each member claims the shards that the plan assigns to it. Two members
+/// never own the same shard at the same time. At the end, every shard has an owner.
 #[test]
 fn shard_never_has_two_owners_under_faults() {
     const SHARDS: u16 = 16;
@@ -367,7 +367,7 @@ fn shard_never_has_two_owners_under_faults() {
     assert!(moves > 300, "too few shards moved: {moves}");
 }
 
-/// A shard, the lease under which a member owns it, and the runtime whose clock the lease uses.
+/// An owned shard, the lease of its owner, and the runtime whose clock the lease uses.
 type Owned = (ShardId, membership::Lease, Runtime);
 
 fn owned_now(owned: &[Owned]) -> BTreeSet<ShardId> {
@@ -375,7 +375,7 @@ fn owned_now(owned: &[Owned]) -> BTreeSet<ShardId> {
     owned.iter().filter(is_valid).map(|(shard, ..)| *shard).collect()
 }
 
-/// Removes the entries whose lease has ended, and returns their number.
+/// Removes the entries whose lease has ended, and returns the number of removed entries.
 fn check_and_prune(owned: &mut Vec<Owned>) -> usize {
     let before = owned.len();
     owned.retain(|(_, lease, runtime)| lease.is_valid(runtime.monotonic()));
@@ -383,7 +383,7 @@ fn check_and_prune(owned: &mut Vec<Owned>) -> usize {
     before - owned.len()
 }
 
-/// Claims the shards of its plan and releases all others.
+/// Claims the shards that the plan assigns to the member, and releases all other shards of the member.
 async fn own(membership: Membership, runtime: Runtime, owned: Arc<std::sync::Mutex<Vec<Owned>>>, shards: u16) {
     let mut view = membership.view();
     loop {
@@ -395,8 +395,8 @@ async fn own(membership: Membership, runtime: Runtime, owned: Arc<std::sync::Mut
         let plan = assign::plan(&seen.shards(), &seen.owners(), shards);
         let (mine, not_mine): (Vec<ShardId>, Vec<ShardId>) =
             (0..shards).map(ShardId).partition(|shard| plan.get(shard) == Some(&lease.member()));
-        // Stop owning a shard before releasing it. Also release other shards that the view shows: a claim or
-        // release whose response was lost left them there.
+        // The member stops owning a shard before it releases the claim. It also releases unknown claims that the view
+        // shows. A claim or a release whose response got lost can leave such claims.
         owned
             .lock()
             .expect("no holder of this lock panics")
@@ -419,7 +419,7 @@ async fn own(membership: Membership, runtime: Runtime, owned: Arc<std::sync::Mut
 
 /// Tests the engine alone, without a membership.
 #[test]
-fn endless_session_ends_only_by_leaving() {
+fn endless_session_ends_only_when_its_member_leaves() {
     let sim = Simulation::new(11);
     sim.run_until(async {
         let engine = MemoryOwnership::single(sim.outside());

@@ -1,4 +1,4 @@
-//! The in-memory engine as a subject of the conformance suite.
+//! In-memory engine as a subject of the conformance suite.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ impl Memory {
         Memory { runtime, ownership, wrap }
     }
 
-    /// Wraps every engine that the subject opens.
+    /// Returns this subject with another function `wrap`, which wraps every engine that the subject opens.
     pub(crate) fn broken(self, wrap: impl Fn(MemoryOwnership) -> Arc<dyn Ownership> + Send + Sync + 'static) -> Self {
         Memory { wrap: Box::new(wrap), ..self }
     }

@@ -3,9 +3,11 @@ use std::time::Duration;
 use super::{DELAY, MeasuredMove, MoveKind, SYNC, TICK, measure};
 
 const LEASE: Duration = Duration::from_secs(2);
-/// Longest time of a message and its response, with the sync between them and a sync in progress.
+/// Maximum time of a message and its response. It includes the sync between the two messages, and the wait for a sync
+/// in progress.
 const ROUND: u64 = 2 * DELAY.1 + 2 * SYNC.1;
-/// Extra time of a takeover beyond the lease: a thousandth for the drift of clocks, and the wait for ticks.
+/// Additional time of a takeover beyond the lease: a thousandth of the lease for the drift of clocks, and the wait for
+/// ticks.
 const LATE: u64 = 2_000 + 2 * TICK;
 
 fn moves(scheme: MoveKind) -> Vec<MeasuredMove> {
@@ -20,7 +22,8 @@ fn moves(scheme: MoveKind) -> Vec<MeasuredMove> {
 
 #[test]
 fn move_by_consent_takes_a_few_round_trips() {
-    // The slots in flight are decided, and then the consent, the promises and the first entry take a round trip each.
+    // The members decide the slots in flight. Then the consent, the promises and the first entry take a round trip
+    // each.
     for one in moves(MoveKind::Consents) {
         assert!(one.took <= 3 * ROUND && one.gap <= one.took && one.silence <= 4 * ROUND, "{one:?}");
     }
@@ -35,7 +38,7 @@ fn master_moves_when_its_shortened_lease_ends() {
 }
 
 #[test]
-fn move_by_waiting_takes_the_lease_but_has_a_short_gap() {
+fn move_by_waiting_takes_a_lease_but_leaves_a_short_gap() {
     for one in moves(MoveKind::Waits) {
         assert!(one.took >= 2_000_000 && one.took <= 2_000_000 + 3 * ROUND + LATE, "{one:?}");
         assert!(one.gap <= 2 * ROUND + LATE, "{one:?}");
@@ -43,7 +46,7 @@ fn move_by_waiting_takes_the_lease_but_has_a_short_gap() {
 }
 
 #[test]
-fn crashed_master_is_replaced_when_its_lease_ends() {
+fn next_master_replaces_crashed_master_when_its_lease_ends() {
     // Candidates avoid each other by delays of up to 20 ms.
     let latest = 2_000_000 + 3 * ROUND + LATE + 20_000;
     for one in moves(MoveKind::Crashes) {
@@ -60,7 +63,7 @@ fn crashed_master_is_replaced_when_its_lease_ends() {
 }
 
 #[test]
-fn same_seed_gives_the_same_move() {
+fn moves_with_the_same_seed_have_the_same_result() {
     for scheme in MoveKind::ALL {
         assert_eq!(measure(scheme, LEASE, 7), measure(scheme, LEASE, 7));
     }

@@ -1,5 +1,5 @@
-//! Tests of the simulation's public API. raft-rs runs in it: a sound program breaks no rule, and an unsound one does.
-//! The replay command that a failure prints is run, too.
+//! Tests of the simulation's public API. The tests run raft-rs in the simulation. A correct driver of raft-rs breaks no
+//! rule, and each incorrect driver breaks a rule. Another test runs the replay command that a failure prints.
 
 mod raft;
 mod replay;
@@ -24,7 +24,7 @@ fn raft_rs_breaks_no_rule() {
         coverage.add(&outcome);
     }
     assert!(coverage.acknowledged > 10_000, "{coverage}");
-    // raft-rs has none of the incidents of leases and moves, because it has no such leases.
+    // raft-rs has no master leases and no moves, so incidents of leases and moves cannot occur.
     let ours = [
         Incident::LeaseExpired,
         Incident::MovedByConsent,
@@ -44,7 +44,7 @@ fn raft_rs_breaks_no_rule() {
 }
 
 #[test]
-fn same_seed_gives_the_same_run() {
+fn raft_runs_with_the_same_seed_have_the_same_trace() {
     for seed in 0..20 {
         let hash = || run::<Raft<Careful>>(&config(seed), false).trace_hash;
         assert_eq!(hash(), hash(), "seed {seed}");
@@ -59,7 +59,7 @@ fn caught<D: Driver>() -> Rule {
 }
 
 #[test]
-fn vote_sent_before_its_sync_is_caught() {
+fn simulation_detects_a_vote_that_is_sent_before_its_sync() {
     struct Hasty;
     impl Driver for Hasty {
         const SENDS_EARLY: Option<MessageType> = Some(MessageType::MsgRequestVoteResponse);
@@ -68,7 +68,7 @@ fn vote_sent_before_its_sync_is_caught() {
 }
 
 #[test]
-fn entry_sent_before_its_sync_is_caught() {
+fn simulation_detects_a_response_that_is_sent_before_its_sync() {
     struct Hasty;
     impl Driver for Hasty {
         const SENDS_EARLY: Option<MessageType> = Some(MessageType::MsgAppendResponse);
@@ -77,7 +77,7 @@ fn entry_sent_before_its_sync_is_caught() {
 }
 
 #[test]
-fn vote_lost_at_a_restart_is_caught() {
+fn simulation_detects_a_vote_that_is_lost_at_a_restart() {
     struct Forgetful;
     impl Driver for Forgetful {
         const LOSES_VOTE: bool = true;
@@ -86,7 +86,7 @@ fn vote_lost_at_a_restart_is_caught() {
 }
 
 #[test]
-fn acknowledgement_of_a_foreign_proposal_is_caught() {
+fn simulation_detects_acknowledgement_of_another_proposal() {
     struct Careless;
     impl Driver for Careless {
         const TRUSTS_INDEX: bool = true;

@@ -1,14 +1,14 @@
-//! raft-rs (TiKV's Raft, 0.7) in the simulation of paxos groups. raft-rs is known to be sound, so it is an oracle for
-//! the rules of the simulation.
+//! raft-rs (TiKV's Raft, 0.7) in the simulation of paxos groups. raft-rs is known to be correct. If a run of raft-rs
+//! breaks a rule, the simulation has a bug.
 //!
-//! The simulation checks these rules of raft-rs: one value per slot, no gaps, snapshots that equal the log,
-//! acknowledgements only for proposals that are durable on a quorum, and terms and votes that never decrease, even
-//! across restarts. The raft-rs index 1 stands for the founders, so slot n is index n + 1.
+//! The simulation checks these rules of raft-rs: each slot has one value, slots have no gaps, and snapshots equal the
+//! log. Acknowledged proposals are durable on a quorum. Terms and votes never decrease, even across restarts. The index
+//! 1 of raft-rs represents the first members, so slot n is index n + 1.
 //!
-//! The simulation does not check that one master serves at a time. raft-rs leases count ticks, to which the bound on
-//! clocks does not apply, and a follower that restarts or receives a higher term votes before they are over. A leader
-//! therefore reports the beginning of time as the end of its service. Clients and operators find the leader, and
-//! [`paxos_simulator::Rule::OneMaster`] is never broken.
+//! The simulation does not check that one master serves at a time. Leases of raft-rs count ticks, to which the bound on
+//! clocks does not apply. A follower that restarts or receives a higher term votes before the lease is over. A leader
+//! therefore reports instant 0 as the end of its service. Clients and operators still find the leader, but the program
+//! cannot break [`paxos_simulator::Rule::OneMaster`].
 
 use std::collections::{BTreeMap, VecDeque};
 use std::marker::PhantomData;
@@ -22,13 +22,14 @@ use simulator::Random;
 
 use crate::storage::{FOUNDED, LogStorage, Part, chain_of, decode, encode, parse, snapshot};
 
-/// Behaviour of the driver of raft-rs.
+/// Behaviour of the code that drives raft-rs. Tests change it to introduce a bug.
 pub(crate) trait Driver {
-    /// Type of messages that the driver sends before their sync.
+    /// Type of messages that the driver sends before the sync that they require.
     const SENDS_EARLY: Option<MessageType> = None;
-    /// True if the driver loses its vote at a restart.
+    /// True if the driver does not restore the node's vote at a restart.
     const LOSES_VOTE: bool = false;
-    /// True if the driver acknowledges a proposal by its index, without a comparison with the decided entry.
+    /// True if the driver acknowledges its proposal at the index of a decided entry, even if the entry is another
+    /// leader's.
     const TRUSTS_INDEX: bool = false;
 }
 
@@ -45,11 +46,11 @@ pub(crate) struct Raft<D> {
 struct Replica {
     id: GroupId,
     node: RawNode<LogStorage>,
-    /// State and members after each index since the base of the log.
+    /// State of the application and members after each index since the base of the log.
     history: Vec<(u64, ConfState)>,
-    /// Ready states that wait for a sync, in order.
+    /// `Ready` states of raft-rs that wait for a sync, in order.
     waiting: VecDeque<Waiting>,
-    /// Undecided proposals of this leadership, by index.
+    /// Ids of the undecided proposals of this node's leadership, by index.
     proposed: BTreeMap<u64, u64>,
     term: u64,
     /// Voters at the start of the last step.
@@ -57,7 +58,7 @@ struct Replica {
     ticks: usize,
 }
 
-/// `Ready` state that is not durable yet.
+/// `Ready` state of raft-rs that is not durable yet.
 struct Waiting {
     token: u64,
     number: u64,
@@ -107,7 +108,7 @@ impl<D: Driver> Program for Raft<D> {
         match input {
             Input::Message(_, envelope) => {
                 let replica = self.replicas.get_mut(&envelope.group).expect("every node has all groups");
-                // An error means that the message has no effect, as from a node that is not a member.
+                // An error means that raft-rs ignores the message, for example because its sender is not a member.
                 drop(replica.node.step(envelope.message));
             }
             Input::Persisted(token) => {
@@ -213,7 +214,7 @@ impl Replica {
             send(ready.take_messages().into_iter().map(envelope), out);
             let mut envelopes: Vec<_> = ready.take_persisted_messages().into_iter().map(envelope).collect();
             send(envelopes.extract_if(.., |envelope| Some(envelope.message.msg_type) == D::SENDS_EARLY), out);
-            // Work that follows an entry that is not durable waits for it.
+            // Work that follows a `Ready` state waits until that state is durable.
             let before = self.waiting.back().map(|waiting| waiting.token);
             let token = if ready.must_sync() { Some(out.token) } else { before };
             let number = ready.number();
@@ -264,7 +265,8 @@ impl Replica {
                     self.node.apply_conf_change(&change).expect("the change was proposed as a change of one member");
                 out.observations.push(Observation::Incident(Incident::MembersChanged));
                 let raft = &mut self.node.raft;
-                // raft-rs lets a removed leader keep leading, and panics when that leader appends its next entry.
+                // In raft-rs a removed leader continues to lead, and panics when it appends its next entry. Make it a
+                // follower.
                 if raft.state == StateRole::Leader && !members.voters.contains(&raft.id) {
                     raft.become_follower(raft.term, 0);
                 }
@@ -286,14 +288,14 @@ impl Replica {
         }
     }
 
-    /// Returns whether a snapshot is being written, so that the log begins after the applied index.
+    /// Returns true if the node is writing a snapshot to disk. The log then begins after the applied index.
     fn awaits_snapshot(&self) -> bool {
         self.waiting.iter().any(|waiting| !waiting.snapshot.is_empty())
     }
 
     fn tick(&mut self) {
-        // A candidate looks for membership changes that are not applied, and raft-rs panics if they are in a snapshot.
-        // TiKV also does not tick while a snapshot is pending (`on_raft_base_tick`).
+        // A candidate searches the log for membership changes that are not applied. raft-rs panics if a snapshot
+        // contains these changes. TiKV also does not tick while a snapshot is pending (`on_raft_base_tick`).
         if self.awaits_snapshot() {
             return;
         }
@@ -302,7 +304,7 @@ impl Replica {
         if self.node.raft.state != StateRole::Leader || !self.ticks.is_multiple_of(self.node.raft.election_timeout()) {
             return;
         }
-        // No report shows whether a snapshot arrived, and raft-rs waits for a report forever.
+        // raft-rs waits for a report on each sent snapshot. The simulation sends no such reports, so report a failure.
         let progress = self.node.raft.prs().iter();
         let unconfirmed = progress.filter(|(_, progress)| progress.state == ProgressState::Snapshot);
         let mut unconfirmed: Vec<_> = unconfirmed.map(|(id, _)| *id).collect();
@@ -322,7 +324,7 @@ impl Replica {
     fn request(&mut self, request: Request, out: &mut Out<Envelope>) {
         match request {
             Request::Take => self.node.transfer_leader(self.node.raft.id),
-            // The closest operation of raft-rs: the leader transfers its leadership.
+            // raft-rs cannot shorten a lease. Its closest operation is a transfer of leadership by the leader.
             Request::Shorten(to, _) if self.node.raft.state == StateRole::Leader => {
                 self.node.transfer_leader(u64::from(to.0));
             }
@@ -330,7 +332,7 @@ impl Replica {
             Request::AddMember(node) => self.change(node, ConfChangeType::AddNode),
             Request::RemoveMember(node) => self.change(node, ConfChangeType::RemoveNode),
             Request::Snapshot(back) => self.trim(back, out),
-            // raft-rs balances no leaders.
+            // raft-rs does not balance leaders.
             Request::Drain(..) => {}
         }
     }
@@ -343,11 +345,11 @@ impl Replica {
         }
         let mut change = ConfChange::default();
         (change.change_type, change.node_id) = (kind, id);
-        // raft-rs rejects a change while another one is pending. The requester repeats its request.
+        // raft-rs rejects a change of members while another change is pending. The requester repeats its request.
         drop(self.node.propose_conf_change(Vec::new(), change));
     }
 
-    /// Replaces the log by a snapshot, up to `back` slots before the last applied one.
+    /// Replaces the beginning of the log by a snapshot. The snapshot ends `back` slots before the last applied slot.
     fn trim(&mut self, back: u64, out: &mut Out<Envelope>) {
         if self.awaits_snapshot() {
             return;
@@ -388,8 +390,8 @@ impl Replica {
                 members.extend((change.change_type == ConfChangeType::AddNode).then_some(change.node_id));
             }
         }
-        // A membership change takes effect when it is applied. Acknowledgements of the same step were counted without
-        // it.
+        // A membership change takes effect when the node applies it. raft-rs counted acknowledgements of the same step
+        // with the members before the change.
         if decided != self.members_before {
             members.clone_from(&self.members_before);
         }
@@ -403,8 +405,8 @@ impl Replica {
     }
 }
 
-/// Returns the configuration of raft-rs. raft-rs draws its election timeout from a random source of the machine. Here,
-/// a fixed number determines it, so that a seed determines a run.
+/// Returns the configuration of raft-rs. raft-rs draws its election timeout from a random source of the machine. This
+/// configuration leaves raft-rs only one possible timeout, so that the seed determines the run.
 fn raft_config(group: GroupId, node_config: &NodeConfig<'_>, applied: u64) -> Config {
     let RunConfig { delay, sync, tick, options, seed, .. } = node_config.run;
     let round = 2 * (delay.1 + sync.1);

@@ -1,4 +1,5 @@
-//! The replay command that a failure prints. The test replaces its first words, by which `xtask` finds the program.
+//! Test of the replay command that a failure prints. The test replaces the first words of the command, by which `xtask`
+//! finds the program.
 
 use std::process::Command;
 

@@ -1,26 +1,27 @@
-//! Log storage of raft-rs, and the records from which the storage is rebuilt after a crash.
+//! Log storage of raft-rs, and the records from which a node rebuilds the storage after a crash.
 
 use bytes::{Buf, BufMut, Bytes};
 use paxos::GroupId;
 use raft::eraftpb::{ConfState, Entry, HardState, Snapshot};
 use raft::{GetEntriesContext, RaftState, Storage, StorageError};
 
-/// Index of the entry that stands for the founders. A node that joins does not know the founders, so its log must begin
-/// with a snapshot, and raft-rs sends a snapshot only if the log does not begin at 1.
+/// Index of the entry that represents the first members. A node that joins does not know the first members, so it needs
+/// a snapshot of them. raft-rs sends a snapshot only if the log of the leader does not begin at 1.
 pub(crate) const FOUNDED: u64 = 1;
 
-/// Appended log, durable or not. raft-rs itself tracks the durability.
+/// Log with all appended entries, including entries that are not durable yet. raft-rs itself tracks which entries are
+/// durable.
 pub(crate) struct LogStorage {
     pub(crate) hard_state: HardState,
-    /// Start of the log.
+    /// Snapshot of all entries before the start of the log.
     pub(crate) base: Snapshot,
     entries: Vec<Entry>,
-    /// Snapshot for members that are behind.
+    /// Newest snapshot, which the leader sends to members that are behind.
     pub(crate) newest: Snapshot,
 }
 
 impl LogStorage {
-    /// Returns the log of a node that never ran.
+    /// Returns the log of a node at its first start.
     pub(crate) fn new(founders: &[u64]) -> Self {
         let (mut hard_state, mut base) = (HardState::default(), Snapshot::default());
         if !founders.is_empty() {
@@ -46,7 +47,7 @@ impl LogStorage {
             Part::Trimmed(snapshot) => {
                 let gone = snapshot.get_metadata().index + 1 - self.begin();
                 self.entries.drain(..usize::try_from(gone).expect("logs are short"));
-                // After a crash, the trimmed snapshot is the newest one.
+                // After a crash, the trimmed snapshot is the newest known snapshot.
                 if self.newest.get_metadata().index < snapshot.get_metadata().index {
                     self.newest = snapshot.clone();
                 }
@@ -116,7 +117,7 @@ impl Storage for LogStorage {
     }
 }
 
-/// Returns a snapshot of all entries up to `index`. `chain` is the state of the application there.
+/// Returns a snapshot of all entries up to `index`. `chain` is the state of the application after these entries.
 pub(crate) fn snapshot(index: u64, term: u64, members: ConfState, chain: u64) -> Snapshot {
     let mut snapshot = Snapshot::default();
     snapshot.mut_metadata().set_conf_state(members);
@@ -130,8 +131,8 @@ pub(crate) fn chain_of(snapshot: &Snapshot) -> u64 {
     snapshot.data.as_ref().try_get_u64_le().unwrap_or_default()
 }
 
-/// Part of a record. A record contains all parts of one `Ready`, so that a crash cannot separate its entries from its
-/// term.
+/// Part of a record. A record contains all parts of one `Ready` state, so that a crash cannot separate its entries from
+/// its term.
 pub(crate) enum Part {
     HardState(HardState),
     Entries(Vec<Entry>),

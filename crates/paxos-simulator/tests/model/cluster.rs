@@ -1,4 +1,4 @@
-//! Steps that the specification allows, and the properties that must hold after each.
+//! Steps that the model allows, and the properties that must hold in every state.
 
 use stateright::{Model, Property};
 
@@ -21,7 +21,7 @@ pub(crate) struct Cluster {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     Tick,
-    /// Lets the clock of a node run ahead by a tick.
+    /// Advances the clock of one node by a tick, ahead of the other clocks.
     Skew {
         node: usize,
     },
@@ -33,13 +33,14 @@ pub(crate) enum Step {
         ballot: Ballot,
         claim: Claim,
     },
-    /// Delivers a prepare, and sends the promise.
+    /// Delivers the prepare message of the candidate `to` to a node. The node promises, and the candidate receives the
+    /// promise.
     Promise {
         node: usize,
         to: usize,
     },
-    /// Lets a candidate with a quorum lead: it takes the log that is ahead, its own or that of node `with`, and
-    /// proposes its `BeMaster` entry.
+    /// Makes a candidate the leader by the promise of the node `with`. The leader adopts the log that is ahead: its own
+    /// log, or the log of `with`. It then proposes its `BeMaster` entry.
     Lead {
         node: usize,
         with: usize,
@@ -52,13 +53,13 @@ pub(crate) enum Step {
     Data {
         node: usize,
     },
-    /// Delivers an accept, which becomes durable.
+    /// Delivers an accept message, whose entries become durable on the node.
     Accept {
         node: usize,
         ballot: Ballot,
         upto: Slot,
     },
-    /// Lets a leader learn that a quorum accepted the log up to a slot.
+    /// Lets a leader learn that a quorum has accepted its log up to the slot `upto`.
     Decide {
         node: usize,
         upto: Slot,
@@ -67,10 +68,10 @@ pub(crate) enum Step {
         node: usize,
         taker: usize,
     },
-    /// Decides in the system group that node 0 is alive. `Expire` decides that it is not.
+    /// Renews the liveness of node 0 in the system group. `Expire` ends this liveness.
     Renew,
     Expire,
-    /// Lets node 0 learn its renewal. `LearnOver` lets any node learn the expiry.
+    /// Lets node 0 learn the renewal of its liveness. `LearnOver` lets any node learn that this liveness has expired.
     LearnAlive,
     LearnOver {
         node: usize,
@@ -186,7 +187,8 @@ impl Cluster {
         steps.extend(unaware.map(|node| Step::LearnOver { node }));
     }
 
-    /// Returns whether the liveness that renews the mastership is over, as far as one of these nodes knows.
+    /// Returns true if liveness does not renew the mastership, or if one of these nodes knows that this liveness is
+    /// over.
     fn is_over(&self, state: &State, uncommitted: Mastership, nodes: &[usize]) -> bool {
         !uncommitted.lives || !self.rules.liveness_blocks || nodes.iter().any(|&node| state.liveness.knows_over[node])
     }
@@ -207,7 +209,7 @@ impl Cluster {
         }
     }
 
-    /// Returns the claims that a node may make by a log whose last renewal was `idle` ticks ago.
+    /// Returns the claims that the rules allow a node with this log. The last renewal in the log was `idle` ticks ago.
     fn claims(&self, state: &State, node: usize, log: &Log, idle: u8) -> Vec<Claim> {
         let uncommitted = log.mastership(&self.rules);
         let has_no_master = uncommitted.term.epoch == 0;
@@ -237,7 +239,7 @@ impl Cluster {
         state.consent.filter(|consent| consent.taker == name(node)).map(|consent| consent.term)
     }
 
-    /// Checks the acceptors' line of defence.
+    /// Returns true if the acceptors' line of defence allows a node to promise the candidate's ballot.
     fn would_promise(&self, state: &State, node: usize, candidate: usize, claim: Claim) -> bool {
         let acceptor = &state.nodes[node];
         let uncommitted = acceptor.log.mastership(&self.rules);
@@ -249,7 +251,7 @@ impl Cluster {
             Claim::Waited { .. } | Claim::Own(_) => false,
         };
         let (Claim::Waited { term, .. } | Claim::Own(term) | Claim::Consent(term)) = claim;
-        // In two different logs, only the ballots show which mastership is later.
+        // If the two logs differ, only the ballots show which mastership is later.
         let is_followed = uncommitted.term != term && is_over_with(uncommitted.term, term);
         let is_over = is_followed || self.is_over(state, uncommitted, &[node, candidate]);
         !self.rules.acceptors_wait
@@ -274,7 +276,7 @@ impl Cluster {
                 steps.push(Step::Promise { node: with, to: node });
             }
             let Some(promise) = promises[with] else { continue };
-            // Entries are pulled only from a node that has made no other promise since.
+            // A candidate pulls entries only from a node that has made no later promise.
             if promise.last > me.log.last() && acceptor.promised != me.promised {
                 continue;
             }
@@ -326,8 +328,8 @@ impl Cluster {
         }
     }
 
-    /// Returns whether a master claims its mastership again: its lease is over, or its mastership does not name its
-    /// liveness. At most one such entry is undecided.
+    /// Returns true if a master must claim its mastership again, because its lease is over or its mastership does not
+    /// name its liveness. Returns false while an earlier claim is undecided.
     fn claims_again(&self, state: &State, node: usize, leader: &Leader, uncommitted: Mastership) -> bool {
         let log = state.sent_by(node);
         let is_under_way = log.prefix(leader.decided).mastership(&self.rules).term != uncommitted.term;
@@ -335,7 +337,7 @@ impl Cluster {
         self.bounds.lives && !is_under_way && (lives || !self.serves(state, node))
     }
 
-    /// Returns the term that a leader may consent to end.
+    /// Returns the term that a leader may end by a consent; `None` if it may not consent.
     fn consentable(&self, state: &State, node: usize) -> Option<Term> {
         let leader = state.leader(node)?;
         let log = match self.rules.consenter {
@@ -365,7 +367,7 @@ impl Cluster {
         }
     }
 
-    /// Returns whether a node acts as master.
+    /// Returns true if a node acts as master.
     pub(crate) fn serves(&self, state: &State, node: usize) -> bool {
         let me = &state.nodes[node];
         if me.stale_ticks > 0 {
@@ -415,7 +417,7 @@ impl Cluster {
         }
     }
 
-    /// Promises a ballot. A node that promises a greater ballot no longer leads under an earlier one.
+    /// Makes a node promise a ballot. If the ballot is greater than the last promise, the node becomes a follower.
     fn promise(&self, node: &mut Node, ballot: Ballot) {
         assert!(ballot >= node.promised, "promises never decrease");
         if ballot > node.promised {
@@ -424,7 +426,8 @@ impl Cluster {
         }
     }
 
-    /// Returns the log that is ahead, of a candidate and the promising node, and the ticks since its last renewal.
+    /// Compares the log of a candidate and the log of the node that promised. Returns the log that is ahead, and the
+    /// ticks since its last renewal.
     fn pulled(&self, state: &State, node: usize, with: usize, promise: Promise) -> (Log, u8) {
         let me = &state.nodes[node];
         if promise.last <= me.log.last() {
@@ -504,8 +507,8 @@ fn waited(uncommitted: Mastership) -> Claim {
     Claim::Waited { term: uncommitted.term, lease_slot: uncommitted.lease_slot }
 }
 
-/// Returns whether a mastership is over if `other` is over. In two different logs, only the ballots show which
-/// mastership is later.
+/// Returns true if the end of the mastership `other` implies the end of the mastership `term`. If the two logs differ,
+/// only the ballots show which mastership is later.
 fn is_over_with(term: Term, other: Term) -> bool {
     (term.ballot, term.epoch) <= (other.ballot, other.epoch)
 }

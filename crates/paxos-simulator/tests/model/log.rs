@@ -1,20 +1,21 @@
-//! Entries of a log, and the mastership that follows from the log alone.
+//! Entries of a log, and the mastership that results from the entries alone.
 
 use crate::rules::{Compare, Rules};
 
 /// Maximum number of slots in all configurations.
 pub(crate) const SLOTS: usize = 4;
 
-/// Number of a slot, from 1. 0 stands before the first slot.
+/// Number of a slot. Slots begin at 1, and 0 means before the first slot.
 pub(crate) type Slot = usize;
 
-/// Number of a ballot, from 1. Each ballot belongs to the one node that opened it. 0 is below all ballots.
+/// Number of a ballot. Ballots begin at 1, and 0 is lower than all ballots. Each ballot belongs to the node that opened
+/// it.
 pub(crate) type Ballot = u8;
 
-/// Identifier of one mastership. The epoch alone does not suffice: see `Compare::Ballot`.
+/// Identifier of a mastership. The epoch alone does not identify a mastership: see `Compare::Ballot`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Term {
-    /// Epoch, which is 0 before the first master.
+    /// Epoch of the mastership; 0 before the first master.
     pub(crate) epoch: u8,
     pub(crate) ballot: Ballot,
 }
@@ -25,10 +26,10 @@ impl Term {
     }
 }
 
-/// Claim of a `BeMaster` entry about the mastership that it ends.
+/// Claim of a `BeMaster` entry about the mastership that the entry ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Claim {
-    /// The lease is over if `lease_slot` was the last slot that renewed it.
+    /// The claimer waited: the lease is over if `lease_slot` was the last slot that renewed the lease.
     Waited { term: Term, lease_slot: u8 },
     /// The mastership belongs to the claimer.
     Own(Term),
@@ -39,11 +40,11 @@ pub(crate) enum Claim {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Value {
     Data,
-    /// Claim, and whether the liveness of the node renews the mastership.
+    /// Claim of the node, and true if the node's liveness renews the mastership.
     BeMaster(Claim, bool),
 }
 
-/// Entry with the ballot of its first proposal and the owner of that ballot.
+/// Entry of a log, with the ballot of its first proposal and the owner of that ballot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Entry {
     pub(crate) ballot: Ballot,
@@ -51,7 +52,7 @@ pub(crate) struct Entry {
     pub(crate) value: Value,
 }
 
-/// Entries without gaps, from slot 1 on.
+/// Log of entries from slot 1 on, without gaps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Log([Option<Entry>; SLOTS]);
 
@@ -79,14 +80,15 @@ impl Log {
         self
     }
 
-    /// Returns the log of an acceptor after it accepted the entries of `other` up to `upto`. Entries that are present
-    /// already stay, with all entries that follow them. From the first difference on, the log is replaced.
+    /// Returns the log of an acceptor after it accepted the entries of `other` up to the slot `upto`. If the acceptor's
+    /// log already contains all these entries, it does not change. Otherwise the result is the log `other` up to
+    /// `upto`.
     pub(crate) fn taken(self, other: &Log, upto: Slot) -> Log {
         if (1..=upto).all(|slot| self.get(slot) == other.get(slot)) { self } else { other.prefix(upto) }
     }
 
-    /// Returns the ballot and slot of the last entry. The log with the greatest pair contains all slots that may be
-    /// decided.
+    /// Returns the ballot and slot of the last entry. Of the logs of a quorum, the log with the greatest pair contains
+    /// all slots that may be decided.
     pub(crate) fn last(&self) -> (Ballot, Slot) {
         let len = self.len();
         (self.get(len).map_or(0, |entry| entry.ballot), len)
@@ -108,20 +110,20 @@ impl Log {
     }
 }
 
-/// Mastership that a log defines.
+/// Mastership at the end of a log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Mastership {
     pub(crate) term: Term,
     pub(crate) node: u8,
-    /// Slot of its `BeMaster` entry.
+    /// Slot of the `BeMaster` entry that began the mastership.
     pub(crate) since: u8,
-    /// Last slot that renewed its lease.
+    /// Last slot that renewed the mastership's lease.
     pub(crate) lease_slot: u8,
-    /// Claim of its `BeMaster` entry.
+    /// Claim of the `BeMaster` entry that began the mastership.
     pub(crate) claim: Option<Claim>,
-    /// True if liveness renews the lease, too.
+    /// True if the master's liveness also renews the lease.
     pub(crate) lives: bool,
-    /// Number of void `BeMaster` entries.
+    /// Number of void `BeMaster` entries in the log.
     pub(crate) void: u8,
 }
 

@@ -1,20 +1,21 @@
-//! Model of the protocol, explored state by state: ballots, log and mastership as specified. The model preceded the
-//! code and shares nothing with the crate, so that a mistake in one is not repeated in the other.
+//! Model of the specified protocol: ballots, log and mastership. The tests explore every state of the model. The model
+//! existed before the implementation and shares no code with the crate, so the two do not repeat each other's mistakes.
 //!
-//! Modelled: three nodes; messages that are lost, late, duplicated and reordered (a sent message may arrive at any
-//! time, any number of times, or never); restarts, which lose everything that is not on disk; phase 1, the pulled
-//! entries, and the first entry of a ballot after them; `BeMaster` and its compare-and-swap; leases that every slot
-//! renews, counted from before the proposal; both lines of defence; consent, and the takeover that it allows; one
-//! node's liveness in the system group, which is a register here. Not modelled: changes of members, snapshots,
-//! `Shorten`, a liveness epoch across restarts, more than three nodes.
+//! The model has three nodes. A sent message may arrive at any time, any number of times, or never. A restart loses
+//! everything that is not on disk. The model contains phase 1, the pulled entries, the first entry of a ballot, and
+//! `BeMaster` with its compare-and-swap. Every slot renews the lease, which counts from before the proposal. The model
+//! contains both lines of defence, consent, and the takeover that a consent allows. It contains the liveness of one
+//! node, and treats the system group as a register. It does not contain changes of members, snapshots, `Shorten`, a
+//! liveness epoch across restarts, or more than three nodes.
 //!
 //! Each test states its bounds: the numbers of ballots, slots, data entries, restarts and consents in a history. Within
-//! these bounds, all states are explored; 64-bit hashes distinguish the states. Time has no bound: clocks are durations
-//! that end with the lease of two ticks, and all events of one tick occur in any order. Three numbers of states belong
-//! to both lines of defence, to the acceptors alone, and to the log alone.
+//! these bounds, the test explores all states. It distinguishes states by 64-bit hashes. Time has no bound: a clock is
+//! a duration that ends with the lease of two ticks, and the events of one tick occur in any order. Most tests state
+//! three numbers of states: with both lines of defence, with the acceptors' line alone, and with the log's line alone.
 //!
-//! The model omits events that only allow less: pre-votes, promises that arrive late (they would state that less time
-//! has passed), prepares of a former candidate, and masters that campaign while they serve.
+//! The model omits events that only allow fewer steps: pre-votes, prepares of a former candidate, and masters that
+//! campaign while they serve. It also omits promises that arrive late, because they would state that less time has
+//! passed.
 //!
 //! docs/decisions/0152-check-the-paxos-rules-in-a-model-first.md gives the reasons for the design.
 
@@ -48,7 +49,7 @@ const EMPTY: Bounds = Bounds { start: Start::Empty, slots: 2, data: 0, ..MASTERE
 const LIVING: Bounds = Bounds { lives: true, ..MASTERED };
 const FORKED: Bounds = Bounds { start: Start::Forked, ballots: 4, slots: 4, ..MASTERED };
 
-// ---- Rules that hold, with both lines of defence and with each line alone.
+// ---- Tests of the rules: all properties hold, with both lines of defence and with each line alone.
 
 #[test]
 fn two_takeovers_by_waiting_are_safe() {
@@ -107,8 +108,8 @@ fn takeover_of_a_forked_log_is_safe() {
     holds(Bounds { symmetric: false, ..FORKED }, &[WAITED, VOID], [68_891, 60_598, 80_400]);
 }
 
-/// If the pulled entries outdate a leader's claim, the leader need not propose the void claim. It may make a new claim,
-/// by the rule that it would apply to its next proposal.
+/// If the pulled entries make a leader's claim void, the leader need not propose this claim. It may make a new claim,
+/// by the rule that it applies to its next proposal.
 #[test]
 fn claim_renewed_by_the_leader_is_safe() {
     let rules = Rules { claim_by: ClaimBy::CandidateAndLeader, ..Rules::LOG };
@@ -127,15 +128,15 @@ fn consent_in_a_longer_log_is_safe() {
     assert_eq!(all_states(Rules::BOTH, bounds, &[WAITED, CONSENTED, VOID]), 1_759_137);
 }
 
-// ---- Purpose of each rule: without it, a property does not hold.
+// ---- Tests of the purpose of each rule: without the rule, a property does not hold.
 
 #[test]
 fn two_masters_exist_without_both_lines_of_defence() {
     breaks(ONE_MASTER, Rules::NEITHER, MASTERED);
 }
 
-/// The first design: every decided slot renews the lease, but a `BeMaster` entry is compared with the last master
-/// record alone.
+/// In the first design, every decided slot renewed the lease, but the log compared a `BeMaster` entry only with the
+/// last record of a master.
 #[test]
 fn comparing_only_epochs_allows_two_masters() {
     let rules = Rules { compare: Compare::Epoch, ..Rules::LOG };
@@ -156,8 +157,8 @@ fn comparing_only_epochs_allows_two_masters() {
     replays(ONE_MASTER, rules, MASTERED, &steps);
 }
 
-/// The model found this with the log's line alone: two branches of a log may contain the same epoch and the same last
-/// slot.
+/// The model found this bug with the log's line of defence alone: two branches of a log may contain the same epoch and
+/// the same last slot.
 #[test]
 fn claim_without_a_ballot_allows_two_masters() {
     let rules = Rules { compare: Compare::LeaseSlot, ..Rules::LOG };
@@ -170,7 +171,7 @@ fn claim_without_a_ballot_allows_two_masters() {
         Step::Promise { node: 0, to: 1 },
         Step::Lead { node: 1, with: 0, claim: first },
         Step::Accept { node: 0, ballot: 1, upto: 1 },
-        // The entry never reached the disk of node 1.
+        // Node 1 loses its own entry, which never reached its disk.
         Step::Crash { node: 1 },
         Step::Tick,
         Step::Tick,
@@ -180,7 +181,7 @@ fn claim_without_a_ballot_allows_two_masters() {
         Step::Accept { node: 2, ballot: 2, upto: 1 },
         Step::Accept { node: 1, ballot: 2, upto: 1 },
         Step::Decide { node: 2, upto: 1 },
-        // Node 0 has waited by the entry that node 1 left, while node 2 serves by a different one.
+        // Node 0 has waited according to the `BeMaster` entry of node 1, but node 2 serves by another entry.
         Step::Campaign { node: 0, ballot: 3, claim },
         Step::Promise { node: 1, to: 0 },
         Step::Lead { node: 0, with: 1, claim },
@@ -191,8 +192,8 @@ fn claim_without_a_ballot_allows_two_masters() {
     replays(ONE_MASTER, rules, Bounds { crashes: 1, ..bounds }, &steps);
 }
 
-/// The model found this with both lines: a master that consents before its own `BeMaster` entry is decided gives away
-/// the epoch of another master.
+/// The model found this bug with both lines of defence. A leader consented before its own `BeMaster` entry was decided.
+/// Its consent then ended the mastership of another node with the same epoch.
 #[test]
 fn consent_before_the_decision_allows_two_masters() {
     let rules = Rules { compare: Compare::LeaseSlot, consenter: Consenter::Proposed, ..Rules::BOTH };
@@ -219,7 +220,7 @@ fn consent_before_the_decision_allows_two_masters() {
     replays(ONE_MASTER, rules, bounds, &steps);
 }
 
-/// Either of the two corrections suffices.
+/// Either of two corrections prevents two masters: a comparison of ballots, or consent only after the decision.
 #[test]
 fn either_correction_of_early_consents_is_safe() {
     let bounds = Bounds { consents: 1, ..EMPTY };
@@ -260,12 +261,12 @@ fn serving_right_after_a_restart_allows_two_masters() {
 }
 
 #[test]
-fn claim_by_pulled_entries_requires_a_wait() {
+fn claim_by_pulled_entries_without_a_wait_allows_two_masters() {
     breaks(ONE_MASTER, Rules { claim_by: ClaimBy::Unwaited, ..Rules::LOG }, MASTERED);
 }
 
 #[test]
-fn pulled_entries_have_the_age_that_the_promise_states() {
+fn wrong_age_of_pulled_entries_allows_two_masters() {
     breaks(ONE_MASTER, Rules { pulled_waits: false, ..Rules::LOG }, Bounds { slots: 4, ..MASTERED });
 }
 
@@ -274,7 +275,7 @@ fn clock_drift_without_an_extra_wait_allows_two_masters() {
     breaks(ONE_MASTER, Rules::BOTH, Bounds { skews: 1, ..MASTERED });
 }
 
-/// Figure 8 of the Raft paper. It takes four ballots, and the first two precede the start.
+/// This is Figure 8 of the Raft paper. The history needs four ballots, and the first two are part of the start state.
 #[test]
 fn counting_entries_of_old_ballots_allows_two_values() {
     breaks(ONE_VALUE, Rules { own_ballot_decides: false, ..Rules::BOTH }, Bounds { symmetric: false, ..FORKED });
@@ -290,8 +291,8 @@ fn early_expiry_allows_two_masters() {
     breaks(ONE_MASTER, Rules { expiry_waits: false, ..Rules::BOTH }, LIVING);
 }
 
-/// The simulator found this at seed 265,485, with either line and with both: the last entry of the master does not name
-/// its liveness epoch.
+/// The simulator found this bug at seed 265,485. It occurs with both lines of defence and with each line alone. The
+/// master's last `BeMaster` entry does not name its liveness epoch.
 #[test]
 fn returning_liveness_allows_two_masters() {
     for rules in [Rules::BOTH, Rules::ACCEPTORS, Rules::LOG] {
@@ -312,16 +313,16 @@ fn returning_liveness_allows_two_masters() {
         Step::Lead { node: 1, with: 2, claim },
         Step::Accept { node: 2, ballot: 2, upto: 3 },
         Step::Decide { node: 1, upto: 3 },
-        // No node has expired the liveness epoch.
+        // The liveness epoch has not expired, so node 0 renews it.
         Step::Renew,
         Step::LearnAlive,
     ];
     replays(ONE_MASTER, Rules { uncommitted_lives: false, ..Rules::BOTH }, LIVING, &steps);
 }
 
-/// Explores all states: with both lines of defence, with the acceptors alone, and with the log alone. `states` are the
-/// expected numbers of states. Each property in `shown` must occur in some state, because exploring proves nothing
-/// about events that never occur.
+/// Explores all states with both lines of defence, with the acceptors' line alone, and with the log's line alone.
+/// `states` are the expected numbers of states. Each property in `shown` must occur in some state, because an
+/// exploration proves nothing about events that never occur.
 fn holds(bounds: Bounds, shown: &[&'static str], states: [usize; 3]) {
     let counted = [Rules::BOTH, Rules::ACCEPTORS, Rules::LOG].map(|rules| all_states(rules, bounds, shown));
     assert_eq!(counted, states, "the numbers of states differ from the recorded ones");
@@ -333,7 +334,7 @@ fn all_states(rules: Rules, bounds: Bounds, shown: &[&'static str]) -> usize {
     checker.assert_no_discovery(ONE_VALUE);
     checker.assert_no_discovery(ONE_MASTER);
     for &name in shown {
-        // If no claims are compared, no `BeMaster` entry is void.
+        // If the log does not compare claims, no `BeMaster` entry is void.
         if name != VOID || rules.compare > Compare::Nothing {
             checker.assert_any_discovery(name);
         }
@@ -348,7 +349,7 @@ fn breaks(property: &'static str, rules: Rules, bounds: Bounds) {
     checker.assert_any_discovery(property);
 }
 
-/// Follows allowed steps to a state in which `property` does not hold.
+/// Checks that these steps are allowed and lead to a state in which `property` does not hold.
 fn replays(property: &'static str, rules: Rules, bounds: Bounds, steps: &[Step]) {
     let cluster = Cluster { rules, bounds: Bounds { symmetric: false, ..bounds } };
     let path =

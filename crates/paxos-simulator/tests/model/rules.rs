@@ -1,6 +1,6 @@
-//! Rules of the protocol as switches, and the bounds of configurations.
+//! Rules of the protocol, which tests can disable, and the bounds of an exploration.
 
-/// Parts of the mastership with which the claim of a `BeMaster` entry is compared. Each variant includes the
+/// Parts of the mastership with which the log compares the claim of a `BeMaster` entry. Each variant includes the
 /// comparisons of the variants before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Compare {
@@ -22,56 +22,58 @@ pub(crate) enum LeaseFrom {
 /// Leader that may consent to a takeover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Consenter {
-    /// The leader whose decided `BeMaster` entry began the epoch.
+    /// Only the leader whose decided `BeMaster` entry began the epoch.
     Decided,
     /// Also a leader whose `BeMaster` entry may still become void.
     Proposed,
 }
 
-/// Log by which a candidate waits and makes its claim.
+/// Log that determines how long a candidate waits, and which claim it makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ClaimBy {
     /// The candidate's own log, before phase 1.
     Candidate,
-    /// Also the log after phase 1, if the same rule allows the claim.
+    /// The candidate's own log before phase 1, or the log after phase 1 if the same rule allows the claim by that log.
     CandidateAndLeader,
-    /// The log after phase 1, although the candidate waited only by its own log.
+    /// The log after phase 1, although the candidate waited only according to its own log.
     Unwaited,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
-    /// The acceptors' line: a node that accepted an entry of a master promises no other node until the lease is over.
+    /// Acceptors' line of defence: a node that accepted an entry of a master promises no ballot of another node until
+    /// the lease is over.
     pub(crate) acceptors_wait: bool,
-    /// The log's line, first half: a node campaigns only after the lease is over by its own log.
+    /// First half of the log's line of defence: a node campaigns only after the lease is over according to its own log.
     pub(crate) candidates_wait: bool,
-    /// The log's line, second half: the log compares claims.
+    /// Second half of the log's line of defence: the log compares claims.
     pub(crate) compare: Compare,
     pub(crate) claim_by: ClaimBy,
     pub(crate) lease_from: LeaseFrom,
     pub(crate) consenter: Consenter,
-    /// A takeover before the lease is over needs the master's consent.
+    /// A takeover before the end of the lease needs the master's consent.
     pub(crate) takeover_needs_consent: bool,
     /// A master that consented no longer serves in that epoch.
     pub(crate) consent_binds: bool,
-    /// The age of pulled entries is the age that the promise states, not the time since the leader's own last entry.
+    /// A leader uses the age of pulled entries that the promise states, not the time since its own last entry.
     pub(crate) pulled_waits: bool,
-    /// A master with liveness may be replaced only once its liveness is decided to be over.
+    /// A node may replace a master with liveness only once the system group has decided that the liveness is over.
     pub(crate) liveness_blocks: bool,
-    /// The liveness of a node expires only after its time.
+    /// The liveness of a node expires only after its lease has ended.
     pub(crate) expiry_waits: bool,
-    /// A master serves by its liveness only if its last `BeMaster` entry names the liveness, decided or not.
+    /// A master serves by its liveness only if its last `BeMaster` entry names the liveness, even if this entry is
+    /// undecided.
     pub(crate) uncommitted_lives: bool,
-    /// After a restart, a node waits as if it had just accepted an entry.
+    /// After a restart, a node waits as long as after an accepted entry.
     pub(crate) restart_waits: bool,
     /// A restarted master serves only after it becomes master again.
     pub(crate) restart_ends_mastership: bool,
-    /// Only an entry of the leader's own ballot is decided by the number of its copies.
+    /// A leader counts copies only of entries of its own ballot. Such an entry also decides all earlier entries.
     pub(crate) own_ballot_decides: bool,
 }
 
 impl Rules {
-    /// Rules of the implementation. Each line of defence suffices alone.
+    /// Rules of the implementation. Each of the two lines of defence is sufficient alone.
     pub(crate) const BOTH: Rules = Rules {
         acceptors_wait: true,
         candidates_wait: true,
@@ -94,42 +96,42 @@ impl Rules {
     pub(crate) const NEITHER: Rules = Rules { acceptors_wait: false, ..Rules::ACCEPTORS };
 }
 
-/// Start of a configuration.
+/// State in which an exploration starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Start {
     /// All logs are empty, and there was no master.
     Empty,
     /// Node 0 has just become master under ballot 1, and all three nodes have its `BeMaster` entry.
     Mastered,
-    /// All nodes have the entry of `Mastered`, and a long time has passed. Then node 0 under ballot 1 and node 1 under
-    /// ballot 2 each left an entry in slot 2 that no other node has, and both no longer lead.
+    /// All nodes have the entry of `Mastered`, and the lease is long over. Node 0 under ballot 1 and node 1 under
+    /// ballot 2 each have an entry in slot 2 that no other node has. Neither node leads.
     Forked,
 }
 
-/// Bounds that make the number of states finite. Time has no bound: clocks are durations that end with the lease.
+/// Bounds that make the number of states finite. Time has no bound: a clock is a duration that ends with the lease.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
     pub(crate) start: Start,
-    /// Number of all ballots, including those at the start.
+    /// Maximum number of ballots, including the ballots at the start.
     pub(crate) ballots: u8,
     pub(crate) slots: usize,
     /// Maximum number of data entries in a log.
     pub(crate) data: usize,
-    /// Number of consents, none or one.
+    /// Maximum number of consents: 0 or 1.
     pub(crate) consents: u8,
     pub(crate) crashes: u8,
-    /// True if node 0 has a liveness epoch in the system group. It has one epoch in a history, and does not crash.
+    /// True if node 0 has a liveness epoch in the system group. The node has only one epoch, and does not crash.
     pub(crate) lives: bool,
-    /// Number of times that a clock runs ahead by a tick.
+    /// Maximum number of times that a clock runs ahead of the other clocks by a tick.
     pub(crate) skews: u8,
-    /// Number of ticks for which other nodes wait.
+    /// Number of ticks for which nodes wait before they replace a master.
     pub(crate) wait: u8,
-    /// A leader's entries may reach other nodes before its own disk, and may never reach its own disk.
+    /// True if a leader's entries may reach other nodes before its own disk, or may never reach its own disk.
     pub(crate) slow_disk: bool,
-    /// Treats states as equal if they differ only in the names of nodes. This reduces the number of states, but makes
-    /// traces hard to read.
+    /// True if the exploration treats states as equal that differ only in the names of nodes. This reduces the number
+    /// of states, but makes traces hard to read.
     pub(crate) symmetric: bool,
 }
 
-/// Number of ticks of a lease. With one tick, no slot could renew a running lease.
+/// Number of ticks of a lease. With a lease of one tick, no slot could renew a lease before its end.
 pub(crate) const LEASE: u8 = 2;

@@ -10,24 +10,26 @@ pub(crate) const BALLOTS: usize = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct State {
     pub(crate) nodes: [Node; NODES],
-    /// Owner and longest sent log of each ballot. Any part of the log may arrive at any time, any number of times.
+    /// Owner of each ballot, and the longest log that it has sent. The start of this log up to any slot may arrive at
+    /// any time, any number of times.
     pub(crate) sent: [Option<Sent>; BALLOTS],
-    /// The only consent of a history, which may arrive at any time.
+    /// The only consent of a history. It may arrive at any time.
     pub(crate) consent: Option<Consent>,
     pub(crate) liveness: Liveness,
-    /// Slots that were ever decided.
+    /// All slots that a leader has decided.
     pub(crate) decided: Log,
-    /// True if two different entries were decided for one slot.
+    /// True if leaders have decided two different entries for one slot.
     pub(crate) split: bool,
     pub(crate) crashes: u8,
     pub(crate) skews: u8,
 }
 
-/// Liveness epoch of node 0 in the system group, which is a register here: it decides at once, and nodes learn its
-/// decisions at any later time.
+/// Liveness epoch of node 0 in the system group. The model treats the system group as a register: it decides at once,
+/// and nodes learn its decisions at any later time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Liveness {
-    /// Ticks left of the last renewal. `known` are the ticks left of the last renewal that node 0 has learned.
+    /// Remaining ticks of the last renewal. `known` is the number of remaining ticks of the last renewal that node 0
+    /// has learned.
     pub(crate) renewed: u8,
     pub(crate) known: u8,
     pub(crate) is_over: bool,
@@ -39,11 +41,11 @@ pub(crate) struct Liveness {
 pub(crate) struct Node {
     pub(crate) promised: Ballot,
     pub(crate) log: Log,
-    /// Ticks since `last_renewal`, up to the wait.
+    /// Ticks since the node accepted the last slot that renewed the lease. The count ends at `Bounds::wait`.
     pub(crate) idle: u8,
     /// Role of the node under the ballot `promised`.
     pub(crate) role: Role,
-    /// Ticks for which a restarted node still acts as master.
+    /// Remaining ticks for which a restarted node still acts as master.
     pub(crate) stale_ticks: u8,
 }
 
@@ -58,7 +60,8 @@ pub(crate) enum Role {
     Leader(Leader),
 }
 
-/// Promise, which arrives as soon as it is sent. A later arrival would only state that less time has passed.
+/// Promise of a node. The candidate receives the promise at once. A promise that arrived later would only state that
+/// less time has passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Promise {
     pub(crate) last: (Ballot, Slot),
@@ -68,11 +71,11 @@ pub(crate) struct Promise {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Leader {
     pub(crate) decided: Slot,
-    /// Ticks left of the lease that each slot gives, counted from its proposal.
+    /// Remaining ticks of the lease that each slot gives, counted from the proposal of the slot.
     pub(crate) lease: [u8; SLOTS],
-    /// Last slot that each node has accepted under this ballot.
+    /// Last slot that each node has accepted under the leader's ballot.
     pub(crate) accepted: [Slot; NODES],
-    /// Term that the leader consented to end, if any.
+    /// Term that the leader consented to end; `Term::default()` if it has not consented.
     pub(crate) consented_term: Term,
 }
 
@@ -137,12 +140,13 @@ impl State {
         }
     }
 
-    /// Returns the log of a leader, which may be ahead of its disk.
+    /// Returns the log of a leader. The log may contain entries that are not yet on the leader's disk.
     pub(crate) fn sent_by(&self, node: usize) -> Log {
         self.sent[index(self.nodes[node].promised)].map_or(Log::default(), |sent| sent.log)
     }
 
-    /// Drops entries that can have no further effect, because all nodes have promised to reject their ballots.
+    /// Drops the sent entries of ballots that all nodes have promised to reject. Such entries can have no further
+    /// effect.
     pub(crate) fn forget(&mut self) {
         let least = self.nodes.iter().map(|node| node.promised).min().unwrap_or(0);
         for sent in self.sent[..usize::from(least.saturating_sub(1))].iter_mut().flatten() {
@@ -150,7 +154,7 @@ impl State {
         }
     }
 
-    /// Returns the least of the states that differ from this one only in the names of nodes.
+    /// Returns the lowest of all states that differ from this state only in the names of nodes.
     pub(crate) fn representative(&self, start: Start) -> State {
         let names: &[[u8; NODES]] = match start {
             Start::Empty => &[[0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]],
@@ -160,7 +164,7 @@ impl State {
         names.iter().map(|&names| self.renamed(names)).fold(*self, |least, state| least.min(state))
     }
 
-    /// Returns this state with node `n` renamed to `names[n]`.
+    /// Returns this state with the name `names[n]` for each node `n`.
     fn renamed(&self, names: [u8; NODES]) -> State {
         let mut state = *self;
         for (node, &to) in self.nodes.iter().zip(&names) {

@@ -15,7 +15,7 @@ fn nodes(count: u32) -> Vec<Member> {
     (1..=count).map(member).collect()
 }
 
-/// Returns groups of one weight that every node may master.
+/// Returns paxos groups of equal weight. Every node may be the master of each of them.
 fn alike(groups: u32, nodes: u32) -> Vec<Load> {
     let all: Vec<u32> = (1..=nodes).collect();
     (1..=groups).map(|group| load(group, 7, &all)).collect()
@@ -49,14 +49,14 @@ fn show(present: &Distribution, ideal: &Distribution) -> String {
 }
 
 #[test]
-fn groups_on_one_node_are_spread() {
+fn balancer_spreads_groups_of_one_node_over_all_nodes() {
     let groups = alike(9, 3);
     let ideal = ideal(&nodes(3), &groups, &on(1, &groups), Tolerance::default());
     assert_eq!(counts(&ideal), [3, 3, 3]);
 }
 
 #[test]
-fn only_groups_of_a_drained_node_move() {
+fn balancer_moves_only_groups_of_a_drained_node() {
     let groups = alike(6, 3);
     let present = ideal(&nodes(3), &groups, &Distribution::new(), Tolerance::default());
     let mut members = nodes(3);
@@ -73,9 +73,9 @@ fn only_groups_of_a_drained_node_move() {
 }
 
 #[test]
-fn surplus_moves_through_a_third_node() {
-    // Node 3 has capacity left, but the surplus groups of node 1 may not go there. Node 2 takes one of them and gives
-    // one of its own to node 3.
+fn balancer_moves_surplus_through_a_third_node() {
+    // Node 3 has free capacity, but is not a replica of the surplus groups of node 1. Node 2 takes one of these groups,
+    // and gives one of its own groups to node 3.
     let mut groups: Vec<Load> = (1..=4).map(|group| load(group, 1, &[1, 2])).collect();
     groups.extend((5..=7).map(|group| load(group, 1, &[2, 3])));
     groups.extend((8..=9).map(|group| load(group, 1, &[3, 1])));
@@ -118,7 +118,7 @@ fn moves_begin_beyond_the_tolerance_and_end_at_the_goal() {
 }
 
 #[test]
-fn group_without_an_eligible_master_is_omitted() {
+fn distribution_omits_group_without_an_eligible_master() {
     let groups = [load(1, 1, &[4]), load(2, 1, &[1])];
     let ideal = ideal(&nodes(2), &groups, &Distribution::new(), EXACT);
     assert_eq!(ideal.into_iter().collect::<Vec<_>>(), [(GroupId(2), NodeId(1))]);
@@ -126,13 +126,13 @@ fn group_without_an_eligible_master_is_omitted() {
 }
 
 #[test]
-fn groups_of_zero_weight_are_spread() {
+fn balancer_spreads_groups_of_zero_weight() {
     let groups: Vec<Load> = (1..=6).map(|group| load(group, 0, &[1, 2, 3])).collect();
     assert_eq!(counts(&ideal(&nodes(3), &groups, &on(2, &groups), EXACT)), [2, 2, 2]);
 }
 
 #[test]
-fn greatest_weights_and_capacities_do_not_overflow() {
+fn balancer_computes_maximum_weights_without_overflow() {
     let mut members = nodes(40);
     members.iter_mut().take(20).for_each(|member| member.capacity = u32::MAX);
     let all: Vec<u32> = (1..=40).collect();
@@ -176,7 +176,7 @@ fn tolerances() -> impl Strategy<Value = Tolerance> {
     (0..60_u8, 0..30_u8).prop_map(|(start_percent, goal_percent)| Tolerance { start_percent, goal_percent })
 }
 
-/// Returns the least (cost, moves) among all distributions, by trying each.
+/// Returns the lowest pair of cost and number of moves of all distributions, by trying each distribution.
 fn least(plan: &mut Plan, from: usize) -> (i128, usize) {
     if from == plan.groups.len() {
         return value(plan);
@@ -196,7 +196,7 @@ fn value(plan: &Plan) -> (i128, usize) {
     (cost, plan.groups.iter().filter(|placed| placed.current != Some(placed.at)).count())
 }
 
-/// Returns the cost and the moves of a distribution.
+/// Returns the cost and the number of moves of a distribution.
 fn value_of(case: &Case, distribution: &Distribution, goal_percent: u8) -> (i128, usize) {
     let mut plan = Plan::new(&case.members, &case.groups, distribution, goal_percent);
     plan.place_unassigned();
@@ -211,7 +211,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn equal_weights_give_the_least_cost_with_the_fewest_moves(
+    fn ideal_of_equal_weights_has_least_cost_and_fewest_moves(
         case in case(4, 7, 5..6, true), goal_percent in 0..30_u8,
     ) {
         let tolerance = Tolerance { start_percent: 0, goal_percent };
@@ -221,7 +221,7 @@ proptest! {
     }
 
     #[test]
-    fn no_single_move_improves_the_ideal(case in case(4, 9, 0..100, true), goal in 0..30_u8) {
+    fn single_move_never_improves_the_ideal_distribution(case in case(4, 9, 0..100, true), goal in 0..30_u8) {
         let found = ideal(&case.members, &case.groups, &case.present, Tolerance { start_percent: 0, goal_percent: goal });
         let value = value_of(&case, &found, goal);
         let able = |node: &&NodeId| case.members.iter().any(|member| member.node == **node && member.may_master);
@@ -235,7 +235,7 @@ proptest! {
     }
 
     #[test]
-    fn loads_stay_within_the_documented_bounds(case in case(5, 30, 1..1000, false), goal in 0..30_u8) {
+    fn member_loads_stay_within_the_documented_bounds(case in case(5, 30, 1..1000, false), goal in 0..30_u8) {
         let tolerance = Tolerance { start_percent: goal, goal_percent: goal };
         let found = ideal(&case.members, &case.groups, &case.present, tolerance);
         let mut plan = Plan::new(&case.members, &case.groups, &found, goal);
@@ -248,13 +248,13 @@ proptest! {
     }
 
     #[test]
-    fn ideal_of_an_ideal_distribution_is_unchanged(case in case(5, 20, 0..50, true), tolerance in tolerances()) {
+    fn balancer_does_not_change_an_ideal_distribution(case in case(5, 20, 0..50, true), tolerance in tolerances()) {
         let once = ideal(&case.members, &case.groups, &case.present, tolerance);
         prop_assert_eq!(&ideal(&case.members, &case.groups, &once, tolerance), &once);
     }
 
     #[test]
-    fn each_move_leaves_one_move_fewer(case in case(4, 12, 3..4, true), goal_percent in 0..30_u8) {
+    fn each_move_reduces_the_number_of_remaining_moves_by_one(case in case(4, 12, 3..4, true), goal_percent in 0..30_u8) {
         let tolerance = Tolerance { start_percent: goal_percent, goal_percent };
         let mut present = case.present.clone();
         let mut left = ideal(&case.members, &case.groups, &present, tolerance);
@@ -268,7 +268,7 @@ proptest! {
     }
 
     #[test]
-    fn only_required_moves_happen_within_the_tolerance(case in case(5, 20, 0..50, true), goal in 0..30_u8) {
+    fn balancer_makes_only_required_moves_within_the_tolerance(case in case(5, 20, 0..50, true), goal in 0..30_u8) {
         let tolerance = Tolerance { start_percent: 255, goal_percent: goal };
         let mut plan = Plan::new(&case.members, &case.groups, &case.present, goal);
         plan.place_unassigned();
@@ -281,7 +281,7 @@ proptest! {
     }
 
     #[test]
-    fn ideal_does_not_depend_on_the_input_order(case in case(5, 15, 0..50, true), tolerance in tolerances()) {
+    fn ideal_distribution_does_not_depend_on_the_input_order(case in case(5, 15, 0..50, true), tolerance in tolerances()) {
         let mut turned = case.clone();
         turned.members.reverse();
         turned.groups.reverse();
@@ -293,7 +293,7 @@ proptest! {
     }
 
     #[test]
-    fn added_or_removed_member_moves_only_its_share(count in 2..9_u32, groups in 1..120_u32) {
+    fn balancer_moves_only_the_share_of_added_or_removed_member(count in 2..9_u32, groups in 1..120_u32) {
         let loads = alike(groups, count + 1);
         let few = ideal(&nodes(count), &loads, &Distribution::new(), EXACT);
         let many = ideal(&nodes(count + 1), &loads, &few, EXACT);

@@ -12,18 +12,18 @@ fn encoding_of_version_1_never_changes() {
 }
 
 #[test]
-fn invalid_bytes_return_the_matching_error() {
+fn decoder_returns_the_matching_error_for_invalid_bytes() {
     let read =
         |bytes: &'static [u8]| Record::decode(Bytes::from_static(bytes)).expect_err("the bytes are not a record");
     assert_eq!(read(&[]), DecodeError::Short);
     assert_eq!(read(&[2, 7, 3, 5]), DecodeError::Version(2));
     assert_eq!(read(&[1, 7, 9, 5]), DecodeError::Kind(9));
     assert_eq!(read(&[1, 7, 3, 5, 0]), DecodeError::Excess(1));
-    // The first input has a group id of 2^32, and the second a slot of 2^64.
+    // The first input has a paxos group id of 2^32. The second input has a slot of 2^64.
     assert_eq!(read(&[1, 0x80, 0x80, 0x80, 0x80, 0x10, 3, 5]), DecodeError::TooLarge);
     assert_eq!(read(&[1, 7, 3, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 2]), DecodeError::TooLarge);
     assert_eq!(read(&[1, 7, 2, 4, 0xff, 0xff, 0xff, 0xff, 0x0f]), DecodeError::Short);
-    // The slot contains the members 2 and 1, which are not in order.
+    // The entry contains the members 2 and 1, which are not in ascending order.
     assert_eq!(read(&[1, 7, 2, 4, 1, 9, 1, 5, 2, 2, 1]), DecodeError::Order);
 }
 
@@ -45,7 +45,7 @@ fn decoded_entries_share_the_input_bytes() {
 
 proptest! {
     #[test]
-    fn record_survives_encode_and_decode(group in any_group(), record in any_record()) {
+    fn decoding_an_encoded_record_returns_the_same_record(group in any_group(), record in any_record()) {
         let mut bytes = Vec::new();
         record.encode(group, &mut bytes);
         check_truncations(&bytes, Record::decode);
@@ -53,16 +53,17 @@ proptest! {
     }
 
     #[test]
-    fn message_survives_encode_and_decode(group in any_group(), message in any_message()) {
+    fn decoding_an_encoded_message_returns_the_same_message(group in any_group(), message in any_message()) {
         let mut bytes = Vec::new();
         message.encode(group, &mut bytes);
         check_truncations(&bytes, Message::decode);
         prop_assert_eq!(Message::decode(bytes.into()), Ok((group, message)));
     }
 
-    /// Bytes that can be decoded are encoded and decoded to the same value.
+    /// If the decoder returns a value for random bytes, the value has an encoding from which the decoder returns the
+    /// same value.
     #[test]
-    fn any_bytes_are_decoded_or_rejected(kind in 0..17_u8, mut rest in vec(prop_oneof![0..4_u8, any::<u8>()], 0..80)) {
+    fn decoder_decodes_or_rejects_any_bytes(kind in 0..17_u8, mut rest in vec(prop_oneof![0..4_u8, any::<u8>()], 0..80)) {
         rest.splice(0..0, [VERSION, 7, kind]);
         let bytes = Bytes::from(rest);
         let mut again = Vec::new();
@@ -77,7 +78,7 @@ proptest! {
     }
 
     #[test]
-    fn damaged_bytes_are_decoded_or_rejected(
+    fn decoder_decodes_or_rejects_damaged_bytes(
         (record, message) in (any_record(), any_message()),
         at in any::<prop::sample::Index>(),
         byte in any::<u8>(),
@@ -94,7 +95,8 @@ proptest! {
     }
 }
 
-/// Each line is a name and its bytes. A new kind appends a line, and existing lines never change.
+/// Compares the encodings with a golden file. Each line of the file contains a name and the bytes of the value. A
+/// developer appends a line for a new kind, and never changes existing lines.
 fn check_golden<T: Coded + Debug + PartialEq>(golden: &str, examples: &[(&str, T)]) {
     let mut lines = String::new();
     for (name, example) in examples {
@@ -203,7 +205,7 @@ fn messages() -> [(&'static str, Message); 19] {
     ]
 }
 
-/// Draws small numbers as often as large ones, because they take fewer bytes.
+/// Draws small numbers as often as numbers of the whole range, because small numbers take fewer bytes.
 fn any_number() -> impl Strategy<Value = u64> + Clone {
     prop_oneof![0..200_u64, any::<u64>()]
 }

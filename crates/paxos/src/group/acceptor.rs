@@ -1,4 +1,4 @@
-//! Promises and votes of a member, and the messages that report them once they are durable.
+//! Promises and votes of a member, and the messages that report the promises and votes once they are durable.
 
 use super::{Following, Group, Incoming, Role, Unsynced};
 use crate::effects::{Effects, Event, Record};
@@ -22,7 +22,8 @@ impl Group {
             self.note_taker(from, now);
         }
         if ballot == self.promised && !pre_vote {
-            // The candidate repeats its request. If the promise is not durable yet, the response follows once it is.
+            // The candidate has repeated its request. If the promise is not durable yet, this node responds once it is
+            // durable.
             if self.promise_synced {
                 self.send_promise(from, now, effects);
             }
@@ -40,8 +41,8 @@ impl Group {
         }
     }
 
-    /// Returns whether another candidate may be about to lead by this node's promise, or another leader is about to
-    /// complete this node's log. If two candidates interrupted each other, neither would ever complete.
+    /// Returns true if another candidate may soon lead with this node's promise, or if another leader is completing
+    /// this node's log. If candidates interrupted each other, no candidate would ever lead.
     fn is_with_another(&self, candidate: NodeId, now: Instant) -> bool {
         if self.promised.node == candidate {
             return false;
@@ -63,8 +64,8 @@ impl Group {
         self.send(to, Message::Promise { ballot, pre_vote: false, last, idle }, effects);
     }
 
-    /// Returns whether the sender leads by the greatest ballot that this node knows. If so, this node follows the
-    /// sender.
+    /// Makes this node a follower of the sender if the sender leads with the greatest ballot that this node knows.
+    /// Returns true if this node then follows the sender.
     fn follows(&mut self, from: NodeId, ballot: Ballot, now: Instant, effects: &mut Effects) -> bool {
         if ballot < self.promised || ballot.node != from {
             self.send(from, Message::Reject { ballot, promised: self.promised }, effects);
@@ -83,7 +84,7 @@ impl Group {
         if matches!(&self.role, Role::Follower(following) if self.is_master_by_log(following)) {
             self.conditions.blocked_since.get_or_insert(now);
         } else {
-            // A leader is active and may become master, so this node plans no candidacy.
+            // A leader is active and may become master, so this node does not plan a candidacy.
             (self.conditions.since, self.conditions.blocked_since) = (None, None);
         }
         true
@@ -101,7 +102,7 @@ impl Group {
             return;
         }
         let end = Slot(after.slot.0 + entries.len() as u64);
-        // Entries in a snapshot are decided, so they equal the leader's.
+        // Entries in a snapshot are decided, so they equal the entries of the leader.
         let is_linked = after.slot < self.log.base().slot || self.log.position(after.slot) == Some(after);
         if !is_linked {
             if self.options.deviation.is(Mutant::VotesWithGap) && after.slot > self.log.last().slot {
@@ -125,7 +126,8 @@ impl Group {
         self.send_accepted(!is_fresh, effects);
     }
 
-    /// Reports the last slot that is durable here and equal to the leader's. `again` repeats an earlier report.
+    /// Reports to the leader the last slot that is durable on this node and equal to the leader's slot. If `again` is
+    /// true, the node may repeat an earlier report.
     pub(super) fn send_accepted(&mut self, again: bool, effects: &mut Effects) {
         let Role::Follower(Following { leader: Some(ballot), matched, reported, .. }) = &mut self.role else { return };
         let early = self.options.deviation.is(Mutant::VotesBeforeSync);
@@ -133,8 +135,8 @@ impl Group {
             return;
         }
         let slot = if early { *matched } else { self.synced.min(*matched) };
-        // A member with unsynced entries reports once they are durable. A repeated report serves a leader that lost the
-        // earlier one.
+        // A member with unsynced entries reports once they are durable. It repeats a report because the leader may not
+        // have received the earlier report.
         if slot > *reported || again && slot == *matched {
             *reported = slot.max(*reported);
             let (to, ballot) = (ballot.node, *ballot);
@@ -142,9 +144,9 @@ impl Group {
         }
     }
 
-    /// Queries other members for the last decided slot. A node that starts, or that promised a candidate that does not
-    /// lead, may not know all decided slots. A leader without new entries sends nothing to a member that once knew all
-    /// decided slots.
+    /// Queries other members for the last decided slot. A node may not know all decided slots after a start, or after a
+    /// promise to a candidate that does not lead. A leader without new entries sends nothing to a member that once
+    /// confirmed all decided slots.
     pub(super) fn query_decided(&mut self, now: Instant, effects: &mut Effects) {
         let Role::Follower(following) = &self.role else { return };
         if self.queries_at(following).is_none_or(|at| now < at) {
@@ -153,8 +155,8 @@ impl Group {
         let is_led = following.leader.is_some();
         let Role::Follower(following) = &mut self.role else { return };
         (following.queried, following.queries) = (now, following.queries.saturating_add(1));
-        // The query reports that this node knows no decided slot. The leader then sends the decided slot, and this node
-        // learns which leader to follow.
+        // The query states that this node knows no decided slot. The leader then sends the last decided slot, and this
+        // node learns which leader to follow.
         let (ballot, slot, decided) = (self.promised, self.synced.min(self.decided), Slot(0));
         let others = self.uncommitted.members.iter().copied().filter(|node| !is_led && *node != ballot.node);
         for node in others.chain([ballot.node]).filter(|node| *node != self.me) {
@@ -162,14 +164,15 @@ impl Group {
         }
     }
 
-    /// Returns when [`Group::query_decided`] is due.
+    /// Returns the instant at which [`Group::query_decided`] is due; `None` if this node must not query.
     pub(super) fn queries_at(&self, following: &Following) -> Option<Instant> {
-        // The first messages after a restart may be meant for the earlier process.
+        // The first messages after a restart may be messages to the earlier process of this node.
         let is_led =
             following.leader.is_some() && self.echoes_until.is_none_or(|until| following.last_contact >= until);
-        // A node that never made a promise has never received an entry.
+        // A node without a promise has never received an entry, so it does not query.
         let may_query = !is_led && self.promised > Ballot::NONE && self.promise_synced;
-        // A node that is not a member may have been removed, so that no member responds.
+        // A node that is not a member queries less often, because it may have been removed, and members then do not
+        // respond.
         let most = if self.uncommitted.has(self.me) { 5 } else { 10 };
         may_query.then(|| {
             following.last_contact.max(following.queried) + self.options.resend * (1 << following.queries.min(most))
@@ -210,7 +213,7 @@ impl Group {
         }
     }
 
-    /// Adds a part to the incoming snapshot. Returns the number of bytes that have arrived.
+    /// Adds a part to the incoming snapshot. Returns the number of bytes of the snapshot that have arrived.
     fn gather(&mut self, (from, ballot): (NodeId, Ballot), head: &SnapshotHead, offset: u64, part: &[u8]) -> u64 {
         let is_same = |known: &Incoming| (known.from, known.ballot) == (from, ballot) && known.head == *head;
         if !self.incoming.as_ref().is_some_and(is_same) {

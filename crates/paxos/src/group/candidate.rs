@@ -1,8 +1,8 @@
-//! Phase 1, which runs once per ballot, for all slots.
+//! Phase 1 of Multi-Paxos. It runs once per ballot, for all slots.
 //!
-//! A candidate starts with a pre-vote, so that no promise rises for a ballot that never leads. Of the logs of a quorum,
-//! the candidate takes the one that is ahead, which contains all slots that may be decided. It pulls the entries that
-//! it lacks in parts, and leads once its own promise is durable.
+//! A candidate starts with a pre-vote, so that no member promises a ballot that never leads. The candidate compares the
+//! logs of a quorum. The log that is ahead contains all slots that may be decided. The candidate pulls the entries that
+//! it lacks from this log, in parts. It leads once its own promise is durable.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,12 +19,12 @@ use crate::simulation::Mutant;
 pub(super) struct Candidacy {
     ballot: Ballot,
     is_pre_vote: bool,
-    /// Claim from before phase 1, which the log compares.
+    /// Claim of this node, determined before phase 1. The log compares the claim with the mastership.
     claim: Claim,
     over: MastershipEnd,
     since: Instant,
     sent: Instant,
-    /// Number of rejections by members that have not promised a greater ballot.
+    /// Number of rejections by members that have not promised this ballot or a greater ballot.
     rejections: u32,
     promises: BTreeMap<NodeId, Promise>,
     pulling: Option<Pulling>,
@@ -33,21 +33,21 @@ pub(super) struct Candidacy {
 #[derive(Clone, Copy, Debug)]
 struct Promise {
     last: Position,
-    /// Latest possible proposal time of all slots of that log that renewed a lease.
+    /// Latest possible proposal time of the slots in the promising node's log that renewed a lease.
     last_renewal: Instant,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Pulling {
     from: NodeId,
-    /// Position up to which this log equals the other log.
+    /// Position up to which this node's log equals the log of `from`.
     through: Position,
-    /// Number of received bytes of a snapshot that precedes the entries.
+    /// Number of received bytes of the snapshot that precedes the entries.
     offset: u64,
 }
 
 impl Candidacy {
-    /// Returns whether this is a full candidacy, not a pre-vote, that made progress recently.
+    /// Returns true if this candidacy is in phase 1, not in the pre-vote, and has made progress recently.
     pub(super) fn is_active(&self, now: Instant, options: &Options) -> bool {
         !self.is_pre_vote && now.since(self.since) < 4 * options.resend
     }
@@ -56,23 +56,23 @@ impl Candidacy {
 /// Conditions of the next candidacy.
 #[derive(Debug, Default)]
 pub(super) struct CandidacyConditions {
-    /// Instant since which all conditions of a candidacy hold.
+    /// Instant since which all conditions of a candidacy hold; `None` if a condition does not hold.
     pub(super) since: Option<Instant>,
-    /// Number of candidacies since the last decision.
+    /// Number of candidacies since this node last decided a slot.
     pub(super) attempts: u32,
     /// Greatest round that this node knows.
     round: u64,
-    /// Instant since which another node leads although only this node may be master.
+    /// Instant since which another node leads, although no node other than this node may be master.
     pub(super) blocked_since: Option<Instant>,
 }
 
 impl Group {
-    /// Starts a candidacy if no leader is active as far as this node knows.
+    /// Starts a candidacy if this node knows no active leader and may be the next master.
     pub(super) fn consider(&mut self, now: Instant, effects: &mut Effects) {
         let Role::Follower(following) = &self.role else { return };
         let is_led = self.is_led_until(following).is_some_and(|until| now < until);
         let is_master_by_log = self.is_master_by_log(following);
-        // This node is an acceptor too. The candidate that gets its pending promise may lead by it.
+        // This node is also an acceptor. The candidate that receives its pending promise may lead.
         if !self.promise_synced {
             return;
         }
@@ -80,7 +80,8 @@ impl Group {
         let is_allowed = |over: MastershipEnd| self.uncommitted.has(self.me) && self.may_promise(self.me, over, now);
         let taking = self.may_take(now).filter(|(_, over)| is_allowed(*over));
         if let Some(taking) = taking.filter(|_| self.is_next_from().is_some_and(|from| now >= from)) {
-            // Only this node may follow as master, and the present leader waits for it, so no pre-vote is needed.
+            // Only this node may be the next master, and the present leader waits for this node. A pre-vote is
+            // therefore not necessary.
             return self.campaign(taking, false, now, effects);
         }
         let taking = taking.filter(|_| !is_led || is_master_by_log);
@@ -94,8 +95,8 @@ impl Group {
         }
     }
 
-    /// Abandons the mastership of this node if another node leads. That leader cannot become master before this
-    /// node abandons the mastership, and this node may be unable to reach a quorum.
+    /// Abandons the mastership of this node if another node has led for too long. The leader cannot become master
+    /// before this node abandons the mastership, and this node may be unable to reach a quorum.
     fn leave(&mut self, now: Instant, effects: &mut Effects) {
         let Role::Follower(following) = &self.role else { return };
         if self.leaves_at(following).is_some_and(|at| now >= at) {
@@ -104,32 +105,33 @@ impl Group {
         }
     }
 
-    /// Returns when [`Group::leave`] is due.
+    /// Returns the instant at which [`Group::leave`] is due; `None` if it is not due before another message.
     fn leaves_at(&self, following: &Following) -> Option<Instant> {
         let is_left = self.has_abandoned(self.uncommitted.mastership.term);
         let at = self.conditions.blocked_since.filter(|_| !is_left)? + 16 * self.options.resend;
         self.is_led_until(following).filter(|until| at < *until).map(|_| at)
     }
 
-    /// Delays the next candidacy, because another node has this node's promise and is about to lead. A greater ballot
-    /// would only depose that node. The delay is limited, because that node may be dead.
+    /// Delays the next candidacy, because another node has this node's promise and will probably lead soon. A candidacy
+    /// with a greater ballot would only depose the other node. The delay is short, because the other node may be dead.
     pub(super) fn defer_candidacy(&mut self, now: Instant) {
         self.conditions.since = Some(now + self.options.stagger);
     }
 
-    /// Returns whether the log says that this node is master. Then no other node may be master, whichever node leads. A
-    /// log without the first entry of the present leader may be outdated and does not count.
+    /// Returns true if this node is master according to its log. Then no other node may be master, even if another node
+    /// leads. If the log lacks the first entry of the present leader, it may be outdated, and the function returns
+    /// false.
     pub(super) fn is_master_by_log(&self, following: &Following) -> bool {
         let has_its_first = following.leader.is_none_or(|ballot| self.log.last().ballot >= ballot);
         self.uncommitted.mastership.node == Some(self.me) && has_its_first
     }
 
-    /// Returns until when the leader is considered active after its last message.
+    /// Returns the instant until which this node treats the leader as active after the leader's last message.
     pub(super) fn is_led_until(&self, following: &Following) -> Option<Instant> {
         following.leader.map(|_| following.last_contact + 3 * self.options.resend)
     }
 
-    /// Returns when [`Group::consider`] is due.
+    /// Returns the instant at which [`Group::consider`] is due.
     pub(super) fn considers_at(&self, following: &Following) -> Option<Instant> {
         if !self.uncommitted.has(self.me) || !self.promise_synced {
             return None;
@@ -139,12 +141,13 @@ impl Group {
         let next = self.is_next_from().map(|next| next.max(from));
         let is_master_by_log = self.is_master_by_log(following);
         let free = self.is_led_until(following).filter(|_| !is_master_by_log).map_or(from, |until| until.max(from));
-        // The first tick after this instant sets `since`.
+        // The first tick at or after this instant sets `since`.
         let free = self.conditions.since.map_or(free, |since| free.max(since + self.stagger()));
         [next, self.leaves_at(following), Some(free)].into_iter().flatten().min()
     }
 
-    /// Returns the delay of a candidacy. It differs between nodes and attempts, and grows with each attempt.
+    /// Returns the delay of the next candidacy. The delay differs between nodes and attempts, and the maximum grows
+    /// with each attempt.
     fn stagger(&self) -> Duration {
         let attempts = self.conditions.attempts;
         if attempts == 0 && self.committed.mastership.node == Some(self.me) {
@@ -178,7 +181,7 @@ impl Group {
         self.count_promises(now, effects);
     }
 
-    /// Sends a prepare to each member that has not promised.
+    /// Sends a prepare message to each member that has not promised.
     fn prepare(&self, effects: &mut Effects) {
         let Role::Candidate(candidacy) = &self.role else { return };
         let message =
@@ -190,12 +193,12 @@ impl Group {
         }
     }
 
-    /// Returns the time limit of a candidacy. It doubles with each attempt.
+    /// Returns the time limit of a candidacy without progress. The limit doubles with each attempt.
     fn candidacy_timeout(&self) -> Duration {
         4 * self.options.resend * (1 << self.conditions.attempts.min(6))
     }
 
-    /// Returns when [`Group::retry_candidacy`] is due.
+    /// Returns the instant at which [`Group::retry_candidacy`] is due.
     pub(super) fn retries_at(&self, candidacy: &Candidacy) -> Instant {
         (candidacy.sent + self.options.resend).min(candidacy.since + self.candidacy_timeout())
     }
@@ -225,8 +228,9 @@ impl Group {
             && candidacy.ballot == ballot
             && promised < ballot
         {
-            // The acceptor may have received the last renewal slightly later, so the candidate retries soon. The
-            // acceptor may also know a lease that is not over, so the delay grows with each rejection.
+            // The candidate retries soon, because the acceptor may have received the last renewal slightly later than
+            // the candidate. The delay grows with each rejection, because the acceptor may also know a lease that is
+            // not over.
             let pause = (self.options.stagger / 2 * (1 << candidacy.rejections.min(10))).min(self.options.resend);
             candidacy.rejections += 1;
             candidacy.sent = candidacy.sent.min(now + pause - self.options.resend);
@@ -274,8 +278,8 @@ impl Group {
         if candidacy.is_pre_vote || self.promise_synced {
             candidacy.promises.insert(self.me, own);
         } else if !self.options.deviation.is(Mutant::LeadsBeforeSync) {
-            // If this node restarted without its promise, it could lead by the same ballot again and propose different
-            // entries.
+            // Wait until the own promise is durable. After a restart without its promise, this node could lead by the
+            // same ballot again and propose different entries.
             return;
         }
         let promises = candidacy.promises.iter().filter(|(node, _)| self.uncommitted.has(**node));
@@ -290,7 +294,7 @@ impl Group {
         if ahead.last <= own.last || self.options.deviation.is(Mutant::IgnoresLogAhead) {
             return self.lead(now, effects);
         }
-        // If the last ballots are equal, the log that is ahead contains this log.
+        // If the last ballots of the two logs are equal, the log that is ahead contains this node's log.
         let is_same = ahead.last.ballot == own.last.ballot;
         let decided = self.log.position(self.decided).expect("decided slots are in the log or its base");
         let through = if is_same { own.last } else { decided };
@@ -315,8 +319,8 @@ impl Group {
         self.send(from, Message::Pull { ballot: *ballot, after, offset }, effects);
     }
 
-    /// Sends entries or a part of the snapshot to a candidate. The candidate has this node's promise, so the log has
-    /// not changed since the promise was sent.
+    /// Sends entries or a part of the snapshot to a candidate. The candidate has this node's promise, so this node has
+    /// not changed its log since it sent the promise.
     pub(super) fn handle_pull(
         &mut self,
         from: NodeId,
@@ -342,7 +346,8 @@ impl Group {
             && candidacy.pulling.is_some_and(|pulling| pulling.from == from))
     }
 
-    /// Returns the latest possible proposal time of the entries that are pulled from `from`.
+    /// Returns the latest possible proposal time of the lease renewals in the log of `from`. This node pulls entries
+    /// from this log.
     pub(super) fn pulled_before(&self, from: NodeId) -> Option<Instant> {
         let Role::Candidate(candidacy) = &self.role else { return None };
         candidacy.promises.get(&from).map(|promise| promise.last_renewal)
@@ -369,8 +374,8 @@ impl Group {
         self.count_promises(now, effects);
     }
 
-    /// Continues the pull: this log equals the other log up to `through`, or `offset` bytes of the snapshot have
-    /// arrived.
+    /// Continues to pull entries. If `through` is `Some`, this node's log equals the other log up to this position.
+    /// Otherwise, `offset` bytes of the snapshot have arrived.
     pub(super) fn pull_on(&mut self, through: Option<Position>, offset: u64, now: Instant, effects: &mut Effects) {
         let Role::Candidate(candidacy) = &mut self.role else { return };
         let Some(pulling) = &mut candidacy.pulling else { return };
@@ -380,8 +385,8 @@ impl Group {
             Some(_) => {}
             None => pulling.offset = offset,
         }
-        // The message is a duplicate, or the other node now has a newer snapshot, which this node requests with its
-        // next retry.
+        // The message is a duplicate, or the other node now has a newer snapshot. In the second case this node requests
+        // the newer snapshot with its next retry.
         if !has_more {
             return;
         }
@@ -396,8 +401,8 @@ impl Group {
 
     fn lead(&mut self, now: Instant, effects: &mut Effects) {
         let Role::Candidate(candidacy) = &self.role else { return };
-        // If the log grew since the candidacy began, the earlier claim is void. The pulled entries may allow a new
-        // claim.
+        // If this node has appended entries since the candidacy began, its earlier claim may be void. The pulled
+        // entries may allow a new claim.
         let claim = self.may_take(now).map_or(candidacy.claim, |(claim, _)| claim);
         let ballot = candidacy.ballot;
         if !self.uncommitted.has(self.me) {
@@ -409,7 +414,7 @@ impl Group {
     }
 }
 
-/// Last step of SplitMix64, which maps close numbers to distant ones.
+/// Maps similar numbers to very different numbers. This is the last step of the generator SplitMix64.
 fn scatter(number: u64) -> u64 {
     let mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,4 +1,5 @@
-//! Phase 2: the leader sends entries to all members in a pipeline. An entry is decided once it is durable on a quorum.
+//! Phase 2 of Multi-Paxos: the leader sends entries to all members in a pipeline. An entry is decided once it is
+//! durable on a quorum.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -14,21 +15,22 @@ use crate::message::Message;
 use crate::options::Options;
 use crate::simulation::Mutant;
 
-/// Bytes that are added for each waiting entry, so that empty entries are bounded too.
+/// Number of bytes that the leader adds to the size of each waiting entry. The limit of bytes therefore also limits the
+/// number of empty entries.
 const WAITING_ENTRY_BYTES: usize = size_of::<(Option<ProposalId>, Bytes)>();
 
 #[derive(Debug)]
 pub(super) struct Leading {
     pub(super) ballot: Ballot,
-    /// First slot of this ballot. A quorum that has it has all slots before it.
+    /// First slot of this ballot. Members that have this slot also have all earlier slots.
     pub(super) first: Slot,
     pub(super) peers: BTreeMap<NodeId, Peer>,
-    /// Undecided slots with the instants of their proposals.
+    /// Undecided slots that this leader proposed, with the instants of their proposals.
     proposed: VecDeque<(Slot, Instant)>,
     proposed_last: Instant,
-    /// Instant of the last decision, or of the first proposal after all slots were decided.
+    /// Instant of the last decision, or of the first proposal after a decision of all earlier slots.
     pub(super) advanced: Instant,
-    /// Slot of the undecided `BeMaster` entry of this node.
+    /// Slot of the undecided `BeMaster` entry of this node; `None` if there is no such entry.
     pub(super) pending_claim: Option<Slot>,
     /// Entries that wait for a slot, with the ids of their proposals.
     waiting: VecDeque<(Option<ProposalId>, Bytes)>,
@@ -58,8 +60,8 @@ impl Leading {
         }
     }
 
-    /// Returns when this leader proposed the slot, which is now decided, and removes the instant. Returns `None` if
-    /// another leader proposed it.
+    /// Returns the instant at which this leader proposed the decided slot, and removes it from `proposed`. Returns
+    /// `None` if another leader proposed the slot.
     pub(super) fn take_proposed(&mut self, slot: Slot) -> Option<Instant> {
         self.pending_claim = self.pending_claim.filter(|pending_claim| *pending_claim > slot);
         self.proposed.pop_front_if(|(at, _)| *at == slot).map(|(_, instant)| instant)
@@ -115,7 +117,7 @@ impl Group {
         Ok(())
     }
 
-    /// Returns the undecided entries of the application, if this node leads.
+    /// Returns the undecided entries of the application. Returns none if this node does not lead.
     pub(crate) fn undecided_entries(&self) -> impl Iterator<Item = &Bytes> {
         let leading = if let Role::Leader(leading) = &self.role { Some(leading) } else { None };
         let undecided = leading.into_iter().flat_map(|_| self.log.iter_after(self.decided));
@@ -132,20 +134,21 @@ impl Group {
         effects.events.extend(ids.map(|id| (self.id, Event::Rejected { id, why })));
     }
 
-    /// Reports an unknown outcome for all undecided proposals.
+    /// Reports an unknown outcome of all undecided proposals of this leader.
     pub(super) fn abandon_undecided(&mut self, effects: &mut Effects) {
         let Role::Leader(leading) = &mut self.role else { return };
         let ids = leading.undecided.drain(..).flat_map(|(_, ids)| ids);
         effects.events.extend(ids.map(|id| (self.id, Event::Unknown { id })));
     }
 
-    /// Decides, proposes and sends as far as possible, after each step.
+    /// Decides slots, proposes entries and sends messages as far as possible. The paxos group calls this after each
+    /// step.
     pub(super) fn advance(&mut self, now: Instant, effects: &mut Effects) {
         let Role::Leader(_) = &self.role else { return };
         let before = self.decided;
         self.decide_by_quorum(now, effects);
         if !self.committed.has(self.me) && !self.uncommitted.has(self.me) {
-            // This node was removed, and the removal is decided.
+            // The members have removed this node, and this removal is decided.
             return self.step_down(now, effects);
         }
         self.fill_slots(self.decided > before, now, effects);
@@ -176,8 +179,8 @@ impl Group {
         }
     }
 
-    /// Proposes waiting entries: at once if no slot is in flight, and otherwise after a decision, when the batch is
-    /// full, or after `linger`.
+    /// Proposes waiting entries. If no slot is in flight, proposes them at once. Otherwise, proposes them after a
+    /// decision, when they fill a batch, or after `linger`.
     fn fill_slots(&mut self, mut has_returned: bool, now: Instant, effects: &mut Effects) {
         let serves = self.serves(now).is_some();
         loop {
@@ -209,7 +212,8 @@ impl Group {
         }
     }
 
-    /// Returns when [`Group::fill_slots`] is due without a decision: waiting entries are then proposed or rejected.
+    /// Returns the instant at which [`Group::fill_slots`] must propose or reject waiting entries, if no decision occurs
+    /// before.
     pub(super) fn proposes_at(&self, leading: &Leading, now: Instant) -> Option<Instant> {
         let serves = self.serves(now).is_some();
         let is_due = !leading.waiting.is_empty() && (!serves || self.has_capacity());
@@ -220,7 +224,7 @@ impl Group {
         self.log.last().slot.0 - self.decided.0
     }
 
-    /// Returns whether one more slot may be in flight.
+    /// Returns true if one more slot may be in flight.
     fn has_capacity(&self) -> bool {
         self.in_flight() < self.options.window_slots as u64
     }
@@ -242,10 +246,10 @@ impl Group {
         }
     }
 
-    /// Proposes the changes of members, one at a time, and the first only after an entry of this ballot is decided. Any
-    /// two successive quorums then intersect.
+    /// Proposes requested changes of members, one at a time. Proposes the first change only after an entry of this
+    /// ballot is decided. Any two successive quorums then have a common member.
     fn change_members(&mut self, now: Instant, effects: &mut Effects) {
-        // Wait until this node is master. The earlier master must stay a member until then, because otherwise no node
+        // Wait until this node is master. The earlier master must remain a member until then, because otherwise no node
         // could take over from it.
         let serves = self.serves(now).is_some();
         let Role::Leader(leading) = &mut self.role else { return };
@@ -267,7 +271,7 @@ impl Group {
         self.propose(Value::Members(Arc::from(members)), now, effects);
     }
 
-    /// Returns each member of the committed state with the number of slots by which it is behind. The list is empty if
+    /// Returns each member of the committed state with the number of slots that the member lacks. The list is empty if
     /// this node does not lead.
     pub(crate) fn lags(&self) -> Vec<(NodeId, u64)> {
         let Role::Leader(leading) = &self.role else { return Vec::new() };

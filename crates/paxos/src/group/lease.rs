@@ -1,11 +1,13 @@
-//! Leases: which node may serve and until when, and which node may follow and from when.
+//! Leases. They determine which node may serve, and until which instant. They also determine which node may be the next
+//! master, and from which instant.
 //!
-//! A master serves until its lease is over by its own clock. The lease counts from before the master proposed the slot
-//! that renewed it. Two lines of defence keep other nodes from being master until then, and each suffices alone.
-//! *Acceptors* promise no other node while the lease of an entry that they accepted may run. *The log* compares the
-//! state that a candidate knew when it had waited with the state before its `BeMaster` entry. Both lines count from
-//! when a node received a slot, which is after its proposal, and add the possible clock drift. A node that starts
-//! counts from its start, because it may have received a slot just before.
+//! A master serves until its lease is over by its own clock. The lease counts from an instant before the master
+//! proposed the slot that renewed it. Two lines of defence prevent other nodes from being master until then, and each
+//! line is sufficient alone. *Acceptors*: a node that accepted an entry of a master promises no ballot of another node
+//! while the lease may not be over. *The log*: a candidate waits for the end of the lease that it knows, and the log
+//! then compares this state with the state before the candidate's `BeMaster` entry. In both lines, a node counts from
+//! the instant when it received a slot, which is after the proposal, and adds the possible clock drift. A node that
+//! starts counts from its start, because it may have received a slot just before.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,37 +21,37 @@ use crate::options::Options;
 use crate::simulation::Mutant;
 use crate::state::GroupState;
 
-/// Instant before all readings of a clock.
+/// Earliest instant, which is always in the past.
 const AT_ONCE: Instant = Instant(0);
 
 #[derive(Debug)]
 pub(super) struct Lease {
-    /// Latest possible proposal time of all slots in the log that renewed the lease of the present mastership.
+    /// Latest possible proposal time of the slots in the log that renewed the lease of the present mastership.
     pub(super) last_renewal: Instant,
     /// Latest possible proposal time of the slot that shortened the lease.
     shortened_since: Instant,
-    /// Liveness epoch of this node, and the end of its lease.
+    /// Liveness epoch of this node, and the end of the epoch's lease.
     pub(super) of_node: (u64, Instant),
-    /// Last expired liveness epoch of each other node. All earlier epochs are over too.
+    /// Last expired liveness epoch of each node. All earlier epochs are also over.
     expired: BTreeMap<NodeId, u64>,
 
-    /// End of the lease by the decided slots of this node's mastership.
+    /// End of the lease according to the decided slots of this node's mastership.
     until: Option<(Term, Instant)>,
-    /// End of the lease by a record that this node wrote as master, decided or not.
+    /// End of the lease according to a `Shorten` entry that this node proposed as master. The entry may be undecided.
     cap: Option<(Term, Instant)>,
     handed_over: Option<HandedOver>,
-    /// Mastership that this node abandoned, for any member that can take it.
+    /// Mastership that this node abandoned. Any member may take over from it.
     abandoned: Option<Abandoned>,
-    /// Mastership whose master handed it over to this node.
+    /// Last mastership that another node handed over to this node by a consent.
     consent: Option<Term>,
 }
 
-/// Mastership that its master handed over to another node by a consent.
+/// Mastership of this node that it handed over to another node by a consent.
 #[derive(Clone, Copy, Debug)]
 struct HandedOver {
     term: Term,
     to: NodeId,
-    /// Instant when the master stopped, or received the last prepare or pull of the other node.
+    /// Instant when this node stopped serving, or when it received the last prepare or pull message of the other node.
     at: Instant,
     is_sent: bool,
 }
@@ -58,7 +60,8 @@ struct HandedOver {
 struct Abandoned {
     term: Term,
     at: Instant,
-    /// Instant of the last message about it to the other members. `times` is the number of such messages.
+    /// Instant at which this node last sent its consent to the other members. `times` is the number of times that it
+    /// has sent the consent.
     sent: Instant,
     times: u32,
 }
@@ -85,7 +88,8 @@ impl Lease {
         *known = liveness.max(*known);
     }
 
-    /// Notes that the log has another slot that renews the lease, proposed before `proposed_before`.
+    /// Records that the log contains another slot that renews the lease. A leader proposed the slot before
+    /// `proposed_before`.
     pub(super) fn renewed_in_log(&mut self, uncommitted: &GroupState, proposed_before: Instant) {
         self.last_renewal = self.last_renewal.max(proposed_before);
         if uncommitted.mastership.shortened.is_some() {
@@ -100,8 +104,8 @@ impl Lease {
 
 /// Rules for a master.
 impl Group {
-    /// Returns the instant until which this node serves, by its own clock, or `None` if it is not master. The instant
-    /// may be in the past.
+    /// Returns the instant until which this node serves, by its own clock. The instant may be in the past. Returns
+    /// `None` if this node is not master.
     #[must_use]
     pub fn serves_until(&self) -> Option<Instant> {
         let Role::Leader(leading) = &self.role else { return None };
@@ -111,9 +115,9 @@ impl Group {
         }
         let by_decision = self.lease.until.filter(|(term, _)| *term == mastership.term).map(|(_, until)| until);
         let (liveness, until) = self.lease.of_node;
-        // Other nodes judge by the last `BeMaster` entry in their logs, decided or not. At most one such entry is
-        // undecided, and `uncommitted` includes it. The liveness epoch counts only if that entry names it. (A shortened
-        // lease is limited by its cap.)
+        // Other nodes use the last `BeMaster` entry in their logs, even if it is undecided. At most one such entry is
+        // undecided, and `uncommitted` includes this entry. The liveness epoch counts only if this entry names the
+        // epoch. The cap limits a shortened lease.
         let uncommitted = &self.uncommitted.mastership;
         let is_named = uncommitted.term == mastership.term || uncommitted.liveness == liveness;
         let by_node = (liveness > 0 && mastership.liveness == liveness && is_named).then_some(until);
@@ -133,7 +137,8 @@ impl Group {
         self.lease.abandoned.is_some_and(|abandoned| abandoned.term == term)
     }
 
-    /// Extends the lease after a decision. If the slot is the master's own, the lease counts from before its proposal.
+    /// Extends the lease of this node after a decision of a slot that this node proposed as master. The lease counts
+    /// from the instant of the proposal.
     pub(super) fn lease_by_decision(
         &mut self,
         slot: Slot,
@@ -171,7 +176,7 @@ impl Group {
                 self.propose_claim(claim, now, effects);
             }
         } else if mastership.shortened.is_some() || self.is_capped() {
-            // The master has named its successor and renews nothing.
+            // The master has named its successor, so it does not renew its lease.
         } else if mastership.liveness != liveness && until > soon {
             self.propose_claim(Claim::Own { term: mastership.term }, now, effects);
         } else if (mastership.liveness == 0 || until <= soon) && leading.proposed_last() + self.options.lease / 3 <= now
@@ -180,8 +185,8 @@ impl Group {
         }
     }
 
-    /// Returns when [`Group::take_over_or_renew`] is due, or when the lease ends and the waiting entries must be
-    /// rejected.
+    /// Returns the instant at which [`Group::take_over_or_renew`] is due. At the latest, returns the end of the lease,
+    /// because the leader must then reject the waiting entries.
     pub(super) fn renews_at(&self, leading: &Leading, now: Instant) -> Option<Instant> {
         let Some(served) = self.serves_until().filter(|until| now < *until) else {
             return self.may_take_from().filter(|_| leading.pending_claim.is_none()).map(|(from, _)| from);
@@ -201,7 +206,8 @@ impl Group {
         Some(renews.min(served))
     }
 
-    /// Returns the node that is master, or is about to be, if this node knows another one.
+    /// Returns the node that is master or will be the next master. Returns `None` if this node knows no such node other
+    /// than itself.
     pub(super) fn master_known(&self) -> Option<NodeId> {
         let mastership = &self.committed.mastership;
         let handed_over = self.lease.handed_over.filter(|handed_over| handed_over.term == mastership.term);
@@ -231,7 +237,8 @@ impl Group {
             return;
         }
         let remaining = remaining.min(self.options.lease);
-        // Set the cap before the proposal. All other nodes receive the record later, and count from then.
+        // Set the cap before the proposal. All other nodes receive the entry later, and count from the instant at which
+        // they receive it.
         if !self.options.deviation.is(Mutant::ShortensFromDecision) {
             self.lease.cap = Some((term, now + remaining));
         }
@@ -246,13 +253,13 @@ impl Group {
             if handed_over.to == from {
                 handed_over.is_sent = false;
                 if !matches!(self.role, Role::Leader(_)) {
-                    // This node no longer leads, so it decides no further slots.
+                    // This node no longer leads, so it decides no further slots, and can consent at once.
                     self.send(from, Message::Consent { term, taker: from }, effects);
                 }
                 return;
             }
         } else if is_current && self.uncommitted.has(from) && self.serves(now).is_some() && !self.is_capped() {
-            // Stop serving before the consent is sent.
+            // Stop serving. Send the consent later, once all slots of this master are decided.
             self.lease.handed_over = Some(HandedOver { term, to: from, at: now, is_sent: false });
             if !self.options.deviation.is(Mutant::ServesAfterConsent) {
                 self.reject_waiting(Rejection::NotMaster(Some(from)), effects);
@@ -262,7 +269,7 @@ impl Group {
         self.send(from, Message::Decline { term }, effects);
     }
 
-    /// Notes that the node with the consent is about to take over.
+    /// Records that the node with the consent has begun to take over.
     pub(super) fn note_taker(&mut self, from: NodeId, now: Instant) {
         if let Some(handed_over) = self.lease.handed_over.as_mut().filter(|handed_over| handed_over.to == from) {
             handed_over.at = now;
@@ -284,14 +291,15 @@ impl Group {
         }
     }
 
-    /// Abandons the mastership of this node, so that any other member can take it. If a master's node is alive, but the
-    /// master gets no slot decided or does not lead, it would otherwise block its paxos group forever. Several members
-    /// may receive the consent: the first successor makes the others void.
+    /// Abandons the mastership of this node, so that any other member can take over. A master may be unable to get a
+    /// slot decided, or may not lead, although its node is alive. Without this function, it would then block its paxos
+    /// group forever. Several members may receive the consent: the first `BeMaster` entry makes the claims of the other
+    /// members void.
     pub(super) fn abandon(&mut self, now: Instant, effects: &mut Effects) {
         let (mastership, holds_others) = match &self.role {
             Role::Leader(_) => (&self.committed.mastership, self.committed.mastership.liveness > 0),
             // This node does not lead, so it does not serve. Other nodes may know only an earlier mastership of this
-            // node, which its liveness renews.
+            // node, whose lease the liveness of this node renews.
             Role::Candidate(_) | Role::Follower(_) => {
                 let by_liveness =
                     [self.uncommitted.mastership.liveness, self.committed.mastership.liveness, self.lease.of_node.0];
@@ -317,7 +325,8 @@ impl Group {
         self.send_abandoned(effects);
     }
 
-    /// Returns when [`Group::offer`] is due.
+    /// Returns the instant at which [`Group::offer`] is due; `None` if this node has not abandoned the present
+    /// mastership.
     pub(super) fn offers_at(&self) -> Option<Instant> {
         let abandoned = self.lease.abandoned.filter(|abandoned| abandoned.term == self.uncommitted.mastership.term)?;
         Some(abandoned.sent + self.options.resend * (1 << (abandoned.times - 1).min(5)))
@@ -339,14 +348,16 @@ impl Group {
     }
 }
 
-/// Rules for successors and acceptors.
+/// Rules for the next master and for acceptors.
 impl Group {
-    /// Returns the claim that this node may make now, if any, and the evidence for the acceptors.
+    /// Returns the claim that this node may make now, and the evidence for the acceptors. Returns `None` if it may make
+    /// no claim.
     pub(super) fn may_take(&self, now: Instant) -> Option<(Claim, MastershipEnd)> {
         self.may_take_from().filter(|(from, _)| now >= *from).map(|(_, taking)| taking)
     }
 
-    /// Returns the earliest instant of a takeover, if no further message arrives, with the claim and the evidence.
+    /// Returns the earliest instant of a takeover, with the claim and the evidence, on the condition that no further
+    /// message arrives. Returns `None` if this node must wait for a message.
     pub(super) fn may_take_from(&self) -> Option<(Instant, (Claim, MastershipEnd))> {
         let uncommitted = &self.uncommitted.mastership;
         let (term, lease_slot) = (uncommitted.term, uncommitted.lease_slot);
@@ -369,8 +380,8 @@ impl Group {
         Some((named.min(waited), (claim, over)))
     }
 
-    /// Returns the instant from which the present master may claim its own mastership again: at any time, except while
-    /// another node is about to follow.
+    /// Returns the instant from which the present master may claim its own mastership again. The master may do this at
+    /// any time, except for a limited time after it has allowed another node to take over.
     fn may_have_again_from(&self) -> Instant {
         let handed_over = self.lease.handed_over.map(|handed_over| (handed_over.term, handed_over.at));
         let abandoned = self.lease.abandoned.map(|abandoned| (abandoned.term, abandoned.at));
@@ -383,19 +394,22 @@ impl Group {
         self.lease.last_renewal + self.options.stretched(self.options.lease)
     }
 
-    /// Returns the instant at which the remaining time of the master ends, if the master named `node` as its successor.
+    /// Returns the instant at which the remaining time of the master ends. Returns `None` if the master has not named
+    /// `node` as its successor.
     fn is_named_from(&self, node: NodeId) -> Option<Instant> {
         let shortened = self.uncommitted.mastership.shortened.filter(|shortened| shortened.to == node)?;
         Some(self.lease.shortened_since + self.options.stretched(shortened.remaining))
     }
 
-    /// Returns the mastership whose master handed it over to this node: the last one of this log, or a later one. If it
-    /// is later, this log lacks entries that a quorum may have. The node then pulls them and makes a new claim.
+    /// Returns the mastership that another node handed over to this node, if it is the last mastership of this log or a
+    /// later mastership. If it is later, this log lacks entries that a quorum may have. This node then pulls these
+    /// entries and makes a new claim.
     fn left_to_me(&self) -> Option<Term> {
         self.lease.consent.filter(|left| self.uncommitted.mastership.term.is_over_with(*left))
     }
 
-    /// Returns the instant from which this node, and no other, may follow the master.
+    /// Returns the instant from which only this node may take over from the master. Returns `None` if the master has
+    /// not chosen this node.
     pub(super) fn is_next_from(&self) -> Option<Instant> {
         let mastership = &self.uncommitted.mastership;
         if mastership.node == Some(self.me) || self.conditions.attempts > 0 {
@@ -404,13 +418,14 @@ impl Group {
         if self.left_to_me().is_some() { Some(AT_ONCE) } else { self.is_named_from(self.me) }
     }
 
-    /// Returns whether this node, as an acceptor, may promise: no lease that it took part in may still run, or the
-    /// master has released the lease.
+    /// Returns true if this node, as an acceptor, may promise. Each lease that it accepted must be over, or the master
+    /// must have released the lease.
     pub(super) fn may_promise(&self, to: NodeId, over: MastershipEnd, now: Instant) -> bool {
         self.may_promise_from(to, over).is_some_and(|from| now >= from)
     }
 
-    /// Returns the earliest instant of the promise, if no further message arrives.
+    /// Returns the earliest instant of a promise, on the condition that no further message arrives. Returns `None` if
+    /// this node must wait for a message.
     pub(super) fn may_promise_from(&self, to: NodeId, over: MastershipEnd) -> Option<Instant> {
         let uncommitted = &self.uncommitted.mastership;
         let Some(master) = uncommitted.node else { return Some(AT_ONCE) };
@@ -419,8 +434,8 @@ impl Group {
         }
         let leads = matches!(&self.role, Role::Leader(leading) if leading.ballot == uncommitted.term.ballot);
         if master == self.me && !leads {
-            // This node no longer holds that mastership, and all earlier ones were over when a quorum promised its
-            // ballot.
+            // This node no longer has this mastership. All earlier masterships were over when a quorum promised the
+            // mastership's ballot.
             return Some(AT_ONCE);
         }
         let claimed = match over {
@@ -429,7 +444,8 @@ impl Group {
             MastershipEnd::Waited { .. } | MastershipEnd::Expired { .. } | MastershipEnd::Consent { .. } => 0,
         };
         let known = self.lease.expired.get(&master).copied().unwrap_or_default();
-        // The master of a later mastership serves by the later one, or won it when this one was over.
+        // If the candidate knows a later mastership, the mastership in this log does not matter. Either the same master
+        // now serves by the later mastership, or the earlier mastership was over when the later one began.
         let is_followed = uncommitted.term.is_before(over.term());
         let is_over = is_followed
             || known.max(claimed) >= uncommitted.liveness
@@ -454,7 +470,7 @@ impl Group {
     pub(super) fn handle_consent(&mut self, term: Term, taker: NodeId, now: Instant, effects: &mut Effects) {
         let uncommitted = &self.uncommitted.mastership;
         let is_left = uncommitted.term.is_over_with(term) && uncommitted.node.is_some_and(|master| master != self.me);
-        // Two masters that stopped may repeat their consents in turn, so only a later consent counts.
+        // Two masters that stopped may both repeat their consents, so only a consent to a later mastership counts.
         let is_later = self.lease.consent.is_none_or(|known| known.is_before(term));
         if taker != self.me || !is_left || !self.uncommitted.has(self.me) || !is_later {
             return;
@@ -463,7 +479,7 @@ impl Group {
         if matches!(self.role, Role::Leader(_)) {
             return self.take_over_or_renew(now, effects);
         }
-        // No pre-vote is needed, because the present master has already stopped.
+        // A pre-vote is not necessary, because the present master has already stopped serving.
         self.campaign(
             (Claim::Consent { term: uncommitted.term }, MastershipEnd::Consent { term }),
             false,

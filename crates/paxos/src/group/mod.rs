@@ -1,10 +1,10 @@
 //! Member of one paxos group.
 //!
 //! Multi-Paxos replicates the log. Phase 1 runs once per ballot, for all slots ([`candidate`]). Phase 2 is a pipeline
-//! ([`leader`], [`replication`]). Members vote once the entries are durable ([`acceptor`]). Each entry is linked to the
-//! position before it, so a vote for an entry is a vote for all entries before it. The first entry of a ballot is
-//! always the [`BeMaster`](crate::entry::BeMaster) entry of its leader. A vote for that entry covers the undecided
-//! entries that the leader found.
+//! ([`leader`], [`replication`]). Members vote once the entries are durable ([`acceptor`]). A message with entries
+//! names the position before its first entry, so a vote for an entry is also a vote for all earlier entries. The first
+//! entry of a ballot is always the [`BeMaster`](crate::entry::BeMaster) entry of its leader. A vote for this entry is
+//! also a vote for the undecided entries that the leader found.
 //!
 //! A leader is not yet the master. The log defines the master and the end of its lease ([`lease`]).
 
@@ -33,23 +33,24 @@ use crate::options::Options;
 use crate::simulation::Mutant;
 use crate::state::GroupState;
 
-/// Member of one paxos group: `step(now, input)` appends its effects to an [`Effects`].
+/// Member of one paxos group. `step(now, input, effects)` processes an input and appends the effects to an [`Effects`].
 #[derive(Debug)]
 pub struct Group {
     me: NodeId,
     id: GroupId,
     options: Arc<Options>,
-    /// End of the time in which messages to an earlier process of this node may arrive; `None` if there was none.
+    /// End of the time in which messages to an earlier process of this node may arrive; `None` if this is the first
+    /// process of the node.
     echoes_until: Option<Instant>,
-    /// Set when storage failed, because records may then not be durable.
+    /// True once storage has failed. Records may then not be durable.
     has_stopped: bool,
 
-    // State of the acceptor, which survives restarts.
+    // State of the acceptor. It survives restarts.
     promised: Ballot,
     log: Log,
     snapshot: Option<Snapshot>,
-    /// State at the snapshot. `committed` is the state at the last decided slot, and `uncommitted` the state at the end
-    /// of the log.
+    /// State after the slots of the snapshot. `committed` is the state after the last decided slot, and `uncommitted`
+    /// is the state at the end of the log.
     base: GroupState,
     committed: GroupState,
     uncommitted: GroupState,
@@ -57,7 +58,7 @@ pub struct Group {
     /// Last slot that the journal records as decided.
     recorded: Slot,
 
-    // Durability of the promise and of the log.
+    // Fields that state whether the promise and the log are durable.
     promise_synced: bool,
     synced: Slot,
     unsynced: VecDeque<(Token, Unsynced)>,
@@ -71,7 +72,7 @@ pub struct Group {
 
 #[derive(Debug)]
 enum Unsynced {
-    /// Promise, and the candidate that receives it once it is durable.
+    /// Promise, and the candidate to which this node sends the promise once it is durable.
     Promise(Ballot, Option<NodeId>),
     UpTo(Slot),
 }
@@ -85,11 +86,11 @@ enum Role {
 
 #[derive(Debug, Default)]
 struct Following {
-    /// Ballot of the leader being followed; `None` if no leader is known under the current promise.
+    /// Ballot of the leader that this node follows; `None` if this node knows no leader with the ballot of its promise.
     leader: Option<Ballot>,
-    /// Last slot up to which the log equals the leader's.
+    /// Last slot up to which this node's log equals the leader's log.
     matched: Slot,
-    /// Last slot that was reported to the leader.
+    /// Last slot that this node has reported to the leader.
     reported: Slot,
     /// Instant of the last message from the leader, or of the start of this role.
     last_contact: Instant,
@@ -109,11 +110,11 @@ struct Incoming {
 }
 
 impl Group {
-    /// Starts a member from its records; a new member has none. `founders` are the members of an empty log. The effects
-    /// report again all slots that are known to be decided.
+    /// Starts a member from its records. A new member has no records. `founders` are the first members, which an empty
+    /// log has. The effects report again all slots that are known to be decided.
     ///
     /// # Panics
-    /// Panics if records are missing before a later record, or if no entry could be decided with these options.
+    /// Panics if the records have a gap, or if these options do not allow any decision.
     pub fn start(
         (me, id): (NodeId, GroupId),
         options: Arc<Options>,
@@ -175,7 +176,7 @@ impl Group {
         }
     }
 
-    /// Decides the slots that are recorded as decided, as far as the log contains them.
+    /// Decides the slots that the journal records as decided, as far as the log contains these slots.
     fn restore_decided(&mut self, now: Instant, effects: &mut Effects) {
         (self.decided, self.committed) = (self.log.base().slot, self.base.clone());
         self.rebuild_uncommitted();
@@ -186,12 +187,13 @@ impl Group {
         self.decide(upto, now, effects);
     }
 
-    /// Processes an input. `now` never decreases. Messages that no member would send, and messages that seem to come
-    /// from this node, are dropped.
+    /// Processes an input. `now` never decreases. The member drops messages that no member would send, and messages
+    /// that appear to come from this node.
     ///
     /// # Panics
-    /// Panics if a rule is broken on which agreement rests, because continuing could break promises. A message of
-    /// another node breaks a rule only if it contradicts a decided slot, as from a leader whose log differs there.
+    /// Panics if a rule is broken that agreement requires, because otherwise the member could break its promises. A
+    /// message of another node breaks a rule only if it contradicts a decided slot. An example is a message of a leader
+    /// whose log differs at this slot.
     pub fn step(&mut self, now: Instant, input: Input, effects: &mut Effects) {
         if self.has_stopped {
             if let Input::Propose { id, .. } = input {
@@ -256,7 +258,7 @@ impl Group {
             Message::RequestConsent { term } => self.handle_consent_request(from, term, now, effects),
             Message::Consent { term, taker } => self.handle_consent(term, taker, now, effects),
             Message::Decline { term } => effects.events.push((self.id, Event::Declined { term })),
-            // The node handles these messages.
+            // [`crate::Node`] handles these messages.
             Message::Report(_) | Message::Orders(_) => {}
         }
     }
@@ -294,7 +296,7 @@ impl Group {
         }
     }
 
-    /// Records the last decided slot, but only together with other records.
+    /// Appends a record of the last decided slot, but only if the step appends other records.
     fn record_decided(&mut self, effects: &mut Effects) {
         let writes = effects.records.last().is_some_and(|(group, _)| *group == self.id);
         if writes && self.recorded < self.decided {
@@ -303,9 +305,9 @@ impl Group {
         }
     }
 
-    /// Appends entries after the slot `after`, which the log contains. The function skips entries that the log contains
-    /// already, and cuts entries that contradict the first new entry. All entries were proposed before
-    /// `proposed_before`. Returns whether any entry is new.
+    /// Appends entries to the log after the slot `after`, which the log contains. Skips entries that the log already
+    /// contains. Cuts the log before the first new entry. Leaders proposed all these entries before `proposed_before`.
+    /// Returns true if the log did not contain all entries.
     fn append(&mut self, after: Slot, entries: Vec<Entry>, proposed_before: Instant, effects: &mut Effects) -> bool {
         let mut slot = after;
         if self.options.deviation.is(Mutant::TruncatesBelowDecided) && slot >= self.log.base().slot {
@@ -338,7 +340,7 @@ impl Group {
     }
 
     /// # Panics
-    /// Panics if a decided slot would be cut.
+    /// Panics if the log contains a decided slot after `slot`.
     fn cut_after(&mut self, slot: Slot) {
         if slot >= self.log.last().slot {
             return;
@@ -355,7 +357,8 @@ impl Group {
         self.rebuild_uncommitted();
     }
 
-    /// Marks the entries after `slot` as not durable. Pending writes of these entries belong to a log that was cut.
+    /// Marks the entries after `slot` as not durable. Pending writes of these entries belong to a part of the log that
+    /// the member has cut.
     fn unsync_after(&mut self, slot: Slot) {
         self.synced = self.synced.min(slot);
         for (_, unsynced) in &mut self.unsynced {
@@ -413,7 +416,7 @@ impl Group {
         self.unsynced.push_back((effects.token, Unsynced::Promise(ballot, to)));
     }
 
-    /// Ends the role of leader or candidate.
+    /// Ends the role of this member as leader or candidate.
     fn step_down(&mut self, now: Instant, effects: &mut Effects) {
         self.reject_waiting(Rejection::NotMaster(None), effects);
         self.abandon_undecided(effects);
@@ -441,7 +444,8 @@ impl Group {
         self.rebase(snapshot);
     }
 
-    /// Starts the log after the snapshot: with the entries that follow it in this log, or empty.
+    /// Makes the log start after the snapshot. If the log contains the position of the snapshot, it retains the entries
+    /// after this position. Otherwise the log becomes empty.
     fn rebase(&mut self, snapshot: Snapshot) {
         let position = snapshot.position;
         if self.log.position(position.slot) == Some(position) {
@@ -454,29 +458,29 @@ impl Group {
     }
 }
 
-/// Read access for the driver.
+/// Functions by which the driver reads the state.
 impl Group {
-    /// Returns the greatest ballot that this member obeys. It may not be durable yet.
+    /// Returns the greatest ballot that this member has promised. The promise may not be durable yet.
     #[must_use]
     pub fn promised(&self) -> Ballot {
         self.promised
     }
 
-    /// Returns the last slot that is known to be decided. All earlier slots are decided too.
+    /// Returns the last slot that this member knows to be decided. All earlier slots are also decided.
     #[must_use]
     pub fn decided(&self) -> Slot {
         self.decided
     }
 
-    /// Returns the end of the log, decided or not.
+    /// Returns the position of the last entry of the log. The entry may be undecided.
     #[must_use]
     pub fn last(&self) -> Position {
         self.log.last()
     }
 
-    /// Returns when the next [`Input::Tick`] is due: `now` if it is overdue, and `None` if only other inputs cause a
-    /// change. An earlier tick has no effect. The caller repeats this query after each step, which may change the
-    /// result.
+    /// Returns the instant at which the next [`Input::Tick`] is due. Returns `now` if the tick is overdue, and `None`
+    /// if only other inputs cause a change. An earlier tick has no effect. The caller must call this function again
+    /// after each step, because a step may change the result.
     #[must_use]
     pub fn next_tick(&self, now: Instant) -> Option<Instant> {
         if self.has_stopped {
@@ -495,26 +499,27 @@ impl Group {
         [of_role, self.offers_at()].into_iter().flatten().min().map(|due| due.max(now))
     }
 
-    /// Returns the state at the last decided slot.
+    /// Returns the state of the paxos group after the last decided slot.
     #[must_use]
     pub fn committed(&self) -> &GroupState {
         &self.committed
     }
 
-    /// Returns the state at the end of the log, decided or not.
+    /// Returns the state of the paxos group at the end of the log. It may include undecided entries.
     #[must_use]
     pub fn uncommitted(&self) -> &GroupState {
         &self.uncommitted
     }
 
-    /// Returns whether this member may propose. A leader does not necessarily serve: see [`Group::serves`].
+    /// Returns true if this member leads and may propose entries. A leader does not necessarily serve: see
+    /// [`Group::serves`].
     #[must_use]
     pub fn is_leader(&self) -> bool {
         matches!(self.role, Role::Leader(_))
     }
 
-    /// Returns the term of the mastership by which this node serves, if it serves. The epoch of the term is the fencing
-    /// number.
+    /// Returns the term of the mastership by which this node serves; `None` if it does not serve. The epoch of the term
+    /// is the fencing number.
     #[must_use]
     pub fn serves(&self, now: Instant) -> Option<Term> {
         self.serves_until().filter(|until| now < *until).map(|_| self.committed.mastership.term)

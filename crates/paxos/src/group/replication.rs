@@ -1,5 +1,5 @@
-//! Messages from the leader to each member, with repetition: the log, or a snapshot and then the log, and the last
-//! decided slot.
+//! Replication from the leader to each member. The leader sends the log, or a snapshot and then the log, and the last
+//! decided slot. It repeats messages that may be lost.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -12,36 +12,40 @@ use crate::message::Message;
 use crate::options::Options;
 use crate::simulation::Mutant;
 
-/// State of the replication to a member, to a node that is to become one, or to a learner.
+/// State of the replication to a peer: a member, a node that the master will add as a member, or a learner.
 #[derive(Debug)]
 pub(super) struct Peer {
-    /// Last slot up to which the durable log of the peer equals this log.
+    /// Last slot up to which the durable log of the peer equals the leader's log.
     pub(super) matched: Slot,
-    /// Last slot that the peer reported or is assumed to have. Repetition starts after it.
+    /// Last slot that the peer has reported, or that the leader assumes it to have. A repetition starts after this
+    /// slot.
     start: Slot,
     next: Slot,
-    /// Last slots and sizes of the messages in flight.
+    /// Last slot and size of each message in flight.
     flight: VecDeque<(Slot, usize)>,
     flight_bytes: usize,
-    /// Maximum number of messages in flight. It is one after a gap and after a timeout, because a message that
-    /// overtakes another is lost. It doubles each time that the peer makes progress.
+    /// Maximum number of messages in flight. After a gap or a timeout the number is one, because the peer drops a
+    /// message that overtakes another. The number doubles each time that the peer makes progress.
     burst: usize,
     sent: Instant,
-    /// Instant since which the messages in flight made no progress.
+    /// Instant since which the peer has not responded to the messages in flight with progress.
     since: Instant,
-    /// Instant of the last progress: more of the log, the start of a snapshot, or more of the snapshot.
+    /// Instant of the peer's last progress: further entries of the log, the start of a snapshot, or a further part of a
+    /// snapshot.
     pub(super) progressed: Instant,
-    /// Last decided slot that was sent to the peer.
+    /// Last decided slot that the leader has sent to the peer.
     decided_sent: Slot,
-    /// Last decided slot that the peer reported to know. It decreases if the peer restarts.
+    /// Last slot that the peer reported as decided. The slot decreases if the peer restarts.
     decided_known: Slot,
-    /// Number of times that the decided slot was sent again since the peer's last report.
+    /// Number of times that the leader has sent the decided slot again since the peer's last report.
     decided_resends: u32,
-    /// Set after a timeout: the leader queries the progress of the peer, and sends no entries until the peer responds.
+    /// True after a timeout. The leader then queries the progress of the peer, and sends no entries until the peer
+    /// responds.
     is_probed: bool,
-    /// Last reported gap. Each message after a gap causes a report, and one repetition closes the gap for all of them.
+    /// Slot after which the peer last reported a gap. Each message after a gap causes a report, but the leader repeats
+    /// the missing entries only once.
     gap: Option<Slot>,
-    /// Number of bytes of the snapshot that the peer has.
+    /// Number of bytes of the snapshot that the peer has received.
     offset: u64,
     /// Number of repetitions of the next part of the snapshot since the peer's last progress.
     repeats: u32,
@@ -79,15 +83,15 @@ impl Peer {
         (self.flight_bytes, self.burst) = (0, 1);
     }
 
-    /// Returns the time without a response after which messages are treated as lost. Parts of a snapshot are large. If
-    /// they take longer than `resend`, repeated parts would delay each other, so the time grows.
+    /// Returns the time without a response after which the leader treats messages as lost. Parts of a snapshot are
+    /// large, and may take longer than `resend`. Repeated parts would then delay each other, so the time grows.
     fn resend_timeout(&self, base: Slot, options: &Options) -> Duration {
         let is_behind = self.next <= base;
         options.resend * if is_behind { 1 << self.repeats.min(2) } else { 1 }
     }
 
-    /// Returns when the last decided slot is sent again, if the peer has not confirmed it. The earlier message may be
-    /// lost.
+    /// Returns the instant at which the leader sends the last decided slot again, because the earlier message may be
+    /// lost. Returns `None` if the peer has confirmed the slot.
     fn resends_decided_at(&self, decided: Slot, options: &Options) -> Option<Instant> {
         let is_unconfirmed = self.decided_known < decided && !options.deviation.is(Mutant::TellsOnce);
         is_unconfirmed.then(|| self.sent + options.resend * (1 << self.decided_resends.min(5)))
@@ -112,14 +116,15 @@ impl Group {
         let last = self.log.last().slot;
         let Role::Leader(leading) = &mut self.role else { return };
         let joining = leading.adding;
-        // A member that is being removed receives the log until its removal is decided.
+        // A removed member receives the log until its removal is decided.
         let receives = |node: NodeId| {
             self.uncommitted.has(node) || self.committed.has(node) || self.learners.binary_search(&node).is_ok()
         };
         let stays = |node: &NodeId| *node != self.me && (receives(*node) || joining == Some(*node));
         leading.peers.retain(|node, _| stays(node));
         for node in self.uncommitted.members.iter().chain(&self.learners).copied().chain(joining).filter(&stays) {
-            // The log of the peer is unknown. If it ends before this assumed slot, the peer reports a gap.
+            // The leader does not know the log of the peer. If the log ends before this assumed slot, the peer reports
+            // a gap.
             leading.peers.entry(node).or_insert_with(|| Peer::new(leading.first.before()));
         }
         for (node, peer) in leading.peers.iter_mut().filter(|(_, peer)| !peer.is_probed) {
@@ -149,7 +154,7 @@ impl Group {
         }
     }
 
-    /// Returns when [`Group::resend`] is due.
+    /// Returns the instant at which [`Group::resend`] is due.
     pub(super) fn resends_at(&self, leading: &Leading, now: Instant) -> Option<Instant> {
         let Options { resend, linger, .. } = *self.options;
         let (last, base) = (self.log.last().slot, self.log.base().slot);
@@ -162,28 +167,29 @@ impl Group {
             let silent = (receives && !serves).then(|| peer.sent + resend);
             [late, unsent, unconfirmed, silent]
         });
-        // A master without a liveness epoch serves until its lease ends.
+        // A master without a liveness epoch does not abandon its mastership: it serves until its lease ends.
         let abandons = last > self.decided && (!serves || self.committed.mastership.liveness > 0);
         let stuck = abandons.then(|| self.is_stuck_from(leading));
         of_peers.chain([stuck]).flatten().min()
     }
 
-    /// Returns the instant from which another node should try to lead, because no slot was decided for too long. A
-    /// member that makes progress with the snapshot or the log may be the one that the quorum lacks, so its progress
-    /// delays the instant.
+    /// Returns the instant from which another node should try to lead, because the leader has decided no slot for too
+    /// long. The progress of a member with the snapshot or the log delays the instant, because this member may complete
+    /// the quorum.
     fn is_stuck_from(&self, leading: &Leading) -> Instant {
         let members = self.uncommitted.members.iter().filter_map(|member| leading.peers.get(member));
         let progressed = members.map(|peer| peer.progressed).max();
         progressed.map_or(leading.advanced, |progressed| progressed.max(leading.advanced)) + 8 * self.options.resend
     }
 
-    /// Repeats the messages without a response, and sends the last decided slot to peers that do not know it.
+    /// Repeats the messages without a response. Sends the last decided slot to peers that do not know it.
     pub(super) fn resend(&mut self, now: Instant, effects: &mut Effects) {
         let (last, base) = (self.log.last().slot, self.log.base().slot);
         let serves = self.serves(now).is_some();
         let Role::Leader(leading) = &self.role else { return };
         if last > self.decided && now >= self.is_stuck_from(leading) {
-            // Members that receive messages from this leader may be unable to reach it, and would follow it forever.
+            // Stop leading. Members may receive messages from this leader but be unable to send messages to it, and
+            // would otherwise follow it forever.
             if serves {
                 self.abandon(now, effects);
             }
@@ -192,7 +198,7 @@ impl Group {
             }
         }
         let Role::Leader(leading) = &mut self.role else { return };
-        // The next entry carries the decided slot if it is proposed soon.
+        // Wait for `linger`, because a message with the next entry also contains the decided slot.
         let has_lingered = now >= leading.advanced + self.options.linger;
         let mut behind = Vec::new();
         for (node, peer) in &mut leading.peers {
@@ -235,8 +241,8 @@ impl Group {
         self.send(to, Message::Snapshot { ballot, head: snapshot.head(), offset: from as u64, part }, effects);
     }
 
-    /// Returns whether a peer receives the snapshot and makes progress. The next snapshot would make the peer begin
-    /// again.
+    /// Returns true if the leader is sending the snapshot to a peer that makes progress. With another snapshot, the
+    /// peer would have to start again.
     pub(super) fn is_sending_snapshot(&self, now: Instant) -> bool {
         let Role::Leader(leading) = &self.role else { return false };
         let base = self.log.base().slot;
@@ -258,8 +264,8 @@ impl Group {
         peer.is_probed = false;
         let has_more = is_whole || offset > peer.offset;
         peer.offset = if is_whole { 0 } else { offset };
-        // A duplicate report gets no response, because each response would duplicate all later parts. A restarted peer
-        // that has less than it reported gets the part again after a timeout.
+        // Do not respond to a duplicate report, because each response would duplicate all later parts. A restarted peer
+        // may have fewer bytes than it reported. It receives the part again after a timeout.
         if !has_more {
             return;
         }
@@ -290,8 +296,8 @@ impl Group {
             return;
         }
         let Some(peer) = leading.peers.get_mut(&from) else { return };
-        // A peer that promised a later ballot, and lacks decided slots, rejects the next message. This node then
-        // campaigns again and gets the peer's promise.
+        // A peer that has promised a later ballot rejects the next message of this leader. If such a peer lacks decided
+        // slots, send it a message soon. This node then starts another candidacy, and receives the peer's promise.
         (peer.decided_known, peer.decided_resends) = (if is_beyond { slot } else { decided }, 0);
         if !is_beyond && slot <= last {
             peer.is_probed = false;

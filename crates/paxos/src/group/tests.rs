@@ -1,5 +1,6 @@
-//! Small simulation of the core alone: messages are lost, duplicated and reordered, disks lose unsynced records, nodes
-//! crash, and clocks are exact. The paxos simulator covers more; this test finds simple mistakes within a second.
+//! Small simulation of [`Group`] alone. The network loses, duplicates and reorders messages, disks lose unsynced
+//! records, and nodes crash, but clocks are exact. The crate `paxos-simulator` simulates more faults; this test finds
+//! simple mistakes within a second.
 
 mod invalid_messages;
 
@@ -32,15 +33,15 @@ struct World {
     acknowledged: u64,
     terms: Vec<(NodeId, Term)>,
     ticks: Ticks,
-    /// Liveness epoch of each node and its end, as the system group would record them.
+    /// Liveness epoch of each node and the end of its lease. A system group would record these values.
     alive: BTreeMap<NodeId, (u64, Instant)>,
-    /// Nodes whose process is not the one that was alive.
+    /// Nodes that have restarted since their liveness epoch began, so that no process renews this epoch.
     gone: BTreeSet<NodeId>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Ticks {
-    /// One tick per millisecond, due or not.
+    /// One tick per millisecond, even if the tick is not due.
     Often,
     /// Only ticks that are due.
     WhenDue,
@@ -139,7 +140,7 @@ impl World {
         }
     }
 
-    /// Renews the liveness of the node, as the system group would.
+    /// Renews the liveness of the node in place of a system group.
     fn renew(&mut self, node: NodeId) {
         if self.gone.contains(&node) {
             return;
@@ -151,7 +152,7 @@ impl World {
         self.step(node, Input::Liveness { liveness, until });
     }
 
-    /// Expires nodes that are no longer alive, on all nodes.
+    /// Ends the liveness epochs whose leases are over, and reports all ended epochs to all nodes.
     fn expire(&mut self) {
         for node in NODES {
             let (liveness, until) = self.alive[&node];
@@ -206,17 +207,17 @@ fn start(node: NodeId, options: &Arc<Options>, records: Vec<Record>, now: Instan
 }
 
 #[test]
-fn faults_cause_no_second_value_and_no_second_master() {
+fn nodes_agree_on_values_and_masters_despite_faults() {
     run_seeds(Ticks::Often);
 }
 
 #[test]
-fn due_ticks_alone_suffice() {
+fn nodes_agree_and_progress_with_only_due_ticks() {
     run_seeds(Ticks::WhenDue);
 }
 
-/// Two nodes may both have stopped as masters, each of its own mastership, and repeat their consents. If each consent
-/// caused a candidacy, the taker would depose itself and every node that it could follow.
+/// Two nodes may each have abandoned a mastership, and both repeat their consents. If each consent started a candidacy,
+/// the taker would depose itself and all other leaders.
 #[test]
 fn taker_accepts_only_later_consents() {
     let mut world = World::new(1, Ticks::WhenDue);
@@ -235,13 +236,13 @@ fn taker_accepts_only_later_consents() {
     assert!(campaigns(master, 3, 4));
 }
 
-/// The master is heard by too few members to lead. The present leader cannot be master while the master's node is
-/// alive, so without this rule no node would ever be master.
+/// Messages of the master reach too few members, so it cannot lead. The present leader cannot be master while the
+/// master's node is alive. Without this rule, no node would therefore ever be master.
 #[test]
 fn master_blocked_by_a_leader_abandons_its_mastership() {
     let mut world = World::new(1, Ticks::WhenDue);
     let [master, leader, _] = NODES;
-    // The `BeMaster` entry of the leader is void, because the present master is alive.
+    // The `BeMaster` entry of the leader is void, because the liveness of the present master is not over.
     let entries = vec![first_master(master, 1), first_master(leader, 2)];
     let records = vec![Record::Entries { after: Slot(0), entries }, Record::Decided(Slot(2))];
     for node in NODES {
@@ -326,7 +327,7 @@ fn run_seeds(ticks: Ticks) {
                 _ => {}
             }
         }
-        // Without faults, the paxos group makes progress.
+        // The second phase has no faults, and the paxos group must make progress.
         let before = world.acknowledged;
         for number in 0..1_500 {
             world.tick();

@@ -8,7 +8,8 @@ const A: NodeId = NodeId(1);
 const B: NodeId = NodeId(2);
 const C: NodeId = NodeId(3);
 
-/// One mover on node A, the master of the system group. Proposals are decided at once unless a test disables that.
+/// One mover on node A, the master of the system group. The harness decides proposals at once, unless a test disables
+/// this.
 struct Harness {
     mover: Mover,
     now: Instant,
@@ -21,7 +22,7 @@ struct Harness {
 }
 
 impl Harness {
-    /// Returns a harness with three nodes, in which the paxos groups 1, 2 and so on have these masters.
+    /// Returns a harness with three nodes. Its paxos groups 1, 2 and so on have these masters.
     fn new(masters: &[NodeId]) -> Harness {
         let mut harness = Harness {
             mover: Mover::new(Options::default(), Deviation::default()),
@@ -70,7 +71,7 @@ impl Harness {
         actions
     }
 
-    /// Ticks ten times a second for `millis`, and returns the actions with their times.
+    /// Sends a tick ten times a second for `millis` milliseconds. Returns the actions with their times.
     fn pass(&mut self, millis: u64) -> String {
         let end = self.now + Duration::from_millis(millis);
         let mut output = String::new();
@@ -94,7 +95,7 @@ impl Harness {
         self.groups.get_mut(&GroupId(group)).unwrap().master = Some((node, Epoch(epoch)));
     }
 
-    /// Runs the move under this fence up to its hand-over.
+    /// Runs the move with this fence up to its hand-over.
     fn prepare(&mut self, fence: u64) {
         self.pass(300);
         self.prepared(fence, Preparation::SyncOffsets);
@@ -131,7 +132,7 @@ fn check(output: &str, expected: &Expect) {
 }
 
 #[test]
-fn master_moves_by_consent_and_the_next_move_waits() {
+fn next_move_waits_until_the_move_by_consent_ends() {
     let mut harness = Harness::new(&[A, A, A, B]);
     let mut output = harness.pass(500);
     output += &harness.prepared(1, Preparation::SyncOffsets);
@@ -158,7 +159,7 @@ fn master_moves_by_consent_and_the_next_move_waits() {
 fn move_without_consent_waits_for_the_lease_and_fails() {
     let mut harness = Harness::new(&[A, A, A]);
     harness.prepare(1);
-    // No other move may begin before this one ends.
+    // No other move may begin before the end of this move.
     check(
         &harness.pass(60_000),
         &expect![[r#"
@@ -203,7 +204,7 @@ fn rejected_consent_falls_back_to_waiting_at_once() {
     output += &harness.describe(Input::Rejected { fence: Fence(9), step });
     output += &harness.describe(Input::Rejected { fence: Fence(1), step });
     assert!(!harness.mover.is_at(step), "the mover no longer pursues the rejected step");
-    // The node repeats the rejection with each report. The repetition does not reject the next step.
+    // The node repeats the rejection with each report. A repeated rejection does not reject the next step.
     output += &harness.pass(100);
     output += &harness.describe(Input::Rejected { fence: Fence(1), step });
     assert!(harness.mover.is_at(Step::Handover(Scheme::Wait)));
@@ -218,9 +219,9 @@ fn rejected_consent_falls_back_to_waiting_at_once() {
     );
 }
 
-/// If decisions take longer than the lease of the token, its holder may begin no step.
+/// If decisions take longer than the lease of the token, the holder of the token may not begin a step.
 #[test]
-fn step_that_cannot_begin_fails_the_move() {
+fn move_fails_if_its_step_cannot_begin() {
     let mut harness = Harness::new(&[A, A, A]);
     harness.decides = false;
     let mut output = harness.pass(500);
@@ -253,7 +254,7 @@ fn step_that_cannot_begin_fails_the_move() {
 }
 
 #[test]
-fn unfinished_preparation_fails_the_move() {
+fn move_fails_if_its_preparation_does_not_finish() {
     let mut harness = Harness::new(&[A, A, A]);
     check(
         &harness.pass(7000),
@@ -270,7 +271,7 @@ fn unfinished_preparation_fails_the_move() {
 }
 
 #[test]
-fn move_with_fewer_failures_goes_first() {
+fn mover_begins_the_move_with_fewer_failures_first() {
     let mut harness = Harness::new(&[A, A, A]);
     let options = Options { backoff: Duration::ZERO, ..Options::default() };
     harness.mover = Mover::new(options, Deviation::default());
@@ -334,7 +335,7 @@ fn masters_leave_a_drained_node_one_by_one() {
 }
 
 #[test]
-fn lagging_or_unreachable_target_is_skipped() {
+fn mover_skips_lagging_or_unreachable_target() {
     let mut harness = Harness::new(&[A, A, A, A, A, A]);
     harness.reachable.remove(&B);
     harness.groups.get_mut(&GroupId(2)).unwrap().lag.insert(C, 1001);
@@ -357,14 +358,14 @@ fn lagging_or_unreachable_target_is_skipped() {
 }
 
 #[test]
-fn token_of_another_node_is_taken_over_after_the_wait() {
+fn mover_takes_over_token_of_another_node_after_the_wait() {
     let mut harness = Harness::new(&[A, A, A]);
     let (group, epoch) = (GroupId(3), Epoch(5));
     let precondition = (Fence(0), Slot(0));
     let take = Take { precondition, holder: C, liveness: 1, group, from: A, to: B, epoch, stamp: Instant(77) };
     harness.decide(&Record::TokenTake(take));
     let mut output = harness.pass(20_000);
-    // The holder renews its token, so the wait starts again.
+    // The holder renews its token, so the wait of the mover starts again.
     harness.decide(&Record::TokenStep { fence: Fence(1), step: Step::FIRST, stamp: Instant(99) });
     output += &harness.pass(28_000);
     check(
@@ -378,7 +379,7 @@ fn token_of_another_node_is_taken_over_after_the_wait() {
 }
 
 #[test]
-fn token_of_a_finished_move_ends_without_a_wait() {
+fn mover_ends_token_of_a_finished_move_without_a_wait() {
     let mut harness = Harness::new(&[A, B, C]);
     let precondition = (Fence(0), Slot(0));
     let (group, epoch, stamp) = (GroupId(3), Epoch(4), Instant(77));
@@ -422,7 +423,7 @@ fn token_of_an_earlier_process_requires_a_takeover() {
 }
 
 #[test]
-fn step_begins_only_within_the_lease_of_the_token() {
+fn mover_begins_a_step_only_within_the_lease_of_the_token() {
     let mut harness = Harness::new(&[A, A, A]);
     harness.pass(100);
     harness.decides = false;
@@ -444,7 +445,7 @@ fn step_begins_only_within_the_lease_of_the_token() {
 }
 
 #[test]
-fn undecided_record_is_proposed_again() {
+fn mover_proposes_undecided_record_again() {
     let mut harness = Harness::new(&[A, A, A]);
     harness.decides = false;
     check(
@@ -469,7 +470,7 @@ fn move_ends_if_its_target_drains_or_the_master_changes() {
     let mut harness = Harness::new(&[A, A, A]);
     harness.pass(300);
     harness.decide(&Record::Drain { node: B, draining: true });
-    // The preparation may continue until its limit.
+    // The mover waits until the limit of the preparation, because the nodes may prepare until then.
     let mut output = harness.pass(6500);
     harness.master(harness.system.token().unwrap().group.0, A, 6);
     output += &harness.pass(300);
@@ -485,9 +486,9 @@ fn move_ends_if_its_target_drains_or_the_master_changes() {
 }
 
 #[test]
-fn balancing_begins_beyond_the_start_and_reaches_the_goal() {
-    // The shares are 13.3. The loads 11 and 15 are within a fifth of that, and 17 is not. Then 14 and 12 are within a
-    // tenth.
+fn balancing_begins_beyond_the_start_and_continues_to_the_goal() {
+    // The share of each node is 13.3. The loads 11 and 15 are within a fifth of the share, and 17 is not. The loads 14
+    // and 12 after the moves are within a tenth of the share.
     let masters = |counts: [usize; 3]| -> Vec<NodeId> {
         [A, B, C].into_iter().zip(counts).flat_map(|(node, count)| vec![node; count]).collect()
     };
@@ -504,7 +505,7 @@ fn balancing_begins_beyond_the_start_and_reaches_the_goal() {
 }
 
 #[test]
-#[should_panic(expected = "the wait for a token covers the time in which its holder may act")]
-fn wait_shorter_than_a_move_is_rejected() {
+#[should_panic(expected = "the wait for a token is longer than the time in which its holder may act")]
+fn creating_a_mover_with_a_too_short_wait_panics() {
     drop(Mover::new(Options { wait: Duration::from_secs(25), ..Options::default() }, Deviation::default()));
 }

@@ -1,11 +1,12 @@
 //! Role of a node in moves of masters.
 //!
-//! Each node reports its masterships to the master of the system group. While a move concerns the node, the response
-//! contains orders. The time limit of orders counts from the instant of the report, by the clock of the process that
-//! sent it. A node can therefore recognise late orders, and all orders under one token are over before the next token
-//! exists.
+//! Each node reports its masterships to the master of the system group. While a move concerns the node, the response to
+//! a report contains orders. The time limit of orders counts from the instant of the report, by the clock of the
+//! process that sent the report. A node can therefore recognise late orders, and all orders of one move are over before
+//! the next move begins.
 //!
-//! The master of the system group receives the reports and runs a [`Mover`], which decides by them.
+//! The master of the system group receives the reports and runs a [`Mover`]. The mover bases its decisions on the
+//! reports.
 //!
 //! docs/decisions/0155-send-orders-as-responses-to-reports.md gives the reasons for the design.
 
@@ -25,16 +26,16 @@ pub(super) struct Moves {
     mover: Mover,
     /// Instant of the last periodic step of the mover.
     stepped_at: Instant,
-    /// Last report of each node, including this node, and the instant of its arrival.
+    /// Last report of each node, including this node, and the instant at which the report arrived.
     reports: BTreeMap<NodeId, (Report, Instant)>,
-    /// Step that the mover began last, and its end.
+    /// Step that the mover began last, with its move and its end.
     begun: Option<(Move, Step, Instant)>,
     /// Instant of this node's last report.
     reported: Instant,
     obeyed: Option<ActiveOrders>,
     prepared: Option<(Fence, Preparation)>,
     rejected: Option<(Fence, Step)>,
-    /// Request for consent that arrived before the orders to grant it.
+    /// Request for consent that arrived before orders to consent.
     pending_request: Option<(NodeId, GroupId, Term)>,
 }
 
@@ -49,14 +50,17 @@ pub struct ActiveOrders {
 
 impl Moves {
     /// # Panics
-    /// Panics if the options would allow a process to take over a token while orders of its holder may be in effect, or
-    /// if they leave a master no time to hand over within its orders.
+    /// Panics if the options allow a process to take over a token while orders of its holder may be in effect, or if
+    /// they do not leave a master time to hand over before the end of its orders.
     pub(super) fn new(options: &Options) -> Self {
         let in_flight = options.stretched(options.mover.in_flight());
-        assert!(options.mover.wait >= in_flight, "the wait for a token covers the time in which its holder may act");
+        assert!(
+            options.mover.wait >= in_flight,
+            "the wait for a token is longer than the time in which its holder may act"
+        );
         let mover::Options { remaining, handover_within, lease_within, .. } = options.mover;
         let has_time = remaining < handover_within && options.lease < lease_within;
-        assert!(has_time, "a master can hand over within its orders");
+        assert!(has_time, "a master can hand over before the end of its orders");
         Moves {
             mover: Mover::new(options.mover, options.deviation),
             stepped_at: Instant::default(),
@@ -70,7 +74,7 @@ impl Moves {
         }
     }
 
-    /// Returns the nodes that reported recently, and the state of the paxos groups by their reports.
+    /// Returns the nodes that reported recently, and the state of the paxos groups according to these reports.
     fn facts(&mut self, now: Instant, options: &Options) -> (BTreeSet<NodeId>, BTreeMap<GroupId, Facts>) {
         self.reports.retain(|_, (_, at)| now.since(*at) < 3 * options.report);
         let mut groups: BTreeMap<GroupId, Facts> = BTreeMap::new();
@@ -88,7 +92,7 @@ impl Moves {
 }
 
 impl Node {
-    /// Returns the orders that are in effect on this node at this instant.
+    /// Returns the orders that are in effect on this node at the instant `now`.
     #[must_use]
     pub fn orders(&self, now: Instant) -> Option<ActiveOrders> {
         self.moves.obeyed.filter(|obeyed| now < obeyed.until)
@@ -112,13 +116,14 @@ impl Node {
         }
     }
 
-    /// Returns when [`Node::tend_moves`] is due.
+    /// Returns the instant at which [`Node::tend_moves`] is due.
     pub(super) fn moves_tick(&self, now: Instant) -> Option<Instant> {
         let reports = self.reports_at().map(|(_, at)| at);
         [reports, self.mover_due_at(now)].into_iter().flatten().min()
     }
 
-    /// Returns the receiver and the instant of the next report.
+    /// Returns the receiver and the instant of the next report; `None` if this node knows no master of the system
+    /// group.
     fn reports_at(&self) -> Option<(NodeId, Instant)> {
         let master = self.groups.get(&GroupId::SYSTEM)?.committed().mastership.node?;
         let me = self.process.node;
@@ -127,14 +132,14 @@ impl Node {
         Some((master, self.moves.reported + pause))
     }
 
-    /// Returns when the periodic step of the mover is due. Only the master of the system group has one. Other nodes run
-    /// the mover when the system group decides.
+    /// Returns the instant at which the periodic step of the mover is due. Only the master of the system group has
+    /// periodic steps. Other nodes run the mover when the system group decides a slot.
     fn mover_due_at(&self, now: Instant) -> Option<Instant> {
         let acts = self.published.is_some() && self.masters_system(now);
         acts.then(|| self.moves.stepped_at + self.options.resend / 2)
     }
 
-    /// Makes the report due with the next tick.
+    /// Makes this node's next report due with the next tick.
     pub(super) fn report_soon(&mut self) {
         self.moves.reported = Instant::default();
     }
@@ -205,8 +210,8 @@ impl Node {
         }
     }
 
-    /// Returns the step that the mover has begun and not abandoned, with its move and its end, if `node` takes part in
-    /// it.
+    /// Returns the step that the mover has begun and not ended, with its move and its end. Returns `None` if there is
+    /// no such step, or if `node` does not take part in it.
     fn begun_for(&self, node: NodeId, now: Instant) -> Option<(Move, Step, Instant)> {
         let is_present = |of: Move| self.system().token().is_some_and(|token| token.fence == of.fence);
         let begun = self.moves.begun.filter(|(of, _, until)| now < *until && is_present(*of));
@@ -217,7 +222,7 @@ impl Node {
         })
     }
 
-    /// Returns records for members of paxos groups that the system group does not know yet.
+    /// Returns the records that update the members of paxos groups in the system group.
     fn unrecorded_members(&self, groups: BTreeMap<GroupId, Facts>) -> Vec<Record> {
         let system = self.liveness.system();
         let placed = groups.into_iter().map(|(group, facts)| (group, facts.lag.into_keys().collect::<Vec<_>>()));
@@ -249,7 +254,7 @@ impl Node {
         self.moves.obeyed = Some(orders);
         let is_first = before.is_none_or(|before| (before.of.fence, before.step) != (of.fence, step));
         let is_from = of.from == self.process.node;
-        // A lease that ends after the orders would outlast the move.
+        // Do not shorten the lease if it would end after the end of the orders, because the move is then over.
         let has_no_end = self.options.deviation.is(Mutant::LeavesAfterOrders);
         let shorten =
             |remaining| (has_no_end || now + remaining <= until).then_some(Input::Shorten { to: of.to, remaining });
@@ -276,7 +281,7 @@ impl Node {
         }
     }
 
-    /// Returns whether this node has orders to hand this mastership over to `to`.
+    /// Returns true if this node has orders to hand this mastership over to `to`.
     fn may_hand_over(&self, to: NodeId, group: GroupId, term: Term, now: Instant) -> bool {
         self.orders(now).is_some_and(|ActiveOrders { of, step, .. }| {
             step == Step::Handover(Scheme::Consent)
@@ -284,8 +289,8 @@ impl Node {
         })
     }
 
-    /// Handles a request for consent. On nodes with a system group, masters consent only by its orders. An earlier
-    /// request waits for the orders.
+    /// Handles a request for consent. On nodes with a system group, a master consents only if it has orders to consent.
+    /// If the request arrives before the orders, the node stores the request until then.
     pub(super) fn handle_consent_request(
         &mut self,
         from: NodeId,
@@ -307,7 +312,7 @@ impl Node {
         self.report_soon();
     }
 
-    /// Notes that the master of this mastership declined, so that this node cannot do its step.
+    /// Records that the master in this term has declined to consent, so this node cannot do its step.
     pub(super) fn declined(&mut self, group: GroupId, term: Term, now: Instant) {
         if let Some(ActiveOrders { of, step, .. }) = self.orders(now)
             && (of.group, of.epoch) == (group, term.epoch)

@@ -1,9 +1,9 @@
 //! Encoding of the system group's records and of its snapshots.
 //!
-//! The first byte is the version, and in a record the second is the kind. All numbers are LEB128 (seven bits per byte,
-//! lowest first), and each list follows its length. Each value has exactly one encoding, and all other bytes are
-//! rejected. The layers below have verified a checksum, so rejected bytes come from another build or from an unrelated
-//! program.
+//! The first byte is the version. In a record, the second byte is the kind. All numbers are LEB128: seven bits per
+//! byte, with the lowest bits first. The length of a list precedes its items. Each value has exactly one encoding, and
+//! the decoder rejects all other bytes. The journal and the connections between nodes have verified a checksum, so
+//! rejected bytes come from another build or from an unrelated program.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +26,7 @@ pub enum DecodeError {
     Short,
     #[error("a number is too large for its field")]
     Range,
-    /// Bytes that continue after the value, a number that is longer than necessary, or an unsorted list.
+    /// The bytes continue after the value, or contain a number that is longer than necessary or an unsorted list.
     #[error("the bytes are not the canonical encoding of the value")]
     Form,
 }
@@ -62,8 +62,9 @@ impl Record {
         writer.0
     }
 
-    /// Returns the first bytes of this record and of its rivals, which differ only in the stamp. Once one of them is
-    /// decided, the others are stale or redundant.
+    /// Returns the first bytes of the encoding of this record. All records with the same first bytes differ at most in
+    /// the stamp. Once one of these records is decided, the others are stale or redundant. Returns `None` if an earlier
+    /// record does not make this kind of record redundant.
     pub(crate) fn rivals(&self) -> Option<Vec<u8>> {
         let mut writer = Writer(vec![VERSION]);
         match self {
@@ -78,7 +79,7 @@ impl Record {
     }
 
     /// # Errors
-    /// Returns an error if the bytes are not an encoding that [`Record::encode`] of this version produces.
+    /// Returns an error if the bytes are not an encoding by [`Record::encode`] of this version.
     pub fn decode(bytes: &[u8]) -> Result<Record, DecodeError> {
         let mut reader = Reader::new(bytes)?;
         let record = match reader.number()? {
@@ -122,14 +123,14 @@ impl Record {
 }
 
 impl System {
-    /// Returns the encoded state, for [`System::restore`].
+    /// Returns the encoded state. [`System::restore`] decodes it.
     #[must_use]
     pub fn snapshot(&self) -> Vec<u8> {
         let mut writer = Writer(vec![VERSION]);
         writer.number(self.applied.0).number(self.fence.0);
         writer.list(&self.nodes, |writer, (id, node)| {
             writer.node(*id).number(u64::from(node.capacity)).number(u64::from(node.draining)).number(node.liveness);
-            // Slot 0 stands for `None`, because the first record is at slot 1.
+            // Encode `None` as slot 0, because the first record is at slot 1.
             writer.number(node.incarnation).number(node.stamp.0).number(node.alive.map_or(0, |slot| slot.0));
         });
         writer.list(&self.groups, |writer, (id, group)| {
@@ -144,7 +145,7 @@ impl System {
     }
 
     /// # Errors
-    /// Returns an error if the bytes are not an encoding that [`System::snapshot`] of this version produces.
+    /// Returns an error if the bytes are not an encoding by [`System::snapshot`] of this version.
     pub fn restore(bytes: &[u8]) -> Result<System, DecodeError> {
         let mut reader = Reader::new(bytes)?;
         let system = System {
@@ -240,7 +241,7 @@ impl<'a> Reader<'a> {
         Err(DecodeError::Range)
     }
 
-    /// Reads a number that is incremented later, and so must be below [`BEYOND_COUNT`].
+    /// Reads a number that must be below [`BEYOND_COUNT`], because the state machine increments it later.
     fn count(&mut self) -> Result<u64, DecodeError> {
         Some(self.number()?).filter(|number| *number < BEYOND_COUNT).ok_or(DecodeError::Range)
     }
@@ -303,7 +304,7 @@ impl<'a> Reader<'a> {
     }
 
     fn list<T>(&mut self, mut read: impl FnMut(&mut Self) -> Result<T, DecodeError>) -> Result<Vec<T>, DecodeError> {
-        // Each item takes at least one byte, so a length beyond the input is rejected before any allocation.
+        // Reject a length that exceeds the remaining input before any allocation. Each item takes at least one byte.
         let length = usize::try_from(self.number()?).map_err(|_| DecodeError::Range)?;
         if length > self.0.len() {
             return Err(DecodeError::Short);

@@ -36,7 +36,7 @@ fn step(fence: u64, step: Step, stamp: u64) -> Record {
     Record::TokenStep { fence: Fence(fence), step, stamp: Instant(stamp) }
 }
 
-/// Applies each record at the next slot, and returns a line with its outcome.
+/// Applies each record at the next slot. Returns a line with the outcome of each record.
 fn apply_all(system: &mut System, records: &[Record]) -> String {
     let mut lines = String::new();
     for record in records {
@@ -103,14 +103,14 @@ fn node_stays_alive_by_renewing_its_liveness_epoch() {
 }
 
 impl System {
-    /// Returns whether this liveness epoch is over by decision.
+    /// Returns true if the system group has decided that this liveness epoch is over.
     fn is_expired(&self, node: NodeId, liveness: u64) -> bool {
         self.node(node).is_some_and(|node| (node.liveness, node.alive.is_none()) >= (liveness, true))
     }
 }
 
 #[test]
-fn liveness_epoch_ends_by_expiry_or_by_a_later_epoch() {
+fn expiry_or_a_later_epoch_ends_a_liveness_epoch() {
     let mut system = two_nodes();
     assert!(!system.is_expired(A, 1) && system.is_alive(A));
     apply_all(&mut system, &[expire(A, 1, 3)]);
@@ -122,7 +122,7 @@ fn liveness_epoch_ends_by_expiry_or_by_a_later_epoch() {
 }
 
 #[test]
-fn token_allows_one_move_at_a_time_with_rising_fences() {
+fn token_allows_one_move_at_a_time_and_fences_increase() {
     let mut system = two_nodes();
     let lines = [
         take(A, 0, 0),
@@ -175,7 +175,7 @@ fn outdated_process_cannot_take_the_token() {
 }
 
 #[test]
-fn known_groups_are_weighed_despite_unknown_ones() {
+fn weigh_record_sets_known_weights_despite_unknown_groups() {
     let mut system = two_nodes();
     let weigh = Record::Weigh { weights: vec![(GroupId(8), 1), (GroupId(7), 99)] };
     assert_eq!(system.apply(Slot(6), &weigh), RecordOutcome::Unknown);
@@ -188,7 +188,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-// These bytes are on disks, so a change requires a new version.
+// Disks contain bytes of this encoding, so a change of the encoding requires a new version.
 #[test]
 fn record_encoding_never_changes() {
     let records = [
@@ -236,7 +236,7 @@ fn snapshot_encoding_never_changes() {
 }
 
 #[test]
-fn each_invalid_record_is_rejected_with_its_own_error() {
+fn decoder_rejects_each_invalid_record_with_its_own_error() {
     let decode = |bytes: &[u8]| Record::decode(bytes).unwrap_err();
     assert_eq!(decode(&[]), DecodeError::Short);
     assert_eq!(decode(&[2, 10, 1]), DecodeError::Version(2));
@@ -249,8 +249,8 @@ fn each_invalid_record_is_rejected_with_its_own_error() {
     assert_eq!(decode(&[1, 10, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f]), DecodeError::Range);
     assert_eq!(decode(&[1, 10, 1, 0]), DecodeError::Form);
     assert_eq!(decode(&[1, 10, 0x81, 0]), DecodeError::Form);
-    // Numbers from 2^62 on are rejected, because they are incremented later: the last slot, the last fence, a node's
-    // liveness and its slot, and the token's fence and slot.
+    // The decoder rejects numbers from 2^62 on in fields that the state machine increments later. These are the last
+    // slot, the last fence, the liveness epoch and slot of a node, and the fence and slot of the token.
     let (far, near) = ([&[0x80; 8][..], &[0x40]].concat(), vec![1]);
     for index in 0..6 {
         let [applied, fence, liveness, alive, token, last] =
@@ -277,7 +277,7 @@ fn steps() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Draws records, mostly of few nodes and with small numbers, so that many of them apply.
+/// Draws random records. Most have one of a few nodes and small numbers, so that many records are not stale.
 fn records() -> impl Strategy<Value = Record> {
     let number = || prop_oneof![9 => 0..6_u64, 1 => any::<u64>()];
     let node = || prop_oneof![9 => 0..4_u32, 1 => any::<u32>()].prop_map(NodeId);
@@ -311,7 +311,7 @@ fn records() -> impl Strategy<Value = Record> {
 
 proptest! {
     #[test]
-    fn record_survives_encode_and_decode(record in records()) {
+    fn decoding_an_encoded_record_returns_the_same_record(record in records()) {
         prop_assert_eq!(Record::decode(&record.encode()), Ok(record));
     }
 
@@ -328,7 +328,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_decoded_or_rejected(bytes in prop::collection::vec(prop_oneof![0..12_u8, any::<u8>()], 0..60)) {
+    fn decoder_decodes_or_rejects_any_bytes(bytes in prop::collection::vec(prop_oneof![0..12_u8, any::<u8>()], 0..60)) {
         for version in [&[][..], &[1]] {
             let bytes = [version, &bytes].concat();
             if let Ok(record) = Record::decode(&bytes) {
@@ -341,13 +341,13 @@ proptest! {
     }
 
     #[test]
-    fn truncated_records_are_rejected(record in records(), cut in any::<prop::sample::Index>()) {
+    fn decoder_rejects_truncated_records(record in records(), cut in any::<prop::sample::Index>()) {
         let bytes = record.encode();
         prop_assert!(Record::decode(&bytes[..cut.index(bytes.len())]).is_err());
     }
 
     #[test]
-    fn fences_and_epochs_only_increase_and_expiry_is_final(
+    fn fences_and_epochs_only_increase_and_expiry_is_permanent(
         records in prop::collection::vec(records(), 0..100),
     ) {
         let mut system = System::default();

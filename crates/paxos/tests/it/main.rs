@@ -1,4 +1,4 @@
-//! Tests of the crate's public API, as a driver uses it.
+//! Tests of the crate's public API. The tests use the API like a driver.
 
 #![expect(clippy::unwrap_used, reason = "a test fails on unexpected errors")]
 

@@ -1,4 +1,4 @@
-//! Nodes with a system group that moves the masters of the other paxos groups. Links and disks take a millisecond.
+//! Tests of nodes with a system group that moves the masters of the other paxos groups. A message takes a millisecond.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -15,7 +15,7 @@ use paxos::{
 
 const NODES: u32 = 3;
 
-/// Message in flight, with its arrival.
+/// Message in flight, with the instant of its arrival.
 type Envelope = (Instant, NodeId, NodeId, GroupId, Message);
 
 struct Cluster {
@@ -24,13 +24,13 @@ struct Cluster {
     groups: Vec<(GroupId, Vec<NodeId>)>,
     nodes: BTreeMap<NodeId, TestNode>,
     wire: Vec<Envelope>,
-    /// Pairs of nodes that receive no messages from each other.
+    /// Pairs of nodes between which the network loses all messages.
     cut: BTreeSet<(NodeId, NodeId)>,
     /// Delay of messages with orders.
     orders_delay: Duration,
     /// Nodes whose applications never finish a preparation.
     idle: BTreeSet<NodeId>,
-    /// Last ordered move of each paxos group.
+    /// Last move of each paxos group for which a node sent orders.
     ordered: BTreeMap<GroupId, Move>,
     output: String,
 }
@@ -67,7 +67,7 @@ impl Cluster {
             output: String::new(),
         };
         nodes.iter().for_each(|node| cluster.start(*node));
-        // Nodes wait for a lease at first, because there may have been a master.
+        // After a start, nodes wait for the duration of a lease, because an earlier master may exist.
         cluster.run(7_000);
         for node in nodes {
             cluster.change(&Change::Node { node, capacity: 1 });
@@ -109,7 +109,7 @@ impl Cluster {
         }
     }
 
-    /// Ticks a node. A tick that is not due has no effect.
+    /// Sends a tick to a node. Checks that a tick that is not due has no effect.
     fn tick(&mut self, id: NodeId) {
         let host = self.nodes.get_mut(&id).unwrap();
         let Some(node) = &mut host.node else { return };
@@ -174,7 +174,7 @@ impl Cluster {
         }
     }
 
-    /// Advances the time by a millisecond.
+    /// Advances the time by a millisecond, delivers the messages that arrive, and sends a tick to each node.
     fn pass(&mut self) {
         self.now = self.now + Duration::from_millis(1);
         let now = self.now;
@@ -186,7 +186,7 @@ impl Cluster {
         }
     }
 
-    /// Runs until the master of the system group knows that a move is at this step.
+    /// Runs the cluster until the master of the system group knows that a move is at this step.
     fn run_until(&mut self, step: Step) {
         let is_there = |cluster: &Cluster| {
             let holder = &cluster.nodes[&cluster.master(GroupId::SYSTEM).unwrap()];
@@ -208,7 +208,7 @@ impl Cluster {
         assert!(fences.len() <= 1, "moves with the fences {fences:?} overlap at {:?}", self.now);
     }
 
-    /// Returns the moves whose masters have recorded an early end of their leases.
+    /// Returns the moves whose present masters still serve but have proposed an early end of their leases.
     fn leaves(&self) -> impl Iterator<Item = Move> {
         let leaves = |of: &&Move| {
             let group = self.nodes[&of.from].node.as_ref().and_then(|node| node.group(of.group));
@@ -254,7 +254,7 @@ fn by(scheme: Scheme) -> Options {
     options
 }
 
-/// Returns a cluster, a node that must soon end its lease, and the master of the system group.
+/// Returns a cluster that has just begun a hand-over, the drained node, and the master of the system group.
 fn hand_over() -> (Cluster, NodeId, NodeId) {
     let mut cluster = spread(by(Scheme::Wait));
     let node = drain(&mut cluster);
@@ -263,7 +263,7 @@ fn hand_over() -> (Cluster, NodeId, NodeId) {
     (cluster, node, holder)
 }
 
-/// Drains a node that is not the master of the system group.
+/// Drains a node that is not the master of the system group. Returns the drained node.
 fn drain(cluster: &mut Cluster) -> NodeId {
     let holder = cluster.master(GroupId::SYSTEM);
     let node = (1..=NODES).map(NodeId).find(|node| Some(*node) != holder).unwrap();
@@ -271,7 +271,7 @@ fn drain(cluster: &mut Cluster) -> NodeId {
     node
 }
 
-/// Returns a cluster with `groups` paxos groups after `millis`, and prints their masters.
+/// Returns a cluster with `groups` paxos groups after `millis` milliseconds, and prints their masters.
 fn balanced(groups: u32, millis: u64) -> Cluster {
     let mut cluster = Cluster::new(groups, Options::default());
     cluster.run(millis);
@@ -363,7 +363,7 @@ fn masters_move_by_shortening_and_by_waiting() {
 }
 
 #[test]
-fn master_stays_if_it_is_never_prepared() {
+fn master_stays_if_its_preparation_never_finishes() {
     let mut cluster = spread(Options::default());
     let node = drain(&mut cluster);
     cluster.idle.insert(node);
@@ -376,10 +376,10 @@ fn master_stays_if_it_is_never_prepared() {
 }
 
 #[test]
-fn late_orders_are_ignored() {
+fn node_ignores_late_orders() {
     let mut cluster = spread(Options::default());
     drain(&mut cluster);
-    // The delay exceeds the limit of a preparation.
+    // The delay of orders exceeds the time limit of a preparation.
     cluster.orders_delay = Duration::from_millis(5_100);
     cluster.run(20_000);
     cluster.check(&expect![[r#"
@@ -387,11 +387,11 @@ fn late_orders_are_ignored() {
     "#]]);
 }
 
-/// A master without enough time to end its lease would still be master when other masters are moved.
+/// A master ends its lease only if the lease ends before its orders do. Otherwise two moves could overlap.
 #[test]
 fn master_stays_if_its_lease_outlasts_its_orders() {
     let (mut cluster, ..) = hand_over();
-    // The limit of the orders is 20 s, and the lease takes 5 s.
+    // The time limit of the orders is 20 s, and the lease takes 5 s.
     cluster.orders_delay = Duration::from_millis(15_500);
     cluster.run(26_000);
     cluster.check(&expect![[r#"
@@ -402,9 +402,9 @@ fn master_stays_if_its_lease_outlasts_its_orders() {
 }
 
 #[test]
-fn moot_move_is_not_ordered_again() {
+fn mover_does_not_order_a_moot_move_again() {
     let (mut cluster, node, holder) = hand_over();
-    // The report for orders arrives when the next master is to have no masterships.
+    // The report of the present master arrives only after the target of the move is also drained.
     cluster.cut.insert((node.min(holder), node.max(holder)));
     cluster.run(300);
     let next = (1..=NODES).map(NodeId).find(|next| ![node, holder].contains(next)).unwrap();
@@ -420,7 +420,7 @@ fn moot_move_is_not_ordered_again() {
 }
 
 #[test]
-fn outdated_report_is_answered_without_orders() {
+fn outdated_report_gets_no_orders() {
     let (mut cluster, node, holder) = hand_over();
     let mut gets_orders = |process: u64, stamp: Instant| {
         let report = Report { process, stamp, serves: Vec::new(), prepared: None, rejected: None };
@@ -436,13 +436,13 @@ fn outdated_report_is_answered_without_orders() {
 }
 
 #[test]
-#[should_panic(expected = "a master can hand over within its orders")]
-fn lease_longer_than_a_move_is_rejected() {
+#[should_panic(expected = "a master can hand over before the end of its orders")]
+fn starting_a_node_with_a_lease_longer_than_a_move_panics() {
     drop(Cluster::new(1, Options { lease: Duration::from_secs(20), ..Options::default() }));
 }
 
 #[test]
-#[should_panic(expected = "only records are proposed to the system group")]
+#[should_panic(expected = "the caller proposes only records to the system group")]
 fn proposing_an_invalid_system_record_panics() {
     let mut cluster = spread(Options::default());
     let propose = Input::Propose { id: ProposalId(1), entry: "no record".into() };
@@ -482,7 +482,7 @@ fn node_with_failed_storage_only_rejects_proposals() {
     cluster.step(failed, NodeInput::StorageFailed);
     let records = cluster.nodes[&failed].records.len();
     cluster.print(&format!("the storage of {failed} fails"));
-    // Messages that the node sent before the failure arrive.
+    // Deliver the messages that the node sent before the failure.
     cluster.run(2);
     for _ in 0..10_000 {
         cluster.run(1);
@@ -496,14 +496,14 @@ fn node_with_failed_storage_only_rejects_proposals() {
         23.309 n1 prepares g1 for n2: SyncOffsets
         23.310 the storage of n1 fails
         28.026 n3 serves g1 as e4
-        33.312 n1 rejects: this node is not the master and knows none: propose again later or on another node
+        33.312 n1 rejects: this node is not the master and knows no master: propose again later or on another node
         masters n3 n2 n3
     "#]]);
 }
 
-/// The master is alive through one node, but cannot reach the members to which it hands over its paxos group.
+/// The master reaches one node of the system group, but not the next master of its paxos group.
 #[test]
-fn master_with_a_single_link_hands_over_through_that_node() {
+fn master_with_a_single_link_hands_over_through_this_link() {
     let mut cluster = Cluster::of(vec![vec![1, 2, 3], vec![1, 3, 4]], Options::default());
     cluster.run(10_000);
     let master = NodeId(3);
@@ -545,7 +545,7 @@ fn system_group_drops_pending_duplicates_and_garbage() {
     assert_eq!(last(&cluster).0, before + 4);
 }
 
-/// Random reports and orders may make moves fail, but break no rule.
+/// Random reports and orders may cause moves to fail, but they break no rule.
 #[test]
 fn random_reports_and_orders_break_no_rule() {
     const STEPS: [Step; 5] = [
@@ -564,7 +564,8 @@ fn random_reports_and_orders_break_no_rule() {
         };
         let [from, other] = [(); 2].map(|()| NodeId(u32::try_from(1 + below(4)).unwrap()));
         let to = NodeId(u32::try_from(1 + below(3)).unwrap());
-        // A node that obeyed the last fence obeys no earlier one, so that fence comes late.
+        // After a node has obeyed the greatest fence, it obeys no lower fence. The test therefore uses the greatest
+        // fences only in its last rounds.
         let fence = Fence(if round < 18_000 { round / 100 + below(4) } else { u64::MAX - below(200) });
         let step = STEPS[usize::try_from(below(5)).unwrap()];
         let group = GroupId(u32::try_from(below(5)).unwrap());

@@ -1,21 +1,24 @@
-//! Protocol scenarios in `testdata/*.txt`: the messages between members of a paxos group, as text. The format follows
-//! etcd raft.
+//! Tests with protocol scenarios in `testdata/*.txt`. A scenario contains the messages between members of a paxos group
+//! as text. The format is similar to the test scenarios of etcd's Raft.
 //!
-//! A line is a command, and the indented lines below it are its output. `#` begins a comment. `UPDATE_EXPECT=1` writes
-//! the actual output to the files, for a person to review. Nodes are numbers. The commands are:
+//! A line is a command, and the indented lines below a command are its output. `#` begins a comment. `UPDATE_EXPECT=1`
+//! writes the actual output to the files, and a developer must review the changes. A node is a number. The commands
+//! are:
 //!
-//! - `nodes 1 2 3` founds the paxos group. `start 4` starts a node that is not a member. `set lease 1s` changes an
-//!   option before the group is founded.
-//! - `tick 1s` advances the time and then ticks all nodes, in order. `tick 2 1s` ticks only node 2. `run 1s` ticks
-//!   every 10 ms, delivers all messages, and prints only events. `lead 1` continues until node 1 serves and all nodes
-//!   know that. `quietly` before a command suppresses its output.
-//! - `deliver` delivers messages until none is left, `deliver 1->2` the present messages of a link, and `deliver 1->2
-//!   1` the first of them. `drop 1->2` and `duplicate 1->2` affect the present messages of a link. `hold 1->2` stops a
-//!   link until `release 1->2`, and `cut 1` isolates a node until `heal`. `wire` prints the messages in flight.
-//! - `slow 1` makes a disk sync only at `sync 1`. `crash 1` stops the node and loses its unsynced records. `restart 1`
-//!   starts it again. `fail 1` makes its storage fail.
-//! - `propose 1 a b`, `forward 2 a`, `take 2`, `shorten 1 2 500ms`, `snapshot 1`, `add 1 4`, `remove 1 3`, `liveness 1
-//!   7 10s` (the epoch and its duration) and `expired 2 1 7` (informs node 2 about node 1) pass inputs to a node.
+//! - `nodes 1 2 3` creates the paxos group with these members. `start 4` starts a node that is not a member. `set lease
+//!   1s` sets an option; it must precede `nodes`.
+//! - `tick 1s` advances the time and then sends a tick to each node, in order. `tick 2 1s` sends a tick only to node 2.
+//!   `run 1s` sends a tick every 10 ms, delivers all messages, and prints only events. `lead 1` continues until node 1
+//!   serves and all nodes know this. `quietly` before a command suppresses the output of the command.
+//! - `deliver` delivers messages until no message is in flight. `deliver 1->2` delivers the present messages of a link,
+//!   and `deliver 1->2 1` delivers the first of these messages. `drop 1->2` and `duplicate 1->2` drop and duplicate the
+//!   present messages of a link. `hold 1->2` stops a link until `release 1->2`. `cut 1` isolates a node until `heal`.
+//!   `wire` prints the messages in flight.
+//! - After `slow 1`, the disk of node 1 syncs only at `sync 1`. `crash 1` stops the node, which loses its unsynced
+//!   records. `restart 1` starts the node again. `fail 1` reports to the node that its storage has failed.
+//! - `propose 1 a b`, `forward 2 a`, `take 2`, `shorten 1 2 500ms`, `snapshot 1`, `add 1 4` and `remove 1 3` pass
+//!   inputs to the first node. `liveness 1 7 10s` sets the liveness epoch 7 of node 1 with a lease of 10 s. `expired 2
+//!   1 7` reports to node 2 that the epoch 7 of node 1 is over.
 //! - `show` prints the state of all nodes.
 
 use std::fs;

@@ -1,4 +1,4 @@
-//! Text of messages, records and entries in the output of scenarios.
+//! Texts of messages, records and entries for the output of scenarios.
 
 use std::time::Duration;
 
@@ -37,7 +37,8 @@ pub(crate) fn value(value: &Value) -> String {
     }
 }
 
-/// Returns the entries, each with its ballot if it differs from the ballot of the entry before.
+/// Returns the text of the entries. The text of an entry contains its ballot only if the ballot differs from the ballot
+/// of the entry before.
 pub(crate) fn entries<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> String {
     let mut ballot = None;
     let words = entries.into_iter().map(|entry| match ballot.replace(entry.ballot) {

@@ -1,6 +1,6 @@
-//! Members of one paxos group, with disks and links that scenario commands control.
+//! Simulated members of one paxos group, with disks and links. The commands of scenarios control the disks and links.
 //!
-//! Each step checks that at most one node serves, and that all nodes decide the same entries.
+//! After each step, the simulation checks that at most one node serves, and that all nodes decide the same entries.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
@@ -28,19 +28,19 @@ pub(crate) struct World {
     pub(crate) proposals: Vec<String>,
     decided: BTreeMap<Slot, Entry>,
     pub(crate) output: String,
-    /// Limits the output to events.
+    /// True if the output contains only events.
     is_quiet: bool,
 }
 
 #[derive(Default)]
 struct Member {
-    /// `None` while it is down.
+    /// Paxos group member; `None` while the node is down.
     group: Option<Group>,
     effects: Effects,
     records: Vec<(Token, Record)>,
     synced: usize,
     is_slow: bool,
-    /// Decided entries in order, as the state of a simple application.
+    /// State of a simple application: the decided entries in order.
     applied: String,
 }
 
@@ -162,7 +162,7 @@ impl World {
             }
             Event::Leads { ballot, after } => format!("leads {ballot} after {}", after.slot),
             Event::Declined { term } => format!("gets no consent for {term}"),
-            // The line about the decided entry already contains the master.
+            // Print nothing, because the line about the decided entry already contains the master.
             Event::MasterChanged(_) => return,
             Event::Prepare { .. } => unreachable!("scenarios have members only, not whole nodes"),
         };
@@ -323,7 +323,7 @@ impl Member {
         format!("{role}promised {promised}, decided {decided}, members {members}; log {}", self.log())
     }
 
-    /// Returns the log by the records of this member, durable or not.
+    /// Returns the log according to the records of this member, including records that are not durable.
     fn log(&self) -> String {
         let (mut base, mut log): (Slot, Vec<Entry>) = (Slot(0), Vec::new());
         for (_, record) in &self.records {

@@ -20,7 +20,7 @@ async fn hanging_member_is_unreachable_after_the_timeout() {
     let peers = client_with_timeout(Duration::from_millis(500));
     let (mut stream, response) = tokio::join!(async { hanging.accept().await.unwrap().0 }, nudge(&peers, &to));
     assert_eq!(reason(response), "no response within 500ms");
-    // The client also closes the connection: the member receives only the request.
+    // The client also closes the connection, so the member receives only the request.
     assert!(read_message(&mut stream).await.starts_with(b"POST /peer/v2/request HTTP/1.1\r\n"));
     assert!(read_message(&mut stream).await.is_empty());
 }
@@ -47,7 +47,7 @@ async fn member_with_a_truncated_response_is_unreachable_at_once() {
 }
 
 #[tokio::test]
-async fn slow_response_is_returned_whole_or_times_out() {
+async fn client_returns_slow_response_whole_or_times_out() {
     let server = TestMember::echoing().await;
     let between = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let to = Member { address: between.local_addr().unwrap().to_string(), ..member(server.address) };
@@ -96,7 +96,7 @@ async fn closed_idle_connection_fails_no_request() {
     let peers = client();
     let carry = async {
         loop {
-            // Serves one exchange per connection, although the client may reuse it.
+            // Serve one exchange per connection, although the client may reuse the connection.
             let (mut here, _) = between.accept().await.unwrap();
             let answer = sent_raw_bytes(server.address, &read_message(&mut here).await).await;
             here.write_all(&answer).await.unwrap();
@@ -112,7 +112,7 @@ async fn closed_idle_connection_fails_no_request() {
 }
 
 #[tokio::test]
-async fn idle_peer_connection_is_closed() {
+async fn listener_closes_idle_peer_connection() {
     let options = ListenerOptions { idle_timeout: Duration::from_millis(50), ..ListenerOptions::default() };
     let server = TestMember::start(Setup { options, ..Setup::default() }, echo);
     let server = server.await;
@@ -139,12 +139,12 @@ async fn sequential_requests_share_one_connection() {
         let mut there = tokio::net::TcpStream::connect(server.address).await.unwrap();
         let _ends = tokio::io::copy_bidirectional(&mut here, &mut there).await;
     };
-    // The test serves only one connection, so a request on a second one would never receive a response.
+    // The test serves only one connection, so a request on a second connection would never receive a response.
     tokio::select! { biased; () = requests => {} () = carry => panic!("the connection was closed") }
 }
 
 #[tokio::test]
-async fn invalid_member_address_is_reported() {
+async fn error_names_invalid_member_address() {
     for address in ["", "nowhere", "a b:1", "user@127.0.0.1:1", "127.0.0.1:1/path", "http://127.0.0.1:1"] {
         let to = Member { address: address.to_owned(), ..member("127.0.0.1:1".parse().unwrap()) };
         assert_eq!(reason(nudge(&client(), &to).await), "the member's peer address is not host:port", "{address}");

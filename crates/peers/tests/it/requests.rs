@@ -1,4 +1,4 @@
-//! Tests of requests and responses, and of stopping the listener.
+//! Tests of requests, of responses, and of the listener's stop.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::support::{
 };
 
 #[tokio::test]
-async fn operation_and_bytes_are_carried_in_both_directions() {
+async fn request_and_response_transport_exact_bytes() {
     let server = TestMember::echoing().await;
     let (peers, to) = (client(), member(server.address));
     let every_byte: Vec<u8> = (0..=255).collect();
@@ -44,7 +44,7 @@ async fn concurrent_requests_get_their_own_responses() {
 }
 
 #[tokio::test]
-async fn response_over_the_limit_is_rejected() {
+async fn client_rejects_response_over_the_limit() {
     let server = TestMember::start(Setup::default(), |_, request| {
         let length = RESPONSE_BYTES_MAX + usize::from(request.is_empty());
         Box::pin(async move { Ok(vec![b'y'; length].into()) })
@@ -80,7 +80,7 @@ async fn stop_finishes_requests_in_progress_and_rejects_new_ones() {
     let response = tokio::join!(nudge(&peers, &to), async {
         begun.acquire().await.unwrap().forget();
         stop.cancel();
-        // The socket closes before the request in progress ends.
+        // The listener closes its socket before the request in progress ends.
         while TcpStream::connect(address).await.is_ok() {
             tokio::task::yield_now().await;
         }
@@ -91,7 +91,7 @@ async fn stop_finishes_requests_in_progress_and_rejects_new_ones() {
     assert_eq!(reason(nudge(&peers, &to).await), "connection refused");
 }
 
-/// Adds a permit when it is dropped.
+/// Guard that adds a permit when the handler drops it.
 struct Dropped(Arc<Semaphore>);
 
 impl Drop for Dropped {
@@ -129,7 +129,7 @@ async fn stop_drops_requests_after_the_drain_timeout() {
 }
 
 #[tokio::test]
-async fn operation_over_its_timeout_is_aborted_and_reported() {
+async fn listener_aborts_operation_after_its_timeout() {
     let (begun, dropped) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
     let options = ListenerOptions { handler_timeout: Duration::from_millis(20), ..ListenerOptions::default() };
     let setup = Setup { options, ..Setup::default() };
@@ -165,7 +165,7 @@ async fn operation_continues_after_its_client_disconnects() {
         reply = response => panic!("unexpected response: {reply:?}"),
         permit = begun.acquire() => permit.unwrap().forget(),
     }
-    // When the member has responded to other requests, it has detected the end of the first connection.
+    // After its responses to other requests, the member has detected the end of the first connection.
     for _ in 0..5 {
         let other = client().request(&member(server.address), "put", Bytes::new()).await;
         assert_eq!(other, Ok(echo_of("put", b"")));
@@ -179,7 +179,7 @@ async fn operation_continues_after_its_client_disconnects() {
 }
 
 #[tokio::test]
-async fn requests_are_counted_by_status() {
+async fn metric_counts_requests_by_status() {
     let runtime = Runtime::real();
     let address = "127.0.0.1:0".parse().unwrap();
     let listener = Listener::bind(&runtime, address, ListenerOptions::default()).await.unwrap();

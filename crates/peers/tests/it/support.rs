@@ -1,4 +1,4 @@
-//! A member that responds, a client, and a network between them that a test can intercept.
+//! Member that responds, a client, and a network between them that a test can intercept.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -33,8 +33,7 @@ pub(crate) fn member(address: SocketAddr) -> Member {
     }
 }
 
-/// A member that responds to requests. Its id is its port, so a restarted member with the same port has the same
-/// id.
+/// Member that responds to requests. Its id is its port, so a restarted member with the same port has the same id.
 pub(crate) struct TestMember {
     pub(crate) address: SocketAddr,
     pub(crate) stop: CancellationToken,
@@ -87,7 +86,7 @@ impl TestMember {
         self.handled.load(Ordering::SeqCst)
     }
 
-    /// Returns whether the listener ends within `limit`.
+    /// Returns true if the listener ends within `limit`.
     pub(crate) async fn ends_within(&mut self, limit: Duration) -> bool {
         let end = Runtime::real().timeout(limit, &mut self.ended).await;
         assert!(end.is_none_or(|end| end == runtime::TaskEnd::Finished), "the listener ended with {end:?}");
@@ -126,7 +125,7 @@ pub(crate) fn nudge(peers: &HttpPeers, to: &Member) -> BoxFuture<'static, Result
     peers.request(to, NUDGE, Bytes::from_static(b"now"))
 }
 
-/// The response of [`echo`] to [`nudge`].
+/// Response of [`echo`] to [`nudge`].
 pub(crate) fn nudged() -> Result<Bytes, PeerError> {
     Ok(echo_of(NUDGE, b"now"))
 }
@@ -135,30 +134,30 @@ pub(crate) fn echo_of(operation: &str, request: &[u8]) -> Bytes {
     [operation.as_bytes(), b":", request].concat().into()
 }
 
-/// The future of a handler.
+/// Future of a handler.
 pub(crate) type Handling = BoxFuture<'static, Result<Bytes, InvalidRequest>>;
 
-/// A handler that responds with what it received.
+/// Handler that responds with the operation and the bytes that it received.
 pub(crate) fn echo(operation: String, request: Bytes) -> Handling {
     Box::pin(async move { Ok(echo_of(&operation, &request)) })
 }
 
-/// Accepts one connection, reads one whole request, responds with `answer`, and closes. Returns the request's
-/// bytes.
+/// Accepts one connection, reads one whole request, responds with `answer`, and closes the connection. Returns the
+/// request's bytes.
 pub(crate) async fn answer_once(listener: &TcpListener, answer: &[u8]) -> Vec<u8> {
     let (mut stream, _) = listener.accept().await.unwrap();
     let request = read_message(&mut stream).await;
-    // The client may close the connection before it has read everything.
+    // The client may close the connection before it has read the whole response.
     let _may_fail = stream.write_all(answer).await;
     request
 }
 
-/// Reads a head and its body by the declared length; returns fewer bytes if the other end closes.
+/// Reads a head and a body of the declared length. Returns fewer bytes if the other end closes the connection.
 pub(crate) async fn read_message(stream: &mut TcpStream) -> Vec<u8> {
     AsyncConnection::new(stream).read_bytes().await
 }
 
-/// Sends these bytes and returns the response as text.
+/// Sends the given bytes and returns the response as text.
 pub(crate) async fn sent_raw(address: SocketAddr, request: &[u8]) -> String {
     String::from_utf8_lossy(&sent_raw_bytes(address, request).await).into_owned()
 }
@@ -169,7 +168,7 @@ pub(crate) async fn sent_raw_bytes(address: SocketAddr, request: &[u8]) -> Vec<u
     read_message(&mut stream).await
 }
 
-/// Returns the bytes of a genuine request for `to` that never reaches it.
+/// Returns the bytes of a genuine request for the member `to`. The request does not reach this member.
 pub(crate) async fn intercepted(peers: &HttpPeers, to: &Member) -> Vec<u8> {
     let between = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let detour = Member { address: between.local_addr().unwrap().to_string(), ..to.clone() };

@@ -1,4 +1,5 @@
-//! Tests of authentication: the listener accepts only members' requests, and the client only members' responses.
+//! Tests of authentication: the listener accepts only requests of members, and the client accepts only responses of
+//! members.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,7 +24,7 @@ fn with_runtime(runtime: &Runtime) -> HttpPeers {
 }
 
 #[tokio::test]
-async fn member_of_another_cluster_is_rejected() {
+async fn listener_rejects_member_of_another_cluster() {
     let server = TestMember::start(Setup { secret: [8; 32], ..Setup::default() }, echo);
     let server = server.await;
     let response = nudge(&client(), &member(server.address)).await;
@@ -35,15 +36,15 @@ async fn member_of_another_cluster_is_rejected() {
 }
 
 #[tokio::test]
-async fn response_without_the_clusters_secret_is_rejected() {
+async fn client_rejects_response_without_the_clusters_secret() {
     let impostor = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let to = member(impostor.local_addr().unwrap());
     let body = b"yes";
     let proof = format!("reveille-peer-proof: {}\r\n", "ab".repeat(32));
     let unauthenticated = "the process at this address is not an authenticated member of this cluster";
     let cases = [
-        ("200 OK", proof.as_str(), "the response is not authenticated by this cluster's secret".to_owned()),
-        ("403 Forbidden", &proof, "the response is not authenticated by this cluster's secret".to_owned()),
+        ("200 OK", proof.as_str(), "the response has no valid MAC of this cluster's secret".to_owned()),
+        ("403 Forbidden", &proof, "the response has no valid MAC of this cluster's secret".to_owned()),
         ("200 OK", "", format!("{unauthenticated} (200)")),
         ("200 OK", "reveille-peer-proof: ab\r\n", format!("{unauthenticated} (200)")),
         ("307 Temporary Redirect", "location: /elsewhere\r\n", format!("{unauthenticated} (307)")),
@@ -59,36 +60,36 @@ async fn response_without_the_clusters_secret_is_rejected() {
 }
 
 #[tokio::test]
-async fn response_with_another_body_is_rejected() {
+async fn client_rejects_response_with_another_body() {
     let server = TestMember::echoing().await;
     let request = intercepted(&client(), &member(server.address)).await;
     let genuine = sent_raw(server.address, &request).await;
     assert!(genuine.starts_with("HTTP/1.1 200 OK"), "{genuine}");
     let impostor = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let to = Member { address: impostor.local_addr().unwrap().to_string(), ..member(server.address) };
-    // The body differs from the authenticated one.
+    // The body differs from the body that the MAC covers.
     let head = genuine.split_once("\r\n\r\n").unwrap().0;
     let answer = [head.as_bytes(), b"\r\n\r\n", b"nudge:yes"].concat();
     let peers = client();
     let (_request, response) = tokio::join!(answer_once(&impostor, &answer), nudge(&peers, &to));
-    assert_eq!(reason(response), "the response is not authenticated by this cluster's secret");
+    assert_eq!(reason(response), "the response has no valid MAC of this cluster's secret");
 }
 
 #[tokio::test]
-async fn replayed_request_is_rejected() {
+async fn listener_rejects_replayed_request() {
     let server = TestMember::echoing().await;
     let request = intercepted(&client(), &member(server.address)).await;
     assert!(sent_raw(server.address, &request).await.starts_with("HTTP/1.1 200 OK"));
     let again = sent_raw(server.address, &request).await;
     assert!(
-        again.starts_with("HTTP/1.1 409 Conflict") && again.ends_with("this request was already received"),
+        again.starts_with("HTTP/1.1 409 Conflict") && again.ends_with("this member already received this request"),
         "{again}"
     );
     assert_eq!(server.handled(), 1);
 }
 
 #[tokio::test]
-async fn request_for_another_member_or_session_is_rejected() {
+async fn listener_rejects_request_for_another_member_or_session() {
     let server = TestMember::echoing().await;
     let other = Member { id: MemberId(1), ..member(server.address) };
     let expected = "the member rejected the request (421): this address belongs to another member or a later session";
@@ -97,14 +98,14 @@ async fn request_for_another_member_or_session_is_rejected() {
 }
 
 #[tokio::test]
-async fn request_with_a_skewed_clock_is_rejected_with_both_times() {
+async fn rejection_of_a_skewed_clock_names_both_times() {
     let server = TestMember::echoing().await;
     let to = member(server.address);
     for millis in [-31_000, 31_500] {
         let rejection = reason(nudge(&with_runtime(&with_clock_off(millis)), &to).await);
-        let expected = "the member rejected the request (403): the request was sent at 20";
+        let expected = "the member rejected the request (403): the sender's clock showed 20";
         assert!(rejection.starts_with(expected), "{rejection}");
-        assert!(rejection.contains(" by the sender's clock, and this member's clock shows 20"), "{rejection}");
+        assert!(rejection.contains(", and this member's clock shows 20"), "{rejection}");
     }
     assert_eq!(server.handled(), 0);
     for millis in [-28_000, 28_000] {
@@ -113,8 +114,8 @@ async fn request_with_a_skewed_clock_is_rejected_with_both_times() {
 }
 
 #[tokio::test]
-async fn request_is_too_old_once_its_nonce_is_forgotten() {
-    // The member's clock is 31 s ahead, which is longer than it remembers a nonce.
+async fn listener_rejects_old_request_after_it_forgets_the_nonce() {
+    // The member's clock is 31 s ahead. The member remembers a nonce for a shorter time.
     let server = TestMember::start(Setup { runtime: with_clock_off(31_000), ..Setup::default() }, echo);
     let server = server.await;
     let request = intercepted(&client(), &member(server.address)).await;
@@ -122,7 +123,7 @@ async fn request_is_too_old_once_its_nonce_is_forgotten() {
 }
 
 #[tokio::test]
-async fn modified_request_is_rejected() {
+async fn listener_rejects_modified_request() {
     let server = TestMember::echoing().await;
     let request = intercepted(&client(), &member(server.address)).await;
     let mut other_body = request.clone();
@@ -148,7 +149,7 @@ async fn modified_request_is_rejected() {
 }
 
 #[tokio::test]
-async fn unauthenticated_request_is_rejected_without_details() {
+async fn rejection_of_unauthenticated_request_has_no_details() {
     let server = TestMember::echoing().await;
     let cases = [
         ("GET /peer/v2/request HTTP/1.1\r\nhost: a\r\n\r\n", "405"),
@@ -169,7 +170,7 @@ async fn unauthenticated_request_is_rejected_without_details() {
 }
 
 #[tokio::test]
-async fn unauthenticated_connection_is_closed_after_the_timeout() {
+async fn listener_closes_unauthenticated_connection_in_time() {
     let options = ListenerOptions { read_timeout: Duration::from_millis(50), ..ListenerOptions::default() };
     let server = TestMember::start(Setup { options, ..Setup::default() }, echo);
     let server = server.await;
@@ -188,7 +189,7 @@ async fn head_of_a_nudge(to: &Member) -> String {
 }
 
 #[tokio::test]
-async fn body_is_rejected_by_declared_or_actual_length() {
+async fn listener_rejects_body_by_declared_or_actual_length() {
     let server = TestMember::echoing().await;
     let to = member(server.address);
     let length = format!("content-length: {}", REQUEST_BYTES_MAX + 1);
@@ -209,7 +210,7 @@ async fn body_is_rejected_by_declared_or_actual_length() {
 }
 
 #[tokio::test]
-async fn body_that_never_arrives_is_rejected_after_the_timeout() {
+async fn listener_rejects_request_whose_body_never_arrives() {
     let options = ListenerOptions { read_timeout: Duration::from_millis(200), ..ListenerOptions::default() };
     let server = TestMember::start(Setup { options, ..Setup::default() }, echo);
     let server = server.await;
@@ -220,7 +221,7 @@ async fn body_that_never_arrives_is_rejected_after_the_timeout() {
 }
 
 #[tokio::test]
-async fn request_over_the_concurrency_limit_waits_then_is_rejected() {
+async fn request_over_the_limit_waits_until_the_listener_rejects_it() {
     let options =
         ListenerOptions { requests_max: 1, read_timeout: Duration::from_millis(200), ..ListenerOptions::default() };
     let begun = Arc::new(tokio::sync::Semaphore::new(0));
@@ -247,7 +248,7 @@ async fn request_over_the_concurrency_limit_waits_then_is_rejected() {
 }
 
 #[tokio::test]
-async fn invalid_request_is_rejected_with_its_reason() {
+async fn rejection_names_the_fault_of_an_invalid_request() {
     let server = TestMember::start(Setup::default(), |operation, request| {
         Box::pin(async move {
             if operation != NUDGE {
@@ -268,7 +269,7 @@ async fn invalid_request_is_rejected_with_its_reason() {
 }
 
 #[tokio::test]
-async fn oversized_request_is_not_sent() {
+async fn client_does_not_send_an_oversized_request() {
     let server = TestMember::echoing().await;
     let body = Bytes::from(vec![b'x'; REQUEST_BYTES_MAX + 1]);
     let rejection = reason(client().request(&member(server.address), NUDGE, body).await);
@@ -277,7 +278,7 @@ async fn oversized_request_is_not_sent() {
 }
 
 #[tokio::test]
-async fn request_over_the_nonce_limit_is_rejected() {
+async fn listener_rejects_request_over_the_nonce_limit() {
     let options = ListenerOptions { nonces_max: 2, ..ListenerOptions::default() };
     let server = TestMember::start(Setup { options, ..Setup::default() }, echo);
     let server = server.await;
@@ -290,7 +291,7 @@ async fn request_over_the_nonce_limit_is_rejected() {
 }
 
 #[tokio::test]
-async fn request_for_an_ended_session_is_rejected() {
+async fn listener_rejects_request_for_an_ended_session() {
     let session = Arc::new(AtomicUsize::new(1));
     let runtime = Runtime::real();
     let address = "127.0.0.1:0".parse().unwrap();

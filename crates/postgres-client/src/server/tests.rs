@@ -41,7 +41,7 @@ fn error_of_invalid_url_has_no_password() {
 }
 
 #[test]
-fn tls_parameters_are_separated_from_the_query() {
+fn parser_separates_tls_parameters_from_the_query() {
     let (rest, ssl) = take_ssl("postgresql://db/jobs?a=1&sslmode=verify-full&sslrootcert=%2Fa%20b&b=2").unwrap();
     assert_eq!(
         (rest.as_str(), ssl.mode, ssl.roots.as_deref()),

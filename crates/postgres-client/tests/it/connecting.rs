@@ -10,7 +10,7 @@ fn with_tls() -> &'static Postgres {
     WITH_TLS.get_or_init(|| Postgres::start_with(ServerOptions { tls: true, ..ServerOptions::default() }).unwrap())
 }
 
-/// Returns whether the connection is encrypted.
+/// Connects to `url` and returns whether the connection is encrypted.
 async fn connect(url: &str, options: Options) -> Result<bool, Failure> {
     let runtime = Runtime::real();
     let server = Server::new(url, options).unwrap();
@@ -26,7 +26,7 @@ async fn connect(url: &str, options: Options) -> Result<bool, Failure> {
 }
 
 #[tokio::test]
-async fn tls_follows_the_url_parameters() {
+async fn connection_uses_tls_as_the_url_parameters_require() {
     let server = with_tls();
     let other = Postgres::start_with(ServerOptions { tls: true, ..ServerOptions::default() }).unwrap();
     let other_root = other.root_certificate().display().to_string();
@@ -62,7 +62,7 @@ async fn tls_follows_the_url_parameters() {
 }
 
 #[tokio::test]
-async fn rejection_names_the_server_without_its_password() {
+async fn rejection_error_names_the_server_without_its_password() {
     let url = shared().url("postgres");
     let wrong = url.replace("p%40ss", "no%40pe");
     let denied =
@@ -78,12 +78,12 @@ async fn rejection_names_the_server_without_its_password() {
 }
 
 #[tokio::test]
-async fn dead_or_silent_host_fails_in_time() {
+async fn connecting_to_dead_or_silent_host_fails_in_time() {
     let dead = connect("postgresql://user:secret@127.0.0.1:1/nothing", Options::default()).await;
     let Err(failure @ Failure::Unreachable { .. }) = dead else { panic!("{dead:?}") };
     assert!(failure.is_retryable() && !failure.to_string().contains("secret"), "{failure}");
 
-    // The listener's backlog accepts the connection, and no process ever responds.
+    // The operating system accepts the connection for the listener, but no process ever responds.
     let silent = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let url = format!("postgresql://user:secret@{}/nothing", silent.local_addr().unwrap());
     let connect_timeout = Duration::from_millis(200);

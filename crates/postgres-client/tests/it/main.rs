@@ -1,4 +1,4 @@
-//! Tests against a real server: connections, rejected connections and lost connections.
+//! Tests with a real PostgreSQL server: established, rejected and lost connections.
 
 #![expect(clippy::unwrap_used, reason = "a failed step ends the test")]
 

@@ -56,7 +56,7 @@ async fn link_reconnects_after_its_server_restarts() {
         "the server cancels a statement that is too long: {failure}"
     );
 
-    // The server does not respond at all. The link closes the connection, and later calls find none.
+    // The server does not respond at all. The link closes the connection, and later calls find no connection.
     postgres.pause().unwrap();
     let failure = one(&link).await.unwrap_err();
     assert!(matches!(failure, Failure::Silent { .. }), "{failure}");
@@ -70,9 +70,10 @@ async fn link_reconnects_after_its_server_restarts() {
     assert!(one(&link).await.is_err());
 }
 
-/// The server behaves as a primary that becomes a standby: it keeps its connections and rejects writes.
+/// The test makes the server behave as a primary that becomes a standby: the server keeps its connections and rejects
+/// writes.
 #[tokio::test]
-async fn link_leaves_a_read_only_server() {
+async fn link_disconnects_from_server_that_becomes_read_only() {
     let postgres = Postgres::start().unwrap();
     let (runtime, stop) = (Runtime::real(), CancellationToken::new());
     let tasks = TaskSet::new(&runtime);

@@ -8,7 +8,7 @@ use test_servers::postgres::shared;
 use crate::support::{count, on_real, pool, pool_of};
 
 #[test]
-fn table_can_be_created_concurrently() {
+fn create_table_succeeds_for_concurrent_callers() {
     on_real(async |_| {
         let pool = pool_of(&shared().create_database().unwrap());
         let make = async || create_table(&pool.get().await.unwrap()).await;
@@ -36,7 +36,7 @@ fn is_first_works_in_the_callers_own_transaction() {
 }
 
 #[test]
-fn only_callbacks_older_than_the_given_age_are_deleted() {
+fn delete_removes_only_callbacks_older_than_the_age() {
     on_real(async |_| {
         let pool = pool().await;
         let connection = pool.get().await.unwrap();

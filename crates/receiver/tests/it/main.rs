@@ -1,4 +1,4 @@
-//! Tests of receivers over real sockets, with a real PostgreSQL.
+//! Tests of the crate's middleware over real sockets, with a real PostgreSQL server.
 
 #![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 

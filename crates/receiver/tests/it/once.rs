@@ -1,4 +1,4 @@
-//! Tests of duplicates, failures and disconnects, each with its transaction.
+//! Tests of the middleware `once` and its transactions: duplicates, failures and disconnects.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ async fn wait_for_waiters(runtime: &Runtime, pool: &Pool, waiters: i64) {
     }
 }
 
-/// Stops a handler until the test releases it, and reports when the handler arrives.
+/// Gate that stops a handler until the test opens it, and that reports when the handler arrives.
 #[derive(Clone)]
 struct Gate {
     entered: Arc<Semaphore>,
@@ -81,7 +81,7 @@ fn duplicate_receives_200_without_a_handler_call() {
 }
 
 #[test]
-fn concurrent_duplicate_waits_and_is_then_dropped() {
+fn concurrent_duplicate_waits_and_receives_200() {
     on_real(async |runtime| {
         let pool = pool().await;
         let gate = Gate::new();
@@ -106,7 +106,7 @@ fn concurrent_duplicate_waits_and_is_then_dropped() {
 }
 
 #[test]
-fn duplicate_is_handled_after_the_first_one_fails() {
+fn duplicate_runs_the_handler_after_the_first_callback_fails() {
     on_real(async |runtime| {
         let pool = pool().await;
         let gate = Gate::new();
@@ -160,7 +160,7 @@ fn duplicate_stops_waiting_after_the_limit() {
 }
 
 #[test]
-fn failed_handler_is_rolled_back_and_the_next_attempt_runs() {
+fn transaction_of_failed_handler_rolls_back_before_next_attempt() {
     on_real(async |runtime| {
         let pool = pool().await;
         let calls = Arc::new(AtomicU32::new(0));
@@ -202,7 +202,7 @@ fn failed_statement_prevents_the_commit_of_a_successful_handler() {
 }
 
 #[test]
-fn transaction_that_outlives_its_handler_is_not_committed() {
+fn middleware_commits_no_transaction_that_outlives_handler() {
     on_real(async |runtime| {
         let pool = pool().await;
         let (keep, kept) = tokio::sync::mpsc::unbounded_channel();
@@ -236,7 +236,7 @@ fn disconnect_rolls_the_transaction_back() {
         stream.write_all(&sent.text()).await.unwrap();
         gate.wait_entered().await;
         drop(stream);
-        // The next attempt waits until the first one's transaction ends, and does not count as its duplicate.
+        // The next attempt waits until the transaction of the first attempt ends. It is not treated as a duplicate.
         let (answer, ()) = tokio::join!(sent.to(address), async {
             gate.wait_entered().await;
             gate.release();

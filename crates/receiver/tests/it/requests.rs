@@ -1,4 +1,4 @@
-//! Tests of a verifying receiver, with requests from Reveille and from unauthenticated senders.
+//! Tests of a receiver that verifies signatures, with requests from Reveille and from unauthenticated senders.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,7 +12,7 @@ use tokio::io::AsyncWriteExt as _;
 
 use crate::support::{KEY, Sent, answer_to, listen, on_real, secret, verifier};
 
-/// Responds with the request's content, and counts the calls.
+/// Handler that responds with the content of the request and counts its calls.
 fn echo(verifier: Verifier, calls: &Arc<AtomicU32>) -> Router {
     let calls = calls.clone();
     let handler = async move |callback: Callback, body: String| {
@@ -49,7 +49,7 @@ fn only_verified_callback_reaches_the_handler() {
 }
 
 #[test]
-fn body_over_the_limit_is_rejected() {
+fn receiver_rejects_body_over_the_limit() {
     on_real(async |runtime| {
         let calls = Arc::default();
         let options = Options { body_bytes_max: 1_000, ..Options::default() };
@@ -60,7 +60,7 @@ fn body_over_the_limit_is_rejected() {
         let (status, text) = of(1_001).to(address).await;
         assert_eq!((status, text.as_str()), (413, "the body exceeds 1000 bytes"));
 
-        // A chunked body without a declared length that does not end.
+        // This chunked body has no declared length and does not end.
         let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
         stream.write_all(b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n").await.unwrap();
         let chunk = format!("400\r\n{}\r\n", " ".repeat(0x400));
@@ -70,7 +70,7 @@ fn body_over_the_limit_is_rejected() {
 }
 
 #[test]
-fn incomplete_body_is_rejected_after_the_timeout() {
+fn receiver_rejects_incomplete_body_after_the_timeout() {
     on_real(async |runtime| {
         let calls = Arc::default();
         let options = Options { body_timeout: Duration::from_millis(50), ..Options::default() };
@@ -98,7 +98,7 @@ fn route_without_middleware_responds_with_500() {
 }
 
 #[test]
-fn handler_error_is_not_sent_to_the_caller() {
+fn response_does_not_contain_the_handlers_error() {
     on_real(async |runtime| {
         let handler = async || -> Result<(), Failed> { Err("the password is hunter2".into()) };
         let routes = Router::new().route("/", post(handler)).route_layer(from_fn_with_state(verifier(), verified));

@@ -1,4 +1,4 @@
-//! A listening receiver, a new database, and callbacks with Reveille's signature.
+//! Support for the tests: a listening receiver, a new database, and callbacks with the signature of Reveille.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use test_servers::postgres::shared;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_postgres::NoTls;
 
-/// Time limit of a test step. No step takes that long, so a hanging test fails.
+/// Time limit of a test step. A normal step takes less time, so only a test that hangs fails at the limit.
 pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) const KEY: [u8; 32] = [7; 32];
 pub(crate) const OTHER_KEY: [u8; 32] = [8; 32];
@@ -62,7 +62,7 @@ pub(crate) async fn listen(runtime: &Runtime, routes: Router) -> SocketAddr {
     address
 }
 
-/// A callback in Reveille's format, with a current signature.
+/// Callback in Reveille's format, with a current signature.
 pub(crate) struct Sent {
     pub(crate) headers: Vec<(&'static str, String)>,
     pub(crate) body: Vec<u8>,
@@ -99,7 +99,7 @@ impl Sent {
 
 pub(crate) async fn answer_to(address: SocketAddr, request: &[u8]) -> (u16, String) {
     let mut connection = AsyncConnection::new(TcpStream::connect(address).await.unwrap());
-    // The receiver may reject the request before it is written completely.
+    // The receiver may reject the request before the test has written the whole request.
     let _rejected = connection.write(request).await;
     let answer = connection.read().await.ok();
     answer.map_or((0, String::new()), |answer| (answer.status().unwrap_or(0), answer.text()))

@@ -1,4 +1,4 @@
-//! Tests of signatures, without a connection.
+//! Tests of the verification of signatures, without a connection.
 
 use std::time::{Duration, SystemTime};
 
@@ -46,13 +46,13 @@ fn signed_callback_exposes_its_headers_and_payload() {
 }
 
 #[test]
-fn signature_of_an_independent_implementation_is_accepted() {
+fn verifier_accepts_signature_of_another_implementation() {
     let signature = standardwebhooks::Webhook::new(&secret(&KEY)).unwrap().sign("run", NOW_S, BODY).unwrap();
     assert_eq!(verdict(&verifier(), &headers("run", &NOW_S.to_string(), &signature)), Ok(()));
 }
 
 #[test]
-fn changed_body_id_time_or_signature_is_rejected() {
+fn verifier_rejects_changed_body_id_time_or_signature() {
     let good = signed_by(&KEY, "run", NOW_S, BODY);
     let changed = |name: &'static str, value: &str| {
         let mut headers = good.clone();
@@ -77,7 +77,7 @@ fn changed_body_id_time_or_signature_is_rejected() {
 }
 
 #[test]
-fn either_secret_is_accepted_only_during_rotation() {
+fn verifier_accepts_both_secrets_only_during_rotation() {
     let [old, new] = [&KEY, &OTHER_KEY].map(|key| secret(key).parse::<Secret>().unwrap());
     let both = Verifier::new(old.clone(), Options::default()).or(new.clone());
     let [only_old, only_new] = [old, new].map(|secret| Verifier::new(secret, Options::default()));
@@ -96,7 +96,7 @@ fn either_secret_is_accepted_only_during_rotation() {
 }
 
 #[test]
-fn signature_outside_the_time_tolerance_is_rejected() {
+fn verifier_rejects_signature_outside_the_time_tolerance() {
     for (distance, is_late) in [(0, false), (300, false), (301, true), (-300, false), (-301, true)] {
         let rejected = verdict(&verifier(), &signed_by(&KEY, "run", NOW_S - distance, BODY));
         assert_eq!(rejected, if is_late { Err(Rejection::Time) } else { Ok(()) }, "{distance} s");
@@ -104,12 +104,12 @@ fn signature_outside_the_time_tolerance_is_rejected() {
     let short = Options { tolerance: Duration::from_secs(1), ..Options::default() };
     let short = Verifier::new(secret(&KEY).parse().unwrap(), short);
     assert_eq!(verdict(&short, &signed_by(&KEY, "run", NOW_S - 2, BODY)), Err(Rejection::Time));
-    // The verifier checks the signature first, so an unauthenticated sender learns nothing about the clocks.
+    // The verifier checks the signature before the time, so an unauthenticated sender learns nothing about the clocks.
     assert_eq!(verdict(&verifier(), &signed_by(&OTHER_KEY, "run", 0, BODY)), Err(Rejection::Signature));
 }
 
 #[test]
-fn missing_repeated_or_malformed_header_is_named_in_the_error() {
+fn error_names_missing_repeated_or_malformed_header() {
     let good = signed_by(&KEY, "run", NOW_S, BODY);
     for name in ["webhook-id", "webhook-timestamp", "webhook-signature"] {
         let mut headers = good.clone();
@@ -133,9 +133,9 @@ fn missing_repeated_or_malformed_header_is_named_in_the_error() {
 }
 
 #[test]
-fn signature_cannot_be_split_into_another_id_time_and_body() {
-    // The signature covers the id `run`, this time, and a body that begins like a time. With the id `run.TIME`,
-    // the rest would be another body.
+fn signed_text_cannot_be_split_into_another_id_time_and_body() {
+    // The signature covers the id `run`, this time, and a body that begins like a time. If an id could contain a dot,
+    // the same text would also be valid for the id `run.TIME` and another body.
     let body = format!("{NOW_S}.x");
     let signature = callback::sign(&KEY, "run", NOW_S, body.as_bytes());
     let moved = headers(&format!("run.{NOW_S}"), &NOW_S.to_string(), &signature);
@@ -144,7 +144,7 @@ fn signature_cannot_be_split_into_another_id_time_and_body() {
 }
 
 #[test]
-fn secret_is_trimmed_and_errors_never_contain_it() {
+fn secret_parser_trims_text_and_its_errors_contain_no_secret() {
     assert!(format!(" {}\n", secret(&KEY)).parse::<Secret>().is_ok());
     let error = |text: &str| text.parse::<Secret>().unwrap_err();
     assert_eq!(error("k1.abcdef"), SecretError::Prefix);

@@ -1,10 +1,14 @@
 //! Common code of the examples: a shop with a database, a client of Reveille, and a server for callbacks.
 //!
-//! The examples find the server and the key as the commands do (docs/cli.md). `--database` names the database. Without
-//! it an example starts its own PostgreSQL server, if its programs are installed.
+//! The examples find the server and the key in the same way as the commands do (docs/cli.md). `--database` names the
+//! database. Without this option, an example starts its own PostgreSQL server if the programs of PostgreSQL are
+//! installed.
 
-#![allow(dead_code, reason = "each example uses a part of this module")]
-#![expect(clippy::disallowed_methods, reason = "an example uses no runtime of Reveille, like its readers' programs")]
+#![allow(dead_code, reason = "each example uses only a part of this module")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "an example uses no runtime of Reveille, as in the programs of its readers"
+)]
 
 use std::fs;
 use std::path::PathBuf;
@@ -58,12 +62,12 @@ pub(crate) struct Shop {
     pub(crate) reveille: Client,
     pub(crate) database: Pool,
     verifier: Verifier,
-    /// Database server that stops at the end of the example.
+    /// Database server of the example, which stops at the end of the example.
     _postgres: Option<Postgres>,
 }
 
 impl Shop {
-    /// Connects to the server and the database, and creates these tables.
+    /// Connects to the server and the database, and creates these tables in the database.
     pub(crate) async fn open(tables: &str) -> anyhow::Result<Shop> {
         let arguments = Arguments::parse();
         let server = match &arguments.server {
@@ -90,7 +94,8 @@ impl Shop {
         Ok(Shop { reveille, database, verifier, _postgres: postgres })
     }
 
-    /// Handles callbacks at these routes until the example ends, each once and in a transaction. Returns the base URL.
+    /// Starts a server that handles callbacks at these routes until the example ends, each once and in a transaction.
+    /// Returns the base URL of the server.
     pub(crate) async fn listen(&self, routes: Router) -> anyhow::Result<String> {
         let state = Once::new(self.verifier.clone(), self.database.clone());
         let routes = routes.route_layer(middleware::from_fn_with_state(state, once));
@@ -100,7 +105,7 @@ impl Shop {
         Ok(url)
     }
 
-    /// Returns the value of a query that has one row with one column.
+    /// Returns the value of a query whose result is one row with one column.
     pub(crate) async fn query<T: FromSqlOwned>(
         &self,
         query: &str,
@@ -136,10 +141,11 @@ pub(crate) async fn sleep(duration: Duration) {
     tokio::time::sleep(duration).await;
 }
 
-/// Returns a number that no earlier order, payment or product has.
+/// Returns a number that no earlier order, payment or product used.
 pub(crate) fn new_number() -> i64 {
     static COUNT: AtomicI64 = AtomicI64::new(0);
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is after 1970");
-    let micros = i64::try_from(since.as_micros()).expect("the clock is before the year 290,000");
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock of the machine shows a time after 1970");
+    let micros =
+        i64::try_from(since.as_micros()).expect("the clock of the machine shows a time before the year 290,000");
     micros * 1_000 + COUNT.fetch_add(1, Ordering::Relaxed)
 }

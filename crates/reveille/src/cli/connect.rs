@@ -1,4 +1,5 @@
-//! Server address and key of a command. The defaults are in the files that `serve` writes to its data folder.
+//! Options of a command for the server's address and the key. The defaults come from the files that `serve` writes to
+//! its data folder.
 
 use std::fmt;
 use std::fs;
@@ -25,7 +26,7 @@ pub(super) struct Connect {
     /// Data folder of the server on this machine
     #[arg(long, env = "REVEILLE_DATA", default_value = "./data", value_name = "FOLDER")]
     data: PathBuf,
-    /// PEM file with a certificate authority to trust in addition to the public ones
+    /// PEM file with a certificate authority to trust in addition to the public authorities
     #[arg(long, env = "REVEILLE_ROOT_CERTIFICATE", value_name = "FILE")]
     root_certificate: Option<PathBuf>,
 }
@@ -35,13 +36,13 @@ struct KeyArguments {
     /// File with the key [default: a key file that `serve` wrote to --data]
     #[arg(long, env = "REVEILLE_KEY_FILE", value_name = "FILE")]
     key_file: Option<PathBuf>,
-    /// Key; every user of this machine can see a key on the command line, so prefer the variable
+    /// Key for the server; prefer the variable, because every user of this machine can see a key on the command line
     #[arg(long, env = "REVEILLE_KEY", hide_env_values = true)]
     key: Option<Hidden>,
 }
 
-/// Key or key file, but not both. A flag overrides the variable of the other option. `conflicts_with` cannot express
-/// that, because it treats flags and variables alike.
+/// Key or key file, but not both. The flag of one option overrides the environment variable of the other option.
+/// `conflicts_with` cannot express this rule, because it treats flags and variables alike.
 #[derive(Debug)]
 struct Key(KeyArguments);
 
@@ -78,7 +79,7 @@ impl FromArgMatches for Key {
     }
 }
 
-/// Key as the user wrote it. Its `Debug` output hides it.
+/// Key as the user wrote it. The `Debug` output of this type does not contain the key.
 #[derive(Clone)]
 struct Hidden(String);
 
@@ -88,7 +89,7 @@ impl fmt::Debug for Hidden {
     }
 }
 
-/// Accepts any text, because clap prints a rejected value in its error.
+/// Accepts any text. If the parser rejected a key, clap would print the key in its error.
 impl FromStr for Hidden {
     type Err = std::convert::Infallible;
 
@@ -97,12 +98,12 @@ impl FromStr for Hidden {
     }
 }
 
-/// Key file in the data folder that a command uses if the user names no key.
+/// Default key of a command, which it reads from the data folder if the user names no key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum DefaultKey {
     /// Admin key of the tenant `default`.
     Admin,
-    /// Operator's key.
+    /// Key of the first operator.
     Operator,
 }
 
@@ -111,7 +112,7 @@ impl Connect {
     ///
     /// # Errors
     /// Returns an error if the server, the key or the certificate is unknown or cannot be read. The error names the
-    /// flags that set it.
+    /// flags that set the value.
     pub(super) fn client(&self, default_key: DefaultKey) -> anyhow::Result<Client> {
         let url = match &self.server {
             Some(url) => url.clone(),

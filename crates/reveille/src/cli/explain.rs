@@ -1,4 +1,4 @@
-//! Errors of the SDK as text for people, with the next step.
+//! Texts for people about errors of the SDK, with the next step.
 
 use std::error::Error as _;
 
@@ -8,7 +8,8 @@ use reveille_client::{Client, Error};
 
 use super::show::escaped;
 
-/// Returns the error as text. Each invalid field is named by the flag that sets it, and the next step follows.
+/// Returns the error as text. The text names each invalid field by the flag that sets the field, and ends with the next
+/// step.
 pub(super) fn explain(client: &Client, error: &Error) -> anyhow::Error {
     let mut text = match error {
         Error::Rejected(refused) => format!("{}: {}", refused.problem.title, refused.problem.detail),
@@ -86,7 +87,8 @@ fn has_tls_error(error: &Error, is_it: impl Fn(&rustls::Error) -> bool) -> bool 
         if found.or_else(|| error.downcast_ref()).is_some_and(&is_it) {
             return true;
         }
-        // `source` of an `io::Error` skips the error that it wraps. Therefore continue with the wrapped error.
+        // `source` of an `io::Error` skips the error that the `io::Error` wraps. Therefore continue with the wrapped
+        // error.
         source = inner.map(|inner| inner as &(dyn std::error::Error + 'static)).or_else(|| error.source());
     }
     false
@@ -152,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn json_pointers_map_to_flags() {
+    fn explanation_maps_json_pointers_to_flags() {
         assert_eq!(flag_of("/retry/backoff"), Some("--backoff"));
         assert_eq!(flag_of("/retry/backoff_max"), Some("--backoff-max"));
         assert_eq!(flag_of("/target/http/headers/x-a"), Some("--header"));

@@ -1,4 +1,4 @@
-//! `reveille key`: creates, lists and revokes keys of a tenant.
+//! Commands `reveille key`, which create, list and revoke keys of a tenant.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use super::show::{self, or_dash, word};
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
-    /// Create a key; it is printed only now
+    /// Create a key and print it; no later command can print the key
     Create(Create),
     /// List a tenant's keys
     List(TenantArguments),
@@ -26,7 +26,7 @@ pub(crate) enum Command {
 
 #[derive(Args, Debug)]
 pub(crate) struct Create {
-    /// Role of the key; it includes the permissions of the roles listed before it
+    /// Role of the key; each role includes the permissions of the roles that are listed before it
     #[arg(long, value_enum, default_value_t = RoleName::Writer)]
     role: RoleName,
     /// Name of the key in lists
@@ -39,7 +39,7 @@ pub(crate) struct Create {
     common: TenantArguments,
 }
 
-/// Arguments of every command about keys or secrets of a tenant.
+/// Arguments that all commands for keys or secrets of a tenant share.
 #[derive(Args, Debug)]
 pub(crate) struct TenantArguments {
     #[command(flatten)]
@@ -58,7 +58,7 @@ pub(crate) struct Revoke {
     common: TenantArguments,
 }
 
-/// Tenant that a command is about.
+/// Option for the tenant to which a command applies.
 #[derive(Args, Debug)]
 pub(super) struct TenantScope {
     /// Tenant that owns the key or the secret
@@ -68,13 +68,13 @@ pub(super) struct TenantScope {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 enum RoleName {
-    /// Reads schedules and runs
+    /// Read schedules and runs
     Reader,
-    /// Creates and changes schedules
+    /// Create and change schedules
     Writer,
-    /// Changes the tenant's keys and secrets
+    /// Change the tenant's keys and secrets
     Admin,
-    /// Creates tenants; only for keys of the tenant `operator`
+    /// Create tenants; only for keys of the tenant `operator`
     Operator,
 }
 

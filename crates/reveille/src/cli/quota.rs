@@ -1,4 +1,4 @@
-//! `reveille quota`: shows and sets the quotas of a tenant.
+//! Commands `reveille quota`, which show and set the quotas of a tenant.
 
 use clap::{Args, Subcommand};
 use reveille_client::api::{Tenant, TenantPatch};

@@ -1,4 +1,4 @@
-//! `reveille run`: lists dead letters, and redrives them.
+//! Commands `reveille run`, which list and redrive dead letters.
 
 use anyhow::bail;
 use clap::{Args, Subcommand};
@@ -47,23 +47,24 @@ pub(crate) struct Redrive {
     connect: Connect,
 }
 
-/// Page of a list.
+/// Options for one page of a list.
 #[derive(Args, Debug)]
 pub(crate) struct Page {
-    /// Maximum entries to print
+    /// Maximum number of entries to print
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=1_000))]
     pub(super) limit: u16,
-    /// Token that the previous page printed; the list continues there
+    /// Token from the output of the previous page, at which the list continues
     #[arg(long, value_name = "TOKEN")]
     pub(super) page_token: Option<String>,
 }
 
-/// Maximum concurrent redrive requests.
+/// Maximum number of concurrent redrive requests.
 const REDRIVES_AT_ONCE: usize = 16;
-/// Maximum redrives of one command. It keeps their ids in memory, about 100 bytes each.
+/// Maximum number of redrives of one command. The command stores the ids of the runs in memory, and an id needs about
+/// 100 bytes.
 const REDRIVES_MAX: usize = 1_000_000;
-/// Maximum requests for one redrive with an unknown outcome. A repeated request is safe, because a run is redriven only
-/// once.
+/// Maximum number of requests for one redrive if the outcomes of its requests are unknown. A repeated request is safe,
+/// because the server redrives a run only once.
 const REQUESTS_MAX: usize = 3;
 
 pub(super) async fn execute(runtime: &Runtime, command: Command) -> anyhow::Result<()> {
@@ -107,7 +108,7 @@ fn row(run: &Run) -> [String; 6] {
     [run.id.clone(), or_dash(schedule), state, run.scheduled_at.to_string(), attempts.to_string(), or_dash(last)]
 }
 
-/// JSON output for one redrive.
+/// JSON output for one redriven run.
 #[derive(Serialize)]
 struct RedriveLine {
     redriven: String,
@@ -142,7 +143,7 @@ async fn redrive(runtime: &Runtime, arguments: Redrive) -> anyhow::Result<()> {
                     false => show::fields(&[("redriven", Some(id)), ("as run", Some(by.run_id))])?,
                 }
             }
-            // Another client has redriven the run, or the response to an earlier request of this command was lost.
+            // Either another client has redriven the run, or this command lost the response to its own earlier request.
             Err(error) if arguments.all && error.code() == Some("not_dead_letter") => already_redriven += 1,
             Err(error) => {
                 let context = format!("{} is not redriven", show::escaped(&id));

@@ -1,4 +1,4 @@
-//! `reveille schedule`: creates, shows, changes and cancels schedules.
+//! Commands `reveille schedule`, which create, show, change and cancel schedules.
 
 mod file;
 mod list;
@@ -20,7 +20,7 @@ use super::show::{self, or_dash, word};
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
-    /// Create a schedule, or many from a file
+    /// Create a schedule, or many schedules from a file
     #[command(
         after_help = "Examples:\n  reveille schedule create --in 10m --url https://shop.example/remind --payload '{\"order\": 17}'\n  \
                       reveille schedule create --id report --cron '0 9 * * MON-FRI' --zone Europe/Berlin --url https://shop.example/report --replace\n  \
@@ -29,7 +29,7 @@ pub(crate) enum Command {
     Create(Box<Create>),
     /// Show a schedule
     Get(Get),
-    /// List all schedules, or those with a state, a label or a due time
+    /// List all schedules, or the schedules with a state, a label or a due time
     List(list::List),
     /// Change only the timing of a schedule
     Reschedule(reschedule::Reschedule),
@@ -46,7 +46,7 @@ pub(crate) struct Create {
     /// Replace the schedule with this --id if it exists
     #[arg(long, requires = "id")]
     replace: bool,
-    /// Validate the schedule and print its next instants, without creating it
+    /// Dry run: validate the schedule and print its next instants, but do not create it
     #[arg(long, conflicts_with = "file")]
     dry_run: bool,
     /// File of schedules to create, as consecutive JSON objects of the API; `-` reads standard input; not with --replace
@@ -132,7 +132,7 @@ async fn get(arguments: Get) -> anyhow::Result<()> {
     }
 }
 
-/// Cancels every schedule, even if an earlier one fails. Returns the first error at the end.
+/// Cancels all given schedules, even if the cancellation of one schedule fails. Returns the first error at the end.
 async fn cancel(arguments: Cancel) -> anyhow::Result<()> {
     let client = arguments.connect.client(DefaultKey::Admin)?;
     let mut failed = None;

@@ -1,4 +1,4 @@
-//! `reveille secret`: secrets that sign a tenant's callbacks.
+//! Commands `reveille secret`, which create, list and delete the secrets that sign a tenant's callbacks.
 
 use clap::{Args, Subcommand};
 use cli_support::console;
@@ -11,11 +11,11 @@ use super::show;
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
-    /// Create a second secret, which is printed only now; callbacks are signed with both until one is deleted
+    /// Create a second secret and print it once; the server signs callbacks with both secrets until you delete one
     Create(TenantArguments),
     /// List the ids of the secrets, without their values
     List(TenantArguments),
-    /// Delete a secret that no receiver needs any more
+    /// Delete a secret that no receiver uses any more
     Delete(Delete),
 }
 

@@ -1,4 +1,4 @@
-//! Results on standard output: tables and fields for people, JSON for programs.
+//! Prints results on standard output, as tables and fields for people or as JSON for programs.
 
 use cli_support::console;
 use serde::Serialize;
@@ -8,12 +8,12 @@ pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
     Ok(console::line(&serde_json::to_string(value)?)?)
 }
 
-/// Prints rows below their headings. Each column is as wide as its widest cell.
+/// Prints a table of rows below their headings. Each column is as wide as its widest cell.
 pub(crate) fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> anyhow::Result<()> {
     Ok(console::line(text_of(heads, rows).trim_end())?)
 }
 
-/// Prints one object with one field per line. Fields without a value are omitted.
+/// Prints one object with one field per line. The function omits fields without a value.
 pub(crate) fn fields(fields: &[(&str, Option<String>)]) -> anyhow::Result<()> {
     let width = fields.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     let present = fields.iter().filter_map(|(name, value)| Some((name, value.as_ref()?)));
@@ -37,7 +37,8 @@ fn text_of<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> String {
     text
 }
 
-/// Escapes control characters. Labels, names and responses come from other users and could contain terminal commands.
+/// Escapes control characters, because labels, names and responses come from other users and could contain terminal
+/// commands.
 pub(crate) fn escaped(text: &str) -> String {
     let spell = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
     text.chars().map(spell).collect()
@@ -50,7 +51,7 @@ pub(crate) fn escaped_lines(text: &str) -> String {
     text.chars().map(spell).collect()
 }
 
-/// Returns the value as text, or `-` if there is none.
+/// Returns the value as text, or `-` if the value is `None`.
 pub(crate) fn or_dash(value: Option<impl ToString>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value.to_string())
 }

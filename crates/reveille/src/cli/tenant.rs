@@ -1,4 +1,4 @@
-//! `reveille tenant`: creates and shows tenants, and sets their egress policy.
+//! Commands `reveille tenant`, which create and show tenants and set their egress policies.
 
 use clap::{Args, Subcommand};
 use reveille_client::TryStreamExt as _;
@@ -11,15 +11,16 @@ use super::show;
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
-    /// Create a tenant; its first key and signing secret are printed only now
+    /// Create a tenant, and print its first key and signing secret, which no later command can print
     Create(NameArguments),
     /// List all tenants
     List(List),
     /// Show a tenant
     Get(NameArguments),
-    /// Set the addresses that a tenant's callbacks may go to, in addition to public ones; all others are forbidden
+    /// Set the addresses that a tenant's callbacks may reach in addition to public addresses; all other addresses are
+    /// forbidden
     Egress(EgressArguments),
-    /// List the changes of a tenant, with their times and keys
+    /// List the changes to a tenant, with their times and the keys that made them
     Audit(NameArguments),
 }
 
@@ -43,7 +44,7 @@ pub(crate) struct EgressArguments {
     /// Network to allow, such as 10.1.0.0/16
     #[arg(long, value_name = "NETWORK")]
     allow_network: Vec<String>,
-    /// Allow only targets with https
+    /// Allow only targets with the scheme https
     #[arg(long)]
     forbid_http: bool,
     #[command(flatten)]

@@ -6,7 +6,7 @@ fn command() -> Command {
     command
 }
 
-/// Reads a file with this text. Returns its words of the command line, or the error text.
+/// Reads a configuration file with this text. Returns the words of the command line for its entries, or the error text.
 fn read(text: &str) -> Result<Vec<String>, String> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("reveille.toml");
@@ -18,7 +18,7 @@ fn read(text: &str) -> Result<Vec<String>, String> {
 }
 
 #[test]
-fn file_keys_become_flags_with_the_same_values() {
+fn configuration_keys_become_flags_with_the_same_values() {
     let text =
         "listen = '0.0.0.0:80'\nthreads = 0x10\nno-receiver = true\nroles = ['api']\ndrain = \"1m\"\nname = \"17\"\n";
     let words = ["--drain=1m", "--listen=0.0.0.0:80", "--name=17", "--no-receiver", "--roles=api", "--threads=16"];
@@ -27,7 +27,7 @@ fn file_keys_become_flags_with_the_same_values() {
 }
 
 #[test]
-fn file_errors_name_the_line_the_key_and_valid_values() {
+fn configuration_error_names_line_key_and_valid_values() {
     for (text, expected) in [
         ("\nin_flight_max = 3", "FILE:2: unknown option `in_flight_max`: did you mean `in-flight-max`?"),
         ("colour = 3", "FILE:1: unknown option `colour`: `reveille serve --help` lists the options"),
@@ -47,7 +47,7 @@ fn file_errors_name_the_line_the_key_and_valid_values() {
 }
 
 #[test]
-fn file_errors_never_contain_a_password() {
+fn configuration_error_never_contains_a_password() {
     for text in ["store = 'postgres://a:hunter2@b/c", "store = ['hunter2']", "store = 'x' hunter2", "stroe = 'hunter2'"]
     {
         let error = read(text).unwrap_err();
@@ -56,7 +56,7 @@ fn file_errors_never_contain_a_password() {
 }
 
 #[test]
-fn password_in_a_url_is_redacted() {
+fn shown_configuration_redacts_passwords_in_urls() {
     for (url, shown) in [
         ("postgres://me:hunter2@db:5432/reveille", "postgres://me:***@db:5432/reveille"),
         ("postgres://me@db/reveille?sslmode=require", "postgres://me@db/reveille?sslmode=require"),
@@ -73,7 +73,7 @@ fn password_in_a_url_is_redacted() {
 }
 
 #[test]
-fn every_option_has_help_and_an_environment_variable_of_its_name() {
+fn every_option_has_help_and_a_variable_of_its_name() {
     for (long, option) in options(&command()) {
         let variable = format!("REVEILLE_{}", long.replace('-', "_").to_uppercase());
         assert_eq!(option.get_env().and_then(|name| name.to_str()), Some(variable.as_str()), "--{long}");
@@ -103,7 +103,7 @@ fn shown_configuration_is_a_valid_configuration_file() {
     assert!(words.contains(&"--name=a \"b\"\\\t".to_owned()), "{words:?}");
 }
 
-/// Returns the values before and after the bound, in the bound's unit.
+/// Returns the values just before and just after the bound, in the unit of the bound.
 fn neighbours(bound: &str) -> [String; 2] {
     let digits = bound.find(|c: char| !c.is_ascii_digit()).unwrap_or(bound.len());
     let (number, unit) = bound.split_at(digits);

@@ -1,4 +1,4 @@
-//! Sends spans in batches with OTLP/HTTP and protobuf bodies.
+//! Exporter that sends spans in batches with OTLP/HTTP and protobuf bodies.
 
 use std::fmt;
 use std::str::FromStr;
@@ -21,22 +21,22 @@ use tokio_util::sync::CancellationToken;
 
 use super::message::{ExportTraceServiceRequest, KeyValue, Resource, ResourceSpans, Scope, ScopeSpans, Span};
 
-/// Maximum spans of one request.
+/// Maximum number of spans in one request.
 const BATCH: usize = 512;
-/// Longest time that the first span of a batch waits for more spans.
+/// Maximum time for which the first span of a batch waits for further spans.
 const GATHER: Duration = Duration::from_secs(1);
 /// Timeout of one request to the collector.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum attempts to send the same spans.
+/// Maximum number of attempts to send the same spans.
 const ATTEMPTS: u32 = 3;
-/// Wait after the first attempt. It doubles after each further attempt.
+/// Wait after the first failed attempt. The wait doubles after each further attempt.
 const RETRY_FIRST: Duration = Duration::from_millis(500);
-/// Longest time that a stop waits for the remaining spans to be sent.
+/// Maximum time for which a stop waits until the exporter has sent the remaining spans.
 const FLUSH_MAX: Duration = Duration::from_secs(5);
-/// Shortest time between two log lines about dropped spans.
+/// Minimum time between two log lines about dropped spans.
 const REPORT_PERIOD: Duration = Duration::from_secs(60);
 
-/// URL to which spans are sent: the base URL of the collector with `/v1/traces` appended.
+/// URL to which the exporter sends spans: the base URL of the collector with `/v1/traces` appended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Endpoint(Uri);
 
@@ -44,7 +44,7 @@ impl FromStr for Endpoint {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        const NONE: &str = "not the URL of a collector; an example is http://127.0.0.1:4318";
+        const NONE: &str = "not the URL of a collector; write a URL such as http://127.0.0.1:4318";
         let base: Uri = text.parse().map_err(|_| NONE)?;
         let is_http = matches!(base.scheme_str(), Some("http" | "https"));
         if !is_http || base.host().is_none() || base.query().is_some() || text.contains('@') {
@@ -77,7 +77,7 @@ pub(crate) struct Exporting {
 }
 
 impl Exporting {
-    /// Sends the spans that are waiting, for at most [`FLUSH_MAX`], and stops the exporter.
+    /// Sends the waiting spans for at most [`FLUSH_MAX`], and stops the exporter.
     pub(crate) async fn stop(self) {
         self.stop.cancel();
         if self.runtime.timeout(FLUSH_MAX, self.tasks.join()).await.is_none() {
@@ -133,7 +133,7 @@ impl Exporter {
         }
     }
 
-    /// Waits for the next span. Returns `None` once `stop` is cancelled and no span is left.
+    /// Waits for the next span. Returns `None` if `stop` is cancelled and no span is left.
     async fn next(&mut self, stop: &CancellationToken) -> Option<Span> {
         if !stop.is_cancelled() {
             tokio::select! {
@@ -160,7 +160,8 @@ impl Exporter {
             request.headers_mut().insert(CONTENT_TYPE, kind);
             reason = match self.runtime.timeout(RESPONSE_TIMEOUT, Box::pin(client.request(request))).await {
                 Some(Ok(response)) if response.status().is_success() => return Ok(()),
-                // A retry does not help with any other status (OTLP 1, "OTLP/HTTP Response").
+                // The exporter retries only after these statuses. A retry after any other status has no purpose (OTLP
+                // 1, "OTLP/HTTP Response").
                 Some(Ok(response)) if !is_retryable(response.status()) => {
                     return Err(format!("the collector responded with status {}", response.status()));
                 }
@@ -180,7 +181,12 @@ impl Exporter {
         let now = self.runtime.monotonic();
         if reported_at.is_none_or(|at| now.since(at) >= REPORT_PERIOD) {
             let dropped = self.dropped.swap(0, Ordering::Relaxed);
-            tracing::warn!(dropped, reason, endpoint = %self.endpoint, "spans dropped: not accepted by the collector");
+            tracing::warn!(
+                dropped,
+                reason,
+                endpoint = %self.endpoint,
+                "spans dropped; the collector did not accept them"
+            );
             *reported_at = Some(now);
         }
     }

@@ -1,6 +1,8 @@
-//! The part of OTLP 1 that spans need: `opentelemetry/proto/collector/trace/v1/trace_service.proto` and its imports.
+//! Messages of OTLP 1 that spans need, from `opentelemetry/proto/collector/trace/v1/trace_service.proto` and its
+//! imports.
 //!
-//! The tag numbers come from the protocol and never change. Fields that are missing here have their default values.
+//! The tag numbers come from the protocol and never change. Fields of the protocol that are missing here have their
+//! default values.
 
 use prost::{Message, Oneof};
 
@@ -57,7 +59,7 @@ pub(super) struct Span {
     pub(super) trace_id: Vec<u8>,
     #[prost(bytes = "vec", tag = "2")]
     pub(super) span_id: Vec<u8>,
-    /// Empty if the span has no parent.
+    /// Span id of the parent, which is empty if the span has no parent.
     #[prost(bytes = "vec", tag = "4")]
     pub(super) parent_span_id: Vec<u8>,
     #[prost(string, tag = "5")]

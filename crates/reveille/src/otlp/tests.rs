@@ -3,7 +3,7 @@ use super::*;
 const CALLER: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
 #[test]
-fn valid_traceparent_is_parsed_and_invalid_ones_are_ignored() {
+fn parser_reads_valid_traceparent_and_ignores_others() {
     let ids = SpanIds { trace: 0x4bf9_2f35_77b3_4da6_a3ce_929d_0e0e_4736, span: 0x00f0_67aa_0ba9_02b7 };
     assert_eq!(traceparent(CALLER), Some(ids));
     assert_eq!(
@@ -31,7 +31,7 @@ fn each_revision_of_a_schedule_has_its_own_request_span() {
     for other in [of(1, 1), of(2, 0)] {
         assert!(other.trace != of(1, 0).trace && other.span != of(1, 0).span);
     }
-    // Members with different builds must derive the same ids.
+    // Members with different builds must derive the same ids, so the expected ids are constants.
     assert_eq!(
         of(1, 0),
         SpanIds { trace: 144_029_813_531_492_208_873_865_044_328_560_399_234, span: 6_700_168_756_073_535_006 }
@@ -39,7 +39,7 @@ fn each_revision_of_a_schedule_has_its_own_request_span() {
 }
 
 #[test]
-fn endpoint_appends_the_traces_path_to_its_url() {
+fn collector_endpoint_appends_the_traces_path_to_its_url() {
     let endpoint = |text: &str| text.parse::<Endpoint>().map(|endpoint| endpoint.to_string());
     for (text, uri) in [
         ("http://127.0.0.1:4318", "http://127.0.0.1:4318/v1/traces"),

@@ -1,4 +1,4 @@
-//! `discover`: lists instances of services.
+//! Command `discover`, which lists the instances of services.
 
 use std::path::PathBuf;
 
@@ -16,17 +16,17 @@ use crate::cli::show;
 pub(crate) struct Arguments {
     /// Class of the service, such as `kestrel` or `queues/kestrel`
     class: String,
-    /// Name of the service; without it, all services of the class and of the classes below it
+    /// Name of the service; without a name, the command lists all services of the class and of the classes below it
     name: Option<String>,
     #[command(flatten)]
     engine: Engine,
     /// Path of the node that holds all services
     #[arg(long, default_value = Discovery::ROOT, value_parser = path)]
     root: NodePath,
-    /// Folder with files of instances to use when the engine has none; may be repeated
+    /// Folder with files of instances to use when the engine has no instances; may be repeated
     #[arg(long)]
     files: Vec<PathBuf>,
-    /// Print the instances again after each change, until the command is stopped
+    /// Print the instances again after each change, until a signal stops the command
     #[arg(long)]
     watch: bool,
     /// Print JSON

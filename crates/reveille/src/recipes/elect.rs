@@ -1,8 +1,9 @@
-//! `elect`: runs a command only while this process is the leader. It provides leader election for shell scripts.
+//! Command `elect`, which runs another command only while this process is the leader. It provides leader election for
+//! shell scripts.
 //!
-//! A supervisor process ([`super::supervise`]) kills the command at the deadline of the leadership even if this process
-//! is paused, and when this process has ended. While this process runs, it ends the command's whole process group
-//! itself before it releases the leadership.
+//! A supervisor process ([`super::supervise`]) kills the command at the deadline of the leadership, even if this
+//! process is paused. The supervisor also kills the command when this process has ended. While this process runs, it
+//! ends the whole process group of the command before it releases the leadership.
 //!
 //! docs/decisions/0149-end-commands-with-a-supervisor.md gives the reasons for the design.
 
@@ -24,27 +25,27 @@ use super::supervise::signal;
 use super::{Engine, explain, path};
 use crate::stop::Signals;
 
-/// Period in which the supervisor receives the current deadline of the leadership.
+/// Time between two messages that send the current deadline of the leadership to the supervisor.
 const PERIOD: Duration = Duration::from_millis(200);
-/// Period of checks whether the processes of a stopped command have ended.
+/// Time between two checks whether the processes of a stopped command have ended.
 const CHECK_PERIOD: Duration = Duration::from_millis(10);
 const CANNOT_START: &str = "cannot start the command";
-/// Longest wait for killed processes to end once the leadership has expired.
+/// Maximum time for which this process waits until killed processes end, after the leadership has expired.
 const KILL_WAIT_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
-    /// Path of the group: the node below which all candidates have their nodes
+    /// Path of the group, which is the node below which all candidates have their nodes
     #[arg(long, value_parser = path)]
     group: NodePath,
     /// Name of this candidate that others see [default: this machine's name]
     #[arg(long)]
     id: Option<String>,
-    /// Layout of the group's nodes; all candidates must use the same one
+    /// Layout of the group's nodes; all candidates must use the same layout
     #[arg(long, value_enum, default_value_t = Layout::Selector)]
     layout: Layout,
-    /// Seconds from SIGTERM to SIGKILL for the command when this process stops; a part of the session at most if the
-    /// engine is unreachable [0 to 3600]
+    /// Seconds between SIGTERM and SIGKILL for the command when this process stops; shorter than half of the session if
+    /// the engine is unreachable [0 to 3600]
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(..=3_600))]
     grace: u64,
     #[command(flatten)]
@@ -62,8 +63,8 @@ enum Layout {
     Latch,
 }
 
-/// Runs the command whenever this process leads. Exits with the command's code when the command ends by itself. After a
-/// loss of the leadership it stops the command and becomes a candidate again.
+/// Runs the command whenever this process leads. When the command ends by itself, this process exits with the exit code
+/// of the command. After a loss of the leadership, this process stops the command and becomes a candidate again.
 pub(super) async fn execute(runtime: &Runtime, arguments: &Arguments) -> anyhow::Result<()> {
     let mut signals = Signals::listen()?;
     let client = arguments.engine.client(runtime).await?;
@@ -74,7 +75,7 @@ pub(super) async fn execute(runtime: &Runtime, arguments: &Arguments) -> anyhow:
             Layout::Selector => coordination::recipes::Layout::Selector,
             Layout::Latch => coordination::recipes::Layout::Latch,
         },
-        // A short loss of the connection does not stop the command.
+        // A short loss of the connection to the engine does not stop the command.
         trust: Trust::UntilLost,
         ..Candidate::new(arguments.id.as_deref().unwrap_or(&name))
     };
@@ -106,7 +107,7 @@ pub(super) async fn execute(runtime: &Runtime, arguments: &Arguments) -> anyhow:
     std::process::exit(code)
 }
 
-/// Reason for the end of the command.
+/// Reason why the command ends.
 #[derive(Clone, Copy, Debug)]
 enum Ended {
     /// The command exited with this code.
@@ -117,8 +118,8 @@ enum Ended {
     Unsupervised,
 }
 
-/// Runs the command until one of the reasons in [`Ended`]. When this function returns, no process of the command is
-/// left.
+/// Runs the command until one of the reasons in [`Ended`] occurs. When this function returns, no process of the command
+/// runs any more.
 async fn lead(
     runtime: &Runtime,
     leadership: &Held,
@@ -127,8 +128,8 @@ async fn lead(
 ) -> anyhow::Result<Ended> {
     let mut running = Running::start(runtime, leadership, arguments).await?;
     let grace = Duration::from_secs(arguments.grace);
-    // The engine may grant a shorter session than requested, so the grace is also limited by half of the actual
-    // session. A healthy engine renews the session several times within that half.
+    // The engine may grant a shorter session than requested. The grace period is therefore at most half of the actual
+    // session. A healthy engine renews the session several times within this half.
     let loss_grace = grace.min(leadership.deadline().since(runtime.monotonic()) / 2);
     let Running { command, supervisor, deadlines, until, .. } = &mut running;
     let renewing = async {
@@ -149,11 +150,11 @@ async fn lead(
     let is_in_time = runtime.monotonic() < running.until;
     tracing::info!(?ended, ?grace, "ending the processes of the command");
     running.end(leadership, grace, signals).await;
-    // After the deadline the supervisor may have killed the command, so its exit code has no meaning.
+    // After the deadline, the supervisor may have killed the command, so the exit code of the command has no meaning.
     Ok(if matches!(ended, Ended::Exited(_)) && !is_in_time { Ended::LeadershipLost } else { ended })
 }
 
-/// Running command in its own process group, and its supervisor.
+/// Running command in its own process group, with its supervisor process.
 struct Running {
     runtime: Runtime,
     command: Child,
@@ -161,12 +162,12 @@ struct Running {
     supervisor: Child,
     /// Standard input of the supervisor, which reads deadlines from it.
     deadlines: ChildStdin,
-    /// Last deadline sent to the supervisor.
+    /// Last deadline that this process sent to the supervisor.
     until: Monotonic,
 }
 
 impl Running {
-    /// Starts the supervisor, then lets the command begin.
+    /// Starts the supervisor, and then tells the command to begin.
     async fn start(runtime: &Runtime, leadership: &Held, arguments: &Arguments) -> anyhow::Result<Self> {
         let (until, term) = (leadership.deadline(), leadership.term().0.to_string());
         let mut command = this_program();
@@ -183,8 +184,8 @@ impl Running {
         Ok(Running { runtime: runtime.clone(), command, group, supervisor, deadlines, until })
     }
 
-    /// Ends all processes of the group: SIGTERM first, and SIGKILL after `grace`. SIGKILL follows immediately if the
-    /// leadership has expired, or at another signal to this process.
+    /// Ends all processes of the group. They receive SIGTERM first, and SIGKILL after `grace`. They receive SIGKILL
+    /// immediately if the leadership has expired, or if this process receives another signal.
     async fn end(mut self, leadership: &Held, grace: Duration, signals: &mut Signals) {
         let mut kill_at = self.runtime.monotonic() + grace;
         let mut is_there = grace.is_zero() || signal(self.group, Signal::TERM);
@@ -209,12 +210,13 @@ impl Running {
             }
             is_there = self.has_processes();
         }
-        // Kill the supervisor. At the end of its input it would signal the id of a group that does not exist any more.
+        // Kill the supervisor. Otherwise it would send a signal at the end of its input, to the id of a group that does
+        // not exist any more.
         drop(self.supervisor.kill().await);
     }
 
-    /// Returns `true` if the group has processes. Also reaps ended processes of the group that this process has
-    /// adopted, as the first process of a container does.
+    /// Returns `true` if the group has processes. The function also reaps ended processes of the group that this
+    /// process has adopted, for example because it is the first process of a container.
     fn has_processes(&mut self) -> bool {
         if !matches!(self.command.try_wait(), Ok(None)) {
             while let Ok(Some(_)) = rustix::process::waitpgid(self.group, WaitOptions::NOHANG) {}
@@ -223,21 +225,21 @@ impl Running {
     }
 }
 
-/// Returns a command for the running program, even if its file has been replaced.
+/// Returns a command that runs the same program as this process, even if another file has replaced the program's file.
 fn this_program() -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("reveille").process_group(0);
     command
 }
 
-/// Sends a deadline to the supervisor. Errors are ignored, because the caller waits for the end of the supervisor
-/// separately.
+/// Sends a deadline to the supervisor. The function ignores errors, because the caller separately waits for the end of
+/// the supervisor.
 async fn send_deadline(deadlines: &mut ChildStdin, until: Monotonic) {
     let line = format!("{}\n", until.since_start().as_nanos());
     let _has_ended = deadlines.write_all(line.as_bytes()).await;
 }
 
-/// Returns the exit code as a shell reports it.
+/// Returns the exit code in the form in which a shell reports it.
 fn code_of(status: ExitStatus) -> i32 {
     use std::os::unix::process::ExitStatusExt as _;
 

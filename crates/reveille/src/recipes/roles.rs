@@ -1,4 +1,4 @@
-//! `roles`: shows a role match.
+//! Command `roles`, which shows the jobs and candidates of a role match.
 
 use coordination::recipes::{LeaderQueue, RoleMatch};
 use runtime::Runtime;

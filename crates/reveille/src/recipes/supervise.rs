@@ -1,5 +1,5 @@
-//! Supervisor of the command of `elect`: it kills the command when the deadline of the leadership has passed, or when
-//! `elect` has ended.
+//! Supervisor of the command that `elect` runs. The supervisor kills the command when the deadline of the leadership
+//! has passed, or when `elect` has ended.
 
 use std::ffi::OsString;
 use std::io::ErrorKind;
@@ -19,7 +19,7 @@ pub(crate) struct SuperviseArguments {
     /// Process group to kill
     #[arg(long, value_parser = group)]
     group: Pid,
-    /// Deadline of the leadership in nanoseconds since the machine started, until `elect` writes a later one
+    /// First deadline of the leadership in nanoseconds since the machine started; `elect` later writes new deadlines
     #[arg(long)]
     until: u64,
 }
@@ -29,8 +29,8 @@ fn group(text: &str) -> Result<Pid, String> {
     pid.ok_or_else(|| "not the id of a process group".to_owned())
 }
 
-/// Reads deadlines from standard input, where `elect` writes them, and kills the group when the last deadline has
-/// passed or the input has ended. `elect` kills this process when it is not needed any more.
+/// Reads the deadlines that `elect` writes to standard input. Kills the group when the last deadline has passed or the
+/// input has ended. `elect` kills this process when it does not need the process any more.
 pub(super) async fn supervise(runtime: &Runtime, arguments: &SuperviseArguments) -> anyhow::Result<()> {
     // A service manager signals all processes of a unit at once. This process must live as long as `elect`, so it
     // ignores the signals.
@@ -71,8 +71,8 @@ pub(crate) struct BecomeArguments {
     command: Vec<OsString>,
 }
 
-/// Waits for a line on standard input, then replaces this process by the command, with an empty standard input. Returns
-/// only if that fails.
+/// Waits for a line on standard input, and then replaces this process by the command. The command has an empty standard
+/// input. The function returns only if it cannot start the command.
 pub(super) fn become_command(arguments: &BecomeArguments) -> anyhow::Error {
     let mut line = String::new();
     match std::io::stdin().read_line(&mut line) {

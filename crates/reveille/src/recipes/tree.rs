@@ -1,4 +1,4 @@
-//! `tree`: shows and changes nodes.
+//! Commands `tree`, which show and change nodes.
 
 use std::io::{self, Read as _, Write as _};
 use std::time::Duration;
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use super::{NodeArguments, explain};
 use crate::cli::show;
 
-/// Wait between two attempts to watch again.
+/// Wait between two attempts to start a watch again.
 const RETRY_WAIT: Duration = Duration::from_millis(500);
 
 #[derive(Subcommand, Debug)]
@@ -39,7 +39,7 @@ pub(crate) enum Command {
         #[arg(long, conflicts_with = "json")]
         raw: bool,
     },
-    /// Write the data of a node; with `--create`, create the node and missing nodes above it
+    /// Write the data of a node; with `--create`, also create the node and missing nodes above it
     Set {
         #[command(flatten)]
         at: NodeArguments,
@@ -52,13 +52,13 @@ pub(crate) enum Command {
         #[arg(long)]
         create: bool,
     },
-    /// Print the changes of a node and of all nodes below it, until the command is stopped
+    /// Print the changes of a node and of all nodes below it, until a signal stops the command
     Watch(NodeArguments),
     /// Delete a node
     Rm {
         #[command(flatten)]
         at: NodeArguments,
-        /// Delete all nodes below the node as well
+        /// Delete also all nodes below the node
         #[arg(long, short)]
         recursive: bool,
         /// Version that the node must have
@@ -101,12 +101,12 @@ fn standard_input() -> anyhow::Result<Bytes> {
 }
 
 async fn ls(tree: &dyn Tree, at: &NodeArguments, recursive: bool) -> anyhow::Result<()> {
-    // The list contains nodes without read access, but only their paths.
+    // The list also contains nodes without read access, but only with their paths.
     let mut found = Vec::new();
     let mut unread = vec![at.path.clone()];
     while let Some(parent) = unread.pop() {
         let children = match tree.children(&parent).await {
-            // Another process has deleted the node, or its access is restricted.
+            // Another process has deleted the node, or the node does not allow this read.
             Err(TreeError::NoNode | TreeError::Forbidden) if parent != at.path => continue,
             children => children.map_err(explain(&parent))?,
         };
@@ -210,7 +210,7 @@ async fn set(
     Ok(console::line(&format!("{} has version {}", at.path, stat.version))?)
 }
 
-/// Creates the node, and the missing nodes above it.
+/// Creates the node and the missing nodes above it.
 async fn create_with_parents(tree: &dyn Tree, at: &NodeArguments, data: Bytes) -> anyhow::Result<Stat> {
     let acl = at.engine.acl();
     let mut missing = vec![at.path.clone()];
@@ -226,7 +226,7 @@ async fn create_with_parents(tree: &dyn Tree, at: &NodeArguments, data: Bytes) -
     tree.set(&at.path, data, Expected::Any).await.map_err(explain(&at.path))
 }
 
-/// Prints events. After the end of a session it continues with a new one.
+/// Prints events. After the end of a session, the function continues with a new session.
 async fn watch(client: &Client, at: &NodeArguments) -> anyhow::Result<()> {
     let print = |event: &str, path: Option<&NodePath>| {
         let path = path.map(|path| path.as_str());

@@ -1,5 +1,5 @@
-//! Data of an earlier build opens and fires with the present build. tests/fixtures/before-relayout/README.md describes
-//! the data.
+//! Tests that the current build opens the data of an earlier build and fires its schedules.
+//! tests/fixtures/before-relayout/README.md describes the data.
 
 use std::collections::BTreeSet;
 use std::net::TcpListener;
@@ -20,11 +20,11 @@ use crate::receiver::{Hit, Receiver};
 use crate::server::{BINARY, Server, serve};
 use crate::{now_millis, until};
 
-/// Address of the targets in the fixture. Only one test at a time may receive there.
+/// Address of the targets in the fixture. Only one test at a time may receive callbacks at this address.
 const TARGET: &str = "127.77.22.1:22022";
 
 #[test]
-fn earlier_data_folder_opens_and_fires() {
+fn server_opens_and_fires_data_folder_of_earlier_build() {
     let (receiver, _alone) = receiver();
     let folder = tempfile::tempdir().unwrap();
     let data = unpack("data", folder.path());
@@ -32,13 +32,13 @@ fn earlier_data_folder_opens_and_fires() {
 }
 
 #[test]
-fn earlier_backup_is_restored_and_fires() {
+fn server_fires_restored_backup_of_earlier_build() {
     let (receiver, _alone) = receiver();
     let folder = tempfile::tempdir().unwrap();
     let backup = unpack("backup", folder.path());
     let data = folder.path().join("restored");
     run(Command::new(BINARY).arg("restore").arg("--from").arg(&backup).arg("--data").arg(&data));
-    // A backup contains only the hashes of keys, so an operator copies the key files.
+    // A backup contains only the hashes of keys, so the test copies the key files, as an operator would do.
     let original = unpack("data", folder.path());
     for name in ["admin.key", "store.key"] {
         std::fs::copy(original.join(name), data.join(name)).unwrap();
@@ -58,7 +58,7 @@ fn opens_and_fires(data: &Path, receiver: &Receiver) {
 }
 
 #[test]
-fn earlier_database_opens_and_fires() {
+fn server_opens_and_fires_database_of_earlier_build() {
     let (receiver, _alone) = receiver();
     let recorded = Recorded::read("postgres");
     let database = Database::load("postgres", &recorded);
@@ -76,7 +76,7 @@ fn earlier_database_opens_and_fires() {
 }
 
 #[test]
-fn earlier_export_opens_and_fires() {
+fn server_opens_and_fires_export_of_earlier_build() {
     let (receiver, _alone) = receiver();
     let recorded = Recorded::read("exported");
     let database = Database::load("exported", &recorded);
@@ -94,7 +94,7 @@ fn receiver() -> (Receiver, MutexGuard<'static, ()>) {
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let receiver = RECEIVER.get_or_init(|| {
         let mut listener = None;
-        // Another test process on this machine may be using the address.
+        // Try again, because another test process on this machine may be using the address.
         until("the address of the targets becomes free", || {
             listener = TcpListener::bind(TARGET).ok();
             listener.is_some()
@@ -131,7 +131,7 @@ fn uncompressed(name: &str) -> String {
     String::from_utf8(run(Command::new("gzip").args(["-dc"]).arg(fixture(name)))).expect("the fixture is text")
 }
 
-/// Database that contains the dump of this name.
+/// Creates a database with the content of the dump of this name.
 struct Database {
     folder: tempfile::TempDir,
     url: String,
@@ -153,7 +153,7 @@ impl Database {
         std::fs::write(folder.path().join("admin.key"), recorded.key("admin")).unwrap();
         let store_key = folder.path().join("store.key");
         std::fs::copy(fixture(&format!("{name}.store.key")), &store_key).unwrap();
-        // Git does not record file modes, so make the file readable for its owner only.
+        // Git does not record all file modes, so make the file readable only for its owner.
         std::fs::set_permissions(&store_key, std::fs::Permissions::from_mode(0o600)).unwrap();
         Database { folder, url, store_key }
     }
@@ -165,8 +165,8 @@ impl Database {
         Server::start_where(command, |_| self.folder.path().to_owned())
     }
 
-    /// A member that owns no shard fires nothing. While overdue rows wait, no member removes history, however old it
-    /// is.
+    /// A member that owns no shard fires no callbacks. While overdue rows wait, no member removes history, even if the
+    /// history is very old.
     fn is_read_without_change(&self, recorded: &Recorded) {
         let server = self.start(&["--roles", "api"]);
         recorded.compare(&server, Firing::Paused);
@@ -174,7 +174,7 @@ impl Database {
     }
 }
 
-/// State of active schedules between the record and the comparison: they do not fire, or they may have fired.
+/// State of active schedules between the record and the comparison. Either they do not fire, or they may have fired.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Firing {
     Paused,
@@ -221,7 +221,7 @@ impl Recorded {
             if let Some(problem) = present.as_object_mut() {
                 problem.remove("request_id");
             }
-            // Texts for people may change; the code of a problem may not.
+            // Texts for people may change. The problem code may not change.
             if response.status >= 400 {
                 for problem in [&mut expected, &mut present] {
                     let problem = problem.as_object_mut().expect("a problem is an object");
@@ -235,8 +235,8 @@ impl Recorded {
         }
     }
 
-    /// Removes what may differ without a fault: the inbox's schedules, and the progress of active schedules once they
-    /// fire.
+    /// Removes the parts of the responses that may differ without a fault: the schedules of the inbox, and the progress
+    /// of active schedules that may have fired.
     fn leave_out_moving(&self, expected: &mut Value, present: &mut Value, firing: Firing) {
         if expected["state"] == "active" && firing == Firing::Underway {
             for body in [&mut *expected, &mut *present] {
@@ -329,7 +329,7 @@ impl Recorded {
         assert_eq!(again.etag.as_deref(), idempotent["etag"].as_str());
     }
 
-    /// Every callback has a signature of each secret of its tenant.
+    /// Checks that every callback has a signature by each secret of its tenant.
     fn verify(&self, hits: &[Hit]) {
         for hit in hits {
             let tenant = if hit.schedule.ends_with("-of-billing") { "billing" } else { "default" };

@@ -1,4 +1,4 @@
-//! Short runs of the commands of `reveille bench` that check their results.
+//! Tests that run the commands of `reveille bench` for a short time and check their results.
 
 use std::process::Command;
 
@@ -23,7 +23,7 @@ fn run(arguments: &[&str]) -> String {
 #[test]
 fn soak_bench_finds_no_lost_or_duplicate_callback() {
     let message = run_with_server(&["soak", "--minutes", "6", "--minute-seconds", "2", "--rate", "100"]);
-    assert!(message.contains("0 lost, 0 doubled, 0 early, 0 unwanted"), "{message}");
+    assert!(message.contains("0 lost, 0 duplicated, 0 early, 0 unwanted"), "{message}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The commands that act as clients of a server.
+//! Tests of the commands that act as clients of a server.
 
 use std::io::Write;
 use std::path::Path;
@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::receiver::Receiver;
 use crate::server::{BINARY, Server, serve};
 
-/// Result of a command.
+/// Exit status and output of a command.
 struct Ran {
     code: i32,
     stdout: String,
@@ -134,7 +134,7 @@ fn reschedule_changes_only_the_timing_and_checks_the_tag() {
 }
 
 #[test]
-fn dead_letters_are_listed_and_redriven_one_by_one_or_all() {
+fn commands_list_and_redrive_single_or_all_dead_letters() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let server = Server::start(&data);
@@ -231,7 +231,7 @@ fn key_on_the_command_line_overrides_variables() {
 }
 
 #[test]
-fn quotas_are_shown_and_set_up_to_the_operators_ceiling() {
+fn quota_commands_show_and_set_quotas_up_to_the_ceiling() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let server = Server::start(&data);
@@ -256,7 +256,7 @@ fn quotas_are_shown_and_set_up_to_the_operators_ceiling() {
 }
 
 #[test]
-fn schedules_are_created_from_a_pipe_and_rejections_are_numbered() {
+fn create_reads_schedules_from_a_pipe_and_numbers_rejections() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let server = Server::start(&data);
@@ -287,7 +287,7 @@ fn schedules_are_created_from_a_pipe_and_rejections_are_numbered() {
 }
 
 #[test]
-fn batch_above_the_line_limit_reports_where_it_stopped() {
+fn create_reports_the_line_at_which_a_long_batch_stopped() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let mut limited = serve(&data);
@@ -303,7 +303,7 @@ fn batch_above_the_line_limit_reports_where_it_stopped() {
 }
 
 #[test]
-fn errors_name_the_flag_and_the_next_step() {
+fn command_error_names_the_flag_and_the_next_step() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let server = Server::start(&data);
@@ -349,7 +349,7 @@ fn errors_name_the_flag_and_the_next_step() {
 }
 
 #[test]
-fn server_other_than_reveille_is_recognized() {
+fn command_recognizes_a_server_other_than_reveille() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("admin.key"), "a.b\n").unwrap();
     let receiver = Receiver::start();
@@ -359,7 +359,7 @@ fn server_other_than_reveille_is_recognized() {
 }
 
 #[test]
-fn completion_scripts_exist_for_every_shell() {
+fn completion_command_prints_a_script_for_every_shell() {
     let shells = [
         ("bash", "complete -F"),
         ("zsh", "#compdef reveille"),

@@ -1,4 +1,4 @@
-//! Client of the HTTP API over one connection. It shares no code with Reveille.
+//! Client of the HTTP API for tests, which uses one connection. It shares no code with Reveille.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -11,7 +11,7 @@ use crate::TIMEOUT;
 pub(crate) struct Client {
     connection: Connection,
     key: String,
-    /// Additional header lines of each request.
+    /// Additional header lines that the client sends with each request.
     more: String,
 }
 
@@ -40,12 +40,12 @@ impl Client {
         self
     }
 
-    /// Returns the secret part of the key.
+    /// Returns the part of the key after the dot, which is the secret.
     pub(crate) fn secret(&self) -> &str {
         self.key.split_once('.').map_or(&self.key, |(_, secret)| secret)
     }
 
-    /// Sends a request. An error means that no complete response arrived; the request may have taken effect.
+    /// Sends a request. An error means that no complete response arrived. The request may have taken effect.
     pub(crate) fn send(&mut self, method: &str, path: &str, body: &str) -> io::Result<Response> {
         let headers = format!("authorization: Bearer {}\r\n{}content-type: application/json\r\n", self.key, self.more);
         let response = self.connection.exchange(&http::request(method, path, &headers, body.as_bytes()))?;

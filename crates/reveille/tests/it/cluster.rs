@@ -1,4 +1,5 @@
-//! Clusters of several processes with one PostgreSQL database, coordinated by that database or by a ZooKeeper.
+//! Tests of clusters of several processes with one PostgreSQL database. The members use this database or a ZooKeeper
+//! for coordination.
 
 mod zookeeper;
 
@@ -18,11 +19,11 @@ use crate::receiver::{Hit, Receiver};
 use crate::server::{BINARY, Server};
 use crate::{Stalls, now_millis, until};
 
-/// Database with a schema, and a folder with its keys and the data folders of the members.
+/// Cluster under test: a database with a schema, and a folder with the keys and the data folders of the members.
 pub(crate) struct TestCluster {
     folder: tempfile::TempDir,
     url: String,
-    /// URL of the coordination engine, if it is not the database.
+    /// URL of the coordination engine. `None` if the database is the coordination engine.
     coordination: Option<String>,
 }
 
@@ -51,7 +52,7 @@ impl TestCluster {
         TestCluster::with_coordination(None)
     }
 
-    /// Creates a cluster that is coordinated by a ZooKeeper, below its own root.
+    /// Creates a cluster that uses a ZooKeeper for coordination, below a root that only this cluster uses.
     fn on_zookeeper(servers: &Zookeeper) -> Self {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let root = format!("cluster-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
@@ -132,7 +133,7 @@ fn counts(hits: &[Hit]) -> BTreeMap<String, usize> {
 }
 
 #[test]
-fn members_share_work_and_a_graceful_stop_duplicates_nothing() {
+fn graceful_stop_of_a_member_duplicates_no_callback() {
     share_the_work(&TestCluster::new());
 }
 
@@ -141,8 +142,8 @@ fn share_the_work(cluster: &TestCluster) {
     let (a, b) = (cluster.start("a"), cluster.start("b"));
     cluster.wait_until_balanced(&["a", "b"]);
 
-    // All schedules are created before the first is due, even on a slow machine. A schedule that is moved after it has
-    // fired would fire twice.
+    // The first due instant is so late that the test can create all schedules before it, even on a slow machine. If the
+    // test moved a schedule after its callback, the schedule would fire twice.
     let from = now_millis() + 6_000;
     let mut clients = [a.client(), b.client()];
     for n in 0..200_u64 {
@@ -199,8 +200,8 @@ fn kill_a_member(cluster: &TestCluster) {
     let receiver = Receiver::start();
     let (a, b) = (cluster.start("a"), cluster.start("b"));
     cluster.wait_until_balanced(&["a", "b"]);
-    // On a slow machine the creation takes longer than the time before the first is due. Therefore a schedule counts as
-    // due from the later of its instant and its creation.
+    // On a slow machine, the test may create a schedule after its instant. The test therefore counts a schedule as due
+    // from the later of its instant and its creation.
     let from = now_millis() + 1_000;
     let mut client = b.client();
     let due: Vec<u64> = (0..400)
@@ -317,7 +318,7 @@ fn database(url: &str) -> &str {
 }
 
 #[test]
-fn export_and_import_preserve_schedules_and_runs() {
+fn copy_by_export_or_import_preserves_schedules_and_runs() {
     let folder = tempfile::tempdir().unwrap();
     let (data, back) = (folder.path().join("data"), folder.path().join("back"));
     let receiver = Receiver::start();
@@ -361,7 +362,7 @@ fn export_and_import_preserve_schedules_and_runs() {
     assert!(message.contains("copy to an empty store"), "{message}");
     let message = failure(&mut transfer("export", &back));
     assert!(message.contains("holds no schedules") && !back.exists(), "{message}");
-    // A start by mistake would send the same callbacks twice.
+    // The exported folder must not start, because its server would send the same callbacks again.
     let message = failure(&mut crate::server::serve(&data));
     assert!(message.contains("exported") && message.contains("--store"), "{message}");
 
@@ -399,7 +400,7 @@ fn export_and_import_preserve_schedules_and_runs() {
 }
 
 #[test]
-fn inbox_requests_commit_with_their_transaction() {
+fn inbox_applies_requests_only_after_their_transaction_commits() {
     let cluster = TestCluster::new();
     let receiver = Receiver::start();
     let server = cluster.start("a");
@@ -461,7 +462,7 @@ fn leader_deletes_schedules_older_than_the_history() {
     assert_eq!(server.client().get("/v1/schedules/young").json()["state"], "cancelled");
     assert!(server.stop().success());
 
-    // A member with a shorter history.
+    // This member retains a shorter history, so it also deletes the younger schedule.
     let mut command = cluster.serve("c");
     command.args(["--history-days", "28"]);
     let server = Server::start_where(command, |_| cluster.key_folder());
@@ -486,7 +487,7 @@ fn tenant_and_key_changes_reach_all_members() {
     let await_status = |status: u16, server: &Server| until(&format!("status {status}"), || read(server) == status);
     await_status(200, &b);
 
-    // This works for each owner of the tenant's new pollers.
+    // The creates must succeed at each owner of the tenant's new pollers.
     let mut at_b = Client::connect(b.address, key).unwrap();
     for n in 0..20 {
         let created = at_b.create(&one_shot(&format!("n{n}"), now_millis() + 200, &receiver.url(), &json!(n)));
@@ -505,7 +506,7 @@ fn tenant_and_key_changes_reach_all_members() {
     assert!(a.stop().success() && b.stop().success());
 }
 
-/// Sends one request to each member at the same time, each with this header.
+/// Sends one request to each member at the same time. Each request has this header.
 fn at_both(members: [&Server; 2], header: (&str, &str), method: &str, path: &str, bodies: [&str; 2]) -> [Response; 2] {
     std::thread::scope(|scope| {
         let send = |member: usize| {
@@ -517,7 +518,7 @@ fn at_both(members: [&Server; 2], header: (&str, &str), method: &str, path: &str
 }
 
 #[test]
-fn preconditions_are_checked_at_the_owner_for_any_member() {
+fn owner_checks_preconditions_of_requests_to_any_member() {
     let cluster = TestCluster::new();
     let receiver = Receiver::start();
     let (a, b) = (cluster.start("a"), cluster.start("b"));
@@ -529,7 +530,7 @@ fn preconditions_are_checked_at_the_owner_for_any_member() {
         statuses.sort_unstable();
         statuses
     };
-    // With this number of ids, each member owns some of them.
+    // With this number of ids, each member owns some of the schedules.
     for n in 0..12 {
         let (path, schedule) =
             (format!("/v1/schedules/n{n}"), one_shot(&format!("n{n}"), far, &receiver.url(), &json!(n)));

@@ -1,4 +1,4 @@
-//! Configuration of the real binary by a file, the environment and flags.
+//! Tests of the configuration of the real binary by a file, environment variables and flags.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -43,7 +43,7 @@ fn variables_override_the_file_and_flags_override_both() {
 }
 
 #[test]
-fn invalid_file_is_rejected_before_anything_is_created() {
+fn server_rejects_invalid_file_before_it_creates_anything() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("reveille.toml");
     let data = folder.path().join("data");
@@ -79,7 +79,7 @@ fn server_uses_its_configuration_file() {
 }
 
 #[test]
-fn invalid_callback_roots_are_rejected_with_their_file() {
+fn server_names_the_file_of_invalid_callback_roots() {
     let folder = tempfile::tempdir().unwrap();
     let roots = folder.path().join("roots.pem");
     std::fs::write(&roots, "no certificate").unwrap();

@@ -1,5 +1,5 @@
-//! Repeated SIGKILL while schedules are created, cancelled and fired. At the end the test checks the outcome of every
-//! schedule.
+//! Test that repeatedly sends SIGKILL to the server while clients create and cancel schedules and the schedules fire.
+//! At the end, the test checks the outcome of every schedule.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -15,25 +15,26 @@ use crate::server::Server;
 use crate::{TIMEOUT, now_millis};
 
 const KILLS: usize = 12;
-/// Schedules created between two kills.
+/// Number of schedules that the test creates between two kills.
 const CREATED_PER_LIFE: usize = 150;
 const CREATORS: u64 = 3;
-/// Longest time from the creation of a schedule to its instant. Some instants are after the next kills.
+/// Longest time from the creation of a schedule to its instant. It is so long that some instants are after the next
+/// kills.
 const AHEAD_MILLIS: u64 = 2_500;
 /// Default of `serve`.
 const IN_FLIGHT_MAX: usize = 4_096;
 
-/// History of the clients' requests and their responses.
+/// History of the requests of the clients and of the responses.
 #[derive(Default)]
 struct History {
-    /// Due instants of the schedules with the response 201.
+    /// Due instants of the schedules for which the server responded with 201.
     created: BTreeMap<String, u64>,
     newest: Option<String>,
-    /// Number of created schedules at which the creators wait.
+    /// Number of created schedules at which the creators pause.
     created_max: usize,
-    /// Arrival times of the responses 200 `cancelled`. A callback may have arrived before.
+    /// Times at which the responses 200 `cancelled` arrived. A callback may have arrived earlier.
     cancelled: BTreeMap<String, u64>,
-    /// Schedules for which a cancellation got the response 200 `too_late`, or no response.
+    /// Schedules whose cancellation received the response 200 `too_late`, or no response.
     undecided: BTreeSet<String>,
     address: Option<SocketAddr>,
     is_over: bool,
@@ -69,13 +70,13 @@ impl Shared {
         }
     }
 
-    /// Connects to the server when one is running. Returns `None` at the end of the test.
+    /// Waits until a server runs, and connects to it. Returns `None` at the end of the test.
     fn connect(&self, key: &str) -> Option<Client> {
         loop {
             let address = self.wait(|history| if history.is_over { Some(None) } else { history.address.map(Some) })?;
             match Client::connect(address, key) {
                 Ok(client) => return Some(client),
-                // The server was killed. The next server has another address, or has not started yet.
+                // The test killed the server. The next server has another address, or has not started yet.
                 Err(_) => self.change(|history| {
                     if history.address == Some(address) {
                         history.address = None;
@@ -141,12 +142,13 @@ fn create(shared: &Shared, key: &str, url: &str, number: u64) {
     for count in 0.. {
         let Some(connection) = client.take().or_else(|| shared.connect(key)) else { return };
         let mut connection: Client = connection;
-        // Lehmer's multiplicative generator (Park and Miller, 1988). The test needs no better randomness.
+        // Lehmer's multiplicative generator (Park and Miller, 1988) is sufficient, because the test needs no better
+        // randomness.
         random = random * 48_271 % 0x7fff_ffff;
         let at_millis = now_millis() + random % AHEAD_MILLIS;
         let id = format!("life-{number}-{count}");
         let schedule = one_shot(&id, at_millis, url, &json!({ "id": id }));
-        // Without a response the schedule may or may not exist, so the test does not expect a callback.
+        // If no response arrives, the schedule may or may not exist, so the test does not expect a callback.
         if let Ok(response) = connection.send("POST", "/v1/schedules", &schedule.to_string()) {
             assert_eq!(response.status, 201, "{}", response.body);
             shared.change(|history| {
@@ -162,7 +164,7 @@ fn create(shared: &Shared, key: &str, url: &str, number: u64) {
     }
 }
 
-/// Cancels the newest schedule after every few creations, until the end of the test.
+/// Cancels the newest schedule each time that the creators have created a few schedules, until the end of the test.
 fn cancel(shared: &Shared, key: &str) {
     let mut seen = 0;
     while let Some(mut client) = shared.connect(key) {
@@ -176,7 +178,7 @@ fn cancel(shared: &Shared, key: &str) {
             });
             let Some(id) = next else { return };
             seen = shared.change(|history| {
-                // The outcome is unknown until the response arrives.
+                // The outcome of the cancellation is unknown until the response arrives.
                 history.undecided.insert(id.clone());
                 history.created.len()
             });
@@ -192,8 +194,8 @@ fn cancel(shared: &Shared, key: &str) {
     }
 }
 
-/// Checks that each callback has the right content, arrives neither early nor after its cancellation, and arrives twice
-/// only if the server was killed in between.
+/// Checks that each callback has the right content, and that it arrives neither early nor after its cancellation. It
+/// may arrive twice only if the test killed the server in between.
 fn check_hits(history: &History, hits: &[Hit], gaps: &[Gap]) {
     let mut runs: BTreeMap<&String, Vec<&Hit>> = BTreeMap::new();
     for hit in hits {
@@ -212,7 +214,7 @@ fn check_hits(history: &History, hits: &[Hit], gaps: &[Gap]) {
     for (run, hits) in runs {
         for pair in hits.windows(2) {
             let [first, second] = [pair[0].at_millis, pair[1].at_millis];
-            // The receiver may read a callback after the server that sent it was killed.
+            // The receiver may read a callback after the test killed the server that sent the callback.
             let is_across = |gap: &Gap| first <= gap.ready_millis && gap.killed_millis <= second;
             assert!(gaps.iter().any(is_across), "{run} arrived twice without a kill in between: {pair:?}");
             duplicates += 1;

@@ -1,5 +1,5 @@
-//! Checks of the files in `deploy`: the systemd unit, the configuration and the compose file. Non-goals: these tests
-//! start no systemd and build no image.
+//! Tests of the files in `deploy`: the systemd unit, the configuration and the compose file. These tests do not start
+//! systemd and do not build an image.
 //!
 //! docs/decisions/0087-check-deployment-files-with-standard-tools.md gives the reasons for the design.
 
@@ -10,20 +10,20 @@ use crate::server::BINARY;
 const UNIT: &str = include_str!("../../../../deploy/reveille.service");
 const CONFIGURATION: &str = include_str!("../../../../deploy/reveille.toml");
 const COMPOSE: &str = include_str!("../../../../deploy/compose.yaml");
-/// Highest exposure of the unit in `systemd-analyze security`, in tenths: 100 is the maximum.
+/// Highest allowed exposure of the unit in the output of `systemd-analyze security`, in tenths. The scale ends at 100.
 const EXPOSURE_MAX: &str = "15";
 
 fn text_of(output: &Output) -> String {
     String::from_utf8_lossy(&[output.stdout.as_slice(), &output.stderr].concat()).into_owned()
 }
 
-/// Returns the value in the last line of the unit with this key.
+/// Returns the value of this key in the unit. If several lines have the key, the last line counts.
 fn unit_value(key: &str) -> &'static str {
     let mut values = UNIT.lines().filter_map(|line| line.strip_prefix(key)?.strip_prefix('='));
     values.next_back().unwrap_or_else(|| panic!("the unit does not set {key}"))
 }
 
-/// Returns the effective configuration of `serve` with this file.
+/// Returns the effective configuration that `serve` prints for this file.
 fn shown(configuration: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("reveille.toml");
@@ -65,7 +65,7 @@ fn systemd_accepts_the_unit_and_rates_its_exposure_low() {
         let output = Command::new("systemd-analyze").args(arguments).arg(&unit).output();
         output.expect("systemd-analyze is installed; cargo xtask test installs it")
     };
-    // systemd prints a warning for an unknown key and ignores the key, so the output must be empty.
+    // The output must be empty, because systemd only prints a warning for an unknown key and ignores the key.
     let verified = analyze(&["verify"]);
     assert_eq!((verified.status.code(), text_of(&verified).as_str()), (Some(0), ""));
     let exposure = analyze(&["security", "--offline=true", "--no-pager", "--threshold", EXPOSURE_MAX]);

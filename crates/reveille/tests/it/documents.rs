@@ -1,12 +1,14 @@
-//! Execution of the commands in the documents: the tests run all shell blocks of a document in order, in an empty
-//! folder, against real servers.
+//! Tests that execute the commands in the documents. A test runs all shell blocks of a document in order, in an empty
+//! folder, with real servers.
 //!
-//! An indented or fenced block is shell. Text that begins with `{`, at the start of a block or after a blank line, is a
-//! response and is not run. Comments before a block control the test: `<!-- run: COMMAND -->` runs a command that
-//! readers do not need to see. `<!-- sql -->` and `<!-- toml -->` mark the next block as input for the database or as a
-//! configuration. `<!-- not run: REASON -->` skips the next block. A new block is run by default.
+//! An indented or fenced block contains shell commands. Text that begins with `{`, at the start of a block or after a
+//! blank line, is a response, and the test does not run it. Comments before a block control the test. `<!-- run:
+//! COMMAND -->` runs a command that readers do not need to see. `<!-- sql -->` and `<!-- toml -->` mark the next block
+//! as input for the database or as a configuration. `<!-- not run: REASON -->` skips the next block. By default, the
+//! test runs a new block.
 //!
-//! Invariant: each command is on the same line of the script as in the document, so that errors name that line.
+//! Invariant: each command is on the same line of the script as in the document, so that errors name the line of the
+//! document.
 //!
 //! docs/decisions/0088-run-the-documents-commands-with-bash.md gives the reasons for the design.
 
@@ -19,9 +21,9 @@ use std::process::{Command, Stdio};
 use crate::receiver::{Hit, Receiver};
 use crate::server::BINARY;
 
-/// Code before each script. Functions end with `return` on a failure, so that the trap records the failure only at the
-/// line of the caller. `serve` runs in the background, as in another terminal. `curl` fails if the response is an
-/// error.
+/// Shell code that precedes each script. After a failure, functions end with `return`, so that the trap records the
+/// failure only at the line of the caller. `serve` runs in the background, as if in another terminal. `curl` fails if
+/// the response is an error.
 const SHELL: &str = r#"
 set -uEo pipefail
 trap 'echo "$LINENO $?" >> "$FAILED"' ERR
@@ -54,10 +56,10 @@ curl() { command curl --fail-with-body --max-time 30 "$@" || return; }
 . "$SCRIPT"
 "#;
 
-/// Texts of a document, such as addresses, and their replacements in the test.
+/// Texts of a document, for example addresses, with their replacements in the test.
 type Replacements<'a> = &'a [(&'a str, String)];
 
-/// Runs the commands of `document`, which has this name. Returns one line for each failure.
+/// Runs the commands of the document with this name and text. Returns one line for each failure.
 fn failures(name: &str, document: &str, replacements: Replacements<'_>) -> String {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
@@ -81,7 +83,7 @@ fn failures(name: &str, document: &str, replacements: Replacements<'_>) -> Strin
     command.env("SCRIPT", path("script")).env("FAILED", path("failed")).env("FOLDER", folder.path());
     command.env("NO_COLOR", "1").env_remove("RUST_LOG").env("REVEILLE_NO_RECEIVER", "true");
     command.args(["--noprofile", "--norc", "-c", SHELL]).current_dir(path("here"));
-    // Servers in the background must not hold the output open.
+    // The output goes to a file, because a server in the background would hold a pipe open.
     let output = std::fs::File::create(path("output")).unwrap();
     command.stdin(Stdio::null()).stdout(output.try_clone().unwrap()).stderr(output);
     let status = command.status().expect("bash is installed");
@@ -92,7 +94,7 @@ fn failures(name: &str, document: &str, replacements: Replacements<'_>) -> Strin
         writeln!(failed, "{name}:{number}: exit code {code}: {}", line.unwrap_or_default().trim()).unwrap();
     }
     let message = std::fs::read_to_string(path("output")).unwrap();
-    // The trap does not run for a syntax error.
+    // The trap does not run for a syntax error, so check also whether the script reached its end.
     if !path("ended").exists() {
         writeln!(failed, "{name}: the script stops before its end").unwrap();
     }
@@ -102,7 +104,7 @@ fn failures(name: &str, document: &str, replacements: Replacements<'_>) -> Strin
     }
 }
 
-/// Returns a script with the commands of the document, each on its line of the document.
+/// Returns a script with the commands of the document. Each command is on the same line as in the document.
 fn script(name: &str, document: &str) -> Result<String, String> {
     let mut script = String::new();
     let mut lines = document.lines().zip(1..).peekable();
@@ -169,12 +171,13 @@ fn script(name: &str, document: &str) -> Result<String, String> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Shell,
-    /// Input of the command in the comment before the block.
+    /// Block that is the input of the command in the comment before the block.
     Input,
     Skipped,
 }
 
-/// Returns an address on which no process listens, with a port outside the range of outgoing connections.
+/// Returns an address on which no process listens. Its port is outside the range of ports that the kernel assigns to
+/// outgoing connections.
 fn free_address() -> String {
     loop {
         let port = 10_000 + RandomState::new().build_hasher().finish() % 10_000;
@@ -191,14 +194,15 @@ fn check(name: &str, document: &str, replacements: Replacements<'_>) {
     assert!(failed.is_empty(), "{failed}");
 }
 
-/// Checks a document about a server on this machine and its built-in receiver. Returns the callbacks.
+/// Tests a document about a server on this machine and its built-in receiver. Returns the callbacks that the receiver
+/// printed.
 #[track_caller]
 fn check_with_server(name: &str, document: &str, more: Replacements<'_>) -> Vec<Hit> {
     let receiver = Receiver::start();
     let (address, target) = (free_address(), receiver.url());
     let target = target.trim_start_matches("http://").trim_end_matches("/hook").to_owned();
     let listen = format!("<!-- run: export REVEILLE_LISTEN={address} -->");
-    // The comment replaces the first line, which is a heading.
+    // The comment replaces the first line of the document, which is a heading.
     let document = document.split_once('\n').map(|(_, rest)| format!("{listen}\n{rest}"));
     let document = document.expect("the document has several lines");
     let url = document.contains("127.0.0.1:8080").then_some(("127.0.0.1:8080", address));
@@ -209,7 +213,7 @@ fn check_with_server(name: &str, document: &str, more: Replacements<'_>) -> Vec<
 }
 
 #[test]
-fn readme_commands_run_and_their_callbacks_verify() {
+fn readme_commands_succeed_and_their_callbacks_verify() {
     let folder = tempfile::tempdir().unwrap();
     let secret = folder.path().join("secret");
     let document = include_str!("../../../../README.md");
@@ -218,7 +222,7 @@ fn readme_commands_run_and_their_callbacks_verify() {
     assert!(!callbacks.is_empty());
     let webhook = standardwebhooks::Webhook::new(std::fs::read_to_string(secret).unwrap().trim()).unwrap();
     for callback in callbacks {
-        // The Python library rejects an empty body.
+        // The body must not be empty, because the Python library rejects an empty body.
         assert!(!callback.bytes.is_empty(), "{callback:?}");
         let headers = callback.headers.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
         webhook.verify(&callback.bytes, &headers.collect()).unwrap();
@@ -226,33 +230,33 @@ fn readme_commands_run_and_their_callbacks_verify() {
 }
 
 #[test]
-fn commands_in_the_cron_document_run() {
+fn all_commands_in_the_cron_document_succeed() {
     check_with_server("docs/cron.md", include_str!("../../../../docs/cron.md"), &[]);
 }
 
 #[test]
-fn commands_in_the_http_api_document_run() {
+fn all_commands_in_the_http_api_document_succeed() {
     check_with_server("docs/http-api.md", include_str!("../../../../docs/http-api.md"), &[]);
 }
 
 #[test]
-fn commands_in_the_cli_document_run() {
+fn all_commands_in_the_cli_document_succeed() {
     let zookeeper = ("zookeeper://zk1:2181,zk2:2181/shop", crate::recipes::zookeeper());
     check_with_server("docs/cli.md", include_str!("../../../../docs/cli.md"), &[zookeeper]);
 }
 
 #[test]
-fn commands_in_the_examples_document_run() {
+fn all_commands_in_the_examples_document_succeed() {
     check("docs/examples.md", include_str!("../../../../docs/examples.md"), &[]);
 }
 
 #[test]
-fn commands_in_the_guarantees_document_run() {
+fn all_commands_in_the_guarantees_document_succeed() {
     check("docs/guarantees.md", include_str!("../../../../docs/guarantees.md"), &[]);
 }
 
 #[test]
-fn commands_in_the_operating_document_run() {
+fn all_commands_in_the_operating_document_succeed() {
     let store = test_servers::postgres::shared().create_database().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let document = include_str!("../../../../docs/operating.md");
@@ -274,7 +278,7 @@ fn commands_in_the_operating_document_run() {
 }
 
 #[test]
-fn failing_command_is_reported_and_later_commands_run() {
+fn document_test_reports_a_failure_and_runs_later_commands() {
     let document = "# A\n\nText:\n\n    true\n    export A=$(cat nowhere)\n\n<!-- not run: an example -->\n\n    rm -rf all\n\n\
                     ```sh\nfalse ||\n  curl -s file:///nowhere\n```\n\n    {\"an\":\n      \"answer\"}\n\n<!-- run: B=1 -->\n\n    \
                     test \"$B\" = 2\n\n<!-- toml -->\n\n    drain = \"1s\"\n\n<!-- toml -->\n\n    drian = 1\n\ntext\n";
@@ -294,7 +298,7 @@ fn failing_command_is_reported_and_later_commands_run() {
 }
 
 #[test]
-fn document_with_unknown_comments_or_no_commands_is_rejected() {
+fn document_test_rejects_unknown_comments_and_empty_documents() {
     assert!(script("a", "<!-- mistaken -->\n\n    true\n").is_err());
     assert!(failures("a", "    echo 'a\n", &[]).contains("a: the script stops before"));
     assert!(script("a", "<!-- not run: all of it -->\n\n    true\n").is_err());

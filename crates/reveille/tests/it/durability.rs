@@ -1,5 +1,5 @@
-//! Durability of acknowledged schedules, observed at the kernel with `strace`: the server sends each 201 after an
-//! `fdatasync` that began after the bytes of the schedule were written.
+//! Test that acknowledged schedules are durable. It observes the system calls of the server with `strace`. The server
+//! must send each 201 after an `fdatasync` that began after the write of the schedule's bytes.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,7 +19,7 @@ const CALLS: &str =
     "trace=write,writev,pwrite64,pwritev,pwritev2,fdatasync,fsync,sendto,sendmsg,sendmmsg,io_uring_enter";
 
 #[test]
-fn acknowledgement_follows_a_sync_of_the_written_bytes() {
+fn server_acknowledges_schedule_after_sync_of_written_bytes() {
     let folder = tempfile::tempdir().unwrap();
     let (data, trace) = (folder.path().join("data"), folder.path().join("trace"));
     let mut command = Command::new("strace");
@@ -34,7 +34,7 @@ fn acknowledgement_follows_a_sync_of_the_written_bytes() {
         })
         .collect();
     let marks: Vec<String> = clients.into_iter().flat_map(|client| client.join().unwrap()).collect();
-    // strace ends with the process that it traces.
+    // The process `strace` ends with the server that it traces.
     server::signal(child_of(server.pid()), Signal::TERM);
     assert!(server.wait().success());
 
@@ -43,7 +43,7 @@ fn acknowledgement_follows_a_sync_of_the_written_bytes() {
     assert_eq!(violations(&events(&trace), &marks, &data), [] as [String; 0]);
 }
 
-/// Creates schedules. Their ids are in the bytes on the disk and in the responses.
+/// Creates schedules whose ids appear in the bytes on the disk and in the responses.
 fn create(mut client: Client, number: usize) -> Vec<String> {
     let far = now_millis() + 3_600_000;
     let ids = (0..CREATED_PER_CLIENT).map(|count| format!("mark-{number}-{count}-end"));
@@ -63,7 +63,8 @@ fn child_of(pid: u32) -> u32 {
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Event<'a> {
     name: &'a str,
-    /// Arguments as strace writes them. The first begins with the number and the path of the file.
+    /// Arguments of the call in the form that strace writes. The first argument begins with the number and the path of
+    /// the file.
     arguments: &'a str,
     /// Line of the trace at which the call begins.
     begin: usize,
@@ -72,7 +73,7 @@ struct Event<'a> {
 }
 
 impl Event<'_> {
-    /// Returns the path in `12</path>, …`.
+    /// Returns the path in arguments of the form `12</path>, …`.
     fn path(&self) -> &str {
         let (_, rest) = self.arguments.split_once('<').unwrap_or_default();
         rest.split_once('>').unwrap_or_default().0
@@ -83,8 +84,8 @@ impl Event<'_> {
     }
 }
 
-/// Parses lines `PID call(arguments) = result`. If another thread makes a call in between, strace writes a call as two
-/// lines, which this function joins.
+/// Parses lines of the form `PID call(arguments) = result`. If another thread makes a call in between, strace writes a
+/// call on two lines. This function joins the two lines.
 fn events(trace: &str) -> Vec<Event<'_>> {
     let mut events = Vec::new();
     let mut unfinished: BTreeMap<&str, Event<'_>> = BTreeMap::new();
@@ -108,11 +109,12 @@ fn events(trace: &str) -> Vec<Event<'_>> {
     events
 }
 
-/// Returns the violations of the order for the schedules with the ids `marks`.
+/// Returns a text for each schedule with an id in `marks` whose response is missing, or precedes the write or the sync
+/// of the schedule's bytes.
 fn violations(events: &[Event<'_>], marks: &[String], data: &Path) -> Vec<String> {
     let is_file = |event: &&&Event<'_>| Path::new(event.path()).starts_with(data);
     let mut found = Vec::new();
-    // Most writes fill the segments of the journal with zeros. Skip them.
+    // Consider only writes that contain a mark. Most writes fill the segments of the journal with zeros.
     let (syncs, others): (Vec<_>, Vec<_>) = events.iter().partition(|event| event.is_sync());
     let marked: Vec<_> = others.into_iter().filter(|event| event.arguments.contains("mark-")).collect();
     for mark in marks {
@@ -154,9 +156,9 @@ fn trace_check_finds_responses_before_their_sync() {
         (vec![write, started, sync, response, ended], vec![]),
         (vec![write, response, sync], unsynced.clone()),
         (vec![sync, write, response], unsynced.clone()),
-        // The sync began before the write, so it may not include the bytes.
+        // The sync in this trace began before the write, so the sync may not include the bytes.
         (vec![started, write, ended, response], unsynced.clone()),
-        // The sync ended after the response.
+        // The sync in this trace ended after the response.
         (vec![write, started, response, ended], unsynced.clone()),
         (vec![write, other_file, response], unsynced.clone()),
         (vec![write, failed, response], unsynced),

@@ -1,4 +1,4 @@
-//! Egress policy of callbacks, with the real resolver of this machine.
+//! Tests of the egress policy of callbacks, with the real resolver of this machine.
 
 use std::fs;
 use std::process::Command;
@@ -41,7 +41,7 @@ fn first_tenant_of_a_public_server_may_not_call_loopback() {
     let rejected = client.create(&one_shot("literal", now_millis(), &receiver.url(), &json!("x")));
     assert_eq!((rejected.status, &rejected.json()["errors"][0]["code"]), (422, &json!("egress_refused")));
 
-    // The server checks a host name when it resolves the name, at each attempt.
+    // The server checks a host name at each attempt, when it resolves the name.
     let url = format!("http://localhost:{port}/");
     let mut named = one_shot("named", now_millis(), &url, &json!("x"));
     named["retry"] = json!({"backoff": "200ms", "backoff_max": "200ms", "attempts_max": 20});
@@ -49,7 +49,7 @@ fn first_tenant_of_a_public_server_may_not_call_loopback() {
     until("the metrics count the rejected attempt", || {
         server.client().get("/metrics").body.contains(r#"result="egress_refused""#)
     });
-    // The outcome becomes durable after the metric is updated.
+    // The server updates the metric before the outcome is durable, so wait for the outcome.
     let mut first = || client.get("/v1/schedules/named/runs").json()["runs"][0]["attempts"][0]["error"].clone();
     until("the run shows the error", || !first().is_null());
     let expected = "egress_refused: the host is at a loopback address, which the tenant's policy does not allow; an operator \

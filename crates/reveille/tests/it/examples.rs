@@ -1,5 +1,5 @@
-//! The examples, run to their end against a real server, each with its own database. The tests check their output and
-//! the rows that they leave in the database.
+//! Tests that run the examples to their end with a real server, each with its own database. The tests check the output
+//! of an example and the rows in its database.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -8,7 +8,7 @@ use test_servers::postgres;
 
 use crate::server::Server;
 
-/// Output of an example, and its database.
+/// Output of an example that has ended, and the name of its database.
 struct Finished {
     text: String,
     database: String,
@@ -16,7 +16,7 @@ struct Finished {
 
 impl Finished {
     /// Checks that the output has this line, with `N` in place of the numbers of orders and payments. These numbers
-    /// differ in each run and are longer than all others.
+    /// differ in each run and have more digits than all other numbers.
     #[track_caller]
     fn printed(&self, sentence: &str) {
         let plain = |line: &str| -> String {
@@ -58,7 +58,7 @@ fn run(name: &str) -> Finished {
 }
 
 #[test]
-fn missed_sla_is_escalated_once_and_a_met_one_is_not() {
+fn sla_example_escalates_only_the_missed_sla_once() {
     let example = run("sla");
     example.printed("order N late with shipping");
     example.printed("order N late with nothing");
@@ -66,7 +66,7 @@ fn missed_sla_is_escalated_once_and_a_met_one_is_not() {
 }
 
 #[test]
-fn failed_callback_is_retried_until_it_succeeds() {
+fn retry_example_retries_a_callback_until_it_succeeds() {
     let example = run("retry");
     example.printed("attempt 1: status 500");
     example.printed("attempt 2: status 500");
@@ -76,7 +76,7 @@ fn failed_callback_is_retried_until_it_succeeds() {
 }
 
 #[test]
-fn discount_is_turned_on_and_off_exactly_once() {
+fn discount_example_turns_a_discount_on_and_off_exactly_once() {
     let example = run("discount");
     example.printed("the discount was switched 2 times");
     assert_eq!(example.query("select string_agg(is_active::text, ' ' order by at) from switched"), "true false");
@@ -84,7 +84,7 @@ fn discount_is_turned_on_and_off_exactly_once() {
 }
 
 #[test]
-fn campaign_notifies_each_customer_once_except_opt_outs() {
+fn campaign_example_notifies_each_customer_once_except_opt_outs() {
     let example = run("campaign");
     example.printed("49 notifications went to 49 customers");
     assert_eq!(
@@ -95,7 +95,7 @@ fn campaign_notifies_each_customer_once_except_opt_outs() {
 }
 
 #[test]
-fn payment_is_queried_until_settled_and_refunded_once() {
+fn payment_example_queries_until_settled_and_refunds_once() {
     let example = run("payment");
     example.printed("payment N is refunded");
     let statuses = example.query("select status, count(*) from queries group by status order by status desc");
@@ -106,7 +106,7 @@ fn payment_is_queried_until_settled_and_refunded_once() {
 }
 
 #[test]
-fn product_is_activated_once_at_its_new_time() {
+fn activation_example_activates_product_once_at_its_new_time() {
     let example = run("activation");
     example.printed("style N is listed: it was activated 1 time");
     let on_day_4 =
@@ -115,7 +115,7 @@ fn product_is_activated_once_at_its_new_time() {
 }
 
 #[test]
-fn delivery_reported_twice_sends_one_mail() {
+fn feedback_example_sends_one_mail_for_two_delivery_reports() {
     let example = run("feedback");
     example.printed("order N is delivered: the mail is already scheduled");
     example.printed("order N 1 mail");
@@ -123,7 +123,7 @@ fn delivery_reported_twice_sends_one_mail() {
 }
 
 #[test]
-fn abandoned_cart_gets_one_reminder_and_a_purchase_none() {
+fn nudge_example_reminds_once_of_a_cart_but_not_after_purchase() {
     let example = run("nudge");
     example.printed("customer N is reminded of nothing");
     assert_eq!(example.query("select count(*), min(cart) from nudges"), "1|a phone, a case");

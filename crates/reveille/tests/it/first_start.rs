@@ -1,4 +1,4 @@
-//! First steps of a new user: start the server, run the printed line, and see the callback.
+//! Test of the first steps of a new user, who starts the server, runs the printed command line and sees the callback.
 
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::server::{BINARY, Server};
 
 #[test]
-fn printed_curl_line_works_and_its_callback_is_printed() {
+fn printed_curl_line_schedules_a_callback_that_is_printed() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let mut command = Command::new(BINARY);

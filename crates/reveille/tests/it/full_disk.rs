@@ -1,5 +1,5 @@
-//! A nearly full disk: the server rejects new schedules with a clear error and continues reads and callbacks. When
-//! space is available again, it accepts new schedules without a restart.
+//! Test of a nearly full disk. The server rejects new schedules with a clear error, but continues to serve reads and to
+//! send callbacks. When space is available again, the server accepts new schedules without a restart.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,9 +12,10 @@ use crate::receiver::Receiver;
 use crate::server::{Server, serve};
 use crate::{TIMEOUT, now_millis};
 
-/// Size of the disk: more than the floor of 512 MiB that `serve` keeps free, and space for the server's files.
+/// Size of the disk. It is larger than the 512 MiB that `serve` requires as free space, plus the space for the files of
+/// the server.
 const DISK_BYTES: u64 = 1 << 30;
-/// Size of a file that leaves less than the floor.
+/// Size of a file that leaves less free space than `serve` requires.
 const BALLAST_BYTES: u64 = 600 << 20;
 
 #[test]
@@ -50,8 +51,8 @@ fn nearly_full_disk_rejects_new_schedules_until_space_returns() {
     assert_eq!(runs["runs"][0]["state"], "succeeded", "{runs}");
 }
 
-/// Returns the command of a server with a separate file system at `disk`. The file system is in the mount namespace of
-/// the server, so it disappears when the server ends.
+/// Returns the command of a server with a separate file system at `disk`. The file system exists only in the mount
+/// namespace of the server, so it disappears when the server ends.
 fn on_small_disk(disk: &Path, data: &Path) -> Command {
     let mut command = Command::new("unshare");
     if !rustix::process::geteuid().is_root() {

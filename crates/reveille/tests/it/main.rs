@@ -1,4 +1,5 @@
-//! Black-box tests: the real binary with a real disk, real clients and receivers, kills and a full disk.
+//! Black-box tests of the real binary with a real disk, real clients and receivers, kills of the process, and a full
+//! disk.
 
 #![expect(clippy::disallowed_methods, reason = "these tests run outside the runtime, with real clocks and processes")]
 #![expect(clippy::unwrap_used, reason = "a panic in a test helper fails the test")]
@@ -34,11 +35,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Longest wait for a condition. The operations take milliseconds, but a test machine has two cores and a high load.
+/// Longest time for which a test waits for a condition. The operations take milliseconds, but a test machine has two
+/// cores and a high load.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Polls until the condition holds, because a real process sends no notification. Panics with `condition` after
-/// [`TIMEOUT`].
+/// Polls `holds` until it returns true, because a real process sends no notification. Panics with the text `condition`
+/// after [`TIMEOUT`].
 #[track_caller]
 fn until(condition: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + TIMEOUT;
@@ -48,8 +50,8 @@ fn until(condition: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Measurement of stalls of this machine or its disk: a thread sleeps briefly, syncs a few bytes, and measures the
-/// delay.
+/// Measurement of the stalls of this machine or its disk. A thread repeatedly sleeps briefly, syncs a few bytes, and
+/// measures the delay.
 struct Stalls {
     is_over: Arc<AtomicBool>,
     watching: thread::JoinHandle<Duration>,
@@ -82,7 +84,7 @@ impl Stalls {
     }
 }
 
-/// Returns the wall clock in milliseconds since 1970.
+/// Returns the time of the wall clock in milliseconds since 1970.
 fn now_millis() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is after 1970");
     u64::try_from(since.as_millis()).expect("the clock is before the year 500,000,000")

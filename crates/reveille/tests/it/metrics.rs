@@ -1,4 +1,5 @@
-//! The exported metrics, their table in the documents, and the dashboard and alerts that use them must agree.
+//! Tests that the exported metrics agree with their table in the documents, and with the dashboard and the alerts that
+//! use the metrics.
 //!
 //! docs/decisions/0083-test-that-alert-rules-match-the-metrics.md gives the reasons for the design.
 
@@ -16,14 +17,14 @@ const OPERATING: &str = include_str!("../../../../docs/operating.md");
 const BOARD: &str = include_str!("../../../../deploy/grafana/reveille.json");
 const ALERTS: &str = include_str!("../../../../deploy/prometheus/alerts.yaml");
 
-/// Kinds of servers that export a metric: a single process, or a member of a cluster.
+/// Kinds of servers that export a metric: a single process, a member of a cluster, or both kinds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Where {
     alone: bool,
     member: bool,
 }
 
-/// Metrics by the names of their samples. A histogram has one entry, with its name without suffix.
+/// Metrics by the names of their samples. A histogram has one entry, under its name without a suffix.
 type Metrics = BTreeMap<String, Where>;
 
 /// Returns the metrics in the table of docs/operating.md.
@@ -56,7 +57,7 @@ fn families(text: &str) -> BTreeSet<String> {
     text.lines().filter_map(family).collect()
 }
 
-/// Returns the metrics of a single process after a request, a success, a retry and a failure.
+/// Returns the metrics of a single process after a request, a successful run, a retry and a failed run.
 fn of_one_process() -> (BTreeSet<String>, String) {
     let folder = tempfile::tempdir().unwrap();
     let receiver = Receiver::start();
@@ -124,7 +125,7 @@ fn metrics_table_lists_exactly_the_exported_metrics() {
     assert!(!text.contains("127.0.0.1") && !text.contains("default"), "the metrics contain data of a tenant");
 }
 
-/// Returns the metrics that an expression names. The suffixes of histograms are removed.
+/// Returns the metrics that an expression names, without the suffixes of histograms.
 fn named(expression: &str) -> Vec<String> {
     let words = expression.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
     let metric = |word: &str| {

@@ -1,4 +1,4 @@
-//! Start and stop of the server: flags, a folder in use, and a graceful stop.
+//! Tests of the start and the stop of the server: flags, a folder in use, and a graceful stop.
 
 use std::os::unix::net::UnixDatagram;
 use std::process::{Command, Output};
@@ -27,7 +27,7 @@ fn stderr(output: &Output) -> String {
 }
 
 #[test]
-fn second_process_on_the_same_data_folder_is_rejected() {
+fn second_process_on_the_same_data_folder_fails_to_start() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let server = Server::start(&data);
@@ -88,7 +88,7 @@ fn stop_notice_lasts_until_a_second_signal() {
 }
 
 #[test]
-fn service_manager_is_notified_of_readiness_and_stop_timeout() {
+fn server_notifies_service_manager_of_readiness_and_stop_limit() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let path = folder.path().join("notify");
@@ -140,7 +140,7 @@ fn change_during_a_callback_in_flight_reports_too_late() {
 }
 
 #[test]
-fn invalid_flag_is_named_and_nothing_is_created() {
+fn server_names_an_invalid_flag_and_creates_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     for (flag, value) in
@@ -155,7 +155,7 @@ fn invalid_flag_is_named_and_nothing_is_created() {
 }
 
 #[test]
-fn taken_port_and_file_as_data_folder_are_rejected() {
+fn server_rejects_a_port_in_use_and_a_file_as_data_folder() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let server = Server::start(&data);

@@ -1,4 +1,4 @@
-//! Progress of long commands, with and without a terminal.
+//! Tests of the progress display of long commands, with and without a terminal.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -10,7 +10,8 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
 use crate::server::{BINARY, Server};
 
-/// Runs a command that must succeed, with a terminal as its standard error. Returns its output to the terminal.
+/// Runs a command that must succeed, with a terminal as its standard error. Returns the text that the command wrote to
+/// the terminal.
 fn run_on_terminal(arguments: &[&str], data: &Path, input: &Path) -> String {
     let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
     grantpt(&terminal).unwrap();
@@ -20,14 +21,14 @@ fn run_on_terminal(arguments: &[&str], data: &Path, input: &Path) -> String {
     let mut terminal = File::from(terminal);
     let reader = thread::spawn(move || {
         let mut message = Vec::new();
-        // A read from a terminal returns an error when all writers have closed it.
+        // A read from a terminal returns an error when all writers have closed the terminal.
         let _hung_up = terminal.read_to_end(&mut message);
         String::from_utf8(message).unwrap()
     });
     let mut command = Command::new(BINARY);
     command.args(arguments).env("REVEILLE_DATA", data).stdin(File::open(input).unwrap());
     let status = command.stdout(Stdio::null()).stderr(other_end).status().unwrap();
-    // The command value keeps the terminal open.
+    // Drop the command value, because it keeps the terminal open.
     drop(command);
     let message = reader.join().unwrap();
     assert!(status.success(), "{arguments:?}: {message}");
@@ -35,7 +36,7 @@ fn run_on_terminal(arguments: &[&str], data: &Path, input: &Path) -> String {
 }
 
 #[test]
-fn progress_is_shown_on_a_terminal_and_erased_at_the_end() {
+fn command_shows_progress_on_a_terminal_and_erases_it() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     let data = path("data");

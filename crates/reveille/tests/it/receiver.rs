@@ -1,4 +1,4 @@
-//! Receiver of callbacks that keeps all of them.
+//! Receiver of callbacks for tests, which records all callbacks.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex};
@@ -24,18 +24,18 @@ pub(crate) struct Hit {
     pub(crate) bytes: Vec<u8>,
     /// Request line.
     pub(crate) line: String,
-    /// All headers, with names in lower case.
+    /// All headers of the callback, with names in lower case.
     pub(crate) headers: Vec<(String, String)>,
 }
 
 #[derive(Default)]
 struct State {
     hits: Vec<Hit>,
-    /// `true` while responses are held back.
+    /// `true` while the receiver delays its responses.
     is_held: bool,
 }
 
-/// Receiver that listens until the test process ends.
+/// Receiver of callbacks that listens until the test process ends.
 #[derive(Clone)]
 pub(crate) struct Receiver {
     address: SocketAddr,
@@ -64,7 +64,7 @@ impl Receiver {
         format!("http://{}/hook", self.address)
     }
 
-    /// Holds back the responses to all callbacks until [`Receiver::release`].
+    /// Delays the responses to all callbacks until [`Receiver::release`].
     pub(crate) fn hold(&self) {
         self.state.0.lock().unwrap().is_held = true;
     }

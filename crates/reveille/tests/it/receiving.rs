@@ -1,5 +1,5 @@
-//! A service that the real server calls and that is killed between its handler and its commit. It is a separate process
-//! with the middleware of the crate `receiver` and a PostgreSQL database.
+//! Test of a service that the real server calls. The test kills the service between its handler and its commit. The
+//! service is a separate process with the middleware of the crate `receiver` and a PostgreSQL database.
 
 use std::io;
 use std::net::TcpListener;
@@ -23,18 +23,19 @@ use crate::client::one_shot;
 use crate::now_millis;
 use crate::server::Server;
 
-/// Test that acts as the service. The service process runs this test program with only that test.
+/// Name of the test function that acts as the service. The process of the service runs this test program with only this
+/// test.
 const SERVICE: &str = "receiving::service_process";
 const DATABASE: &str = "RECEIVING_DATABASE";
 const SECRET: &str = "RECEIVING_SECRET";
 const DIES: &str = "RECEIVING_DIES";
 
-/// Process of the service. It is killed when this value is dropped.
+/// Process of the service. The drop of this value kills the process.
 struct Service(Child);
 
 impl Service {
-    /// Starts the service. `listener` stays open in the test process, so that callbacks wait there for the next service
-    /// process after a kill.
+    /// Starts the service. `listener` remains open in the test process. After a kill, callbacks therefore wait in the
+    /// listener for the next process of the service.
     fn start(listener: &TcpListener, database: &str, secret: &Path, dies: bool) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", SERVICE, "--nocapture"]).env(DATABASE, database).env(SECRET, secret);
@@ -48,7 +49,7 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // The process may have ended already.
+        // Ignore the error, because the process may already have ended.
         let _killed = self.0.kill();
         let _waited = self.0.wait();
     }

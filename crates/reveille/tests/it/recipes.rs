@@ -1,4 +1,4 @@
-//! Commands for the tree and the recipes, with a real ZooKeeper and a real PostgreSQL.
+//! Tests of the commands for the tree and the recipes, with a real ZooKeeper and a real PostgreSQL.
 
 mod elect;
 
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-/// Returns the URL of a ZooKeeper with a root that no other test uses.
+/// Returns a ZooKeeper URL with a root that no other test uses.
 pub(crate) fn zookeeper() -> String {
     static NEXT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
     let next = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -92,7 +92,7 @@ fn tree_commands_show_and_change_nodes() {
                 drop(sender.send(line));
             }
         });
-        // Changes before the watch starts are not reported, so repeat them until the first event arrives.
+        // The watch does not report changes before its start, so repeat the changes until the first event arrives.
         let mut count = 0;
         let first = loop {
             count += 1;
@@ -117,7 +117,7 @@ fn tree_commands_show_and_change_nodes() {
 }
 
 #[test]
-fn nodes_created_with_credentials_require_them() {
+fn access_to_nodes_requires_the_credentials_of_their_creator() {
     let (url, folder) = (zookeeper(), tempfile::tempdir().unwrap());
     let credentials = folder.path().join("credentials");
     fs::write(&credentials, "mail:of the postman\n").unwrap();
@@ -133,7 +133,7 @@ fn nodes_created_with_credentials_require_them() {
     assert!(failure(&url, &["tree", "ls", "/", "--credentials-file", file]).contains("has no line NAME:PASSWORD"));
     fs::write(&credentials, "no password\n").unwrap();
     let error = failure(&url, &["tree", "get", "/mail", "--credentials-file", file]);
-    assert!(error.contains("line 1: not of the form NAME:PASSWORD") && !error.contains("no password"), "{error}");
+    assert!(error.contains("line 1: expected the form NAME:PASSWORD") && !error.contains("no password"), "{error}");
 }
 
 #[test]

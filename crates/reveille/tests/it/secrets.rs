@@ -1,9 +1,9 @@
-//! Search for secrets in all places where none may be: in the log at level `trace`, in every response, in /metrics, in
-//! each file of the store and of a backup, and in each file of a PostgreSQL server. The search covers plain text, hex
-//! and base64.
+//! Tests that search for secrets in all places that must not contain secrets. The places are the log at level `trace`,
+//! every response, /metrics, each file of the store and of a backup, and each file of a PostgreSQL server. The search
+//! covers plain text, hex and base64.
 //!
-//! The tests also search for a word that is not secret. It must be in the store's files, which proves that the search
-//! works.
+//! The tests also search for a word that is not secret. The store's files must contain this word, which proves that the
+//! search works.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,17 +18,17 @@ use crate::receiver::Receiver;
 use crate::server::{BINARY, Server};
 use crate::{now_millis, until};
 
-/// Word in the URL of each target, and therefore in the store.
+/// Word that is not secret. It is in the URL of each target, and therefore in the store.
 const NO_SECRET: &str = "Pu81icW0rdTh4tIsNoSecret";
 const HEADER: &str = "Zx7qK2mWvT9bR4nLHeaderValueOfATarget";
 const PUT_HEADER: &str = "Jd5sYc8pGh3kXa6eHeaderValueThatWasPut";
 const PATCH_HEADER: &str = "Gw3oLq9zUy6mBv1kHeaderValueThatWasPatched";
 const TENANT_HEADER: &str = "Nf2uQr7tBo9iEw4yHeaderOfAnotherTenant";
 
-/// Files that may contain secrets.
+/// Names of the files that may contain secrets.
 const SECRET_FILES: [&str; 4] = ["admin.key", "operator.key", "signing.secret", "store.key"];
 
-/// Secret to search for, in all its encodings.
+/// Secret for which a test searches, in all its encodings.
 struct Secret {
     name: &'static str,
     forms: Vec<Vec<u8>>,
@@ -38,8 +38,8 @@ impl Secret {
     fn new(name: &'static str, bytes: &[u8]) -> Self {
         let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         let mut forms = vec![bytes.to_vec(), hex.to_uppercase().into_bytes(), hex.into_bytes()];
-        // In base64 text the encoding of the secret depends on its position modulo 3. For each of the three positions,
-        // use the characters that do not depend on the bytes before and after the secret.
+        // In base64 text, the encoding of the secret depends on its position modulo 3. For each of the three positions,
+        // use only the characters that do not depend on the bytes before and after the secret.
         for before in 0..3 {
             let padded = [&[0; 2][..before], bytes].concat();
             for engine in [&STANDARD, &URL_SAFE_NO_PAD] {
@@ -56,7 +56,7 @@ impl Secret {
     }
 }
 
-/// Output and files of a server: the place of each, and its bytes.
+/// Outputs and files of a server, each with the name of its place and its bytes.
 #[derive(Default)]
 struct Captured(Vec<(String, Vec<u8>)>);
 
@@ -65,7 +65,7 @@ impl Captured {
         self.0.push((place.into(), bytes.into()));
     }
 
-    /// Adds every file in `folder`. Returns the number of files.
+    /// Adds every file in `folder` to the captured data. Returns the number of files.
     fn add_files(&mut self, folder: &Path) -> usize {
         let mut count = 0;
         for entry in std::fs::read_dir(folder).unwrap() {
@@ -87,7 +87,7 @@ impl Captured {
         serde_json::from_str(&response.body).unwrap_or(Value::Null)
     }
 
-    /// Returns the secrets that were found, with their places.
+    /// Returns a text for each secret that the search found, with its place.
     fn find(&self, secrets: &[Secret]) -> Vec<String> {
         let mut found = Vec::new();
         for (place, bytes) in &self.0 {
@@ -175,7 +175,7 @@ fn signing_secret(name: &'static str, text: &str) -> Secret {
     Secret::new(name, &STANDARD.decode(text.trim().strip_prefix("whsec_").unwrap()).unwrap())
 }
 
-/// Returns the secrets of the requests, and those in the data folder.
+/// Returns the secrets of the requests, and the secrets in the data folder.
 fn secrets(data: &Path) -> Vec<Secret> {
     let read = |name: &str| std::fs::read_to_string(data.join(name)).unwrap();
     let key = read("store.key").lines().find_map(|line| line.strip_prefix("rvsk_").map(str::to_owned)).unwrap();
@@ -295,12 +295,12 @@ fn member_without_the_cluster_key_is_rejected() {
 }
 
 #[test]
-fn core_files_are_disabled_unless_debuggable() {
+fn server_disables_core_files_unless_it_is_debuggable() {
     let folder = tempfile::tempdir().unwrap();
     let core_max = |arguments: &[&str]| {
         let data = folder.path().join("data");
         let serve = crate::server::serve(&data);
-        // The shell removes the limit, so that a limit of the process comes from the server.
+        // The shell removes its own limit, so that any limit of the process comes from the server.
         let mut command = Command::new("bash");
         command.args(["-c", "ulimit -c unlimited && exec \"$@\"", "bash"]);
         command.arg(serve.get_program()).args(serve.get_args()).args(arguments);

@@ -1,4 +1,4 @@
-//! Process of the binary, as an operator runs it.
+//! Process of the binary for tests, with the options that an operator uses.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
@@ -63,7 +63,7 @@ impl Lines {
     }
 }
 
-/// Server that is ready. It is killed when this value is dropped.
+/// Server process that is ready. The drop of this value kills the process.
 pub(crate) struct Server {
     child: Child,
     pub(crate) address: SocketAddr,
@@ -73,7 +73,7 @@ pub(crate) struct Server {
     pub(crate) log: Lines,
 }
 
-/// Returns the command `reveille serve` for the folder `data` and any free port, without the built-in receiver.
+/// Returns the command `reveille serve` with the folder `data` and any free port, without the built-in receiver.
 pub(crate) fn serve(data: &Path) -> Command {
     let mut command = Command::new(BINARY);
     command.args(["serve", "--listen", "127.0.0.1:0", "--no-receiver", "--data"]).arg(data);
@@ -90,8 +90,8 @@ impl Server {
         Server::start_where(command, |_| data.to_owned())
     }
 
-    /// Runs `command` as [`Server::start_by`] does. `data_of` returns the path, as the test sees it, of the data folder
-    /// of the process with this id.
+    /// Runs `command` in the same way as [`Server::start_by`]. `data_of` returns the path at which the test sees the
+    /// data folder of the process with this id.
     pub(crate) fn start_where(mut command: Command, data_of: impl FnOnce(u32) -> PathBuf) -> Self {
         command.env("NO_COLOR", "1").env_remove("RUST_LOG");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -131,7 +131,7 @@ impl Server {
     }
 
     pub(crate) fn wait(mut self) -> ExitStatus {
-        // The output ends with the process.
+        // The output of the process ends when the process ends.
         self.log.wait(|_| None::<()>);
         self.child.wait().expect("the process is a child of this one")
     }
@@ -151,7 +151,7 @@ fn json_address(line: &str) -> Option<SocketAddr> {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // The process may have ended already.
+        // Ignore the error, because the process may already have ended.
         let _killed = self.child.kill();
         let _waited = self.child.wait();
     }

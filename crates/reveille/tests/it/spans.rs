@@ -1,4 +1,4 @@
-//! Spans that the real binary sends to an OpenTelemetry collector, and its log in JSON.
+//! Tests of the spans that the real binary sends to an OpenTelemetry collector, and of its log in JSON.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::server::{Server, serve};
 
 const CALLER: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
-/// Span as it is sent, with ids in hexadecimal.
+/// Span in a request to the collector, with ids in hexadecimal.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct Span {
     trace: String,
@@ -63,8 +63,8 @@ impl<'a> Field<'a> {
     }
 }
 
-/// Decodes the fields of a message. It follows the specification of the encoding and uses no code of the product, so
-/// that it finds errors in the product's encoder.
+/// Decodes the fields of a message. The function follows the specification of the encoding and uses no code of
+/// Reveille, so that it finds errors in Reveille's encoder.
 fn fields(mut bytes: &[u8]) -> Vec<(u64, Field<'_>)> {
     fn varint(bytes: &mut &[u8]) -> u64 {
         let (mut number, mut shift) = (0, 0);
@@ -101,12 +101,12 @@ fn fields(mut bytes: &[u8]) -> Vec<(u64, Field<'_>)> {
     found
 }
 
-/// Returns all fields with this number, which must be messages.
+/// Returns the contents of all fields with this number, which must be messages.
 fn messages(bytes: &[u8], number: u64) -> Vec<&[u8]> {
     fields(bytes).into_iter().filter(|(found, _)| *found == number).map(|(_, field)| field.bytes()).collect()
 }
 
-/// Decodes an attribute: `key`, and `value.string_value` or `value.int_value`.
+/// Decodes an attribute, which consists of `key`, and of `value.string_value` or `value.int_value`.
 fn attribute(bytes: &[u8]) -> (String, String) {
     let fields_of = fields(bytes);
     let [(1, key), (2, value)] = fields_of.as_slice() else { panic!("not an attribute") };
@@ -169,7 +169,8 @@ fn base(collector: &Receiver) -> String {
     collector.url().trim_end_matches("/hook").to_owned()
 }
 
-/// Sends a batch of one line with curl, because the response has no declared length.
+/// Sends a batch of one line with curl. The tests' own client cannot read the response, because it has no declared
+/// length.
 fn batch(server: &Server, line: &Value) {
     let mut curl = Command::new("curl");
     curl.args([
@@ -193,13 +194,14 @@ fn one<'a>(spans: &'a [Span], name: &str, matches: impl Fn(&Span) -> bool) -> &'
 }
 
 #[test]
-fn run_trace_links_to_the_request_that_created_the_schedule() {
+fn trace_of_a_run_links_to_the_request_of_its_schedule() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let (collector, receiver) = (Receiver::start(), Receiver::start());
     let server = Server::start_by(traced(&data, &base(&collector)), &data);
     let mut client = server.client().with_header("traceparent", CALLER);
-    // The first instant is far away. The PUT replaces the schedule, so its run must link to the PUT.
+    // The instant of the first request is far in the future. The PUT replaces the schedule, so the run of the schedule
+    // must link to the PUT.
     let later = one_shot("once", now_millis() + 3_600_000, &receiver.url(), &json!("x"));
     assert_eq!(client.create(&later).status, 201);
     let soon = one_shot("once", now_millis() + 50, &receiver.url(), &json!("x")).to_string();
@@ -254,7 +256,7 @@ fn run_trace_links_to_the_request_that_created_the_schedule() {
 }
 
 #[test]
-fn unreachable_collector_loses_only_spans() {
+fn unreachable_collector_causes_only_the_loss_of_spans() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let receiver = Receiver::start();

@@ -1,4 +1,5 @@
-//! Requests over TLS with `curl`: with the server's certificate authority, with another one, and across a renewal.
+//! Tests of requests over TLS with `curl`: with the server's certificate authority, with another authority, and after a
+//! renewal of the certificate.
 
 use std::io::Read as _;
 use std::net::TcpStream;
@@ -28,7 +29,7 @@ impl Authority {
         Authority { root, issuer }
     }
 
-    /// Signs a certificate for this machine. Returns it and its key in PEM.
+    /// Signs a certificate for this machine. Returns the certificate and its key in PEM.
     fn sign(&self) -> (String, String) {
         let key = KeyPair::generate().unwrap();
         let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
@@ -76,13 +77,14 @@ impl Secured {
 }
 
 fn write(folder: &Path, (certificate, key): &(String, String)) {
-    // The two files are written one after the other. Between the writes the certificate does not match the key.
+    // The function writes the two files one after the other. Between the two writes, the certificate does not match the
+    // key.
     std::fs::write(folder.join("server.crt"), certificate).unwrap();
     std::fs::write(folder.join("server.key"), key).unwrap();
 }
 
 #[test]
-fn tls_serves_http_1_and_2_and_clients_verify_the_authority() {
+fn server_offers_http_1_and_2_over_tls_with_a_valid_chain() {
     let secured = Secured::start();
     let root = secured.authority.root.clone();
     assert_eq!(secured.version_and_status(&root, &["--http1.1"]), "1.1 200");
@@ -100,7 +102,7 @@ fn tls_serves_http_1_and_2_and_clients_verify_the_authority() {
 }
 
 #[test]
-fn commands_require_the_root_certificate() {
+fn client_commands_require_the_root_certificate() {
     let secured = Secured::start();
     let command = |root: Option<&Path>| {
         let mut command = Command::new(BINARY);
@@ -120,7 +122,7 @@ fn commands_require_the_root_certificate() {
 }
 
 #[test]
-fn renewed_certificate_is_used_and_an_invalid_one_is_ignored() {
+fn server_uses_renewed_certificate_but_ignores_an_invalid_file() {
     let secured = Secured::start();
     let (old, new) = (secured.authority.root.clone(), Authority::new(secured.folder.path(), "new"));
     assert!(secured.is_trusted_by(&old) && !secured.is_trusted_by(&new.root));
@@ -130,7 +132,7 @@ fn renewed_certificate_is_used_and_an_invalid_one_is_ignored() {
 
     write(secured.folder.path(), &("no certificate".to_owned(), new.sign().1));
     let is_warning =
-        |line: &str| (line.contains("cannot be used") && line.contains("no PEM certificate")).then_some(());
+        |line: &str| (line.contains("cannot use the changed certificate") && line.contains("no PEM certificate")).then_some(());
     secured.server.log.wait(is_warning).expect("the log has a warning");
     assert!(secured.is_trusted_by(&new.root), "the server keeps the previous certificate");
     std::fs::remove_file(secured.folder.path().join("server.crt")).unwrap();
@@ -142,7 +144,7 @@ fn renewed_certificate_is_used_and_an_invalid_one_is_ignored() {
 }
 
 #[test]
-fn stalled_handshakes_are_closed_and_block_no_client() {
+fn server_closes_stalled_handshakes_and_serves_other_clients() {
     let secured = Secured::start();
     let stalled: Vec<TcpStream> = (0..50).map(|_| TcpStream::connect(secured.server.address).unwrap()).collect();
     let root = &secured.authority.root;
@@ -159,7 +161,7 @@ fn stalled_handshakes_are_closed_and_block_no_client() {
 }
 
 #[test]
-fn plain_http_beyond_loopback_requires_insecure() {
+fn plain_http_beyond_loopback_requires_the_flag_insecure() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let mut command = Command::new(BINARY);

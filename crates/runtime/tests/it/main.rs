@@ -1,4 +1,4 @@
-//! Contract of the runtime on the real machine.
+//! Tests of the runtime on the real machine.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -26,7 +26,7 @@ fn sleep_never_returns_early() {
 }
 
 #[test]
-fn timeout_ends_a_slow_future_but_not_a_ready_one() {
+fn timeout_drops_pending_future_but_returns_ready_output() {
     on_tokio(async |runtime| {
         assert_eq!(runtime.timeout(Duration::from_millis(5), std::future::pending::<()>()).await, None);
         let long = Duration::from_secs(3_600);
@@ -35,7 +35,7 @@ fn timeout_ends_a_slow_future_but_not_a_ready_one() {
 }
 
 #[test]
-fn panic_is_reported_to_the_owner_and_ends_no_other_task() {
+fn task_set_reports_panic_and_continues_other_tasks() {
     on_tokio(async |runtime| {
         let tasks = TaskSet::new(&runtime);
         tasks.spawn("panics", async { panic!("deliberate") });
@@ -86,7 +86,7 @@ fn blocking_task_does_not_stop_timers() {
             });
             let world = runtime.clone();
             let blocking = runtime.detached("blocks", async move {
-                // The worker that polls the timers runs this task next.
+                // After the sleep, the worker that polls the timers runs this task next.
                 world.sleep(Duration::from_millis(15)).await;
                 let before = ticks.load(Ordering::Relaxed);
                 #[expect(clippy::disallowed_methods, reason = "the test blocks a worker on purpose")]
@@ -100,7 +100,7 @@ fn blocking_task_does_not_stop_timers() {
 }
 
 #[test]
-fn files_keep_their_bytes_and_names_and_locks_are_exclusive() {
+fn disk_keeps_bytes_and_names_and_excludes_a_second_lock() {
     on_tokio(async |runtime| {
         let folder = tempfile::tempdir().unwrap();
         let disk = runtime.disk();

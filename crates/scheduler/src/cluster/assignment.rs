@@ -1,14 +1,14 @@
 //! Assignment of shards to this member.
 //!
-//! Every member computes the same plan from the same view ([`membership::assign`]). A member claims its free shards.
-//! For a shard that another member has claimed, it requests a release and waits for the response or for the end of the
-//! other member's lease, whichever comes first. A claim entitles a member to take a term from the store. The term makes
-//! it the owner.
+//! Every member computes the same plan from the same view ([`membership::assign`]). A member claims its free shards. If
+//! another member holds the claim of a planned shard, this member requests the release of the shard. It then waits for
+//! the response or for the end of the other member's lease. A claim gives a member the right to take a term from the
+//! store. The term makes the member the owner.
 //!
-//! One member at a time leads: it has the claim `leader` and runs the store's housekeeping. Firing does not depend on
-//! it.
+//! One member at a time is the leader: it holds the claim `leader` and runs the store's housekeeping. Firing does not
+//! need a leader.
 //!
-//! Invariant: this member claimed its owned shards in its present session, and loses them with the session.
+//! Invariant: this member claimed its owned shards in its current session, and loses them when the session ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -33,11 +33,11 @@ use crate::shared::Shared;
 
 /// Longest time between two checks of the assignment.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Longest wait for the present owner to release shards. After that its lease decides.
+/// Longest wait for the response of the current owner to a request to release shards.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time between two runs of the store's housekeeping by the leader.
+/// Time between two runs of the store's housekeeping, which the leader starts.
 const HOUSEKEEPING_PERIOD: Duration = Duration::from_secs(3_600);
-/// Time to the next housekeeping run after a run that dropped rows or failed.
+/// Time between a run of housekeeping that dropped rows or failed, and the next run.
 const HOUSEKEEPING_RETRY: Duration = Duration::from_secs(60);
 
 /// Connections and settings of a member of a cluster.
@@ -46,7 +46,7 @@ pub struct Peering {
     pub peers: Arc<dyn Peers>,
     pub profile: Profile,
     pub options: membership::Options,
-    /// Metrics of other components. The scheduler adds its own and exposes all of them.
+    /// Metrics of other components. The scheduler adds its own metrics and exposes all metrics together.
     pub registry: Registry,
 }
 
@@ -56,14 +56,14 @@ pub(crate) struct Cluster {
     pub(crate) membership: Membership,
     pub(crate) peers: PeerClient,
     pub(crate) options: membership::Options,
-    /// Lock for changes of ownership, taken before the owned shards are read and kept until the change is complete.
-    /// Otherwise this member could claim a shard again between its last write and its release, and the release would
-    /// free a shard that it owns.
+    /// Lock for changes of ownership. A task locks it before it reads the owned shards, and unlocks it after the change
+    /// is complete. Without the lock, this member could claim a shard again between its last write and the release of
+    /// the claim. The release would then free the claim of an owned shard.
     changing: tokio::sync::Mutex<()>,
 }
 
 impl Cluster {
-    /// Starts to join the cluster.
+    /// Starts the tasks that join the cluster.
     pub(crate) fn join(shared: &Arc<Shared>, tasks: &TaskSet, peers: PeerClient, peering: Peering) -> Self {
         let Peering { ownership, profile, options, .. } = peering;
         let cloned = shared.clone();
@@ -75,7 +75,7 @@ impl Cluster {
         Cluster { shared: shared.clone(), membership, peers, options, changing: tokio::sync::Mutex::default() }
     }
 
-    /// Keeps the assignment up to date until `stop`, then hands all shards over and leaves the cluster.
+    /// Takes and releases shards as the plan changes until `stop`. Then hands all shards over and leaves the cluster.
     pub(crate) async fn run(&self, stop: CancellationToken) {
         let both = futures_util::future::join(self.keep_balanced(), self.keep_leading());
         let _stopped = stop.run_until_cancelled(both).await;
@@ -83,13 +83,14 @@ impl Cluster {
         self.membership.leave().await;
     }
 
-    /// Returns true if this member leads, by its latest view.
+    /// Returns true if this member is the leader in its latest view.
     pub(crate) fn is_leader(&self) -> bool {
         let me = self.membership.lease().map(|lease| lease.member());
         me.is_some() && self.membership.view().borrow().leader() == me
     }
 
-    /// Claims the leadership whenever it is free, unless this member's clock differs too much from the engine's.
+    /// Claims the leadership whenever no member holds it, unless this member's clock differs too much from the engine's
+    /// clock.
     async fn keep_leading(&self) {
         let runtime = &self.shared.runtime;
         let mut next = runtime.monotonic();
@@ -123,7 +124,8 @@ impl Cluster {
         }
     }
 
-    /// Returns the start of the history to retain, rounded down to a whole day, because the store drops whole days.
+    /// Returns the start of the history that the store must retain. The start is rounded down to a whole day, because
+    /// the store drops whole days.
     fn history_from(&self, now: Timestamp) -> Timestamp {
         const DAY: i64 = 86_400_000;
         let from = (now - self.shared.options.history).as_millis();
@@ -205,14 +207,18 @@ impl Cluster {
                 self.take(free).await;
             }
             Some(Ok(Err(undone))) => {
-                tracing::debug!(member = other.name, ?undone, "release of shards rejected; retrying");
+                tracing::debug!(
+                    member = other.name,
+                    ?undone,
+                    "the other member rejected the release of shards; retrying"
+                );
             }
             Some(Err(error)) => tracing::warn!(%error, "release of shards failed; retrying"),
             None => tracing::warn!(member = other.name, "release of shards timed out; retrying"),
         }
     }
 
-    /// Claims and takes these shards. The caller has locked `changing`.
+    /// Claims and takes these shards. The caller must hold the lock `changing`.
     async fn take(&self, shards: Vec<ShardId>) {
         if shards.is_empty() {
             return;
@@ -232,8 +238,10 @@ impl Cluster {
         }
         match gain(&self.shared, &ours).await {
             Ok(true) => tracing::info!(shards = ours.len(), "shards taken"),
-            Ok(false) => tracing::info!(shards = ours.len(), "session ended before its shards were taken"),
-            // The shards stay claimed, and the next update takes them.
+            Ok(false) => {
+                tracing::info!(shards = ours.len(), "session ended before this member took the claimed shards")
+            }
+            // This member still holds the claims, and the next update takes the shards.
             Err(error) => count_store_error(&self.shared.metrics, "take", &error),
         }
     }
@@ -243,8 +251,8 @@ impl Cluster {
         self.release(self.owned()).await;
     }
 
-    /// Hands over these shards, some of which may be claimed only, and releases their claims. Returns the shards that
-    /// are free now. The caller has locked `changing`.
+    /// Hands over these shards and releases their claims. This member may hold the claim of a shard that it does not
+    /// own. Returns the shards that are free now. The caller must hold the lock `changing`.
     async fn release(&self, shards: BTreeSet<ShardId>) -> Vec<ShardId> {
         if shards.is_empty() {
             return Vec::new();
@@ -259,14 +267,15 @@ impl Cluster {
                 shards.into_iter().collect()
             }
             Err(error) => {
-                tracing::warn!(%error, "cannot release claims of shards that were handed over; retrying");
+                tracing::warn!(%error, "cannot release the claims of handed-over shards; retrying");
                 Vec::new()
             }
         }
     }
 
     /// Handles another member's request for shards: releases the shards that the plan assigns to the requester. This
-    /// includes shards that are claimed but not owned, because the response to an earlier release may have been lost.
+    /// includes shards that this member has claimed but does not own, because it may not have received the response to
+    /// an earlier release.
     pub(crate) async fn release_for(
         &self,
         requester: MemberId,
@@ -280,8 +289,8 @@ impl Cluster {
         Ok(self.release(shards.iter().copied().filter(is_theirs).collect()).await)
     }
 
-    /// Returns the other member that has claimed this shard, by the latest view. Returns `None` if the shard is free or
-    /// this member has claimed it.
+    /// Returns the other member that holds the claim of this shard in the latest view. Returns `None` if the shard is
+    /// free or this member holds its claim.
     pub(crate) fn other_claimant(&self, shard: ShardId) -> Option<Member> {
         let view = self.membership.view().borrow().clone();
         let claimant = *view.claims.get(&ClaimName::shard(shard))?;
@@ -290,7 +299,8 @@ impl Cluster {
     }
 }
 
-/// Logs the members that joined or left. `known` is keyed by id, because a name may be used again.
+/// Logs the members that joined or left. The keys of `known` are ids, because two members may have the same name one
+/// after the other.
 fn log_membership_changes(known: &mut BTreeMap<MemberId, String>, view: &View) {
     let present: BTreeMap<MemberId, String> =
         view.members.iter().map(|member| (member.id, member.name.clone())).collect();

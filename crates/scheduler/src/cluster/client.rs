@@ -1,4 +1,4 @@
-//! Client for operations of other members, over the port [`Peers`].
+//! Client that requests operations from other members, over the port [`Peers`].
 
 use std::sync::Arc;
 
@@ -36,10 +36,10 @@ impl PeerClient {
         PeerClient { peers, requests }
     }
 
-    /// Requests the operation of the member `to`.
+    /// Requests the operation from the member `to`.
     ///
     /// # Errors
-    /// Returns an error if no readable response arrives; `to` may or may not have done the operation.
+    /// Returns an error if no valid response arrives. The member `to` may or may not have executed the operation.
     pub(crate) fn request<O: Operation>(
         &self,
         to: &Member,
@@ -48,7 +48,7 @@ impl PeerClient {
         self.send::<O>(to, encode_request(operation))
     }
 
-    /// Sends an encoded request, as [`PeerClient::request`] does.
+    /// Sends an encoded request and returns the response, as [`PeerClient::request`] does.
     pub(crate) fn send<O: Operation>(
         &self,
         to: &Member,

@@ -12,7 +12,7 @@ use crate::metrics::count_store_error;
 use crate::shared::Shared;
 use crate::tenants::Tenants;
 
-/// Handles events until `stop`, and returns once it has handled all events that were reported before.
+/// Handles events until `stop`. Returns after it has handled all events that other tasks reported before `stop`.
 pub(crate) async fn handle_events(shared: Arc<Shared>, forwarding: Arc<Forwarding>, stop: CancellationToken) {
     let mut sending = FuturesUnordered::new();
     loop {

@@ -1,7 +1,7 @@
-//! Events from the owner and `changes`, stored until `event_handler` takes them.
+//! Queue of events from the owner and from `changes`. The task `event_handler` takes the events.
 //!
-//! Repeated events of one kind are merged, so memory is bounded: a shard is superseded, a shard has new rows, a poller
-//! is unknown. Outcomes are not merged, and their number is limited.
+//! The queue merges repeated events, so its memory is bounded. This applies to three kinds: another member has taken a
+//! shard, a shard has new rows, a poller is unknown. The queue does not merge outcomes, but limits their number.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -14,7 +14,8 @@ use crate::requests::AttemptOutcome;
 pub(crate) struct Events {
     reported: Mutex<Reported>,
     notify: Notify,
-    /// One permit for each outcome that is queued here or being sent.
+    /// Semaphore with a permit for each outcome. An outcome holds its permit while it is in the queue or on its way to
+    /// the next owner.
     outcomes: Arc<Semaphore>,
 }
 
@@ -22,11 +23,12 @@ pub(crate) struct Events {
 pub(crate) struct Reported {
     /// Shards that another member has taken, with the term under which this member owned them.
     pub(crate) superseded: BTreeMap<ShardId, Term>,
-    /// Shards of other members with new rows that are due soon.
+    /// Shards of other members that have new rows that are due soon.
     pub(crate) near: BTreeSet<ShardId>,
-    /// A due row belongs to a poller that was not gained with its shard, because the tenant has more pollers now.
+    /// True if a due row belongs to a poller that the owner does not know, because the tenant got more pollers after
+    /// the owner gained the shard.
     pub(crate) unknown_poller: bool,
-    /// Outcomes of attempts whose shard has another owner now.
+    /// Outcomes of attempts whose shard now has another owner.
     pub(crate) outcomes: Vec<(AttemptOutcome, OwnedSemaphorePermit)>,
 }
 
@@ -42,7 +44,7 @@ impl Events {
     pub(crate) fn report_superseded(&self, shard: ShardId, term: Term) {
         let mut reported = self.lock();
         let known = reported.superseded.entry(shard).or_insert(term);
-        // Terms rise, so an event with an earlier term has no effect.
+        // Terms only increase, so an event with an earlier term has no effect.
         *known = term.max(*known);
         self.notify.notify_one();
     }
@@ -62,7 +64,8 @@ impl Events {
             let shard = outcome.poller.shard().0;
             tracing::warn!(
                 shard,
-                "outcome dropped: too many outcomes wait for other owners; the shard's owner may repeat the attempt"
+                "outcome dropped: the queue of outcomes for other owners is full; the shard's owner may repeat the \
+                 attempt"
             );
             return;
         };
@@ -70,7 +73,7 @@ impl Events {
         self.notify.notify_one();
     }
 
-    /// Waits for at least one event and takes all of them. Cancel-safe.
+    /// Waits for at least one event and takes all events. This function is cancel-safe.
     pub(crate) async fn take(&self) -> Reported {
         loop {
             let reported = std::mem::take(&mut *self.lock());

@@ -1,6 +1,6 @@
-//! Forwarding of owner-only requests to the owner of the shard, so that any member accepts any request.
+//! Forwarding of owner-only requests to the owner of the shard. Every member therefore accepts every request.
 //!
-//! A process that uses its store alone owns all shards and calls `changes` directly.
+//! If no other process uses the store, this process owns all shards and calls `changes` directly.
 //!
 //! docs/decisions/0008-forward-requests-in-the-scheduler.md gives the reasons for the design.
 
@@ -23,21 +23,21 @@ use crate::requests::{
 };
 use crate::shared::Shared;
 
-/// Longest wait of a request for an owner of its shard that responds.
+/// Longest time for which a request waits until its shard has an owner that responds.
 ///
-/// A shard that is being handed over has no owner for some milliseconds. The shards of a dead member have none for the
-/// rest of its lease, and requests do not wait that long.
+/// During a hand-over, a shard has no owner for some milliseconds. The shards of a dead member have no owner until its
+/// lease ends, and requests do not wait that long.
 const FORWARD_TIMEOUT: Duration = Duration::from_secs(2);
 const RETRY_WAIT: Duration = Duration::from_millis(25);
-/// Longest time in which an outcome is sent to the next owner repeatedly. After that the next owner repeats the
-/// attempt.
+/// Longest time for which this member tries to send an outcome to the next owner. If the next owner does not receive
+/// the outcome, it repeats the attempt.
 const OUTCOME_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(crate) struct Forwarding {
     shared: Arc<Shared>,
     changes: Arc<Changes>,
     cluster: Option<Arc<Cluster>>,
-    /// Members with a nudge in progress.
+    /// Members to which this member is sending a [`Nudge`].
     nudging: Arc<Mutex<BTreeSet<MemberId>>>,
 }
 
@@ -107,7 +107,7 @@ impl Forwarding {
         Box::pin(self.at_owner(cluster, shard, here, there)).await
     }
 
-    /// Returns the shard whose owner puts the schedule of `request`.
+    /// Returns the shard whose owner must put the schedule of `request`.
     async fn shard_of(&self, request: &Create) -> Result<ShardId, StoreError> {
         let id = request.id.clone().expect("a put names an id");
         let home = home_poller(request, &id);
@@ -122,7 +122,7 @@ impl Forwarding {
         let Some(schedule) = recorded.before else { return Ok(CancelResponse::NotFound) };
         let (poller, incarnation, applied) = (schedule.poller, schedule.incarnation, recorded.applied);
         let Some(cluster) = &self.cluster else { return Ok(self.changes.cancel(poller, incarnation, applied).await?) };
-        // The present owner applies the cancellation record before it renews its lease.
+        // The current owner applies the cancellation record before it renews its lease.
         let decided_by = self.shared.runtime.now() + cluster.options.lease + cluster.options.clock_offset_max;
         let response = Box::pin(self.cancel_at_owner(cluster, Cancel { poller, incarnation, applied })).await;
         Ok(response.unwrap_or(CancelResponse::Pending { decided_by }))
@@ -138,7 +138,7 @@ impl Forwarding {
         let Schedule { poller, incarnation, status, .. } = *found;
         let edition = found.edition();
         match (status, &self.cluster) {
-            // The only question is whether an attempt is in flight.
+            // The cancellation is durable. The owner only reports whether an attempt is in flight.
             (Status::Cancelled, None) => Ok(Some(self.changes.cancel(poller, incarnation, true).await?)),
             (Status::Cancelled, Some(cluster)) => {
                 let cancel = Cancel { poller, incarnation, applied: true };
@@ -164,8 +164,8 @@ impl Forwarding {
         Box::pin(self.at_owner(cluster, schedule.poller.shard(), here, there)).await
     }
 
-    /// Runs an operation at the owner of `shard`: with `here` if this member is the owner, with `there` if another
-    /// member is. Retries while the operation has certainly had no effect.
+    /// Runs an operation at the owner of `shard`. Calls `here` if this member is the owner, and `there` if another
+    /// member is the owner. Retries as long as the operation has certainly had no effect.
     async fn at_owner<T, Here, There>(
         &self,
         cluster: &Cluster,
@@ -204,7 +204,7 @@ impl Forwarding {
         }
     }
 
-    /// Sends the outcome of an attempt to the shard's next owner, which waits for the outcome.
+    /// Sends the outcome of an attempt to the shard's next owner. That owner waits for the outcome.
     pub(crate) async fn forward_outcome(&self, outcome: AttemptOutcome) {
         let shard = outcome.poller.shard();
         let Some(cluster) = &self.cluster else {
@@ -219,8 +219,8 @@ impl Forwarding {
             let there = |owner| cluster.peers.request(&owner, &outcome);
             while self.at_owner(cluster, shard, here, there).await.is_err() {
                 self.shared.runtime.sleep(RETRY_WAIT).await;
-                // The view still names the previous owner if it dates from before this member released the shard or
-                // left.
+                // If this member read its view before it released the shard or left, the view still names this member
+                // as the owner.
                 refresh_view(cluster).await;
             }
         });
@@ -232,8 +232,8 @@ impl Forwarding {
         }
     }
 
-    /// Requests that the owners of these shards read their insert logs. An owner that cannot be reached reads them in
-    /// its next period.
+    /// Requests that the owners of these shards read their insert logs at once. An owner that does not receive the
+    /// request reads them in its next period.
     pub(crate) fn nudge(&self, shards: &BTreeSet<ShardId>) {
         let Some(cluster) = &self.cluster else { return };
         let owners: BTreeMap<MemberId, _> =
@@ -252,7 +252,7 @@ impl Forwarding {
     }
 }
 
-/// Reads the view of the owners again. If the engine cannot be reached, the old view stays in use.
+/// Reads the view of the members again. If the engine is unreachable, this member continues to use the old view.
 async fn refresh_view(cluster: &Cluster) {
     let _may_fail = cluster.membership.refresh().await;
 }
@@ -261,9 +261,10 @@ fn lock(nudging: &Mutex<BTreeSet<MemberId>>) -> MutexGuard<'_, BTreeSet<MemberId
     nudging.lock().expect("no holder of this lock panics")
 }
 
-/// Requests a create of `owner`. A create that is too long for one request is sent in parts, one after the other.
+/// Sends a create to `owner`. If the create is too long for one request, sends its parts one after the other.
 ///
-/// If a later part fails, its schedules may or may not exist. The results of the earlier parts are returned.
+/// If a later part fails, its schedules may or may not exist. The function then returns the results of the earlier
+/// parts.
 async fn create_at(
     cluster: &Cluster,
     owner: Member,
@@ -271,7 +272,7 @@ async fn create_at(
 ) -> Result<Result<Vec<Created>, OwnerError>, PeerError> {
     let count = create.0.len();
     let mut responses = Vec::with_capacity(count);
-    // Parts to send, in reverse order.
+    // Parts that this loop has not sent yet, in reverse order.
     let mut left = vec![create];
     while let Some(mut part) = left.pop() {
         let (len, request) = (part.0.len(), encode_request(&part));

@@ -9,9 +9,9 @@ use runtime::Monotonic;
 pub(crate) struct Lease(RwLock<Right>);
 
 enum Right {
-    /// A process that uses its store alone.
+    /// No other process uses the store, so the right never ends.
     Unlimited,
-    /// A process without a session.
+    /// The process has no session, so it has no right.
     None,
     Session(membership::Lease),
 }
@@ -25,12 +25,12 @@ impl Lease {
         Lease(RwLock::new(Right::None))
     }
 
-    /// Replaces the session. The caller has already released everything that it owned under the previous session.
+    /// Replaces the session. The caller must already have released all shards that it owned under the previous session.
     pub(crate) fn set_session(&self, session: membership::Lease) {
         *self.0.write().expect("no holder of this lock panics") = Right::Session(session);
     }
 
-    /// Returns the end of the lease, exclusive.
+    /// Returns the first instant at which the lease is no longer valid.
     pub(crate) fn deadline(&self) -> Monotonic {
         match &*self.0.read().expect("no holder of this lock panics") {
             Right::Unlimited => Monotonic::from_start(Duration::MAX),

@@ -1,8 +1,8 @@
-//! Operations that members request of each other, with the bytes of their requests and responses.
+//! Operations that members request from each other, with the encodings of their requests and responses.
 //!
 //! Each request and response begins with the version of this format. Members with different versions reject each
-//! other's requests. Invariants: an encoded value decodes to itself. Any other bytes give an error, never a panic, and
-//! use memory in proportion to their length.
+//! other's requests. Invariants: an encoded value decodes to an equal value. For all other bytes, the decoder returns
+//! an error. It never panics, and it uses memory in proportion to the length of the bytes.
 //!
 //! docs/decisions/0160-exchange-named-operations.md gives the reasons for the design.
 
@@ -27,22 +27,22 @@ use crate::requests::{
 
 const VERSION: u8 = 1;
 
-/// An operation that one member requests of another.
+/// Operation that one member requests from another member.
 pub trait Operation: Wire {
-    /// Name on the wire and in metrics.
+    /// Name of the operation on the wire and in metrics.
     const NAME: &'static str;
     type Answer: Wire;
 }
 
-/// Creates schedules with chosen ids, all of one home shard.
+/// Creates schedules with chosen ids. All ids have the same home shard.
 #[derive(Clone, PartialEq, Debug)]
 pub struct CreateNamed(pub Vec<Named>);
 
-/// Puts a schedule, as [`crate::Scheduler::put`].
+/// Puts a schedule, as [`crate::Scheduler::put`] does.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Put(pub Named);
 
-/// Puts a schedule under a precondition, as [`crate::Scheduler::put_if`].
+/// Puts a schedule under a precondition, as [`crate::Scheduler::put_if`] does.
 #[derive(Clone, PartialEq, Debug)]
 pub struct PutIf {
     pub named: Named,
@@ -50,7 +50,8 @@ pub struct PutIf {
     pub timing: Timing,
 }
 
-/// Cancels a schedule whose cancellation record is durable. `applied` is true if the store has cancelled it already.
+/// Cancels a schedule whose cancellation record is durable. `applied` is true if the store has already cancelled the
+/// schedule.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Cancel {
     pub poller: PollerId,
@@ -58,14 +59,14 @@ pub struct Cancel {
     pub applied: bool,
 }
 
-/// Cancels a schedule under a precondition, as [`crate::Scheduler::cancel_if`].
+/// Cancels a schedule under a precondition, as [`crate::Scheduler::cancel_if`] does.
 #[derive(Clone, PartialEq, Debug)]
 pub struct CancelIf {
     pub poller: PollerId,
     pub edition: ScheduleVersion,
 }
 
-/// Redrives a dead letter, as [`crate::Scheduler::redrive`].
+/// Redrives a dead letter, as [`crate::Scheduler::redrive`] does.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Redrive {
     pub tenant: TenantId,
@@ -79,11 +80,11 @@ pub struct Release {
     pub shards: Vec<ShardId>,
 }
 
-/// Notifies an owner of new rows that are due soon.
+/// Notifies an owner that its shards have new rows that are due soon.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Nudge;
 
-/// A [`Create`] with a chosen id, on the wire. The sender has validated its spec.
+/// Form of a [`Create`] with a chosen id on the wire. The sender has already validated the spec.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Named {
     pub tenant: TenantId,
@@ -157,12 +158,12 @@ fn decode<T: Wire>(operation: &'static str, bytes: &[u8]) -> Result<T, Malformed
     Ok(value)
 }
 
-/// A value in a request or a response.
+/// Value in a request or a response.
 pub trait Wire: Sized {
     fn put(&self, out: &mut Vec<u8>);
 
     /// # Errors
-    /// Returns an error if the next bytes do not encode such a value.
+    /// Returns an error if the next bytes do not encode a value of this type.
     fn take(take: &mut Take<'_>) -> Result<Self, Malformed>;
 }
 
@@ -197,7 +198,7 @@ fields! {
     Precondition { edition, next }
 }
 
-/// Encodes an enum as the number of the variant, then its fields.
+/// Encodes an enum as the number of the variant, followed by the fields of the variant.
 macro_rules! variants {
     ($($type:ident { $($number:literal => $variant:ident $(($($field:ident),*))? $({ $($named:ident),* })?),* $(,)? })*) => {$(
         impl Wire for $type {
@@ -271,7 +272,7 @@ impl<T: Wire> Wire for Vec<T> {
     }
 
     fn take(take: &mut Take<'_>) -> Result<Self, Malformed> {
-        // Collecting into a `Result` reserves no memory for the count, which is not validated yet.
+        // The count is not validated yet. An iterator that collects into a `Result` reserves no memory for it.
         (0..take.count(1)?).map(|_| T::take(take)).collect()
     }
 }
@@ -343,7 +344,7 @@ impl Wire for Spec {
     }
 
     fn take(take: &mut Take<'_>) -> Result<Self, Malformed> {
-        // Copies the bytes. A slice of the request would keep the whole request in memory as long as the schedule.
+        // Copy the bytes, because a slice would keep the whole request in memory as long as the schedule.
         stored::schedule::decode_spec(&Bytes::copy_from_slice(take.blob()?))
     }
 }

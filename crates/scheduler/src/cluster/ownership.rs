@@ -1,9 +1,9 @@
-//! Gain, hand-over and loss of shards by this member.
+//! Gain, hand-over and loss of shards at this member.
 //!
-//! A member *takes* a shard ([`take`]): the store mints a term, the member applies the waiting cancellation records and
-//! reads the attempts that the previous owner has in flight. Then the member *gains* the shard and starts to fire. It
-//! *hands over* a shard ([`hand_over`]) in this order: it stops starting attempts, makes its pending writes durable,
-//! and writes the list of attempts in flight.
+//! A member *takes* a shard ([`take`]) in three steps. The store creates a term. The member applies the waiting
+//! cancellation records. It reads the list of attempts that the previous owner has in flight. Then the member *gains*
+//! the shard and starts to fire its due rows. A member *hands over* a shard ([`hand_over`]) in this order: it stops
+//! starting attempts, makes its pending writes durable, and writes the list of its attempts in flight.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,10 +18,11 @@ use crate::firing::messages::{Gained, ToOwner, ToWriter};
 use crate::requests::{AttemptOutcome, OwnerError};
 use crate::shared::Shared;
 
-/// Takes these shards and applies their waiting cancellation records. Nothing of the shards may fire before that.
+/// Takes these shards and applies their waiting cancellation records. No due row of the shards may fire before this
+/// function returns.
 ///
 /// # Errors
-/// Returns an error if the store fails; this member does not own the shards then.
+/// Returns an error if the store fails. This member then does not own the shards.
 pub(crate) async fn take(shared: &Shared, shards: &[ShardId]) -> Result<Gained, StoreError> {
     let since = shared.runtime.now();
     let terms = shared.store.take(shards.to_vec()).await?;
@@ -32,7 +33,7 @@ pub(crate) async fn take(shared: &Shared, shards: &[ShardId]) -> Result<Gained, 
     let pollers =
         shared.tenants.pollers().into_iter().filter(|poller| shard_terms.contains_key(&poller.shard())).collect();
     let pollers = with_positions(shared, pollers, |shard| shard_terms[&shard]).await?;
-    // A record that was appended since may lie before the cursor of the other shards.
+    // A creator may have appended a record of these shards before the cursor of the other shards, so reset the cursor.
     let mut applied_to = shared.cancellations.lock().await;
     shared.shards.gain(shard_terms);
     *applied_to = Cursor::default();
@@ -49,7 +50,8 @@ async fn with_positions(
     Ok(pollers.into_iter().zip(positions).map(with).collect())
 }
 
-/// Returns those of `pollers` that this member owns and that are not in `known`. The caller has locked `moving`.
+/// Returns the pollers of `pollers` whose shards this member owns and that are not in `known`. The caller must hold the
+/// lock `moving`.
 pub(crate) async fn new_pollers(
     shared: &Shared,
     pollers: impl IntoIterator<Item = PollerId>,
@@ -61,11 +63,11 @@ pub(crate) async fn new_pollers(
         return Ok(Vec::new());
     }
     let shard_term =
-        |shard| shared.shards.shard_term(shard).expect("ownership changes only under the lock that the caller has");
+        |shard| shared.shards.shard_term(shard).expect("ownership changes only under the lock that the caller holds");
     with_positions(shared, owned, shard_term).await
 }
 
-/// Returns the attempts without an outcome that previous owners still have in flight.
+/// Returns the attempts that previous owners still have in flight and that have no outcome.
 async fn open_handed_over(shared: &Shared, shards: &[ShardId]) -> Result<Vec<HandedOver>, StoreError> {
     let now = shared.runtime.now();
     let lists = shared.store.handed_over(shards.to_vec()).await?;
@@ -84,11 +86,11 @@ async fn open_handed_over(shared: &Shared, shards: &[ShardId]) -> Result<Vec<Han
     Ok(open.into_iter().zip(runs).filter_map(is_open).collect())
 }
 
-/// Takes shards and starts to fire their due rows. Returns `false` and takes nothing if the lease under which the
-/// shards were claimed has ended: taking them would briefly fence the member that has them then.
+/// Takes shards and starts to fire their due rows. Returns `false`, and takes no shard, if the lease of the claims has
+/// ended. Otherwise this member would supersede the member that claimed the shards afterwards.
 ///
 /// # Errors
-/// Returns an error if the store fails; this member does not own the shards then.
+/// Returns an error if the store fails. This member then does not own the shards.
 pub(crate) async fn gain(shared: &Shared, shards: &[ShardId]) -> Result<bool, StoreError> {
     let _moving = shared.moving.lock().await;
     if !shared.lease.is_valid(shared.runtime.monotonic()) {
@@ -109,11 +111,11 @@ pub(crate) async fn send_gained(shared: &Shared, gained: Gained) {
     let _owner_is_gone = owner.to_owner.send(ToOwner::Gained(gained)).await;
 }
 
-/// Stops firing in these shards, and writes the list of their attempts in flight. No attempt of the shards starts after
-/// this returns.
+/// Stops firing in these shards, and writes the list of their attempts in flight. After this function returns, this
+/// member starts no attempt of the shards.
 ///
 /// # Errors
-/// Returns an error if the store fails; the next owner then does not know the attempts in flight and may repeat them.
+/// Returns an error if the store fails. The next owner then does not know the attempts in flight and may repeat them.
 pub(crate) async fn hand_over(shared: &Shared, shards: &BTreeSet<ShardId>) -> Result<(), StoreError> {
     let _moving = shared.moving.lock().await;
     let terms = shared.shards.release(shards);
@@ -121,7 +123,7 @@ pub(crate) async fn hand_over(shared: &Shared, shards: &BTreeSet<ShardId>) -> Re
         return Ok(());
     }
     shared.count_shard_changes("let_go", terms.len());
-    // Wait first: a cancellation in progress must still see the attempts in flight at this member.
+    // Wait before the next step, because a cancellation in progress must still see this member's attempts in flight.
     shared.shards.wait_until_left(shards).await;
     let in_flight = stop_starting(shared, shards).await;
     let mut lists: BTreeMap<ShardId, Vec<HandedOver>> = BTreeMap::new();
@@ -131,17 +133,18 @@ pub(crate) async fn hand_over(shared: &Shared, shards: &BTreeSet<ShardId>) -> Re
     let hand_over = |(shard, term)| HandOver { shard, term, attempts: lists.remove(&shard).unwrap_or_default() };
     let responses = shared.store.hand_over(terms.into_iter().map(hand_over).collect()).await?;
     if responses.contains(&Err(WriteRejection::Superseded)) {
-        tracing::warn!("a shard to hand over already has another owner");
+        tracing::warn!("another member has already taken a shard that this member hands over");
     }
     Ok(())
 }
 
-/// Returns the attempts that have started. The outcomes of all attempts that ended before are durable.
+/// Stops the start of attempts in these shards. Returns the attempts in flight. When this function returns, the
+/// outcomes of all ended attempts are durable.
 async fn stop_starting(shared: &Shared, shards: &BTreeSet<ShardId>) -> Vec<HandedOver> {
     let Some(owner) = shared.owner() else { return Vec::new() };
     let (sender, in_flight) = oneshot::channel();
     let sent = owner.to_owner.send(ToOwner::Release(shards.clone(), sender)).await.is_ok();
-    // An owner that panicked returns nothing; its attempts in flight may be repeated.
+    // An owner that panicked returns no list, so the next owner may repeat its attempts in flight.
     let in_flight = if sent { in_flight.await.unwrap_or_default() } else { Vec::new() };
     let (sender, flushed) = oneshot::channel();
     if owner.to_writer.send(ToWriter::Flush(sender)).await.is_ok() {
@@ -150,7 +153,8 @@ async fn stop_starting(shared: &Shared, shards: &BTreeSet<ShardId>) -> Vec<Hande
     in_flight
 }
 
-/// Releases shards that are lost. It writes no list of attempts, because this member may no longer write to the shards.
+/// Releases shards after this member has lost its right to own them. Writes no list of attempts, because this member
+/// may no longer write to the shards.
 pub(crate) async fn lose(shared: &Shared, shards: &BTreeSet<ShardId>) {
     let _moving = shared.moving.lock().await;
     let lost = shared.shards.release(shards);
@@ -161,8 +165,8 @@ pub(crate) async fn lose(shared: &Shared, shards: &BTreeSet<ShardId>) {
     }
 }
 
-/// Releases a shard as [`lose`] does, after another member has taken it from the owner under `term`. Has no effect if
-/// this member has taken the shard again since.
+/// Releases a shard as [`lose`] does, after another member has taken the shard. Has no effect if this member has a
+/// later term than `term`, because it has taken the shard again.
 pub(crate) async fn lose_superseded(shared: &Shared, shard: ShardId, term: Term) {
     let _moving = shared.moving.lock().await;
     if shared.shards.term(shard) == Ok(term) {
@@ -174,7 +178,7 @@ pub(crate) async fn lose_superseded(shared: &Shared, shard: ShardId, term: Term)
     }
 }
 
-/// Cancels the schedules of the cancellation records that the engine has not applied itself. Returns the cursor after
+/// Cancels the schedules of the cancellation records that the store has not applied itself. Returns the cursor after
 /// the last record.
 async fn apply_cancellations(
     shared: &Shared,
@@ -196,8 +200,8 @@ async fn apply_cancellations(
             let term = shard_term(poller.shard())?.term;
             writes.push(OwnerWrite { term, poller, change: Change::Cancel(schedule.incarnation) });
         }
-        // A schedule that the store does not find is cancelled already. A record that another owner must apply stops
-        // this call.
+        // If the store does not find a schedule, the schedule is already cancelled. If another member owns the shard of
+        // a record, this call fails.
         let written: Vec<(ShardId, Term)> = writes.iter().map(|write| (write.poller.shard(), write.term)).collect();
         let responses = shared.store.write(writes).await?;
         for ((shard, term), response) in written.into_iter().zip(&responses) {
@@ -212,11 +216,11 @@ async fn apply_cancellations(
     }
 }
 
-/// Applies every cancellation record of the owned shards that is durable when this is called.
+/// Applies all cancellation records of the owned shards that are durable at the start of this call.
 ///
 /// # Errors
-/// Returns an error if the store fails, or this member releases one of the shards while this runs; some records are not
-/// applied then.
+/// Returns an error if the store fails, or if this member releases one of the shards during this call. Some records may
+/// then not be applied.
 pub(crate) async fn apply_all_cancellations(shared: &Shared) -> Result<(), StoreError> {
     let mut cursor = shared.cancellations.lock().await;
     let shards: Arc<[ShardId]> = shared.shards.owned().into();
@@ -228,12 +232,12 @@ pub(crate) async fn apply_all_cancellations(shared: &Shared) -> Result<(), Store
     Ok(())
 }
 
-/// Sends the owner an outcome of an attempt that an earlier owner had in flight.
+/// Sends this member's owner task the outcome of an attempt that an earlier owner had in flight.
 ///
 /// # Errors
 /// Returns an error if this member does not own the shard.
 pub(crate) async fn receive_outcome(shared: &Shared, outcome: AttemptOutcome) -> Result<(), OwnerError> {
-    // A shard that is being gained goes to the owner first, with its list of handed-over attempts.
+    // The lock ensures that the owner task first receives a gained shard with its list of handed-over attempts.
     let _moving = shared.moving.lock().await;
     if shared.shards.shard_term(outcome.poller.shard()).is_none() {
         return Err(OwnerError::NotOwned);

@@ -1,25 +1,29 @@
-//! Port for requests between members: it carries bytes to an operation of another member and returns bytes.
+//! Port for requests between members. It sends the bytes of a request to an operation of another member, and returns
+//! the bytes of the response.
 //!
-//! An implementation does not know the operations: `operations` defines them and their bytes, and `serving` handles
-//! them.
+//! An implementation of the port does not know the operations. The module `operations` defines the operations and their
+//! bytes, and the module `serving` handles the requests.
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use membership::Member;
 
-/// Largest request in bytes. A longer create is sent in parts: 1,000 schedules of 64 KiB have 64 MiB.
+/// Largest size of a request in bytes. The sender splits a longer create into parts, because 1,000 schedules of 64 KiB
+/// have 64 MiB.
 pub const REQUEST_BYTES_MAX: usize = 4 * 1024 * 1024;
 
-/// Largest response in bytes. The response to a create repeats the request and adds a little to each schedule.
+/// Largest size of a response in bytes. The response to a create repeats the request and adds a few fields to each
+/// schedule.
 pub const RESPONSE_BYTES_MAX: usize = 4 * REQUEST_BYTES_MAX;
 
 /// Transport for requests to other members.
 pub trait Peers: Send + Sync + 'static {
-    /// Carries a request to [`crate::Scheduler::handle`] of another member, and returns the response. It does not
-    /// retry.
+    /// Sends a request to [`crate::Scheduler::handle`] of another member, and returns the response. An implementation
+    /// must not retry the request.
     ///
     /// # Errors
-    /// Returns [`PeerError::Unreachable`] if no response arrives; `to` may or may not have done the operation.
+    /// Returns [`PeerError::Unreachable`] if no response arrives. The member `to` may or may not have executed the
+    /// operation.
     fn request(
         &self,
         to: &Member,
@@ -35,7 +39,7 @@ pub enum PeerError {
     Unreachable { member: String, reason: String },
 }
 
-/// A request that this member cannot handle. It has had no effect.
+/// Rejection of a request that this member cannot handle. The request has had no effect.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum InvalidRequest {
     #[error("unknown operation")]

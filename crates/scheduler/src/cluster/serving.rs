@@ -1,4 +1,4 @@
-//! Handler for the operations that other members request of this member.
+//! Handler for the operations that other members request from this member.
 
 use std::sync::Arc;
 

@@ -10,22 +10,23 @@ use tokio::sync::{RwLock as Gate, RwLockReadGuard};
 
 use crate::requests::OwnerError;
 
-/// Term of an owned shard and the instant at which it began.
+/// Term of an owned shard, and the instant at which the term began.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ShardTerm {
     pub(crate) term: Term,
-    /// Start of the term. An earlier owner may have fired a row that was due before it.
+    /// Start of the term. An earlier owner may have fired a row that was due before this instant.
     pub(crate) since: Timestamp,
 }
 
 pub(crate) struct Shards {
     /// Terms of the owned shards, indexed by shard.
     shard_terms: RwLock<Vec<Option<ShardTerm>>>,
-    /// Gates indexed by shard. An operation that must end before the shard is released has a read guard.
+    /// Gates, indexed by shard. An operation that must end before the release of the shard holds a read guard of the
+    /// gate.
     gates: Vec<Gate<()>>,
 }
 
-/// This member does not own the shard.
+/// Error: this member does not own the shard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct NotOwned(pub(crate) ShardId);
 
@@ -37,7 +38,7 @@ impl From<NotOwned> for OwnerError {
 
 impl From<NotOwned> for StoreError {
     fn from(NotOwned(shard): NotOwned) -> Self {
-        // Another member owns the shard or will own it soon. The same request succeeds after that.
+        // Another member owns the shard or will own it soon. A later repetition of the request succeeds.
         StoreError::Unavailable(format!("this member does not own shard {}", shard.0))
     }
 }
@@ -77,13 +78,14 @@ impl Shards {
         shards.iter().filter_map(&mut take).collect()
     }
 
-    /// Guards an owner-only operation: the shard cannot be handed over until the guard is dropped.
+    /// Returns a guard for an owner-only operation. This member does not hand over the shard until the caller drops the
+    /// guard.
     pub(crate) async fn enter(&self, shard: ShardId) -> Result<RwLockReadGuard<'_, ()>, NotOwned> {
         let guard = self.gates[usize::from(shard.0)].read().await;
         self.term(shard).map(|_| guard)
     }
 
-    /// Waits until all guards on these shards, which are released already, are dropped.
+    /// Waits until all guards of these shards are dropped. The caller must already have released the shards.
     pub(crate) async fn wait_until_left(&self, shards: &BTreeSet<ShardId>) {
         for shard in shards {
             drop(self.gates[usize::from(shard.0)].write().await);

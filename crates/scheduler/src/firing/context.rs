@@ -1,4 +1,4 @@
-//! Values that the owner shares with its tasks.
+//! Context that the owner shares with its tasks.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::firing::messages::{ToOwner, ToWriter};
 use crate::known_tenants::KnownTenants;
 use crate::metrics::Metrics;
 
-/// Values that the owner shares with its tasks.
+/// Context that the owner shares with its tasks.
 pub(crate) struct Context {
     pub(crate) runtime: Runtime,
     pub(crate) store: Arc<dyn Store>,
@@ -25,6 +25,6 @@ pub(crate) struct Context {
     pub(crate) lease: Arc<Lease>,
     pub(crate) to_writer: mpsc::Sender<ToWriter>,
     pub(crate) to_owner: mpsc::Sender<ToOwner>,
-    /// Destination of the owner's events.
+    /// Sender of the owner's events.
     pub(crate) events: Arc<Events>,
 }

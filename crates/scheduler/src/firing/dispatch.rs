@@ -1,12 +1,12 @@
-//! Dispatch queue: fair between tenants and between a tenant's targets, within all limits.
+//! Dispatch queue of due keys. It is fair between tenants and between a tenant's targets, and respects all limits.
 //!
-//! This is a pure queue. Keys wait in one queue per (tenant, target), a *lane*. A lane with a free slot takes its turn
-//! among its tenant's lanes, and the tenant takes its turn among the tenants, with one key per turn. A full target
-//! delays only its own keys. A lane or tenant at a limit in time (a rate, an open circuit) takes no turn and *waits*
-//! until that time.
+//! This queue does no I/O and reads no clock. Each pair of tenant and target has its own queue of keys, a *lane*. A
+//! lane with a free slot takes its turn among its tenant's lanes, and the tenant takes its turn among the tenants. One
+//! key starts per turn. A target without a free slot delays only its own keys. If a rate or an open circuit blocks a
+//! lane or a tenant until some instant, the lane or tenant *waits* and takes no turn until that instant.
 //!
-//! Invariant: each tenant or lane that may start a key and does not wait has exactly one turn. Others have none, so a
-//! pop does not visit them.
+//! Invariant: each tenant or lane that may start a key and does not wait has exactly one turn. All other tenants and
+//! lanes have no turn, so a pop does not visit them.
 
 mod circuit;
 mod limits;
@@ -24,10 +24,10 @@ use circuit::Circuit;
 pub(crate) use circuit::TargetHealth;
 pub(crate) use limits::Limits;
 
-/// Unit in which keys are queued and limits are counted.
+/// Unit of the queue: each lane has its own queue of keys and its own limits.
 pub(crate) type Lane = (TenantId, TargetKey);
 
-/// Present instant by the wall clock, which due times use, and by the monotonic clock, which rates use.
+/// Current instant by both clocks. Due instants use the wall clock, and rates use the monotonic clock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Now {
     pub(crate) wall: Timestamp,
@@ -42,13 +42,13 @@ pub(crate) struct Dispatch {
     defer_max: Duration,
     in_flight: usize,
     parked: usize,
-    /// Callbacks that started since the last report and were late because of their tenant's rate.
+    /// Number of callbacks since the last report that started late because of their tenant's rate.
     throttled: u64,
     lanes: BTreeMap<Lane, LaneState>,
     tenants: BTreeMap<TenantId, TenantState>,
-    /// Limits of a tenant for which none were set.
+    /// Limits of a tenant for which the owner has set no limits.
     default_limits: Limits,
-    /// Tenants with a lane that may start a key, each once.
+    /// Turns of the tenants. Contains each tenant with a lane that may start a key once.
     turns: VecDeque<TenantId>,
     /// Waiting tenants and lanes, with the end of each wait.
     waits: BTreeSet<(Monotonic, Waiter)>,
@@ -66,7 +66,7 @@ struct TenantState {
     in_flight: usize,
     parked: usize,
     bucket: TokenBucket,
-    /// The tenant's lanes that may start a key, each once.
+    /// Turns of the tenant's lanes. Contains each lane that may start a key once.
     turns: VecDeque<TargetKey>,
     /// True if the tenant is in [`Dispatch::turns`].
     has_turn: bool,
@@ -77,7 +77,7 @@ struct TenantState {
 
 #[derive(Debug, Default)]
 struct LaneState {
-    /// Window entries and their positions, in the order in which they became ready.
+    /// Window entries with their positions, in the order in which the owner pushed them.
     queue: VecDeque<(u32, Timestamp)>,
     in_flight: usize,
     bucket: TokenBucket,
@@ -85,14 +85,15 @@ struct LaneState {
     /// True if the lane is in its tenant's `turns`.
     has_turn: bool,
     waits_until: Option<Monotonic>,
-    /// Attempts that ended in the second that began at `counted_from`.
+    /// Number of attempts that ended in the second that began at `counted_from`.
     ended: u32,
     counted_from: Timestamp,
-    /// Attempts that ended per second, in the interval before `counted_from`.
+    /// Number of attempts that ended per second, in the interval before `counted_from`.
     per_second: u32,
-    /// Base position for deferred keys. The lane adds to it at its own rate.
+    /// Base position for deferred keys. Each deferred key gets a later position, at the rate at which the lane ends
+    /// attempts.
     deferred_from: Timestamp,
-    /// Number of keys deferred relative to the base.
+    /// Number of keys that the lane has deferred since it chose the base position.
     deferred: u64,
     /// Position of the last deferred key.
     deferred_to: Timestamp,
@@ -125,7 +126,7 @@ impl Dispatch {
         self.parked
     }
 
-    /// Returns the number of callbacks that were late because of their tenant's rate since the last call.
+    /// Returns the number of callbacks since the last call that started late because of their tenant's rate.
     pub(crate) fn take_throttled(&mut self) -> u64 {
         std::mem::take(&mut self.throttled)
     }
@@ -141,7 +142,7 @@ impl Dispatch {
             return;
         }
         state.limits = limits;
-        // A lane or tenant that waited for the old rate is checked against the new rate at its next turn.
+        // End the waits for the old rate. The next turn of each tenant and lane checks the new rate.
         if let Some(until) = state.waits_until.take() {
             self.waits.remove(&(until, Waiter::Tenant(tenant)));
         }
@@ -156,8 +157,9 @@ impl Dispatch {
         self.offer_tenant(tenant);
     }
 
-    /// Returns how many more of the tenant's keys the queue can use soon. For a tenant that waits for its rate, this is
-    /// the number that it can start in the next seconds. Further keys can wait in the store.
+    /// Returns the number of keys of the tenant that the owner should read from the store soon. If the tenant waits for
+    /// its rate, this is the number of keys that it can start in the next seconds. All later keys can stay in the
+    /// store.
     pub(crate) fn demand(&self, tenant: TenantId) -> usize {
         match self.tenants.get(&tenant) {
             Some(state) if state.waits_until.is_some() => state.limits.ahead.saturating_sub(state.parked),
@@ -165,10 +167,10 @@ impl Dispatch {
         }
     }
 
-    /// Queues a key. Returns `false` if the target's queue is full; the caller then defers the key.
+    /// Queues a key. Returns `false` if the target's queue is full. The caller must then defer the key.
     pub(crate) fn push(&mut self, lane: Lane, entry: u32, position: Timestamp) -> bool {
-        // A lane may have as many keys as are left over. With n slow lanes, the other lanes keep one part in n + 1 of
-        // the window (dynamic thresholds; Choudhury and Hahne 1998).
+        // A lane may have at most as many keys as the window has free entries. With n slow lanes, one part in n + 1 of
+        // the window remains for the other lanes (dynamic thresholds; Choudhury and Hahne 1998).
         let left_over = self.window_keys_max.saturating_sub(self.parked).max(1);
         let state = self.lanes.entry(lane).or_default();
         if state.queue.len() >= self.parked_per_target.min(left_over) {
@@ -189,10 +191,10 @@ impl Dispatch {
         }
         self.end_waits(now.monotonic);
         while let Some(tenant) = self.turns.pop_front() {
-            let state = self.tenants.get_mut(&tenant).expect("a tenant in turn exists");
+            let state = self.tenants.get_mut(&tenant).expect("a tenant with a turn exists");
             state.has_turn = false;
             if state.in_flight >= state.limits.in_flight_max {
-                continue; // The tenant gets a turn when one of its attempts ends.
+                continue; // The tenant gets its next turn when one of its attempts ends.
             }
             if let Err(until) = state.may_start(now.monotonic) {
                 state.throttled_at = now.wall;
@@ -208,21 +210,21 @@ impl Dispatch {
         None
     }
 
-    /// Returns the next key of a tenant that may start one.
+    /// Returns the next key of a tenant that may start a key.
     fn pop_of(&mut self, tenant: TenantId, now: Now) -> Option<u32> {
         let state = self.tenants.get_mut(&tenant).expect("the caller has found the tenant");
         while let Some(target) = state.turns.pop_front() {
-            let lane = self.lanes.get_mut(&(tenant, target)).expect("a lane in turn exists");
+            let lane = self.lanes.get_mut(&(tenant, target)).expect("a lane with a turn exists");
             lane.has_turn = false;
             if lane.in_flight >= lane.in_flight_max(&state.limits) {
-                continue; // The limit was lowered after the lane got its turn.
+                continue; // The owner lowered the limit after the lane got its turn.
             }
             if let Err(until) = lane.may_start(&state.limits, now.monotonic) {
                 lane.waits_until = Some(until);
                 self.waits.insert((until, Waiter::Lane((tenant, target))));
                 continue;
             }
-            let (entry, position) = lane.queue.pop_front().expect("a lane in turn has a key");
+            let (entry, position) = lane.queue.pop_front().expect("a lane with a turn has a key");
             lane.in_flight += 1;
             state.in_flight += 1;
             state.parked -= 1;
@@ -242,10 +244,10 @@ impl Dispatch {
         None
     }
 
-    /// Records that a key has left the lane. `health` is `None` if no attempt was made; the key then uses no token of a
-    /// rate.
+    /// Records that a key has left the lane. `health` is `None` if the key caused no attempt. The key then uses no
+    /// token of a rate.
     pub(crate) fn ended(&mut self, lane: Lane, now: Now, health: Option<TargetHealth>) {
-        let state = self.lanes.get_mut(&lane).expect("an ended key was started");
+        let state = self.lanes.get_mut(&lane).expect("an ended key belongs to a known lane");
         let tenant = self.tenants.get_mut(&lane.0).expect("the tenant of a lane exists");
         assert!(state.in_flight > 0 && tenant.in_flight > 0 && self.in_flight > 0, "an ended key was in flight");
         state.in_flight -= 1;
@@ -284,23 +286,23 @@ impl Dispatch {
             self.waits.pop_first();
             match waiter {
                 Waiter::Tenant(tenant) => {
-                    self.tenants.get_mut(&tenant).expect("a tenant that waits exists").waits_until = None;
+                    self.tenants.get_mut(&tenant).expect("a tenant in the list of waits exists").waits_until = None;
                     self.offer_tenant(tenant);
                 }
                 Waiter::Lane(lane) => {
-                    self.lanes.get_mut(&lane).expect("a lane that waits exists").waits_until = None;
+                    self.lanes.get_mut(&lane).expect("a lane in the list of waits exists").waits_until = None;
                     self.offer_lane(lane);
                 }
             }
         }
     }
 
-    /// Removes keys with a position before `before`, lane by lane, and returns at most `limit` of them.
+    /// Removes at most `limit` keys with a position before `before`, lane by lane, and returns these keys.
     pub(crate) fn take_overdue(&mut self, before: Timestamp, limit: usize, now: Now) -> Vec<u32> {
         let mut taken = Vec::new();
         for ((tenant, _), state) in &mut self.lanes {
-            // Only keys of a full lane or of a failing target wait long. A lane with a turn is served as fast as this
-            // member and the tenant's limits permit.
+            // Only the keys of a full lane or of a failing target wait long. The queue starts the keys of a lane with a
+            // turn as fast as this member and the tenant's limits permit.
             while taken.len() < limit
                 && !state.has_turn
                 && state.queue.front().is_some_and(|(_, position)| *position < before)
@@ -314,8 +316,9 @@ impl Dispatch {
         taken
     }
 
-    /// Returns the position for a deferred key of this lane. It lies after the keys in memory and the keys deferred
-    /// before, at the rate at which the lane ends attempts, so that keys return about when a slot is free.
+    /// Returns the position for a deferred key of this lane. The position lies after the keys in memory and the earlier
+    /// deferred keys. The distance depends on the rate at which the lane ends attempts, so that the lane probably has a
+    /// free slot when the key is due.
     pub(crate) fn defer_to(&mut self, lane: Lane, now: Timestamp) -> Timestamp {
         const SOONEST: Duration = Duration::from_secs(1);
         let latest = now + self.defer_max.max(SOONEST);
@@ -324,7 +327,8 @@ impl Dispatch {
             |keys: u64| Duration::from_millis(keys.saturating_mul(1_000) / u64::from(state.per_second.max(1)));
         let waiting = u64::try_from(state.queue.len()).unwrap_or(u64::MAX);
         let next = state.deferred_from + at_rate(state.deferred);
-        // After the latest position, start again from the earliest, so that the keys spread evenly over the span.
+        // After the latest permitted position, start again at the earliest position, so that the keys spread evenly
+        // over the span.
         if next > latest || next < now + SOONEST {
             state.deferred_from = (now + at_rate(waiting)).clamp(now + SOONEST, latest);
             state.deferred = 0;
@@ -334,7 +338,7 @@ impl Dispatch {
         state.deferred_to
     }
 
-    /// Removes the keys for which `is_released` returns true, and returns them.
+    /// Removes the keys for which `is_released` returns true, and returns these keys.
     pub(crate) fn remove_released(&mut self, is_released: impl Fn(u32) -> bool) -> Vec<u32> {
         let mut taken = Vec::new();
         for ((tenant, _), state) in &mut self.lanes {
@@ -351,7 +355,7 @@ impl Dispatch {
             tenant.parked -= before - state.queue.len();
         }
         self.parked -= taken.len();
-        // A lane without keys must have no turn, so all turns are built again.
+        // A lane without keys must have no turn, so compute all turns again.
         self.turns.clear();
         for tenant in self.tenants.values_mut() {
             tenant.has_turn = false;
@@ -404,7 +408,8 @@ impl TenantState {
         }
     }
 
-    /// Returns `Ok` if the tenant may start a key now, or else the instant from which it may.
+    /// Returns `Ok` if the tenant may start a key now. Otherwise returns the instant from which the tenant may start a
+    /// key.
     fn may_start(&self, now: Monotonic) -> Result<(), Monotonic> {
         limits::has_token(self.limits.rate, &self.bucket, now)
     }
@@ -415,7 +420,7 @@ impl LaneState {
         if self.circuit.is_probing() { 1 } else { limits.in_flight_per_target }
     }
 
-    /// Returns `Ok` if the lane may start a key now, or else the instant from which it may.
+    /// Returns `Ok` if the lane may start a key now. Otherwise returns the instant from which the lane may start a key.
     fn may_start(&self, limits: &Limits, now: Monotonic) -> Result<(), Monotonic> {
         match self.circuit.open_until(now) {
             Some(until) => Err(until),

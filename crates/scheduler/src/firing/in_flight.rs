@@ -8,12 +8,13 @@ use store::HandedOver;
 
 const STRIPES: usize = 16;
 
-/// Keys in flight, each from before its schedule is read until its outcome is durable. Attempts that an earlier owner
-/// has in flight are included.
+/// Set of keys in flight. A key is in the set from before the run executor reads its schedule until its outcome is
+/// durable. The set also contains the attempts that an earlier owner has in flight.
 ///
-/// A cancellation that is durable *before* it checks the set misses no attempt: an attempt that is added later reads
-/// the cancelled schedule and does not start. An attempt starts only if its key is still in the set. A key that
-/// [`InFlight::release`] removes has therefore either started, and is returned, or never starts.
+/// If a cancellation is durable *before* it checks the set, it misses no attempt: an attempt that enters the set later
+/// reads the cancelled schedule and does not start. An attempt starts only if its key is still in the set.
+/// [`InFlight::release`] therefore returns every key whose attempt has started, and the other removed keys never start
+/// an attempt.
 #[derive(Debug, Default)]
 pub(crate) struct InFlight {
     stripes: [Mutex<BTreeMap<Occurrence, Attempt>>; STRIPES],
@@ -23,14 +24,14 @@ pub(crate) struct InFlight {
 struct Attempt {
     poller: PollerId,
     key: DueKey,
-    /// Term of the owner that starts the attempt; `None` if an earlier owner has started it.
+    /// Term of the owner that starts the attempt. `None` if an earlier owner has started the attempt.
     term: Option<Term>,
-    /// End of the attempt at the latest; `None` until it starts.
+    /// Latest possible end of the attempt. `None` until the attempt starts.
     until: Option<Timestamp>,
 }
 
 impl InFlight {
-    /// Adds a key that has its turn.
+    /// Adds a key that the dispatch queue has given a turn.
     ///
     /// # Panics
     /// Panics if the occurrence is in flight already.
@@ -41,7 +42,7 @@ impl InFlight {
     /// Adds an attempt that an earlier owner has in flight.
     ///
     /// # Panics
-    /// As [`InFlight::add`].
+    /// Panics if the occurrence is in flight already.
     pub(crate) fn add_handed_over(&self, attempt: HandedOver) {
         let HandedOver { poller, key, until } = attempt;
         self.insert(Attempt { poller, key, term: None, until: Some(until) });
@@ -53,9 +54,9 @@ impl InFlight {
         assert!(known.is_none(), "an occurrence is in flight at most once: {occurrence:?}");
     }
 
-    /// Records that an attempt starts and ends by `until`. Returns `false` if its shard was released; the attempt must
-    /// not start then. This holds even if this member owns the shard again under a later term, because the key then
-    /// belongs to another attempt.
+    /// Records that an attempt starts and will end by `until`. Returns `false` if the owner has released the attempt's
+    /// shard. The attempt must then not start, even if this member owns the shard again under a later term, because the
+    /// key then belongs to another attempt.
     #[must_use]
     pub(crate) fn begin(&self, occurrence: &Occurrence, term: Term, until: Timestamp) -> bool {
         match self.stripe(occurrence.incarnation).get_mut(occurrence) {
@@ -85,7 +86,8 @@ impl InFlight {
         stripe.range(first..).next().is_some_and(|(occurrence, _)| occurrence.incarnation == incarnation)
     }
 
-    /// Removes the keys of these shards and returns the attempts that have started. The other keys never start.
+    /// Removes the keys of these shards, and returns the attempts that have started. The attempts of the other removed
+    /// keys never start.
     pub(crate) fn release(&self, shards: &BTreeSet<ShardId>) -> Vec<HandedOver> {
         let mut started = Vec::new();
         for stripe in &self.stripes {
@@ -131,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn schedule_is_in_flight_while_one_of_its_occurrences_is() {
+    fn schedule_is_in_flight_while_one_occurrence_is_in_flight() {
         let in_flight = InFlight::default();
         // The neighbouring incarnations are in the same stripe.
         for incarnation in [16, 32, 48] {
@@ -146,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn release_returns_started_attempts_and_stops_the_others() {
+    fn release_returns_started_attempts_and_prevents_all_others() {
         let in_flight = InFlight::default();
         let until = Timestamp::from_millis(100);
         let (leaving, staying) = (poller(0), poller(1));

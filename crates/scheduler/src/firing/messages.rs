@@ -20,17 +20,19 @@ pub(crate) enum ToOwner {
     InsertLog(Option<(Vec<InsertLogEntry>, Cursor)>),
     Ended(Vec<Ended>),
     Written(Vec<WriteDone>),
-    /// A due row that a user's change wrote.
+    /// Due row that a user's change wrote.
     DueRow(InsertLogEntry),
     Gained(Gained),
-    /// Shards to release. The response lists their attempts in flight. No attempt of these shards starts after the
-    /// response, and the outcomes of ended attempts are on their way to the outcome writer.
+    /// Shards that the owner must release. The owner responds with the list of their attempts in flight. After the
+    /// response, no attempt of these shards starts, and the outcome writer's queue contains the outcomes of all ended
+    /// attempts.
     Release(BTreeSet<ShardId>, oneshot::Sender<Vec<HandedOver>>),
-    /// The outcome of an attempt that an earlier owner had in flight. The response is true if the owner expected it.
+    /// Outcome of an attempt that an earlier owner had in flight. The response is true if the owner expected the
+    /// outcome.
     Outcome(AttemptOutcome, oneshot::Sender<bool>),
 }
 
-/// Shards, or new pollers of owned shards, that the owner serves from now on.
+/// Shards that the member has gained, or new pollers of owned shards. The owner fires their rows from now on.
 #[derive(Debug, Default)]
 pub(crate) struct Gained {
     pub(crate) shards: Vec<ShardId>,
@@ -38,35 +40,35 @@ pub(crate) struct Gained {
     pub(crate) handed_over: Vec<HandedOver>,
 }
 
-/// A key that left its target's lane.
+/// Key that has left its target's lane.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ended {
     pub(crate) lane: Lane,
     pub(crate) entry: EntryId,
     pub(crate) reason: EndReason,
-    /// Health of the target as the attempt showed it; `None` if no attempt was made.
+    /// Health of the target, according to the attempt. `None` if the key caused no attempt.
     pub(crate) health: Option<TargetHealth>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum EndReason {
-    /// A write of the outcome is pending, and resolves the key.
+    /// The outcome writer writes the outcome. The key is resolved when the outcome is durable.
     Writing,
-    /// The key needs no attempt, and nothing is written.
+    /// The key needs no attempt and no write.
     Dropped,
-    /// The schedule cannot be read, because its row is damaged or its format is unknown.
+    /// The store cannot read the schedule, because its row is damaged or its format is unknown.
     Unreadable,
-    /// The store could not be reached.
+    /// The store was unavailable.
     Unavailable,
-    /// The key is not due by this clock, because the clock went back.
+    /// The key is no longer due by this member's clock, because the clock went back.
     NotDue,
-    /// The schedule does not exist, and its creator may be about to write it.
+    /// The schedule does not exist yet. Its creator may still write it.
     NotCreated,
-    /// The shard was released, or its lease ended, before the attempt started.
+    /// The owner released the shard, or the lease ended, before the attempt started.
     Released,
 }
 
-/// A write, and the change of the owner's window once the write is durable.
+/// Write to the store, and the change of the owner's window that follows when the write is durable.
 #[derive(Debug)]
 pub(crate) struct PendingWrite {
     pub(crate) write: OwnerWrite,
@@ -76,9 +78,9 @@ pub(crate) struct PendingWrite {
 #[derive(Debug)]
 pub(crate) enum ToWriter {
     Write(PendingWrite),
-    /// Pollers that the owner serves from now on, with their closed timestamps.
+    /// Pollers of gained shards, with their closed timestamps.
     Gained(Vec<(PollerId, Timestamp)>),
-    /// Requests a notification when all earlier writes are durable or rejected.
+    /// Request for a notification when all earlier writes are durable or rejected.
     Flush(oneshot::Sender<()>),
 }
 
@@ -90,17 +92,18 @@ pub(crate) enum Then {
     Positions(PollerIndex),
 }
 
-/// The result of one [`PendingWrite`].
+/// Result of one [`PendingWrite`].
 #[derive(Clone, Debug)]
 pub(crate) struct WriteDone {
     pub(crate) poller: PollerId,
-    /// Term under which the row was written.
+    /// Term of the write.
     pub(crate) term: Term,
     pub(crate) then: Then,
-    /// The due row of this write, if the write has one.
+    /// Due row of this write, if the write has a due row.
     pub(crate) row: Option<InsertLogEntry>,
     pub(crate) positions: Positions,
     pub(crate) refusal: Option<WriteRejection>,
-    /// An outcome that was rejected because the shard has a later owner. It is forwarded to that owner.
+    /// Outcome that the store rejected because the shard has a later owner. This member forwards the outcome to that
+    /// owner.
     pub(crate) outcome: Option<AttemptOutcome>,
 }

@@ -1,12 +1,13 @@
-//! Outcome writer: writes outcomes, next due rows and positions to the store in batches, in the order in which it
-//! receives them.
+//! Outcome writer. It writes outcomes, next due rows and positions to the store in batches, in the order in which it
+//! receives these writes.
 //!
-//! One call of the store is in progress at a time. The next call takes all writes that arrived during the previous one.
-//! Positions use the same queue as the owner's due rows, so the outcome writer also confirms the owner's placements: it
-//! moves a row that would lie at or before the last sent `closed` of its poller to a position after it.
+//! One call of the store is in progress at a time. The next call takes all writes that arrived during the previous
+//! call. Positions use the same queue as the owner's due rows, so the outcome writer also confirms the placement of the
+//! owner's rows. If a row would lie at or before the last sent `closed` of its poller, the outcome writer moves the row
+//! to a position after `closed`.
 //!
-//! Invariant: no write is abandoned. A call that fails is repeated until it succeeds or the process ends. While calls
-//! fail, the pending writes fill the limit of attempts in flight, and firing stops.
+//! Invariant: the outcome writer abandons no write. It repeats a failed call until the call succeeds or the process
+//! ends. While calls fail, the attempts with pending writes reach the limit of attempts in flight, and firing stops.
 //!
 //! docs/decisions/0004-write-through-one-outcome-writer.md gives the reasons for the design.
 
@@ -34,12 +35,12 @@ pub(crate) struct OutcomeWriter {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) messages: mpsc::Receiver<ToWriter>,
     pub(crate) to_owner: mpsc::Sender<ToOwner>,
-    /// Last sent closed timestamp of each poller that has positions.
+    /// For each poller, the last `closed` that the outcome writer has received.
     pub(crate) closed: BTreeMap<PollerId, Timestamp>,
 }
 
 impl OutcomeWriter {
-    /// Runs until every sender is dropped and all writes are done.
+    /// Writes until all senders are dropped and all queued writes are durable or rejected.
     pub(crate) async fn run(mut self) {
         let mut batch = Vec::with_capacity(BATCH_MAX);
         while self.messages.recv_many(&mut batch, BATCH_MAX).await > 0 {
@@ -92,14 +93,14 @@ impl OutcomeWriter {
                 let _receiver_is_gone = sender.send(());
             }
             if self.to_owner.send(ToOwner::Written(done)).await.is_err() {
-                return; // The owner has ended. The next owner reads the store.
+                return; // The owner has ended. The next owner reads the results from the store.
             }
         }
     }
 
-    /// Ends the schedules whose outcome was written twice. A call that failed may have written an outcome without the
-    /// steps after it; the repeated call then reports that the occurrence is resolved. The remaining step is the end of
-    /// the schedule.
+    /// Ends the schedules whose outcome the outcome writer wrote twice. A failed call may have written an outcome, but
+    /// not the end of its schedule. The repeated call then returns that the occurrence is already resolved, so this
+    /// function writes the end of the schedule.
     async fn end_resolved(&self, writes: &[OwnerWrite], responses: &[Result<Written, WriteRejection>]) {
         let is_resolved = |(write, response): (&OwnerWrite, &Result<Written, WriteRejection>)| match &write.change {
             Change::Run { run, ends: true, .. } if *response == Err(WriteRejection::Resolved) => {
@@ -110,7 +111,8 @@ impl OutcomeWriter {
         };
         let ends: Vec<OwnerWrite> = writes.iter().zip(responses).filter_map(is_resolved).collect();
         if !ends.is_empty() {
-            // Rejected only if the shard has a later owner. That owner ends the schedule when it reads the row.
+            // The store rejects this write only if the shard has a later owner. That owner ends the schedule when it
+            // reads the row.
             self.write(&ends).await;
         }
     }
@@ -130,7 +132,8 @@ impl OutcomeWriter {
     }
 }
 
-/// Moves a due row after `closed`, and records the positions that are sent. Returns the due row, if the write has one.
+/// Moves a due row to a position after `closed`, and records the positions that this write sends. Returns the due row,
+/// if the write has a due row.
 fn after_closed(closed: &mut BTreeMap<PollerId, Timestamp>, write: &mut OwnerWrite) -> Option<InsertLogEntry> {
     let due: &mut DueKey = match &mut write.change {
         Change::Positions(positions) => {
@@ -142,7 +145,7 @@ fn after_closed(closed: &mut BTreeMap<PollerId, Timestamp>, write: &mut OwnerWri
         Change::Advance { due, .. } | Change::Defer(due) => due,
         Change::Run { then: None, .. } | Change::End { .. } => return None,
         Change::Put(_) | Change::PutIf { .. } | Change::Cancel(_) | Change::CancelIf(_) | Change::Redrive { .. } => {
-            unreachable!("`changes` writes a user's change itself")
+            unreachable!("the module `changes` writes the changes of users itself")
         }
     };
     if let Some(closed) = closed.get(&write.poller) {

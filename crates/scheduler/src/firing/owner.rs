@@ -1,11 +1,13 @@
-//! Owner of shards: reads due rows ahead, fires them on time, writes outcomes and advances the closed timestamps.
+//! Owner of shards. It reads due rows ahead of their instants, fires the rows on time, writes outcomes and advances the
+//! closed timestamps.
 //!
-//! It is one task with a window (the known keys) and a dispatch queue (the order of starts). It does no I/O itself:
-//! each read and each attempt runs in a task that reports with a message [`ToOwner`]. Each iteration of the loop reads
-//! the clock once and does all work that is due. The owner's state can be rebuilt from the store at any time, which
-//! happens after a panic.
+//! The owner is one task with a window of known keys and a dispatch queue, which decides the order of the attempts. It
+//! does no I/O itself. Each read and each attempt runs in a separate task that sends its result in a message
+//! [`ToOwner`]. Each iteration of the owner's loop reads the clock once and does all work that is due. After a panic,
+//! the next owner reads its state from the store.
 //!
-//! Shards are added ([`ToOwner::Gained`]) and released ([`ToOwner::Release`]) while the owner runs; see [`hand_over`].
+//! The owner gains shards ([`ToOwner::Gained`]) and releases shards ([`ToOwner::Release`]) while it runs. The module
+//! [`hand_over`] implements these steps.
 //!
 //! docs/decisions/0006-keep-a-burst-in-memory.md gives the reasons for the design.
 
@@ -36,7 +38,7 @@ use crate::options::Options;
 
 /// Largest number of pollers that one call of the store reads.
 const READS_PER_CALL: usize = 8;
-/// Number of keys that one task starts.
+/// Largest number of keys whose attempts run in one task.
 const STARTS_PER_TASK: usize = 32;
 /// Largest number of rows in one read of the insert logs.
 const INSERT_LOG_ROWS_MAX: usize = 8_192;
@@ -45,9 +47,10 @@ const MESSAGES_PER_TURN: usize = 64;
 /// Largest number of overdue keys that one period defers.
 const OVERDUE_PER_PERIOD: usize = 8_192;
 
-/// Largest number of deferrals in progress. An outcome waits behind this many writes at most.
+/// Largest number of deferrals that the outcome writer has not written yet. An outcome waits behind at most this number
+/// of deferrals.
 const DEFERRING_MAX: usize = 1_024;
-/// Wait of a retry whose turn comes before the previous attempt has ended.
+/// Wait of a retry that gets its turn before the previous attempt has ended.
 const ATTEMPT_WAIT: Duration = Duration::from_millis(50);
 
 pub(crate) struct Owner {
@@ -62,25 +65,25 @@ pub(crate) struct Owner {
     cursor: Cursor,
     insert_log_wanted: bool,
     insert_log_read_pending: bool,
-    /// Shards were gained after the current read of the insert logs began. Its cursor may lie after rows of these
-    /// shards.
+    /// True if the owner gained shards after the current read of the insert logs began. The cursor of that read may lie
+    /// after rows of these shards.
     insert_log_read_incomplete: bool,
     reads_wanted: bool,
-    /// Number of keys that were started and are neither resolved nor waiting again.
+    /// Number of keys that the owner has started and that are neither resolved nor in the window's wheel again.
     unfinished: usize,
-    /// Keys to write again at a later position.
+    /// Keys that the owner must write again at a later position.
     to_defer: VecDeque<EntryId>,
-    /// Number of deferrals that are being written.
+    /// Number of deferrals that the outcome writer has not written yet.
     deferring: usize,
-    /// Attempts that an earlier owner has in flight, each with the instant by which it ends.
+    /// Attempts that an earlier owner has in flight. Each has the instant by which it must have ended.
     handed_over: BTreeMap<Occurrence, (EntryId, Timestamp)>,
-    /// Outcomes of handed-over attempts, to be written.
+    /// Outcomes of handed-over attempts that the owner must send to the outcome writer.
     outcomes: Vec<PendingWrite>,
     next_period: Monotonic,
     expired: Vec<EntryId>,
-    /// The tenants whose limits are set in the dispatch queue.
+    /// Tenants whose limits the dispatch queue knows.
     limited_tenants: Arc<Known>,
-    /// True if pollers were added or released since the limits were set.
+    /// True if the owner gained or released pollers after it last set the limits.
     pollers_changed: bool,
 }
 
@@ -119,7 +122,7 @@ impl Owner {
         }
     }
 
-    /// Serves until `stop`, then waits for the attempts in flight, up to [`Options::drain`].
+    /// Fires due rows until `stop`. Then waits for the attempts in flight, for at most [`Options::drain`].
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         let runtime = self.context.runtime.clone();
         loop {
@@ -207,8 +210,8 @@ impl Owner {
     fn fire(&mut self, now: Now) {
         let mut expired = std::mem::take(&mut self.expired);
         self.window.expire(now.wall, &mut expired);
-        // Schedules that were created together lie together in the store, so keys due together are read in order of
-        // creation.
+        // The store places schedules that a creator created together next to each other. The owner therefore starts
+        // keys with equal positions in the order of creation.
         expired.sort_by_cached_key(|entry| {
             let key = self.window.entry(*entry).key;
             (key.position, key.occurrence.incarnation)
@@ -273,8 +276,8 @@ impl Owner {
         (self.window.poller(known.poller).0.tenant, known.key.target)
     }
 
-    /// Writes some of the deferrals. Their number is bounded, so that an outcome of another target does not wait long
-    /// behind them. This function itself never waits.
+    /// Sends deferrals to the outcome writer. The number of unfinished deferrals is bounded, so that an outcome of
+    /// another target does not wait long behind deferrals. This function never waits.
     fn defer(&mut self, now: Timestamp) {
         while self.deferring < DEFERRING_MAX {
             let Some(entry) = self.to_defer.front().copied() else { return };
@@ -301,8 +304,9 @@ impl Owner {
         }
     }
 
-    /// Sends a write to the outcome writer. While the writer's queue is full, the owner handles its own messages,
-    /// because the writer waits only for the store and for this owner.
+    /// Sends a write to the outcome writer. While the outcome writer's queue is full, the owner handles its own
+    /// messages. Otherwise a deadlock would be possible, because the outcome writer may wait for space in the owner's
+    /// queue.
     async fn write(&mut self, pending_write: PendingWrite) {
         let to_writer = self.context.to_writer.clone();
         let permit = to_writer.reserve();
@@ -449,8 +453,8 @@ impl Owner {
         let task = async move {
             let arrivals = match context.store.insert_log(shards, cursor, INSERT_LOG_ROWS_MAX).await {
                 Ok(arrivals) if context.runtime.monotonic() < deadline => Some(arrivals),
-                // Another member may own the shards now. If this cursor were presented, the engine would delete rows
-                // of the insert log that the new owner has not read.
+                // Another member may own the shards now. If this owner sent the cursor of this read to the store, the
+                // store would delete rows of the insert log that the new owner has not read.
                 Ok(_) => None,
                 Err(error) => {
                     count_store_error(&context.metrics, "arrivals", &error);
@@ -494,7 +498,7 @@ impl Owner {
         if self.unfinished > 0 {
             tracing::warn!(
                 attempts = self.unfinished,
-                "stopped before these attempts had an outcome; they will be repeated"
+                "stopped before these attempts had an outcome; the next owner will repeat the attempts"
             );
         }
     }

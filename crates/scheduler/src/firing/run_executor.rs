@@ -1,7 +1,8 @@
-//! Run executor: makes the attempts of keys that have their turn.
+//! Run executor. It makes the attempts of keys that have a turn.
 //!
-//! One task takes some keys, reads their schedules in one call, and makes their attempts concurrently. Errors in a
-//! tenant's data end here: a panic becomes a failed attempt, and a row that cannot be read is deferred.
+//! One task takes several keys, reads their schedules in one call, and makes their attempts concurrently. Errors in a
+//! tenant's data do not affect other tenants. A panic becomes a failed attempt, and the owner defers a row that the
+//! store cannot read.
 
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
@@ -29,14 +30,14 @@ use crate::firing::messages::{EndReason, Ended, PendingWrite, Then, ToOwner, ToW
 use crate::firing::window::EntryId;
 use crate::metrics::{AttemptLabels, OutcomeLabels, Reason, count_store_error};
 
-/// Largest assumed lead of an earlier owner's clock. An earlier owner may have fired a row that is due less than this
-/// after the shards were taken.
+/// Longest time by which the clock of an earlier owner may be ahead. An earlier owner may have fired a row whose
+/// instant is less than this time after the start of this member's term.
 const CLOCK_AHEAD_MAX: Duration = Duration::from_secs(10);
-/// Time after an attempt's timeout in which its outcome becomes durable. The next owner waits this long for the
-/// outcome.
+/// Time after an attempt's timeout within which the outcome of the attempt becomes durable. The next owner waits this
+/// time for the outcome.
 const OUTCOME_TIME: Duration = Duration::from_secs(2);
 
-/// A key that has its turn.
+/// Key that has a turn.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Starting {
     pub(crate) entry: EntryId,
@@ -44,9 +45,9 @@ pub(crate) struct Starting {
     pub(crate) key: DueKey,
     pub(crate) poller: PollerId,
     pub(crate) shard_term: ShardTerm,
-    /// End of the right to start the attempt, read before the schedule is loaded.
+    /// End of the right to start the attempt. The owner reads this deadline before the schedule is loaded.
     pub(crate) deadline: Monotonic,
-    /// True if the key's position was closed before the schedule was loaded.
+    /// True if the key's position was at or before `closed` before the schedule was loaded.
     pub(crate) is_closed: bool,
 }
 
@@ -84,7 +85,7 @@ pub(crate) async fn start(context: Arc<Context>, batch: Vec<Starting>) {
         attempts.push(Box::pin(start_one(&context, *starting, schedule, run)));
     }
     loop {
-        // All results that are ready go in one message.
+        // One message contains all results that are ready.
         while let Some(Some(one)) = attempts.next().now_or_never() {
             ended.push(one);
         }
@@ -98,16 +99,16 @@ pub(crate) async fn start(context: Arc<Context>, batch: Vec<Starting>) {
     }
 }
 
-/// Returns the reason for a key whose schedule could not be read. An unreachable store is tried again soon. A damaged
-/// row is deferred.
+/// Returns the reason for a key whose schedule the store could not read. If the store is unavailable, the owner tries
+/// the key again soon. If the row is damaged, the owner defers the key.
 fn read_failure(error: &StoreError) -> EndReason {
     if error.is_retryable() { EndReason::Unavailable } else { EndReason::Unreadable }
 }
 
 type Loaded = Result<Option<Arc<Schedule>>, StoreError>;
 
-/// Loads the schedules in one call. If the call fails, loads each schedule alone, so that a damaged row does not delay
-/// others.
+/// Loads the schedules in one call. If the call fails, loads each schedule in its own call, so that one damaged row
+/// does not delay the other schedules.
 async fn load(context: &Context, batch: &[Starting]) -> Vec<Loaded> {
     let incarnations: Vec<Incarnation> = batch.iter().map(|starting| starting.key.occurrence.incarnation).collect();
     match load_some(context, incarnations.clone()).await {
@@ -134,7 +135,8 @@ async fn load_some(
     response
 }
 
-/// Finds the records of the runs that may have one. A first attempt that no earlier owner can have made has none.
+/// Loads the records of the runs that may have a record. The run of a first attempt has no record if no earlier owner
+/// can have made this attempt.
 async fn find_runs(
     context: &Context,
     batch: &[Starting],
@@ -160,7 +162,7 @@ async fn find_runs(
 }
 
 async fn start_one(context: &Context, starting: Starting, schedule: Option<Arc<Schedule>>, run: Option<&Run>) -> Ended {
-    // The decision uses a tenant's data. A panic in it must not end the other attempts of the batch.
+    // This code uses a tenant's data. If the code panics, the panic must not end the other attempts of the batch.
     match AssertUnwindSafe(start_loaded(context, starting, schedule.clone(), run)).catch_unwind().await {
         Ok(ended) => ended,
         Err(_) => {
@@ -186,9 +188,9 @@ async fn start_loaded(
     run: Option<&Run>,
 ) -> Ended {
     let Some(schedule) = schedule else {
-        // A create writes the due row first and the schedule second. If the create is in progress, either it finds the
-        // row's position closed and writes the row again, or the schedule appears soon. If the create has failed, the
-        // row remains.
+        // A create writes the due row first and the schedule second. If the create is in progress, two cases are
+        // possible. Either the creator finds that `closed` has passed the row and writes the row again, or it writes
+        // the schedule soon. If the create has failed, the row remains without a schedule.
         return starting.ended(if starting.is_closed { EndReason::Dropped } else { EndReason::NotCreated });
     };
     let key = starting.key;
@@ -236,8 +238,8 @@ async fn start_loaded(
     }
 }
 
-/// Handles a key whose attempt has an outcome: the row was written twice, or its owner ended after it wrote the outcome
-/// and before it wrote the next row.
+/// Handles a key whose attempt already has an outcome. Either a creator wrote the row twice, or an earlier owner ended
+/// after it wrote the outcome and before it wrote the next row.
 async fn has_outcome(context: &Context, starting: Starting, schedule: &Schedule, run: &Run) -> Ended {
     let is_one_shot = matches!(schedule.spec.when, When::At(_));
     let Occurrence { incarnation, revision, replay, .. } = run.occurrence;
@@ -257,8 +259,8 @@ async fn advance_to(context: &Context, starting: Starting, schedule: &Schedule, 
     write(context, starting.pending_write(Change::Advance { incarnation, revision, due }, then)).await;
 }
 
-/// Creates the span of an attempt. Its target is `reveille::spans`, as for spans of requests; exporters use its field
-/// names.
+/// Creates the tracing span of an attempt. Its target is `reveille::spans`, as for the spans of requests. Exporters of
+/// traces depend on the names of its fields.
 fn fire_span(schedule: &Schedule, key: &DueKey) -> Span {
     tracing::debug_span!(
         target: "reveille::spans",
@@ -274,7 +276,7 @@ fn fire_span(schedule: &Schedule, key: &DueKey) -> Span {
 
 async fn fire(context: &Context, starting: Starting, schedule: Arc<Schedule>, run: Option<&Run>) -> Ended {
     let key = starting.key;
-    // Read the clock again: it may have gone back while the next row was written.
+    // Read the clock again, because the clock may have gone back while the outcome writer wrote the next row.
     let started_at = context.runtime.now();
     if started_at < key.occurrence.nominal {
         return starting.ended(EndReason::NotDue);
@@ -305,7 +307,7 @@ async fn fire(context: &Context, starting: Starting, schedule: Arc<Schedule>, ru
     let attempt = AssertUnwindSafe(async { context.deliver.deliver(delivery).await }).catch_unwind().await;
     let delivered = attempt.unwrap_or_else(|_| {
         context.metrics.panics.inc();
-        tracing::error!(run = %key.occurrence.run_id(), "attempt panicked; counted as failed");
+        tracing::error!(run = %key.occurrence.run_id(), "attempt panicked; counted as a failed attempt");
         Some(Delivered { result: AttemptResult::Panicked, retry_after: None })
     });
     let Some(delivered) = delivered else { return starting.ended(EndReason::Released) };
@@ -341,7 +343,7 @@ async fn write_attempt(
     Ended { health: Some(health), ..starting.ended(EndReason::Writing) }
 }
 
-/// Returns the health of the target as the result shows it.
+/// Returns the health of the target, according to the result of the attempt.
 fn target_health(result: &AttemptResult) -> TargetHealth {
     match result {
         // The attempt ended before it reached the target.
@@ -380,7 +382,7 @@ fn count_outcome(context: &Context, state: RunState) {
 }
 
 async fn write(context: &Context, pending_write: PendingWrite) {
-    // The outcome writer outlives every task of its owner, except when the process ends.
+    // The outcome writer outlives every task of its owner, so this send fails only if the process ends.
     let _process_ends = context.to_writer.send(ToWriter::Write(pending_write)).await;
 }
 
@@ -389,7 +391,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn target_health_is_unknown_if_no_request_was_sent() {
+    fn target_health_is_unknown_if_attempt_sent_no_request() {
         for reason in [EGRESS_REJECTED, NOT_DECRYPTED] {
             let result = AttemptResult::Unreachable(format!("{reason}: a local reason"));
             assert_eq!(target_health(&result), TargetHealth::Unknown);

@@ -1,17 +1,18 @@
-//! Wall clock without sudden leaps ahead. If the owner closed a range of time that has not passed, new rows in the
-//! range would be delayed.
+//! Wall clock without sudden leaps ahead. Without this filter, a leap would make the owner close a range of time that
+//! has not passed, and all new rows in that range would fire late.
 
 use std::time::Duration;
 
 use domain::Timestamp;
 use runtime::Monotonic;
 
-/// Smallest lead of the wall clock over the monotonic clock, between two calls, that counts as a leap.
+/// Smallest difference between the progress of the wall clock and of the monotonic clock, between two calls, that
+/// counts as a leap.
 const LEAP_MIN: Duration = Duration::from_secs(1);
-/// Time that a leap must last before the clock follows it.
+/// Time for which a leap must last before the steady clock follows the wall clock.
 const LEAP_ACCEPTED_AFTER: Duration = Duration::from_secs(30);
 
-/// Follows the wall clock. It follows a leap ahead only after 30 s, and a step back at once.
+/// Clock that follows the wall clock. The steady clock follows a leap ahead only after 30 s, and a step back at once.
 #[derive(Debug)]
 pub(crate) struct SteadyClock {
     wall: Timestamp,
@@ -24,7 +25,7 @@ impl SteadyClock {
         SteadyClock { wall, monotonic, leap_since: None }
     }
 
-    /// Returns the instant to act on, for the present values of both clocks.
+    /// Returns the reading of the steady clock for the current readings of both clocks.
     pub(crate) fn at(&mut self, wall: Timestamp, monotonic: Monotonic) -> Timestamp {
         let expected = self.wall + monotonic.since(self.monotonic);
         let leaps = wall > expected + LEAP_MIN;
@@ -57,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn leap_ahead_takes_effect_only_after_30_s() {
+    fn steady_clock_follows_leap_ahead_only_after_30_s() {
         let mut clock = SteadyClock::new(wall(1_000), monotonic(0));
         assert_eq!(clock.at(wall(5_001), monotonic(1)), wall(1_001));
         assert_eq!(clock.at(wall(5_020), monotonic(20)), wall(1_020));
@@ -65,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn reverted_leap_has_no_effect() {
+    fn steady_clock_ignores_reverted_leap() {
         let mut clock = SteadyClock::new(wall(1_000), monotonic(0));
         assert_eq!(clock.at(wall(5_001), monotonic(1)), wall(1_001));
         assert_eq!(clock.at(wall(1_002), monotonic(2)), wall(1_002));
@@ -73,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn step_back_takes_effect_at_once() {
+    fn steady_clock_follows_step_back_at_once() {
         let mut clock = SteadyClock::new(wall(1_000), monotonic(0));
         assert_eq!(clock.at(wall(400), monotonic(1)), wall(400));
     }

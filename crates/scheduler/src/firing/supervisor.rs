@@ -1,4 +1,4 @@
-//! Supervisor of the owner: starts another owner after a panic, and runs periodic tasks.
+//! Supervisor of the owner. It starts another owner after a panic, and runs periodic tasks.
 
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
@@ -18,7 +18,8 @@ use crate::metrics::count_store_error;
 use crate::shared::{OwnerHandle, Shared};
 use crate::tenants::Tenants;
 
-/// Capacities of the queues of the outcome writer and the owner. The attempts in flight bound the messages in them.
+/// Capacities of the queues of the outcome writer and the owner. The number of attempts in flight bounds the number of
+/// messages in the queues.
 const WRITER_MESSAGES_MAX: usize = 8_192;
 const OWNER_MESSAGES_MAX: usize = 8_192;
 /// Time between two reads of cancellation records.
@@ -46,8 +47,8 @@ async fn watch_tenants(shared: Arc<Shared>) {
     }
 }
 
-/// Serves until `stop`, and starts with the shards in `taken`. If the owner panics, another owner takes the shards
-/// under new terms.
+/// Runs the owner until `stop`. The first owner starts with the shards in `taken`. If the owner panics, another owner
+/// takes the shards under new terms.
 pub(crate) async fn supervise(shared: Arc<Shared>, taken: Gained, stop: CancellationToken) {
     let mut taken = Some(taken);
     loop {
@@ -72,7 +73,8 @@ async fn regain(shared: &Shared) -> Gained {
     }
 }
 
-/// Adds pollers that became known after `taken` was read, before an owner existed to receive them.
+/// Adds the pollers that this member learned after it read `taken`. At that time, no owner existed that could receive
+/// these pollers.
 async fn with_new_pollers(shared: &Shared, mut taken: Gained) -> Gained {
     let known = taken.pollers.iter().map(|(poller, _, _)| *poller).collect();
     loop {
@@ -101,7 +103,7 @@ async fn serve(shared: Arc<Shared>, taken: Option<Gained>, stop: CancellationTok
     };
     *shared.owner.lock().expect("no holder of this lock panics") =
         Some(OwnerHandle { to_owner: to_owner.clone(), to_writer: to_writer.clone() });
-    // Attempts that the previous owner had in flight may be repeated.
+    // The next owner may repeat attempts that the previous owner had in flight.
     shared.in_flight.clear();
     let gained = match taken {
         Some(taken) => with_new_pollers(&shared, taken).await,

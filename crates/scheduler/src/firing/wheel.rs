@@ -1,26 +1,26 @@
-//! Timing wheel: entries ordered by the millisecond at which they are due.
+//! Timing wheel. It orders entries by the millisecond at which they are due.
 //!
-//! A ring has one slot per millisecond of the near future, and an ordered map has the entries after it. The cost of
-//! insertion and expiry does not depend on the number of entries (Varghese and Lauck 1987, scheme 5 with an overflow
-//! list). The wheel reads no clock; the caller passes the instant to [`Wheel::expire`]. If the clock goes back, entries
-//! wait until it reaches their millisecond again.
+//! A ring has one slot per millisecond of the near future. An ordered map contains the entries after the ring. The cost
+//! of insertion and expiry does not depend on the number of entries (Varghese and Lauck 1987, scheme 5 with an overflow
+//! list). The wheel reads no clock: the caller passes the current instant to [`Wheel::expire`]. If the clock goes back,
+//! an entry waits until the clock reaches the entry's millisecond again.
 
 use std::collections::BTreeMap;
 
 use domain::Timestamp;
 
-/// Span of the ring in milliseconds: a power of two, larger than the window's read-ahead.
+/// Span of the ring in milliseconds. It is a power of two, and longer than the time that the window reads ahead.
 const SLOTS: i64 = 8_192;
 const SLOT_COUNT: usize = 8_192;
 const WORDS: usize = SLOT_COUNT / 64;
 
 #[derive(Debug)]
 pub(crate) struct Wheel {
-    /// Slot `t mod SLOTS` contains the entries due at `t`, for `t` in `[horizon, horizon + SLOTS)`.
+    /// Slots of the ring. Slot `t mod SLOTS` contains the entries due at `t`, for `t` in `[horizon, horizon + SLOTS)`.
     slots: Vec<Vec<u32>>,
-    /// One bit per slot; set if the slot has entries.
+    /// One bit per slot. The bit is set if the slot has entries.
     occupied: [u64; WORDS],
-    /// First millisecond of the ring. Entries due before it are in `overdue`.
+    /// First millisecond of the ring. Entries due before this millisecond are in `overdue`.
     horizon: i64,
     overdue: BTreeMap<i64, Vec<u32>>,
     far: BTreeMap<i64, Vec<u32>>,
@@ -56,7 +56,7 @@ impl Wheel {
         }
     }
 
-    /// Appends every entry due at or before `now` to `out`, in order of its millisecond.
+    /// Appends every entry due at or before `now` to `out`, in the order of their milliseconds.
     pub(crate) fn expire(&mut self, now: Timestamp, out: &mut Vec<u32>) {
         let now = now.as_millis();
         let before = out.len();
@@ -77,14 +77,14 @@ impl Wheel {
         self.len -= out.len() - before;
     }
 
-    /// Returns the instant of the next entry.
+    /// Returns the instant at which the next entry is due.
     pub(crate) fn next(&self) -> Option<Timestamp> {
         let near = self.overdue.keys().next().copied().or_else(|| self.next_occupied());
         near.or_else(|| self.far.keys().next().copied()).map(Timestamp::from_millis)
     }
 
-    /// Moves the start of the ring to `horizon`; the ring is empty before it. Entries of the overflow map that are now
-    /// overdue go to `out`.
+    /// Moves the start of the ring to `horizon`. The ring must have no entries before `horizon`. Appends the entries of
+    /// the overflow map that are now overdue to `out`.
     fn advance(&mut self, horizon: i64, out: &mut Vec<u32>) {
         self.horizon = horizon;
         while let Some(entry) = self.far.first_entry().filter(|entry| *entry.key() < horizon + SLOTS) {
@@ -124,7 +124,7 @@ impl Wheel {
     }
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "the remainder is below SLOTS")]
+#[expect(clippy::cast_possible_truncation, reason = "the remainder of a division by `SLOTS` is below `SLOTS`")]
 fn slot(at: i64) -> usize {
     at.rem_euclid(SLOTS) as usize
 }
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn entry_expires_at_its_millisecond_and_not_before() {
+    fn entry_expires_at_its_millisecond_and_not_earlier() {
         let mut wheel = Wheel::new(at(1_000));
         let mut out = Vec::new();
         wheel.insert(at(1_005), 7);
@@ -167,9 +167,9 @@ mod tests {
     }
 
     proptest! {
-        /// Compares the wheel with an ordered map, with a clock that jumps both ways.
+        /// Compares the wheel with an ordered map, while the clock jumps ahead and back.
         #[test]
-        fn wheel_matches_an_ordered_map(steps in prop::collection::vec(step(), 1..200)) {
+        fn wheel_returns_the_same_entries_as_an_ordered_map(steps in prop::collection::vec(step(), 1..200)) {
             let mut now = 1_000_000;
             let mut wheel = Wheel::new(at(now));
             let mut model: BTreeMap<i64, Vec<u32>> = BTreeMap::new();

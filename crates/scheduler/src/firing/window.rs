@@ -1,19 +1,21 @@
-//! Window of the owner: keys of the near future by poller and millisecond, and the positions of each poller.
+//! Window of the owner. It contains the keys of the near future by poller and millisecond, and the positions of each
+//! poller.
 //!
-//! The window is pure. Its caller reports reads and outcomes to it, and the window returns the reads, positions and
-//! keys that are due. Each poller has four positions, each at or behind the one before:
+//! The window does no I/O and reads no clock. The owner reports reads and outcomes to the window, and the window
+//! returns the reads, positions and keys that are due. Each poller has four positions. Each position is at or before
+//! the previous position in this list:
 //!
-//! - `read_to`: rows up to here were read ahead into the window;
-//! - `closed`: durable; no creator leaves a row at or before it;
-//! - `checked`: rows up to here were read *again* after `closed` became durable, so none can be missing. It moves by
-//!   pages as capacity permits, so it may lie within an instant;
-//! - `done`: durable; every occurrence up to here has an outcome, and no row up to here is read again.
+//! - `read_to`: the owner has read the rows up to here into the window;
+//! - `closed`: durable; no creator leaves a row at or before this position;
+//! - `checked`: the owner has read the rows up to here *again* after `closed` became durable, so the window misses no
+//!   row. `checked` moves by pages as capacity permits, so it may lie between two rows of one instant;
+//! - `done`: durable; every occurrence up to here has an outcome, and no owner reads a row up to here again.
 //!
-//! Invariants: a key is known once, however often its row is read, until it is resolved and `checked` has passed it.
-//! `done` never passes an open key.
+//! Invariants: the window contains a key only once, even if the owner reads its row several times. The window retains
+//! the key until the key is resolved and `checked` has passed it. `done` never passes an open key.
 //!
-//! Shards are gained and released. After a release, only the numbers of keys that the caller still uses remain; see
-//! [`Window::release`].
+//! The owner gains and releases shards. After a release, the window retains only the numbers of keys that the owner
+//! still uses. See [`Window::release`].
 
 mod closing;
 mod reading;
@@ -41,7 +43,7 @@ const PAGE_KEYS_MIN: usize = 16;
 
 /// Number of a key in the window.
 pub(crate) type EntryId = u32;
-/// Number of a poller in the window. A poller that is released and gained again gets another number.
+/// Number of a poller in the window. If the owner releases a poller and gains it again, the poller gets another number.
 pub(crate) type PollerIndex = u32;
 
 #[derive(Debug)]
@@ -49,7 +51,7 @@ pub(crate) struct Window {
     ahead: Duration,
     keys_max: usize,
     entries: Slab<Entry>,
-    /// Entries by occurrence. For two entries of one occurrence, the later row.
+    /// Entries by occurrence. If an occurrence has two entries, the index contains the entry of the later row.
     index: HashTable<EntryId>,
     wheel: Wheel,
     pollers: BTreeMap<PollerIndex, Poller>,
@@ -64,15 +66,16 @@ pub(crate) struct Entry {
     pub(crate) key: DueKey,
     pub(crate) poller: PollerIndex,
     state: State,
-    /// Latest open key of an earlier attempt of the same occurrence.
+    /// Open key of the latest earlier attempt of the same occurrence.
     earlier: Option<EntryId>,
 }
 
-/// Decision whether a key may start now.
+/// Decision whether the attempt of a key may start now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum MayStart {
     Yes,
-    /// The row of a later attempt is durable: an owner made this attempt and ended before it could report the outcome.
+    /// The row of a later attempt is durable. An owner has therefore already made this attempt, and ended before it
+    /// reported the outcome.
     Superseded,
     /// An earlier attempt of the occurrence has not ended.
     NotYet,
@@ -80,13 +83,14 @@ pub(crate) enum MayStart {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
-    /// Waiting, queued or in flight.
+    /// The key is in the wheel, in a queue or in flight.
     Open,
-    /// The outcome, or the row of the next attempt, is durable.
+    /// The outcome of the key, or the row of the next attempt, is durable.
     Resolved,
-    /// The same row is durable at a later position.
+    /// The row of the key is durable at a later position.
     Deferred { to: Timestamp },
-    /// The shard was released while the key was open. The number is free once its user returns it.
+    /// The owner released the shard while the key was open. The number of the key is free after the wheel, the queue or
+    /// the task that uses the number returns it.
     Released,
 }
 
@@ -95,13 +99,14 @@ struct Poller {
     id: PollerId,
     shard_term: ShardTerm,
     read_to: DueBound,
-    /// Position of the first row after `read_to`, as far as the window knows.
+    /// Position of the first known row after `read_to`.
     next: Option<Timestamp>,
-    /// End of the read ahead in progress.
+    /// End of the range of the read ahead in progress.
     reading: Option<Timestamp>,
-    /// First row after the end of the read in progress that was written during the read. The read may have missed it.
+    /// First row after the range of the read in progress that a creator wrote during the read. The read may have missed
+    /// this row.
     written_during_read: Option<Timestamp>,
-    /// Row at or before `read_to` that the window had no capacity for when the row was written.
+    /// First row at or before `read_to` for which the window had no capacity when a creator wrote the row.
     missed: Option<Timestamp>,
     closed: Timestamp,
     closing: bool,
@@ -109,7 +114,7 @@ struct Poller {
     done: Timestamp,
     /// Number of open keys by bucket. Buckets without open keys have no entry.
     open: BTreeMap<i64, u32>,
-    /// Resolved keys that a second read may still return, by bucket.
+    /// Resolved keys by bucket. A second read may still return the rows of these keys.
     resolved: BTreeMap<i64, Vec<EntryId>>,
 }
 
@@ -117,7 +122,7 @@ struct Poller {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ReadKind {
     Ahead,
-    /// Second read, after `closed` became durable.
+    /// Second read of a range, after `closed` became durable.
     Check,
 }
 
@@ -144,7 +149,7 @@ impl Window {
     pub(crate) fn new(options: &Options, now: Timestamp) -> Self {
         Window {
             ahead: options.window_ahead,
-            // At least one page for one tenant, and as much for the others.
+            // The window has capacity for at least one page of one tenant and one page of all other tenants.
             keys_max: options.window_keys_max.max(2 * PAGE_KEYS),
             entries: Slab::new(),
             index: HashTable::new(),
@@ -156,13 +161,13 @@ impl Window {
         }
     }
 
-    /// Starts to serve a poller, from its durable `done`.
+    /// Adds a poller. The owner reads the rows of the poller from its durable `done`.
     pub(crate) fn add_poller(&mut self, id: PollerId, shard_term: ShardTerm, positions: Positions) {
-        assert!(positions.done <= positions.closed, "done is never past closed");
+        assert!(positions.done <= positions.closed, "`done` is at or before `closed`");
         let index = self.next_index;
-        self.next_index = index.checked_add(1).expect("fewer than 2^32 pollers are ever added");
+        self.next_index = index.checked_add(1).expect("an owner adds fewer than 2^32 pollers");
         let known = self.by_id.insert(id, index);
-        assert!(known.is_none(), "a poller is added once");
+        assert!(known.is_none(), "the owner adds a poller only once");
         let poller = Poller {
             id,
             shard_term,
@@ -185,10 +190,10 @@ impl Window {
         self.by_id.contains_key(&id)
     }
 
-    /// Forgets the pollers of these shards and all their keys. Open keys become released ([`Window::is_released`]).
-    /// They keep their numbers, because they wait in the wheel, in a queue or for an outcome. The window frees a
-    /// released key that comes out of the wheel. The caller frees all others, with [`Window::free`] or by resolving or
-    /// deferring them.
+    /// Forgets the pollers of these shards and all their keys. Open keys become released ([`Window::is_released`]). A
+    /// released key keeps its number, because the key waits in the wheel, in a queue or for an outcome. The window
+    /// frees a released key that comes out of the wheel. The owner frees all other released keys: it calls
+    /// [`Window::free`], or it resolves or defers the key.
     pub(crate) fn release(&mut self, shards: &BTreeSet<ShardId>) {
         let leaving = |poller: &Poller| shards.contains(&poller.id.shard());
         let left: BTreeMap<PollerIndex, TenantId> = (self.pollers.iter())
@@ -219,13 +224,13 @@ impl Window {
         self.entries[id as usize].state == State::Released
     }
 
-    /// Frees the number of a released key that the caller no longer uses.
+    /// Frees the number of a released key that the owner no longer uses.
     pub(crate) fn free(&mut self, id: EntryId) {
         let entry = self.entries.remove(id as usize);
-        assert_eq!(entry.state, State::Released, "only a released key is freed");
+        assert_eq!(entry.state, State::Released, "the owner frees only released keys");
     }
 
-    /// Returns the number of the tenant's pollers that this window serves.
+    /// Returns the number of the tenant's pollers in this window.
     pub(crate) fn pollers_of(&self, tenant: TenantId) -> u32 {
         let first = PollerId { tenant, generation: 0, number: 0 };
         let last = PollerId { tenant, generation: u16::MAX, number: u16::MAX };
@@ -237,7 +242,7 @@ impl Window {
         (poller.id, poller.shard_term)
     }
 
-    /// Returns the term under which the poller is served, or `None` if it is not served.
+    /// Returns the term of the poller's shard. Returns `None` if the window does not contain the poller.
     pub(crate) fn shard_term(&self, id: PollerId) -> Option<ShardTerm> {
         self.by_id.get(&id).map(|index| self.pollers[index].shard_term)
     }
@@ -258,7 +263,8 @@ impl Window {
     }
 
     /// Returns the number of further keys that the window accepts for this tenant. A tenant has at most as many keys as
-    /// are left over, so that n busy tenants leave one part in n + 1 of the window to the others.
+    /// the window has free entries. With n busy tenants, one part in n + 1 of the window therefore remains for the
+    /// other tenants.
     fn capacity(&self, tenant: TenantId) -> usize {
         self.share(self.keys_max.saturating_sub(self.entries.len()), tenant)
     }
@@ -268,7 +274,7 @@ impl Window {
         left_over.saturating_sub(self.keys_by_tenant.get(&tenant).copied().unwrap_or(0)).div_ceil(2)
     }
 
-    /// Records that a due row was written. Returns `false` if its poller is not served here.
+    /// Records that a creator has written a due row. Returns `false` if the window does not contain the row's poller.
     pub(crate) fn add_written_row(&mut self, arrival: &InsertLogEntry) -> bool {
         let Some(index) = self.by_id.get(&arrival.poller).copied() else { return false };
         let full = self.capacity(arrival.poller.tenant) == 0;
@@ -282,7 +288,7 @@ impl Window {
                 poller.written_during_read = earliest(poller.written_during_read);
             }
         } else if poller.is_checked(&arrival.key) {
-            // The second read has returned the row, or its creator writes it again at a later position.
+            // Either the second read has returned the row, or the creator writes the row again at a later position.
         } else if full {
             poller.missed = Some(poller.missed.map_or(position, |missed| missed.min(position)));
         } else {
@@ -299,10 +305,10 @@ impl Window {
             let known = &self.entries[*id as usize];
             earlier = if known.state == State::Open { Some(*id) } else { known.earlier };
             let is_new = match known.state {
-                // A retry's row may be read before the window receives the outcome of the attempt.
+                // The owner may read the row of a retry before the window receives the outcome of the previous attempt.
                 State::Open | State::Resolved => key.attempt > known.key.attempt,
                 State::Deferred { to } => key.position >= to,
-                State::Released => unreachable!("a released key is not in the index"),
+                State::Released => unreachable!("the index contains no released key"),
             };
             if !is_new {
                 return;
@@ -312,9 +318,9 @@ impl Window {
         self.wheel.insert(key.position, id);
     }
 
-    /// Adds a key that an earlier owner has in flight. The key is open and becomes due only with
-    /// [`Window::wait_again`]. Returns `None` if the poller's `done` has passed the key, or if the poller is not served
-    /// here.
+    /// Adds a key that an earlier owner has in flight. The key is open, and becomes due only after a call of
+    /// [`Window::wait_again`]. Returns `None` if the poller's `done` has passed the key, or if the window does not
+    /// contain the poller.
     pub(crate) fn add_handed_over(&mut self, poller: PollerId, key: DueKey) -> Option<EntryId> {
         let index = *self.by_id.get(&poller)?;
         if key.position <= self.pollers[&index].done {
@@ -326,7 +332,7 @@ impl Window {
     fn open(&mut self, entry: Entry) -> EntryId {
         let id = EntryId::try_from(self.entries.insert(entry)).expect("fewer keys than 2^32");
         self.put_index(hash(&entry.key.occurrence), id);
-        let poller = self.pollers.get_mut(&entry.poller).expect("a key is opened for a served poller");
+        let poller = self.pollers.get_mut(&entry.poller).expect("the window contains the poller of a new key");
         *poller.open.entry(bucket(entry.key.position)).or_default() += 1;
         *self.keys_by_tenant.entry(poller.id.tenant).or_default() += 1;
         id
@@ -345,7 +351,8 @@ impl Window {
         }
     }
 
-    /// Returns true if the key's creator, in case it has not finished, will find the key's position closed.
+    /// Returns true if `closed` has passed the key. A creator that has not confirmed the placement of the key's row
+    /// then writes the row again.
     pub(crate) fn is_closed(&self, id: EntryId) -> bool {
         let entry = &self.entries[id as usize];
         entry.key.position <= self.pollers[&entry.poller].closed
@@ -355,14 +362,14 @@ impl Window {
         let entry = &self.entries[id as usize];
         let occurrence = entry.key.occurrence;
         let same = |other: &EntryId| self.entries[*other as usize].key.occurrence == occurrence;
-        // A later attempt that is resolved already may have left the index.
+        // The key of a later attempt may be missing in the index, because it is already resolved.
         if self.index.find(hash(&occurrence), same) != Some(&id) {
             return MayStart::Superseded;
         }
         if entry.earlier.is_some() { MayStart::NotYet } else { MayStart::Yes }
     }
 
-    /// Appends the keys due at or before `now` to `out`, in order.
+    /// Appends the keys due at or before `now` to `out`, in the order of their instants.
     pub(crate) fn expire(&mut self, now: Timestamp, out: &mut Vec<EntryId>) {
         self.wheel.expire(now, out);
         out.retain(|id| {
@@ -378,7 +385,7 @@ impl Window {
         self.wheel.next()
     }
 
-    /// Puts a key back into the wheel, due at `at`.
+    /// Puts a key into the wheel again. The key becomes due at `at`.
     pub(crate) fn wait_again(&mut self, id: EntryId, at: Timestamp) {
         self.wheel.insert(at, id);
     }
@@ -399,7 +406,7 @@ impl Window {
             return;
         }
         let entry = &mut self.entries[id as usize];
-        assert_eq!(entry.state, State::Open, "a key is resolved or deferred once");
+        assert_eq!(entry.state, State::Open, "the owner resolves or defers a key only once");
         entry.state = state;
         let key = entry.key;
         self.pass_on(id);
@@ -433,7 +440,7 @@ impl Window {
         }
     }
 
-    /// Removes a key whose poller is served.
+    /// Removes a key whose poller is still in the window.
     fn forget(&mut self, id: EntryId) {
         self.leave_index(id);
         let entry = self.entries.remove(id as usize);
@@ -458,7 +465,7 @@ fn is_within(key: &DueKey, bound: DueBound) -> bool {
 
 /// Subtracts one from the tenant's number of keys.
 fn uncount(keys_by_tenant: &mut BTreeMap<TenantId, usize>, tenant: TenantId) {
-    let keys = keys_by_tenant.get_mut(&tenant).expect("every key of the window is counted");
+    let keys = keys_by_tenant.get_mut(&tenant).expect("the window counts every key of a tenant");
     *keys -= 1;
     if *keys == 0 {
         keys_by_tenant.remove(&tenant);
@@ -470,7 +477,7 @@ impl Poller {
         is_within(key, self.checked)
     }
 
-    /// Returns the end of the last bucket that is checked completely.
+    /// Returns the end of the last bucket whose rows are all at or before `checked`.
     fn checked_whole(&self) -> Timestamp {
         match self.checked {
             DueBound::Instant(instant) => instant,

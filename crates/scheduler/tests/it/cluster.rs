@@ -1,4 +1,5 @@
-//! Several members over one store: members share, hand over and take over shards, and any member accepts any request.
+//! Tests of several members over one store. Members share shards, hand shards over and take shards over, and every
+//! member accepts every request.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -44,7 +45,7 @@ fn members_share_the_shards_and_every_run_fires_once() {
 }
 
 #[test]
-fn joining_member_takes_its_share_without_duplicates() {
+fn joining_member_takes_its_share_and_causes_no_duplicates() {
     both_engines(async |sim, options| {
         let cluster = TestCluster::new(sim, options, slow).await;
         let a = cluster.join("a").await;
@@ -81,7 +82,7 @@ fn stopping_member_hands_over_all_its_shards() {
 }
 
 #[test]
-fn shards_of_a_dead_member_fire_again_after_its_lease() {
+fn other_members_fire_shards_of_dead_member_after_its_lease() {
     both_engines(async |sim, options| {
         let cluster = TestCluster::new(sim, options, quick).await;
         let (a, b) = (cluster.join("a").await, cluster.join("b").await);
@@ -105,7 +106,7 @@ fn shards_of_a_dead_member_fire_again_after_its_lease() {
 }
 
 #[test]
-fn any_member_accepts_any_request() {
+fn every_member_accepts_every_request() {
     both_engines(async |sim, options| {
         let failing = |delivery: &Delivery| match delivery.schedule.id.as_str().starts_with("dead") {
             true => (Duration::from_millis(1), AttemptResult::Answered(500)),
@@ -156,7 +157,7 @@ fn any_member_accepts_any_request() {
 }
 
 #[test]
-fn cancellation_without_a_reachable_owner_is_pending_until_decided() {
+fn cancellation_is_pending_while_the_owner_is_unreachable() {
     both_engines(async |sim, options| {
         let cluster = TestCluster::new(sim, options, quick).await;
         let (a, b) = (cluster.join("a").await, cluster.join("b").await);
@@ -182,7 +183,7 @@ fn cancellation_without_a_reachable_owner_is_pending_until_decided() {
 }
 
 #[test]
-fn another_member_leads_after_the_leader_dies() {
+fn another_member_becomes_leader_after_leader_dies() {
     both_engines(async |sim, options| {
         let cluster = TestCluster::new(sim, options, quick).await;
         let (a, b) = (cluster.join("a").await, cluster.join("b").await);
@@ -202,7 +203,7 @@ fn another_member_leads_after_the_leader_dies() {
 }
 
 #[test]
-fn member_with_a_wrong_clock_does_not_lead() {
+fn member_with_a_wrong_clock_does_not_become_leader() {
     let sim = Simulation::new(5);
     sim.run_until(async {
         let cluster = TestCluster::new(&sim, MemoryOptions::weak(), quick).await;
@@ -228,7 +229,7 @@ fn member_with_a_wrong_clock_does_not_lead() {
 }
 
 #[test]
-fn no_run_is_lost_while_members_discover_new_pollers() {
+fn members_lose_no_run_while_they_discover_new_pollers() {
     both_engines(async |sim, options| {
         let cluster = TestCluster::new(sim, options, quick).await;
         let (a, b) = (cluster.join("a").await, cluster.join("b").await);
@@ -236,7 +237,7 @@ fn no_run_is_lost_while_members_discover_new_pollers() {
         let mut ids = cluster.schedule("a", &a, cluster.in_ms(3_000), 100).await;
         let grown = domain::Tenant { version: 2, generations: vec![64, 128], ..tenant(TENANT) };
         put_tenant(&cluster.store, grown.clone()).await.unwrap();
-        // This member knows the new pollers before the owners do.
+        // This member knows the new pollers before the owners know them.
         for n in 0..30 {
             let at = cluster.in_ms(400 + 10 * n);
             let request = Create {
@@ -259,7 +260,7 @@ fn no_run_is_lost_while_members_discover_new_pollers() {
 }
 
 #[test]
-fn request_for_an_unknown_tenant_reads_the_tenants_at_once() {
+fn member_reads_tenants_at_once_for_unknown_tenant_in_request() {
     both_engines(async |sim, options| {
         let cluster = TestCluster::new(sim, options, quick).await;
         let (a, b) = (cluster.join("a").await, cluster.join("b").await);
@@ -316,7 +317,7 @@ fn requests_for_one_id_do_not_delay_a_hand_over() {
     });
 }
 
-/// Returns options of a slow store without atomic writes, so that other requests interleave with the steps of each
+/// Returns options of a slow store that writes in several steps, so that other requests run between the steps of each
 /// request.
 fn slow_store() -> MemoryOptions {
     MemoryOptions { latency: Some(Duration::ZERO..=Duration::from_millis(20)), ..MemoryOptions::weak() }
@@ -349,7 +350,7 @@ fn no_shard_has_two_owners_while_members_join() {
 }
 
 #[test]
-fn claimed_shards_without_an_owner_get_one() {
+fn shard_claimed_without_an_owner_gets_an_owner() {
     for_each_seed(8, async |sim| {
         let cluster =
             TestCluster::new(sim, MemoryOptions { fail_one_in: Some(8), ..MemoryOptions::default() }, quick).await;
@@ -389,7 +390,7 @@ fn cancellation_during_a_hand_over_sees_attempts_in_flight() {
 }
 
 #[test]
-fn cancellation_record_appended_during_a_hand_over_is_applied() {
+fn next_owner_applies_record_appended_during_hand_over() {
     for_each_seed(10, async |sim| {
         let cluster = TestCluster::new(sim, slow_store(), quick).await;
         let (a, b, c) = (cluster.join("a").await, cluster.join("b").await, cluster.join("c").await);
@@ -417,7 +418,7 @@ fn cancellation_record_appended_during_a_hand_over_is_applied() {
 }
 
 #[test]
-fn owner_resumed_after_its_lease_leaves_the_insert_log_to_the_next() {
+fn owner_resumed_after_its_lease_deletes_no_insert_log_rows() {
     for_each_seed(12, async |sim| {
         let options = MemoryOptions { latency: slow_store().latency, ..MemoryOptions::default() };
         let cluster = TestCluster::new(sim, options, quick).await;
@@ -426,7 +427,7 @@ fn owner_resumed_after_its_lease_leaves_the_insert_log_to_the_next() {
         let mut ids = BTreeSet::new();
         for _ in 0..4 {
             sim.pause("a", LEASE + Duration::from_millis(1_500));
-            // These schedules also wait for the end of the pause. They are in shards that `a` owned before and `b` owns
+            // These schedules are due after the end of the pause. They are in shards that `a` owned before and `b` owns
             // now.
             let creates = (0..20).map(|_| cluster.schedule("a", &a, cluster.in_ms(4_000), 2));
             ids.extend(join_all(creates).await.into_iter().flatten());
@@ -437,8 +438,8 @@ fn owner_resumed_after_its_lease_leaves_the_insert_log_to_the_next() {
     });
 }
 
-/// The direct call of `take` stands for a member that resumes from a pause while it takes shards, or for a process that
-/// the members do not know.
+/// The direct call of `take` simulates a member that resumes from a pause while it takes shards. It also simulates a
+/// process that the members do not know.
 #[test]
 fn owner_takes_back_shards_that_another_process_took() {
     both_engines(async |sim, options| {
@@ -463,7 +464,7 @@ fn owner_takes_back_shards_that_another_process_took() {
                     _ => {
                         let id = ScheduleId::new(&id).unwrap();
                         let response = cluster.at("b", async move { member.cancel(TENANT, id).await }).await;
-                        // A pending cancellation is requested again, and the schedule is then already cancelled.
+                        // The test repeats a pending cancellation. The schedule is then already cancelled.
                         matches!(response, Ok(CancelResponse::Cancelled | CancelResponse::NotFound))
                     }
                 };

@@ -1,4 +1,5 @@
-//! Conditional changes by several members at once, while the schedule fires or is cancelled.
+//! Tests of conditional changes by several members at the same time, while the schedule fires or another request
+//! cancels it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,8 +23,7 @@ async fn get(scheduler: &Scheduler) -> Option<Arc<Schedule>> {
     scheduler.get(TENANT, ScheduleId::new(ID).unwrap()).await.unwrap()
 }
 
-/// Adds a label to the schedule, and retries until no other change interferes. Returns `None` if the schedule is
-/// cancelled.
+/// Adds a label to the schedule, and retries if another change came first. Returns `None` if the schedule is cancelled.
 async fn add_label(scheduler: Scheduler, request: Create, label: String) -> Option<PutResponse> {
     loop {
         let found = get(&scheduler).await.unwrap();
@@ -40,7 +40,7 @@ async fn add_label(scheduler: Scheduler, request: Create, label: String) -> Opti
 }
 
 #[test]
-fn concurrent_changes_at_any_member_all_survive() {
+fn concurrent_changes_at_several_members_all_survive() {
     both_engines(async |sim, options| {
         let cluster = TestCluster::new(sim, options, quick).await;
         let members = [("a", cluster.join("a").await), ("b", cluster.join("b").await)];

@@ -8,7 +8,7 @@ use crate::harness::{Harness, TENANT, ok, simulate, spec, tenant};
 use std::sync::Arc;
 
 #[test]
-fn one_shot_fires_once_at_its_instant_and_ends() {
+fn one_shot_schedule_fires_once_at_its_instant_and_ends() {
     simulate(|runtime| async move {
         let harness = Harness::open(runtime, Options::default(), ok).await;
         let at = harness.in_ms(5_000);
@@ -54,7 +54,7 @@ fn recurring_schedule_fires_at_each_instant() {
 }
 
 #[test]
-fn failing_run_is_retried_then_becomes_a_redrivable_dead_letter() {
+fn run_that_fails_all_attempts_becomes_redrivable_dead_letter() {
     simulate(|runtime| async move {
         let behaviour = |delivery: &scheduler::Delivery| match delivery.occurrence.replay {
             0 => (Duration::from_millis(3), AttemptResult::Answered(500)),
@@ -83,7 +83,7 @@ fn failing_run_is_retried_then_becomes_a_redrivable_dead_letter() {
 }
 
 #[test]
-fn cancelled_schedule_does_not_fire_and_one_in_flight_is_too_late() {
+fn cancelled_schedule_does_not_fire_unless_attempt_is_in_flight() {
     simulate(|runtime| async move {
         let slow = |_: &scheduler::Delivery| (Duration::from_secs(2), AttemptResult::Answered(500));
         let harness = Harness::open(runtime, Options::default(), slow).await;
@@ -104,7 +104,7 @@ fn cancelled_schedule_does_not_fire_and_one_in_flight_is_too_late() {
 }
 
 #[test]
-fn put_replaces_the_old_instant() {
+fn put_replaces_the_old_instant_of_a_schedule() {
     simulate(|runtime| async move {
         let harness = Harness::open(runtime, Options::default(), ok).await;
         harness.create("moves", When::At(harness.in_ms(1_000))).await;
@@ -148,7 +148,7 @@ fn slow_target_delays_no_other_target() {
         harness.runtime.sleep(due.since(harness.runtime.now()) + Duration::from_millis(50)).await;
         let quick = |calls: Vec<crate::harness::Call>| calls.into_iter().filter(|call| call.id.starts_with("quick"));
         assert_eq!(quick(harness.calls()).count(), 20);
-        // 200 callbacks at 4 per 3 s take 150 s; the deferred ones return.
+        // 200 callbacks at 4 per 3 s take 150 s. The deferred keys return and also fire.
         harness.wait_for_calls(220).await;
         harness.runtime.sleep(Duration::from_secs(5)).await;
         let mut ids: Vec<String> = harness.calls().into_iter().map(|call| call.id).collect();

@@ -1,4 +1,4 @@
-//! Single-node harness: a scheduler, its store and a receiver that records calls, in a simulated world.
+//! Single-node harness. It runs a scheduler, its store and a receiver that records calls, in a simulated world.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -17,7 +17,7 @@ use simulator::Simulation;
 use store::memory::{MemoryOptions, MemoryStore};
 use store::{Store, StoreError};
 
-/// One attempt as the receiver recorded it.
+/// Record of one attempt at the receiver.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
     pub(crate) id: String,

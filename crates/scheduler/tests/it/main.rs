@@ -1,4 +1,4 @@
-//! Tests of the scheduler over the store in memory, in simulated time.
+//! Tests of the scheduler over the in-memory store, in simulated time.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 

@@ -1,4 +1,4 @@
-//! Quotas of tenants, and their effect on other tenants.
+//! Tests of the quotas of tenants, and of their effect on other tenants.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::harness::{Call, Harness, TENANT, ok, simulate, spec, tenant};
 const OTHER: TenantId = TenantId(2);
 
 impl Harness {
-    /// Changes the quotas of the first tenant, as an admin would.
+    /// Changes the quotas of the first tenant, as its admin does.
     async fn set_quotas(&self, version: u64, quotas: Quotas) -> Tenant {
         let mut changed = Tenant { version, quotas, ..tenant(TENANT) };
         changed.grow_pollers(4);
@@ -22,7 +22,7 @@ impl Harness {
         changed
     }
 
-    /// Creates `count` one-shots with generated ids, one per `step`.
+    /// Creates `count` one-shot schedules with generated ids. One schedule is due per `step`.
     async fn create_spread(&self, of: &Tenant, from: Timestamp, step: Duration, count: u32, url: &str) {
         let request = |n| {
             let spec = spec(When::At(from + step * n), url);
@@ -44,7 +44,7 @@ fn lateness(call: &Call) -> Duration {
     call.at.since(call.occurrence.nominal)
 }
 
-/// Asserts that each of `count` schedules was called once.
+/// Asserts that the receiver got exactly one call for each of `count` schedules.
 fn assert_each_called_once(calls: &[Call], count: usize) {
     let mut times: BTreeMap<&str, usize> = BTreeMap::new();
     for call in calls {
@@ -53,7 +53,8 @@ fn assert_each_called_once(calls: &[Call], count: usize) {
     assert_eq!((times.len(), times.values().max()), (count, Some(&1)), "lost or duplicate calls");
 }
 
-/// Asserts that every minute has at most twice the rate: the tokens of one minute, and those of an idle time before.
+/// Asserts that the calls of every minute are at most twice the rate. A tenant can use the tokens of the minute and the
+/// tokens of an idle time before the minute.
 fn assert_rate(calls: &[Call], per_minute: usize) {
     for (at, call) in calls.iter().enumerate() {
         let minute = calls[at..].iter().take_while(|later| later.at.since(call.at) < Duration::from_secs(60)).count();
@@ -62,13 +63,13 @@ fn assert_rate(calls: &[Call], per_minute: usize) {
 }
 
 #[test]
-fn callbacks_above_the_quota_are_late_and_delay_no_other_tenant() {
+fn tenant_above_its_quota_gets_late_callbacks_without_loss() {
     simulate(async |runtime| {
         let harness = Harness::open(runtime, Options::default(), ok).await;
         let busy = harness.set_quotas(2, Quotas::NONE.with(Quota::CallbacksPerMinute, 600)).await;
         harness.runtime.sleep(Duration::from_secs(1)).await;
         let start = harness.in_ms(3_000);
-        // Ten times the quota for a minute. Tokens of one minute are available at once.
+        // The schedules of one minute are ten times the quota. The tokens of one minute are available at once.
         harness.create_spread(&busy, start, Duration::from_millis(10), 6_000, "http://receiver.test/a").await;
         harness.create_spread(&tenant(OTHER), start, Duration::from_millis(100), 3_000, "http://receiver.test/b").await;
         harness.runtime.sleep(Duration::from_secs(60)).await;
@@ -83,7 +84,8 @@ fn callbacks_above_the_quota_are_late_and_delay_no_other_tenant() {
         assert_rate(&mine, 600);
         let last = mine.last().unwrap();
         assert!(lateness(last) > Duration::from_secs(400) && lateness(last) < Duration::from_secs(600), "{last:?}");
-        // The calls are in due order, except that several pollers interleave within 10 s.
+        // The calls are in the order of the due instants. Only calls of different pollers may change places, within 10
+        // s.
         let mut latest = Timestamp::MIN;
         for call in &mine {
             assert!(latest.since(call.occurrence.nominal) < Duration::from_secs(10), "{call:?} after {latest:?}");
@@ -114,7 +116,7 @@ fn tenant_far_above_its_quota_delays_no_other_tenant() {
 }
 
 #[test]
-fn more_due_rows_than_the_window_holds_all_fire() {
+fn all_due_rows_fire_if_they_exceed_the_window() {
     simulate(async |runtime| {
         let options = Options { window_keys_max: 4_096, ..Options::default() };
         let harness = Harness::open(runtime, options, ok).await;
@@ -127,15 +129,15 @@ fn more_due_rows_than_the_window_holds_all_fire() {
         let calls = harness.calls();
         assert_each_called_once(&calls, 20_000);
         assert!(calls[15_000].at.since(at) < Duration::from_secs(20), "{:?}", calls[15_000]);
-        // Forty seconds at the tenant's rate. Rows without capacity in this small window are deferred by up to a
-        // minute.
+        // The rows need forty seconds at the tenant's rate. The owner defers rows without capacity in this small window
+        // by up to a minute.
         assert!(lateness(&calls[19_999]) < Duration::from_secs(100), "{:?}", calls[19_999]);
         harness.scheduler.stop().await;
     });
 }
 
 #[test]
-fn quota_change_with_pending_rows_loses_and_duplicates_nothing() {
+fn quota_change_with_pending_rows_loses_and_repeats_no_run() {
     simulate(async |runtime| {
         let harness = Harness::open(runtime, Options::default(), ok).await;
         let mut pending = 0;
@@ -145,7 +147,7 @@ fn quota_change_with_pending_rows_loses_and_duplicates_nothing() {
             let before = tenant(TENANT);
             let changed = harness.set_quotas(version, quotas).await;
             for of in [changed, before] {
-                // A member that does not know the change yet creates schedules of the old generation.
+                // A member that does not know the change yet creates schedules in pollers of the old generation.
                 let from = harness.in_ms(500);
                 harness.create_spread(&of, from, Duration::from_millis(7), 500, "http://receiver.test/a").await;
                 pending += 500;
@@ -160,7 +162,7 @@ fn quota_change_with_pending_rows_loses_and_duplicates_nothing() {
 }
 
 #[test]
-fn rows_that_wait_for_their_rate_survive_a_restart() {
+fn rows_that_wait_for_a_rate_fire_after_a_restart() {
     simulate(async |runtime| {
         let harness = Harness::open(runtime.clone(), Options::default(), ok).await;
         let busy = harness.set_quotas(2, Quotas::NONE.with(Quota::CallbacksPerMinute, 600)).await;

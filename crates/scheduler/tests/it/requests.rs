@@ -1,4 +1,4 @@
-//! Requests between members: long requests, unknown operations and the metric of requests.
+//! Tests of requests between members: long requests, unknown operations and the metric of requests.
 
 use bytes::Bytes;
 use domain::{PollerId, ScheduleId, ShardId};
@@ -9,7 +9,7 @@ use store::memory::MemoryOptions;
 use crate::harness::{Harness, TENANT, ok, simulate};
 use crate::test_cluster::{TestCluster, named, quick};
 
-/// Returns ids whose common home shard `owner` owns.
+/// Returns schedule ids with one common home shard, which `owner` owns.
 fn ids_of(owner: &Scheduler, count: usize) -> Vec<String> {
     let shard_of = |id: &String| PollerId::of(TENANT, 0, 64, &ScheduleId::new(id).unwrap()).shard();
     let owned = owner.owned();
@@ -24,7 +24,7 @@ fn lines(member: &Scheduler, family: &str) -> Vec<String> {
 }
 
 #[test]
-fn create_that_is_too_long_for_one_request_is_sent_in_parts() {
+fn member_sends_long_create_in_parts() {
     let sim = Simulation::new(1);
     sim.run_until(async {
         let cluster = TestCluster::new(&sim, MemoryOptions::default(), quick).await;
@@ -48,7 +48,7 @@ fn create_that_is_too_long_for_one_request_is_sent_in_parts() {
 }
 
 #[test]
-fn unknown_operation_and_malformed_request_are_rejected() {
+fn member_rejects_unknown_operation_and_malformed_request() {
     let sim = Simulation::new(1);
     sim.run_until(async {
         let cluster = TestCluster::new(&sim, MemoryOptions::default(), quick).await;
@@ -61,7 +61,7 @@ fn unknown_operation_and_malformed_request_are_rejected() {
 }
 
 #[test]
-fn process_without_peers_knows_no_operation() {
+fn process_without_peers_rejects_every_operation() {
     simulate(async |runtime| {
         let harness = Harness::open(runtime, Options::default(), ok).await;
         assert_eq!(harness.scheduler.handle("nudge", &[1]).await, Err(InvalidRequest::UnknownOperation));

@@ -1,4 +1,4 @@
-//! Survival of injected failures: after each of them, the next due run still fires.
+//! Tests with injected failures. After each failure, the next due run still fires.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ fn panicking_attempt_fails_and_the_next_run_fires() {
 }
 
 #[test]
-fn runs_due_during_a_store_outage_fire_once_it_ends() {
+fn runs_due_during_store_outage_fire_after_the_outage() {
     simulate(|runtime| async move {
         let harness = Harness::open(runtime, Options::default(), ok).await;
         for n in 0..200 {
@@ -51,17 +51,17 @@ fn runs_due_during_a_store_outage_fire_once_it_ends() {
 }
 
 #[test]
-fn intermittent_store_failures_lose_and_duplicate_nothing() {
+fn intermittent_store_failures_lose_and_repeat_no_run() {
     for seed in 0..20 {
         let sim = Simulation::new(seed);
         sim.run_until(async {
             let runtime = sim.member("a");
             let sound = MemoryStore::new(runtime.clone(), MemoryOptions::default());
             put_tenant(&sound, tenant(TENANT)).await.unwrap();
-            // The store without atomic writes also fails between two steps.
+            // The store without atomic writes also fails between two steps of a write.
             let options = MemoryOptions { fail_one_in: Some(4), atomic: seed % 2 == 0, ..MemoryOptions::default() };
             let harness = loop {
-                // The start may fail as well; a supervisor would start the process again.
+                // The start may fail as well. The test then repeats the start, as a supervisor does.
                 let failing = sound.reopen(runtime.clone()).with_options(options.clone());
                 match Harness::reopen(runtime.clone(), failing, Options::default(), ok).await {
                     Ok(harness) => break harness,

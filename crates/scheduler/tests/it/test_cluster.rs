@@ -1,5 +1,5 @@
-//! Test cluster: members over one store and one ownership engine, with a network between them and a target that records
-//! calls.
+//! Test cluster. Its members use one store and one ownership engine. It also has a network between the members, and a
+//! target that records calls.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,7 +24,7 @@ use crate::harness::{TENANT, put_tenant, spec, tenant};
 
 pub(crate) const LEASE: Duration = Duration::from_secs(2);
 
-/// One attempt as the target recorded it.
+/// Record of one attempt at the target.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
     pub(crate) member: String,
@@ -60,11 +60,13 @@ impl Deliver for Target {
     }
 }
 
-/// Network between the members: the schedulers by name, and a flag that makes it lose cancellations.
+/// Network between the members. It contains the schedulers by name, and a flag that makes the network lose
+/// cancellations.
 #[derive(Clone, Default)]
 pub(crate) struct Network(pub(crate) Arc<Mutex<BTreeMap<String, Scheduler>>>, pub(crate) Arc<AtomicBool>);
 
-/// Requests of one member to others. Each takes some time, and is handled in a task of the other member.
+/// Sender of one member's requests to other members. Each request takes some time, and runs in a task of the other
+/// member.
 pub(crate) struct Wire {
     pub(crate) network: Network,
     pub(crate) runtime: Runtime,
@@ -88,7 +90,7 @@ impl Peers for Wire {
             }
             let there = network.0.lock().unwrap().get(&name).cloned().ok_or_else(|| unreachable("unknown"))?;
             assert!(request.len() <= REQUEST_BYTES_MAX, "the sender splits a longer request");
-            // As over HTTP, a request to an earlier session of a member is rejected.
+            // Reject a request to an earlier session of the member, as the HTTP server does.
             if !there.is_member(id) {
                 return Err(unreachable("another session"));
             }
@@ -163,7 +165,7 @@ impl TestCluster {
             let store: Arc<dyn Store> = Arc::new(self.store.reopen(runtime.clone()));
             let (runtime, target) = (runtime.clone(), target.clone());
             let joining = async move { Scheduler::join(&runtime, store, target, Options::default(), peering).await };
-            // The store may fail during the start.
+            // The store may fail during the start, so repeat the start.
             if let Ok(scheduler) = self.at(name, joining).await {
                 break scheduler;
             }
@@ -185,7 +187,7 @@ impl TestCluster {
         Timestamp::from_millis(self.sim.outside().now().as_millis() + millis)
     }
 
-    /// Waits until the members share all shards evenly.
+    /// Waits until each member owns an equal share of the shards.
     pub(crate) async fn wait_until_balanced(&self, members: &[&Scheduler]) {
         for _ in 0..2_000 {
             let counts: Vec<usize> = members.iter().map(|member| member.owned().len()).collect();
@@ -201,7 +203,7 @@ impl TestCluster {
         );
     }
 
-    /// Creates `count` one-shots with generated ids through `member`, one per millisecond.
+    /// Creates `count` one-shot schedules with generated ids through `member`. One schedule is due per millisecond.
     pub(crate) async fn schedule(
         &self,
         name: &str,
@@ -227,7 +229,7 @@ impl TestCluster {
         self.calls.lock().unwrap().clone()
     }
 
-    /// Asserts that each of `ids` was called exactly once, and returns the largest lateness.
+    /// Asserts that the target got exactly one call for each of `ids`, and returns the largest lateness of the calls.
     pub(crate) fn assert_each_called_once(&self, ids: &BTreeSet<String>) -> Duration {
         let mut counts: BTreeMap<String, usize> = ids.iter().map(|id| (id.clone(), 0)).collect();
         let mut latest = Duration::ZERO;

@@ -1,4 +1,4 @@
-//! Conversion of fields to values, and the checks of these values.
+//! Conversion of fields to values, and checks of these values.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ use super::ParsedSchedule;
 use super::pointer::Errors;
 use super::reader::{Fields, Pairs, object, pairs, text, whole};
 
-/// Timeout of one attempt, if the request has none.
+/// Default timeout of one attempt.
 const TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
 
 #[derive(Default)]
@@ -50,7 +50,7 @@ impl<'de> Fields<'de> for ScheduleFields<'de> {
             "payload" => self.payload = Some(map.next_value()?),
             "labels" => self.labels = pairs(map, name, errors)?,
             "retry" => self.retry = object(map, name, errors)?,
-            other => unreachable!("{other} is not one of NAMES"),
+            other => unreachable!("{other} is not in `NAMES`"),
         }
         Ok(())
     }
@@ -87,7 +87,7 @@ impl<'de> Fields<'de> for HttpFields<'de> {
             "method" => self.method = text(map, name, errors)?,
             "headers" => self.headers = pairs(map, name, errors)?,
             "timeout" => self.timeout = text(map, name, errors)?,
-            other => unreachable!("{other} is not one of NAMES"),
+            other => unreachable!("{other} is not in `NAMES`"),
         }
         Ok(())
     }
@@ -108,15 +108,15 @@ impl<'de> Fields<'de> for RetryFields<'de> {
             "attempts_max" => self.attempts_max = whole(map, name, errors)?,
             "backoff" => self.backoff = text(map, name, errors)?,
             "backoff_max" => self.backoff_max = text(map, name, errors)?,
-            other => unreachable!("{other} is not one of NAMES"),
+            other => unreachable!("{other} is not in `NAMES`"),
         }
         Ok(())
     }
 }
 
-/// Converts and checks the fields. A field with an error is recorded and replaced by a valid value, so that the other
-/// fields are still checked. The result is meaningful only if there are no errors. `headers_kept` are headers in
-/// addition to the body's.
+/// Converts and checks the fields. The function records the error of an invalid field and continues with a valid value,
+/// so that it also checks the other fields. The result is meaningful only without errors. The result has the headers
+/// `headers_kept` in addition to those of the body.
 pub(super) fn check(
     fields: ScheduleFields<'_>,
     named: Option<&ScheduleId>,
@@ -253,7 +253,7 @@ fn is_rfc3339(text: &[u8]) -> bool {
     is_shape(start, b"0000-00-00T00:00:00") && is_offset
 }
 
-/// Rounds up, so that no callback is early.
+/// Rounds the instant up, so that no callback is early.
 fn rounded_up(instant: jiff::Timestamp) -> Timestamp {
     let nanos = instant.as_nanosecond();
     let millis = nanos.div_euclid(1_000_000) + i128::from(nanos.rem_euclid(1_000_000) != 0);
@@ -318,8 +318,8 @@ fn check_headers(headers: Pairs<'_>, errors: &mut Errors<'_>) -> Vec<(String, Se
     checked
 }
 
-/// Number of headers that are compared for duplicates. More headers are rejected anyway, and comparing them takes
-/// quadratic time.
+/// Number of headers that the server compares for duplicates. The comparison takes quadratic time, and another check
+/// rejects more headers.
 const CHECKED_MAX: usize = 64;
 
 fn check_labels(labels: Pairs<'_>, errors: &mut Errors<'_>) -> BTreeMap<String, String> {
@@ -340,7 +340,7 @@ fn check_retry(fields: &RetryFields<'_>, errors: &mut Errors<'_>) -> RetryPolicy
     };
     let backoff = duration(&fields.backoff, "backoff");
     let backoff_max = duration(&fields.backoff_max, "backoff_max");
-    // A number outside all limits must stay outside them.
+    // Convert a number outside the limits to a number that is also outside the limits.
     let attempts_max = fields.attempts_max.map(|number| u16::try_from(number.max(0)).unwrap_or(u16::MAX));
     RetryPolicy {
         attempts_max: attempts_max.unwrap_or(default.attempts_max),
@@ -351,9 +351,9 @@ fn check_retry(fields: &RetryFields<'_>, errors: &mut Errors<'_>) -> RetryPolicy
     }
 }
 
-/// Checks the URL against the tenant's policy. Host names are checked after their resolution, at each attempt.
+/// Checks the URL against the tenant's policy. Each attempt checks the addresses of a host name after their resolution.
 fn check_egress(url: &str, egress: &Egress, errors: &mut Errors<'_>) {
-    let Ok(url) = url.parse() else { return }; // An invalid URL is a violation already.
+    let Ok(url) = url.parse() else { return }; // Another check reports an invalid URL.
     if let Err(rejection) = egress.check_url(&url) {
         note_with_hint(&mut errors.at("target").at("http").at("url"), EGRESS_REJECTED, &rejection.to_string());
     }
@@ -409,7 +409,7 @@ fn violation_code(violation: &Violation) -> &'static str {
     }
 }
 
-/// Records a text of the domain. The part after the last semicolon is the hint.
+/// Records an error text of the crate `domain`. The part after the last semicolon is the hint.
 fn note_with_hint(errors: &mut Errors<'_>, code: &'static str, text: &str) {
     match text.rsplit_once("; ") {
         Some((detail, hint)) => note(errors, code, detail, Some(hint)),

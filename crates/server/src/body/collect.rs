@@ -1,4 +1,4 @@
-//! Reading of request bodies, with limits of size and time.
+//! Functions that read request bodies within limits of size and time.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -13,7 +13,7 @@ use http_body::{Body as _, Frame};
 use crate::rejection::{Code, Rejected, reject};
 use crate::state::AppState;
 
-/// Factor of [`discard`]: it reads up to this many times the limit of a body.
+/// Factor for [`discard`], which reads up to this factor times the limit of a body.
 const DISCARD_FACTOR: usize = 32;
 
 /// Reads a whole body.
@@ -57,10 +57,11 @@ async fn gather(first: Option<Piece>, body: &mut Body, bytes_max: usize) -> Resu
     }
 }
 
-/// Reads and discards the rest of a body, of which `discarded` bytes are discarded already. Stops when more than
-/// [`DISCARD_FACTOR`] times `bytes_max` bytes are discarded.
+/// Reads and discards the rest of a body, of which the caller has discarded `discarded` bytes. Stops after more than
+/// [`DISCARD_FACTOR`] times `bytes_max` discarded bytes.
 ///
-/// Otherwise a client that is still sending would get a connection reset, and might lose the response.
+/// Without this function, a client that still sends its body would receive a connection reset and might lose the
+/// response.
 ///
 /// # Errors
 /// Returns an error if the body breaks off.
@@ -72,14 +73,16 @@ pub(crate) async fn discard(body: &mut Body, mut discarded: usize, bytes_max: us
     Ok(())
 }
 
-/// Waits for the next piece of a body; `None` at its end. Cancel-safe: it takes a piece only when the piece is there.
+/// Waits for the next piece of a body. Returns `None` at the end of the body. The function is cancel-safe: it loses no
+/// piece if its caller drops the future.
 pub(crate) async fn next_piece(body: &mut Body) -> Option<Piece> {
     poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await
 }
 
 pub(crate) type Piece = Result<Frame<Bytes>, axum::Error>;
 
-/// Returns the next piece of a body if it is available without waiting; `Some(None)` at the end of the body.
+/// Returns the next piece of a body if the piece is available without waiting. Returns `Some(None)` at the end of the
+/// body.
 ///
 /// The connection reads a body only after a request for it, so the first poll never returns a piece. The second poll
 /// happens after the connection has run.

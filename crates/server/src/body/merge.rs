@@ -1,8 +1,8 @@
 //! JSON Merge Patch (RFC 7396) of a stored schedule.
 //!
-//! The result is read and checked like the body of a PUT. Two rules differ from the RFC because of the meaning of a
-//! schedule: setting one of `at`, `cron` and `every` removes the others, and header names are compared without regard
-//! to case.
+//! The server reads and checks the result like the body of a PUT. Two rules differ from the RFC because of the meaning
+//! of a schedule. A change that sets one of `at`, `cron` and `every` removes the others. The comparison of header names
+//! ignores case.
 //!
 //! Invariants: fields that a change does not name stay the same, byte for byte, including those in the payload. The
 //! merge does not read the values of headers that the change does not name.
@@ -22,7 +22,7 @@ use super::{malformed, not_utf8};
 use crate::rejection::{Code, Rejected, reject, to_json};
 use crate::wire;
 
-/// Result of a merge, not checked yet.
+/// Result of a merge before the server checks it.
 pub(crate) struct Merged {
     /// Text in the form of a PUT body, without the headers in `headers_kept`.
     pub(super) text: String,
@@ -30,7 +30,7 @@ pub(crate) struct Merged {
     pub(crate) names_timing: bool,
 }
 
-/// Limit of the nesting of a change. Each level is parsed again within the level around it.
+/// Limit of the nesting of a change. The merge parses each level again within the level around it.
 const DEPTH_MAX: usize = 64;
 
 const TIMING: [&str; 4] = ["at", "cron", "every", "zone"];
@@ -59,7 +59,7 @@ pub(crate) fn merge(schedule: &Schedule, change: &[u8]) -> Result<Merged, Reject
 }
 
 /// Writes the stored schedule in the form of a PUT body, without headers, and without the timing if `change` sets
-/// another one.
+/// another timing.
 fn stored(schedule: &Schedule, change: &Object<'_>) -> Result<String, Rejected> {
     let names = |name: &str| change.last(name).is_some_and(|value| value.get() != "null");
     let spec = &schedule.spec;
@@ -74,7 +74,7 @@ fn stored(schedule: &Schedule, change: &Object<'_>) -> Result<String, Rejected> 
             if !is_timing_named {
                 timing.insert("cron", to_text(&cron.expression()));
             }
-            // A zone stays valid for any cron expression.
+            // Keep the zone, because a zone is valid for every cron expression.
             if !names("at") && !names("every") {
                 timing.insert("zone", to_text(&cron.zone()));
             }
@@ -147,8 +147,9 @@ fn depth(json: &str) -> usize {
     deepest
 }
 
-/// Implements RFC 7396, section 2. A name that `change` repeats is repeated in the result. Only its last value, which
-/// most readers use, is merged with the stored value. Therefore the result is never longer than both inputs together.
+/// Implements RFC 7396, section 2. If `change` repeats a name, the result also repeats the name. The merge combines
+/// only the last value of the name with the stored value, because most parsers use the last value. Therefore the result
+/// is never longer than both inputs together.
 fn merge_value(stored: Option<&RawValue>, change: &RawValue, out: &mut String) {
     let Some(change_fields) = Object::of(change) else {
         out.push_str(change.get());
@@ -179,7 +180,7 @@ fn merge_value(stored: Option<&RawValue>, change: &RawValue, out: &mut String) {
     out.push('}');
 }
 
-/// Fields of a JSON object in order, including repeated names. The values are not parsed.
+/// Fields of a JSON object in their order, including repeated names. The values are unparsed text.
 #[derive(Clone, Default)]
 struct Object<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
 

@@ -5,7 +5,7 @@ use api::FieldError;
 /// Limit of the errors in one response. A malicious body can have an error every few bytes.
 pub(super) const ERRORS_MAX: usize = 32;
 
-/// List of errors, at one location in the body. Pointers are written only for errors.
+/// List of errors, together with one location in the body. The list writes a location as a pointer only for an error.
 pub(super) struct Errors<'e> {
     list: &'e mut Vec<FieldError>,
     location: Option<Location<'e>>,

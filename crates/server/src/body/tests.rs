@@ -22,7 +22,7 @@ const VALID: [&str; 4] = [
 ];
 
 #[test]
-fn valid_bodies_are_accepted() {
+fn parser_accepts_valid_bodies() {
     for body in VALID {
         assert!(read(body.as_bytes()).is_ok(), "{body}: {:?}", read(body.as_bytes()));
     }
@@ -35,7 +35,7 @@ fn instant_before_the_epoch_is_in_the_past() {
 }
 
 #[test]
-fn fraction_of_a_millisecond_is_rounded_up() {
+fn parser_rounds_fraction_of_a_millisecond_up() {
     let body = VALID[0].replace("05Z", "05.000000001Z");
     let When::At(at) = read(body.as_bytes()).unwrap().spec.when else { panic!("the body has an instant") };
     assert_eq!(at.as_millis() % 1_000, 1);
@@ -45,8 +45,8 @@ fn fraction_of_a_millisecond_is_rounded_up() {
 enum Shape {
     /// Both parsers reject the body.
     Wrong,
-    /// Only this crate's parser rejects the body. The derived one accepts arrays for structs, the last of equal keys,
-    /// and all values.
+    /// Only this crate's parser rejects the body. The derived parser accepts arrays for structs, the last of equal
+    /// keys, and all values.
     Stricter,
     /// The shape is valid. The error concerns the meaning of a field.
     Right,
@@ -63,7 +63,7 @@ fn shape(error: &FieldError) -> Shape {
     }
 }
 
-/// Checks that the derived parser of the wire types and this crate's parser agree about the shape of a body.
+/// Checks that the derived parser of the wire types and this crate's parser accept the same shape of a body.
 fn agrees_with_the_wire_types(text: &str) {
     let derived = serde_json::from_str::<api::ScheduleRequest>(text);
     let errors = match read(text.as_bytes()) {
@@ -104,7 +104,7 @@ fn json() -> impl Strategy<Value = Value> {
     })
 }
 
-/// Generates valid bodies with one value replaced or one key added.
+/// Generates bodies that differ from valid bodies by one replaced value or one added key.
 fn nearly_valid() -> impl Strategy<Value = String> {
     (prop::sample::select(VALID.to_vec()), json(), any::<prop::sample::Index>(), any::<bool>()).prop_map(
         |(body, replacement, index, is_added)| {
@@ -131,7 +131,7 @@ fn list_pointers(value: &Value, at: String, into: &mut Vec<String>) {
     into.push(at);
 }
 
-/// Generates valid bodies with a few bytes changed, removed or duplicated.
+/// Generates bodies that differ from valid bodies by a few changed, removed or duplicated bytes.
 fn mangled() -> impl Strategy<Value = Vec<u8>> {
     let edit = (
         any::<prop::sample::Index>(),
@@ -156,12 +156,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn random_bytes_are_rejected(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn parser_rejects_random_bytes(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         prop_assert!(read(&bytes).is_err());
     }
 
     #[test]
-    fn mangled_body_is_accepted_like_the_wire_types(bytes in mangled()) {
+    fn parser_accepts_the_mangled_bodies_that_serde_accepts(bytes in mangled()) {
         match std::str::from_utf8(&bytes) {
             Ok(text) => agrees_with_the_wire_types(text),
             Err(_) => prop_assert_eq!(read(&bytes).unwrap_err().code, "not_utf8"),
@@ -169,17 +169,17 @@ proptest! {
     }
 
     #[test]
-    fn any_json_body_is_accepted_like_the_wire_types(body in json()) {
+    fn parser_accepts_the_json_bodies_that_serde_accepts(body in json()) {
         agrees_with_the_wire_types(&body.to_string());
     }
 
     #[test]
-    fn nearly_valid_body_is_accepted_like_the_wire_types(body in nearly_valid()) {
+    fn parser_accepts_the_nearly_valid_bodies_that_serde_accepts(body in nearly_valid()) {
         agrees_with_the_wire_types(&body);
     }
 
     #[test]
-    fn every_error_points_into_the_body(body in nearly_valid()) {
+    fn pointer_of_each_error_names_a_location_in_the_body(body in nearly_valid()) {
         let sent: Value = serde_json::from_str(&body).unwrap();
         for error in read(body.as_bytes()).err().map(|problem| problem.errors).unwrap_or_default() {
             let pointer = error.pointer.unwrap();

@@ -22,14 +22,14 @@ fn matching(values: &[&str]) -> Option<Option<Tags>> {
 }
 
 #[test]
-fn tag_is_parsed_as_it_was_written() {
+fn parser_returns_the_tag_that_the_server_wrote() {
     assert_eq!(etag(EDITION), TAG);
     assert_eq!(matching(&[TAG]), Some(Some(Tags::These(vec![EDITION]))));
     assert_eq!(matching(&[]), Some(None));
 }
 
 #[test]
-fn list_may_have_spaces_empty_members_and_several_headers() {
+fn parser_accepts_spaces_empty_members_and_several_headers() {
     let one = Some(Some(Tags::These(vec![EDITION])));
     for list in [format!(" {TAG} "), format!(",, {TAG},\t"), format!("\"a,b\" , {TAG}"), format!("\"\",{TAG}")] {
         assert_eq!(matching(&[&list]), one, "{list:?}");
@@ -40,7 +40,7 @@ fn list_may_have_spaces_empty_members_and_several_headers() {
 }
 
 #[test]
-fn weak_tag_matches_if_none_match_only() {
+fn weak_tag_matches_only_if_none_match() {
     let weak = format!("W/{TAG}");
     assert_eq!(matching(&[&weak]), Some(Some(Tags::These(Vec::new()))));
     let condition = read(&IF_NONE_MATCH, &[weak.as_bytes()]).unwrap();
@@ -48,7 +48,7 @@ fn weak_tag_matches_if_none_match_only() {
 }
 
 #[test]
-fn malformed_list_of_tags_is_rejected() {
+fn parser_rejects_malformed_list_of_tags() {
     let bare = &TAG[1..TAG.len() - 1];
     for bad in [
         bare,
@@ -77,7 +77,7 @@ fn malformed_list_of_tags_is_rejected() {
 
 proptest! {
     #[test]
-    fn no_header_is_ignored(
+    fn server_ignores_no_precondition_header(
         value in prop::collection::vec(prop_oneof![Just(b'"'), Just(b','), Just(b'*'), 0x20..=0xff_u8], 0..40),
     ) {
         prop_assume!(!value.contains(&0x7f));
@@ -86,9 +86,9 @@ proptest! {
         }
     }
 
-    /// The strategy takes the pattern without its anchors.
+    /// The test generator accepts only a pattern without anchors.
     #[test]
-    fn header_that_matches_the_documented_pattern_is_accepted(value in PATTERN.trim_matches(['^', '$'])) {
+    fn parser_accepts_headers_of_the_documented_pattern(value in PATTERN.trim_matches(['^', '$'])) {
         prop_assert!(read(&IF_MATCH, &[value.as_bytes()]).is_some());
     }
 }

@@ -13,7 +13,7 @@ fn read(values: &[&[u8]]) -> Result<Option<Key>, String> {
 }
 
 #[test]
-fn key_is_visible_ascii_with_or_without_quotes() {
+fn parser_accepts_visible_ascii_with_or_without_quotes() {
     let key = |text: &str| Ok(Some(Key(text.to_owned())));
     assert_eq!(read(&[]), Ok(None));
     for (sent, expected) in [
@@ -49,7 +49,7 @@ fn key_is_visible_ascii_with_or_without_quotes() {
 
 /// A request that is repeated after an upgrade must find the schedule of the first request.
 #[test]
-fn key_always_gives_the_same_id() {
+fn key_always_yields_the_same_schedule_id() {
     let key = Key("8e03978e-40d5-43dd-bc93-6894a57f9324".to_owned());
     let id = key.id(TenantId(1));
     assert_ne!(id, key.id(TenantId(2)));
@@ -59,9 +59,9 @@ fn key_always_gives_the_same_id() {
 }
 
 proptest! {
-    /// The strategy takes the pattern without its anchors.
+    /// The test generator accepts only a pattern without anchors.
     #[test]
-    fn key_that_matches_the_documented_pattern_is_accepted(value in PATTERN.trim_matches(['^', '$'])) {
+    fn parser_accepts_keys_of_the_documented_pattern(value in PATTERN.trim_matches(['^', '$'])) {
         prop_assert!(matches!(read(&[value.as_bytes()]), Ok(Some(_))), "{value}");
     }
 }

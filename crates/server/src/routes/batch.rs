@@ -1,12 +1,12 @@
-//! Batches: many schedules in one request, NDJSON in and NDJSON out at the same time.
+//! Batches: many schedules in one request. The server reads NDJSON lines and writes NDJSON results at the same time.
 //!
 //! Lines go to the scheduler in groups, which share its commits. Several groups run concurrently, and their results
-//! leave in the order of the lines. Memory is bounded: it contains the piece of the body being split, the current
-//! groups and their results. The server stops reading from a client that does not read its results.
+//! leave in the order of the lines. Memory is bounded: it contains the current piece of the body, the current groups
+//! and their results. The server stops reading from a client that does not read its results.
 //!
-//! Invariants: each line gets one result, after its schedule is durable or rejected. An invalid line does not affect
-//! other lines. No line is accepted with a key that is known to be revoked or expired, because a batch may run for
-//! days.
+//! Invariants: the server writes one result for each line, after its schedule is durable or rejected. An invalid line
+//! does not affect other lines. The server checks the key repeatedly and accepts no line with a revoked or expired key,
+//! because a batch may run for days.
 
 mod lines;
 
@@ -49,20 +49,20 @@ pub(super) async fn batch(State(app): App, caller: Caller, request: Request) -> 
     Ok(response)
 }
 
-/// Number of lines after which the stream yields, so that other tasks and sockets of this thread run. An executor
-/// counts polls, not time: with a whole group in each poll, single requests and callbacks would wait for dozens of
-/// groups.
+/// Number of lines after which the stream yields, so that other tasks and sockets of this thread run. The executor
+/// limits the number of polls, not their duration. If each poll processed a whole group, single requests and callbacks
+/// would wait for dozens of groups.
 const LINES_PER_TURN: u64 = 32;
 
-/// Longest time to read and discard the rest of a body after the last result.
+/// Time limit for discarding the rest of a body after the last result.
 const DISCARD_TIME_MAX: Duration = Duration::from_secs(1);
 
 struct Batch {
     app: Arc<AppState>,
-    /// Caller of the batch, as of the last check of the key.
+    /// Caller of the batch at the time of the last check of the key.
     caller: Caller,
     lines: Lines,
-    /// Lines that were read but not sent to the scheduler yet.
+    /// Lines that the batch has read but not yet sent to the scheduler.
     group: Group,
     under_way: FuturesOrdered<BoxFuture<'static, Bytes>>,
 }
@@ -75,10 +75,10 @@ struct Group {
     entries: Vec<Entry>,
 }
 
-/// Line of a group.
+/// One line of a group.
 struct Entry {
     line: u64,
-    /// Pointer to the timing field, for a request that goes to the scheduler, or the rejection of the line.
+    /// `Ok` with the pointer to the timing field if the request goes to the scheduler, or the rejection of the line.
     checked: Result<&'static str, Rejected>,
 }
 
@@ -87,7 +87,7 @@ impl Batch {
         unfold(self, |mut batch| async move { batch.next().await.map(|results| (Ok(results), batch)) })
     }
 
-    /// Returns the results of the next group, or `None` after the last one.
+    /// Returns the results of the next group, or `None` after the last group.
     async fn next(&mut self) -> Option<Bytes> {
         loop {
             self.take_lines().await;
@@ -107,7 +107,8 @@ impl Batch {
                 return results;
             }
             if self.under_way.is_empty() {
-                // No group is running, so the stream waits for the body. Lines that have arrived do not wait for more.
+                // No group is running, so the stream waits for the body. Lines that have arrived do not wait for
+                // further lines.
                 if !self.lines.fill_at_once().await && self.group.entries.is_empty() {
                     let limit = self.app.options.body_timeout;
                     let filled = self.app.runtime.timeout(limit, self.lines.fill()).await;
@@ -128,7 +129,8 @@ impl Batch {
         }
     }
 
-    /// Returns true if the group should start. Lines wait for a full group, because a smaller group has no advantage.
+    /// Returns true if the group should start. While other groups run, lines wait until the group is full, because a
+    /// smaller group has no advantage.
     fn is_group_ready(&self) -> bool {
         let lines = self.group.entries.len();
         lines >= self.app.options.batch_group_lines || (lines > 0 && self.lines.is_at_end())
@@ -182,8 +184,8 @@ impl Batch {
     fn start_group(&mut self) {
         let Group { requests, reservations, entries } = std::mem::take(&mut self.group);
         let app = self.app.clone();
-        // The call runs in its own task, because nothing polls this stream while the client does not read. Locks that
-        // the scheduler holds for the call must not wait for the client.
+        // The call runs in its own task, because the executor does not poll this stream while the client does not read.
+        // A slow client must not extend the time for which the scheduler holds locks.
         let (sender, receiver) = oneshot::channel();
         let scheduler = app.scheduler.clone();
         let work = async move {

@@ -1,8 +1,8 @@
 //! Routes that replace, patch and cancel one schedule.
 //!
-//! The handler checks preconditions and merges changes on the schedule that it has read. The schedule's owner makes the
-//! change only if the schedule is still the same. Otherwise the handler reads the schedule and decides again, so no
-//! concurrent change is lost.
+//! The handler reads the schedule, checks preconditions and merges the change. The schedule's owner applies the change
+//! only if the schedule is still the same. Otherwise the handler starts again with the new schedule, so no concurrent
+//! change is lost.
 
 use api::{CancelResult, Cancelled, ScheduleSummary};
 use axum::extract::State;
@@ -23,7 +23,7 @@ use crate::spans;
 use crate::state::{App, AppState};
 use crate::wire;
 
-/// Limit of the tries of one request that conflicts with concurrent changes of the same schedule.
+/// Maximum number of tries of a request that conflicts with concurrent changes of the same schedule.
 pub(super) const TRIES: usize = 20;
 
 pub(super) async fn put(
@@ -42,7 +42,8 @@ pub(super) async fn put(
     if condition.is_none() && !is_dry_run {
         let when = timing_pointer(&request);
         let response = app.scheduler.put(request).await?;
-        // A replaced schedule that had ended is not counted as one more until the next count, up to one second later.
+        // If the request replaces an ended schedule, the quota does not count the schedule until the next read of the
+        // count, up to one second later.
         let is_one_more = response.as_ref().map_or(true, |put| put.created);
         app.pending.finish(&reservation, may_exist(&response) && is_one_more);
         return put_response(response, when);
@@ -57,7 +58,7 @@ async fn put_if(
     is_dry_run: bool,
     reservation: &Reservation,
 ) -> HandlerResult {
-    let id = request.id.as_ref().expect("a put has an id");
+    let id = request.id.as_ref().expect("a PUT request has an id");
     let when = timing_pointer(request);
     for _ in 0..TRIES {
         let found = app.scheduler.get(request.tenant.id, id.clone()).await?;
@@ -108,17 +109,17 @@ pub(super) async fn patch(
     for attempt in 0..TRIES {
         let found = app.scheduler.get(tenant.id, id.clone()).await?.ok_or_else(schedule_not_found)?;
         if found.status == Status::Cancelled {
-            return Err(reject(Code::ScheduleOver, "the schedule is cancelled; create another one with PUT"));
+            return Err(reject(Code::ScheduleOver, "the schedule is cancelled; create another schedule with PUT"));
         }
         condition.check(Some(&found)).map_err(Unmet::reject)?;
         let now = app.runtime.now();
         let merged = merge(&found, &bytes)?;
-        // Check the timing before the rest: an instant in the past is no error of a change that does not name it.
+        // Check the timing before the other fields. A past instant is no error if the change does not name the instant.
         let timing = timing_of(merged.names_timing, &found, now)?;
         let spec = read_merged(merged, &found, &app.options.limits, &tenant.egress, now)?;
         match attempt {
             0 => reservation = app.admit(&tenant, Some(&id), &spec, now).await?,
-            // A request counts once, however often it is tried.
+            // Count each request once, even after several tries.
             _ => quota::check_spec(&tenant, &spec, now)?,
         }
         let request = Create { tenant: tenant.clone(), id: Some(id.clone()), incarnation: None, spec };
@@ -135,8 +136,8 @@ pub(super) async fn patch(
     Err(others())
 }
 
-/// Returns the timing of a change. A change without timing keeps the schedule's timing, and fails if no occurrence is
-/// left.
+/// Returns the timing of a change. A change without timing keeps the schedule's timing, and fails if no occurrence
+/// remains.
 fn timing_of(names_timing: bool, found: &Schedule, now: Timestamp) -> Result<Timing, Rejected> {
     if names_timing {
         return Ok(Timing::Restarted);
@@ -184,5 +185,5 @@ fn cancel_response(response: CancelResponse) -> HandlerResult {
 }
 
 pub(super) fn others() -> Rejected {
-    reject(Code::StoreUnavailable, "concurrent changes of the schedule; nothing was done; send the request again")
+    reject(Code::StoreUnavailable, "concurrent changes of the schedule; the request had no effect; send it again")
 }

@@ -26,7 +26,7 @@ pub(super) fn schedule_response(
     response
 }
 
-/// Returns the pointer to the timing field, which an error names if the schedule never fires.
+/// Returns the pointer to the timing field. The error for a schedule that never fires names this field.
 pub(super) fn timing_pointer(request: &Create) -> &'static str {
     match request.spec.when {
         When::At(_) => "/at",
@@ -46,7 +46,7 @@ pub(super) fn reject_create(rejection: CreateRejection, when: &'static str) -> R
             reject(Code::ScheduleExists, "choose another id, or replace the schedule with PUT /v1/schedules/{id}")
         }
         CreateRejection::Unreachable => {
-            reject(Code::StoreUnavailable, "the request may or may not have taken effect; send it again")
+            reject(Code::StoreUnavailable, "the request may or may not have had an effect; send it again")
         }
         CreateRejection::NeverFires => {
             let error = FieldError {

@@ -1,4 +1,4 @@
-//! `dry_run=true`: checks a request and shows its result without writing anything.
+//! Handling of `dry_run=true`, which checks a request and shows its result without writing data.
 
 use api::DryRun;
 use axum::http::StatusCode;
@@ -13,7 +13,7 @@ use crate::wire;
 /// Number of upcoming instants in a response.
 const UPCOMING_MAX: usize = 5;
 
-/// Responds with the result of `request`, with `existing` as the schedule that has its id.
+/// Responds with the result that `request` would have. `existing` is the schedule that has the request's id.
 pub(super) fn preview(app: &AppState, request: Create, existing: Option<&Schedule>, timing: Timing) -> HandlerResult {
     let when = timing_pointer(&request);
     let would_be = app.scheduler.would_put(request, existing, timing);

@@ -18,7 +18,7 @@ use crate::rejection::{Code, HandlerResult, Rejected, reject, reject_fields};
 use crate::state::App;
 use crate::wire;
 
-/// Longest due range of one listing. Clients list a longer range in parts.
+/// Longest range of due instants in one listing. Clients list a longer range in parts.
 const DUE_RANGE_MAX_MILLIS: i64 = 24 * 3_600_000;
 
 pub(super) async fn list(State(app): App, Caller { tenant, .. }: Caller, RawQuery(query): RawQuery) -> HandlerResult {
@@ -63,7 +63,7 @@ struct ListQuery {
     limit: usize,
 }
 
-/// Query parameters as they were sent, each at most once.
+/// Unparsed query parameters. Each parameter occurs at most once.
 #[derive(Default)]
 struct Parameters<'a> {
     limit: Option<Cow<'a, str>>,
@@ -106,7 +106,7 @@ impl<'a> Parameters<'a> {
     }
 }
 
-/// Decodes a value in the form of browsers and HTML forms, where `+` is a space.
+/// Decodes a value in the encoding of HTML forms, in which `+` means a space.
 fn decoded(value: &str) -> Option<Cow<'_, str>> {
     if !value.contains(['%', '+']) {
         return Some(Cow::Borrowed(value));
@@ -192,7 +192,7 @@ fn due_range(from: Option<&str>, until: Option<&str>, errors: &mut Vec<FieldErro
             errors.push(parameter_error(
                 name,
                 "missing_parameter",
-                "due_from and due_until must be sent together".to_owned(),
+                "due_from and due_until require each other".to_owned(),
             ));
             return None;
         };
@@ -220,7 +220,7 @@ const TOKEN_VERSION: u8 = 1;
 const CREATED: u8 = 0;
 const DUE: u8 = 1;
 
-/// Encodes a page token. It contains no tenant, because the key determines whose schedules are read.
+/// Encodes a page token. The token contains no tenant, because the key determines the tenant.
 fn token(filter: &Filter, place: Place) -> String {
     let mut bytes = vec![TOKEN_VERSION];
     bytes.extend(filter.fingerprint().to_be_bytes());
@@ -275,7 +275,8 @@ fn take_incarnation(bytes: &mut &[u8]) -> Option<Incarnation> {
     array(bytes).map(|bytes| Incarnation(u128::from_be_bytes(bytes)))
 }
 
-/// Reads an instant. One outside the range of schedules is not from a token of this server.
+/// Reads an instant. Rejects an instant outside the range of schedules, because no token of this server contains such
+/// an instant.
 fn take_instant(bytes: &mut &[u8]) -> Option<Timestamp> {
     let instant = Timestamp::from_millis(i64::from_be_bytes(array(bytes)?));
     (Timestamp::MIN..=Timestamp::MAX).contains(&instant).then_some(instant)
@@ -299,7 +300,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn token_round_trips_and_other_listings_reject_it(
+        fn page_token_round_trips_only_in_its_own_listing(
             (incarnation, position, nominal) in (any::<u128>(), 0..1_i64 << 40, 0..1_i64 << 40),
             (revision, replay, attempt, target) in any::<(u32, u16, u16, u32)>(),
             cut in any::<prop::sample::Index>(),
@@ -323,7 +324,7 @@ mod tests {
         }
 
         #[test]
-        fn any_text_is_a_query_or_rejected(query in "[a-z_=&%+0-9:TZ.-]{0,60}") {
+        fn parser_accepts_or_rejects_any_text(query in "[a-z_=&%+0-9:TZ.-]{0,60}") {
             let _any = ListQuery::parse(&query);
         }
     }

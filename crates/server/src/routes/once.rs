@@ -1,13 +1,12 @@
-//! POST with an `Idempotency-Key`, which a client may repeat.
+//! POST requests with an `Idempotency-Key`, which a client may repeat.
 //!
-//! The key determines the schedule's id: the id is a digest of tenant and key. Therefore all requests with one key meet
-//! at one owner, which creates a schedule only if none with this id ever existed. A fingerprint of the body replaces
-//! some random bits of the incarnation, so that another body with the same key is detected. No state exists besides the
-//! schedule itself. This works on every engine, across crashes and hand-overs, for as long as the schedule can be read.
-//! The first response follows from the body and the creation time.
+//! The key determines the schedule's id: the id is a digest of tenant and key. Therefore all requests with one key go
+//! to one owner, which creates a schedule only if no schedule with this id ever existed. A fingerprint of the body
+//! replaces some random bits of the incarnation, so that the owner detects another body with the same key. The schedule
+//! is the only state. The mechanism works on every engine, across crashes and hand-overs, while the store retains the
+//! schedule. The first response follows from the body and the creation time.
 //!
-//! Invariant: among the requests with one key, one creates a schedule, whatever happens to the schedule later, until
-//! the store deletes it.
+//! Invariant: of all requests with one key, exactly one creates a schedule until the store deletes this schedule.
 //!
 //! docs/decisions/0067-derive-the-schedule-id-from-the-key.md gives the reasons for the design.
 
@@ -91,7 +90,7 @@ fn id_and_key() -> Rejected {
     reject_fields(Code::InvalidSchedule, "the body has 1 error; see errors", vec![error])
 }
 
-/// Returns the schedule as the request with this body created it. `found` is its current state.
+/// Returns the schedule in the state after its creation by a request with this body. `found` is its current state.
 fn as_created(found: &Schedule, body: &[u8]) -> Schedule {
     let mut first = Schedule {
         revision: Revision::default(),

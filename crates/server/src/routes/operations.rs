@@ -1,4 +1,4 @@
-//! Routes for operators: liveness, readiness and metrics. They need no key, and reveal nothing about tenants.
+//! Routes for operators: liveness, readiness and metrics. They need no key and reveal no data of tenants.
 
 use axum::body::Body;
 use axum::extract::State;
@@ -16,8 +16,8 @@ pub(super) async fn health() -> Response<Body> {
     wire::json(StatusCode::OK, &json!({ "status": "ok" }))
 }
 
-/// Responds that the server accepts requests. A nearly full disk does not change this, because it affects new schedules
-/// only.
+/// Responds that the server accepts requests. A nearly full disk does not change the response, because it affects only
+/// new schedules.
 pub(super) async fn ready(State(app): App) -> HandlerResult {
     if app.readiness.is_withdrawn() {
         return Err(reject(Code::Stopping, "the server is stopping; send new requests to another server"));
@@ -26,7 +26,7 @@ pub(super) async fn ready(State(app): App) -> HandlerResult {
         Health::Ready => "ready",
         Health::Full => "storage_full",
         Health::Unreachable => {
-            return Err(reject(Code::StoreUnavailable, "the store's server cannot be reached; the server tries again"));
+            return Err(reject(Code::StoreUnavailable, "the store's server is unreachable; this server retries"));
         }
         Health::Closed => return Err(reject(Code::StoreUnavailable, "the store is closed or has failed")),
     };

@@ -1,4 +1,4 @@
-//! OpenAPI document, and the page that shows it. Both are the same for all callers, and need no key.
+//! OpenAPI document, and the page that shows it. Both are the same for all callers and need no key.
 
 use axum::body::Body;
 use axum::extract::Path;
@@ -11,8 +11,8 @@ use bytes::Bytes;
 
 use crate::rejection::{Code, HandlerResult, reject};
 
-/// Content security policy: the page loads nothing from other hosts, sends nothing to them, and no other page can frame
-/// it.
+/// Content security policy. The page loads no resources from other hosts and sends no data to them, and no other page
+/// can frame it.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
     base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -72,7 +72,7 @@ pub(super) async fn asset(part: Result<Path<String>, PathRejection>) -> HandlerR
         }
     };
     let mut response = file(media, Bytes::from_static(bytes));
-    // Every browser supports gzip, and no other client needs these files.
+    // Always send gzip, because every browser supports gzip and only browsers need these files.
     response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
     Ok(response)
 }
@@ -84,7 +84,7 @@ fn file(media: &'static str, bytes: Bytes) -> Response<Body> {
         (CONTENT_SECURITY_POLICY, POLICY),
         (X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (REFERRER_POLICY, "no-referrer"),
-        // Another build may have other files.
+        // Another build of the server may contain other files.
         (CACHE_CONTROL, "no-cache"),
     ] {
         response.headers_mut().insert(name, HeaderValue::from_static(value));

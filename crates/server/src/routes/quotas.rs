@@ -1,4 +1,4 @@
-//! Routes about quotas. A tenant's admins change its quotas up to the ceilings, and operators change both.
+//! Routes about quotas. A tenant's admins change its quotas up to the ceilings. Operators change quotas and ceilings.
 
 #[cfg(test)]
 mod tests;

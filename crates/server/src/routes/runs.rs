@@ -1,4 +1,4 @@
-//! Routes about runs: listing runs, and redriving a dead letter.
+//! Routes that list runs and redrive a dead letter.
 
 use api::{Redriven, RunPage};
 use axum::body::Body;
@@ -51,7 +51,7 @@ pub(super) async fn redrive(State(app): App, Caller { tenant, .. }: Caller, Id(i
     match app.scheduler.redrive(tenant.id, occurrence).await? {
         RedriveResponse::NotFound => Err(not_found()),
         RedriveResponse::NotDead => {
-            Err(reject(Code::NotDeadLetter, "only a failed run that was not redriven yet can be redriven"))
+            Err(reject(Code::NotDeadLetter, "only a failed run that no request has redriven yet can be redriven"))
         }
         RedriveResponse::Redriven(occurrence) => {
             let run_id = occurrence.run_id().as_str().to_owned();

@@ -75,7 +75,7 @@ pub(super) async fn get(
             response
         }
     };
-    // A cache must not revalidate with the tag by itself: a reader may need fields that change without a new tag.
+    // Forbid caching. A cache would compare only the tag, but some fields change without a new tag.
     Ok(no_store(with_etag(response, found.edition())))
 }
 

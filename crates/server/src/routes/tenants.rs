@@ -1,6 +1,6 @@
 //! Routes about tenants, their keys and their signing secrets, for operators and for each tenant's admins.
 //!
-//! Every change applies to the current state of the tenant, gives it its next version, and appears in its audit log.
+//! Every change applies to the current state of the tenant, increments its version, and adds an entry to its audit log.
 //!
 //! docs/decisions/0064-change-tenants-by-version.md gives the reasons for the design.
 
@@ -24,9 +24,9 @@ use crate::wire;
 const OPERATOR: &str = "operator";
 const KEYS_MAX: usize = 1_000;
 const KEY_NAME_BYTES_MAX: usize = 128;
-/// One secret that signs, and one that replaces it.
+/// One current secret, and one secret that replaces it.
 const SIGNING_SECRETS_MAX: usize = 2;
-/// Limit of the tries of one change that conflicts with concurrent changes of the same tenant.
+/// Maximum number of tries of a change that conflicts with concurrent changes of the same tenant.
 const TRIES: usize = 10;
 
 /// Audited action: its actor, kind and object.
@@ -36,8 +36,8 @@ struct AuditedAction<'a> {
     subject: String,
 }
 
-/// Reads all tenants from the store, and checks that the actor's key still exists. This member may not know yet that
-/// the key was revoked.
+/// Reads all tenants from the store, and checks that the actor's key still exists. This member may not know yet that an
+/// admin has revoked the key.
 async fn stored_tenants(app: &AppState, actor: &str) -> Result<Vec<Tenant>, Rejected> {
     let tenants = app.tenants.all().await?;
     if tenants.iter().flat_map(|tenant| &tenant.keys).any(|key| key.id == actor) {
@@ -46,7 +46,7 @@ async fn stored_tenants(app: &AppState, actor: &str) -> Result<Vec<Tenant>, Reje
     Err(reject(Code::InvalidCredentials, "the key was revoked"))
 }
 
-/// Changes the tenant as it is in the store.
+/// Changes the stored state of the tenant.
 pub(super) async fn change<T>(
     app: &AppState,
     id: TenantId,
@@ -63,7 +63,7 @@ pub(super) async fn change<T>(
             return Ok(created);
         }
     }
-    Err(reject(Code::StoreUnavailable, "concurrent changes of the tenant; nothing was done; send the request again"))
+    Err(reject(Code::StoreUnavailable, "concurrent changes of the tenant; the request had no effect; send it again"))
 }
 
 /// Writes the tenant. Returns false if another request changed it first.
@@ -114,7 +114,7 @@ pub(super) async fn create(
             return Ok(wire::json(StatusCode::CREATED, &created));
         }
     }
-    Err(reject(Code::StoreUnavailable, "concurrent changes of the tenants; nothing was done; send the request again"))
+    Err(reject(Code::StoreUnavailable, "concurrent changes of the tenants; the request had no effect; send it again"))
 }
 
 pub(super) async fn list(State(app): App) -> HandlerResult {
@@ -211,7 +211,7 @@ pub(super) async fn create_secret(State(app): App, Caller { tenant, key: actor }
             return Err(reject(
                 Code::TooMany,
                 format!(
-                    "the tenant already has {SIGNING_SECRETS_MAX} secrets; delete the one that receivers no longer use"
+                    "the tenant already has {SIGNING_SECRETS_MAX} secrets; delete the secret that is no longer in use"
                 ),
             ));
         }
@@ -236,7 +236,7 @@ pub(super) async fn delete_secret(
         let known = tenant.signing_secrets.iter().position(|secret| secret.id == secret_id);
         let at = known.ok_or_else(|| reject(Code::KeyNotFound, "the tenant has no signing secret with this id"))?;
         if tenant.signing_secrets.len() == 1 {
-            return Err(reject(Code::LastOne, "callbacks need a signing secret; create another one first"));
+            return Err(reject(Code::LastOne, "callbacks need a signing secret; create another secret first"));
         }
         let secret = tenant.signing_secrets.remove(at);
         Ok((secret.id.clone(), secret))

@@ -1,4 +1,5 @@
-//! Invalid input: each fault has a stable code and a pointer, and nothing is stored.
+//! Tests of invalid input. The response names each fault with a stable code and a pointer, and the server stores no
+//! schedule.
 
 use expect_test::{Expect, expect};
 
@@ -10,7 +11,7 @@ async fn check(world: &World, body: &str, expect: Expect) {
 }
 
 #[tokio::test]
-async fn all_invalid_fields_are_reported_at_once() {
+async fn response_lists_all_invalid_fields() {
     let world = World::start().await;
     let wrong = r#"{
         "id": "no spaces", "at": 7, "Cron": "x", "zone": ["UTC"],
@@ -112,7 +113,7 @@ async fn all_invalid_fields_are_reported_at_once() {
 }
 
 #[tokio::test]
-async fn malformed_json_is_reported_with_line_and_column() {
+async fn response_to_malformed_json_has_line_and_column() {
     let world = World::start().await;
     check(
         &world,
@@ -139,7 +140,7 @@ async fn malformed_json_is_reported_with_line_and_column() {
 }
 
 #[tokio::test]
-async fn json_that_is_not_an_object_is_rejected() {
+async fn server_rejects_json_that_is_not_an_object() {
     let world = World::start().await;
     check(
         &world,
@@ -173,7 +174,7 @@ async fn json_that_is_not_an_object_is_rejected() {
 }
 
 #[tokio::test]
-async fn bytes_that_are_not_utf8_are_rejected() {
+async fn server_rejects_bytes_that_are_not_utf8() {
     let world = World::start().await;
     let headers = format!("authorization: Bearer {KEY}\r\n");
     let mut connection = world.connect().await;
@@ -186,7 +187,7 @@ async fn bytes_that_are_not_utf8_are_rejected() {
 }
 
 #[tokio::test]
-async fn empty_object_is_rejected_with_the_required_fields() {
+async fn response_to_empty_object_names_the_required_fields() {
     let world = World::start().await;
     check(
         &world,
@@ -341,7 +342,7 @@ async fn each_invalid_field_has_its_code() {
 }
 
 #[tokio::test]
-async fn body_with_very_many_errors_has_a_short_response() {
+async fn response_to_very_many_errors_is_short() {
     let world = World::start().await;
     let fields: Vec<String> = (0..20_000).map(|n| format!("\"f{n}\":1")).collect();
     let response = world.send("POST", "/v1/schedules", &format!("{{{}}}", fields.join(","))).await;
@@ -350,7 +351,7 @@ async fn body_with_very_many_errors_has_a_short_response() {
 }
 
 #[tokio::test]
-async fn deep_nesting_is_accepted_or_rejected_without_failure() {
+async fn server_accepts_or_rejects_deep_nesting_without_failure() {
     let world = World::start().await;
     let deep = "[".repeat(30_000) + &"]".repeat(30_000);
     assert_eq!(world.send("POST", "/v1/schedules", &body(&format!(r#","payload":{deep}"#))).await.status, 201);
@@ -360,7 +361,7 @@ async fn deep_nesting_is_accepted_or_rejected_without_failure() {
 }
 
 #[tokio::test]
-async fn too_large_body_is_rejected_and_the_response_arrives() {
+async fn client_receives_the_rejection_of_a_too_large_body() {
     let world = World::start().await;
     let large = body(&format!(r#","payload":"{}""#, "x".repeat(5_000_000)));
     let response = world.send("POST", "/v1/schedules", &large).await;
@@ -389,7 +390,7 @@ async fn too_large_body_is_rejected_and_the_response_arrives() {
 }
 
 #[tokio::test]
-async fn request_without_a_valid_key_is_rejected() {
+async fn server_rejects_request_without_a_valid_key() {
     let world = World::start().await;
     let mut connection = world.connect().await;
     expect![[r#"
@@ -438,9 +439,9 @@ async fn request_without_a_valid_key_is_rejected() {
     world.stop().await;
 }
 
-/// The sender expects an unknown parameter to have an effect, for example `dry_run` of a cancellation.
+/// The sender of an unknown parameter expects an effect, for example of `dry_run` in a cancellation.
 #[tokio::test]
-async fn unknown_query_parameter_is_rejected() {
+async fn server_rejects_unknown_query_parameter() {
     let world = World::start().await;
     world.send("PUT", "/v1/schedules/a", r#"{"every":"1h","target":{"http":{"url":"http://127.0.0.1:9/"}}}"#).await;
     for (method, path) in [
@@ -464,7 +465,7 @@ async fn unknown_query_parameter_is_rejected() {
 }
 
 #[tokio::test]
-async fn unknown_path_method_and_media_type_are_rejected() {
+async fn server_rejects_unknown_path_method_and_media_type() {
     let world = World::start().await;
     expect![[r#"
         404
@@ -517,7 +518,7 @@ async fn unknown_path_method_and_media_type_are_rejected() {
 }
 
 #[tokio::test]
-async fn rejected_schedule_is_not_stored() {
+async fn server_does_not_store_a_rejected_schedule() {
     let world = World::start().await;
     for more in [r#","id":"half","every":"5m""#, r#","id":"half","labels":7"#, r#","id":"half","#] {
         assert!(world.send("POST", "/v1/schedules", &body(more)).await.status >= 400);

@@ -10,7 +10,7 @@ fn lines(response: &Response) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn lines_are_answered_in_order_and_a_bad_line_affects_no_other() {
+async fn batch_results_are_in_order_despite_a_bad_line() {
     let world = World::start().await;
     let batch = [
         body(r#","id":"a""#),
@@ -49,7 +49,7 @@ async fn lines_are_answered_in_order_and_a_bad_line_affects_no_other() {
 }
 
 #[tokio::test]
-async fn long_batch_is_answered_line_by_line() {
+async fn long_batch_gets_one_result_per_line() {
     let world = World::start().await;
     let batch: String = (0..5_000).map(|n| body(&format!(r#","id":"n{n}""#)) + "\n").collect();
     let response = world.send("POST", "/v1/schedules:batch", &batch).await;
@@ -63,7 +63,7 @@ async fn long_batch_is_answered_line_by_line() {
 }
 
 #[tokio::test]
-async fn line_is_answered_before_the_next_one_is_sent() {
+async fn result_of_a_line_arrives_before_the_next_line_is_sent() {
     let world = World::start().await;
     let mut connection = world.connect().await;
     let head = format!(
@@ -87,7 +87,7 @@ async fn line_is_answered_before_the_next_one_is_sent() {
 }
 
 #[tokio::test]
-async fn too_long_line_is_rejected_and_the_next_one_is_accepted() {
+async fn batch_rejects_too_long_line_and_accepts_the_next_line() {
     let world = World::start_with(Options { body_bytes_max: 4_096, ..Options::default() }).await;
     let long = body(&format!(r#","labels":{{"a":"{}"}}"#, "x".repeat(300_000)));
     let batch = [body(""), long.clone(), body(""), long].join("\n");
@@ -98,7 +98,7 @@ async fn too_long_line_is_rejected_and_the_next_one_is_accepted() {
 }
 
 #[tokio::test]
-async fn batch_with_too_many_lines_is_stopped_at_the_limit() {
+async fn batch_with_too_many_lines_stops_at_the_limit() {
     let world = World::start_with(Options { batch_lines_max: 3, ..Options::default() }).await;
     let batch: String = (0..10).map(|_| body("") + "\n").collect();
     let response = world.send("POST", "/v1/schedules:batch", &batch).await;
@@ -111,7 +111,7 @@ async fn batch_with_too_many_lines_is_stopped_at_the_limit() {
 }
 
 #[tokio::test]
-async fn server_reads_on_after_it_rejected_the_rest_of_a_batch() {
+async fn server_reads_the_rest_of_a_batch_after_its_rejection() {
     let world = World::start_with(Options { batch_lines_max: 3, ..Options::default() }).await;
     let mut connection = world.connect().await;
     let line = body("") + "\n";
@@ -204,7 +204,7 @@ async fn stalled_batch_ends_after_its_complete_lines() {
 }
 
 #[tokio::test]
-async fn full_disk_is_reported_on_each_line() {
+async fn batch_reports_full_disk_on_each_line() {
     let world = World::start().await;
     world.store.set_health(store::Health::Full);
     let response = world.send("POST", "/v1/schedules:batch", &[body(""), body("")].join("\n")).await;

@@ -1,4 +1,4 @@
-//! Preconditions and changes of one schedule.
+//! Tests of preconditions and of changes of one schedule.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +26,7 @@ fn etag(response: &Response) -> String {
     response.header("etag").expect("a response about a schedule has an ETag").to_owned()
 }
 
-/// Returns the status, and the code of a problem.
+/// Returns the status of the response, and the problem code if the response is a problem.
 fn status_and_code(response: &Response) -> (u16, String) {
     let is_problem = response.header("content-type") == Some("application/problem+json");
     (response.status, if is_problem { response.text("/code") } else { String::new() })
@@ -164,7 +164,7 @@ async fn if_none_match_creates_a_schedule_only_if_its_id_is_free() {
 }
 
 #[tokio::test]
-async fn reader_gets_304_if_nothing_has_changed() {
+async fn reader_gets_304_if_the_schedule_has_not_changed() {
     let world = World::start().await;
     let first = create_schedule(&world).await;
     for tag in [first.clone(), format!("W/{first}"), format!("\"x\", {first}"), "*".to_owned()] {
@@ -179,7 +179,7 @@ async fn reader_gets_304_if_nothing_has_changed() {
 }
 
 #[tokio::test]
-async fn unreadable_precondition_is_rejected_and_changes_nothing() {
+async fn server_rejects_change_with_unreadable_precondition() {
     let world = World::start().await;
     let first = create_schedule(&world).await;
     let bare = first.trim_matches('"').to_owned();
@@ -229,7 +229,7 @@ async fn patch_changes_only_the_named_fields() {
 }
 
 #[tokio::test]
-async fn patch_is_checked_like_a_put() {
+async fn server_checks_a_patch_like_a_put() {
     let world = World::start().await;
     create_schedule(&world).await;
     let long = format!(r#"{{"payload":"{}"}}"#, "x".repeat(64 * 1024));
@@ -264,7 +264,7 @@ async fn patch_is_checked_like_a_put() {
 }
 
 #[tokio::test]
-async fn ended_schedule_is_patched_only_with_a_new_timing() {
+async fn patch_of_an_ended_schedule_requires_a_new_timing() {
     let world = World::start().await;
     create_schedule(&world).await;
     world.send("DELETE", PATH, "").await;
@@ -298,7 +298,7 @@ async fn patch_of_an_overdue_one_shot_returns_schedule_over() {
     let tenant = world.store.tenants().await.unwrap().into_iter().find(|tenant| tenant.name == "tenant-1").unwrap();
     let id = ScheduleId::new("invoice-7").unwrap();
     let known = world.store.get(vec![(tenant.id, id)]).await.unwrap().remove(0).unwrap();
-    // No request can create a schedule that was due an hour ago, so the test writes it to the store.
+    // No request can create a schedule that was due an hour ago, so the test writes this schedule to the store.
     let id = ScheduleId::new("old").unwrap();
     let at = world.runtime.now() - Duration::from_secs(3_600);
     let incarnation = Incarnation::new(at, 1);
@@ -315,7 +315,7 @@ async fn patch_of_an_overdue_one_shot_returns_schedule_over() {
 }
 
 #[tokio::test]
-async fn concurrent_patches_are_all_applied() {
+async fn owner_applies_all_concurrent_patches() {
     let world = World::start().await;
     create_schedule(&world).await;
     let changes = ["a", "b", "c", "d", "e", "f", "g", "h"];
@@ -329,7 +329,7 @@ async fn concurrent_patches_are_all_applied() {
     let now = world.send("GET", PATH, "").await;
     assert_eq!((now.json()["labels"].as_object().unwrap().len(), now.text("/revision")), (8, "8".to_owned()));
 
-    // Among changes with the same precondition, one succeeds.
+    // Exactly one of the changes with the same precondition succeeds.
     let tag = etag(&now);
     let responses = join_all((0..8).map(|number| {
         let (world, tag, change) = (&world, &*tag, change(&format!("n{number}")));

@@ -11,14 +11,14 @@ fn short_timeouts() -> Options {
 }
 
 #[tokio::test]
-async fn silent_connection_is_closed() {
+async fn server_closes_silent_connection() {
     let world = World::start_with(short_timeouts()).await;
     assert!(world.connect().await.is_closed().await);
     world.stop().await;
 }
 
 #[tokio::test]
-async fn endless_head_is_cut_off() {
+async fn server_closes_connection_with_endless_head() {
     let world = World::start_with(short_timeouts()).await;
     let mut connection = world.connect().await;
     connection.write(b"POST /v1/schedules HTTP/1.1\r\nhost: te").await;
@@ -27,7 +27,7 @@ async fn endless_head_is_cut_off() {
 }
 
 #[tokio::test]
-async fn idle_http2_connection_is_closed() {
+async fn server_closes_idle_http2_connection() {
     let world = World::start_with(short_timeouts()).await;
     let mut connection = world.connect().await;
     connection.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await;
@@ -36,7 +36,7 @@ async fn idle_http2_connection_is_closed() {
 }
 
 #[tokio::test]
-async fn missing_body_is_rejected_and_the_connection_is_closed() {
+async fn server_rejects_missing_body_and_closes_connection() {
     let world = World::start_with(Options { idle_timeout: Duration::from_secs(30), ..short_timeouts() }).await;
     let mut connection = world.connect().await;
     let head = format!(
@@ -80,7 +80,7 @@ async fn body_may_arrive_in_pieces() {
 }
 
 #[tokio::test]
-async fn current_request_is_answered_after_the_stop() {
+async fn current_request_gets_its_response_after_the_stop() {
     let world = World::start().await;
     let mut connection = world.connect().await;
     let body = body("");
@@ -89,7 +89,7 @@ async fn current_request_is_answered_after_the_stop() {
         body.len()
     );
     connection.write(head.as_bytes()).await;
-    // The server requests the body, so it is handling the request.
+    // The response 100 shows that a handler of the server is reading the body.
     assert_eq!(connection.response().await.status, 100);
     world.begin_stop();
     connection.write(body.as_bytes()).await;
@@ -109,7 +109,7 @@ async fn stop_does_not_wait_for_idle_connections() {
 }
 
 #[tokio::test]
-async fn request_that_outlives_the_drain_is_cut_off() {
+async fn server_closes_connection_of_request_after_the_drain() {
     let world = World::start_with(Options { drain_timeout: Duration::from_millis(50), ..Options::default() }).await;
     let mut connection = world.connect().await;
     let head = format!(
@@ -128,7 +128,8 @@ async fn connections_above_the_limit_wait() {
     assert_eq!(first.request("GET", "/healthz", "", b"").await.status, 200);
     let mut second = world.connect().await;
     second.write(b"GET /healthz HTTP/1.1\r\nhost: test\r\n\r\n").await;
-    // The server still serves the first connection. The second waits until the first is closed.
+    // The server still serves the first connection. The second connection waits until the client closes the first
+    // connection.
     assert_eq!(first.request("GET", "/healthz", "", b"").await.status, 200);
     drop(first);
     assert_eq!(second.response().await.status, 200);
@@ -160,7 +161,7 @@ async fn http2_works_on_the_same_port() {
 }
 
 #[tokio::test]
-async fn client_that_does_not_read_its_results_is_disconnected() {
+async fn server_disconnects_client_that_does_not_read_its_results() {
     let world = World::start_with(Options { idle_timeout: Duration::from_millis(200), ..Options::default() }).await;
     let connection = world.connect().await;
     // Each of these short lines has a long result, so that all results exceed the buffers of the sockets.
@@ -171,7 +172,7 @@ async fn client_that_does_not_read_its_results_is_disconnected() {
     );
     let request = [head.as_bytes(), batch.as_bytes()].concat();
     let (mut from_server, mut to_server) = connection.http.stream.into_split();
-    // The connection may be reset, because the server need not read all of the request.
+    // The server may reset the connection, because it need not read the whole request.
     let sending = world.runtime.spawn("client", async move { drop(to_server.write_all(&request).await) });
     let left =
         async { while !world.send("GET", "/metrics", "").await.body.contains("connections_idle_closed_total 1") {} };

@@ -1,4 +1,4 @@
-//! `dry_run=true` shows the result of a request and writes nothing.
+//! Tests of `dry_run=true`, which shows the result of a request and writes no data.
 
 use expect_test::expect;
 
@@ -8,7 +8,7 @@ const PATH: &str = "/v1/schedules/invoice-7";
 const DRY: &str = "/v1/schedules/invoice-7?dry_run=true";
 
 #[tokio::test]
-async fn dry_run_shows_the_result_and_writes_nothing() {
+async fn dry_run_shows_the_result_without_writing_data() {
     let world = World::start().await;
     let sent = r#"{"cron":"0 12 * * *","zone":"UTC","target":{"http":{"url":"http://127.0.0.1:9/hook"}},"payload":{ "a" : 1 }}"#;
     let preview = world.send("POST", "/v1/schedules?dry_run=true", sent).await;
@@ -78,7 +78,7 @@ async fn dry_run_shows_the_result_and_writes_nothing() {
 }
 
 #[tokio::test]
-async fn dry_run_is_rejected_like_the_real_request() {
+async fn dry_run_and_real_request_get_the_same_rejection() {
     let world = World::start().await;
     world.send("PUT", PATH, &body("")).await;
     let post = "/v1/schedules?dry_run=true";
@@ -98,7 +98,7 @@ async fn dry_run_is_rejected_like_the_real_request() {
 }
 
 #[tokio::test]
-async fn misspelt_dry_run_writes_nothing() {
+async fn misspelt_dry_run_writes_no_data() {
     let world = World::start().await;
     for query in
         ["dryrun=true", "dry_run", "dry_run=", "dry_run=1", "dry_run=True", "dry_run=true&dry_run=false", "a=b"]

@@ -1,4 +1,4 @@
-//! Isolation of tenants: every route, tried with every key of another tenant and without a valid key.
+//! Tests of the isolation of tenants. They call every route with every key of another tenant and without a valid key.
 
 use std::time::Duration;
 
@@ -6,13 +6,13 @@ use serde_json::{Value, json};
 
 use crate::support::{FOREIGN_KEY, KEY, OPERATOR_KEY, World};
 
-/// Text in all data of one tenant. The other tenant may never see it.
+/// Text in all data of one tenant. The other tenant must never see this text.
 const MARKER: &str = "m4rk-0f-th3-0th3r";
 const SCHEDULE: &str = "theirs";
 /// Routes that create a schedule under any id of the caller's own tenant.
 const CREATING: [&str; 3] = ["POST /v1/schedules", "PUT /v1/schedules/{id}", "POST /v1/schedules:batch"];
 
-/// Lists the entries of the routing table in the source. A handler without an entry is not served.
+/// Lists the entries of the routing table in the source. The server does not serve a handler without an entry.
 fn routes() -> Vec<&'static str> {
     let names = include_str!("../../src/routes.rs").split('"').filter(|text| {
         text.split_once(" /").is_some_and(|(method, _)| ["GET", "POST", "PUT", "PATCH", "DELETE"].contains(&method))
@@ -24,7 +24,7 @@ fn routes() -> Vec<&'static str> {
     names
 }
 
-/// Objects of the tenant `tenant-2`, one of each kind.
+/// World with one object of each kind that belongs to the tenant `tenant-2`.
 struct OtherTenant {
     run: String,
     key: String,
@@ -63,11 +63,11 @@ impl OtherTenant {
         route.split_once(' ').unwrap().1.replace("{id}", id).replace("{tenant}", "tenant-2")
     }
 
-    /// Reads everything that the tenant can see of itself.
+    /// Reads all data that the tenant can see.
     async fn everything(&self, world: &World) -> Vec<(u16, String)> {
         let mut seen = Vec::new();
         for route in routes() {
-            // Some routes need parameters. A rejection is recorded as its status.
+            // Some routes need parameters. Record only the status of a rejection.
             if route.starts_with("GET /v1/") {
                 let mut path = self.path(route);
                 if path == "/v1/runs" {
@@ -103,7 +103,7 @@ fn body(route: &str) -> String {
     }
 }
 
-/// Returns keys of the first tenant, one of each role.
+/// Returns one key of each role of the first tenant.
 async fn own_keys(world: &World) -> Vec<String> {
     let mut keys = vec![KEY.to_owned()];
     for role in ["writer", "reader"] {

@@ -21,7 +21,7 @@ fn ids(response: &Response) -> Vec<String> {
     schedules.iter().map(|schedule| schedule["id"].as_str().unwrap().to_owned()).collect()
 }
 
-/// Lists the ids of all pages.
+/// Returns the schedule ids of all pages.
 async fn all(world: &World, query: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut token = String::new();
@@ -68,7 +68,7 @@ async fn listing_has_one_filter_and_returns_schedules_like_a_read() {
 }
 
 #[tokio::test]
-async fn unsupported_query_is_rejected_with_every_reason() {
+async fn rejection_of_a_query_lists_every_reason() {
     let world = World::start().await;
     create_schedule(&world, "a", "2031-01-01T12:00:00Z", r#"{"team":"blue"}"#).await;
     create_schedule(&world, "b", "2031-01-01T12:00:00Z", r#"{"team":"blue"}"#).await;
@@ -126,7 +126,7 @@ async fn page_token_reveals_nothing_about_another_tenant() {
 }
 
 #[tokio::test]
-async fn page_is_limited_in_bytes() {
+async fn server_limits_the_bytes_of_a_page() {
     let world = World::start().await;
     let padding = "x".repeat(60_000);
     for number in 0..100 {

@@ -1,4 +1,4 @@
-//! HTTP API as clients see it, with a real socket, the real scheduler and the in-memory store.
+//! Tests of the HTTP API with a real socket, the real scheduler and the in-memory store.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 

@@ -15,7 +15,7 @@ async fn post(world: &World, key: &str, sent: &str) -> Response {
     world.send_if("POST", POST, &[("idempotency-key", key)], sent).await
 }
 
-/// Returns the parts that all responses to one request have in common.
+/// Returns the parts of a response that are equal in all responses to one request.
 fn visible_parts(response: &Response) -> (u16, String, Option<String>, Option<String>) {
     let header = |name: &str| response.header(name).map(str::to_owned);
     (response.status, response.body.clone(), header("location"), header("etag"))
@@ -55,7 +55,7 @@ async fn repeated_request_gets_the_same_response() {
 }
 
 #[tokio::test]
-async fn repeated_request_is_accepted_long_after_its_instant() {
+async fn server_accepts_repeated_request_long_after_its_instant() {
     let world = World::start().await;
     let soon = domain::Timestamp::from_millis(world.runtime.now().as_millis() - 59_700).to_string();
     let sent = body("").replace("2035-01-02T03:04:05Z", &soon).replace("/hook", "/200");
@@ -73,7 +73,7 @@ async fn repeated_request_is_accepted_long_after_its_instant() {
 }
 
 #[tokio::test]
-async fn key_with_another_body_is_rejected() {
+async fn server_rejects_key_with_another_body() {
     let world = World::start().await;
     let first = post(&world, "key-1", &body("")).await;
     for other in [body(r#","labels":{}"#), body(" "), "{}".to_owned(), "no JSON".to_owned(), String::new()] {
@@ -81,14 +81,14 @@ async fn key_with_another_body_is_rejected() {
         assert_eq!((rejected.status, rejected.text("/code")), (422, "idempotency_key_reused".to_owned()), "{other}");
     }
     assert_eq!(world.send("GET", first.header("location").unwrap(), "").await.text("/revision"), "0");
-    // A rejected request does not use its key up.
+    // After a rejected request, a client can use the key again.
     assert_eq!(post(&world, "key-2", "{}").await.text("/code"), "invalid_schedule");
     assert_eq!(post(&world, "key-2", &body("")).await.status, 201);
     world.stop().await;
 }
 
 #[tokio::test]
-async fn concurrent_requests_create_one_schedule_and_agree() {
+async fn concurrent_requests_with_one_key_create_one_schedule() {
     let world = World::start().await;
     for round in 0..5 {
         let (key, sent) = (format!("key-{round}"), body(""));
@@ -110,7 +110,7 @@ async fn concurrent_requests_create_one_schedule_and_agree() {
 }
 
 #[tokio::test]
-async fn repeated_request_is_answered_on_a_full_disk() {
+async fn repeated_request_gets_its_response_on_a_full_disk() {
     let world = World::start().await;
     let first = post(&world, "key-1", &body("")).await;
     let path = first.header("location").unwrap();
@@ -123,7 +123,7 @@ async fn repeated_request_is_answered_on_a_full_disk() {
 }
 
 #[tokio::test]
-async fn dry_run_with_a_used_key_shows_the_schedule_and_writes_nothing() {
+async fn dry_run_with_a_used_key_shows_the_existing_schedule() {
     let world = World::start().await;
     let sent = r#"{"every":"1h","target":{"http":{"url":"http://127.0.0.1:9/200"}},"labels":{"a":"1"}}"#;
     let first = post(&world, "key-1", sent).await;
@@ -159,7 +159,7 @@ async fn tenants_have_separate_keys() {
 }
 
 #[tokio::test]
-async fn invalid_key_is_rejected() {
+async fn server_rejects_invalid_idempotency_key() {
     let world = World::start().await;
     for bad in ["", "\"", "a b", "\"\"", "é", &*"x".repeat(256), &*"x".repeat(12_000)] {
         let rejected = post(&world, bad, &body("")).await;

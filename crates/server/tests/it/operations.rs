@@ -3,7 +3,7 @@ use store::Health;
 use crate::support::{World, body};
 
 #[tokio::test]
-async fn full_disk_rejects_new_schedules_only() {
+async fn server_with_full_disk_rejects_only_new_schedules() {
     let world = World::start().await;
     assert_eq!(world.send("PUT", "/v1/schedules/mine", &body("")).await.status, 201);
     assert_eq!(world.send("GET", "/readyz", "").await.body, r#"{"status":"ready"}"#);
@@ -44,7 +44,7 @@ async fn stopping_server_is_not_ready_but_serves_other_requests() {
 }
 
 #[tokio::test]
-async fn metrics_count_requests_by_route_not_by_path() {
+async fn metrics_count_requests_by_route_and_not_by_path() {
     let world = World::start().await;
     world.send("GET", "/v1/schedules/of-a-tenant", "").await;
     let metrics = world.send("GET", "/metrics", "").await;

@@ -1,4 +1,4 @@
-//! Quotas of tenants: their changes, their ceilings, and the requests that they reject.
+//! Tests of the quotas of tenants: their changes, their ceilings, and the rejection of requests above a quota.
 
 use serde_json::json;
 use store::Store;
@@ -47,7 +47,7 @@ async fn admin_sets_quotas_up_to_the_operators_ceilings() {
 }
 
 #[tokio::test]
-async fn invalid_quotas_and_callers_without_the_role_are_rejected() {
+async fn server_rejects_invalid_quotas_and_callers_without_the_role() {
     let world = World::start().await;
     for wrong in
         ["{\"callbacks\":1}", "{\"pending_max\":-1}", "{\"pending_max\":\"1\"}", "{\"pending_max\":5e9}", "[1]"]
@@ -76,7 +76,7 @@ async fn invalid_quotas_and_callers_without_the_role_are_rejected() {
 }
 
 #[tokio::test]
-async fn request_above_a_quota_is_rejected_and_has_no_effect() {
+async fn rejected_request_above_a_quota_has_no_effect() {
     let world = World::start().await;
     assert_eq!(set(&world, r#"{"creates_per_second":0}"#).await.0, 200);
     let rejected = world.send("POST", "/v1/schedules", &body_with_id("a")).await;
@@ -120,7 +120,7 @@ async fn request_above_a_quota_is_rejected_and_has_no_effect() {
 }
 
 #[tokio::test]
-async fn pending_schedules_are_limited_and_cancelling_frees_capacity() {
+async fn cancellation_frees_capacity_of_the_pending_quota() {
     let world = World::start().await;
     let create = async |id: &str| {
         let response = world.send("POST", "/v1/schedules", &body_with_id(id)).await;

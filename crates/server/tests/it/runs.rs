@@ -3,7 +3,7 @@ use serde_json::Value;
 
 use crate::support::{FOREIGN_KEY, Response, World};
 
-/// Polls until the schedule's first run is in `state`, with a timeout.
+/// Polls until the schedule's first run is in `state`. Fails after a timeout.
 async fn run_in_state(world: &World, id: &str, state: &str) -> Response {
     let wait = async {
         loop {
@@ -26,7 +26,7 @@ async fn create_due(world: &World, id: &str, status: u16) {
 }
 
 #[tokio::test]
-async fn run_is_returned_with_its_attempts() {
+async fn response_contains_a_run_with_its_attempts() {
     let world = World::start().await;
     create_due(&world, "one", 204).await;
     let mut runs = run_in_state(&world, "one", "succeeded").await.json();
@@ -59,7 +59,7 @@ async fn run_is_returned_with_its_attempts() {
 }
 
 #[tokio::test]
-async fn dead_letter_is_listed_and_redriven_once() {
+async fn client_lists_dead_letter_and_redrives_it_once() {
     let world = World::start().await;
     create_due(&world, "bad", 500).await;
     let run_id = run_in_state(&world, "bad", "failed").await.text("/runs/0/id");
@@ -80,7 +80,7 @@ async fn dead_letter_is_listed_and_redriven_once() {
         content-type: application/problem+json
         {
           "code": "not_dead_letter",
-          "detail": "only a failed run that was not redriven yet can be redriven",
+          "detail": "only a failed run that no request has redriven yet can be redriven",
           "request_id": "REQUEST",
           "status": 409,
           "title": "The run is not a dead letter",
@@ -92,7 +92,7 @@ async fn dead_letter_is_listed_and_redriven_once() {
 }
 
 #[tokio::test]
-async fn page_continues_after_the_last_run_of_the_previous_one() {
+async fn page_continues_after_the_last_run_of_the_previous_page() {
     let world = World::start().await;
     for id in ["a", "b", "c"] {
         create_due(&world, id, 500).await;

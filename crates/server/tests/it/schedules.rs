@@ -3,7 +3,7 @@ use expect_test::expect;
 use crate::support::{FOREIGN_KEY, World, body};
 
 #[tokio::test]
-async fn schedule_is_created_read_replaced_and_cancelled() {
+async fn api_creates_reads_replaces_and_cancels_a_schedule() {
     let world = World::start().await;
     let created = world.send("POST", "/v1/schedules", &body("")).await;
     expect![[r#"
@@ -65,7 +65,7 @@ async fn schedule_is_created_read_replaced_and_cancelled() {
 }
 
 #[tokio::test]
-async fn all_fields_of_a_request_are_read_back() {
+async fn read_returns_all_fields_of_the_request() {
     let world = World::start().await;
     let request = r#"{
         "id": "nightly-report", "cron": "30 2 * * *", "zone": "Europe/Berlin",
@@ -191,7 +191,7 @@ async fn tenant_does_not_see_schedules_of_another_tenant() {
 }
 
 #[tokio::test]
-async fn instant_is_never_rounded_down() {
+async fn server_never_rounds_an_instant_down() {
     let world = World::start().await;
     for (sent, kept) in [
         ("2035-01-02T03:04:05.0001Z", "2035-01-02T03:04:05.001Z"),

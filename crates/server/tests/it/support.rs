@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 pub(crate) const KEY: &str = "ours.secret-of-ours";
 pub(crate) const OPERATOR_KEY: &str = "operators.secret-of-operators";
 pub(crate) const FOREIGN_KEY: &str = "theirs.secret-of-theirs";
-/// Timeout of everything in these tests, so that a hanging test fails.
+/// Timeout of every wait in these tests, so that a hanging test fails.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(crate) struct World {
@@ -123,7 +123,7 @@ fn tenant(number: u32, key: &str) -> Tenant {
     Tenant { keys: vec![admin(key)], egress, ..Tenant::new(TenantId(number), &format!("tenant-{number}"), 4, secret) }
 }
 
-/// Double of the targets: the last part of the path is the status of the response.
+/// Test double for targets. The last part of the path is the status of its response.
 struct DeliverByPath;
 
 impl Deliver for DeliverByPath {
@@ -187,7 +187,7 @@ impl Response {
         value.as_str().map_or_else(|| value.to_string(), str::to_owned)
     }
 
-    /// Returns a snapshot: status, important headers, and the body without the values that differ between test runs.
+    /// Returns the status, the important headers, and the body without the values that differ between test runs.
     pub(crate) fn shown(&self) -> String {
         let mut shown = format!("{}\n", self.status);
         for name in ["allow", "location", "retry-after", "www-authenticate", "content-type"] {
@@ -202,7 +202,7 @@ impl Response {
         shown + &normalized(&body) + "\n"
     }
 
-    /// Returns pointer and code of each error.
+    /// Returns the pointer and the code of each error.
     pub(crate) fn errors(&self) -> Vec<(String, String)> {
         let errors = self.json()["errors"].as_array().cloned().unwrap_or_default();
         let text = |value: &Value| value.as_str().unwrap_or("-").to_owned();
@@ -210,7 +210,7 @@ impl Response {
     }
 }
 
-/// Replaces instants and server-generated ids by `TIME`, `REQUEST` and `ID`.
+/// Replaces instants, request ids and generated ids with `TIME`, `REQUEST` and `ID`.
 pub(crate) fn normalized(text: &str) -> String {
     let is_instant = |word: &str| word.len() == 24 && word.ends_with('Z') && word.as_bytes()[10] == b'T';
     let is_request = |word: &str| {

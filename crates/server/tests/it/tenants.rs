@@ -1,4 +1,4 @@
-//! Tenants, keys and roles: the permissions of each role, within its own tenant only.
+//! Tests of tenants, keys and roles. Each role has exactly its permissions, and only in its own tenant.
 
 use std::time::Duration;
 
@@ -68,7 +68,7 @@ async fn concurrently_created_tenants_are_distinct() {
     world.stop().await;
 }
 
-/// Returns a request of an admin for every route about a tenant.
+/// Returns one request of an admin for every route about a tenant.
 fn routes_of(tenant: &str) -> Vec<(&'static str, String, String)> {
     let of = |rest: &str| format!("/v1/tenants/{tenant}{rest}");
     vec![
@@ -182,9 +182,9 @@ async fn key_is_invalid_after_revocation_and_after_expiry() {
     world.stop().await;
 }
 
-/// Another member revoked the key, and this member does not know it yet.
+/// Another member has revoked the key, and this member does not know of the revocation yet.
 #[tokio::test]
-async fn key_revoked_by_another_member_changes_nothing() {
+async fn key_revoked_on_another_member_changes_no_tenant() {
     let world = World::start().await;
     let admin = key(&world, &json!({"role": "admin"})).await;
     let mut tenant = world.store.tenants().await.unwrap().remove(1);
@@ -198,7 +198,7 @@ async fn key_revoked_by_another_member_changes_nothing() {
 }
 
 #[tokio::test]
-async fn concurrently_created_keys_are_all_stored() {
+async fn store_has_all_concurrently_created_keys() {
     let world = World::start().await;
     let reader = json!({"role": "reader"});
     let keys = futures_util::future::join_all((0..12).map(|_| key(&world, &reader))).await;
@@ -211,7 +211,7 @@ async fn concurrently_created_keys_are_all_stored() {
 }
 
 #[tokio::test]
-async fn signing_secret_is_rotated_with_two_live_secrets() {
+async fn rotation_keeps_two_live_signing_secrets() {
     let world = World::start().await;
     let path = "/v1/tenants/tenant-1/signing-secrets";
     let old = world.send("GET", path, "").await.text("/signing_secrets/0/id");
@@ -271,7 +271,7 @@ async fn audit_log_has_every_change_with_its_actor_and_no_secret() {
 }
 
 #[tokio::test]
-async fn number_of_keys_is_limited() {
+async fn server_limits_the_number_of_keys() {
     let world = World::start().await;
     let mut tenant = world.store.tenants().await.unwrap().remove(1);
     let spare = ApiKey { role: Role::Reader, ..ApiKey::admin("spare", [0; 32], world.runtime.now()) };
@@ -322,7 +322,7 @@ fn none() -> Value {
 }
 
 #[tokio::test]
-async fn invalid_setting_is_rejected_and_changes_nothing() {
+async fn rejected_setting_does_not_change_the_tenant() {
     let world = World::start().await;
     let many: Vec<String> = (0..33).map(|n| format!("10.{n}.0.0/16")).collect();
     for wrong in [
@@ -359,7 +359,7 @@ async fn invalid_setting_is_rejected_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn forbidden_target_is_rejected_when_it_is_scheduled() {
+async fn server_rejects_schedule_with_a_forbidden_target() {
     let world = World::start().await;
     let at = |url: &str| format!(r#"{{"every":"1h","target":{{"http":{{"url":"{url}"}}}}}}"#);
     let rejected = async |url: &str| {

@@ -9,16 +9,17 @@ struct Arguments {
     /// Number of seeds for each scenario.
     #[arg(long, default_value_t = 1_000)]
     seeds: u64,
-    /// First seed. Long runs can be split with it.
+    /// First seed. With this option, several commands can share a long run.
     #[arg(long, default_value_t = 0)]
     first_seed: u64,
-    /// Name of the only scenario to run. `paxos` has its own options: `cargo xtask simulate --scenario paxos --help`.
+    /// Name of the only scenario to run. The scenario `paxos` has its own options: `cargo xtask simulate --scenario
+    /// paxos --help`.
     #[arg(long)]
     scenario: Option<String>,
     /// Number of the only seed to run.
     #[arg(long)]
     seed: Option<u64>,
-    /// Trace of every event on standard error.
+    /// Output of every event to standard error.
     #[arg(long)]
     trace: bool,
 }
@@ -27,7 +28,7 @@ struct Arguments {
 fn main() -> std::process::ExitCode {
     let Arguments { seeds, first_seed, scenario, seed, trace } = Arguments::parse();
     if !trace {
-        // Some scenarios panic deliberately. The checkers report the effects of other panics as violations.
+        // Some scenarios cause panics deliberately. The checkers report the effects of all other panics as violations.
         std::panic::set_hook(Box::new(|_| {}));
     }
     let order = Order { scenario, seed, seeds, first_seed, trace };

@@ -1,5 +1,5 @@
-//! Simulated user: makes one request after another for its own schedules, each through any member, and records the
-//! responses.
+//! Simulated user of a cluster. It makes one request after another for its own schedules, sends each request to any
+//! member, and records the responses.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use super::{CLOCK_OFFSET_MAX, series_end};
 use crate::EPOCH;
 use crate::user::{self, Incarnations, expected};
 
-/// Longest time in which an attempt in flight reaches its receiver on a slow store.
+/// Longest time until an attempt in flight reaches its receiver, if the store is slow.
 const IN_FLIGHT: Duration = Duration::from_secs(5);
 
 pub(super) struct Client<'a> {
@@ -22,7 +22,7 @@ pub(super) struct Client<'a> {
     number: usize,
     created: u32,
     mine: Vec<(ScheduleId, Incarnation)>,
-    /// Creates of chosen ids without a response. The client repeats them until it gets a response.
+    /// Creates with chosen ids that got no response. The client repeats each create until it gets a response.
     unanswered: Vec<Create>,
 }
 
@@ -57,7 +57,7 @@ impl<'a> Client<'a> {
         self
     }
 
-    /// Repeats the creates without a response, after all faults have ended.
+    /// Repeats the creates that got no response, after all faults have ended.
     pub(super) async fn finish(&mut self) {
         for _ in 0..100 {
             if self.unanswered.is_empty() {
@@ -66,7 +66,10 @@ impl<'a> Client<'a> {
             self.retry_create().await;
         }
         let stuck = self.unanswered.iter().filter_map(|create| create.id.clone());
-        panic!("stuck: cannot create these schedules without faults: {:?}", stuck.collect::<Vec<_>>());
+        panic!(
+            "stuck: the client cannot create these schedules although all faults have ended: {:?}",
+            stuck.collect::<Vec<_>>()
+        );
     }
 
     fn draw(&self, below: u64) -> u64 {
@@ -87,13 +90,13 @@ impl<'a> Client<'a> {
 
     fn new_id(&mut self) -> ScheduleId {
         self.created += 1;
-        ScheduleId::new(&format!("c{}-{}", self.number, self.created)).expect("the id is valid")
+        ScheduleId::new(&format!("c{}-{}", self.number, self.created)).expect("an id of this form is valid")
     }
 
     async fn create_generated(&mut self) {
         match self.create(self.request(None)).await {
             CreateResult::Created(schedule) => self.record_created(&schedule),
-            CreateResult::Exists => panic!("a generated id is rejected"),
+            CreateResult::Exists => panic!("a member rejected a generated id"),
             CreateResult::Unknown => self.cluster.history.create_without_response(),
         }
     }
@@ -103,37 +106,40 @@ impl<'a> Client<'a> {
         let request = self.request(Some(id));
         match self.create(request.clone()).await {
             CreateResult::Created(schedule) => self.record_created(&schedule),
-            CreateResult::Exists => panic!("a new id is rejected"),
+            CreateResult::Exists => panic!("a member rejected a new id"),
             CreateResult::Unknown => self.unanswered.push(request),
         }
     }
 
-    /// Creates the same id through two members at once.
+    /// Creates a schedule with the same id through two members at the same time.
     async fn create_twice_at_once(&mut self) {
         let id = self.new_id();
         let (one, other) = (self.request(Some(id.clone())), self.request(Some(id.clone())));
         match join(self.create(one.clone()), self.create(other)).await {
             (CreateResult::Created(one), CreateResult::Created(other)) => {
-                panic!("{id} was created twice: {:?} and {:?}", one.incarnation, other.incarnation)
+                panic!("two members created {id}: {:?} and {:?}", one.incarnation, other.incarnation)
             }
             (CreateResult::Created(schedule), _) | (_, CreateResult::Created(schedule)) => {
                 self.record_created(&schedule)
             }
-            (CreateResult::Exists, CreateResult::Exists) => panic!("a new id is rejected"),
+            (CreateResult::Exists, CreateResult::Exists) => panic!("both members rejected a new id"),
             (CreateResult::Unknown, _) | (_, CreateResult::Unknown) => self.unanswered.push(one),
         }
     }
 
-    /// Repeats a create that got no response. The earlier request has created the schedule, or this one does.
+    /// Repeats a create that got no response. Either the earlier request has created the schedule, or the repeated
+    /// request creates it.
     async fn retry_create(&mut self) {
         let Some(request) = self.unanswered.pop() else { return };
         match self.create(request.clone()).await {
             CreateResult::Created(schedule) => self.record_created(&schedule),
             CreateResult::Exists => {
-                let id = request.id.clone().expect("only creates of chosen ids are repeated");
+                let id = request.id.clone().expect("the client repeats only creates with chosen ids");
                 match self.find(&id).await {
                     Some(found) => {
-                        let found = found.unwrap_or_else(|| panic!("lost: {id} exists and is not found"));
+                        let found = found.unwrap_or_else(|| {
+                            panic!("lost: a create reported that {id} exists, but a read did not find it")
+                        });
                         self.record_created(&found);
                     }
                     None => self.unanswered.push(request),
@@ -151,13 +157,13 @@ impl<'a> Client<'a> {
                 Ok(schedule) => CreateResult::Created(schedule),
                 Err(CreateRejection::Exists) => CreateResult::Exists,
                 Err(CreateRejection::Unreachable) => CreateResult::Unknown,
-                Err(CreateRejection::NeverFires) => panic!("a schedule with a next instant is rejected"),
+                Err(CreateRejection::NeverFires) => panic!("a member rejected a schedule that has a next instant"),
             },
             Some(Err(_)) | None => CreateResult::Unknown,
         }
     }
 
-    /// Reads the schedule. Returns `None` if there was no response.
+    /// Reads the schedule. Returns `None` if the request got no response.
     async fn find(&self, id: &ScheduleId) -> Option<Option<Arc<Schedule>>> {
         let (tenant, id) = (tenant().id, id.clone());
         let member = self.member()?;
@@ -171,11 +177,12 @@ impl<'a> Client<'a> {
         self.mine.push((schedule.id.clone(), schedule.incarnation));
     }
 
-    /// Creates an id that exists. The request must be rejected, and the schedule must stay.
+    /// Creates a schedule with an id that exists. The member must reject the request, and the existing schedule must
+    /// stay.
     async fn create_again(&mut self) {
         let Some((id, _)) = self.pick() else { return };
         if let CreateResult::Created(created) = self.create(self.request(Some(id.clone()))).await {
-            panic!("lost: {id} was acknowledged and is created again: {created:?}");
+            panic!("lost: {id} was acknowledged, but a member created it again: {created:?}");
         }
     }
 
@@ -183,7 +190,7 @@ impl<'a> Client<'a> {
         let Some((id, incarnation)) = self.pick() else { return };
         let Some(found) = self.find(&id).await else { return };
         let is_there = |found: &Arc<Schedule>| found.incarnation == incarnation && found.status != Status::Cancelled;
-        assert!(found.as_ref().is_some_and(is_there), "lost: {id} was acknowledged, and the store has {found:?}");
+        assert!(found.as_ref().is_some_and(is_there), "lost: {id} was acknowledged, but the store has {found:?}");
     }
 
     async fn put(&mut self) {
@@ -191,7 +198,7 @@ impl<'a> Client<'a> {
         let request = self.request(Some(id.clone()));
         match self.cluster.call(&member, |scheduler| async move { scheduler.put(request).await }).await {
             Some(Ok(Ok(response))) => {
-                assert!(!response.created, "lost: {id} was acknowledged, and a put finds no schedule");
+                assert!(!response.created, "lost: {id} was acknowledged, but a put found no schedule");
                 if response.too_late {
                     // The history knows only the start of the attempt in flight, so wait for its end.
                     self.cluster.sim.sleep(IN_FLIGHT).await;
@@ -200,7 +207,7 @@ impl<'a> Client<'a> {
                 self.cluster.history.revised(incarnation, revision, expected(&response.schedule, series_end()));
             }
             Some(Ok(Err(CreateRejection::Unreachable) | Err(_))) => {
-                panic!("a schedule with a next instant is rejected")
+                panic!("a member rejected a schedule that has a next instant")
             }
             Some(Err(_)) | None => self.abandon_schedule(incarnation),
         }
@@ -217,7 +224,9 @@ impl<'a> Client<'a> {
                 self.cluster.sim.sleep(IN_FLIGHT).await;
                 history.cancelled_too_late(incarnation);
             }
-            Some(Ok(CancelResponse::NotFound)) => panic!("lost: {id} was acknowledged and is not found"),
+            Some(Ok(CancelResponse::NotFound)) => {
+                panic!("lost: {id} was acknowledged, but a cancellation did not find it")
+            }
             Some(Ok(CancelResponse::Pending { decided_by })) => {
                 // `decided_by` is an instant by the clock of the member that handled the request.
                 let off = CLOCK_OFFSET_MAX.max(off_before).max(self.off(&member));
@@ -228,7 +237,7 @@ impl<'a> Client<'a> {
         self.mine.retain(|(_, mine)| *mine != incarnation);
     }
 
-    /// Returns how far a member's clock differs from true time.
+    /// Returns the difference between a member's clock and true time.
     fn off(&self, member: &str) -> Duration {
         let (clock, now) = (self.cluster.sim.clock(member), self.cluster.sim.outside().now());
         Duration::from_millis(clock.as_millis().abs_diff(now.as_millis()))
@@ -246,12 +255,15 @@ impl<'a> Client<'a> {
         match self.cluster.call(&other, operation).await {
             Some(Ok(RedriveResponse::Redriven(occurrence))) => self.cluster.history.redriven(occurrence),
             Some(Ok(RedriveResponse::NotDead)) => {}
-            Some(Ok(RedriveResponse::NotFound)) => panic!("lost: the dead letter {of:?} was listed and is not found"),
+            Some(Ok(RedriveResponse::NotFound)) => {
+                panic!("lost: a member listed the dead letter {of:?}, but a redrive did not find it")
+            }
             Some(Err(_)) | None => self.abandon_schedule(of.incarnation),
         }
     }
 
-    /// Records that a change got no response, so it may take effect or not. The client stops using the schedule.
+    /// Records that a change got no response, so the change may or may not take effect. The client stops using the
+    /// schedule.
     fn abandon_schedule(&mut self, incarnation: Incarnation) {
         self.cluster.history.change_without_response(incarnation);
         self.mine.retain(|(_, mine)| *mine != incarnation);

@@ -1,12 +1,12 @@
-//! Cluster scenario: several members with the real scheduler over one store and one coordination engine in memory,
-//! while members, links and clocks fail.
+//! Cluster scenario. Several members run the real scheduler over one in-memory store and one in-memory coordination
+//! engine, while members, links and clocks fail.
 //!
-//! Users send requests to any member. Members crash, pause, stop, join and leave. Links are cut in one or both
-//! directions. Wall clocks differ within the bound of the membership, and sometimes by more. Then all faults end, the
-//! shards must be balanced again, one member joins and one leaves, and the [`History`] and the `Record` of ownership
-//! check every promise.
+//! Users send requests to any member. Members crash, pause, stop, join and leave. The nemesis cuts links in one or both
+//! directions. Wall clocks differ within the bound that the membership accepts, and sometimes by more. Then all faults
+//! end, and the members must own equal shares of the shards again. One member joins and one member leaves. At the end,
+//! the [`History`] and the `Record` of ownership check every promise.
 //!
-//! Out of scope: failures of the server of the store or of the engine, except failed and lost calls.
+//! Out of scope: failures of the server of the store or of the coordination engine, except failed and lost calls.
 
 mod client;
 mod mutant;
@@ -30,32 +30,33 @@ use client::Client;
 pub use mutant::Mutant;
 use test_cluster::{TestCluster, tenant};
 
-/// Time in which users send requests and faults are injected.
+/// Time during which users send requests and the nemesis injects faults.
 const FAULT_TIME: Duration = Duration::from_secs(12);
-/// Longest time, after the faults, for the last due instant, its retries, and attempts whose outcome was lost.
+/// Longest time after the faults until the last due instant, its retries, and the repetition of attempts whose outcome
+/// got lost.
 const RECOVERY_TIME: Duration = Duration::from_secs(35);
-/// Longest time until all shards have an owner and are balanced.
+/// Longest time until every shard has an owner and all members own equal shares.
 const BALANCING_TIME_MAX: Duration = Duration::from_secs(25);
-/// Period of the checks that no shard has two owners.
+/// Time between two checks that no shard has two owners.
 const CHECK_PERIOD: Duration = Duration::from_millis(10);
 const CLIENTS: usize = 4;
-/// Largest offset of a member's clock that the membership accepts.
+/// Largest offset of a member's clock at which the membership lets the member own shards.
 const CLOCK_OFFSET_MAX: Duration = Duration::from_millis(500);
 const ROWS_MAX: usize = 10_000;
 const RUNS_MAX: usize = 10_000;
-/// Time before the end in which a due row may still be in progress.
+/// Time before the end of the run in which an attempt of a due row may still be in progress.
 const IN_TRANSIT: Duration = Duration::from_secs(5);
 
-/// Kind of the store that the members share.
+/// Kind of store that the members share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StoreKind {
-    /// Store in memory with the weakest guarantees that the port permits, with delays and failures.
+    /// In-memory store with delays, failures and the weakest guarantees that the port permits.
     Weak,
-    /// Store in memory that applies each item in one step.
+    /// In-memory store that applies each item of a call in one step.
     Atomic,
 }
 
-/// End of the instants of a recurring schedule that the history expects.
+/// Returns the last instant up to which the history expects all instants of a recurring schedule.
 fn series_end() -> Timestamp {
     EPOCH + FAULT_TIME + RECOVERY_TIME / 2
 }
@@ -69,7 +70,7 @@ pub(crate) fn add_to(suite: Suite) -> Suite {
 /// Runs one seed of one scenario, with or without a deliberate bug.
 ///
 /// # Panics
-/// Panics if a promise was broken, with all violations.
+/// Panics if the run broke a promise. The message lists all violations.
 pub fn run(sim: &Simulation, kind: StoreKind, mutant: Option<Mutant>) -> Verdict {
     sim.set_time_limit(Duration::from_secs(600));
     let sim_in: Handle = (**sim).clone();
@@ -110,7 +111,8 @@ async fn with_checks<T>(cluster: &TestCluster, work: impl Future<Output = T>) ->
     }
 }
 
-/// Lets one member join, which may take no more than its share, and another leave, which may move only its own shards.
+/// Lets one member join, and another member leave. The join may move at most one share of the shards, and the leave may
+/// move only the shards of the leaving member.
 async fn join_and_leave(cluster: &TestCluster) {
     let before = cluster.owners();
     let count = cluster.serving().len();
@@ -121,7 +123,11 @@ async fn join_and_leave(cluster: &TestCluster) {
     let moved = moved_shards(&before, &cluster.owners());
     let most = usize::from(domain::id::SHARDS).div_ceil(count + 1);
     let is_quiet = cluster.record.sessions_opened() == sessions + 1;
-    assert!(!is_quiet || moved.len() <= most, "churn: {} shards move as one member joins {count}", moved.len());
+    assert!(
+        !is_quiet || moved.len() <= most,
+        "churn: {} shards moved when one member joined {count} members",
+        moved.len()
+    );
     let before = cluster.owners();
     let sessions = cluster.record.sessions_opened();
     let names = cluster.serving();
@@ -132,7 +138,10 @@ async fn join_and_leave(cluster: &TestCluster) {
     let unexpected: Vec<ShardId> =
         moved_shards(&before, &cluster.owners()).into_iter().filter(|shard| before[shard] != leaver).collect();
     let is_quiet = cluster.record.sessions_opened() == sessions;
-    assert!(!is_quiet || unexpected.is_empty(), "churn: these shards move as {leaver} leaves: {unexpected:?}");
+    assert!(
+        !is_quiet || unexpected.is_empty(),
+        "churn: shards of other members moved when {leaver} left: {unexpected:?}"
+    );
 }
 
 fn moved_shards(before: &BTreeMap<ShardId, String>, after: &BTreeMap<ShardId, String>) -> Vec<ShardId> {
@@ -145,7 +154,11 @@ async fn verify(cluster: &TestCluster, incarnations: &Incarnations) -> Verdict {
         assert!(cluster.stop(&name).await, "{name} stops without faults");
     }
     for incarnation in incarnations.all() {
-        let runs = cluster.local_store().runs(incarnation, None, RUNS_MAX).await.expect("the local store never fails");
+        let runs = cluster
+            .local_store()
+            .runs(incarnation, None, RUNS_MAX)
+            .await
+            .expect("the store without faults never fails");
         runs.into_iter().for_each(|run| cluster.history.outcome(run.occurrence, run.state));
     }
     cluster.record.report_exemptions(&cluster.history);
@@ -158,12 +171,12 @@ async fn verify(cluster: &TestCluster, incarnations: &Incarnations) -> Verdict {
     verdict
 }
 
-/// Asserts that no live row lies at or before its poller's `closed` without an outcome.
+/// Asserts that no due row without an outcome lies at or before its poller's `closed`.
 async fn assert_no_row_left(cluster: &TestCluster, until: Timestamp) {
     let store = cluster.local_store();
     let number_of = |number| PollerId { tenant: tenant().id, generation: 0, number };
     let pollers: Vec<PollerId> = (0..tenant().generations[0]).map(number_of).collect();
-    let positions = store.positions(pollers.clone()).await.expect("the local store never fails");
+    let positions = store.positions(pollers.clone()).await.expect("the store without faults never fails");
     for (poller, positions) in pollers.into_iter().zip(positions) {
         let read = DueRead {
             poller,
@@ -171,11 +184,11 @@ async fn assert_no_row_left(cluster: &TestCluster, until: Timestamp) {
             until: positions.closed.min(until),
             limit: ROWS_MAX,
         };
-        let page = store.due(vec![read]).await.expect("the local store never fails").remove(0);
+        let page = store.due(vec![read]).await.expect("the store without faults never fails").remove(0);
         for key in page.keys {
             assert!(
                 !is_live(cluster, &key).await,
-                "left behind: {key:?} of {poller:?}, closed up to {}",
+                "left behind: {key:?} of {poller:?} has no outcome, but closed is {}",
                 positions.closed
             );
         }
@@ -184,8 +197,9 @@ async fn assert_no_row_left(cluster: &TestCluster, until: Timestamp) {
 
 async fn is_live(cluster: &TestCluster, key: &DueKey) -> bool {
     let store = cluster.local_store();
-    let schedule = store.load(vec![key.occurrence.incarnation]).await.expect("the local store never fails").remove(0);
-    let run = store.find_runs(vec![key.occurrence]).await.expect("the local store never fails").remove(0);
+    let schedule =
+        store.load(vec![key.occurrence.incarnation]).await.expect("the store without faults never fails").remove(0);
+    let run = store.find_runs(vec![key.occurrence]).await.expect("the store without faults never fails").remove(0);
     let is_active = schedule.is_some_and(|it| it.status == Status::Active && it.revision == key.occurrence.revision);
     let is_open = run.is_none_or(|run| match run.state {
         RunState::Retrying => run.attempts.last().is_none_or(|attempt| attempt.number < key.attempt),

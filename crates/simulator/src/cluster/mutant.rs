@@ -1,5 +1,5 @@
-//! Deliberate bugs of clusters, which the checkers must catch. Each is a small change between a member and the other
-//! members, the store or the coordination engine.
+//! Deliberate bugs of clusters. The checkers must detect each bug. A bug changes the messages between a member and the
+//! other members, the store or the coordination engine.
 
 use crate::single_node;
 
@@ -10,16 +10,16 @@ pub enum Mutant {
     HandsOverNothing,
     /// The store accepts writes of any term.
     ForgetsTerms,
-    /// A creator reads `closed` before its row is durable, not after.
+    /// A creator reads `closed` before its row is durable, and not afterwards.
     ReadsClosedBeforeItsRow,
     /// A member renews its lease without reading the cancellation records.
     RenewsWithoutCancellations,
-    /// A member responds "cancelled" once the cancellation record is durable, without a request to the owner.
+    /// A member responds "cancelled" when the cancellation record is durable, without a request to the owner.
     CancelsWithoutOwner,
 }
 
 impl Mutant {
-    /// Returns the same bug of the single-node scenario, if it exists there.
+    /// Returns the same bug of the single-node scenario. Returns `None` if that scenario does not have the bug.
     pub(super) fn single_node(self) -> Option<single_node::Mutant> {
         match self {
             Mutant::ReadsClosedBeforeItsRow => Some(single_node::Mutant::ReadsClosedBeforeItsRow),

@@ -1,4 +1,4 @@
-//! Nemesis: injects random faults into the test cluster.
+//! Nemesis of the cluster scenario. It injects random faults into the test cluster.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use super::FAULT_TIME;
 use super::net::{ENGINE, STORE};
 use super::test_cluster::TestCluster;
 
-/// Largest clock offset within the bound that a fault sets, in milliseconds.
+/// Largest offset of a clock in milliseconds that the nemesis sets and that must not affect the member.
 const AHEAD_MILLIS_MAX: u64 = 400;
 const MEMBERS_MAX: usize = 5;
 const MEMBERS_MIN: usize = 2;
 
-/// Injects faults until [`FAULT_TIME`] has passed. Two faults may overlap.
+/// Injects faults until [`FAULT_TIME`] has passed. Up to two faults are injected at the same time.
 pub(super) async fn run(cluster: &TestCluster) {
     for name in cluster.names() {
         cluster.set_clock(&name, within_the_bound(cluster));
@@ -38,7 +38,7 @@ async fn inject_faults(cluster: &TestCluster) {
 /// Ends all faults and starts all members.
 pub(super) async fn stop(cluster: &TestCluster) {
     cluster.net.heal();
-    // The longest pause may have begun just before.
+    // A pause of the longest duration may have begun just before this call.
     cluster.sim.sleep(Duration::from_secs(4)).await;
     for name in cluster.names() {
         cluster.set_clock(&name, 0);
@@ -50,7 +50,7 @@ pub(super) async fn stop(cluster: &TestCluster) {
             return;
         }
     }
-    panic!("stuck: a member does not start without faults");
+    panic!("stuck: a member does not start although all faults have ended");
 }
 
 async fn inject_fault(cluster: &TestCluster) {
@@ -70,7 +70,7 @@ async fn inject_fault(cluster: &TestCluster) {
             cluster.restart_after(name, millis(cluster, 0, 3_000));
         }
         2 | 3 => cluster.sim.pause(name, millis(cluster, 0, 4_000)),
-        // An orderly stop must not affect any promise.
+        // An orderly stop must keep all promises.
         4 | 5 if cluster.may_stop(name) => {
             if cluster.stop(name).await {
                 cluster.restart_after(name, millis(cluster, 0, 2_000));
@@ -99,8 +99,8 @@ async fn inject_fault(cluster: &TestCluster) {
     }
 }
 
-/// Cuts the link between a member and the store or the engine, in one or both directions. The member's lease may end
-/// because of it, up to one lease after the cut.
+/// Cuts the link between a member and the store or the coordination engine, in one or both directions. As a result, the
+/// member's lease may end, up to one lease after the cut.
 fn cut_off(cluster: &TestCluster, name: &str, server: &str) {
     let duration = millis(cluster, 200, 4_000);
     let way = cluster.sim.draw(|random| random.below(3));

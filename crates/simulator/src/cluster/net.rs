@@ -1,5 +1,5 @@
-//! Network between the members, the store and the coordination engine. Each link may be cut in one or both directions,
-//! and messages between members may be lost.
+//! Network between the members, the store and the coordination engine. The nemesis can cut each link in one or both
+//! directions, and can make the network lose messages between members.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -14,9 +14,9 @@ use scheduler::{CancelResponse, PeerError, Peers, Scheduler};
 use super::mutant::Mutant;
 use crate::Handle;
 
-/// Longest travel time of a message.
+/// Longest time that a message needs.
 const TRAVEL_MICROS_MAX: u64 = 2_000;
-/// Shortest and longest time after which the sender of a lost message gives up.
+/// Shortest and longest time for which the sender of a lost message waits for a response.
 const GIVE_UP_MILLIS: (u64, u64) = (200, 900);
 
 pub(super) const STORE: &str = "store";
@@ -30,7 +30,7 @@ pub(super) struct Net {
 
 #[derive(Default)]
 struct State {
-    /// End of each cut, by sender and destination.
+    /// End of each cut, by the sender and the destination of the messages.
     cuts: BTreeMap<(String, String), Duration>,
     lossy_until: Duration,
     members: BTreeMap<String, Scheduler>,
@@ -44,7 +44,7 @@ impl Net {
     /// Cuts the link from one node to the other for this duration.
     pub(super) fn cut(&self, from: &str, to: &str, duration: Duration) {
         let until = self.sim.elapsed() + duration;
-        self.sim.note(&format!("cut from {from} to {to} for {duration:?}"));
+        self.sim.note(&format!("link from {from} to {to} is cut for {duration:?}"));
         let mut state = self.lock();
         let known = state.cuts.entry((from.to_owned(), to.to_owned())).or_default();
         *known = until.max(*known);
@@ -89,7 +89,7 @@ impl Net {
         self.is_cut(from, to) || (is_lossy && self.sim.draw(|random| random.below(5)) == 0)
     }
 
-    /// Returns a random time after which a sender gives up waiting for a response.
+    /// Returns a random time for which a sender waits for a response.
     pub(super) fn give_up_after(&self) -> Duration {
         let (least, most) = GIVE_UP_MILLIS;
         Duration::from_millis(self.sim.draw(|random| least + random.below(most - least)))
@@ -104,7 +104,7 @@ impl Net {
     }
 }
 
-/// Requests of one member to others. Each is handled in a task of the other member.
+/// Sender of one member's requests to other members. Each request runs in a task of the other member.
 pub(super) struct Wire {
     pub(super) net: Net,
     pub(super) runtime: runtime::Runtime,
@@ -125,7 +125,7 @@ impl Peers for Wire {
             return Box::pin(std::future::ready(Ok(cancelled)));
         }
         let (net, runtime, here, there) = (self.net.clone(), self.runtime.clone(), self.name.clone(), to.name.clone());
-        // The bug shows only if a cancellation does not reach the owner.
+        // The bug has an effect only if the cancellation does not reach the owner, so lose the request.
         let drops_cancels = self.mutant == Some(Mutant::RenewsWithoutCancellations) && is_cancel;
         Box::pin(async move {
             let lost = |reason: &str| PeerError::Unreachable { member: there.clone(), reason: reason.to_owned() };
@@ -140,7 +140,7 @@ impl Peers for Wire {
             runtime.sleep(net.travel_time()).await;
             match response {
                 Some(response) if !net.is_lost(&there, &here) => {
-                    Ok(response.expect("members of one build read each other's requests"))
+                    Ok(response.expect("members of the same build can decode each other's requests"))
                 }
                 _ => {
                     runtime.sleep(net.give_up_after()).await;

@@ -1,4 +1,5 @@
-//! Record of the ownership of each shard over time, seen from outside the cluster, with the violations found.
+//! Record of the ownership of each shard over time, as an observer outside the cluster sees it. Contains the violations
+//! that the checks have found.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -12,9 +13,10 @@ use super::CLOCK_OFFSET_MAX;
 use super::net::Net;
 use crate::{Handle, History};
 
-/// Time for which an outcome is sent repeatedly to a shard without an owner, less a margin.
+/// Time for which a member tries to send an outcome to a shard without an owner, minus a margin.
 const OWNERLESS_MAX: Duration = Duration::from_secs(8);
-/// Measurement error of a clock. An offset that exceeds the bound by less than this may go unnoticed.
+/// Largest measurement error of a clock. A member may not detect an offset that exceeds the bound by less than this
+/// time.
 const CLOCK_ERROR_MAX: Duration = Duration::from_millis(300);
 
 #[derive(Clone)]
@@ -29,24 +31,24 @@ pub(super) struct Record {
 struct Entries {
     newest_terms: BTreeMap<ShardId, Term>,
     takes: BTreeMap<ShardId, Vec<Take>>,
-    /// Instants at which lists of attempts in flight were written.
+    /// Instants at which an owner wrote the list of its attempts in flight, by shard.
     handed_over: BTreeMap<ShardId, Vec<Duration>>,
     sessions: BTreeMap<String, MemberId>,
-    /// Number of sessions opened in the whole run.
+    /// Number of sessions that members have opened in the whole run.
     sessions_opened: u64,
-    /// Interruptions that the simulation does not know of.
+    /// Interruptions of members that the simulation did not cause itself.
     interruptions: BTreeMap<String, Vec<RangeInclusive<Duration>>>,
     homes: BTreeMap<Incarnation, ShardId>,
-    /// Instant since which a member's clock exceeds the bound.
+    /// Instant since which a member's clock offset exceeds the bound.
     clocks_off: BTreeMap<String, Duration>,
     violations: BTreeSet<String>,
 }
 
-/// A member's request for a term.
+/// Request of a member for a term.
 struct Take {
     member: String,
     at: Duration,
-    /// Instant of the response.
+    /// Instant of the response. `None` if the request got no response.
     took_at: Option<Duration>,
 }
 
@@ -55,7 +57,7 @@ impl Record {
         Record { sim: sim.clone(), net: net.clone(), lease, entries: Arc::default() }
     }
 
-    /// Records that a member requests terms for these shards. The request may fail.
+    /// Records that a member requests terms for these shards. The request may still fail.
     pub(super) fn record_take_request(&self, member: &str, shards: &[ShardId]) {
         let at = self.sim.elapsed();
         let mut entries = self.entries();
@@ -69,7 +71,7 @@ impl Record {
         let mut entries = self.entries();
         for (shard, term) in terms {
             let request = entries.takes.entry(shard).or_default().iter_mut().rev().find(|take| take.member == member);
-            request.expect("a response belongs to a request").took_at = Some(now);
+            request.expect("every response belongs to a recorded request").took_at = Some(now);
             let newest = entries.newest_terms.entry(shard).or_insert(term);
             *newest = term.max(*newest);
         }
@@ -91,8 +93,8 @@ impl Record {
         let mut entries = self.entries();
         match entries.sessions.insert(member.to_owned(), id) {
             Some(known) if known == id => return,
-            // Shards that the member owned in its previous session and did not release are lost: the store or the
-            // engine did not respond in time.
+            // The member has lost the shards of its previous session that it did not release, because the store or the
+            // coordination engine did not respond in time.
             Some(_) => {
                 let lost = now.saturating_sub(2 * self.lease)..=now;
                 entries.interruptions.entry(member.to_owned()).or_default().push(lost);
@@ -112,7 +114,7 @@ impl Record {
         self.entries().sessions_opened
     }
 
-    /// Records that the attempts of `member` in flight during this time may be repeated.
+    /// Records that other members may repeat the attempts that `member` had in flight during this time.
     pub(super) fn record_interruption(&self, member: &str, during: RangeInclusive<Duration>) {
         self.entries().interruptions.entry(member.to_owned()).or_default().push(during);
     }
@@ -131,22 +133,25 @@ impl Record {
         }
     }
 
-    /// Checks the start of a callback: its member must be the only owner, and its clock must be within the bound.
+    /// Checks the start of a callback. The callback's member must be the only owner of the shard, and the offset of its
+    /// clock must be within the bound.
     pub(super) fn check_start(&self, member: &str, shard: ShardId) {
         let now = self.sim.elapsed();
         let off_since = self.entries().clocks_off.get(member).copied();
-        // Every renewal measures the clock, and the lease ends without a renewal.
+        // Every renewal measures the clock, and without a renewal the lease ends.
         if off_since.is_some_and(|since| now > since + self.lease) {
-            let since = format!("its clock exceeds the bound since {off_since:?}");
+            let since = format!("but its clock offset has exceeded the bound since {off_since:?}");
             self.record_violation(format!("clock: {member} fires at {now:?}, {since}"));
         }
         let others = self.owners().remove(&shard).unwrap_or_default();
         if let Some(other) = others.iter().find(|other| *other != member) {
-            self.record_violation(format!("two owners: {member} fires from {shard:?} at {now:?}, which {other} owns"));
+            self.record_violation(format!(
+                "two owners: {member} fires a row of {shard:?} at {now:?}, but {other} owns the shard"
+            ));
         }
     }
 
-    /// Returns the owners of each shard, by the members' leases.
+    /// Returns the owners of each shard, according to the members' leases.
     pub(super) fn owners(&self) -> BTreeMap<ShardId, Vec<String>> {
         let mut owners: BTreeMap<ShardId, Vec<String>> = BTreeMap::new();
         for name in self.net.names().into_iter().filter(|name| self.sim.is_up(name)) {
@@ -173,8 +178,9 @@ impl Record {
         self.entries().violations.insert(violation);
     }
 
-    /// Reports to the history which interruptions permit duplicates, besides those of the members that made the
-    /// attempts: an owner of the schedule's shard was to wait for their outcomes.
+    /// Reports to the history the times in which duplicates are permitted. The history itself knows the interruptions
+    /// of the members that made the attempts. This function adds the interruptions of owners that had to wait for the
+    /// outcomes of these attempts.
     pub(super) fn report_exemptions(&self, history: &History) {
         let entries = self.entries();
         for (incarnation, shard) in &entries.homes {
@@ -186,19 +192,19 @@ impl Record {
                 }
             }
             for (number, take) in takes.iter().enumerate() {
-                // The next owner may get its term some time later.
+                // The next owner may receive its term some time after its request.
                 let next = takes.get(number + 1).map_or(Duration::MAX, |next| next.at);
                 let until = next.saturating_add(self.lease);
                 let known = self.sim.interruptions(&take.member);
                 let more = entries.interruptions.get(&take.member).cloned().unwrap_or_default();
-                // If a take completes after another member's take, the shard moves back to the first member.
+                // If a take completes after the take of another member, the shard moves back to the first member.
                 if let Some(took_at) = take.took_at.filter(|took_at| *took_at >= next) {
                     let again = takes.iter().find(|later| later.at > took_at);
                     let again_at = again.map_or(Duration::MAX, |again| again.at + self.lease);
                     history.allow_duplicates(*incarnation, take.at..=again_at);
                 }
-                // A member that takes a shard again, although no response to another take arrived since, lost the shard
-                // to a take whose response was lost.
+                // A member may take a shard twice in a row although another member's take got no response. That take
+                // then had an effect between the two takes, and its response got lost.
                 let unanswered = takes[..number].iter().any(|one| one.member != take.member && one.took_at.is_none());
                 if unanswered && takes.get(number + 1).is_some_and(|next| next.member == take.member) {
                     history.allow_duplicates(*incarnation, take.at..=until);
@@ -214,7 +220,7 @@ impl Record {
     }
 
     /// # Panics
-    /// Panics if a promise was broken.
+    /// Panics if a check has found a violation.
     pub(super) fn check(&self) {
         const SHOWN_MAX: usize = 20;
         let violations = self.entries().violations.clone();
@@ -227,7 +233,7 @@ impl Record {
     }
 }
 
-/// Returns true if a member with this clock offset may take no shards.
+/// Returns true if a member with this clock offset must not own shards.
 pub(super) fn is_beyond(ahead_millis: i64) -> bool {
     Duration::from_millis(ahead_millis.unsigned_abs()) > CLOCK_OFFSET_MAX + CLOCK_ERROR_MAX
 }

@@ -1,4 +1,4 @@
-//! Store and coordination engine as a member reaches them over the network.
+//! Access of a member to the store and to the coordination engine over the network.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -166,7 +166,10 @@ impl Store for RemoteStore {
             let responses = self.over(self.store.write(writes)).await?;
             for (response, is_old) in responses.iter().zip(is_old) {
                 if is_old && !matches!(response, Err(WriteRejection::Superseded)) {
-                    let violation = format!("old term: a write of {} has the result {response:?}", self.name);
+                    let violation = format!(
+                        "old term: the store accepted a write under {}, with the result {response:?}",
+                        self.name
+                    );
                     self.record.record_violation(violation);
                 }
             }
@@ -205,7 +208,7 @@ pub(super) struct RemoteOwnership {
 }
 
 impl RemoteOwnership {
-    /// Runs a call over the network. A lost call stays pending, because the caller has its own timeout.
+    /// Runs a call over the network. A lost call never returns, because the caller has its own timeout.
     fn over<'a, T: Send + 'a>(&'a self, call: membership::Answer<'a, T>) -> membership::Answer<'a, T> {
         Box::pin(async move {
             if self.net.is_cut(&self.name, ENGINE) {

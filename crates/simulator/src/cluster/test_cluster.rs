@@ -1,4 +1,5 @@
-//! Test cluster: members, each a process with the real scheduler, over one store and one coordination engine.
+//! Test cluster. Each member is a process with the real scheduler. All members use one store and one coordination
+//! engine.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -21,11 +22,11 @@ use super::{CLOCK_OFFSET_MAX, StoreKind};
 use crate::single_node::mutant::{Memory, Mutated};
 use crate::{Handle, History, user};
 
-/// Longest time of a start before it is tried again.
+/// Longest duration of a start. After this time, the test cluster kills the process and starts the member again.
 const BOOT_TIME_MAX: Duration = Duration::from_secs(5);
-/// Longest time in which a member stops, even if all of its links are cut.
+/// Longest duration of an orderly stop of a member, even if all of its links are cut.
 const STOP_TIME_MAX: Duration = Duration::from_secs(40);
-/// Longest wait of a user for a response.
+/// Longest time for which a user waits for a response.
 const RESPONSE_TIME_MAX: Duration = Duration::from_secs(6);
 
 pub(super) struct TestCluster {
@@ -35,7 +36,7 @@ pub(super) struct TestCluster {
     pub(super) history: History,
     pub(super) mutant: Option<Mutant>,
     store: MemoryStore,
-    /// The same store without failures and delays, for the checks of the scenario.
+    /// Handle to the same store without failures and delays, for the checks of the scenario.
     local_store: MemoryStore,
     engine: MemoryOwnership,
     lease: Duration,
@@ -45,11 +46,11 @@ pub(super) struct TestCluster {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
-    /// The member should serve. If it does not, it is started from this instant on.
+    /// The member should run. If it is down, the next start is permitted at this instant.
     Wanted { from: Duration },
-    /// The member is being stopped in an orderly way.
+    /// An orderly stop of the member is in progress.
     Stopping,
-    /// The member was stopped permanently.
+    /// The member was removed, so it never starts again.
     Removed,
 }
 
@@ -59,7 +60,7 @@ pub(super) fn tenant() -> Tenant {
 
 impl TestCluster {
     pub(super) async fn new(sim: &Handle, kind: StoreKind, mutant: Option<Mutant>) -> TestCluster {
-        // A slow store needs a longer lease.
+        // With a slow store, members need a longer lease.
         let lease = Duration::from_secs(match Pace::of(sim.seed()) {
             Pace::Quick => 1,
             Pace::Slow => 2,
@@ -71,7 +72,7 @@ impl TestCluster {
         let local = MemoryOptions { latency: None, fail_one_in: None, ..options.clone() };
         let store = MemoryStore::new(sim.outside(), options);
         let local_store = store.reopen(sim.outside()).with_options(local);
-        user::put_tenant(&local_store, tenant()).await.expect("the local store never fails");
+        user::put_tenant(&local_store, tenant()).await.expect("the store without faults never fails");
         let engine_options = EngineOptions {
             latency: Some(Duration::from_micros(200)..=Duration::from_millis(10)),
             fail_one_in: Some(100),
@@ -79,7 +80,7 @@ impl TestCluster {
         };
         TestCluster {
             sim: sim.clone(),
-            // The slowest write with its retries, without interruptions.
+            // Longest time of a write with its retries, without interruptions.
             history: History::new(sim, Duration::from_secs(3)),
             engine: MemoryOwnership::new(sim.outside(), engine_options),
             members: Mutex::default(),
@@ -101,7 +102,7 @@ impl TestCluster {
         self.lease
     }
 
-    /// Returns the members that were not removed.
+    /// Returns the names of the members that were not removed.
     pub(super) fn names(&self) -> Vec<String> {
         self.lock().iter().filter(|(_, state)| **state != State::Removed).map(|(name, _)| name.clone()).collect()
     }
@@ -111,7 +112,7 @@ impl TestCluster {
         self.names().into_iter().filter(is_serving).collect()
     }
 
-    /// Returns the members whose process runs.
+    /// Returns the names of the members whose process runs.
     pub(super) fn up(&self) -> Vec<String> {
         self.names().into_iter().filter(|name| self.sim.is_up(name)).collect()
     }
@@ -123,26 +124,27 @@ impl TestCluster {
         self.lock().insert(name, State::Wanted { from: self.sim.elapsed() });
     }
 
-    /// Records that a member went down, and starts it again after this time.
+    /// Records that a member went down, and plans its next start after this time.
     pub(super) fn restart_after(&self, name: &str, wait: Duration) {
         self.net.attach(name, None);
         self.schedule_start(name, self.sim.elapsed() + wait);
     }
 
-    /// Starts the member with the next call of [`TestCluster::start_due_members`] if it does not serve by then.
+    /// Plans the start of the member with the next call of [`TestCluster::start_due_members`], unless the member
+    /// already runs.
     pub(super) fn start_soon(&self, name: &str) {
         self.schedule_start(name, self.sim.elapsed());
     }
 
     fn schedule_start(&self, name: &str, from: Duration) {
         let mut members = self.lock();
-        let state = members.get_mut(name).expect("the member was added");
+        let state = members.get_mut(name).expect("the test cluster knows the member");
         if *state != State::Removed {
             *state = State::Wanted { from };
         }
     }
 
-    /// Starts the members that are down and should serve.
+    /// Starts the members that are down and should run.
     pub(super) async fn start_due_members(&self) {
         let now = self.sim.elapsed();
         let is_due = |state: &State| matches!(state, State::Wanted { from } if *from <= now);
@@ -165,7 +167,7 @@ impl TestCluster {
         let started = self.sim.outside().timeout(BOOT_TIME_MAX, self.sim.call(name, joining)).await;
         match started.flatten().flatten() {
             Some(scheduler) => self.net.attach(name, Some(scheduler)),
-            // The next call starts the member again.
+            // The start took too long. The next call of this function starts the member again.
             None => self.sim.kill(name),
         }
     }
@@ -213,13 +215,14 @@ impl TestCluster {
         async move { Scheduler::join(&runtime, store, Arc::new(receiver), options, peering).await.ok() }
     }
 
-    /// Stops a member in an orderly way; only its process remains. Returns false if the member went down first.
+    /// Stops a member in an orderly way. Its process continues without the scheduler. Returns false if the member went
+    /// down first.
     pub(super) async fn stop(&self, name: &str) -> bool {
         let Some(scheduler) = self.net.scheduler(name) else { return false };
         let before = self.lock().insert(name.to_owned(), State::Stopping);
         assert!(
             matches!(before, Some(State::Wanted { .. })),
-            "only a serving member is stopped, not one in {before:?}"
+            "the caller stops only a member that should run, but the state was {before:?}"
         );
         let stopping = self.sim.call(name, async move { scheduler.stop().await });
         match self.sim.outside().timeout(STOP_TIME_MAX, stopping).await {
@@ -228,7 +231,7 @@ impl TestCluster {
                 self.record.record_stop(name);
                 true
             }
-            // The member went down.
+            // The member went down during the stop.
             Some(None) => false,
             None => panic!("stuck: {name} does not stop"),
         }
@@ -238,7 +241,7 @@ impl TestCluster {
         self.net.scheduler(name).is_some() && matches!(self.lock().get(name), Some(State::Wanted { .. }))
     }
 
-    /// Marks a member as removed, so that it is not started again.
+    /// Marks a member as removed, so that it never starts again.
     pub(super) fn remove_member(&self, name: &str) {
         self.lock().insert(name.to_owned(), State::Removed);
     }
@@ -261,10 +264,10 @@ impl TestCluster {
         self.sim.outside().timeout(RESPONSE_TIME_MAX, response).await.flatten()
     }
 
-    /// Waits until the serving members share all shards evenly.
+    /// Waits until the running members own equal shares of all shards.
     ///
     /// # Panics
-    /// Panics if the shards are not balanced in time.
+    /// Panics if the members do not own equal shares in time.
     pub(super) async fn wait_until_balanced(&self, within: Duration) {
         let started = self.sim.elapsed();
         loop {
@@ -279,12 +282,15 @@ impl TestCluster {
                 return;
             }
             let waited = self.sim.elapsed() - started;
-            assert!(waited < within, "unbalanced: after {waited:?} without faults, the members own {counts:?}");
+            assert!(
+                waited < within,
+                "unbalanced: after {waited:?} without faults, the members own these numbers of shards: {counts:?}"
+            );
             self.sim.sleep(Duration::from_millis(20)).await;
         }
     }
 
-    /// Returns the owner of each shard now; one of them if there are several.
+    /// Returns the current owner of each shard. If a shard has several owners, returns one of them.
     pub(super) fn owners(&self) -> BTreeMap<ShardId, String> {
         self.record
             .owners()
@@ -302,7 +308,7 @@ impl TestCluster {
 enum Pace {
     Quick,
     Slow,
-    /// A range may be closed between two steps of a creator.
+    /// The steps are so slow that an owner may close a range between two steps of a creator.
     Sluggish,
 }
 
@@ -334,7 +340,7 @@ fn store_options(kind: StoreKind, seed: u64) -> MemoryOptions {
     }
 }
 
-/// Receiver of the callbacks.
+/// Receiver of the callbacks of one member.
 struct Receiver {
     sim: Handle,
     record: Record,
@@ -359,7 +365,10 @@ impl Deliver for Receiver {
             let takes = sim.draw(user::response_time);
             member.sleep(takes).await;
             let response = sim.draw(|random| random.below(20));
-            sim.note(&format!("{:?} attempt {} ends with result {response}", delivery.occurrence, delivery.attempt));
+            sim.note(&format!(
+                "attempt of {:?} with number {} ended with result {response}",
+                delivery.occurrence, delivery.attempt
+            ));
             history.callback_ended(callback, response > 2);
             Some(Delivered { result: user::result_of(response), retry_after: None })
         })

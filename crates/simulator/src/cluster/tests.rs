@@ -2,7 +2,7 @@ use super::*;
 use crate::{Coverage, Incident, assert_caught, run_seeds};
 
 const SEEDS: u64 = 20;
-/// Seeds that failed once.
+/// Seeds that once made the scenario fail.
 const FAILED: [u64; 2] = [9_066, 9_219];
 
 fn run_seeds_of(name: &str, kind: StoreKind) -> Coverage {
@@ -25,26 +25,26 @@ fn assert_mutant_caught(mutant: Mutant, kind: StoreKind, symptom: &str) {
 }
 
 #[test]
-fn missing_hand_over_list_is_caught() {
+fn checkers_detect_missing_hand_over_list() {
     assert_mutant_caught(Mutant::HandsOverNothing, StoreKind::Atomic, "duplicate");
 }
 
 #[test]
-fn store_that_ignores_terms_is_caught() {
+fn checkers_detect_store_that_ignores_terms() {
     assert_mutant_caught(Mutant::ForgetsTerms, StoreKind::Atomic, "old term");
 }
 
 #[test]
-fn creator_that_reads_closed_too_early_is_caught() {
+fn checkers_detect_creator_that_reads_closed_too_early() {
     assert_mutant_caught(Mutant::ReadsClosedBeforeItsRow, StoreKind::Weak, "lost");
 }
 
 #[test]
-fn renewal_without_cancellation_records_is_caught() {
+fn checkers_detect_renewal_without_cancellation_records() {
     assert_mutant_caught(Mutant::RenewsWithoutCancellations, StoreKind::Weak, "after the cancel");
 }
 
 #[test]
-fn cancellation_without_the_owner_is_caught() {
+fn checkers_detect_cancellation_without_the_owner() {
     assert_mutant_caught(Mutant::CancelsWithoutOwner, StoreKind::Weak, "the cancel");
 }

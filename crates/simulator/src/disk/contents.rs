@@ -1,4 +1,4 @@
-//! Contents of a file, in pages that copies share.
+//! Contents of a file, in pages. Copies of the contents share the pages.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ const PAGE_LEN: usize = 4096;
 const PAGE: u64 = PAGE_LEN as u64;
 type Page = [u8; PAGE_LEN];
 
-/// Length of a file and its pages that are not all zeros.
+/// Length of a file, and the pages of the file that contain other bytes than zeros.
 #[derive(Clone, Default)]
 pub(crate) struct Contents {
     len: u64,
@@ -26,14 +26,14 @@ impl Contents {
             if remaining > 0
                 && let Some(page) = self.pages.get_mut(&(len / PAGE))
             {
-                // Bytes after the end must read as zeros if the file grows again.
+                // If the file grows again, a read of the bytes after the old end must return zeros.
                 Arc::make_mut(page)[remaining..].fill(0);
             }
         }
         self.len = len;
     }
 
-    /// Writes bytes, and extends the file if necessary.
+    /// Writes bytes, and extends the file if they end after its end.
     pub(crate) fn write(&mut self, offset: u64, bytes: &[u8]) {
         for (at, part) in split(offset, bytes.len()) {
             let start = within_page(at);
@@ -43,7 +43,7 @@ impl Contents {
         self.len = self.len.max(offset + bytes.len() as u64);
     }
 
-    /// Fills `into`. Returns false and leaves `into` unchanged if the file is too short.
+    /// Fills `into` with bytes of the file. If the file is too short, returns false and leaves `into` unchanged.
     pub(crate) fn read(&self, offset: u64, into: &mut [u8]) -> bool {
         if offset.checked_add(into.len() as u64).is_none_or(|end| end > self.len) {
             return false;
@@ -60,7 +60,7 @@ impl Contents {
     }
 }
 
-/// Splits a range into pages: the offset in the file and the range in the buffer for each page.
+/// Splits a range of the file into pages. Returns for each page the offset in the file and the range in the buffer.
 fn split(offset: u64, len: usize) -> impl Iterator<Item = (u64, std::ops::Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {
@@ -75,5 +75,5 @@ fn split(offset: u64, len: usize) -> impl Iterator<Item = (u64, std::ops::Range<
 }
 
 fn within_page(offset: u64) -> usize {
-    usize::try_from(offset % PAGE).expect("an offset within a page fits")
+    usize::try_from(offset % PAGE).expect("an offset within a page fits into `usize`")
 }

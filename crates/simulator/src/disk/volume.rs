@@ -1,8 +1,10 @@
-//! State of one member's disk: the cached contents, the durable contents, and the effect of a loss of power.
+//! State of one member's disk. It consists of the cached contents and the durable contents, and defines the effect of a
+//! loss of power.
 //!
-//! It is harsher than most file systems, and as harsh as the contract in [`runtime::Disk`] permits: unsynced writes to
-//! one file survive or vanish independently of each other and of their order, sector by sector. The same holds for
-//! unsynced names, including folders. A sync of a file does not make its name durable.
+//! The volume loses more data than most file systems: it loses all data that the contract of [`runtime::Disk`] permits
+//! it to lose. After a loss of power, each sector of an unsynced write survives or vanishes independently of other
+//! sectors, of other writes and of their order. Unsynced names of files and folders also survive or vanish
+//! independently. A sync of a file does not make its name durable.
 //!
 //! docs/decisions/0021-simulate-every-allowed-crash-result.md gives the reasons for the design.
 
@@ -14,7 +16,7 @@ use crate::disk::contents::Contents;
 use crate::faults::Incident;
 use crate::random::Random;
 
-/// Unit in bytes that a disk writes completely or not at all.
+/// Size in bytes of a sector, which a disk writes completely or not at all.
 pub(crate) const SECTOR: u64 = 512;
 
 pub(crate) type InodeId = u64;
@@ -29,7 +31,7 @@ pub(crate) struct Volume {
     pub(crate) capacity: u64,
     /// Number of operations since the start of the simulation.
     pub(crate) operations: u64,
-    /// Number of the operation in which the power fails.
+    /// Number of the operation in which the power fails. `None` if the power does not fail.
     pub(crate) crash_at: Option<u64>,
 }
 
@@ -55,7 +57,7 @@ struct Folder {
     durable_names: BTreeMap<String, InodeId>,
 }
 
-/// A change of a name, durable once `folder` is synced.
+/// Change of a name in a folder. A sync of `folder` makes it durable.
 struct NameChange {
     folder: PathBuf,
     kind: Naming,
@@ -134,7 +136,7 @@ impl Volume {
         let target = self.folders.get_mut(to_folder).ok_or_else(|| not_found(to_folder))?;
         target.names.insert(to.to_owned(), inode);
         if (from_folder, from) != (to_folder, to) {
-            self.folders.get_mut(from_folder).expect("the folder of an existing file exists").names.remove(from);
+            self.folders.get_mut(from_folder).expect("an existing file is in an existing folder").names.remove(from);
         }
         let (from_folder, from, to) = (from_folder.to_owned(), from.to_owned(), to.to_owned());
         let kind = Naming::Rename { from_folder, from, to, inode };
@@ -146,7 +148,7 @@ impl Volume {
     pub(crate) fn remove(&mut self, path: &Path) -> Result<()> {
         self.find(path)?;
         let (folder, name) = split_path(path)?;
-        self.folders.get_mut(folder).expect("the folder of an existing file exists").names.remove(name);
+        self.folders.get_mut(folder).expect("an existing file is in an existing folder").names.remove(name);
         let kind = Naming::Unlink { name: name.to_owned() };
         self.name_changes.push(NameChange { folder: folder.to_owned(), kind });
         self.forget_unreachable();
@@ -181,7 +183,7 @@ impl Volume {
             }
             Naming::Rename { from_folder, from, to, inode } => {
                 let source = &mut self.folders.entry(from_folder).or_default().durable_names;
-                // Another file may have the name now.
+                // Another file may have the old name now.
                 if source.get(&from) == Some(&inode) {
                     source.remove(&from);
                 }
@@ -190,7 +192,7 @@ impl Volume {
         }
     }
 
-    /// Locks the path. Returns false if it is locked already.
+    /// Locks the path. Returns false if the path is already locked.
     pub(crate) fn lock(&mut self, path: &Path) -> bool {
         self.locks.insert(path.to_owned())
     }
@@ -219,14 +221,18 @@ impl Volume {
 
     pub(crate) fn read(&self, inode: InodeId, offset: u64, into: &mut [u8]) -> Result<()> {
         let whole = self.inodes.get(&inode).is_some_and(|inode| inode.cached.read(offset, into));
-        if whole { Ok(()) } else { Err(Error::new(ErrorKind::UnexpectedEof, "the read exceeds the end of the file")) }
+        if whole {
+            Ok(())
+        } else {
+            Err(Error::new(ErrorKind::UnexpectedEof, "the read ends after the end of the file"))
+        }
     }
 
-    /// Writes bytes. On a full disk, some of the bytes are written before the error.
+    /// Writes bytes. If the disk is full, writes some of the bytes and returns an error.
     pub(crate) fn write(&mut self, inode: InodeId, offset: u64, bytes: &[u8]) -> Result<()> {
         let end = offset.checked_add(bytes.len() as u64).ok_or_else(|| Error::from(ErrorKind::FileTooLarge))?;
         let len = self.len(inode);
-        // Most writes overwrite allocated space, and need no sum over all files.
+        // Most writes overwrite allocated space, so the free space need not be computed for them.
         let free = if end > len { self.free_bytes() } else { 0 };
         let file = self.inode(inode);
         let fits = end.saturating_sub(len) <= free;
@@ -242,7 +248,7 @@ impl Volume {
         if fits { Ok(()) } else { Err(full()) }
     }
 
-    /// Writes a random number of the first bytes, for a write that fails.
+    /// Writes a random number of the first bytes, to simulate a write that fails.
     pub(crate) fn write_some(&mut self, inode: InodeId, offset: u64, bytes: &[u8]) -> Result<()> {
         let some = self.random.index(bytes.len() + 1);
         self.write(inode, offset, &bytes[..some])
@@ -252,7 +258,7 @@ impl Volume {
         let free = self.free_bytes();
         let present = self.len(inode);
         if len.saturating_sub(present) > free {
-            // `fallocate` may leave a part of the allocation.
+            // After an error, a real `fallocate` may leave a part of the allocation.
             let allocated = present + self.random.below(free + 1);
             self.inode(inode).write(Write::Length(allocated));
             return Err(full());
@@ -261,7 +267,7 @@ impl Volume {
         Ok(())
     }
 
-    /// Returns the number of the last write, which a sync that starts now covers.
+    /// Returns the number of the last write. A sync that starts now covers all writes up to this number.
     pub(crate) fn last_write(&self, inode: InodeId) -> u64 {
         self.inodes.get(&inode).map_or(0, |inode| inode.last_write)
     }
@@ -273,8 +279,8 @@ impl Volume {
         }
     }
 
-    /// Applies a failed sync. The kernel may have discarded the dirty pages. They count as clean from now on, and a
-    /// read may return the written bytes or the bytes on the disk.
+    /// Applies a failed sync. As on a real system, the kernel may discard the dirty pages. The volume treats these
+    /// pages as clean from now on, and a read may return the written bytes or the bytes on the disk.
     pub(crate) fn fail_sync(&mut self, inode: InodeId, until: u64) -> Vec<(Incident, String)> {
         let mut random = self.random.fork();
         let file = self.inode(inode);
@@ -315,7 +321,7 @@ impl Volume {
         self.capacity - self.free_bytes()
     }
 
-    // The end of a process.
+    // End of a process.
 
     pub(crate) fn forget_handles(&mut self) {
         self.locks.clear();
@@ -324,7 +330,7 @@ impl Volume {
         self.forget_unreachable();
     }
 
-    /// Loses power: unsynced data survives completely, partly or not at all.
+    /// Simulates a loss of power. Unsynced data survives completely, partly or not at all.
     pub(crate) fn lose_power(&mut self) -> Vec<(Incident, String)> {
         let mut random = self.random.fork();
         let mut losses = self.lose_names(&mut random);
@@ -373,7 +379,7 @@ impl Volume {
     }
 
     fn inode(&mut self, id: InodeId) -> &mut Inode {
-        self.inodes.get_mut(&id).expect("an inode with a name or a handle exists")
+        self.inodes.get_mut(&id).expect("an inode exists while it has a name or a handle")
     }
 }
 
@@ -398,7 +404,7 @@ impl Write {
         }
     }
 
-    /// Applies the part of an unsynced write that survives: all of it, some sectors, or nothing.
+    /// Applies the part of an unsynced write that survives: the whole write, some sectors, or nothing.
     fn survive(&self, contents: &mut Contents, random: &mut Random) -> Option<(Incident, String)> {
         match (random.below(3), self) {
             (0, write) => {
@@ -417,21 +423,22 @@ impl Write {
     }
 }
 
-/// Writes only some of the sectors, and returns the number of bytes written.
+/// Writes only some sectors of the bytes, and returns the number of bytes written.
 fn tear(offset: u64, bytes: &[u8], contents: &mut Contents, random: &mut Random) -> usize {
     let in_order = random.coin();
     let sectors = sectors(offset, bytes.len());
     let first_lost = random.index(sectors.len());
     let mut survived = 0;
     for (number, range) in sectors.into_iter().enumerate() {
-        // Either the first sectors survive, or any of them: a disk may write its queue in any order.
+        // Either the first sectors survive, or a random set of sectors, because a disk may write its queue in any
+        // order.
         let survives = if in_order { number < first_lost } else { number != first_lost && random.coin() };
         if survives {
             contents.write(offset + range.start as u64, &bytes[range.clone()]);
             survived += range.len();
         }
     }
-    // The length may become durable before the bytes. A read then returns zeros.
+    // The length of the file may become durable before the bytes. A read of these bytes then returns zeros.
     if random.coin() {
         contents.set_len(contents.len().max(offset + bytes.len() as u64));
     }
@@ -464,7 +471,7 @@ impl std::fmt::Display for NameChange {
 
 fn split_path(path: &Path) -> Result<(&Path, &str)> {
     let name = path.file_name().and_then(|name| name.to_str());
-    let name = name.ok_or_else(|| Error::new(ErrorKind::InvalidInput, "the path has no file name"))?;
+    let name = name.ok_or_else(|| Error::new(ErrorKind::InvalidInput, "the path does not end in a file name"))?;
     Ok((path.parent().unwrap_or(Path::new("")), name))
 }
 
@@ -473,5 +480,5 @@ fn not_found(path: &Path) -> Error {
 }
 
 fn full() -> Error {
-    Error::new(ErrorKind::StorageFull, "no space is left on the simulated disk")
+    Error::new(ErrorKind::StorageFull, "the simulated disk has no free space")
 }

@@ -8,7 +8,7 @@ use super::Shared;
 use super::state::{MemberIndex, TimerKey};
 use crate::random::nanos;
 
-/// Future that is ready at `at`, or pending forever once this start of the member has ended.
+/// Future that is ready at `at`. If this start of the member has ended, the future is pending forever.
 pub(crate) struct Sleep {
     shared: Arc<Shared>,
     member: MemberIndex,
@@ -19,7 +19,7 @@ pub(crate) struct Sleep {
 
 impl Sleep {
     pub(crate) fn new(shared: Arc<Shared>, member: MemberIndex, boot: u64, at: Duration) -> Self {
-        // Longer than any simulation, but representable.
+        // This time is longer than any simulation, but representable.
         let at = at.min(Duration::from_nanos(nanos(Duration::MAX)));
         Sleep { shared, member, boot, at, timer: None }
     }

@@ -1,4 +1,4 @@
-//! State of a simulation behind the executor's lock: members, timers, incidents and trace.
+//! State of a simulation, which the executor's lock protects: members, timers, incidents and trace.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -17,7 +17,8 @@ use crate::faults::{Faults, Incident, Incidents};
 use crate::random::Random;
 use crate::trace::{Event, Trace};
 
-/// Member that represents everything outside the cluster: clients, receivers and the scenario. It never goes down.
+/// Index of the member that represents all processes outside the cluster: clients, receivers and the scenario. This
+/// member never goes down.
 pub(crate) const OUTSIDE: MemberIndex = 0;
 
 pub(crate) type MemberIndex = usize;
@@ -28,7 +29,7 @@ pub(crate) struct Core {
     pub(crate) faults: Faults,
     pub(crate) incidents: Incidents,
     pub(crate) trace: Trace,
-    /// Randomness for the order of polls and other draws of the executor.
+    /// Random generator for the order of polls and other draws of the executor.
     pub(crate) random: Random,
     pub(crate) members: Vec<Member>,
     pub(crate) panics: Vec<String>,
@@ -47,20 +48,20 @@ pub(crate) struct Core {
 pub(crate) struct Member {
     pub(crate) name: String,
     pub(crate) state: MemberState,
-    /// Number of starts. The tasks and handles of an earlier start have no effect.
+    /// Number of starts of the member. The tasks and handles of an earlier start have no effect.
     pub(crate) boot: u64,
     pub(crate) halts: Vec<String>,
-    /// Times during which the member was paused or down, in true time.
+    /// Times in true time during which the member was paused or down.
     pub(crate) interruptions: Vec<RangeInclusive<Duration>>,
-    /// Offset of the wall clock from true time, in milliseconds.
+    /// Offset of the member's wall clock from true time, in milliseconds.
     pub(crate) clock_ahead: i64,
-    /// Reading of the monotonic clock at the start of the simulation.
+    /// Reading of the member's monotonic clock at the start of the simulation.
     pub(crate) monotonic_base: Duration,
     pub(crate) random: Random,
     pub(crate) volume: Volume,
-    /// Tasks that were woken during a pause.
+    /// Tasks that wakers woke during a pause of the member.
     pub(super) parked: Vec<TaskId>,
-    /// Wakers of tasks that wait for the member to go down.
+    /// Wakers of tasks that wait until the member goes down.
     pub(super) watchers: Vec<Waker>,
 }
 
@@ -134,7 +135,7 @@ impl Core {
         key
     }
 
-    /// Removes a timer, and returns its waker, which the caller drops outside the lock.
+    /// Removes a timer, and returns its waker. The caller must drop the waker outside the lock.
     #[must_use]
     pub(crate) fn clear_timer(&mut self, key: TimerKey) -> Option<Waker> {
         match self.timers.remove(&key) {
@@ -190,13 +191,13 @@ impl Core {
 
     pub(crate) fn boot(&mut self, index: MemberIndex) {
         let member = &mut self.members[index];
-        assert!(member.state == MemberState::Down, "{} is up; crash or kill it first", member.name);
+        assert!(member.state == MemberState::Down, "the member {} is up; crash or kill it first", member.name);
         member.state = MemberState::Up;
         member.boot += 1;
         if let Some(down) = member.interruptions.last_mut().filter(|last| *last.end() == Duration::MAX) {
             *down = *down.start()..=self.now;
         }
-        // The monotonic clock of the previous start has no meaning for this one.
+        // A reading of the monotonic clock is valid only during one start of the member, so choose another base.
         member.monotonic_base = Duration::from_millis(1_000 + member.random.below(1_000_000_000));
         self.trace.record(self.now, &Event::Boot { member: &member.name });
     }
@@ -245,11 +246,11 @@ impl Core {
         due
     }
 
-    /// Ends a pause, and returns the wakers of the tasks that were woken during it.
+    /// Ends a pause, and returns the wakers of the tasks that were woken during the pause.
     pub(super) fn resume(&mut self, index: MemberIndex) -> Vec<Waker> {
         let MemberState::PausedUntil(until) = self.members[index].state else { return Vec::new() };
         if until > self.now {
-            return Vec::new(); // The pause was extended; a later timer ends it.
+            return Vec::new(); // The scenario has extended the pause, so a later timer ends it.
         }
         self.members[index].state = MemberState::Up;
         self.trace.record(self.now, &Event::Resume { member: &self.members[index].name });
@@ -263,7 +264,7 @@ impl Core {
         wakers
     }
 
-    /// Takes a member down. The caller drops the returned value outside the lock.
+    /// Takes a member down. The caller must drop the returned value outside the lock.
     pub(super) fn take_down(&mut self, index: MemberIndex, reason: DownReason) -> DownedMember {
         let (incident, detail) = match reason {
             DownReason::Crash => (Incident::Crash, String::new()),
@@ -273,7 +274,7 @@ impl Core {
         self.incident(index, incident, &detail);
         let member = &mut self.members[index];
         member.state = MemberState::Down;
-        // A pause ends when its member goes down.
+        // If a member goes down, its pause ends.
         for pause in member.interruptions.iter_mut().filter(|one| *one.end() > self.now) {
             *pause = *pause.start()..=self.now;
         }

@@ -1,4 +1,4 @@
-//! Tasks, and the list of runnable tasks.
+//! Tasks of the executor, and the list of runnable tasks.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,7 +19,7 @@ pub(crate) struct TaskId {
     pub(super) serial: u64,
 }
 
-/// Id of the scenario's own future, which is on the stack of `run_until`.
+/// Id of the scenario's own future. This future is on the stack of `run_until`.
 pub(super) const ROOT: TaskId = TaskId { slot: usize::MAX, serial: 0 };
 
 pub(super) struct Task {
@@ -27,7 +27,7 @@ pub(super) struct Task {
     pub(super) name: &'static str,
     pub(super) place: Place,
     pub(super) member: MemberIndex,
-    /// `None` while the future is being polled.
+    /// Future of the task. `None` while the executor polls the future.
     pub(super) future: Option<Future>,
     pub(super) waker: Arc<TaskWaker>,
     pub(super) aborted: bool,
@@ -76,8 +76,9 @@ impl Tasks {
     }
 }
 
-/// Runnable tasks, in order of creation and not of waking. Some channels wake their waiters in a random order (tokio's
-/// `watch` draws one of eight lists for each), which the seed does not determine.
+/// List of runnable tasks, in the order of their creation. The order in which they were woken would not depend on the
+/// seed alone, because some channels wake their waiters in a random order. For example, tokio's `watch` assigns each
+/// waiter to a random list out of eight.
 pub(super) struct Ready(pub(super) Mutex<Vec<TaskId>>);
 
 impl Ready {
@@ -94,7 +95,7 @@ impl Ready {
 
 pub(super) struct TaskWaker {
     pub(super) id: TaskId,
-    /// True while the task is in the ready list or parked.
+    /// True while the task is in the list of runnable tasks, or in the list of tasks that wait for the end of a pause.
     pub(super) queued: AtomicBool,
     pub(super) ready: Arc<Ready>,
 }

@@ -1,4 +1,5 @@
-//! Tests with a correct history for every kind of promise, and an incorrect one for every [`Violation`].
+//! Tests of the verdict, with a correct history for every kind of promise and an incorrect history for every
+//! [`Violation`].
 
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use crate::{EPOCH, Simulation};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A schedule with one instant, ten seconds after the start, and a member that makes callbacks.
+/// History of a schedule with one instant, ten seconds after the start, and a member that makes callbacks.
 struct Fixture {
     sim: Simulation,
     history: History,
@@ -43,7 +44,7 @@ impl Fixture {
         fixture
     }
 
-    /// Creates a schedule for every second from the first to the fifth.
+    /// Creates a schedule that is due at every second from the first to the fifth.
     fn series() -> Self {
         let fixture = Fixture::empty();
         fixture.history.created(SCHEDULE, Expected::series((1..100).map(nominal), nominal(5)));
@@ -54,7 +55,7 @@ impl Fixture {
         self.sim.run_for(Duration::from_secs(seconds) - self.sim.elapsed());
     }
 
-    /// Makes a callback that takes 100 ms.
+    /// Records a callback that takes 100 ms.
     fn call(&self, occurrence: Occurrence, attempt: u16, accepted: bool) {
         let callback = self.history.callback_began("a", occurrence, attempt);
         self.sim.run_for(SECOND / 10);
@@ -85,7 +86,7 @@ impl Fixture {
 }
 
 #[test]
-fn callback_on_time_with_an_outcome_is_correct() {
+fn verdict_accepts_callback_on_time_with_an_outcome() {
     let fixture = Fixture::new();
     assert_eq!(fixture.history.unresolved(), [occurrence(once())]);
     fixture.until(10);
@@ -105,7 +106,7 @@ fn acknowledged_occurrence_without_an_outcome_is_lost() {
 }
 
 #[test]
-fn retry_after_a_failure_is_no_duplicate() {
+fn verdict_does_not_count_retry_after_failure_as_duplicate() {
     let fixture = Fixture::new();
     fixture.until(10);
     fixture.call(occurrence(once()), 1, false);
@@ -116,7 +117,7 @@ fn retry_after_a_failure_is_no_duplicate() {
 }
 
 #[test]
-fn callback_before_its_instant_by_its_members_clock_is_early() {
+fn callback_is_early_if_its_members_clock_is_before_the_instant() {
     let fixture = Fixture::new();
     fixture.until(9);
     fixture.succeed(occurrence(once()));
@@ -124,7 +125,7 @@ fn callback_before_its_instant_by_its_members_clock_is_early() {
 }
 
 #[test]
-fn earliness_is_judged_by_the_members_clock() {
+fn verdict_uses_the_members_clock_to_detect_early_callbacks() {
     let fixture = Fixture::new();
     fixture.sim.jump_clock("a", 1_000);
     fixture.until(9);
@@ -139,7 +140,7 @@ fn earliness_is_judged_by_the_members_clock() {
 }
 
 #[test]
-fn repeated_attempt_is_a_duplicate_unless_interrupted() {
+fn repeated_attempt_is_duplicate_unless_member_was_interrupted() {
     let twice = |between: &dyn Fn(&Fixture)| {
         let fixture = Fixture::new();
         fixture.until(10);
@@ -155,7 +156,7 @@ fn repeated_attempt_is_a_duplicate_unless_interrupted() {
 }
 
 #[test]
-fn callback_after_an_accepted_one_is_a_duplicate_once_durable() {
+fn callback_is_duplicate_after_durable_accepted_callback() {
     let again = |crash_after: Duration| {
         let fixture = Fixture::new();
         fixture.until(10);
@@ -170,7 +171,7 @@ fn callback_after_an_accepted_one_is_a_duplicate_once_durable() {
 }
 
 #[test]
-fn only_a_later_attempt_after_a_failure_is_a_retry() {
+fn retry_is_a_later_attempt_after_a_failed_attempt() {
     let then = |accepted: bool, attempt: u16| {
         let fixture = Fixture::new();
         fixture.until(10);
@@ -185,7 +186,7 @@ fn only_a_later_attempt_after_a_failure_is_a_retry() {
 }
 
 #[test]
-fn attempt_of_a_crashed_member_is_not_in_flight_at_a_cancel() {
+fn attempt_of_crashed_member_is_not_in_flight_at_a_cancel() {
     let fixture = Fixture::new();
     fixture.until(10);
     fixture.history.callback_began("a", occurrence(once()), 1);
@@ -218,7 +219,7 @@ fn callback_after_an_observed_outcome_is_a_violation() {
 }
 
 #[test]
-fn no_callback_may_start_after_a_cancel() {
+fn callback_that_starts_after_a_cancel_is_a_violation() {
     let fixture = Fixture::new();
     fixture.until(9);
     fixture.history.cancelled(SCHEDULE);
@@ -229,7 +230,7 @@ fn no_callback_may_start_after_a_cancel() {
 }
 
 #[test]
-fn cancelled_requires_that_no_attempt_is_in_flight() {
+fn response_cancelled_requires_that_no_attempt_is_in_flight() {
     let cancel_in_flight = |cancel: fn(&History, Incarnation)| {
         let fixture = Fixture::new();
         fixture.until(10);
@@ -264,7 +265,7 @@ fn callback_of_a_cancelled_schedule_needs_an_outcome() {
 }
 
 #[test]
-fn final_outcome_must_not_change() {
+fn changed_final_outcome_is_a_violation() {
     let fixture = Fixture::new();
     fixture.until(10);
     fixture.succeed(occurrence(once()));
@@ -275,7 +276,7 @@ fn final_outcome_must_not_change() {
 }
 
 #[test]
-fn recorded_success_needs_an_accepted_callback() {
+fn recorded_success_without_accepted_callback_is_a_violation() {
     let fixture = Fixture::new();
     fixture.until(10);
     fixture.call(occurrence(once()), 1, false);
@@ -284,7 +285,7 @@ fn recorded_success_needs_an_accepted_callback() {
 }
 
 #[test]
-fn recorded_cancellation_needs_a_cancel_request() {
+fn recorded_cancellation_without_a_request_is_a_violation() {
     let fixture = Fixture::new();
     fixture.until(10);
     fixture.history.outcome(occurrence(once()), RunState::Cancelled);
@@ -301,7 +302,7 @@ fn callback_of_an_unknown_instant_is_a_violation() {
 }
 
 #[test]
-fn unknown_schedules_need_creates_without_a_response() {
+fn unknown_schedule_needs_a_create_without_a_response() {
     let fixture = Fixture::empty();
     fixture.until(10);
     fixture.succeed(occurrence(once()));
@@ -311,7 +312,7 @@ fn unknown_schedules_need_creates_without_a_response() {
 }
 
 #[test]
-fn series_is_judged_up_to_its_horizon() {
+fn verdict_covers_a_series_up_to_its_complete_end() {
     let fixture = Fixture::series();
     for second in 1..=6 {
         fixture.until(second);
@@ -321,7 +322,7 @@ fn series_is_judged_up_to_its_horizon() {
 }
 
 #[test]
-fn missed_instants_are_resolved_once_and_get_no_callback() {
+fn missed_instant_has_one_outcome_and_no_callback() {
     let fixture = Fixture::series();
     fixture.until(5);
     fixture.history.outcome(occurrence(1), RunState::Missed { last: nominal(4), count: 4 });
@@ -335,7 +336,7 @@ fn missed_instants_are_resolved_once_and_get_no_callback() {
 }
 
 #[test]
-fn attempt_in_flight_at_a_crash_may_be_recorded_as_missed() {
+fn store_may_record_attempt_in_flight_at_crash_as_missed() {
     let fixture = Fixture::series();
     fixture.until(3);
     fixture.history.callback_began("a", occurrence(3), 1);
@@ -347,7 +348,7 @@ fn attempt_in_flight_at_a_crash_may_be_recorded_as_missed() {
 }
 
 #[test]
-fn change_replaces_the_expected_instants() {
+fn acknowledged_change_replaces_the_expected_instants() {
     let fixture = Fixture::new();
     fixture.until(5);
     fixture.history.revised(SCHEDULE, Revision(1), Expected::once(nominal(20)));
@@ -371,7 +372,7 @@ fn change_without_a_response_permits_both_states() {
 }
 
 #[test]
-fn redriven_run_is_expected_and_may_start_after_a_cancel() {
+fn redriven_run_needs_outcome_and_may_start_after_a_cancel() {
     let fixture = Fixture::new();
     fixture.until(10);
     fixture.call(occurrence(once()), 1, false);

@@ -1,4 +1,4 @@
-//! Checks of the promises, with one function per promise.
+//! Checks of the promises. Each promise has its own function.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -12,38 +12,55 @@ use super::{AcknowledgedSchedule, Callback, Cancel, Entries, Interruptions, Obse
 /// A broken promise.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Violation {
-    #[error("lost: {occurrence:?} was acknowledged and has no final outcome after {callbacks} callbacks")]
+    #[error("lost: {occurrence:?} was acknowledged, but has no final outcome after {callbacks} callbacks")]
     Lost { occurrence: Occurrence, callbacks: usize },
-    #[error("unresolved: {0:?} had a callback without an interruption and has no final outcome")]
+    #[error("unresolved: {0:?} had a callback without an interruption, but has no final outcome")]
     Unresolved(Occurrence),
-    #[error("two outcomes: {occurrence:?} is {own:?} and also one of the missed instants from {first} to {last}")]
+    #[error(
+        "two outcomes: {occurrence:?} has the outcome {own:?}, and is also one of the missed instants from {first} \
+         to {last}"
+    )]
     TwoOutcomes { occurrence: Occurrence, own: RunState, first: Timestamp, last: Timestamp },
     #[error("changed: the final outcome of {occurrence:?} changed from {before:?} to {after:?}")]
     OutcomeChanged { occurrence: Occurrence, before: RunState, after: RunState },
     #[error("early: {occurrence:?} started at {clock} by the clock of {member}")]
     Early { occurrence: Occurrence, member: String, clock: Timestamp },
-    #[error("after the cancel: {occurrence:?} started at {began_at:?}, cancel acknowledged at {acknowledged_at:?}")]
+    #[error(
+        "after the cancel: {occurrence:?} started at {began_at:?}, but its cancel was acknowledged at \
+         {acknowledged_at:?}"
+    )]
     AfterCancel { occurrence: Occurrence, began_at: Duration, acknowledged_at: Duration },
-    #[error("in flight at the cancel: {occurrence:?} started at {began_at:?}, cancelled at {acknowledged_at:?}")]
+    #[error(
+        "in flight at the cancel: {occurrence:?} started at {began_at:?}, but its cancel was acknowledged at \
+         {acknowledged_at:?}"
+    )]
     InFlightAtCancel { occurrence: Occurrence, began_at: Duration, acknowledged_at: Duration },
-    #[error("old revision: {occurrence:?} started at {began_at:?}, change acknowledged at {acknowledged_at:?}")]
+    #[error(
+        "old revision: {occurrence:?} started at {began_at:?}, but a later revision was acknowledged at \
+         {acknowledged_at:?}"
+    )]
     OldRevision { occurrence: Occurrence, began_at: Duration, acknowledged_at: Duration },
     #[error(
         "duplicate: {occurrence:?}, attempt {attempt}, started at {began_at:?} after attempt {earlier} at \
          {earlier_at:?}, without an interruption"
     )]
     Duplicate { occurrence: Occurrence, attempt: u16, began_at: Duration, earlier: u16, earlier_at: Duration },
-    #[error("after the outcome: {occurrence:?} started at {began_at:?}, outcome observed at {observed_at:?}")]
+    #[error(
+        "after the outcome: {occurrence:?} started at {began_at:?}, but its final outcome was observed at \
+         {observed_at:?}"
+    )]
     AfterOutcome { occurrence: Occurrence, began_at: Duration, observed_at: Duration },
-    #[error("missed and called: {0:?} is recorded as missed and had a callback")]
+    #[error("missed and called: {0:?} is recorded as missed, but had a callback")]
     MissedAndCalled(Occurrence),
-    #[error("unaccepted success: {0:?} is recorded as succeeded, and no receiver accepted it")]
+    #[error("unaccepted success: {0:?} is recorded as succeeded, but no receiver accepted it")]
     SucceededUnaccepted(Occurrence),
-    #[error("unrequested cancellation: {0:?} is recorded as cancelled without a request to cancel or change it")]
+    #[error(
+        "unrequested cancellation: {0:?} is recorded as cancelled, but no client requested a cancellation or a change"
+    )]
     CancelledUnrequested(Occurrence),
     #[error("unexpected: {0:?} is not an occurrence of its schedule")]
     Unexpected(Occurrence),
-    #[error("unrequested: callbacks of {schedules} unknown schedules, but only {creates} creates without a response")]
+    #[error("unrequested: {schedules} unknown schedules had callbacks, but only {creates} creates got no response")]
     Unrequested { schedules: usize, creates: usize },
 }
 
@@ -51,12 +68,12 @@ pub enum Violation {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Verdict {
     pub violations: Vec<Violation>,
-    /// Occurrences that had to have an outcome.
+    /// Number of occurrences that had to have an outcome.
     pub expected: usize,
     pub callbacks: usize,
-    /// Permitted duplicates: callbacks that were repeated because their attempt was in flight at an interruption.
+    /// Number of permitted duplicates: repeated callbacks of attempts that were in flight at an interruption.
     pub duplicates: usize,
-    /// Expected instants that are recorded as missed.
+    /// Number of expected instants that the store records as missed.
     pub missed: usize,
 }
 
@@ -65,7 +82,10 @@ impl fmt::Display for Verdict {
         const SHOWN_MAX: usize = 20;
         let Verdict { violations, expected, callbacks, duplicates, missed } = self;
         write!(f, "{} violations; ", violations.len())?;
-        write!(f, "{expected} occurrences expected, {callbacks} callbacks, {duplicates} duplicates, {missed} missed")?;
+        write!(
+            f,
+            "{expected} occurrences expected, {callbacks} callbacks, {duplicates} duplicates, {missed} missed instants"
+        )?;
         for violation in violations.iter().take(SHOWN_MAX) {
             write!(f, "\n  {violation}")?;
         }
@@ -76,7 +96,7 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// Range of instants of one schedule that are recorded as missed.
+/// Range of instants of one schedule that the store records as missed.
 struct MissedRange {
     first: Occurrence,
     last: Timestamp,
@@ -141,7 +161,7 @@ impl Entries {
     }
 }
 
-/// Recorded entries, with indexes that several checks use.
+/// Recorded entries of a history, with indexes that several checks use.
 struct Case<'a> {
     entries: &'a Entries,
     interruptions: Interruptions<'a>,
@@ -167,7 +187,8 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// Checks that each outcome is unique and final, and that an event explains it.
+    /// Checks that each occurrence has only one outcome, that final outcomes do not change, and that an event explains
+    /// each outcome.
     fn judge_outcomes(&self, found: &mut Vec<Violation>) {
         for (occurrence, before, after) in &self.entries.outcomes_changed {
             let (occurrence, before, after) = (*occurrence, *before, *after);
@@ -190,7 +211,7 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// Checks that every callback belongs to a requested occurrence.
+    /// Checks that every callback belongs to an occurrence that a client requested.
     fn judge_requested(&self, found: &mut Vec<Violation>) {
         let mut unknown = BTreeSet::new();
         for occurrence in self.callbacks.keys() {
@@ -211,7 +232,7 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// Checks that the callback may start: it is due, not stopped and not resolved.
+    /// Checks that the callback may start. Its occurrence must be due, not cancelled, not replaced and not resolved.
     fn judge_start(&self, callback: &Callback, found: &mut Vec<Violation>) {
         let Callback { occurrence, began_at, clock, .. } = callback;
         let (occurrence, began_at, clock) = (*occurrence, *began_at, *clock);
@@ -224,7 +245,7 @@ impl<'a> Case<'a> {
         }
         let Some(schedule) = self.schedule(&occurrence) else { return };
         let superseded_at = schedule.revisions.get(&occurrence.revision).and_then(|revision| revision.superseded_at);
-        // A redriven run uses the schedule's present revision, whatever revision it was planned under.
+        // A redriven run uses the current revision of the schedule, so its own revision does not matter.
         let superseded_at = superseded_at.filter(|_| occurrence.replay == 0);
         if let Some(acknowledged_at) = superseded_at.filter(|acknowledged_at| *acknowledged_at < began_at) {
             found.push(Violation::OldRevision { occurrence, began_at, acknowledged_at });
@@ -234,11 +255,12 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// Checks that no attempt starts after the response to a cancel, and that none is in flight at "cancelled".
+    /// Checks that no attempt starts after the response to a cancel, and that no attempt is in flight at the response
+    /// "cancelled".
     fn judge_cancel(&self, callback: &Callback, cancel: Cancel, found: &mut Vec<Violation>) {
         let Callback { occurrence, began_at, end, .. } = callback;
         let (occurrence, began_at, acknowledged_at) = (*occurrence, *began_at, cancel.acknowledged_at);
-        // A run may start if it was redriven after the cancel.
+        // A run may start if a client redrove it after the cancel.
         let redriven_since = self.entries.redriven.get(&occurrence).is_some_and(|at| *at >= acknowledged_at);
         if began_at > acknowledged_at {
             if !redriven_since {
@@ -252,7 +274,7 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// Checks that an uninterrupted callback has an outcome other than missed.
+    /// Checks that the occurrence of an uninterrupted callback has an outcome, and that this outcome is not "missed".
     fn judge_resolution(&self, occurrence: &Occurrence, callbacks: &[&Callback], found: &mut Vec<Violation>) {
         if callbacks.iter().all(|callback| self.is_interrupted(callback, self.durable_at(callback))) {
             return;
@@ -261,14 +283,15 @@ impl<'a> Case<'a> {
             found.push(Violation::MissedAndCalled(*occurrence));
             return;
         }
-        // An expected occurrence is reported as lost. One after the horizon may be in progress.
+        // Another check reports an expected occurrence as lost. An occurrence after the end of the expected instants
+        // may be in progress.
         let judged = self.schedule(occurrence).is_some_and(|schedule| !schedule.is_beyond(occurrence));
         if judged && !self.expected.contains(occurrence) && !self.is_final(occurrence) {
             found.push(Violation::Unresolved(*occurrence));
         }
     }
 
-    /// Counts the permitted duplicates, and reports the others.
+    /// Counts the permitted duplicates, and reports all other duplicates.
     fn judge_duplicates(&self, callbacks: &[&Callback], found: &mut Vec<Violation>) -> usize {
         let mut duplicates = 0;
         for (number, callback) in callbacks.iter().enumerate() {
@@ -312,13 +335,13 @@ impl<'a> Case<'a> {
         matches!(own, Some(RunState::Missed { .. })) || self.is_in_missed(occurrence)
     }
 
-    /// Returns the instant by which the callback's outcome is durable without an interruption.
+    /// Returns the instant by which the callback's outcome must be durable if no interruption happens.
     fn durable_at(&self, callback: &Callback) -> Duration {
         callback.end.map_or(Duration::MAX, |end| end.at.saturating_add(self.entries.outcome_lag))
     }
 
-    /// Returns true if the callback's member was interrupted, or a duplicate is permitted, at some time from the
-    /// callback's start to `until`.
+    /// Returns true if, at some time from the callback's start to `until`, the callback's member was interrupted or
+    /// duplicates were permitted.
     fn is_interrupted(&self, callback: &Callback, until: Duration) -> bool {
         let overlaps = |one: &RangeInclusive<Duration>| *one.start() <= until && *one.end() >= callback.began_at;
         let exemptions = self.entries.exemptions.get(&callback.occurrence.incarnation);
@@ -352,7 +375,8 @@ impl AcknowledgedSchedule {
 
 impl Callback {
     fn was_accepted(&self) -> bool {
-        // A receiver may have accepted a callback whose member went down; the receiver reports that.
+        // A receiver may accept a callback although its member has gone down. The receiver then reports the end of the
+        // callback.
         self.end.is_some_and(|end| end.accepted)
     }
 

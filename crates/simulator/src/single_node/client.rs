@@ -1,4 +1,5 @@
-//! Simulated user: makes one request after another for its own schedules, and records the responses.
+//! Simulated user of a single node. It makes one request after another for its own schedules, and records the
+//! responses.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use super::series_end;
 use crate::user::{self, Incarnations, expected};
 use crate::{Handle, History};
 
-/// Longest time in which an attempt in flight reaches its receiver on a slow store.
+/// Longest time until an attempt in flight reaches its receiver, if the store is slow.
 const IN_FLIGHT: Duration = Duration::from_secs(5);
 
 pub(super) struct Client<'a> {
@@ -59,12 +60,12 @@ impl<'a> Client<'a> {
         self.created += 1;
         let id = format!("c{}-{}", self.number, self.created);
         let chosen = self.sim.draw(|random| random.coin());
-        let request = self.request(chosen.then(|| ScheduleId::new(&id).expect("the id is valid")));
+        let request = self.request(chosen.then(|| ScheduleId::new(&id).expect("an id of this form is valid")));
         let response = self.engine.call(|scheduler| async move { scheduler.create(vec![request]).await }).await;
         match response {
             Some(Ok(mut responses)) => match responses.pop().expect("a create returns one result per request") {
                 Ok(schedule) => self.record_created(&schedule),
-                Err(refusal) => panic!("a new id is rejected: {refusal}"),
+                Err(refusal) => panic!("the member rejected a new id: {refusal}"),
             },
             Some(Err(_)) | None => self.history.create_without_response(),
         }
@@ -76,7 +77,8 @@ impl<'a> Client<'a> {
         self.mine.push((schedule.id.clone(), schedule.incarnation));
     }
 
-    /// Creates an id that exists. The request must be rejected, and the schedule must stay.
+    /// Creates a schedule with an id that exists. The member must reject the request, and the existing schedule must
+    /// stay.
     async fn create_again(&mut self) {
         let Some((id, _)) = self.pick() else { return };
         let request = self.request(Some(id.clone()));
@@ -85,7 +87,7 @@ impl<'a> Client<'a> {
             let response = responses.pop().expect("a create returns one result per request");
             assert!(
                 response == Err(CreateRejection::Exists),
-                "lost: {id} was acknowledged; created again: {response:?}"
+                "lost: {id} was acknowledged, but the member created it again: {response:?}"
             );
         }
     }
@@ -96,7 +98,7 @@ impl<'a> Client<'a> {
         let response = self.engine.call(|scheduler| async move { scheduler.put(request).await }).await;
         match response {
             Some(Ok(Ok(response))) => {
-                assert!(!response.created, "lost: {id} was acknowledged, and a put finds no schedule");
+                assert!(!response.created, "lost: {id} was acknowledged, but a put found no schedule");
                 if response.too_late {
                     // The history knows only the start of the attempt in flight, so wait for its end.
                     self.sim.outside().sleep(IN_FLIGHT).await;
@@ -104,7 +106,7 @@ impl<'a> Client<'a> {
                 let Schedule { incarnation, revision, .. } = *response.schedule;
                 self.history.revised(incarnation, revision, expected(&response.schedule, series_end()));
             }
-            Some(Ok(Err(refusal))) => panic!("a schedule with a next instant is rejected: {refusal}"),
+            Some(Ok(Err(refusal))) => panic!("the member rejected a schedule that has a next instant: {refusal}"),
             Some(Err(_)) | None => self.abandon_schedule(incarnation),
         }
     }
@@ -120,7 +122,9 @@ impl<'a> Client<'a> {
                 self.sim.outside().sleep(IN_FLIGHT).await;
                 self.history.cancelled_too_late(incarnation);
             }
-            Some(Ok(CancelResponse::NotFound)) => panic!("lost: {id} was acknowledged and is not found"),
+            Some(Ok(CancelResponse::NotFound)) => {
+                panic!("lost: {id} was acknowledged, but a cancellation did not find it")
+            }
             Some(Ok(CancelResponse::Pending { .. })) => panic!("a single node never returns a pending cancellation"),
             Some(Err(_)) | None => return self.abandon_schedule(incarnation),
         }
@@ -138,12 +142,15 @@ impl<'a> Client<'a> {
         match response {
             Some(Ok(RedriveResponse::Redriven(occurrence))) => self.history.redriven(occurrence),
             Some(Ok(RedriveResponse::NotDead)) => {}
-            Some(Ok(RedriveResponse::NotFound)) => panic!("lost: the dead letter {of:?} was listed and is not found"),
+            Some(Ok(RedriveResponse::NotFound)) => {
+                panic!("lost: the member listed the dead letter {of:?}, but a redrive did not find it")
+            }
             Some(Err(_)) | None => self.abandon_schedule(of.incarnation),
         }
     }
 
-    /// Records that a change got no response, so it may take effect or not. The client stops using the schedule.
+    /// Records that a change got no response, so the change may or may not take effect. The client stops using the
+    /// schedule.
     fn abandon_schedule(&mut self, incarnation: Incarnation) {
         self.history.change_without_response(incarnation);
         self.mine.retain(|(_, mine)| *mine != incarnation);

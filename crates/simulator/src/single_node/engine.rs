@@ -1,4 +1,5 @@
-//! Member under test: the scheduler over one kind of store, started again whenever it is down.
+//! Member under test. It runs the scheduler over one kind of store. The scenario starts the member again whenever it is
+//! down.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -21,14 +22,14 @@ const CAPACITY_BYTES: u64 = 64 << 20;
 const BOOT_TIME_MAX: Duration = Duration::from_secs(60);
 const RUNS_MAX: usize = 10_000;
 
-/// Kind of the store.
+/// Kind of store that the member uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum EngineKind {
-    /// Store in memory with the weakest guarantees that the port permits, with delays and failures.
+    /// In-memory store with delays, failures and the weakest guarantees that the port permits.
     Weak,
-    /// Store in memory that applies each item in one step.
+    /// In-memory store that applies each item of a call in one step.
     Atomic,
-    /// The embedded store, on the simulated disk.
+    /// Embedded store on the simulated disk.
     Embedded,
 }
 
@@ -42,7 +43,7 @@ pub(super) struct Engine {
     instance: Mutex<Option<Instance>>,
 }
 
-/// One start of the member.
+/// Parts of the member for one of its starts.
 #[derive(Clone)]
 struct Instance {
     runtime: Runtime,
@@ -75,13 +76,13 @@ impl Engine {
         self.sim.volume(MEMBER).set_capacity(CAPACITY_BYTES);
     }
 
-    /// Leaves so little space that the store rejects users' writes.
+    /// Reduces the free space of the disk, so that the store rejects the writes of users.
     pub(super) fn fill_disk(&self) {
         let volume = self.sim.volume(MEMBER);
         volume.set_capacity(volume.used_bytes() + (300 << 10));
     }
 
-    /// Starts the member until it is up and serves.
+    /// Starts the member, and repeats the start until the scheduler runs.
     pub(super) async fn start(&self) {
         for attempt in 0..1_000 {
             if !self.sim.is_up(MEMBER) {
@@ -93,17 +94,17 @@ impl Engine {
             }
             match self.boot().await {
                 Some(instance) => *self.lock() = Some(instance),
-                // The member went down, or could not start on a failing disk. A supervisor starts it again.
+                // The member went down, or could not start on a failing disk. Start it again, as a supervisor does.
                 None => {
                     if attempt == 3 {
-                        self.empty_disk(); // An operator frees space.
+                        self.empty_disk(); // Free space, as an operator does.
                     }
                     self.sim.kill(MEMBER);
                     self.sim.outside().sleep(Duration::from_millis(50)).await;
                 }
             }
         }
-        panic!("lost: the member does not start");
+        panic!("lost: the member does not start after 1,000 attempts");
     }
 
     async fn boot(&self) -> Option<Instance> {
@@ -113,7 +114,7 @@ impl Engine {
         drop(runtime.spawn("boot", async move {
             let _outside_is_gone = sender.send(boot.await);
         }));
-        // On a full disk, the member waits for free space.
+        // If the disk is full, the member waits for free space, so limit the duration of the start.
         self.sim.outside().timeout(BOOT_TIME_MAX, receiver).await?.ok().flatten()
     }
 
@@ -149,7 +150,7 @@ impl Engine {
     fn memory_store(&self, runtime: &Runtime) -> MemoryStore {
         let options = match self.kind {
             EngineKind::Weak => MemoryOptions {
-                // On a slow store, a range may be closed between two steps of a creator.
+                // With the slow store, an owner may close a range between two steps of a creator.
                 latency: Some(
                     Duration::ZERO..=Duration::from_millis(if self.sim.seed().is_multiple_of(2) { 300 } else { 5 }),
                 ),
@@ -179,9 +180,11 @@ impl Engine {
         outside.timeout(Duration::from_secs(30), receiver).await?.ok()
     }
 
-    /// Stops the scheduler in an orderly way, so that no attempt stays in flight.
+    /// Stops the scheduler in an orderly way, so that no attempt remains in flight.
     pub(super) async fn stop(&self) {
-        self.call(|scheduler| async move { scheduler.stop().await }).await.expect("lost: the member does not stop");
+        self.call(|scheduler| async move { scheduler.stop().await })
+            .await
+            .expect("lost: the orderly stop of the member did not return");
     }
 
     /// Reports the stored runs of these schedules to the history.
@@ -190,7 +193,7 @@ impl Engine {
             let incarnation = *incarnation;
             let runs = loop {
                 self.start().await;
-                let store = self.lock().clone().expect("the member was started above").store;
+                let store = self.lock().clone().expect("the call of `start` has started the member").store;
                 let operation = move |_: Scheduler| async move { store.runs(incarnation, None, RUNS_MAX).await };
                 if let Some(Ok(runs)) = self.call(operation).await {
                     break runs;
@@ -208,7 +211,7 @@ impl Engine {
 }
 
 async fn open_embedded(sim: &Handle, runtime: &Runtime, tasks: &TaskSet) -> Option<EmbeddedStore> {
-    // Small sizes, so that segments are recycled and checkpoints are written often.
+    // With these small sizes, the store often recycles segments and writes checkpoints.
     let options = store_embedded::Options {
         index: IndexKind::Map,
         journal: store_embedded::journal::Options {
@@ -231,7 +234,7 @@ async fn open_embedded(sim: &Handle, runtime: &Runtime, tasks: &TaskSet) -> Opti
                     | store_embedded::OpenError::Journal(store_embedded::journal::OpenError::Damaged { .. })
             );
             sim.note(&format!("cannot open the store: {error}"));
-            assert!(!damaged, "lost: no bit was flipped, and the store reports damage: {error}");
+            assert!(!damaged, "lost: the scenario flipped no bit, but the store reports damage: {error}");
             None
         }
     }

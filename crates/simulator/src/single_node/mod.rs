@@ -1,8 +1,8 @@
-//! Single-node scenario: the real scheduler over a real store, under load, while the machine fails.
+//! Single-node scenario. The real scheduler runs over a real store, under load, while the machine fails.
 //!
-//! Clients create, replace, cancel and redrive schedules. A receiver accepts, fails, times out and panics. The member
-//! is killed, loses power and pauses, its clock jumps and its disk fails. Then all faults end, and the [`History`]
-//! checks every promise.
+//! Clients create, replace, cancel and redrive schedules. A receiver accepts, fails, times out and panics. The scenario
+//! kills the member, cuts its power, pauses it, makes its clock jump and makes its disk fail. Then all faults end, and
+//! the [`History`] checks every promise.
 
 mod client;
 mod engine;
@@ -22,22 +22,22 @@ use engine::Engine;
 pub use engine::EngineKind;
 pub use mutant::Mutant;
 
-/// Time in which clients send requests and faults are injected.
+/// Time during which clients send requests and the scenario injects faults.
 const FAULT_TIME: Duration = Duration::from_secs(12);
-/// Longest time, after the faults, for the last due instant and its retries.
+/// Longest time after the faults until the last due instant and its retries.
 const RECOVERY_TIME: Duration = Duration::from_secs(60);
 const CLIENTS: usize = 5;
 /// Name of the only member.
 const MEMBER: &str = "a";
-/// Largest offset of the clock from true time, in milliseconds.
+/// Largest offset of the member's clock from true time, in milliseconds.
 const JUMP_MILLIS_MAX: u64 = 4_000;
 
-/// End of the instants of a recurring schedule that the history expects.
+/// Returns the last instant up to which the history expects all instants of a recurring schedule.
 fn series_end() -> Timestamp {
     EPOCH + FAULT_TIME + RECOVERY_TIME / 2
 }
 
-/// Returns the scenarios that must hold, for a command that runs many seeds.
+/// Returns the scenarios that must succeed with every seed, for a command that runs many seeds.
 #[must_use]
 pub fn suite() -> Suite {
     Suite::new()
@@ -49,14 +49,15 @@ pub fn suite() -> Suite {
 /// Runs one seed of one scenario, with or without a deliberate bug.
 ///
 /// # Panics
-/// Panics if a promise was broken, with all violations.
+/// Panics if the run broke a promise. The message lists all violations.
 pub fn run(sim: &Simulation, kind: EngineKind, mutant: Option<Mutant>) -> Verdict {
     sim.set_time_limit(FAULT_TIME + RECOVERY_TIME + Duration::from_secs(3_600));
-    sim.tolerate_panics(); // The receiver panics deliberately. The history shows the effects of other panics.
+    sim.tolerate_panics(); // The receiver panics deliberately. The history detects the effects of all other panics.
     let sim_in: Handle = (**sim).clone();
     sim.run_until(async move {
         let sim = sim_in;
-        // The slowest fsync takes 5 s, a full disk lasts 2 s, and a failed fsync is followed by a halt.
+        // Longest time until an outcome is durable. The slowest fsync takes 5 s, the disk is full for at most 2 s, and
+        // the member halts after a failed fsync.
         let history = History::new(&sim, Duration::from_secs(10));
         let engine = Engine::new(sim.clone(), kind, mutant, history.clone());
         engine.start().await;
@@ -111,7 +112,7 @@ async fn inject_faults(sim: &Handle, engine: &Engine) {
 async fn heal(sim: &Handle, engine: &Engine) {
     sim.set_faults(Faults::default());
     engine.empty_disk();
-    sim.outside().sleep(Duration::from_secs(5)).await; // The last slow fsync and the last pause end.
+    sim.outside().sleep(Duration::from_secs(5)).await; // Wait until the last slow fsync and the last pause have ended.
     engine.start().await;
 }
 

@@ -1,4 +1,4 @@
-//! Deliberate bugs, each inserted between two correct components, which the checkers must catch.
+//! Deliberate bugs. Each bug changes the calls between two correct components, and the checkers must detect it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -25,20 +25,20 @@ pub enum Mutant {
     AcknowledgesBeforeFsync,
     /// `done` advances with `closed`, even without outcomes.
     DoneBeforeOutcome,
-    /// The owner does not read again after `closed` is durable.
+    /// The owner does not read a range again after `closed` is durable.
     SkipsTheSecondRead,
-    /// A creator reads `closed` before its row is durable, not after.
+    /// A creator reads `closed` before its row is durable, and not afterwards.
     ReadsClosedBeforeItsRow,
-    /// A due row fires its original schedule, even if the schedule has a later revision.
+    /// A due row fires the first revision of its schedule, even if the schedule has a later revision.
     IgnoresTheRevision,
 }
 
-/// Delay between two steps of a creator, long enough for a range to be closed.
+/// Delay between two steps of a creator. It is so long that an owner may close a range between the steps.
 const CREATOR_SLOW: Duration = Duration::from_millis(400);
-/// Delay of the insert log, long enough for the second read to be necessary.
+/// Delay of reads of the insert log. It is so long that the owner needs the second read.
 const INSERT_LOG_LATE: Duration = Duration::from_millis(1_500);
 
-/// A store behind a deliberate bug.
+/// Store with a deliberate bug.
 pub(crate) struct Mutated {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) mutant: Mutant,
@@ -46,7 +46,7 @@ pub(crate) struct Mutated {
     pub(crate) memory: Arc<Mutex<Memory>>,
 }
 
-/// State of the bug, which outlives a crash.
+/// State of the bug. It outlives a crash of the member.
 #[derive(Default)]
 pub(crate) struct Memory {
     closed_written: BTreeMap<PollerId, Timestamp>,
@@ -59,7 +59,7 @@ impl Mutated {
         self.memory.lock().expect("no holder of this lock panics")
     }
 
-    /// Returns true for a second read, which ends exactly at a written `closed`.
+    /// Returns true if the read is a second read. Such a read ends exactly at a written `closed`.
     fn is_second_read(&self, read: &DueRead) -> bool {
         self.memory().closed_written.get(&read.poller) == Some(&read.until)
     }
@@ -176,7 +176,8 @@ impl Store for Mutated {
     ) -> Answer<'_, (Vec<InsertLogEntry>, Cursor)> {
         Box::pin(async move {
             if self.mutant == Mutant::SkipsTheSecondRead {
-                // The insert log may be read late; the second read finds the rows that it does not report in time.
+                // A late read of the insert log is permitted. Without the bug, the second read finds the rows that the
+                // insert log does not report in time.
                 self.runtime.sleep(INSERT_LOG_LATE).await;
             }
             self.store.insert_log(shards, cursor, limit).await
@@ -216,7 +217,7 @@ impl Store for Mutated {
         }
         Box::pin(async move {
             if self.mutant == Mutant::ReadsClosedBeforeItsRow {
-                // The bug affects creators only: owners write no row at or before `closed`.
+                // The bug affects only creators. The store still moves the rows of owners to a position after `closed`.
                 for write in &mut writes {
                     if let Change::Put(Insert { due, .. })
                     | Change::PutIf { insert: Insert { due, .. }, .. }
@@ -234,7 +235,7 @@ impl Store for Mutated {
     }
 }
 
-/// World in which fsync has no effect.
+/// World in which an fsync has no effect.
 pub(super) struct Unsynced(Arc<dyn World>);
 
 impl Unsynced {

@@ -1,4 +1,4 @@
-//! Receiver of callbacks: it is fast or slow, fails, and sometimes panics in the task that calls it.
+//! Receiver of callbacks. It is fast or slow, fails, and sometimes panics in the task that calls it.
 
 use futures_util::future::BoxFuture;
 use runtime::Runtime;
@@ -22,7 +22,7 @@ impl Deliver for Receiver {
             member.sleep(takes).await;
             let response = sim.draw(|random| random.below(20));
             history.callback_ended(callback, response > 2);
-            assert!(response != 0, "deliberate panic of the receiver in its caller's task");
+            assert!(response != 0, "deliberate panic of the receiver in the task of its caller");
             Some(Delivered { result: user::result_of(response), retry_after: None })
         })
     }

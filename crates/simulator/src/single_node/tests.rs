@@ -2,7 +2,7 @@ use super::*;
 use crate::{Incident, assert_caught, run_seeds};
 
 const SEEDS: u64 = 12;
-/// Seeds that failed once.
+/// Seeds that once made the scenario fail.
 const FAILED: [u64; 1] = [9_232];
 
 fn run_seeds_of(name: &str, kind: EngineKind) -> crate::Coverage {
@@ -31,26 +31,26 @@ fn assert_mutant_caught(mutant: Mutant, kind: EngineKind, symptom: &str) {
 }
 
 #[test]
-fn acknowledgement_before_the_fsync_is_caught() {
+fn checkers_detect_acknowledgement_before_the_fsync() {
     assert_mutant_caught(Mutant::AcknowledgesBeforeFsync, EngineKind::Embedded, "lost");
 }
 
 #[test]
-fn done_before_the_outcome_is_caught() {
+fn checkers_detect_done_before_the_outcome() {
     assert_mutant_caught(Mutant::DoneBeforeOutcome, EngineKind::Atomic, "lost");
 }
 
 #[test]
-fn skipped_second_read_is_caught() {
+fn checkers_detect_skipped_second_read() {
     assert_mutant_caught(Mutant::SkipsTheSecondRead, EngineKind::Weak, "lost");
 }
 
 #[test]
-fn creator_that_reads_closed_too_early_is_caught() {
+fn checkers_detect_creator_that_reads_closed_too_early() {
     assert_mutant_caught(Mutant::ReadsClosedBeforeItsRow, EngineKind::Weak, "lost");
 }
 
 #[test]
-fn ignored_revision_is_caught() {
+fn checkers_detect_ignored_revision() {
     assert_mutant_caught(Mutant::IgnoresTheRevision, EngineKind::Atomic, "violations");
 }

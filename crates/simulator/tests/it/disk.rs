@@ -13,7 +13,7 @@ fn contents(sim: &Simulation) -> Option<Vec<u8>> {
     sim.volume("a").read(LOG)
 }
 
-/// Writes `parts` in order, syncs after the first `synced` of them, and crashes.
+/// Writes `parts` in order, syncs the file after the first `synced` parts, and crashes the member.
 fn crash_after_writes(sim: &Simulation, parts: &[&[u8]], synced: usize) -> Vec<u8> {
     sim.run_until(async {
         let file = durable_file(&sim.member("a"), LOG).await;
@@ -31,7 +31,7 @@ fn crash_after_writes(sim: &Simulation, parts: &[&[u8]], synced: usize) -> Vec<u
 }
 
 #[test]
-fn crash_retains_synced_bytes_and_any_part_of_the_rest() {
+fn crash_retains_synced_bytes_and_any_part_of_unsynced_bytes() {
     let parts: [&[u8]; 3] = [&[1; 700], &[2; 5_000], &[3; 100]];
     let mut lengths = std::collections::BTreeSet::new();
     for seed in 0..200 {
@@ -48,7 +48,7 @@ fn crash_retains_synced_bytes_and_any_part_of_the_rest() {
 }
 
 #[test]
-fn unsynced_writes_survive_completely_partly_or_not_at_all() {
+fn unsynced_write_survives_completely_partly_or_not_at_all() {
     let outcome = |property: fn(&[u8]) -> bool| {
         seeds_where(300, |sim| {
             let remaining = crash_after_writes(sim, &[&[7; 4_096]], usize::MAX);
@@ -67,12 +67,12 @@ fn unsynced_writes_survive_completely_partly_or_not_at_all() {
 }
 
 #[test]
-fn torn_write_tears_between_sectors() {
+fn torn_write_keeps_or_loses_whole_sectors() {
     for seed in 0..200 {
         let remaining = crash_after_writes(&Simulation::new(seed), &[&[7; 100], &[7; 5_000]], 0);
         let mut padded = remaining.clone();
         padded.resize(5_100, 0);
-        // The second write starts in the first sector, so that sector has two parts.
+        // The second write starts within the first sector, so this sector has bytes of two writes.
         for (start, end) in
             [(0, 100), (100, 512)].into_iter().chain((1..10).map(|n| (n * 512, (n * 512 + 512).min(5_100))))
         {
@@ -83,7 +83,7 @@ fn torn_write_tears_between_sectors() {
 }
 
 #[test]
-fn torn_write_may_leave_a_hole() {
+fn torn_write_may_lose_sector_between_written_sectors() {
     let holes = seeds_where(200, |sim| {
         let remaining = crash_after_writes(sim, &[&[7; 4_096]], usize::MAX);
         let first_lost = remaining.iter().position(|byte| *byte == 0);
@@ -107,7 +107,7 @@ fn truncated_file_that_grows_reads_as_zeros() {
 }
 
 #[test]
-fn later_unsynced_write_may_survive_without_an_earlier_one() {
+fn later_unsynced_write_may_survive_without_an_earlier_write() {
     let reordered = seeds_where(100, |sim| {
         let remaining = crash_after_writes(sim, &[&[1; 512], &[2; 512]], usize::MAX);
         remaining.len() == 1_024 && remaining[0] == 0 && remaining[512] == 2
@@ -140,7 +140,7 @@ fn kill_retains_written_data_that_is_not_durable() {
 }
 
 #[test]
-fn name_is_durable_only_after_its_folder_is_synced() {
+fn file_name_is_durable_only_after_a_sync_of_its_folder() {
     let lost = seeds_where(100, |sim| {
         sim.run_until(async {
             let file = sim.member("a").disk().open(Path::new(LOG), OpenMode::CreateNew).await.unwrap();
@@ -160,7 +160,7 @@ fn name_is_durable_only_after_its_folder_is_synced() {
 }
 
 #[test]
-fn folder_is_lost_with_its_files_unless_its_parent_was_synced() {
+fn crash_may_lose_folder_unless_its_parent_was_synced() {
     let run = |sim: &Simulation, sync_parent: bool| {
         sim.run_until(async {
             let (a, folder) = (sim.member("a"), Path::new("/data/log"));
@@ -179,7 +179,7 @@ fn folder_is_lost_with_its_files_unless_its_parent_was_synced() {
 }
 
 #[test]
-fn rename_is_atomic() {
+fn crash_after_rename_leaves_old_or_new_file() {
     let (mut before, mut after) = (0, 0);
     for seed in 0..100 {
         let sim = Simulation::new(seed);
@@ -284,7 +284,7 @@ fn full_disk_rejects_growth_and_accepts_overwrites() {
 }
 
 #[test]
-fn flipped_bit_is_read_and_survives_a_crash() {
+fn read_returns_flipped_bit_before_and_after_a_crash() {
     let sim = Simulation::new(0);
     sim.run_until(async {
         let file = durable_file(&sim.member("a"), LOG).await;
@@ -300,7 +300,7 @@ fn flipped_bit_is_read_and_survives_a_crash() {
 }
 
 #[test]
-fn power_fails_in_the_chosen_operation() {
+fn power_fails_during_the_chosen_disk_operation() {
     for number in 1..=6 {
         let sim = Simulation::new(number);
         let _a = sim.member("a");
@@ -322,7 +322,7 @@ fn power_fails_in_the_chosen_operation() {
 }
 
 #[test]
-fn lock_excludes_others_until_its_guard_drops_or_its_owner_crashes() {
+fn lock_excludes_others_until_guard_drops_or_owner_crashes() {
     let sim = Simulation::new(0);
     sim.run_until(async {
         let disk = sim.member("a").disk();
@@ -340,7 +340,7 @@ fn lock_excludes_others_until_its_guard_drops_or_its_owner_crashes() {
 }
 
 #[test]
-fn errors_match_those_of_a_file_system() {
+fn simulated_disk_returns_the_errors_of_a_file_system() {
     let sim = Simulation::new(0);
     sim.run_until(async {
         let disk = sim.member("a").disk();
@@ -360,7 +360,7 @@ fn errors_match_those_of_a_file_system() {
 }
 
 #[test]
-fn reads_and_writes_fail_with_the_set_probability() {
+fn disk_operations_fail_with_the_set_probability() {
     let sim = Simulation::new(5);
     sim.run_until(async {
         let file = durable_file(&sim.member("a"), LOG).await;

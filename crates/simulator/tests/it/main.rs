@@ -12,7 +12,7 @@ use std::sync::Arc;
 use runtime::{DiskFile, OpenMode, Runtime};
 use simulator::Simulation;
 
-/// Creates a file whose name is durable.
+/// Creates a file, and makes its name durable.
 async fn durable_file(member: &Runtime, path: &str) -> Arc<dyn DiskFile> {
     let disk = member.disk();
     let file = disk.open(Path::new(path), OpenMode::CreateNew).await.unwrap();

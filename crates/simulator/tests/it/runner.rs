@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use simulator::{Incident, Order, Simulation, Suite, Text, assert_caught, run_seed, run_seeds, try_seeds};
 
-/// Runs two tasks that each add one to a number, and lose an addition in some orders.
+/// Runs two tasks. Each task adds one to a number. In some orders of their steps, one addition is lost.
 fn race(sim: &Simulation) {
     let number = std::sync::Arc::new(AtomicU64::new(0));
     sim.run_until(async {
@@ -36,7 +36,7 @@ fn failure_prints_its_replay_command_and_the_last_events() {
 }
 
 #[test]
-fn assert_caught_requires_a_failure_with_the_symptom() {
+fn assert_caught_requires_failure_that_contains_the_symptom() {
     let caught = assert_caught("LosesAddition", "an addition was lost", 0..100, race);
     assert!(caught.runs <= 100);
     let unnoticed = std::panic::catch_unwind(|| assert_caught("Nothing", "", 0..10, |_| {}));
@@ -46,7 +46,7 @@ fn assert_caught_requires_a_failure_with_the_symptom() {
 }
 
 #[test]
-fn difference_between_two_runs_of_a_seed_is_reported() {
+fn runner_reports_difference_between_two_runs_of_a_seed() {
     let runs = AtomicU64::new(0);
     let failure =
         try_seeds("leaks", 0..1, |sim| sim.run_for(Duration::from_secs(runs.fetch_add(1, Ordering::Relaxed))));

@@ -48,7 +48,7 @@ fn busy(sim: &Simulation) -> Vec<u64> {
 }
 
 #[test]
-fn equal_seeds_give_equal_traces_and_others_do_not() {
+fn equal_seeds_give_equal_traces_but_different_seeds_do_not() {
     let (first, again, other) = (Simulation::new(1), Simulation::new(1), Simulation::new(2));
     let orders = [busy(&first), busy(&again), busy(&other)];
     assert_eq!(orders[0], orders[1]);
@@ -148,7 +148,7 @@ fn self_crash_takes_effect_at_the_next_await() {
 }
 
 #[test]
-fn aborted_task_is_dropped_unless_it_has_a_thread() {
+fn abort_drops_task_unless_the_task_has_its_own_thread() {
     let sim = Simulation::new(0);
     sim.run_until(async {
         let a = sim.member("a");
@@ -183,7 +183,7 @@ fn halt_ends_the_member_and_records_the_reason() {
 }
 
 #[test]
-fn tasks_and_timers_of_an_earlier_start_have_no_effect() {
+fn tasks_and_timers_of_an_earlier_member_start_have_no_effect() {
     let sim = Simulation::new(0);
     let old = sim.member("a");
     sim.crash("a");

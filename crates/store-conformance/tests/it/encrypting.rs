@@ -1,4 +1,4 @@
-//! Tests of the encrypting store: it passes the suite, and its engine receives no plaintext secret.
+//! Tests of the encrypting store. The store passes the conformance suite, and its engine receives no plaintext secret.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::support::{Memory, POLLER, TENANT, insert, minute, on_real};
 
 store_conformance::conformance_tests!(run);
 
-/// Cases that compare written and read secrets in plaintext.
+/// Conformance cases that write secrets and compare them with the secrets that they read.
 const OF_PLAIN_SECRETS: [&str; 3] = [
     "every_field_of_a_schedule_is_preserved",
     "tenants_are_stored_and_replaced",

@@ -1,4 +1,4 @@
-//! Tests of the in-memory engine in both forms, and tests that the suite detects bugs.
+//! Tests of the in-memory engine in its atomic and its weak form, and tests that the conformance suite detects bugs.
 
 mod encrypting;
 mod memory;
@@ -22,8 +22,8 @@ mod atomic {
     }
 }
 
-/// Runs of the weak engine. The seed determines how calls interleave, because their steps are separate in simulated
-/// time.
+/// Runs of the suite with the weak engine. The steps of a call are separate in simulated time, so the seed determines
+/// how concurrent calls interleave.
 mod weak {
     use super::*;
 
@@ -41,17 +41,18 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn two_models_agree_atomic(operations in differential::operations(30)) {
+    fn two_atomic_models_return_the_same_results(operations in differential::operations(30)) {
         agree(&operations, &MemoryOptions::default());
     }
 
     #[test]
-    fn two_models_agree_weak(operations in differential::operations(30)) {
+    fn two_weak_models_return_the_same_results(operations in differential::operations(30)) {
         agree(&operations, &MemoryOptions::weak());
     }
 }
 
-/// Compares two models. This checks that the operations keep the port's rules, because the model panics if they do not.
+/// Compares two instances of the model. The model panics if an operation breaks a rule of the store port, so this also
+/// checks the operations.
 fn agree(operations: &[differential::Operation], options: &MemoryOptions) {
     on_real(async |runtime| {
         let model = MemoryStore::new(runtime.clone(), options.clone());

@@ -13,7 +13,7 @@ use store::{Cancellation, Change, Cursor, Health, Insert, Inserted, OwnerWrite, 
 use crate::support::{POLLER, TENANT, has_row, has_schedule, insert, minute, on_real, weak_and_slow};
 
 #[test]
-fn weak_engine_shows_a_row_before_its_schedule() {
+fn weak_engine_can_show_a_due_row_before_its_schedule() {
     let mut rows_alone = 0;
     for seed in 0..40 {
         let sim = Simulation::new(seed);
@@ -22,7 +22,8 @@ fn weak_engine_shows_a_row_before_its_schedule() {
             let insert = insert(1, None);
             let watch = async {
                 while !has_schedule(&store, &insert).await {
-                    // The row is read first. If the schedule is still missing afterwards, the row was visible alone.
+                    // The test reads the row first. If the schedule is missing afterwards, the row was visible without
+                    // its schedule.
                     rows_alone += u32::from(has_row(&store, &insert).await && !has_schedule(&store, &insert).await);
                 }
                 assert!(has_row(&store, &insert).await, "a schedule exists without its row");
@@ -35,7 +36,7 @@ fn weak_engine_shows_a_row_before_its_schedule() {
 }
 
 #[test]
-fn atomic_engine_shows_row_and_schedule_together() {
+fn atomic_engine_shows_due_row_and_schedule_together() {
     for seed in 0..40 {
         let sim = Simulation::new(seed);
         sim.run_until(async {
@@ -53,7 +54,7 @@ fn atomic_engine_shows_row_and_schedule_together() {
 }
 
 #[test]
-fn dropped_call_leaves_its_first_steps() {
+fn dropped_insert_leaves_the_effects_of_its_first_steps() {
     let mut left = Vec::new();
     for (polls, seed) in (0..8).flat_map(|polls| (0..8).map(move |seed| (polls, seed))) {
         let sim = Simulation::new(seed);
@@ -63,7 +64,7 @@ fn dropped_call_leaves_its_first_steps() {
             let mut call = store.insert(vec![insert.clone()]);
             for _ in 0..polls {
                 if poll_immediate(&mut call).await.is_some() {
-                    return; // The call has returned, so there is nothing to drop.
+                    return; // The call has already returned, so the test cannot drop it.
                 }
             }
             drop(call);
@@ -79,7 +80,7 @@ fn dropped_call_leaves_its_first_steps() {
 }
 
 #[test]
-fn calls_fail_before_between_and_after_their_steps() {
+fn injected_failure_can_follow_any_step_of_a_call() {
     let mut left = Vec::new();
     for seed in 0..60 {
         let sim = Simulation::new(seed);
@@ -99,7 +100,7 @@ fn calls_fail_before_between_and_after_their_steps() {
 }
 
 #[test]
-fn same_seed_gives_same_results_at_same_times() {
+fn same_seed_gives_same_results_at_the_same_times() {
     let history = |seed| {
         let sim = Simulation::new(seed);
         sim.run_until(async {
@@ -120,7 +121,7 @@ fn same_seed_gives_same_results_at_same_times() {
 }
 
 #[test]
-fn data_survives_a_crash_of_the_member() {
+fn reopened_store_has_the_data_from_before_a_member_crash() {
     let sim = Simulation::new(1);
     sim.run_until(async {
         let first = MemoryStore::new(sim.member("a"), weak_and_slow());
@@ -133,7 +134,7 @@ fn data_survives_a_crash_of_the_member() {
 }
 
 #[test]
-fn full_store_rejects_only_user_writes_and_closed_store_all() {
+fn full_store_rejects_user_writes_and_closed_store_all_calls() {
     on_real(async |runtime| {
         let store = MemoryStore::new(runtime, MemoryOptions::default());
         let insert = insert(1, Some("invoice-7"));
@@ -156,13 +157,14 @@ fn full_store_rejects_only_user_writes_and_closed_store_all() {
     });
 }
 
-/// Returns whether the call does not panic, which means that it keeps the port's rules.
+/// Returns whether the model accepts the call without a panic. The model panics if a call breaks a rule of the store
+/// port.
 async fn keeps_the_rules<T>(call: impl Future<Output = T>) -> bool {
     AssertUnwindSafe(call).catch_unwind().await.is_ok()
 }
 
 #[test]
-fn caller_that_breaks_a_rule_panics() {
+fn call_that_breaks_a_rule_of_the_store_port_panics() {
     let breaks = |what: &str, changes: &dyn Fn(&Insert) -> Vec<Change>, term: Option<Term>| {
         on_real(async |runtime| {
             let store = MemoryStore::new(runtime, MemoryOptions::default());
@@ -201,7 +203,7 @@ fn caller_that_breaks_a_rule_panics() {
 }
 
 #[test]
-fn latency_is_drawn_from_its_range() {
+fn memory_store_draws_latency_from_its_configured_range() {
     let sim = Simulation::new(3);
     sim.run_until(async {
         let latency = Duration::from_millis(5)..=Duration::from_millis(10);

@@ -1,4 +1,4 @@
-//! Tests that the suite detects each of several deliberate bugs in an engine.
+//! Tests that the conformance suite detects each of several deliberate bugs in an engine.
 
 use std::collections::BTreeSet;
 use std::panic::AssertUnwindSafe;
@@ -25,7 +25,7 @@ use crate::support::{Memory, weak_and_slow};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Bug {
-    /// The insert log has numbers from a sequence, of which a later one can be committed first.
+    /// The insert log numbers its entries from a sequence, and an entry with a later number can be committed first.
     InsertLogCursorSkipsOpenInserts,
     InsertLogCursorSkipsEntries,
     ClosedIsReadBeforeTheRow,
@@ -87,18 +87,18 @@ const CAUGHT_BY: &[(Bug, &str)] = &[
     (Bug::PositionsAreOfAnotherPoller, "positions_never_decrease"),
     (Bug::RunsAfterIsIncluded, "runs_are_read_in_pages"),
     (Bug::TenantIsIgnored, "tenants_are_isolated"),
-    (Bug::TermsDoNotRise, "terms_rise"),
+    (Bug::TermsDoNotRise, "every_take_of_a_shard_returns_a_higher_term"),
     (Bug::WritesRunBackwards, "items_of_a_batch_take_effect_in_order"),
 ];
 
 #[test]
-fn each_deliberate_bug_is_detected_by_its_case() {
+fn each_deliberate_bug_fails_its_conformance_case() {
     let missed: Vec<_> =
         CAUGHT_BY.iter().filter(|(bug, case)| !(0..20).any(|seed| detects(*bug, case, seed))).collect();
     assert!(missed.is_empty(), "no seed catches {missed:?}");
 }
 
-/// Bugs that change the results of sequential calls, or the rows that these calls leave.
+/// Bugs that change the results of sequential calls, or the rows that these calls write.
 const SEEN_BY_THE_MODEL: &[Bug] = &[
     Bug::ClosedIsNotChecked,
     Bug::ConditionIsIgnored,
@@ -123,14 +123,14 @@ const SEEN_BY_THE_MODEL: &[Bug] = &[
 ];
 
 #[test]
-fn model_comparison_catches_bugs_visible_in_results() {
+fn model_comparison_detects_bugs_of_sequential_calls() {
     let sequences = sequences(200);
     let missed: Vec<_> =
         SEEN_BY_THE_MODEL.iter().filter(|bug| !sequences.iter().any(|it| differs(**bug, it))).collect();
     assert!(missed.is_empty(), "{} sequences do not show {missed:?}", sequences.len());
 }
 
-/// Returns the same sequences on every run.
+/// Returns `count` sequences of operations, which are the same on every run.
 fn sequences(count: usize) -> Vec<Vec<Operation>> {
     let mut runner = TestRunner::deterministic();
     let operations = differential::operations(30);
@@ -138,7 +138,7 @@ fn sequences(count: usize) -> Vec<Vec<Operation>> {
     (0..count).map(|_| draw()).collect()
 }
 
-/// Returns whether an engine with this bug differs from the model for these calls.
+/// Returns whether an engine with the bug `bug` returns other results than the model for these calls.
 fn differs(bug: Bug, operations: &[Operation]) -> bool {
     let sim = Simulation::new(1);
     sim.run_until(async {
@@ -148,7 +148,8 @@ fn differs(bug: Bug, operations: &[Operation]) -> bool {
     })
 }
 
-/// Returns whether the case fails on an engine with this bug. (The suites show that it passes on an engine without it.)
+/// Returns whether the case fails on an engine with the bug `bug`. The suites show that the case passes on a correct
+/// engine.
 fn detects(bug: Bug, case: &str, seed: u64) -> bool {
     let sim = Simulation::new(seed);
     sim.run_until(async {
@@ -165,11 +166,11 @@ fn broken(bug: Bug, runtime: Runtime) -> Memory {
     })
 }
 
-/// An engine with one bug, based on a correct engine.
+/// Engine with one deliberate bug. It passes its calls on to a correct engine.
 struct Broken {
     bug: Bug,
     store: MemoryStore,
-    /// Rows of inserts under way.
+    /// Due rows of the inserts that are under way.
     under_way: Mutex<BTreeSet<DueKey>>,
 }
 
@@ -178,7 +179,8 @@ impl Broken {
         self.bug == bug
     }
 
-    /// Removes the conditions of changes. Returns false if a condition does not hold now.
+    /// Replaces conditional changes by unconditional ones. Returns false if the bug checks conditions beforehand and a
+    /// condition does not hold.
     async fn check_conditions(&self, writes: &mut [OwnerWrite]) -> Result<bool, StoreError> {
         for write in writes {
             write.change = match write.change.clone() {
@@ -429,7 +431,8 @@ impl Store for Broken {
                 writes.reverse();
             }
             if self.has(Bug::OldTermIsAccepted) {
-                // No other caller takes the shards, so this has the effect of not checking the term.
+                // No other caller takes the shards. Taking them again therefore has the same effect as an engine that
+                // does not check the term.
                 let shards = writes.iter().map(|write| write.poller.shard()).collect();
                 let terms = self.store.take(shards).await?;
                 let newest = terms.into_iter().max();

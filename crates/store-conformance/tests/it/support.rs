@@ -1,4 +1,4 @@
-//! Helpers: the in-memory engine as a subject of the suite, and schedules for it.
+//! Helpers for tests: the in-memory engine as a subject of the conformance suite, and schedules for it.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use store::memory::{MemoryOptions, MemoryStore};
 use store::{DueBound, DueRead, Insert, Store};
 use store_conformance::Subject;
 
-/// Subject whose data survives each opening.
+/// Subject of the conformance suite. The data of its store survives a close and an open.
 pub(crate) struct Memory {
     runtime: Runtime,
     data: MemoryStore,
@@ -29,7 +29,7 @@ impl Memory {
         Memory { runtime, data, wrap: Box::new(|store| Arc::new(store)), open: Mutex::new(false) }
     }
 
-    /// Wraps every store that is opened here, to add a bug or a layer.
+    /// Function that wraps every store that this subject opens. A test adds a bug or a layer with it.
     pub(crate) fn broken(self, wrap: impl Fn(MemoryStore) -> Arc<dyn Store> + Send + Sync + 'static) -> Self {
         Memory { wrap: Box::new(wrap), ..self }
     }
@@ -70,7 +70,7 @@ pub(crate) fn minute(number: i64) -> Timestamp {
     Timestamp::from_millis(2_000_000_000_000 + number * 60_000)
 }
 
-/// Returns a one-shot of [`POLLER`] at `minute(1)`.
+/// Returns the insert of a one-shot schedule of [`POLLER`] that is due at `minute(1)`.
 pub(crate) fn insert(number: u128, name: Option<&str>) -> Insert {
     let incarnation = Incarnation::new(minute(0), number);
     let id = name.map_or_else(

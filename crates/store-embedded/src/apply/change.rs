@@ -1,4 +1,4 @@
-//! Writes of the owner of a shard.
+//! Application of the changes that the owner of a shard writes.
 
 use domain::{DueKey, Incarnation, Occurrence, PollerId, Revision, RunState, Status, Timestamp};
 use std::sync::Arc;
@@ -69,7 +69,8 @@ impl Machine {
         }
     }
 
-    /// Puts a schedule. `may` decides whether the schedule that has the id may be replaced or may lose its id.
+    /// Applies a put. `may` decides whether the put may replace the schedule that has the id or may take the id from
+    /// it.
     fn put(
         &self,
         at: Sequence,
@@ -104,8 +105,8 @@ impl Machine {
         Ok(Ok(Written::Put { schedule, position: due.position, before }))
     }
 
-    /// Writes the next revision of a schedule. Its row gets the number that the caller chose for a new incarnation, so
-    /// rows are always appended at the end of their family.
+    /// Writes the next revision of a schedule. The key of its row is the incarnation that the caller chose for a new
+    /// schedule. Such keys rise, so new rows are always at the end of their family.
     fn replace(&self, at: Sequence, known: &Known, insert: &InsertItem<'_>) -> Result<Vec<u8>, StoreError> {
         let before = schedule::head(&known.row).map_err(|error| self.rows.malformed(known.changed.row, error))?;
         let mut state = insert.head.state;
@@ -119,12 +120,12 @@ impl Machine {
         };
         let row = schedule::patch(insert.row, &head);
         let number = insert.head.incarnation;
-        // The labels are read before any write, so a damaged row changes nothing.
+        // This method reads the labels before it writes, so a damaged row leads to an error without any change.
         let labels = |row: &[u8]| schedule::labels(row).map_err(|error| self.rows.malformed(number, error));
         let (labels, labels_before) = (labels(&row)?, labels(&known.row)?);
         self.index().put(Family::Rows, &key::row(number), &row, at);
         self.write_changed(at, known.incarnation, &Changed { state, row: number });
-        // The first row stays: it identifies a repeated create.
+        // The index keeps the first row of a schedule, because it identifies a repeated create.
         if known.changed.row != known.incarnation && known.changed.row != number {
             self.index().remove(Family::Rows, &key::row(known.changed.row), at);
         }
@@ -200,7 +201,8 @@ impl Machine {
         }
         self.write_due(at, poller, due);
         self.index().remove(Family::Points, &dead_letter, at);
-        // The schedule is needed again. Writing its state again protects it from the history sweep.
+        // The redriven run needs its schedule. A new write of the schedule's state protects the schedule from the
+        // history sweep.
         if let Some(changed) = self.rows.changed(of.incarnation, at)? {
             self.write_changed(at, of.incarnation, &changed);
         }
@@ -210,7 +212,7 @@ impl Machine {
     fn move_positions(&self, at: Sequence, poller: PollerId, to: Positions) {
         let mut memory = self.memory();
         let known = memory.positions(poller);
-        // A poller whose `closed` is the last instant could not accept another row.
+        // `closed` stays below the last instant, because the poller could not accept another row otherwise.
         let closed = known.closed.max(to.closed).min(Timestamp::from_millis(Timestamp::MAX.as_millis() - 1));
         let moved = Positions { closed, done: known.done.max(to.done).min(closed) };
         if moved == known {

@@ -1,6 +1,7 @@
-//! Deletion of old history: first the runs, then the schedule with its id.
+//! Deletion of old history: first the runs of a schedule, then the schedule with its id.
 //!
-//! The history sweep chose the rows without a lock. Each row is checked here again, and stays if it has changed since.
+//! The history sweep chooses rows without a lock. This module checks each row again, and keeps a row that has changed
+//! since the choice.
 
 use std::ops::ControlFlow;
 
@@ -16,8 +17,8 @@ use crate::index::{Family, Sequence};
 use crate::read::{damaged, take_name};
 
 impl Machine {
-    /// Deletes the rows of `item` and returns whether they were deleted. The caller removes the schedules in `deleted`
-    /// from the listings.
+    /// Deletes the rows of `item` if they have not changed. Returns whether it deleted them. The caller removes the
+    /// schedules in `deleted` from the listings.
     pub(super) fn forget(&self, at: Sequence, item: &ForgetItem, deleted: &mut Deleted) -> Result<bool, StoreError> {
         match item {
             ForgetItem::Tick(now) => {
@@ -67,7 +68,8 @@ impl Machine {
         let Some(known) = self.rows.known(incarnation, at)? else { return Ok(false) };
         let (head, id) =
             schedule::head_and_id(&known.row).map_err(|error| self.rows.malformed(known.changed.row, error))?;
-        // An owner that restarts reads from `done` on, and needs the run records to recognise rows that have fired.
+        // An owner that restarts reads the due rows after `done`. It needs the run records to recognise the rows that
+        // have fired.
         let is_done = self.memory().positions(head.poller).done >= before;
         if known.changed.state.status == Status::Active || !is_done || self.has_run(incarnation, at)? {
             return Ok(false);
@@ -76,7 +78,7 @@ impl Machine {
             let name_key = key::id(head.tenant, id);
             let name = self.index().get(Family::Points, &name_key, at).map_err(damaged)?;
             let named = name.map(|value| take_name(&value)).transpose();
-            // If another schedule has taken the id, the name belongs to that schedule.
+            // If another schedule has taken the id, the row of the id belongs to that schedule and stays.
             if named.map_err(|error| self.rows.malformed(incarnation, error))? == Some(incarnation) {
                 self.index().remove(Family::Points, &name_key, at);
             }
@@ -84,7 +86,8 @@ impl Machine {
         let labels = schedule::labels(&known.row).map_err(|error| self.rows.malformed(known.changed.row, error))?;
         self.write_labels(at, head.tenant, incarnation, &[], &labels);
         deleted.entry(Bucket::of(head.tenant, incarnation)).or_default().insert(incarnation);
-        // The state is removed last: a reader that still sees it looks for the row as of that state.
+        // The state row is the last row to go. A reader that still sees the state also reads the schedule's row as it
+        // was at that time.
         self.index().remove(Family::Rows, &key::row(incarnation), at);
         if known.changed.row != incarnation {
             self.index().remove(Family::Rows, &key::row(known.changed.row), at);

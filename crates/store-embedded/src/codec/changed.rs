@@ -1,4 +1,4 @@
-//! A small row with the changes of a schedule since its row was written.
+//! Small row with the current state of a schedule and the key of its current spec.
 
 use domain::Incarnation;
 use stored::schedule::State;
@@ -6,7 +6,7 @@ use stored::{Malformed, Put as _, Take};
 
 const VERSION: u8 = 1;
 
-/// Changes of a schedule since its first row was written.
+/// Current state of a schedule, which may differ from the state in the schedule's first row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Changed {
     pub state: State,

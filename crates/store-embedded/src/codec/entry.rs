@@ -1,4 +1,5 @@
-//! Journal entries: one call's batch, or a part of it. Items are decoded one by one and borrow the entry's bytes.
+//! Codec of journal entries. An entry contains the batch of one call, or a part of the batch. The reader decodes the
+//! items one by one, and the items borrow the entry's bytes.
 
 use domain::{
     Audit, DueKey, Incarnation, Occurrence, PollerId, Precondition, Revision, ScheduleId, ScheduleVersion, ShardId,
@@ -11,7 +12,7 @@ use super::tenant;
 
 const VERSION: u8 = 1;
 
-/// Operation of an entry.
+/// Operation of a journal entry. All items of the entry have this operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(crate) enum Kind {
@@ -26,7 +27,8 @@ pub(crate) enum Kind {
     Forget = 9,
 }
 
-/// Builds the entries of one call. A new entry begins when the current one has reached `entry_len_max` bytes.
+/// Builder of the journal entries of one call. It begins a new entry when the current entry has reached `entry_len_max`
+/// bytes.
 pub(crate) struct Builder {
     kind: Kind,
     entry_len_max: usize,
@@ -51,7 +53,7 @@ impl Builder {
         }
         put(&mut self.current);
         self.count += 1;
-        // An entry numbers its items in 16 bits.
+        // The number of an item in its entry has 16 bits.
         if self.count == OPS_MAX {
             self.cut();
         }
@@ -145,7 +147,7 @@ fn put_blob_of(out: &mut Vec<u8>, put: impl FnOnce(&mut Vec<u8>)) {
     let at = out.len();
     out.u32(0);
     put(out);
-    let len = u32::try_from(out.len() - at - 4).expect("a request's size limit keeps values below 2^32");
+    let len = u32::try_from(out.len() - at - 4).expect("the size limit of requests keeps every value below 2^32 bytes");
     out[at..at + 4].copy_from_slice(&len.to_le_bytes());
 }
 
@@ -222,14 +224,14 @@ fn put_write(out: &mut Vec<u8>, write: &OwnerWrite) {
     }
 }
 
-/// Reads an entry item by item.
+/// Reader of a journal entry. It decodes one item at a time.
 pub(crate) struct Reader<'a> {
     pub(crate) kind: Kind,
     pub(crate) count: u32,
     take: Take<'a>,
 }
 
-/// Schedule to create, still encoded.
+/// Schedule to create, in its encoded form.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct InsertItem<'a> {
     pub due: DueKey,
@@ -279,18 +281,17 @@ pub(crate) struct TenantItem<'a> {
     pub entry: &'a [u8],
 }
 
-/// Operation of the history sweep. A run or schedule is deleted only if its row was last written at the sequence
+/// Operation of the history sweep. It deletes a run or schedule only if the last write of its row was at the sequence
 /// `seen`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ForgetItem {
-    /// Records the clock reading. Rows that are written later are younger.
+    /// Records the current time of the clock. Rows with a later sequence are younger than this time.
     Tick(Timestamp),
-    /// Deletes a clock reading that is no longer needed.
+    /// Deletes a clock record that the sweep no longer needs.
     DropTick(Timestamp),
-    /// Deletes a final run.
+    /// Deletes a run that has a final outcome.
     Run { of: Occurrence, seen: u64 },
-    /// Deletes a schedule that is over and has no run left, if its poller is done with every row that was due before
-    /// `before`.
+    /// Deletes an ended or cancelled schedule without runs. The poller's `done` must be at or after `before`.
     Schedule { incarnation: Incarnation, seen: u64, before: Timestamp },
 }
 
@@ -343,7 +344,7 @@ impl<'a> Reader<'a> {
         Ok(Cancellation { tenant, id })
     }
 
-    /// Reads a tenant that a build without tenant versions wrote.
+    /// Decodes a tenant that a build without tenant versions wrote.
     pub(crate) fn tenant(&mut self) -> Result<(Tenant, &'a [u8]), Malformed> {
         let value = self.take.blob()?;
         Ok((tenant::take_first(value)?, value))

@@ -3,7 +3,7 @@
 use domain::{DueKey, Incarnation, LabelKey, Occurrence, PollerId, Revision, ShardId, TargetKey, TenantId, Timestamp};
 use stored::{Malformed, Take};
 
-// Kinds of rows in `Family::Points`. The first byte of a key is its kind.
+// Kinds of rows in `Family::Points`. The first byte of a row's key is the kind.
 const ID: u8 = b'i';
 const STATE: u8 = b's';
 const RUN: u8 = b'r';
@@ -15,7 +15,7 @@ pub(crate) const HANDED_OVER: u8 = b'h';
 pub(crate) const AUDIT: u8 = b'a';
 pub(crate) const TICK: u8 = b'c';
 pub(crate) const ACTIVE: u8 = b'n';
-// The kind b'l' belongs to `super::listed`.
+// The module `super::listed` uses the kind b'l'.
 const LABEL: u8 = b'b';
 
 /// Returns the key of a schedule's row in `Family::Rows`.
@@ -79,7 +79,7 @@ fn parse_occurrence(take: &mut Take<'_>) -> Result<Occurrence, Malformed> {
     })
 }
 
-/// Returns the sortable bytes of an instant. The sign bit is flipped, so instants before 1970 sort first.
+/// Returns the sortable bytes of an instant. The encoding flips the sign bit, so that instants before 1970 sort first.
 fn instant(at: Timestamp) -> [u8; 8] {
     (at.as_millis().cast_unsigned() ^ 1 << 63).to_be_bytes()
 }
@@ -90,7 +90,7 @@ fn parse_instant(take: &mut Take<'_>) -> Result<Timestamp, Malformed> {
 
 const POLLER_LEN: usize = 8;
 
-/// Returns the prefix of every due row's key of a poller.
+/// Returns the common prefix of the keys of all due rows of a poller.
 pub(crate) fn poller(of: PollerId) -> [u8; POLLER_LEN] {
     let mut key = [0; POLLER_LEN];
     key[..4].copy_from_slice(&of.tenant.0.to_be_bytes());
@@ -109,7 +109,8 @@ fn parse_poller(take: &mut Take<'_>) -> Result<PollerId, Malformed> {
 
 pub(crate) const DUE_LEN: usize = 52;
 
-/// Returns the key of a due row in `Family::Due`: the poller, then the order of [`DueKey`].
+/// Returns the key of a due row in `Family::Due`. The key starts with the poller, followed by the fields of [`DueKey`]
+/// in their sort order.
 pub(crate) fn due(of: PollerId, due: &DueKey) -> [u8; DUE_LEN] {
     let mut key = [0; DUE_LEN];
     key[..8].copy_from_slice(&poller(of));
@@ -133,7 +134,7 @@ pub(crate) fn parse_due(key: &[u8]) -> Result<(PollerId, DueKey), Malformed> {
     Ok((poller, due))
 }
 
-/// Returns a key above every due row of the poller at or before `at`, and below every later one.
+/// Returns a key that is above every due row of the poller at or before `at`, and below every later due row.
 pub(crate) fn due_after(of: PollerId, at: Timestamp) -> Vec<u8> {
     let mut key = Vec::with_capacity(POLLER_LEN + 8);
     key.extend_from_slice(&poller(of));
@@ -142,14 +143,14 @@ pub(crate) fn due_after(of: PollerId, at: Timestamp) -> Vec<u8> {
     key
 }
 
-/// Returns a key above every due row of the poller.
+/// Returns a key that is above every due row of the poller.
 pub(crate) fn due_end(of: PollerId) -> Vec<u8> {
     let mut key = poller(of).to_vec();
     key.extend_from_slice(&[0xff; DUE_LEN - POLLER_LEN + 1]);
     key
 }
 
-/// Returns the bounds of an incarnation's runs: an inclusive lower and an exclusive upper key.
+/// Returns the bounds of the keys of an incarnation's runs: an inclusive lower and an exclusive upper key.
 pub(crate) fn run_bounds(incarnation: Incarnation) -> (Vec<u8>, Vec<u8>) {
     let mut from = vec![RUN];
     from.extend_from_slice(&incarnation.0.to_be_bytes());
@@ -158,7 +159,7 @@ pub(crate) fn run_bounds(incarnation: Incarnation) -> (Vec<u8>, Vec<u8>) {
     (from, to)
 }
 
-/// Returns the bounds of a tenant's dead letters, as [`run_bounds`] does for runs.
+/// Returns the bounds of the keys of a tenant's dead letters: an inclusive lower and an exclusive upper key.
 pub(crate) fn dead_letter_bounds(tenant: TenantId) -> (Vec<u8>, Vec<u8>) {
     let mut from = vec![DEAD_LETTER];
     from.extend_from_slice(&tenant.0.to_be_bytes());
@@ -191,7 +192,7 @@ pub(crate) fn handed_over(shard: ShardId) -> [u8; 3] {
     [HANDED_OVER, high, low]
 }
 
-/// Returns the shard of a key of [`term`] or [`handed_over`]. `kind` is the key's first byte.
+/// Returns the shard in a key that [`term`] or [`handed_over`] built. `kind` is the first byte of the key.
 pub(crate) fn parse_shard(kind: u8, key: &[u8]) -> Result<ShardId, Malformed> {
     let mut take = Take::new("a shard's key", key);
     take.version(kind)?;
@@ -240,7 +241,8 @@ pub(crate) fn parse_tenant(key: &[u8]) -> Result<TenantId, Malformed> {
     Ok(id)
 }
 
-/// Returns the key of a tenant's count of active schedules. The key [`ACTIVE`] alone marks the counts as complete.
+/// Returns the key of a tenant's count of active schedules. A row whose key is only [`ACTIVE`] marks the counts as
+/// complete.
 pub(crate) fn active(tenant: TenantId) -> [u8; 5] {
     let mut key = [ACTIVE; 5];
     key[1..].copy_from_slice(&tenant.0.to_be_bytes());
@@ -276,7 +278,7 @@ pub(crate) fn parse_tick(key: &[u8]) -> Result<Timestamp, Malformed> {
     Ok(at)
 }
 
-/// Bounds of all schedules' states: an inclusive lower and an exclusive upper key.
+/// Bounds of the keys of all schedules' states: an inclusive lower and an exclusive upper key.
 pub(crate) const STATES: ([u8; 1], [u8; 1]) = ([STATE], [STATE + 1]);
 
 pub(crate) fn parse_state(key: &[u8]) -> Result<Incarnation, Malformed> {

@@ -1,5 +1,6 @@
-//! Rows that list schedules. One row, or a few, list the schedules of a tenant that were created within the same 16 ms.
-//! At a high rate of creates, a row for each schedule would account for half the cost of all small rows.
+//! Rows of the listings of schedules. One row, or a few rows, list all schedules of a tenant that were created within
+//! the same 16 ms. With one row for each schedule, these rows would cause half the cost of all small rows at a high
+//! rate of creates.
 
 use std::collections::BTreeSet;
 
@@ -9,12 +10,13 @@ use stored::{Malformed, Put as _, Take};
 pub(crate) const LISTED: u8 = b'l';
 const VERSION: u8 = 1;
 
-/// Bits of an incarnation below its bucket number: 80 random bits, and 4 bits of the time in milliseconds.
+/// Number of bits of an incarnation below its bucket number: 80 random bits, and the lowest 4 bits of the time in
+/// milliseconds.
 const BUCKET_BITS: u32 = 84;
-/// Bytes of an incarnation that a row stores. The bucket supplies the other bytes.
+/// Number of bytes of an incarnation that a row stores. The bucket number supplies the other bytes.
 const LOW_LEN: usize = 11;
 
-/// Schedules of a tenant whose incarnations have the same high bits.
+/// Bucket of a listing: the schedules of a tenant whose incarnations have the same high bits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Bucket {
     pub tenant: TenantId,
@@ -36,7 +38,7 @@ impl Bucket {
         Bucket { tenant, number: u64::MAX }
     }
 
-    /// Returns the prefix of the bucket's keys.
+    /// Returns the common prefix of the keys of the bucket's rows.
     fn start(self) -> [u8; 13] {
         let mut start = [LISTED; 13];
         start[1..5].copy_from_slice(&self.tenant.0.to_be_bytes());
@@ -52,7 +54,8 @@ impl Bucket {
         key
     }
 
-    /// Returns the bounds of the rows from this bucket to `last`: an inclusive lower and an exclusive upper key.
+    /// Returns the bounds of the row keys from this bucket to the bucket `last`: an inclusive lower and an exclusive
+    /// upper key.
     pub(crate) fn bounds(self, last: Bucket) -> (Vec<u8>, Vec<u8>) {
         (self.start().to_vec(), [&last.start()[..], &[0xff; 9]].concat())
     }

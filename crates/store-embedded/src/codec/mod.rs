@@ -1,8 +1,8 @@
-//! Bytes on disk: journal entries, index keys and the index values of this engine alone.
+//! Encoding of the bytes on disk: journal entries, index keys, and the index values that only this engine uses.
 //!
-//! Schedules, runs, tenants and hand-overs have the bytes of `stored`. Numbers are little-endian in values and
-//! big-endian in keys, where their order is the index's. Decoding returns the value that was encoded; other bytes are
-//! an error and never a panic.
+//! The crate `stored` encodes schedules, runs, tenants and hand-overs. Numbers are little-endian in values. They are
+//! big-endian in keys, so that the order of the bytes is the order of the numbers. Decoding returns the value that the
+//! encoder received. It returns an error for other bytes and never panics.
 
 pub(crate) mod changed;
 pub(crate) mod entry;

@@ -1,4 +1,4 @@
-//! Rows of tenants, from any build.
+//! Decoding of tenant rows that this build or an earlier build wrote.
 
 use domain::{Tenant, TenantId};
 use stored::tenant::{FIRST_VERSION, decode};
@@ -6,7 +6,7 @@ use stored::{Malformed, Take};
 
 use super::key;
 
-/// Returns the tenant of a row of this build.
+/// Returns the tenant of a row that this build wrote.
 ///
 /// # Errors
 /// Returns an error if `value` is not a tenant as this build writes it.
@@ -14,12 +14,12 @@ pub(crate) fn take(id: TenantId, value: &[u8]) -> Result<Tenant, Malformed> {
     decode(id, value).map_err(|_| Malformed { what: "a tenant", at: 0 })
 }
 
-/// Returns the tenant of a row that any build wrote.
+/// Returns the tenant of a row that this build or an earlier build wrote.
 pub(crate) fn take_row(key: &[u8], value: &[u8]) -> Result<Tenant, Malformed> {
     if value.first() == Some(&FIRST_VERSION) { take_first(value) } else { take(key::parse_tenant(key)?, value) }
 }
 
-/// Returns the tenant of a row from a build that did not count changes. Its number is in the row.
+/// Returns the tenant of a row that a build without tenant versions wrote. Such a row contains the tenant's id.
 pub(crate) fn take_first(bytes: &[u8]) -> Result<Tenant, Malformed> {
     let mut take = Take::new("a tenant", bytes);
     take.version(FIRST_VERSION)?;

@@ -53,7 +53,7 @@ fn status() -> impl Strategy<Value = Status> {
     prop_oneof![Just(Status::Active), Just(Status::Ended), Just(Status::Cancelled)]
 }
 
-/// Schedules of all heads. `stored` tests all specs.
+/// Strategy for schedules with all kinds of heads. The tests of `stored` cover all kinds of specs.
 fn schedule() -> impl Strategy<Value = Schedule> {
     let head = (any::<u32>(), "[A-Za-z0-9_-]{1,128}", any::<u128>(), poller());
     let state = (any::<u32>(), status(), timestamp(), timestamp(), option::of(timestamp()));
@@ -75,7 +75,7 @@ fn schedule() -> impl Strategy<Value = Schedule> {
     })
 }
 
-/// Runs of all lengths. `stored` tests all states and results.
+/// Strategy for runs with any number of attempts. The tests of `stored` cover all states and results.
 fn run() -> impl Strategy<Value = Run> {
     (any::<u32>(), occurrence(), 0..4_usize).prop_map(|(tenant, occurrence, attempts)| Run {
         tenant: TenantId(tenant),
@@ -172,7 +172,7 @@ fn same_change(item: &ChangeItem<'_>, change: &Change) -> bool {
 
 proptest! {
     #[test]
-    fn bucket_row_contains_only_schedules_of_its_bucket(
+    fn bucket_row_round_trips_only_with_its_own_bucket(
         tenant: u32,
         first: u128,
         others in vec(0..1_u128 << 84, 0..40),
@@ -188,13 +188,13 @@ proptest! {
     }
 
     #[test]
-    fn changed_state_round_trips(schedule in schedule(), row in any::<u128>()) {
+    fn state_row_of_a_changed_schedule_round_trips(schedule in schedule(), row in any::<u128>()) {
         let changed = Changed { state: Head::of(&schedule).state, row: Incarnation(row) };
         prop_assert_eq!(Changed::decode(&changed.encode()), Ok(changed));
     }
 
     #[test]
-    fn entry_of_writes_round_trips_item_by_item(
+    fn journal_entry_of_owner_writes_round_trips(
         writes in vec((any::<u64>(), poller(), change()), 1..8)
     ) {
         let writes: Vec<_> = writes
@@ -213,7 +213,7 @@ proptest! {
     }
 
     #[test]
-    fn split_batch_keeps_all_items_in_order(
+    fn batch_split_into_entries_keeps_all_items_in_order(
         inserts in vec(insert(), 1..20), entry_len_max in 1..2000usize
     ) {
         let mut builder = Builder::new(Kind::Insert, entry_len_max);
@@ -230,7 +230,7 @@ proptest! {
     }
 
     #[test]
-    fn entries_of_small_items_round_trip(
+    fn journal_entries_of_small_items_round_trip(
         id in "[A-Za-z0-9_-]{1,128}", tenant in any::<u32>(), poller in poller(), due in due(), shard in any::<u16>()
     ) {
         let mark = Cancellation { tenant: TenantId(tenant), id: ScheduleId::new(&id).unwrap() };
@@ -243,7 +243,7 @@ proptest! {
     }
 
     #[test]
-    fn handed_over_attempts_round_trip(
+    fn journal_entry_of_handed_over_attempts_round_trips(
         attempts in vec((poller(), due(), timestamp()), 0..4), cut in any::<prop::sample::Index>()
     ) {
         let attempts = attempts.into_iter().map(|(poller, key, until)| HandedOver { poller, key, until }).collect();
@@ -257,7 +257,7 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_or_truncated_entries_never_panic(
+    fn decoding_arbitrary_or_truncated_entry_never_panics(
         write in (any::<u64>(), poller(), change()),
         cut in any::<prop::sample::Index>(),
         noise in vec(any::<u8>(), 0..80),
@@ -274,7 +274,7 @@ proptest! {
     }
 
     #[test]
-    fn keys_sort_in_the_order_of_the_port(
+    fn index_keys_sort_in_the_order_of_the_store_port(
         a in (poller(), due(), occurrence()), b in (poller(), due(), occurrence()), tenant in any::<u32>()
     ) {
         prop_assert_eq!((a.0, a.1).cmp(&(b.0, b.1)), key::due(a.0, &a.1).cmp(&key::due(b.0, &b.1)));
@@ -288,7 +288,9 @@ proptest! {
     }
 
     #[test]
-    fn key_bounds_contain_exactly_their_keys(of in poller(), due in due(), at in timestamp(), run in occurrence()) {
+    fn key_bounds_contain_exactly_the_keys_of_their_rows(
+        of in poller(), due in due(), at in timestamp(), run in occurrence()
+    ) {
         let key = key::due(of, &due);
         prop_assert_eq!(key.as_slice() >= key::due_after(of, at).as_slice(), due.position > at);
         prop_assert!(key.as_slice() < key::due_end(of).as_slice());
@@ -375,9 +377,9 @@ fn a_tenant() -> Tenant {
     tenant
 }
 
-/// The constants are a row and an entry of a build without tenant versions.
+/// The constants are a tenant row and a journal entry that a build without tenant versions wrote.
 #[test]
-fn tenant_rows_of_earlier_builds_are_read() {
+fn decoder_reads_tenant_rows_of_earlier_builds() {
     const ROW: &str = "01070000000400000061636d6502000000040008001800000001010101010101010101010101010101010101010101010101000000020000006b31020202020202020202020202020202020202020202020202020202020202020200";
     const ENTRY: &str = "0104010000005c00000001070000000400000061636d6502000000040008001800000001010101010101010101010101010101010101010101010101000000020000006b31020202020202020202020202020202020202020202020202020202020202020200";
     let first = |tenant: Tenant| {
@@ -405,7 +407,8 @@ fn unhex(text: &str) -> Vec<u8> {
     digits.chunks(2).map(|pair| u8::from_str_radix(&pair.iter().collect::<String>(), 16).unwrap()).collect()
 }
 
-/// Every form on disk, one per line. The file never changes: a new form gets a new version and a new file.
+/// The golden file contains every form of bytes on disk, one on each line. The file never changes: a new form gets a
+/// new version and a new file.
 #[test]
 fn stored_bytes_match_version_1() {
     let schedule = a_schedule();
@@ -476,9 +479,9 @@ fn stored_bytes_match_version_1() {
     check_stored("stored-v1.txt", &lines);
 }
 
-/// Forms that were added with listings, as in the test above.
+/// This golden file contains the forms that version 2 added for listings.
 #[test]
-fn stored_bytes_of_listings_match_version_2() {
+fn encoded_bytes_of_listings_match_golden_file_of_version_2() {
     let label = LabelKey::of("team", "blue");
     assert_eq!(label, LabelKey(0x349c_7fc3_ca19_4f29));
     let checkpoint = crate::checkpoint::Checkpoint {

@@ -1,10 +1,10 @@
 //! An index of log-structured merge trees, one for each family, based on the `lsm-tree` crate.
 //!
-//! The library has no log of its own, which is why it was chosen (docs/decisions/0040). It verifies blocks when it
-//! reads them, but does not verify its manifest when it opens. This module verifies the manifest with the checksums
-//! that the library writes. A flushed table is read back and compared before its memtable is dropped.
+//! The project chose the library because it has no log of its own (docs/decisions/0040). The library verifies a block
+//! when it reads the block. It does not verify its manifest when it opens a tree. This module verifies the manifest
+//! with the checksums that the library writes. It also verifies each flushed table before it drops the memtable.
 //!
-//! The module is an edge: it reads files directly and takes no part in simulations.
+//! The module reads files directly, without the crate `runtime`. Simulations therefore do not use it.
 
 mod files;
 mod retired;
@@ -34,9 +34,9 @@ use crate::read::hex;
 
 pub(crate) struct LsmIndex {
     trees: [Tree; 3],
-    /// Due rows that no caller reads any more.
+    /// Bounds of the due rows that no caller reads any more.
     retired: Arc<Retired>,
-    /// Sequence from which versions of small rows are kept.
+    /// Sequence from which merges keep every version of a small row.
     keep_from: Arc<AtomicU64>,
 }
 
@@ -47,27 +47,27 @@ struct Tree {
     strategy: Arc<Leveled>,
     /// Number of tables in one merge.
     merged: u8,
-    /// True while flushing or merging falls behind.
+    /// True while the backlog of flushes or merges is large.
     hurry: Arc<AtomicBool>,
     /// Counter of the tree's manifests.
     manifests: SequenceNumberCounter,
-    /// Encrypted memtables that are not yet flushed, the oldest first.
+    /// Sealed memtables that the tree has not flushed yet, the oldest first.
     sealed: Mutex<VecDeque<Arc<Memtable>>>,
 }
 
-/// Upper bound of the manifests' numbers, below every row's sequence. The library uses one number space for manifests
-/// and rows, and forgets manifests and versions of rows below the bound that it is given. With this bound it forgets no
-/// row (see [`versions`]).
+/// Upper bound of the manifests' numbers. Every row's sequence is higher. The library numbers manifests and rows from
+/// one number space. It drops the manifests and the versions of rows below a bound that the caller passes. With this
+/// bound the library drops no row (see [`versions`]).
 const MANIFESTS_END: u64 = Sequence::new(0, 0).as_u64();
 
-/// Number of parts of one tree that wait for a flush above which flushes and merges no longer pause.
+/// Number of sealed memtables of one tree. Flushes and merges run without pauses while more memtables wait for a flush.
 const SEALED_HURRY: usize = 1;
-/// Number of tables that wait for a merge above which flushes and merges no longer pause, as a multiple of the tables
-/// in one merge.
+/// Number of unmerged tables of one tree, as a multiple of the tables in one merge. Flushes and merges run without
+/// pauses while more tables wait for a merge.
 const UNMERGED_HURRY: usize = 2;
 
-/// Number of schedule tables in one merge. Schedule tables hardly overlap, so merging them sooner would only write them
-/// more often.
+/// Number of schedule tables in one merge. Schedule tables hardly overlap, so earlier merges would only cause more
+/// writes.
 const ROWS_MERGED: u8 = 16;
 /// Number of tables of the other families in one merge.
 const OTHERS_MERGED: u8 = 4;
@@ -90,18 +90,19 @@ impl LsmIndex {
             let config = Config::new(dir.join(family.name()), manifests.clone(), SequenceNumberCounter::default())
                 .use_cache(cache.clone())
                 .use_descriptor_table(Some(open_files.clone()))
-                // The cache loads parts of the indexes and filters of large levels, so memory does not grow with the
-                // rows.
+                // The cache loads the indexes and filters of large levels in parts, so that memory use does not grow
+                // with the number of rows.
                 .index_block_pinning_policy(PinningPolicy::new([true, true, false]))
                 .filter_block_pinning_policy(PinningPolicy::new([true, true, false]));
             (family, config, manifests)
         };
-        // Most look-ups find a row; others search for a number above all rows. A table contains rows of one time.
+        // Most look-ups find a row. The others search for an incarnation that is higher than all rows. A table contains
+        // only rows of one period.
         let (family, rows, manifests) = config(Family::Rows);
         let rows = rows.data_block_size_policy(BlockSizePolicy::all(8 << 10)).expect_point_read_hits(true);
         let filter: Arc<dyn Factory> = Arc::new(RemovedRowsFactory(keep_from.clone()));
         let rows = Tree::open(dir, family, rows, manifests, Some(filter), 64 << 20, ROWS_MERGED)?;
-        // Due rows are only scanned.
+        // The store only scans due rows, so their tree needs no filter.
         let (family, due, manifests) = config(Family::Due);
         let due = due.filter_policy(FilterPolicy::disabled());
         let filter: Arc<dyn Factory> = Arc::new(RetiredFactory(retired.clone()));
@@ -116,8 +117,8 @@ impl LsmIndex {
         &self.trees[family as usize]
     }
 
-    /// Drops whole tables of due rows that no caller reads any more, which no merge would process. Returns false if
-    /// there are none.
+    /// Drops whole tables of due rows that no caller reads any more. No merge would process such tables. Returns false
+    /// if there are no such tables.
     fn drop_retired(&self) -> Result<bool, IndexError> {
         let due = self.tree(Family::Due);
         let tables = due.tables();
@@ -161,7 +162,7 @@ impl Tree {
     }
 
     fn flush(&self) -> Result<(), IndexError> {
-        // The next flush writes memtables that are sealed from here on.
+        // Memtables that the writer seals after this point wait for the next flush.
         let count = self.sealed().len();
         for _ in 0..count {
             let Some(memtable) = self.sealed().front().cloned() else { break };
@@ -187,7 +188,7 @@ impl Tree {
         self.tree.register_tables(&tables, None, None, &ids, MANIFESTS_END).map_err(failed)
     }
 
-    /// Makes one step of merging. Returns false if there was nothing to do.
+    /// Makes one step of merging tables. Returns false if no table needs a merge.
     fn merge_step(&self) -> Result<bool, IndexError> {
         self.manifests.set(0);
         // This handle delays the deletion of merged tables until this function returns. Otherwise the library would
@@ -242,7 +243,7 @@ impl Tree {
 const MEANS_DAMAGE: [ErrorKind; 4] =
     [ErrorKind::UnexpectedEof, ErrorKind::NotFound, ErrorKind::InvalidInput, ErrorKind::InvalidData];
 
-/// Returns the index error for an error of the library.
+/// Converts an error of the library into an index error.
 fn damage(family: Family, range: &str, error: &lsm_tree::Error) -> IndexError {
     if let lsm_tree::Error::Io(io) = error
         && !MEANS_DAMAGE.contains(&io.kind())
@@ -296,7 +297,10 @@ impl Index for LsmIndex {
 
     fn put(&self, family: Family, key: &[u8], value: &[u8], at: Sequence) {
         let tree = &self.tree(family).tree;
-        assert!(family != Family::Rows || !versions::is_removal(value), "a row is longer than a removal");
+        assert!(
+            family != Family::Rows || !versions::is_removal(value),
+            "the value of a schedule row is longer than a removal marker"
+        );
         match family {
             Family::Rows | Family::Due => tree.insert(key, value, at.as_u64()),
             Family::Points => tree.insert(key, versions::wrap(Some(value), at), at.as_u64()),
@@ -310,8 +314,8 @@ impl Index for LsmIndex {
     }
 
     fn remove(&self, family: Family, key: &[u8], at: Sequence) {
-        assert!(family != Family::Due, "due rows are dropped in ranges");
-        // In `Family::Rows`, the length identifies a removal: every row is longer.
+        assert!(family != Family::Due, "callers drop due rows only in ranges");
+        // In `Family::Rows`, the length of a value identifies a removal, because the value of every row is longer.
         self.tree(family).tree.insert(key, versions::wrap(None, at), at.as_u64());
     }
 
@@ -330,7 +334,7 @@ impl Index for LsmIndex {
     }
 
     fn flush(&self, _keep_from: Sequence) -> BoxFuture<'_, Result<(), IndexError>> {
-        // Merges drop versions; a flush keeps all.
+        // A flush keeps all versions of a row. Only merges drop versions.
         Box::pin(ready(self.trees.iter().try_for_each(Tree::flush)))
     }
 

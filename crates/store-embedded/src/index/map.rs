@@ -1,8 +1,8 @@
-//! An index in memory that a flush writes to disk as a whole, one file for each family: for simulations and small
-//! stores.
+//! Index in memory for simulations and small stores. A flush writes the whole index to disk, one file for each family.
 //!
-//! The index accesses the disk only through [`runtime::Disk`], so a simulated crash has the effects of a real crash:
-//! rows that were not flushed are lost, and the families may have been flushed at different times.
+//! The index accesses the disk only through [`runtime::Disk`]. A simulated crash therefore has the effects of a real
+//! crash: the index loses rows that it has not flushed, and the flushes of the families may have happened at different
+//! times.
 
 use std::collections::BTreeMap;
 use std::ops::{Bound, ControlFlow};
@@ -19,7 +19,7 @@ use crate::file;
 
 const VERSION: u8 = 1;
 
-/// Versions of a row, the oldest first; `None` is a removal.
+/// Versions of a row, the oldest first. `None` is a removal.
 type Versions = Vec<(Sequence, Option<Bytes>)>;
 type Rows = BTreeMap<Bytes, Versions>;
 
@@ -33,7 +33,7 @@ pub(crate) struct MapIndex {
 struct State {
     families: [Rows; 3],
     newest: Option<Sequence>,
-    /// Sequence up to which (inclusive) the next flush writes the rows of each family.
+    /// Last sequence (inclusive) of the rows that the next flush writes, for each family.
     sealed: [Option<Sequence>; 3],
     unsealed_bytes: [u64; 3],
     flushed_to: Option<Sequence>,
@@ -52,7 +52,8 @@ impl MapIndex {
                 state.flushed_to = state.flushed_to.max(newest);
                 state.families[family as usize] = rows;
             } else {
-                // The first flush writes a file even without rows, so that an empty index differs from a missing one.
+                // The first flush writes a file even if there are no rows, so that an empty index differs from a
+                // missing index.
                 state.sealed[family as usize] = Some(Sequence::new(0, 0));
             }
         }
@@ -91,7 +92,7 @@ impl MapIndex {
         file::replace(&self.runtime, &path, &bytes).await?;
         let read_back = file::read_whole(&self.runtime, &path).await?;
         if read_back.as_deref() != Some(&bytes[..]) {
-            return Err(damaged(family, "the bytes read back differ from the bytes written".to_owned()));
+            return Err(damaged(family, "the bytes of the file differ from the bytes that the flush wrote".to_owned()));
         }
         let mut state = self.state();
         state.flushed_to = state.flushed_to.max(Some(sealed));
@@ -103,7 +104,7 @@ impl MapIndex {
     }
 }
 
-/// Copies the files of an index that is not open.
+/// Copies the files of an index that no process has open.
 pub(crate) async fn copy_files(runtime: &Runtime, from: &Path, to: &Path) -> std::io::Result<()> {
     runtime.disk().create_dir_all(to).await?;
     for family in Family::ALL {
@@ -126,13 +127,13 @@ fn between<'a>(from: &'a [u8], to: &'a [u8]) -> (Bound<&'a [u8]>, Bound<&'a [u8]
     (Bound::Included(from), Bound::Excluded(to))
 }
 
-/// Returns the version that a read before `before` sees.
+/// Returns the newest version before the sequence `before`.
 fn version(versions: &Versions, before: Sequence) -> Option<&Bytes> {
     let newer = versions.partition_point(|(at, _)| *at < before);
     versions[..newer].last().and_then(|(_, value)| value.as_ref())
 }
 
-/// Drops the versions that no read at or after `keep_from` sees.
+/// Drops the versions that no read at or after `keep_from` observes.
 fn forget(rows: &mut Rows, keep_from: Sequence) {
     rows.retain(|_, versions| {
         let older = versions.partition_point(|(at, _)| *at < keep_from);

@@ -1,7 +1,8 @@
-//! Counts of active schedules per tenant, maintained with every change and written with each checkpoint.
+//! Number of active schedules of each tenant. The state machine updates the counts with every change and writes them
+//! with each checkpoint.
 //!
-//! Invariant: a checkpoint contains the counts after its last entry, so a replay from there continues with correct
-//! counts. A store of an earlier build has no counts; the schedules are then counted once.
+//! Invariant: a checkpoint contains the counts after its last entry, so a replay from the checkpoint continues with
+//! correct counts. A store of an earlier build has no counts. This build then counts its schedules once.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,15 +14,15 @@ use crate::codec::key;
 use crate::index::{Family, Index, Sequence};
 use crate::read::{Rows, just_after};
 
-/// Number of schedules that are counted at a time.
+/// Number of schedules that one step of a count reads.
 const PAGE: usize = 1_000;
 
 #[derive(Debug, Default)]
 pub(crate) struct Active {
     counts: BTreeMap<TenantId, u64>,
-    /// Tenants whose count differs from the last written one.
+    /// Tenants whose count differs from the last written count.
     changed: BTreeSet<TenantId>,
-    /// True if the written counts are complete: a tenant without a row has no active schedule.
+    /// True if the written counts are complete. A tenant without a row then has no active schedules.
     is_complete: bool,
 }
 
@@ -30,7 +31,7 @@ impl Active {
         self.counts.get(&tenant).copied().unwrap_or(0)
     }
 
-    /// Records that the status of a schedule changed.
+    /// Updates a tenant's count after the status of a schedule changed.
     pub(crate) fn change(&mut self, tenant: TenantId, before: Option<Status>, after: Status) {
         let (before, after) = (before == Some(Status::Active), after == Status::Active);
         if before == after {
@@ -42,7 +43,8 @@ impl Active {
         self.changed.insert(tenant);
     }
 
-    /// Writes the counts that changed since the last call, after all other writes of the last entry.
+    /// Writes the counts that changed since the last call. The sequence of these writes is after all other writes of
+    /// the last entry.
     pub(crate) fn write(&mut self, index: &dyn Index, last_entry: u64) {
         let at = Sequence::end_of(last_entry);
         for tenant in std::mem::take(&mut self.changed) {
@@ -66,7 +68,7 @@ impl Active {
         take.end()
     }
 
-    /// Counts every schedule as it was before `before`, unless the counts that were read are complete.
+    /// Counts all active schedules as of the sequence `before`, unless the counts from the index are complete.
     pub(crate) fn complete(&mut self, rows: &Rows, before: Sequence) -> Result<(), StoreError> {
         if self.is_complete {
             return Ok(());
@@ -78,7 +80,7 @@ impl Active {
             let Some(last) = numbers.last() else { break };
             from = just_after(&key::row(*last));
             for number in numbers {
-                // A number without a schedule belongs to a later spec of an incarnation.
+                // A row without its own schedule contains a later spec of another incarnation.
                 let Some(known) = rows.known(number, before)? else { continue };
                 let head = schedule::head(&known.row).map_err(|error| rows.malformed(known.changed.row, error))?;
                 self.change(head.tenant, None, known.changed.state.status);

@@ -1,4 +1,4 @@
-//! Schedules that were created recently and that no row lists yet.
+//! Fresh schedules: recently created schedules that no listing row contains yet.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard};
@@ -7,18 +7,18 @@ use domain::{Incarnation, TenantId};
 
 use crate::codec::listed::Bucket;
 
-/// Number of fresh schedules that are written to rows at once. At a high rate of creates they span several buckets of
-/// 16 ms, and a listing has few fresh schedules to search.
+/// Number of fresh schedules at which the state machine writes them to listing rows. At a high rate of creates, this
+/// number of schedules spans several buckets of 16 ms. It is small enough for a listing to search.
 pub(crate) const FRESH_MAX: usize = 4_096;
 
-/// Fresh schedules. The applying thread changes them, and every thread reads them.
+/// Set of the fresh schedules. Only the applying task changes it, and every thread may read it.
 #[derive(Default)]
 pub(crate) struct Fresh(Mutex<Buckets>);
 
 #[derive(Default)]
 struct Buckets {
     of: BTreeMap<Bucket, BTreeSet<Incarnation>>,
-    /// Number of added schedules.
+    /// Number of schedules added since the last write to rows.
     count: usize,
 }
 
@@ -35,8 +35,8 @@ impl Fresh {
 
     /// Passes all fresh schedules to `write`, then removes them.
     ///
-    /// The lock is held during the writes. A caller that reads the fresh schedules first and the rows afterwards
-    /// therefore misses none.
+    /// This method holds the lock during the writes. A caller that reads the fresh schedules first and the rows
+    /// afterwards therefore misses no schedule.
     pub(crate) fn empty(&self, mut write: impl FnMut(Bucket, &BTreeSet<Incarnation>)) {
         let mut buckets = self.lock();
         buckets.of.iter().for_each(|(bucket, incarnations)| write(*bucket, incarnations));
@@ -53,8 +53,8 @@ impl Fresh {
         }
     }
 
-    /// Returns a tenant's fresh schedules after `after`: either all, or more than `enough`. In the second case the
-    /// first `enough` are complete.
+    /// Returns the tenant's fresh schedules after `after`. Returns either all these schedules, or more than `enough` of
+    /// them. In the second case no schedule is missing among the first `enough`.
     pub(crate) fn of(&self, tenant: TenantId, after: Option<Incarnation>, enough: usize) -> BTreeSet<Incarnation> {
         let from = after.map_or(Bucket::first(tenant), |after| Bucket::of(tenant, after));
         let mut found = BTreeSet::new();

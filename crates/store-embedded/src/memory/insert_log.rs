@@ -1,9 +1,10 @@
-//! The insert logs: due rows that were written since this process started, for the owners that read them.
+//! Insert logs of all shards, in memory. They contain the due rows that creators added since this process started. The
+//! owners of the shards read them.
 //!
-//! The entries need not survive a restart, because a new owner reads its pollers' due rows from `done` on. For the same
-//! reason the store may drop the oldest entries of a shard that no owner has taken since the start. The entries of a
-//! taken shard stay until its owner has presented a cursor after them. If the owner does not read them, the store
-//! rejects user writes ([`InsertLog::is_full`]) before memory runs out.
+//! The entries need not survive a restart, because a new owner reads its pollers' due rows after `done`. For the same
+//! reason the store may drop the oldest entries of a shard that no owner has taken since the start. The store keeps the
+//! entries of a taken shard until the owner has presented a cursor after them. If the owner does not read the entries,
+//! the store rejects user writes ([`InsertLog::is_full`]) before memory runs out.
 
 use std::collections::VecDeque;
 
@@ -14,7 +15,7 @@ use store::{Cursor, InsertLogEntry};
 #[derive(Debug)]
 pub(crate) struct InsertLog {
     rows: VecDeque<(ShardId, InsertLogEntry)>,
-    /// Cursor after the row that precedes the first of `rows`.
+    /// Cursor before the first of `rows`: the number of rows that the log has dropped.
     before: u64,
     shards: Vec<Shard>,
     rows_max: usize,
@@ -23,7 +24,7 @@ pub(crate) struct InsertLog {
 #[derive(Clone, Copy, Default, Debug)]
 struct Shard {
     taken: bool,
-    /// Latest cursor that was presented for the shard.
+    /// Latest cursor that an owner has presented for the shard.
     presented: u64,
 }
 
@@ -50,7 +51,7 @@ impl InsertLog {
         self.shards.get(usize::from(shard.0)).is_some_and(|shard| shard.taken)
     }
 
-    /// Returns whether an owner is so far behind that the log accepts no more entries.
+    /// Returns whether the log has more than its maximum number of rows, because an owner has not read them.
     pub(crate) fn is_full(&self) -> bool {
         self.rows.len() > self.rows_max
     }
@@ -84,7 +85,7 @@ impl InsertLog {
 
     fn forget(&mut self) {
         while let Some((shard, _)) = self.rows.front() {
-            // The row's own cursor is the number of rows up to and including it.
+            // The first row's own cursor is `before + 1`, because a cursor counts the rows up to and including its row.
             if self.shards[usize::from(shard.0)].presented <= self.before {
                 break;
             }

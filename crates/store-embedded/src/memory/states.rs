@@ -1,5 +1,5 @@
-//! Cached states of schedules that were loaded recently. An owner that loads a schedule to fire it writes its outcome
-//! next. The cache saves the state machine a second look-up of the row.
+//! Cache of the states of recently loaded schedules. An owner that loads a schedule to fire it writes the outcome soon
+//! after. The cache saves the state machine a second look-up of the schedule's state.
 //!
 //! docs/decisions/0044-cache-states-of-loaded-schedules.md gives the reasons for the design.
 
@@ -10,14 +10,14 @@ use domain::Incarnation;
 use crate::codec::changed::Changed;
 
 const SHARDS: usize = 64;
-/// Number of states in each shard. In total the cache has about twice as many slots as callbacks in flight at most, in
-/// 700 KB.
+/// Number of states in each shard of the cache. The whole cache has about twice as many slots as the maximum number of
+/// callbacks in flight, and uses 700 KB.
 const SLOTS: usize = 128;
 
-/// Cache of the current states of some schedules. Its results equal those of the index.
+/// Cache of the current states of some schedules. The cache returns the same states as the index.
 ///
-/// Readers store states that they have read, and the applying thread stores its changes. A reader may have read a state
-/// that is about to change. It therefore stores nothing if the shard has changed since the reader
+/// Readers store the states that they have read, and the applying task stores its changes. A state may change after a
+/// reader has read it. A reader's state is therefore not stored if the shard of the cache has changed since the reader
 /// [began](States::begin).
 pub(crate) struct States([Mutex<Shard>; SHARDS]);
 
@@ -26,7 +26,7 @@ struct Shard {
     slots: Box<[Option<(Incarnation, Changed)>]>,
 }
 
-/// Number of changes of a shard when a read of the index began.
+/// Number of changes of a shard of the cache at the time when a read of the index began.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Begun(u64);
 
@@ -42,7 +42,7 @@ impl States {
         known.filter(|(known, _)| *known == incarnation).map(|(_, changed)| changed)
     }
 
-    /// Begins a read. The caller calls it before it reads the index.
+    /// Begins a read. The caller calls this method before it reads the index.
     pub(crate) fn begin(&self, incarnation: Incarnation) -> Begun {
         Begun(self.shard(incarnation).changes)
     }
@@ -54,14 +54,14 @@ impl States {
         }
     }
 
-    /// Stores a change. The caller calls it after it has changed the index.
+    /// Stores a changed state. The caller calls this method after it has changed the index.
     pub(crate) fn change(&self, incarnation: Incarnation, changed: Changed) {
         let mut shard = self.shard(incarnation);
         shard.changes += 1;
         shard.slots[slot(incarnation)] = Some((incarnation, changed));
     }
 
-    /// Removes a deleted schedule. The caller calls it after it has changed the index.
+    /// Removes a deleted schedule. The caller calls this method after it has changed the index.
     pub(crate) fn forget(&self, incarnation: Incarnation) {
         let mut shard = self.shard(incarnation);
         shard.changes += 1;
@@ -77,7 +77,7 @@ impl States {
     }
 }
 
-/// Returns the slot of an incarnation, whose low bits are random.
+/// Returns the slot of an incarnation. The low bits of an incarnation are random, so they spread over all slots.
 fn slot(incarnation: Incarnation) -> usize {
     usize::try_from(incarnation.0 / SHARDS as u128 % SLOTS as u128).unwrap_or(0)
 }
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn state_read_before_a_change_is_not_cached() {
+    fn cache_rejects_state_that_was_read_before_a_change() {
         let states = States::default();
         let begun = states.begin(Incarnation(1));
         states.change(Incarnation(1), changed(2));
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn change_updates_a_cached_state() {
+    fn change_of_a_schedule_updates_its_cached_state() {
         let states = States::default();
         states.remember(states.begin(Incarnation(1)), Incarnation(1), changed(1));
         assert_eq!(states.get(Incarnation(1)), Some(changed(1)));
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn slot_holds_one_schedule_at_a_time() {
+    fn cache_slot_contains_one_schedule_at_a_time() {
         let states = States::default();
         let other = Incarnation(1 + (SHARDS * SLOTS) as u128);
         states.remember(states.begin(Incarnation(1)), Incarnation(1), changed(1));

@@ -1,4 +1,4 @@
-//! Tests of backups of a running store, and of stores restored from them.
+//! Tests of backups of a running store, and of the stores that a restore creates.
 
 use domain::{ShardId, Timestamp};
 use runtime::Runtime;
@@ -12,12 +12,12 @@ const EVERYTHING: DueRead =
 const SHARD: ShardId = ShardId(5);
 
 #[test]
-fn backup_under_load_restores_with_lsm_index() {
+fn backup_of_loaded_store_with_lsm_index_can_be_restored() {
     on_real(async |runtime| backs_up(&runtime, small(IndexKind::Lsm)).await);
 }
 
 #[test]
-fn backup_under_load_restores_with_map_index() {
+fn backup_of_loaded_store_with_map_index_can_be_restored() {
     on_real(async |runtime| backs_up(&runtime, small(IndexKind::Map)).await);
 }
 
@@ -66,7 +66,7 @@ async fn backs_up(runtime: &Runtime, options: Options) {
         assert_eq!(verified.rows[..2], [count as u64; 2]);
         let restored_term = home.store.take(vec![SHARD]).await.unwrap()[0];
         assert!(restored_term > later && later > before, "{restored_term:?} is not above {later:?}");
-        // The restored store accepts writes.
+        // The test checks that the restored store accepts writes.
         home.store.insert(vec![one_shot(5_000 + restored_term.0, at, None, b"new")]).await.unwrap();
         let kept = home.store.due(vec![EVERYTHING]).await.unwrap()[0].keys.len();
         assert_eq!(kept, count + 1);
@@ -77,7 +77,7 @@ async fn backs_up(runtime: &Runtime, options: Options) {
 }
 
 #[test]
-fn folder_without_a_backup_is_rejected() {
+fn restore_rejects_a_folder_without_a_backup() {
     on_real(async |runtime| {
         let dir = tempfile::tempdir().unwrap();
         let rejected = restore(&runtime, &dir.path().join("nothing"), &dir.path().join("restored")).await;

@@ -1,4 +1,4 @@
-//! Conformance suite of the port, on each index, on a real disk and on a simulated one.
+//! Conformance suite of the store port, with each kind of index, on a real disk and on a simulated disk.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,7 @@ use store_embedded::{IndexKind, Options};
 
 use crate::support::{Home, on_real, small};
 
-/// Subject of the suite: a store in one folder.
+/// Subject of the suite: an embedded store in one folder.
 struct Embedded {
     runtime: Runtime,
     dir: PathBuf,
@@ -26,7 +26,7 @@ impl Embedded {
         Embedded { runtime, dir: dir.into(), options, home: Mutex::new(None) }
     }
 
-    /// Closes the store that a case left open, before the runtime ends.
+    /// Closes the store that a case left open. The test calls this method before the runtime ends.
     async fn end(&self) {
         let home = self.home.lock().unwrap().take();
         if let Some(home) = home {
@@ -51,7 +51,7 @@ impl Subject for Embedded {
     }
 }
 
-/// Options with such small memtables that most calls find rows in memory, in flushed tables and in merged tables.
+/// Options with small memtables. Most calls therefore find rows in memory, in flushed tables and in merged tables.
 fn tiny(index: IndexKind) -> Options {
     Options { memtable_bytes: 4_000, checkpoint_bytes: 20_000, ..small(index) }
 }
@@ -92,8 +92,8 @@ mod map_on_a_simulated_disk {
 
     fn run(case: Case<dyn Subject>) {
         if case.name == "moving_cursor_loses_no_insert_log_entry" {
-            // The case reads the insert log without a pause. The log is in memory, so simulated time would never
-            // advance.
+            // The case reads the insert log in a loop without a pause. Simulated time does not advance during a read
+            // from memory, so the loop would never end.
             return;
         }
         for seed in 0..2 {
@@ -108,7 +108,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn lsm_index_matches_model(operations in differential::operations(30)) {
+    fn embedded_store_with_lsm_index_matches_memory_model(operations in differential::operations(30)) {
         let dir = tempfile::tempdir().unwrap();
         on_real(async |runtime| {
             let model = MemoryStore::new(runtime.clone(), MemoryOptions::default());
@@ -119,7 +119,9 @@ proptest! {
     }
 
     #[test]
-    fn map_index_matches_model(operations in differential::operations(30), seed in any::<u64>()) {
+    fn embedded_store_with_map_index_matches_memory_model(
+        operations in differential::operations(30), seed in any::<u64>()
+    ) {
         let sim = simulator::Simulation::new(seed);
         sim.run_until(async {
             let model = MemoryStore::new(sim.member("model"), MemoryOptions::default());

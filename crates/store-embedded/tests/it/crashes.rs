@@ -1,4 +1,5 @@
-//! Tests of power cuts and kills in a simulation: acknowledged writes and earlier reads stay valid.
+//! Tests of power cuts and kills in a simulation. After a restart, the store must still have all acknowledged writes
+//! and all states that it returned to a read.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,14 +19,14 @@ use crate::support::{POLLER, TENANT, one_shot, small};
 const DIR: &str = "/data";
 const NAMES: u64 = 6;
 
-/// Possible states of a name: no schedule, or an incarnation with its cancelled flag.
+/// Possible states of an id: no schedule, or an incarnation with a flag that says whether it is cancelled.
 type Possible = Vec<Option<(Incarnation, bool)>>;
 
-/// Expected state of the store: the reported results, and the possible effects of calls without a response.
+/// Expected state of the store: the results that it returned, and the possible effects of calls without a response.
 #[derive(Default)]
 struct Expected {
     names: BTreeMap<ScheduleId, Possible>,
-    /// Acknowledged rows, at positions after the poller's `done`.
+    /// Due rows of acknowledged writes, at positions after the poller's `done`.
     rows: Vec<DueKey>,
     closed: Timestamp,
     done: Timestamp,
@@ -53,7 +54,7 @@ impl Expected {
         self.names.entry(id.clone()).or_insert_with(|| vec![None])
     }
 
-    /// Records that a read or a response reported the state of a name.
+    /// Records the state of an id that a read or a response returned.
     fn narrow(&mut self, id: &ScheduleId, found: Option<(Incarnation, bool)>) {
         let possible = self.possible(id);
         assert!(possible.contains(&found), "{id} is {found:?}, but only {possible:?} are possible");
@@ -62,7 +63,7 @@ impl Expected {
 }
 
 fn options(seed: u64) -> Options {
-    // Families are flushed at different times. Checkpoints are frequent or very rare.
+    // The small memtables cause flushes of the families at different times. Checkpoints are frequent or very rare.
     let checkpoint_bytes = [2_000, 10_000, 1 << 30][usize::try_from(seed % 3).unwrap()];
     Options { memtable_bytes: 1_500, checkpoint_bytes, ..small(IndexKind::Map) }
 }
@@ -71,7 +72,7 @@ async fn open(runtime: &Runtime, tasks: &TaskSet, options: Options) -> EmbeddedS
     EmbeddedStore::open(runtime, tasks, Path::new(DIR), options).await.expect("a crash damages no file")
 }
 
-/// Checks the expected state, then makes calls until a crash ends the process.
+/// Checks the expected state, then makes `rounds` rounds of calls. A crash may end the process earlier.
 async fn live(runtime: Runtime, record: Record, options: Options, rounds: usize) {
     let tasks = TaskSet::new(&runtime);
     let store = open(&runtime, &tasks, options).await;
@@ -134,7 +135,7 @@ async fn insert(runtime: &Runtime, store: &EmbeddedStore, record: &Record, id: &
     let requested = one_shot(record.number(), at, Some(id.as_str()), &[b'x'; 300]);
     let incarnation = requested.schedule.incarnation;
     {
-        // Until the response arrives, the insert may take effect if the name is free.
+        // Without a response, the test must expect both: the insert may have taken effect if the id is free.
         let mut expected = record.expected();
         let possible = expected.possible(id);
         if possible.iter().any(|known| known.is_none_or(|(_, cancelled)| cancelled)) {
@@ -166,7 +167,7 @@ async fn append_cancellations(store: &EmbeddedStore, record: &Record, id: &Sched
     Ok(())
 }
 
-/// Takes the shard and moves its poller's positions.
+/// Takes the shard and advances the positions of its poller.
 async fn own(store: &EmbeddedStore, record: &Record) -> Result<(), StoreError> {
     let term = store.take(vec![POLLER.shard()]).await?[0];
     let to = {
@@ -184,7 +185,8 @@ async fn own(store: &EmbeddedStore, record: &Record) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Runs several lives of a store. `cut` ends each at a random time, except the last, which closes normally.
+/// Runs several processes with the same store, one after another. `cut` ends each process at a random time, except the
+/// last process, which closes the store.
 fn lives(sim: &Simulation, cut: impl Fn(&Simulation)) {
     let record = Record::default();
     sim.run_until(async {
@@ -207,7 +209,7 @@ fn lives(sim: &Simulation, cut: impl Fn(&Simulation)) {
 }
 
 #[test]
-fn acknowledged_writes_survive_power_cuts_and_kills() {
+fn acknowledged_writes_survive_power_cuts_and_process_kills() {
     let coverage = run_seeds("store-embedded-crashes", 0..60, |sim| {
         lives(sim, |sim| if sim.draw(simulator::Random::coin) { sim.kill("a") } else { sim.crash("a") });
     });
@@ -225,7 +227,8 @@ fn acknowledged_writes_survive_failed_and_slow_syncs() {
                 let opened = a.clone();
                 let there = record.clone();
                 let seed = sim.seed();
-                // A failure during the opening is an error. A later failure in the journal ends the process.
+                // If a sync fails during the open, the open returns an error. If a later sync of the journal fails, the
+                // process ends.
                 let worked = async move {
                     let tasks = TaskSet::new(&opened);
                     let Ok(store) = EmbeddedStore::open(&opened, &tasks, Path::new(DIR), options(seed)).await else {

@@ -1,4 +1,4 @@
-//! Tests that acknowledged writes survive a restart, whichever parts were flushed before it.
+//! Tests that acknowledged writes survive a restart, no matter which parts of the index the store has flushed.
 
 use domain::Timestamp;
 use runtime::Runtime;
@@ -21,8 +21,9 @@ fn acknowledged_writes_survive_a_restart_with_map_index() {
 }
 
 #[test]
-fn acknowledged_writes_survive_uneven_flushes() {
-    // Rows are flushed many times, due rows and points never, so a replay meets rows of later entries.
+fn acknowledged_writes_survive_a_restart_after_uneven_flushes() {
+    // The store flushes the family `rows` many times and the other families never. A replay therefore finds rows of
+    // later entries.
     let options = Options { memtable_bytes: 20_000, checkpoint_bytes: 1 << 30, ..small(IndexKind::Lsm) };
     on_real(async |runtime| restarts(&runtime, options).await);
 }
@@ -61,7 +62,7 @@ async fn restarts(runtime: &Runtime, options: Options) {
 }
 
 #[test]
-fn store_with_entries_but_no_rows_reopens() {
+fn store_whose_entries_wrote_no_rows_can_be_reopened() {
     let sim = simulator::Simulation::new(1);
     sim.run_until(async {
         let runtime = sim.member("a");

@@ -1,4 +1,4 @@
-//! Tests of the history sweep: it deletes old runs and schedules, and nothing else.
+//! Tests of the history sweep. The sweep deletes old runs and schedules, and keeps all other rows.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ fn options() -> Options {
     Options { history: HISTORY, history_period: PERIOD, ..small(IndexKind::Map) }
 }
 
-/// A store and the owner of its one poller.
+/// Store with one poller, and the term of the poller's owner.
 struct Owned {
     runtime: Runtime,
     home: Home,
@@ -37,7 +37,7 @@ impl Owned {
         Owned { runtime: runtime.clone(), home, term }
     }
 
-    /// Closes and opens the store.
+    /// Closes the store and opens it again.
     async fn reopen(self) -> Self {
         let runtime = self.runtime.clone();
         self.home.close().await;
@@ -49,7 +49,7 @@ impl Owned {
         self.home.store.write(vec![write]).await.unwrap().remove(0).unwrap();
     }
 
-    /// Inserts a one-shot that is due now.
+    /// Inserts a one-shot schedule that is due now.
     async fn insert(&self, number: u64, id: Option<&str>) -> Insert {
         let insert = one_shot(number, self.runtime.now(), id, b"x");
         self.home.store.insert(vec![insert.clone()]).await.unwrap();
@@ -61,7 +61,8 @@ impl Owned {
         self.write(Change::Run { run, then: None, ends }).await;
     }
 
-    /// Lets `time` pass. The poller's positions follow the clock, so it is done with every due row.
+    /// Waits for `time`. The owner advances the poller's positions with the clock, so that every due row is at or
+    /// before `done`.
     async fn pass(&self, time: Duration) {
         let step = PERIOD / 2;
         for _ in 0..time.as_millis() / step.as_millis() {
@@ -79,7 +80,7 @@ impl Owned {
         self.home.store.get(vec![(TENANT, of.schedule.id.clone())]).await.unwrap().remove(0)
     }
 
-    /// Returns the numbers of the listed schedules.
+    /// Returns the numbers of the schedules that the store lists.
     async fn listed(&self, by: ListBy) -> Vec<u128> {
         let read = ListRead { tenant: TENANT, by, after: None, limit: 100 };
         let page = self.home.store.list(read).await.unwrap();
@@ -91,7 +92,7 @@ impl Owned {
     }
 }
 
-/// Runs the test in two simulations with different seeds.
+/// Runs the test `test` in two simulations with different seeds.
 fn simulate(test: impl AsyncFn(Runtime)) {
     for seed in 0..2 {
         let sim = Simulation::new(seed);
@@ -100,7 +101,7 @@ fn simulate(test: impl AsyncFn(Runtime)) {
 }
 
 #[test]
-fn sweep_deletes_only_old_ended_schedules_with_their_rows() {
+fn history_sweep_deletes_only_old_schedules_with_their_rows() {
     simulate(async |runtime| {
         let owned = Owned::open(&runtime).await;
         let fired = owned.insert(1, Some("fired")).await;
@@ -137,7 +138,7 @@ fn sweep_deletes_only_old_ended_schedules_with_their_rows() {
 }
 
 #[test]
-fn sweep_deletes_all_rows_but_keeps_a_reused_id() {
+fn history_sweep_deletes_all_rows_but_keeps_a_reused_id() {
     simulate(async |runtime| {
         let owned = Owned::open(&runtime).await;
         let first = owned.insert(1, Some("name")).await;
@@ -159,7 +160,7 @@ fn sweep_deletes_all_rows_but_keeps_a_reused_id() {
 }
 
 #[test]
-fn sweep_keeps_undone_and_redriven_schedules() {
+fn history_sweep_keeps_undone_and_redriven_schedules() {
     simulate(async |runtime| {
         let owned = Owned::open(&runtime).await;
         let behind = owned.insert(1, Some("behind")).await;
@@ -174,7 +175,7 @@ fn sweep_keeps_undone_and_redriven_schedules() {
         );
 
         let owned = owned.reopen().await;
-        // The dead letter is redriven shortly before its run is deleted.
+        // The owner redrives the dead letter shortly before the sweep would delete its run.
         let other = owned.insert(3, Some("other")).await;
         owned.write_run(&other, RunState::Failed, true).await;
         owned.pass(HISTORY - PERIOD * 2).await;
@@ -189,7 +190,7 @@ fn sweep_keeps_undone_and_redriven_schedules() {
     });
 }
 
-/// Inserts twenty schedules. Of each four, the first stays active and the others have fired.
+/// Inserts twenty schedules. Every fourth schedule stays active. The others have fired and ended.
 async fn fill(owned: &Owned) -> Vec<Insert> {
     let mut inserted = Vec::new();
     for number in 0..20 {
@@ -203,8 +204,8 @@ async fn fill(owned: &Owned) -> Vec<Insert> {
     inserted
 }
 
-/// Checks that a schedule, its id and its run either all exist or are all deleted. At the end (`has_all_time`), exactly
-/// the active schedules exist.
+/// Checks that a schedule and its id both exist or are both deleted, and that no run outlives its schedule. If
+/// `has_all_time` is true, exactly the active schedules exist.
 async fn check(owned: &Owned, inserted: &[Insert], has_all_time: bool) {
     let listed = owned.listed(ListBy::All).await;
     for (number, insert) in inserted.iter().enumerate() {
@@ -224,7 +225,7 @@ async fn check(owned: &Owned, inserted: &[Insert], has_all_time: bool) {
 }
 
 #[test]
-fn sweep_deletes_completely_or_not_at_all_on_power_loss() {
+fn power_loss_never_leaves_a_partly_deleted_schedule() {
     let coverage = run_seeds("store-embedded-history", 0..40, |sim| {
         sim.run_until(async {
             let checkpoint_bytes = [1_000, 4_000, 1 << 30][usize::try_from(sim.seed() % 3).unwrap()];
@@ -246,8 +247,8 @@ fn sweep_deletes_completely_or_not_at_all_on_power_loss() {
                     check(&owned, &of, false).await;
                     owned.pass(HISTORY).await;
                 });
-                // The second sweep finds the first clock record that is old enough. The crash mostly happens during
-                // this sweep.
+                // The second sweep is the first sweep that finds an old enough clock record. In most runs the crash
+                // happens during this sweep.
                 let wait = Duration::from_micros(10_000_000 + sim.draw(|random| random.below(10_050_000)));
                 let _cut = sim.outside().timeout(wait, worked).await;
                 if sim.is_up("a") {

@@ -1,4 +1,5 @@
-//! Tests of listings: they are complete and in order, wherever the rows that list schedules were split.
+//! Tests of listings. A listing is complete and in order, no matter how the store divided the schedules into listing
+//! rows.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -14,10 +15,11 @@ use crate::support::{Home, TENANT, one_shot, small};
 
 const DIR: &str = "/data";
 const OTHER: TenantId = TenantId(8);
-/// Number of schedules: more than twice the limit of fresh schedules.
+/// Number of schedules. It is more than twice the maximum number of fresh schedules.
 const COUNT: u64 = 9_000;
 
-/// Returns schedule `number`. Five are created per millisecond; every tenth belongs to another tenant.
+/// Returns the insert of schedule `number`. Five schedules have the same millisecond as time of creation. Every tenth
+/// schedule belongs to another tenant.
 fn new_schedule(number: u64) -> Insert {
     let at = Timestamp::from_millis(1_700_000_000_000 + i64::try_from(number / 5).unwrap());
     let incarnation = Incarnation::new(at, u128::from(number.wrapping_mul(0x9e37_79b9_7f4a_7c15)) << 16);
@@ -60,7 +62,7 @@ async fn check(store: &dyn Store, limits: &[usize]) {
 }
 
 #[test]
-fn listing_is_complete_and_ordered_across_a_kill() {
+fn listing_is_complete_and_in_order_across_a_kill() {
     for (seed, index, checkpoint_bytes) in [(1, IndexKind::Map, 1 << 30), (2, IndexKind::Map, 300_000)] {
         let sim = Simulation::new(seed);
         let open = async |runtime: &Runtime| {
@@ -68,7 +70,7 @@ fn listing_is_complete_and_ordered_across_a_kill() {
         };
         sim.run_until(async {
             let home = open(&sim.member("a")).await;
-            // The order differs slightly from the order of creation.
+            // The order of the inserts differs slightly from the order of the creation times.
             for first in (0..COUNT).step_by(90) {
                 let numbers = (first..(first + 90).min(COUNT)).rev();
                 home.store.insert(numbers.map(new_schedule).collect()).await.unwrap();
@@ -80,7 +82,7 @@ fn listing_is_complete_and_ordered_across_a_kill() {
             let home = open(&runtime).await;
             check(&*home.store, &[100, 5_000]).await;
 
-            // The cancelled schedules are few and far apart.
+            // The test cancels few schedules, which are far apart in the listing.
             let cancelled = [3, 4_001, 4_006, 8_999].map(new_schedule);
             for insert in &cancelled {
                 let mark = Cancellation { tenant: TENANT, id: insert.schedule.id.clone() };

@@ -1,4 +1,4 @@
-//! Tests of the public API, on a real disk and on a simulated one.
+//! Tests of the crate's public API, on a real disk and on a simulated disk.
 
 #![expect(clippy::unwrap_used, reason = "a failed step ends the test")]
 

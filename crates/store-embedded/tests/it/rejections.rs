@@ -1,4 +1,4 @@
-//! Tests of rejections: a full disk, a second process, an incomplete data folder.
+//! Tests of rejected operations: on a full disk, by a second process, and with an incomplete data folder.
 
 use std::path::Path;
 use std::time::Duration;
@@ -74,7 +74,7 @@ fn closed_store_rejects_every_call() {
 }
 
 #[test]
-fn opening_names_the_missing_part_of_a_folder() {
+fn open_error_names_the_missing_part_of_a_data_folder() {
     on_real(async |runtime| {
         for (taken, named) in [
             ("CHECKPOINT", "CHECKPOINT is missing"),
@@ -101,7 +101,7 @@ fn opening_names_the_missing_part_of_a_folder() {
 }
 
 #[test]
-fn checkpoint_with_a_changed_byte_is_rejected() {
+fn opening_rejects_a_checkpoint_with_a_changed_byte() {
     on_real(async |runtime| {
         let dir = tempfile::tempdir().unwrap();
         let home = Home::open(&runtime, dir.path(), small(IndexKind::Lsm)).await;
@@ -119,7 +119,7 @@ fn checkpoint_with_a_changed_byte_is_rejected() {
 }
 
 #[test]
-fn damaged_row_is_reported_and_other_rows_are_served() {
+fn store_reports_a_damaged_row_and_serves_other_rows() {
     on_real(async |runtime| {
         let dir = tempfile::tempdir().unwrap();
         let inserts: Vec<Insert> = (0..100).map(an_insert).collect();
@@ -149,7 +149,7 @@ fn damaged_row_is_reported_and_other_rows_are_served() {
                 Err(other) => panic!("{other}"),
             }
         }
-        // A block contains a few rows.
+        // One damaged block makes a few rows unreadable, because a block contains a few rows.
         assert!(
             (1..20).contains(&reported) && served + reported == 100,
             "{reported} rows were reported, {served} were served"

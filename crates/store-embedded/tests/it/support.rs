@@ -1,4 +1,4 @@
-//! Helpers: a store in a folder of its own, and schedules for it.
+//! Helpers for tests: a store in a separate folder, and schedules for the store.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,7 +15,7 @@ use runtime::{Runtime, TaskSet};
 use store::Insert;
 use store_embedded::{EmbeddedStore, IndexKind, OpenError, Options};
 
-/// A store with its tasks.
+/// Open store with its tasks.
 pub(crate) struct Home {
     pub(crate) store: Arc<EmbeddedStore>,
     tasks: TaskSet,
@@ -41,7 +41,7 @@ impl Home {
     }
 }
 
-/// Options with small files and frequent checkpoints.
+/// Options for tests, with small journal segments and entries.
 pub(crate) fn small(index: IndexKind) -> Options {
     let mut options = Options { index, free_bytes_floor: 0, ..Options::default() };
     options.journal.segment_bytes = 1 << 20;
@@ -59,7 +59,7 @@ pub(crate) fn on_real<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {
 pub(crate) const TENANT: TenantId = TenantId(7);
 pub(crate) const POLLER: PollerId = PollerId { tenant: TENANT, generation: 0, number: 3 };
 
-/// Returns a one-shot that is due at `at`, with a server-made id unless `id` is given.
+/// Returns the insert of a one-shot schedule that is due at `at`. If `id` is `None`, the schedule has a server-made id.
 pub(crate) fn one_shot(number: u64, at: Timestamp, id: Option<&str>, payload: &[u8]) -> Insert {
     let incarnation = Incarnation::new(Timestamp::from_millis(1_700_000_000_000), u128::from(number));
     let id = id.map_or_else(|| ScheduleId::from_incarnation(incarnation), |id| ScheduleId::new(id).unwrap());

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 
 #[test]
-fn snapshot_text_of_postgresql_is_parsed() {
+fn parser_accepts_only_snapshot_text_of_postgresql() {
     let snapshot = |end, open: &[u64]| Some(Snapshot { end, open: open.iter().copied().collect() });
     assert_eq!(Snapshot::parse("10:20:10,14,15"), snapshot(20, &[10, 14, 15]));
     assert_eq!(Snapshot::parse("10:10:"), snapshot(10, &[]));
@@ -12,7 +12,7 @@ fn snapshot_text_of_postgresql_is_parsed() {
     }
 }
 
-/// Step of a test: transactions begin, and end in any order; a reader reads a few rows.
+/// Step of the test: a transaction begins, a chosen open transaction ends, or a reader reads a few rows.
 #[derive(Clone, Debug)]
 enum Step {
     Begin,
@@ -29,7 +29,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..80)
 }
 
-/// Model of a server: the numbers of its open and its ended transactions. Each ended transaction wrote one row.
+/// Model of a server: the numbers of its open and ended transactions. Each ended transaction has written one row.
 #[derive(Default)]
 struct Server {
     next: u64,
@@ -39,12 +39,12 @@ struct Server {
 
 impl Server {
     fn snapshot(&self) -> Snapshot {
-        // As in PostgreSQL, the end is after the last ended transaction, and later open transactions are not listed.
+        // As in PostgreSQL, `end` is directly after the last ended transaction, and `open` omits later transactions.
         let end = self.over.last().map_or(0, |last| last + 1);
         Snapshot { end, open: self.open.range(..end).copied().collect() }
     }
 
-    /// Reads as the statement does.
+    /// Returns the transactions whose rows the statement `READ` would return.
     fn read(&self, received: &Snapshot, limit: usize) -> Vec<u64> {
         let is_new = |number: &&u64| **number >= received.end || received.open.contains(number);
         self.over.iter().filter(is_new).take(limit).copied().collect()
@@ -55,7 +55,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn each_row_is_returned_once_in_any_commit_order(steps in steps()) {
+    fn insert_log_reads_return_each_row_once_in_any_commit_order(steps in steps()) {
         let mut server = Server::default();
         let mut received = server.snapshot();
         let mut all = Vec::new();

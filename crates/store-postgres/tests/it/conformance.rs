@@ -1,4 +1,4 @@
-//! Conformance suite of the port.
+//! Conformance suite of the store port, with the store on PostgreSQL.
 
 use std::sync::{Arc, Mutex};
 
@@ -11,7 +11,7 @@ use store_conformance::{Case, Subject, differential};
 
 use crate::support::{Home, database, on_real};
 
-/// Subject of the suite: a store in a database of its own.
+/// Subject of the suite: a store in a separate database.
 struct InDatabase {
     runtime: Runtime,
     url: String,
@@ -23,7 +23,7 @@ impl InDatabase {
         InDatabase { runtime, url, home: Mutex::new(None) }
     }
 
-    /// Closes the store that a case left open.
+    /// Closes the store if a case has left it open.
     async fn end(&self) {
         let home = self.home.lock().unwrap().take();
         if let Some(home) = home {
@@ -63,10 +63,11 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn engine_matches_model(operations in differential::operations(30)) {
+    fn postgres_store_matches_memory_model(operations in differential::operations(30)) {
         let url = database();
         on_real(async |runtime| {
-            // As in this engine, the creator moves a row that is at or before `closed`.
+            // The options give the model the behavior of this engine: the creator moves a row that is at or before
+            // `closed`, and a cancellation takes effect at once.
             let options = MemoryOptions { applies_marks: true, ..MemoryOptions::weak() };
             let model = MemoryStore::new(runtime.clone(), options);
             let subject = InDatabase::new(runtime, url);

@@ -1,4 +1,5 @@
-//! Tests of servers that restart, crash or freeze, and of late owners.
+//! Tests of a server that restarts, crashes or freezes, and of an owner that continues after another member took its
+//! shard.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -14,16 +15,17 @@ use test_servers::postgres::{Postgres, shared};
 
 use crate::support::{Home, POLLER, TENANT, database, due_after, migrated, name_of, on_real, one_shot, outcome, owned};
 
-/// State that [`create_and_finish`] shares with the test that runs it.
+/// State that [`create_and_finish`] shares with its test.
 #[derive(Default)]
 struct Load {
     stop: AtomicBool,
-    /// Schedules that the store reported as finished.
+    /// Number of schedules whose outcome the store has acknowledged.
     finished: AtomicUsize,
 }
 
 impl Load {
-    /// Waits until 10 more schedules are finished. Panics after a minute, so that a stuck store fails the test.
+    /// Waits until the store has acknowledged 10 more outcomes. Panics after a minute, so that the test fails if the
+    /// store makes no progress.
     async fn until_more_is_finished(&self, runtime: &Runtime) {
         let enough = self.finished.load(Ordering::Relaxed) + 10;
         let waited = runtime.timeout(Duration::from_secs(60), async {
@@ -35,8 +37,8 @@ impl Load {
     }
 }
 
-/// Creates and finishes schedules until `load.stop` is set. Returns the schedules that the store acknowledged: created,
-/// finished.
+/// Creates and finishes schedules until the test sets `load.stop`. Returns the schedules whose creates the store
+/// acknowledged, and the schedules whose outcomes it acknowledged.
 async fn create_and_finish(
     runtime: &Runtime,
     store: &PostgresStore,
@@ -67,7 +69,7 @@ async fn create_and_finish(
                     finished.push(insert.schedule.incarnation);
                     load.finished.fetch_add(1, Ordering::Relaxed);
                 }
-                // Another load of this test took the shard.
+                // Another concurrent `create_and_finish` of this test took the shard.
                 [Err(WriteRejection::Superseded)] => term = None,
                 _ => panic!("{responses:?}"),
             },
@@ -84,7 +86,7 @@ async fn until_health(runtime: &Runtime, store: &PostgresStore, health: Health) 
 }
 
 #[test]
-fn restart_and_kills_under_load_lose_no_acknowledged_write() {
+fn server_restarts_under_load_lose_no_acknowledged_write() {
     let postgres = Postgres::start().unwrap();
     let url = migrated(&postgres);
     on_real(async |runtime| {
@@ -141,7 +143,7 @@ fn restart_and_kills_under_load_lose_no_acknowledged_write() {
 }
 
 #[test]
-fn frozen_server_fails_calls_in_time_and_is_used_again() {
+fn calls_to_frozen_server_fail_in_time_and_later_succeed() {
     let postgres = Postgres::start().unwrap();
     let url = migrated(&postgres);
     on_real(async |runtime| {
@@ -175,7 +177,7 @@ fn frozen_server_fails_calls_in_time_and_is_used_again() {
 }
 
 #[test]
-fn only_the_member_with_the_newest_term_writes() {
+fn only_the_member_with_the_newest_term_can_write() {
     let url = database();
     on_real(async |runtime| {
         let (one, other) = (Home::open(&runtime, &url).await, Home::open(&runtime, &url).await);
@@ -218,7 +220,7 @@ fn only_the_member_with_the_newest_term_writes() {
     });
 }
 
-/// Polls `write` up to `polls` times. If it ends, replaces it by a future that never ends.
+/// Polls `write` up to `polls` times. If `write` ends, replaces it by a future that never ends.
 async fn poll_some<'a, T: 'a>(runtime: &Runtime, write: &mut Answer<'a, T>, polls: u32) {
     for _ in 0..polls {
         let once = std::future::poll_fn(|context| std::task::Poll::Ready(write.as_mut().poll(context).is_ready()));
@@ -231,7 +233,7 @@ async fn poll_some<'a, T: 'a>(runtime: &Runtime, write: &mut Answer<'a, T>, poll
 }
 
 #[test]
-fn dropped_write_leaves_no_lock() {
+fn dropped_write_releases_its_lock_on_the_shard() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;
@@ -250,10 +252,9 @@ fn dropped_write_leaves_no_lock() {
     });
 }
 
-/// The old owner behaves like a process that is paused, or cut off from the network, between two statements of its
-/// transaction.
+/// The old owner behaves like a process that pauses, or loses the network, between two statements of its transaction.
 #[test]
-fn owner_paused_in_a_transaction_does_not_block_the_next() {
+fn owner_paused_in_a_transaction_does_not_block_a_new_owner() {
     let url = database();
     on_real(async |runtime| {
         let options = || Options { statement_timeout: Duration::from_secs(4), ..Options::default() };
@@ -262,7 +263,7 @@ fn owner_paused_in_a_transaction_does_not_block_the_next() {
         let old = old_home.store.take(vec![POLLER.shard()]).await.unwrap()[0];
         let insert = one_shot(&runtime, runtime.now() + Duration::from_secs(60));
         old_home.store.insert(vec![insert.clone()]).await.unwrap();
-        // At least one of the writes is paused while it holds the lock on the shard's row.
+        // At least one of the writes stops while it holds the lock on the shard's row.
         let mut stopped: Vec<_> = (0..3).map(|_| old_home.store.write(vec![owned(old, outcome(&insert))])).collect();
         for (write, polls) in stopped.iter_mut().zip([2, 5, 8]) {
             poll_some(&runtime, write, polls).await;

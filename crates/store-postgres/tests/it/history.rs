@@ -1,4 +1,4 @@
-//! Tests of the deletion of history: old runs and schedules are deleted, and nothing else.
+//! Tests of the deletion of history. The store deletes old runs and schedules, and keeps all other rows.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::support::{Home, OtherSession, POLLER, TENANT, database, name_of, on_r
 const DAY: Duration = Duration::from_secs(86_400);
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// A store and the term of its one shard.
+/// Store, and the term of its only shard.
 struct Owned<'a> {
     store: &'a dyn Store,
     term: Term,
@@ -60,7 +60,7 @@ fn asked_rows(url: &str) -> String {
     shared().sql(name_of(url), "select count(*) from reveille.asked").unwrap().trim().to_owned()
 }
 
-/// Returns an instant after every earlier write and before every later one.
+/// Returns an instant that is after every earlier write and before every later write.
 async fn between(runtime: &Runtime) -> Timestamp {
     runtime.sleep(Duration::from_millis(2)).await;
     let between = runtime.now();
@@ -69,13 +69,13 @@ async fn between(runtime: &Runtime) -> Timestamp {
 }
 
 #[test]
-fn only_old_ended_history_is_deleted() {
+fn store_deletes_only_old_history_of_ended_schedules() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;
         let owned = Owned::take(&*home.store).await;
         let now = runtime.now();
-        // Each schedule is due on its own day.
+        // Each of these schedules is due on a different day.
         let due = |days: u32| one_shot(&runtime, now - DAY * days);
         let [fired, retrying, redriven, late, put_off, put_far_off, old] = [3, 4, 5, 6, 7, 8, 300].map(due);
         let [cancelled, pending] = [one_shot(&runtime, now + HOUR), one_shot(&runtime, now + HOUR)];
@@ -124,14 +124,14 @@ fn only_old_ended_history_is_deleted() {
         }
         assert_eq!(asked_rows(&url), "0");
 
-        // The name is free, and a new schedule takes it.
+        // The deletion freed the id, so that a new schedule can take it.
         let renamed = named(one_shot(&runtime, now + HOUR), "name");
         let inserted = owned.store.insert(vec![renamed.clone()]).await.unwrap();
         assert!(matches!(inserted[0], Inserted::Placed(_)), "{inserted:?}");
         let named = owned.store.get(vec![(TENANT, ScheduleId::new("name").unwrap())]).await.unwrap();
         assert_eq!(named[0].as_ref().map(|schedule| schedule.incarnation), Some(renamed.due.occurrence.incarnation));
 
-        // In the end the remaining schedules are over, too.
+        // The test now ends the remaining schedules, so that the store deletes them too.
         let outcome_of_replay = Run { occurrence: replay, ..run(&redriven, RunState::Succeeded) };
         owned.write(Change::Run { run: outcome_of_replay, then: None, ends: true }).await;
         owned.write(outcome(&retrying)).await;
@@ -148,9 +148,9 @@ fn only_old_ended_history_is_deleted() {
     });
 }
 
-/// The owner of the row needs the run record to recognise that the row has fired.
+/// The owner of the older row needs the run record to recognise that the row has fired.
 #[test]
-fn history_stays_while_an_older_row_is_not_done() {
+fn store_keeps_history_while_an_older_row_is_not_done() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;
@@ -176,7 +176,7 @@ fn history_stays_while_an_older_row_is_not_done() {
 }
 
 #[test]
-fn one_turn_deletes_more_than_one_transaction_of_schedules() {
+fn one_maintain_call_deletes_schedules_in_many_transactions() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;
@@ -197,7 +197,7 @@ fn one_turn_deletes_more_than_one_transaction_of_schedules() {
 }
 
 #[test]
-fn locked_or_reactivated_schedule_is_not_deleted() {
+fn history_deletion_skips_locked_or_reactivated_schedule() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;
@@ -211,7 +211,7 @@ fn locked_or_reactivated_schedule_is_not_deleted() {
         let before = between(&runtime).await;
         let tasks = TaskSet::new(&runtime);
         let other_session = OtherSession::new(&runtime, &tasks, &url);
-        // An earlier build sets the status like this, without `ended_at`.
+        // An earlier build sets only the status and does not clear `ended_at`.
         other_session.execute("update reveille.schedule set status = 0 where id = 'live'").await;
         other_session.execute("begin; select from reveille.schedule where id = 'held' for update").await;
         let [over, held, live] = &all;
@@ -225,7 +225,7 @@ fn locked_or_reactivated_schedule_is_not_deleted() {
 }
 
 #[test]
-fn writes_do_not_wait_for_history_deletion() {
+fn creates_and_outcomes_do_not_wait_for_history_deletion() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;
@@ -241,7 +241,7 @@ fn writes_do_not_wait_for_history_deletion() {
         };
         let working = async {
             runtime.sleep(Duration::from_millis(200)).await;
-            // Both schedules need partitions that do not exist yet.
+            // The writes of both schedules need partitions that do not exist yet.
             let (far, fired) = (one_shot(&runtime, now + DAY * 400), one_shot(&runtime, now - DAY * 2));
             owned.store.insert(vec![far, fired.clone()]).await.unwrap();
             owned.write(outcome(&fired)).await;
@@ -255,7 +255,7 @@ fn writes_do_not_wait_for_history_deletion() {
     });
 }
 
-/// A dump of the database holds such a lock for hours.
+/// The test locks the default partition. A dump of the database holds such a lock for hours.
 #[test]
 fn run_without_day_partition_goes_to_the_default_partition() {
     let url = database();
@@ -271,7 +271,7 @@ fn run_without_day_partition_goes_to_the_default_partition() {
         runtime.timeout(Duration::from_secs(5), writing).await.expect("the write does not wait for the lock");
         assert_eq!(runs_in(&url, "run_rest"), "1");
         other_session.execute("rollback").await;
-        // Later runs of this day also go to the default partition, and reads find them.
+        // Later runs of this day also go to the default partition, and reads find these runs.
         let later = one_shot(&runtime, runtime.now());
         owned.store.insert(vec![later.clone()]).await.unwrap();
         owned.write(outcome(&later)).await;
@@ -282,7 +282,7 @@ fn run_without_day_partition_goes_to_the_default_partition() {
 }
 
 #[test]
-fn outcome_written_while_its_partition_is_dropped_survives() {
+fn outcome_written_during_drop_of_its_partition_survives() {
     let url = database();
     on_real(async |runtime| {
         let (one, other) = (Home::open(&runtime, &url).await, Home::open(&runtime, &url).await);
@@ -351,7 +351,7 @@ fn migration_keeps_the_history_of_an_older_schema() {
 
         let home = Home::open(&runtime, &old).await;
         assert_eq!(home.store.find_runs(occurrences.clone()).await.unwrap(), runs);
-        // The migration does not know when a schedule ended, so it uses the time of the migration.
+        // The migration does not know when a schedule ended, so it sets `ended_at` to the time of the migration.
         assert_eq!(home.store.maintain(now, now - HOUR).await, Ok(0));
         let owned = Owned::take(&*home.store).await;
         let [today, past] = [1, 41].map(|days| one_shot(&runtime, now - DAY * days));
@@ -371,9 +371,10 @@ fn migration_keeps_the_history_of_an_older_schema() {
     });
 }
 
-/// A day's partition has no statistics yet when its first runs come, and PostgreSQL keeps the plans that it makes then.
+/// The partition of a day has no statistics when the store writes its first runs. PostgreSQL keeps the plans that it
+/// makes at that time.
 #[test]
-fn outcome_look_up_reads_only_its_key() {
+fn look_up_of_outcomes_reads_only_rows_with_their_keys() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;
@@ -390,7 +391,7 @@ fn outcome_look_up_reads_only_its_key() {
         }
         home.close().await;
     });
-    // A connection reports its statistics when it ends.
+    // A connection reports its statistics to the server when it ends.
     let read = "select coalesce(sum(idx_tup_read + seq_tup_read), 0) from (
         select pg_stat_get_tuples_returned(c.oid) seq_tup_read,
             (select sum(pg_stat_get_tuples_returned(i.indexrelid)) from pg_index i where i.indrelid = c.oid) idx_tup_read

@@ -1,4 +1,4 @@
-//! Tests of scheduling inside an application's own transaction.
+//! Tests of the inbox: applications request schedules inside their own transactions.
 
 use domain::Incarnation;
 use runtime::TaskSet;
@@ -12,7 +12,7 @@ fn spec_of(entry: &InboxEntry) -> (&str, &str, Option<&str>) {
 }
 
 #[test]
-fn inbox_contains_only_committed_requests() {
+fn inbox_returns_only_committed_requests() {
     let url = database();
     on_real(async |runtime| {
         let tasks = TaskSet::new(&runtime);
@@ -33,7 +33,7 @@ fn inbox_contains_only_committed_requests() {
         store.inbox_done(vec![entries[0].number]).await.unwrap();
         one.execute("commit").await;
         for _ in 0..2 {
-            // The inbox returns the entries until they are done.
+            // The inbox returns the entries until the reader reports that they are done.
             let entries = store.inbox(10).await.unwrap();
             let expected = [("default", "order-1", Some("{\"at\": \"x\"}")), ("default", "order-0", None)];
             assert_eq!(
@@ -59,7 +59,7 @@ fn inbox_contains_only_committed_requests() {
 }
 
 #[test]
-fn malformed_inbox_requests_are_rejected() {
+fn inbox_functions_reject_malformed_requests() {
     let url = database();
     let run_sql = |statement: &str| shared().sql(name_of(&url), statement);
     let rejected = [
@@ -81,7 +81,7 @@ fn malformed_inbox_requests_are_rejected() {
 }
 
 #[test]
-fn client_role_may_only_schedule_and_cancel() {
+fn client_role_can_only_schedule_and_cancel() {
     // The test needs its own server, because roles belong to the server.
     let postgres = Postgres::start().unwrap();
     let url = migrated(&postgres);
@@ -102,7 +102,7 @@ fn client_role_may_only_schedule_and_cancel() {
 }
 
 #[test]
-fn client_role_may_be_created_after_the_schema() {
+fn client_role_works_if_created_after_the_schema() {
     let postgres = Postgres::start().unwrap();
     let url = postgres.create_database().unwrap();
     let name = name_of(&url);

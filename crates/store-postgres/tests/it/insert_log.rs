@@ -1,4 +1,4 @@
-//! Tests of insert log reads during long transactions.
+//! Tests of reads of the insert log during long transactions.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ async fn read_log(store: &dyn Store, cursor: &mut Cursor, limit: usize) -> Vec<D
     arrivals.into_iter().map(|arrival| arrival.key).collect()
 }
 
-/// Returns an insert statement as a creator executes it.
+/// Returns the insert statement of a due row that a creator would execute.
 fn insert_statement(insert: &Insert) -> String {
     let key = insert.due;
     format!(
@@ -44,7 +44,7 @@ fn open_transaction_does_not_delay_the_insert_log() {
         store.insert(vec![before.clone()]).await.unwrap();
         assert_eq!(read_log(store, &mut cursor, 10).await, [before.due]);
 
-        // The bystander writes no due row. The two creators commit or roll back late.
+        // The session `bystander` has a long transaction without a due row. The two creators commit or roll back late.
         let bystander = OtherSession::new(&runtime, &tasks, &url);
         bystander.execute("begin; create table unrelated ()").await;
         let (slow, slowest) = (soon(), soon());

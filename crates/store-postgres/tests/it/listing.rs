@@ -1,4 +1,4 @@
-//! Tests of the database's listing rows, in addition to the conformance suite.
+//! Tests of the database's listing rows that the conformance suite does not cover.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,7 +61,7 @@ fn migration_lists_schedules_of_earlier_builds() {
 }
 
 #[test]
-fn label_rows_are_deleted_with_their_schedules() {
+fn deletion_of_a_schedule_deletes_its_label_rows() {
     let url = database();
     let rows = || shared().sql(name_of(&url), "select count(*) from reveille.schedule_label").unwrap();
     on_real(async |runtime| {

@@ -1,4 +1,4 @@
-//! Tests against a real PostgreSQL: the conformance suite, and faults of networks and servers.
+//! Tests with a real PostgreSQL server: the conformance suite, and faults of networks and servers.
 
 #![expect(clippy::unwrap_used, reason = "a failed step ends the test")]
 

@@ -1,4 +1,4 @@
-//! Tests of partitions: they are created on demand, and dropped when no poller needs them.
+//! Tests of partitions. The store creates them on demand, and drops them when no poller needs them.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ fn partitions_of(url: &str) -> Vec<String> {
 }
 
 #[test]
-fn partitions_are_created_on_demand_and_dropped_when_done() {
+fn store_creates_partitions_on_demand_and_drops_done_ones() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;
@@ -33,7 +33,7 @@ fn partitions_are_created_on_demand_and_dropped_when_done() {
         assert_eq!(created.iter().filter(|name| name.starts_with("due_far_")).count(), 2, "{created:?}");
         assert_eq!(due_after(store, Timestamp::MIN).await, inserts.iter().map(|insert| insert.due).collect::<Vec<_>>());
 
-        // The day of the first row is over, but its poller is not done: it has never had positions.
+        // The day of the first row has passed, but its poller has no positions, so the row is not done.
         let later = now + DAY * 5;
         assert_eq!(store.maintain(later, Timestamp::MIN).await, Ok(0));
         assert_eq!(due_after(store, Timestamp::MIN).await.len(), 4);
@@ -54,7 +54,7 @@ fn partitions_are_created_on_demand_and_dropped_when_done() {
         assert_eq!(store.maintain(later, Timestamp::MIN).await, Ok(1));
         assert_eq!(due_after(store, Timestamp::MIN).await.len(), 2);
 
-        // Wide partitions are dropped when their rows are done.
+        // The store also drops wide partitions when all their rows are done.
         done(inserts[2].due.position).await;
         let empty = store.maintain(now + DAY * 290, Timestamp::MIN).await.unwrap();
         assert!(empty >= 8, "only {empty} empty partitions of past days were dropped");
@@ -65,7 +65,7 @@ fn partitions_are_created_on_demand_and_dropped_when_done() {
 }
 
 #[test]
-fn partition_dropped_by_another_member_is_recreated() {
+fn member_recreates_partition_that_another_member_dropped() {
     let url = database();
     on_real(async |runtime| {
         let (one, other) = (Home::open(&runtime, &url).await, Home::open(&runtime, &url).await);
@@ -89,10 +89,10 @@ fn partition_dropped_by_another_member_is_recreated() {
     });
 }
 
-/// The rows were written long before their time and placed again shortly before it, so each is in a wide partition and
-/// in the partition of its day.
+/// A member can write a row long before its time and place it again shortly before its time. Such a row is in a wide
+/// partition and in the partition of its day.
 #[test]
-fn row_in_both_families_is_returned_once() {
+fn read_returns_row_in_both_partition_families_once() {
     let url = database();
     on_real(async |runtime| {
         let tasks = TaskSet::new(&runtime);
@@ -127,7 +127,7 @@ fn row_in_both_families_is_returned_once() {
 }
 
 #[test]
-fn rows_written_while_partitions_are_dropped_are_not_lost() {
+fn dropping_partitions_loses_no_concurrently_written_row() {
     let url = database();
     on_real(async |runtime| {
         let (one, other) = (Home::open(&runtime, &url).await, Home::open(&runtime, &url).await);
@@ -141,7 +141,8 @@ fn rows_written_while_partitions_are_dropped_are_not_lost() {
             one.store.write(vec![close]).await.unwrap().remove(0).unwrap();
             let insert = one_shot(&runtime, done + Duration::from_millis(1));
             if round % 4 == 0 {
-                // No write is under way, so this call drops a partition, which the next insert must create again.
+                // No write is under way, so this call drops a partition. The next insert must create the partition
+                // again.
                 dropped += other.store.maintain(day + DAY * 3, Timestamp::MIN).await.unwrap();
             }
             let inserting = async {

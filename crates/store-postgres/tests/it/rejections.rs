@@ -1,4 +1,4 @@
-//! Tests that a store which does not open returns an error with the reason and the next step.
+//! Tests of failed opens. The error must name the reason and the next step.
 
 use std::time::Duration;
 
@@ -69,7 +69,7 @@ fn open_error_of_a_wrong_schema_names_the_next_step() {
 }
 
 #[test]
-fn repeated_and_concurrent_migrations_create_one_schema() {
+fn repeated_or_concurrent_migrations_create_one_schema() {
     let url = shared().create_database().unwrap();
     on_real(async |runtime| {
         let options = Options::default();
@@ -97,7 +97,7 @@ fn repeated_and_concurrent_migrations_create_one_schema() {
 }
 
 #[test]
-fn unprivileged_database_owner_can_migrate_and_use_the_store() {
+fn unprivileged_database_owner_can_migrate_and_use_store() {
     let url = shared().create_database().unwrap();
     let name = name_of(&url);
     let make = format!("create role plain login password 'secret'; alter database {name} owner to plain");

@@ -1,4 +1,4 @@
-//! Helpers: a database for each test, and a store in it.
+//! Helpers for tests: a separate database for each test, and a store in the database.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -19,18 +19,19 @@ use tokio_util::sync::CancellationToken;
 
 use store_postgres::{OpenError, Options, PostgresStore, migrate};
 
-/// Returns the URL of a database with the schema and no rows: a copy of a database that was migrated once.
+/// Returns the URL of a new database with the schema and without rows. The database is a copy of a database that the
+/// first call migrated.
 pub(crate) fn database() -> String {
     static TEMPLATE: OnceLock<String> = OnceLock::new();
     let template = TEMPLATE.get_or_init(|| migrated(shared()));
     shared().copy_database(template.rsplit_once('/').unwrap().1).unwrap()
 }
 
-/// Returns the URL of a new database of `server` with the schema.
+/// Creates a database on `server`, migrates it to the current schema and returns its URL.
 pub(crate) fn migrated(server: &Postgres) -> String {
     let url = server.create_database().unwrap();
     let here = url.clone();
-    // The migration runs on its own thread, because the caller may be within an executor.
+    // The migration runs on a separate thread, because the caller's thread may already run an executor.
     std::thread::scope(|scope| {
         let migrating =
             scope.spawn(move || on_real(async |runtime| migrate(&runtime, &here, &Options::default()).await));
@@ -44,7 +45,7 @@ pub(crate) fn on_real<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {
     tokio.block_on(async { test(Runtime::real()).await })
 }
 
-/// A store with its tasks.
+/// Open store with its tasks.
 pub(crate) struct Home {
     pub(crate) store: Arc<PostgresStore>,
     tasks: TaskSet,
@@ -73,7 +74,7 @@ impl Home {
 pub(crate) const TENANT: TenantId = TenantId(7);
 pub(crate) const POLLER: PollerId = PollerId { tenant: TENANT, generation: 0, number: 3 };
 
-/// Returns a one-shot of [`POLLER`] that is due at `at`, with a server-made id.
+/// Returns the insert of a one-shot schedule of [`POLLER`] with a server-made id, which is due at `at`.
 pub(crate) fn one_shot(runtime: &Runtime, at: Timestamp) -> Insert {
     let now = runtime.now();
     let incarnation = Incarnation::new(now, runtime.random_u128());
@@ -101,32 +102,32 @@ pub(crate) fn one_shot(runtime: &Runtime, at: Timestamp) -> Insert {
     Insert { schedule: Arc::new(schedule), due }
 }
 
-/// Returns all rows of [`POLLER`] after `after`.
+/// Returns all due rows of [`POLLER`] after the instant `after`.
 pub(crate) async fn due_after(store: &dyn Store, after: Timestamp) -> Vec<DueKey> {
     let after = DueBound::Instant(after);
     let read = DueRead { poller: POLLER, after, until: Timestamp::MAX, limit: usize::MAX };
     store.due(vec![read]).await.unwrap().remove(0).keys
 }
 
-/// Returns the name of a URL's database, without parameters.
+/// Returns the name of the database in a URL.
 pub(crate) fn name_of(url: &str) -> &str {
     let name = url.rsplit_once('/').unwrap().1;
     name.split('?').next().unwrap()
 }
 
-/// Returns a write of [`POLLER`]'s owner.
+/// Returns a write by the owner of [`POLLER`].
 pub(crate) fn owned(term: Term, change: Change) -> OwnerWrite {
     OwnerWrite { term, poller: POLLER, change }
 }
 
-/// Returns a final outcome of the schedule's first occurrence.
+/// Returns the change that writes the outcome "succeeded" of the schedule's first occurrence.
 pub(crate) fn outcome(insert: &Insert) -> Change {
     let occurrence = insert.due.occurrence;
     let run = Run { tenant: TENANT, occurrence, state: RunState::Succeeded, attempts: Vec::new() };
     Change::Run { run, then: None, ends: true }
 }
 
-/// Another session, with its own connection, that executes statements.
+/// Session with a separate connection, which executes statements of a test.
 pub(crate) struct OtherSession {
     link: Link,
     stop: CancellationToken,

@@ -36,7 +36,7 @@ proptest! {
     }
 
     #[test]
-    fn changed_or_truncated_ciphertext_does_not_decrypt(at in any::<prop::sample::Index>(), by in 1..=u8::MAX) {
+    fn changed_or_truncated_ciphertext_cannot_be_decrypted(at in any::<prop::sample::Index>(), by in 1..=u8::MAX) {
         let [key] = keys();
         let keyring = Keyring::new(vec![key]);
         let schedule = id("a");
@@ -52,7 +52,7 @@ proptest! {
 }
 
 #[test]
-fn value_decrypts_only_in_its_own_place() {
+fn encrypted_value_decrypts_only_for_its_own_place() {
     let [key] = keys();
     let keyring = Keyring::new(vec![key]);
     let (a, b) = (id("a"), id("b"));
@@ -71,7 +71,7 @@ fn value_decrypts_only_in_its_own_place() {
 }
 
 #[test]
-fn first_key_encrypts_and_every_key_decrypts() {
+fn first_key_encrypts_and_every_key_of_the_ring_decrypts() {
     let [old, new] = keys();
     let (before, after) = (Keyring::new(vec![old.clone()]), Keyring::new(vec![new.clone(), old.clone()]));
     let place = Place::SigningSecret { tenant: TenantId(1), id: "first" };
@@ -85,7 +85,7 @@ fn first_key_encrypts_and_every_key_decrypts() {
 }
 
 #[test]
-fn plaintext_value_opens_and_encryption_is_idempotent() {
+fn keyring_opens_plaintext_and_encrypts_a_value_only_once() {
     let [key] = keys();
     let keyring = Keyring::new(vec![key]);
     let place = Place::SigningSecret { tenant: TenantId(1), id: "first" };
@@ -95,7 +95,7 @@ fn plaintext_value_opens_and_encryption_is_idempotent() {
 }
 
 #[test]
-fn two_ciphertexts_of_one_value_share_no_bytes() {
+fn two_ciphertexts_of_one_value_have_no_common_bytes() {
     let [key] = keys();
     let keyring = Keyring::new(vec![key]);
     let place = Place::SigningSecret { tenant: TenantId(1), id: "first" };
@@ -108,7 +108,7 @@ fn two_ciphertexts_of_one_value_share_no_bytes() {
 }
 
 #[test]
-fn key_text_round_trips_and_invalid_text_is_rejected() {
+fn parser_reads_generated_key_and_rejects_invalid_text() {
     let (key, text) = StoreKey::generate(&real_runtime());
     assert_eq!(StoreKey::parse(&text).unwrap().id(), key.id());
     for wrong in ["", "rvsk_", "rvsk_AAAA", &text[5..], &text[..text.len() - 4], &format!("{text}AAAA")] {
@@ -118,9 +118,10 @@ fn key_text_round_trips_and_invalid_text_is_rejected() {
     assert!(!shown.contains(&text[5..20]), "{shown}");
 }
 
-/// Every later build must decrypt stored values, so the key and the file never change.
+/// Every later build must decrypt the values that this build stores. The key and the golden file therefore never
+/// change.
 #[test]
-fn ciphertext_of_first_version_decrypts() {
+fn current_build_decrypts_ciphertext_of_the_first_version() {
     const KEY: &str = "rvsk_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
     let keyring = Keyring::new(vec![StoreKey::parse(KEY).unwrap()]);
     let schedule = id("order-7");

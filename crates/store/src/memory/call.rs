@@ -1,17 +1,17 @@
-//! The timing of one call: its latency, its steps and its failure.
+//! Simulated behaviour of one call: its latency, its steps and its failure.
 
 use futures_util::lock::MutexGuard;
 
 use super::MemoryStore;
 use crate::{Health, StoreError};
 
-/// Approximate number of pauses in a batch of the weak engine, whatever its size.
+/// Approximate number of pauses in a call of the weak engine. It does not depend on the size of the batch.
 const PAUSES: usize = 8;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Access {
     Read,
-    /// Access that the store rejects when the disk is nearly full.
+    /// Access by a user write. The store rejects it when the disk is nearly full.
     User,
     Owner,
 }
@@ -19,7 +19,7 @@ pub(super) enum Access {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Failure {
     Never,
-    /// The call fails before the step that is this many steps away.
+    /// The call fails instead of making the step with this number, counted from the current step.
     AfterSteps(u64),
     AfterEffect,
 }
@@ -28,12 +28,12 @@ pub(super) struct Call<'a> {
     store: &'a MemoryStore,
     pause_one_in: u64,
     failure: Failure,
-    /// Lock of an atomic call. It is released before the latency of the response.
+    /// Lock of a call of the atomic engine. The call releases the lock before it waits for the latency of the response.
     whole: Option<MutexGuard<'a, ()>>,
 }
 
 impl MemoryStore {
-    /// Begins a call that makes about `steps` steps.
+    /// Begins a call that is expected to make about `steps` steps.
     pub(super) async fn begin(&self, access: Access, steps: usize) -> Result<Call<'_>, StoreError> {
         let failure = self.draw_failure(steps);
         self.travel().await;
@@ -80,7 +80,7 @@ impl MemoryStore {
 }
 
 impl Call<'_> {
-    /// Begins the next step. On the weak engine, other calls may run first.
+    /// Begins the next step. In the weak engine, other calls may run before the step.
     pub(super) async fn step(&mut self) -> Result<(), StoreError> {
         if self.store.options.atomic {
             return Ok(());
@@ -113,7 +113,7 @@ fn unavailable(reason: &str) -> StoreError {
     StoreError::Unavailable(format!("in-memory store: {reason}"))
 }
 
-/// Yields to every other task that can run.
+/// Lets every other task that can run make progress first.
 async fn yield_now() {
     let mut yielded = false;
     std::future::poll_fn(|context| {

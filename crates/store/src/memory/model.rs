@@ -1,4 +1,4 @@
-//! The rows and the steps that change them. No time passes within a step.
+//! Rows of the in-memory engine, and the steps that change the rows. No simulated time passes within a step.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -19,9 +19,9 @@ use crate::{
 /// Caller that writes a due row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Writer {
-    /// A creator, which does not know the poller's positions and reads `closed` afterwards.
+    /// A creator. It does not know the poller's positions, and reads `closed` after the write.
     Creator,
-    /// The owner, which knows the poller's positions.
+    /// The owner of the shard. It knows the poller's positions.
     Owner,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Model {
     pub(super) cancellations: Stream<Incarnation>,
     schedules: BTreeMap<Incarnation, Arc<Schedule>>,
     names: BTreeMap<(TenantId, ScheduleId), Incarnation>,
-    /// Incarnations that inserts and puts requested, including those that a put did not need.
+    /// Incarnations that inserts and puts requested, including incarnations that a put did not use.
     used: BTreeSet<Incarnation>,
     due: BTreeMap<PollerId, BTreeSet<DueKey>>,
     positions: BTreeMap<PollerId, Positions>,
@@ -71,23 +71,30 @@ impl Model {
     pub(super) fn check_new(schedule: &Schedule, due: &DueKey) {
         let Occurrence { incarnation, nominal, revision, replay } = due.occurrence;
         assert_eq!(schedule.status, Status::Active, "a new schedule is active");
-        assert_eq!(schedule.poller.tenant, schedule.tenant, "a schedule's poller belongs to its tenant");
-        assert_eq!(schedule.incarnation, incarnation, "a due row names its schedule");
-        assert_eq!(schedule.revision, revision, "a due row carries its schedule's revision");
-        assert_eq!(schedule.next, Some(nominal), "a new schedule's `next` is its due row's instant");
-        assert_eq!((replay, due.attempt), (0, 1), "a new schedule's due row is for a first attempt");
-        assert!(due.position >= nominal, "a row is not due before its nominal instant: {due:?}");
+        assert_eq!(
+            schedule.poller.tenant, schedule.tenant,
+            "the poller of a schedule belongs to the schedule's tenant"
+        );
+        assert_eq!(schedule.incarnation, incarnation, "a due row names the incarnation of its schedule");
+        assert_eq!(schedule.revision, revision, "a due row contains the revision of its schedule");
+        assert_eq!(schedule.next, Some(nominal), "the `next` of a new schedule equals the instant of its due row");
+        assert_eq!((replay, due.attempt), (0, 1), "the due row of a new schedule is for a first attempt");
+        assert!(due.position >= nominal, "the position of a due row is at or after its nominal instant: {due:?}");
     }
 
-    /// If another schedule has `schedule`'s incarnation.
+    /// Panics if another schedule has the incarnation of `schedule`.
     pub(super) fn check_incarnation(&self, schedule: &Schedule) {
         if let Some(same) = self.schedules.get(&schedule.incarnation) {
             let named = (same.tenant, &same.id) == (schedule.tenant, &schedule.id);
-            assert!(named, "an incarnation belongs to one schedule: {:?} belongs to {}", same.incarnation, same.id);
+            assert!(
+                named,
+                "a new schedule has an unused incarnation, but {:?} belongs to {}",
+                same.incarnation, same.id
+            );
         }
     }
 
-    /// Returns the incarnation that prevents the insert of `schedule`.
+    /// Returns the incarnation that has the id of `schedule` and therefore prevents its insert.
     pub(super) fn conflicting_incarnation(&self, schedule: &Schedule) -> Option<Incarnation> {
         self.check_incarnation(schedule);
         let known = self.find(schedule.tenant, &schedule.id)?;
@@ -98,20 +105,23 @@ impl Model {
     /// Asserts the preconditions of [`crate::Store::place`].
     pub(super) fn check_placed(&self, poller: PollerId, key: &DueKey) {
         let schedule = self.schedules.get(&key.occurrence.incarnation);
-        let schedule = schedule.unwrap_or_else(|| panic!("a row is placed for an existing schedule: {key:?}"));
-        assert_eq!(schedule.poller, poller, "a row is placed with its schedule's poller");
-        assert!(key.position >= key.occurrence.nominal, "a row is not due before its nominal instant: {key:?}");
+        let schedule = schedule.unwrap_or_else(|| panic!("a placed due row belongs to an existing schedule: {key:?}"));
+        assert_eq!(schedule.poller, poller, "a placed due row has the poller of its schedule");
+        assert!(
+            key.position >= key.occurrence.nominal,
+            "the position of a due row is at or after its nominal instant: {key:?}"
+        );
     }
 
-    /// Returns `position`, or the first instant that `poller` has not closed if that is later.
+    /// Returns the later of `position` and the first instant after the `closed` of `poller`.
     pub(super) fn open_position(&self, poller: PollerId, position: Timestamp) -> Timestamp {
         position.max(self.positions(poller).closed + Duration::from_millis(1))
     }
 
     pub(super) fn write_due(&mut self, poller: PollerId, key: DueKey, writer: Writer) {
         if key.position <= self.positions(poller).done {
-            assert_eq!(writer, Writer::Creator, "an owner writes no row at or before `done`: {key:?}");
-            return; // The port allows an engine to drop the row, so the model drops it.
+            assert_eq!(writer, Writer::Creator, "an owner writes due rows only after `done`: {key:?}");
+            return; // The port allows an engine to drop rows at or before `done`, so the model drops this row.
         }
         self.due.entry(poller).or_default().insert(key);
     }
@@ -158,27 +168,28 @@ impl Model {
     /// Panics if `term` was never minted.
     pub(super) fn check_term(&self, shard: ShardId, term: Term) -> Result<(), WriteRejection> {
         let newest = self.terms.get(&shard).copied().unwrap_or(Term(0));
-        assert!(term <= newest, "{term:?} of {shard:?} was never minted: the newest is {newest:?}");
+        assert!(term <= newest, "the store has never minted {term:?} of {shard:?}: the newest term is {newest:?}");
         if term == newest { Ok(()) } else { Err(WriteRejection::Superseded) }
     }
 
     pub(super) fn hand_over(&mut self, list: HandOver) -> Result<(), WriteRejection> {
         self.check_term(list.shard, list.term)?;
         let of_shard = list.attempts.iter().all(|attempt| attempt.poller.shard() == list.shard);
-        assert!(of_shard, "an attempt is handed over with the shard of its poller: {list:?}");
+        assert!(of_shard, "a hand-over contains only attempts of its shard: {list:?}");
         self.handed_over.insert(list.shard, list.attempts);
         Ok(())
     }
 
-    /// Changes a schedule, which keeps its name, incarnation and poller.
+    /// Changes a schedule. `change` must keep the schedule's id, incarnation and poller.
     pub(super) fn change_schedule(&mut self, incarnation: Incarnation, change: impl FnOnce(&mut Schedule)) {
-        let row = self.schedules.get_mut(&incarnation).expect("the caller has just read the schedule");
+        let row =
+            self.schedules.get_mut(&incarnation).expect("the schedule exists, because the caller has just read it");
         let before = row.revision;
         change(Arc::make_mut(row));
         assert!(row.revision >= before, "a revision never decreases");
     }
 
-    /// Cancels a schedule. Returns whether there was anything to cancel.
+    /// Cancels a schedule. Returns false if the schedule does not exist or is already cancelled.
     pub(super) fn cancel(&mut self, incarnation: Incarnation) -> bool {
         if self.schedules.get(&incarnation).is_none_or(|schedule| schedule.status == Status::Cancelled) {
             return false;
@@ -226,7 +237,8 @@ impl Model {
         self.schedules.get(&incarnation).cloned()
     }
 
-    /// Lists as an engine that reads `limit` of the tenant's rows, whether or not they match the filter.
+    /// Returns a page of a listing. The model behaves like an engine that reads `limit` rows of the tenant and then
+    /// filters them.
     pub(super) fn list(&self, read: &ListRead) -> ListPage {
         let start = read.after.map_or(Bound::Unbounded, Bound::Excluded);
         let after = self.schedules.range((start, Bound::Unbounded));
@@ -307,12 +319,12 @@ impl Model {
     }
 }
 
-/// Returns a key that sorts directly before the incarnation's first run.
+/// Returns an occurrence that sorts before all runs of the incarnation.
 fn before_every_run(incarnation: Incarnation) -> Occurrence {
     Occurrence { incarnation, nominal: Timestamp::from_millis(i64::MIN), revision: Default::default(), replay: 0 }
 }
 
-/// Returns the last possible key at `instant`.
+/// Returns the last possible due key at `instant`.
 fn last_key_at(instant: Timestamp) -> DueKey {
     let occurrence = Occurrence {
         incarnation: Incarnation(u128::MAX),
@@ -323,7 +335,7 @@ fn last_key_at(instant: Timestamp) -> DueKey {
     DueKey { position: instant, occurrence, attempt: u16::MAX, target: TargetKey(u32::MAX) }
 }
 
-/// Log of the entries that were appended to the shards, in one order.
+/// Log of the entries of all shards, in the order in which callers appended them.
 #[derive(Debug)]
 pub(super) struct Stream<T> {
     last: u64,
@@ -342,9 +354,9 @@ impl<T: Copy> Stream<T> {
         self.entries.insert(self.last, (shard, entry));
     }
 
-    /// Reads entries after `cursor`, and deletes the entries of `shards` up to it.
+    /// Reads entries after `cursor`, and deletes the entries of `shards` at or before `cursor`.
     pub(super) fn read(&mut self, shards: &[ShardId], cursor: Cursor, limit: usize) -> (Vec<(ShardId, T)>, Cursor) {
-        assert!(cursor.0 <= self.last, "a cursor comes from an earlier call: {cursor:?}");
+        assert!(cursor.0 <= self.last, "a caller presents only a cursor from an earlier call: {cursor:?}");
         self.entries.retain(|at, (shard, _)| *at > cursor.0 || !shards.contains(shard));
         let of_shards = self.entries.range(cursor.0 + 1..).filter(|(_, (shard, _))| shards.contains(shard));
         let mut entries = Vec::new();

@@ -1,4 +1,4 @@
-//! Writes of the owner of a shard, step by step. Each step checks the term again.
+//! Writes of the owner of a shard in the in-memory engine, step by step. Each step checks the owner's term again.
 
 use std::sync::Arc;
 
@@ -11,16 +11,16 @@ use super::call::Call;
 use super::model::{Model, Writer};
 use crate::{Change, Insert, OwnerWrite, StoreError, WriteRejection, Written};
 
-/// Owner that makes a write.
+/// Owner that makes a write, with its term.
 #[derive(Clone, Copy)]
 struct Owner {
     term: Term,
     poller: PollerId,
 }
 
-/// Reason why an item stops.
+/// Reason why an item of a write stops.
 enum Stop {
-    /// The whole call fails.
+    /// The whole call of the store fails.
     Call(StoreError),
     Item(WriteRejection),
 }
@@ -71,7 +71,7 @@ impl MemoryStore {
         }
     }
 
-    /// Makes one step under the term and returns [`Written::Done`].
+    /// Makes one step under the owner's term, and returns [`Written::Done`].
     async fn step(&self, call: &mut Call<'_>, owner: Owner, step: impl FnOnce(&mut Model)) -> Result<Written, Stop> {
         self.try_step(call, owner, |model| {
             step(model);
@@ -92,7 +92,7 @@ impl MemoryStore {
         Ok(step(&mut model)?)
     }
 
-    /// Puts a schedule. `may` decides whether the schedule that has the id may be replaced or may lose its id.
+    /// Makes a put. `may` decides whether the put may replace the schedule that has the id or may take the id from it.
     async fn put(
         &self,
         call: &mut Call<'_>,
@@ -103,7 +103,7 @@ impl MemoryStore {
         let Insert { schedule, due } = insert;
         Model::check_new(&schedule, &due);
         loop {
-            // The due row carries the incarnation and revision that the schedule will have.
+            // The due row contains the incarnation and revision that the schedule will have after the put.
             let (seen, planned, due) = self
                 .try_step(call, owner, |model| {
                     model.check_incarnation(&schedule);
@@ -112,7 +112,7 @@ impl MemoryStore {
                         return Err(WriteRejection::Changed);
                     }
                     let planned = plan_put(seen.as_deref(), &schedule, model.is_used(schedule.incarnation))?;
-                    assert_eq!(planned.poller, owner.poller, "a schedule is put by the owner of its poller");
+                    assert_eq!(planned.poller, owner.poller, "only the owner of a schedule's poller puts the schedule");
                     let mut due = due;
                     due.occurrence.incarnation = planned.incarnation;
                     due.occurrence.revision = planned.revision;
@@ -125,8 +125,8 @@ impl MemoryStore {
                 .await?;
             let written = self
                 .try_step(call, owner, |model| {
-                    // Since then the schedule may have been cancelled, ended or advanced, or its id may have been
-                    // taken.
+                    // Another call may have changed the schedule, or taken its id, after the first step. The loop then
+                    // tries the put again.
                     if model.find(schedule.tenant, &schedule.id) != seen {
                         return Ok(false);
                     }
@@ -153,7 +153,7 @@ impl MemoryStore {
         self.try_step(call, owner, |model| {
             let schedule = model.schedule(edition.incarnation).filter(|schedule| schedule.edition() == edition);
             let schedule = schedule.ok_or(WriteRejection::Changed)?;
-            assert_eq!(schedule.poller, owner.poller, "a schedule is changed by the owner of its poller");
+            assert_eq!(schedule.poller, owner.poller, "only the owner of a schedule's poller changes the schedule");
             if model.cancel(edition.incarnation) { Ok(Written::Done) } else { Err(WriteRejection::Changed) }
         })
         .await
@@ -198,8 +198,12 @@ impl MemoryStore {
         due: DueKey,
     ) -> Result<Written, Stop> {
         let Occurrence { incarnation: of, revision: under, nominal, replay } = due.occurrence;
-        assert_eq!((of, under), (incarnation, revision), "an advance writes a row of the same schedule");
-        assert_eq!((replay, due.attempt), (0, 1), "an advance writes the row of a first attempt");
+        assert_eq!(
+            (of, under),
+            (incarnation, revision),
+            "an advance writes a due row of the same schedule and revision"
+        );
+        assert_eq!((replay, due.attempt), (0, 1), "an advance writes the due row of a first attempt");
         let advances = self
             .try_step(call, owner, |model| {
                 let schedule = model.check_owned(owner.poller, incarnation)?;
@@ -234,7 +238,11 @@ impl MemoryStore {
 
     async fn redrive(&self, call: &mut Call<'_>, owner: Owner, of: Occurrence, due: DueKey) -> Result<Written, Stop> {
         let again = Occurrence { replay: of.replay + 1, ..of };
-        assert_eq!((due.occurrence, due.attempt), (again, 1), "a redrive is the first attempt of the next replay");
+        assert_eq!(
+            (due.occurrence, due.attempt),
+            (again, 1),
+            "a redrive writes the due row of the next replay's first attempt"
+        );
         self.try_step(call, owner, |model| {
             model.check_dead(owner.poller, &of)?;
             model.write_owned_due(owner.poller, due);
@@ -250,8 +258,8 @@ impl MemoryStore {
     }
 }
 
-/// Returns the schedule that [`Change::Put`] writes for `requested`, where `existing` has the id. `is_used` is true if
-/// a put or insert of that incarnation took effect before.
+/// Returns the schedule that [`Change::Put`] writes for `requested`. `existing` is the schedule that has the id.
+/// `is_used` is true if an earlier put or insert of the requested incarnation took effect.
 fn plan_put(
     existing: Option<&Schedule>,
     requested: &Arc<Schedule>,
@@ -274,10 +282,16 @@ fn plan_put(
 /// Asserts the preconditions of [`Change::Run`].
 fn check_run(run: &Run, then: Option<&DueKey>) {
     let retrying = run.state == RunState::Retrying;
-    assert_eq!(then.is_some(), retrying, "a retrying run, and no other, has a retry row: {run:?}");
-    assert!(then.is_none_or(|due| due.occurrence == run.occurrence), "a retry is for the same occurrence");
-    assert!(run.attempts.len() <= ATTEMPTS_KEPT, "a run's record keeps a bounded number of attempts");
-    assert!(run.attempts.is_sorted_by_key(|attempt| attempt.number), "attempts are ordered by their number");
+    assert_eq!(then.is_some(), retrying, "a run has a retry row if and only if it is retrying: {run:?}");
+    assert!(
+        then.is_none_or(|due| due.occurrence == run.occurrence),
+        "a retry row belongs to the same occurrence as its run"
+    );
+    assert!(run.attempts.len() <= ATTEMPTS_KEPT, "the record of a run contains at most `ATTEMPTS_KEPT` attempts");
+    assert!(
+        run.attempts.is_sorted_by_key(|attempt| attempt.number),
+        "the attempts of a run are in the order of their numbers"
+    );
 }
 
 trait LiveAt {
@@ -292,22 +306,28 @@ impl LiveAt for Schedule {
 
 impl Model {
     fn write_owned_due(&mut self, poller: PollerId, key: DueKey) {
-        assert!(key.position >= key.occurrence.nominal, "a row is not due before its nominal instant: {key:?}");
+        assert!(
+            key.position >= key.occurrence.nominal,
+            "the position of a due row is at or after its nominal instant: {key:?}"
+        );
         self.write_due(poller, key, Writer::Owner);
     }
 
     /// Returns the schedule of `incarnation`, and asserts that it belongs to `poller`.
     fn check_owned(&self, poller: PollerId, incarnation: Incarnation) -> Result<Arc<Schedule>, WriteRejection> {
         let schedule = self.schedule(incarnation).ok_or(WriteRejection::NotFound)?;
-        assert_eq!(schedule.poller, poller, "a schedule is changed by the owner of its poller");
+        assert_eq!(schedule.poller, poller, "only the owner of a schedule's poller changes the schedule");
         Ok(schedule)
     }
 
     /// Checks that the run's occurrence has no final outcome yet.
     fn check_open(&self, poller: PollerId, run: &Run) -> Result<(), WriteRejection> {
         let schedule = self.check_owned(poller, run.occurrence.incarnation)?;
-        assert_eq!(schedule.tenant, run.tenant, "a run has the tenant of its schedule");
-        assert!(run.occurrence.revision <= schedule.revision, "a run does not have a later revision than its schedule");
+        assert_eq!(schedule.tenant, run.tenant, "the tenant of a run equals the tenant of its schedule");
+        assert!(
+            run.occurrence.revision <= schedule.revision,
+            "the revision of a run is at most the revision of its schedule"
+        );
         match self.run(&run.occurrence) {
             Some(known) if known.state.is_final() => Err(WriteRejection::Resolved),
             Some(_) | None => Ok(()),

@@ -7,18 +7,18 @@ fn tenant() -> Tenant {
     Tenant::new(TenantId(7), "billing", 4, secret)
 }
 
-/// Row of a build without policies, which is also the row of a tenant that has no policy.
+/// Row of a tenant without an egress policy. Builds without policies wrote every tenant in this form.
 const PLAIN: &str = r#"{"name":"billing","version":1,"generations":[4],"signing_secrets":[{"id":"first","secret":"AAECAwQFBgcICQoLDA0ODxAREhMUFRYX","created_at":5}],"keys":[]}"#;
 
 #[test]
-fn tenant_without_a_policy_calls_only_public_addresses() {
+fn decoded_tenant_without_policy_calls_only_public_addresses() {
     assert_eq!(decode(TenantId(7), PLAIN.as_bytes()), Ok(tenant()));
     assert_eq!(tenant().egress, Egress::default());
     assert_eq!(encode(&tenant()), PLAIN.as_bytes());
 }
 
 #[test]
-fn egress_policy_is_stored_by_name() {
+fn stored_egress_policy_contains_the_names_of_its_classes() {
     let egress = Egress {
         allow: Class::ALL.into(),
         allow_networks: vec!["10.1.0.0/16".parse().unwrap(), "fd00:ec2::254".parse().unwrap()],
@@ -34,7 +34,7 @@ fn egress_policy_is_stored_by_name() {
 }
 
 #[test]
-fn encrypted_secret_and_store_keys_are_stored() {
+fn stored_tenant_contains_encrypted_secret_and_store_keys() {
     let (mut tenant, bytes) = (tenant(), vec![255; 60]);
     tenant.signing_secrets[0].secret = Secret::Encrypted(bytes.into());
     tenant.store_keys = vec![KeyId::parse("0123456789abcdef").unwrap()];

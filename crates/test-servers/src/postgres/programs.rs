@@ -1,4 +1,4 @@
-//! PostgreSQL's programs: their folder, and the user that runs them.
+//! Programs of PostgreSQL: their folder, and the user that runs them.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -6,7 +6,8 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, ensure};
 
 const FOLDER: &str = "/usr/lib/postgresql";
-/// User that runs the server. PostgreSQL does not run as root; its package creates this user.
+/// User that runs the server if the tests run as root. PostgreSQL does not run as root, and its package creates this
+/// user.
 const USER: &str = "postgres";
 
 #[derive(Debug)]
@@ -16,7 +17,8 @@ pub(super) struct Programs {
 }
 
 impl Programs {
-    /// Finds the newest programs in Debian's folder, or else those of `pg_config`.
+    /// Finds the programs of the newest version in Debian's folder. If the folder has none, finds the programs in the
+    /// folder that `pg_config` prints.
     pub(super) fn find() -> anyhow::Result<Programs> {
         let folder = newest_in(Path::new(FOLDER)).or_else(folder_from_pg_config);
         let folder = folder.context(
@@ -39,8 +41,8 @@ impl Programs {
         command
     }
 
-    /// Returns a command like [`Programs::command`], with a small separate disk at `disk`, in a mount namespace that
-    /// ends with the process.
+    /// Returns the same command as [`Programs::command`], but with a small separate disk at `disk`. The disk is in a
+    /// mount namespace that ends with the process.
     pub(super) fn command_on_disk(&self, name: &str, disk: &Path, bytes: u64) -> anyhow::Result<Command> {
         std::fs::create_dir_all(disk)?;
         let mut command = Command::new("unshare");
@@ -54,7 +56,8 @@ impl Programs {
             format!(r#"mount -t tmpfs -o size={bytes},mode=0700 tmpfs "$0" && chown {owner} "$0" && exec "$@""#);
         command.args(["--mount", "sh", "-c", &script]).arg(disk).current_dir("/");
         if !self.is_root {
-            // The user that mounts is root in the namespace, and PostgreSQL must not run as root.
+            // The user that mounts the disk is root in the namespace. PostgreSQL must not run as root, so a second
+            // namespace maps the user to another id.
             command.args(["unshare", "--user", "--map-user=1000"]);
         }
         let program = self.command(name);
@@ -62,7 +65,7 @@ impl Programs {
         Ok(command)
     }
 
-    /// Gives the folder to the server's user, and removes all access of other users.
+    /// Makes the server's user the owner of the folder, and removes all access of other users.
     pub(super) fn set_owner(&self, folder: &Path) -> anyhow::Result<()> {
         if self.is_root {
             run(Command::new("chown").args(["-R", USER]).arg(folder))?;
@@ -70,7 +73,7 @@ impl Programs {
         run(Command::new("chmod").args(["-R", "go="]).arg(folder)).map(drop)
     }
 
-    /// Creates the database cluster in `folder/data`.
+    /// Creates the data of a new PostgreSQL server in `folder/data`.
     pub(super) fn create_cluster(&self, folder: &Path, password: &str) -> anyhow::Result<()> {
         let password_file = folder.join("password");
         std::fs::write(&password_file, password)?;

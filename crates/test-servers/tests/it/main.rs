@@ -1,3 +1,3 @@
-//! Tests that the servers start, stop and leave nothing behind.
+//! Tests that the test servers start and stop, and that no process and no file of a server remains.
 
 mod postgres;

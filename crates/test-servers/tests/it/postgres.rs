@@ -7,7 +7,7 @@ use std::time::Duration;
 use test_servers::postgres::{Options, Postgres, shared};
 
 #[test]
-fn committed_rows_survive_a_kill_and_a_drop_removes_all() {
+fn committed_rows_survive_kill_and_drop_deletes_server_folder() {
     let postgres = Postgres::start().unwrap();
     let folder = postgres.folder().to_owned();
     postgres.sql("postgres", "create table kept (number int); insert into kept values (42)").unwrap();
@@ -37,7 +37,7 @@ fn databases_of_one_server_are_separate() {
 }
 
 #[test]
-fn full_small_disk_does_not_affect_tables_elsewhere() {
+fn full_separate_disk_does_not_affect_tables_on_other_disks() {
     let postgres = Postgres::start_with(Options { disk_bytes: Some(1 << 20), ..Options::default() }).unwrap();
     let disk = postgres.folder().join("disk").display().to_string();
     postgres.sql("postgres", &format!("create tablespace small location '{disk}'")).unwrap();
@@ -48,15 +48,15 @@ fn full_small_disk_does_not_affect_tables_elsewhere() {
 }
 
 #[test]
-fn server_with_tls_has_a_certificate() {
+fn server_with_tls_writes_its_root_certificate() {
     let postgres = Postgres::start_with(Options { tls: true, ..Options::default() }).unwrap();
     assert_eq!(postgres.sql("postgres", "show ssl").unwrap(), "on");
     assert!(std::fs::read_to_string(postgres.root_certificate()).unwrap().contains("BEGIN CERTIFICATE"));
 }
 
-/// Helper process, not a test: [`server_ends_after_its_process_was_killed`] kills it.
+/// Helper process, not a test: [`server_ends_after_a_kill_of_the_process_that_started_it`] kills it.
 #[test]
-fn helper_process_waits_for_its_end() {
+fn helper_process_waits_until_the_test_kills_it() {
     let mut arguments = std::env::args();
     if !arguments.any(|argument| argument == "--nocapture") {
         return;
@@ -74,9 +74,9 @@ fn helper_process_waits_for_its_end() {
     clippy::disallowed_methods,
     reason = "a process is not notified of the end of a process that is not its child"
 )]
-fn server_ends_after_its_process_was_killed() {
+fn server_ends_after_a_kill_of_the_process_that_started_it() {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "postgres::helper_process_waits_for_its_end", "--nocapture"]);
+    command.args(["--exact", "postgres::helper_process_waits_until_the_test_kills_it", "--nocapture"]);
     let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(process.stdout.take().unwrap()).lines();
     let folder = lines.map(Result::unwrap).find_map(|line| Some(line.split_once("folder=")?.1.to_owned())).unwrap();

@@ -1,11 +1,11 @@
-//! Callbacks that were repeated although their response was good.
+//! Check for callbacks that a member repeated although the target's response was good.
 
 use std::collections::BTreeMap;
 
 use super::super::log::{Callback, Fault};
 use super::{History, Promise, Verdict, Violation};
 
-/// Most attempts that a member has in flight, the default of `serve`.
+/// Maximum number of attempts that a member has in flight, which is the default of `serve`.
 const IN_FLIGHT_MAX: u64 = 4_096;
 
 pub(super) fn judge(token: &str, history: &History, faults: &[Fault], verdict: &mut Verdict) {
@@ -20,7 +20,7 @@ pub(super) fn judge(token: &str, history: &History, faults: &[Fault], verdict: &
                 continue;
             }
             let own = faults.iter().find(|fault| fault.is_of(first) && fault.interrupted(first));
-            // If the shard's next owner is hit, an outcome that is sent to it may be lost.
+            // If the fault affects the shard's next owner, an outcome on its way to this owner may be lost.
             let other = || faults.iter().find(|fault| fault.interrupted(first));
             if let Some(fault) = own {
                 verdict.duplicates.entry(fault.number).or_default().0 += 1;

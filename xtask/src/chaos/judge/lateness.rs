@@ -1,4 +1,4 @@
-//! Lateness of callbacks, without faults and around each kind of fault, and the time until a fault's shards fired
+//! Lateness of callbacks without faults and around each kind of fault, and the time until the affected shards fired
 //! again.
 
 use std::collections::BTreeMap;
@@ -6,14 +6,14 @@ use std::collections::BTreeMap;
 use super::super::log::{Callback, Fault, Kind};
 use super::Records;
 
-/// Time after the end of a fault during which callbacks still count as affected by it.
+/// Time after the end of a fault during which the report still attributes callbacks to the fault.
 const AFTER_MS: u64 = 5_000;
-/// A poller belongs to the member that started its last callback, if that callback is not older than this.
+/// Maximum age of a poller's last callback that still shows which member owns the poller.
 const RECENT_MS: u64 = 5_000;
-/// A later rise of its term has another cause.
+/// Maximum time after a fault for a rise of a poller's term. A later rise has another cause.
 const RECOVERY_MAX_MS: u64 = 30_000;
 
-/// Sorted values in milliseconds.
+/// Sorted sample of values in milliseconds.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sample(Vec<u64>);
 
@@ -38,7 +38,7 @@ impl Sample {
 pub(in super::super) struct Lateness {
     pub(super) calm: Sample,
     pub(super) around: BTreeMap<Kind, Sample>,
-    /// Time from a fault's start until a poller of its member fired under a newer term.
+    /// Times from a fault's start until the pollers of its member fired under a newer term.
     pub(super) recovery: BTreeMap<Kind, Sample>,
 }
 
@@ -53,7 +53,7 @@ impl Lateness {
                     continue;
                 }
                 seen.push(&callback.run);
-                // A schedule that was acknowledged after its instant is late for that reason.
+                // If the response to the request came after the due instant, the callback is late for this reason.
                 let acknowledged_ms = history.requested(callback.version).map_or(0, |request| request.answered_ms);
                 let due = callback.nominal_ms.max(acknowledged_ms);
                 let late = callback.arrived_ms.saturating_sub(due);

@@ -1,5 +1,5 @@
-//! Check that a shard never has two owners at the same time: among the callbacks of one poller, no attempt of an older
-//! term starts after one of a newer term, and each term belongs to one member.
+//! Check that a shard never has two owners at the same time: in the callbacks of one poller, no attempt of an older
+//! term starts after an attempt of a newer term, and each term belongs to one member.
 //!
 //! A poller belongs to one shard, so each callback of the poller is evidence about the shard's owner.
 
@@ -49,7 +49,7 @@ fn judge_poller(poller: i64, callbacks: &[&Callback], verdict: &mut Verdict) {
                 });
             }
         }
-        // Later callbacks of older terms are compared with the first one of this term.
+        // Compare later callbacks of older terms with the first callback of this term.
         if newest.is_none_or(|before| callback.term > before.term) {
             newest = Some(callback);
         }

@@ -1,13 +1,13 @@
-//! Checks of the guarantees for each single schedule.
+//! Checks of the guarantees for each schedule.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::log::{Answer, Callback, Fault, Operation, Request, RunRecord};
 use super::{History, Promise, Verdict, Violation};
 
-/// Time after the last fault within which a shard has an owner again: a lease of 2 s, plus a margin for the machine.
+/// Time after the last fault within which a shard has an owner again: a lease of 2 s plus a margin for a slow machine.
 const RECOVERY_MS: u64 = 10_000;
-/// Time within which an instant's callback starts when there is no fault.
+/// Time after an instant within which its callback starts if no fault is active.
 const PUNCTUAL_MS: u64 = 1_000;
 
 pub(super) fn judge(token: &str, history: &History, faults: &[Fault], verdict: &mut Verdict) {
@@ -15,7 +15,8 @@ pub(super) fn judge(token: &str, history: &History, faults: &[Fault], verdict: &
         verdict.broken.push(Violation { promise, token: token.to_owned(), how });
     };
     if is_lost(history) {
-        broken(Promise::NothingLost, "acknowledged, never cancelled, and no callback arrived".to_owned());
+        let how = "a member acknowledged the schedule, no client cancelled it, and no callback arrived";
+        broken(Promise::NothingLost, how.to_owned());
     }
     for nominal in unaccounted(history, faults) {
         broken(
@@ -42,7 +43,7 @@ fn judge_callback(token: &str, history: &History, callback: &Callback, faults: &
     };
     let arrived = callback.arrived_ms;
     let Some(requested) = history.requested(callback.version) else {
-        return broken(Promise::OneIdPerRun, format!("version {} was never requested", callback.version));
+        return broken(Promise::OneIdPerRun, format!("no client requested version {}", callback.version));
     };
     let due = requested.at_ms.unwrap_or(callback.nominal_ms);
     if arrived < due || callback.nominal_ms < due {
@@ -51,7 +52,7 @@ fn judge_callback(token: &str, history: &History, callback: &Callback, faults: &
     let mut delayed = 0;
     let mut undecided = 0;
     for request in &history.requests {
-        // Select older requests that were not known to exist when the later request was applied.
+        // Select the callbacks of older requests whose existence the later request did not take into account.
         let is_older = callback.version < request.version || request.operation == Operation::Cancel;
         let Some((promise, decided_ms, by_start)) = decided(request).filter(|_| is_older) else { continue };
         let is_after = if by_start { callback.started_ms } else { arrived } > decided_ms;
@@ -74,8 +75,8 @@ fn judge_callback(token: &str, history: &History, callback: &Callback, faults: &
     verdict.undecided += undecided;
 }
 
-/// Returns the guarantee, the instant after which no callback of an older request may arrive, and true if the callback
-/// may only not start after it, because an attempt was in flight.
+/// Returns the guarantee, the instant after which no callback of an older request may arrive, and true if the instant
+/// limits only the start of the callback, because an attempt was in flight.
 fn decided(request: &Request) -> Option<(Promise, u64, bool)> {
     match (request.operation, request.answer) {
         (Operation::Cancel, Answer::Cancelled) => Some((Promise::NothingAfterCancel, request.answered_ms, false)),
@@ -90,9 +91,9 @@ fn decided(request: &Request) -> Option<(Promise, u64, bool)> {
     }
 }
 
-/// Returns true if this is the attempt that `too_late` reports. An attempt counts as in flight before its schedule is
-/// read. It may therefore start a moment after the response, if no other attempt was in flight then or has started
-/// since.
+/// Returns true if this is the attempt that `too_late` reports. An attempt counts as in flight before the owner reads
+/// its schedule. Therefore it may start a moment after the response, if no other attempt was in flight at that time or
+/// has started since.
 fn is_reported_attempt(history: &History, callback: &Callback, decided_ms: u64) -> bool {
     let is_other = |other: &&Callback| (&other.run, other.started_ms) != (&callback.run, callback.started_ms);
     let counts = |other: &Callback| {
@@ -117,7 +118,7 @@ pub(super) fn is_lost(history: &History) -> bool {
 pub(super) fn unaccounted(history: &History, faults: &[Fault]) -> Vec<u64> {
     let Some((at, put)) = history.confirmed() else { return Vec::new() };
     let (Some(every), Some(first)) = (put.every_ms, put.next_ms) else { return Vec::new() };
-    // The order in which several unanswered requests are applied is unknown.
+    // The order in which the owner applies several requests without a response is unknown.
     let is_clear = !history.requests.iter().any(|other| history.is_unknown(other.version));
     let Some(cancel) = history.requests[at..].iter().find(|later| later.operation == Operation::Cancel) else {
         return Vec::new();
@@ -127,7 +128,8 @@ pub(super) fn unaccounted(history: &History, faults: &[Fault]) -> Vec<u64> {
     }
     let came: BTreeSet<u64> = history.callbacks.iter().map(|callback| callback.nominal_ms).collect();
     let is_explained = |nominal: u64| history.runs.iter().any(|run| explains(run, nominal));
-    // An instant that was due while its shard had no owner, and was cancelled before it had one, correctly never fires.
+    // An instant correctly never fires if it was due while its shard had no owner, and a client cancelled it before the
+    // shard had an owner again.
     let is_calm = |fault: &Fault| fault.start_ms > cancel.asked_ms || fault.healed_ms + RECOVERY_MS < cancel.asked_ms;
     let owed_until = if faults.iter().all(is_calm) {
         cancel.asked_ms.saturating_sub(PUNCTUAL_MS)
@@ -139,8 +141,9 @@ pub(super) fn unaccounted(history: &History, faults: &[Fault]) -> Vec<u64> {
     nominals.filter(|nominal| !came.contains(nominal) && !is_explained(*nominal)).collect()
 }
 
-/// Returns true if the recorded run explains why this instant's callback did not arrive: the occurrence was missed, or
-/// attempts were made of which none arrived before they were abandoned. A run without any attempt explains nothing.
+/// Returns true if the recorded run explains why this instant's callback did not arrive. The occurrence is missed, or
+/// none of the attempts arrived before the owner abandoned them. A run without attempts does not explain a missing
+/// callback.
 fn explains(run: &RunRecord, nominal: u64) -> bool {
     match run.state.as_str() {
         "missed" => (run.nominal_ms..=run.missed_last_ms.unwrap_or(run.nominal_ms)).contains(&nominal),
@@ -171,7 +174,7 @@ fn contradiction(history: &History, request: &Request) -> Option<String> {
     }
 }
 
-/// Returns the versions of one-shots that fired under several run ids.
+/// Returns the versions of one-shot schedules that fired under several run ids.
 fn duplicate_ids(history: &History) -> BTreeMap<u32, BTreeSet<&str>> {
     let mut names: BTreeMap<u32, BTreeSet<&str>> = BTreeMap::new();
     for callback in &history.callbacks {

@@ -1,4 +1,4 @@
-//! Text of a verdict for people.
+//! Report of a verdict as text for people.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -8,9 +8,9 @@ use super::super::log::{Answer, Kind, Operation};
 use super::lateness::Sample;
 use super::{Promise, Records, Verdict, Violation};
 
-/// Most histories that are printed for each violated guarantee.
+/// Maximum number of histories that the report contains for each violated guarantee.
 const HISTORIES_MAX: usize = 3;
-/// Faults within this time of a history are printed with it.
+/// Time around a history within which the report lists faults.
 const NEAR_MS: u64 = 15_000;
 
 impl Verdict {
@@ -23,8 +23,8 @@ impl Verdict {
         text.push_str(&self.faults(records));
         let _infallible = writeln!(
             text,
-            "\n{} pairs of callbacks of one poller compared, the term rose in {}; {} callbacks were sent before their \
-             cancellation\nand delayed by a cut or pause; {} came from requests without a response.\n",
+            "\n{} pairs of callbacks of one poller compared, the term rose in {}; senders sent {} callbacks before their \
+             cancellation,\nbut a cut or pause delayed them; {} callbacks came from requests without a response.\n",
             self.compared, self.term_rises, self.delayed, self.undecided
         );
         for promise in Promise::ALL {

@@ -1,4 +1,5 @@
-//! Tests with a short history for each guarantee: the check must find each violation, and none in a correct history.
+//! Tests with a short history for each guarantee. The check must find each violation, and must find no violation in a
+//! correct history.
 
 use super::super::log::{Answer, Callback, Fault, Kind, Operation, Placement, Request, RunRecord};
 use super::{Promise, Records, Verdict, judge};
@@ -66,7 +67,7 @@ fn check(requests: Vec<Request>, callbacks: Vec<Callback>, faults: Vec<Fault>, e
 }
 
 #[test]
-fn missing_callback_is_lost_and_late_one_is_not() {
+fn check_reports_missing_callback_and_accepts_late_callback() {
     check(vec![create()], vec![], vec![], &[Promise::NothingLost]);
     check(vec![create()], vec![callback(DUE + 50_000, "a")], vec![], &[]);
     check(vec![request(Operation::Create, 1, 90_000, Answer::Unknown)], vec![], vec![], &[]);
@@ -80,12 +81,12 @@ fn missing_callback_is_lost_and_late_one_is_not() {
 }
 
 #[test]
-fn callback_before_its_instant_is_early() {
+fn check_reports_callback_before_its_instant() {
     check(vec![create()], vec![callback(DUE - 2, "a")], vec![], &[Promise::NothingEarly]);
 }
 
 #[test]
-fn callback_after_cancellation_is_found_unless_delayed_by_a_cut() {
+fn check_reports_late_callback_of_a_cancelled_schedule() {
     let cancelled = || vec![create(), cancel(DUE + 100, Answer::Cancelled)];
     check(cancelled(), vec![callback(DUE, "a")], vec![], &[]);
     check(cancelled(), vec![callback(DUE + 200, "a")], vec![], &[Promise::NothingAfterCancel]);
@@ -95,7 +96,8 @@ fn callback_after_cancellation_is_found_unless_delayed_by_a_cut() {
     check(cancelled(), late(), vec![fault(Kind::CutOff, "a", DUE - 10, DUE + 2_500)], &[]);
     let too_late = vec![create(), cancel(DUE + 100, Answer::TooLate)];
     check(too_late.clone(), vec![callback(DUE + 99, "a")], vec![], &[]);
-    // The first attempt was in flight already. The others are a second attempt, and one that starts much later.
+    // The first attempt is in flight at the cancellation. The other attempts are a second attempt and an attempt that
+    // starts much later.
     check(too_late.clone(), vec![callback(DUE + 150, "a")], vec![], &[]);
     let failed = || Callback { answered_with: 500, answered_after_ms: 100, ..callback(DUE + 50, "a") };
     let again = vec![failed(), Callback { attempt: 2, ..callback(DUE + 400, "a") }];
@@ -107,7 +109,7 @@ fn callback_after_cancellation_is_found_unless_delayed_by_a_cut() {
 }
 
 #[test]
-fn duplicate_is_explained_by_a_kill_of_its_sender_only() {
+fn only_a_kill_of_the_sender_explains_a_duplicate() {
     let twice = || vec![callback(DUE, "a"), callback(DUE + 3_000, "a")];
     let found = [Promise::DuplicatesOnlyInFlight];
     check(vec![create()], twice(), vec![], &found);
@@ -129,7 +131,7 @@ fn attempt_after_a_failure_is_not_a_duplicate() {
 }
 
 #[test]
-fn older_term_after_a_newer_one_is_a_second_owner() {
+fn check_reports_older_term_after_a_newer_term() {
     let of = |token: &str, term, started_ms, from: &str| Callback {
         token: token.to_owned(),
         run: token.to_owned(),
@@ -148,7 +150,7 @@ fn older_term_after_a_newer_one_is_a_second_owner() {
 }
 
 #[test]
-fn instant_without_callback_or_outcome_is_found() {
+fn check_reports_instant_without_callback_and_outcome() {
     let every = |request: Request| Request { at_ms: None, every_ms: Some(2_000), next_ms: Some(DUE), ..request };
     let requests = || {
         vec![
@@ -160,14 +162,14 @@ fn instant_without_callback_or_outcome_is_found() {
     check(requests(), vec![at(DUE), at(DUE + 2_000), at(DUE + 4_000)], vec![], &[]);
     check(requests(), vec![at(DUE), at(DUE + 4_000)], vec![], &[Promise::EveryInstantAccountedFor]);
     check(requests(), vec![at(DUE), at(DUE + 2_000)], vec![], &[Promise::EveryInstantAccountedFor]);
-    // The shard has no owner at the instant, and the schedule is cancelled before it has one.
+    // The shard has no owner at the instant. A client cancels the schedule before the shard has an owner again.
     check(
         requests(),
         vec![at(DUE), at(DUE + 2_000)],
         vec![fault(Kind::KilledAndLeftDead, "a", DUE + 3_000, DUE + 3_000)],
         &[],
     );
-    // Only a recorded outcome explains the missing callback, and only if the run was attempted or missed.
+    // Only a recorded outcome explains the missing callback, and only if the run has attempts or is missed.
     let run_record = |state: &str, attempts| RunRecord {
         token: "t".to_owned(),
         id: "s".to_owned(),
@@ -190,14 +192,14 @@ fn instant_without_callback_or_outcome_is_found() {
 }
 
 #[test]
-fn contradictory_response_is_found() {
+fn check_reports_contradictory_response() {
     let exists = request(Operation::Create, 1, 90_000, Answer::Exists);
     check(vec![exists], vec![callback(DUE, "a")], vec![], &[Promise::ResponsesAsDocumented]);
     check(vec![create(), cancel(95_000, Answer::NotFound)], vec![], vec![], &[Promise::ResponsesAsDocumented]);
 }
 
 #[test]
-fn one_shot_with_two_runs_is_found() {
+fn check_reports_one_shot_with_two_runs() {
     let other = Callback { run: "other".to_owned(), ..callback(DUE + 5, "a") };
     check(vec![create()], vec![callback(DUE, "a"), other], vec![], &[Promise::OneIdPerRun]);
 }

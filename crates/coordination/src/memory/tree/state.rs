@@ -1,5 +1,5 @@
-//! The tree as plain maps. It defines exactly the meaning of each change of the port. It is pure: the same entries give
-//! the same state.
+//! The tree as plain maps. This module defines the exact meaning of each change of the port. Its functions are
+//! deterministic. The same calls give the same state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,7 +18,8 @@ pub(super) struct State {
     sessions: BTreeMap<SessionId, Opened>,
 }
 
-/// Parent and name of a node, so that the children of a node are adjacent. Both are empty for the root.
+/// Parent and name of a node. With this key, the children of a node are adjacent in the map. The parent and the name of
+/// the root are empty.
 type Key = (String, String);
 
 #[derive(Clone, PartialEq, Debug)]
@@ -30,7 +31,7 @@ struct Row {
     children_modified: Zxid,
     version: i32,
     acl_version: i32,
-    /// Number of children created, of any kind.
+    /// Number of children of any kind that sessions have created.
     creations: i32,
     children: i32,
     owner: Option<SessionId>,
@@ -44,10 +45,10 @@ struct Opened {
     ephemerals: BTreeSet<NodePath>,
 }
 
-/// Earlier rows of the changed nodes, the latest last.
+/// Earlier rows of the changed nodes, in the order of the changes.
 type Undo = Vec<(NodePath, Option<Row>)>;
 
-/// A change in progress. All of its steps have the same zxid and the same time.
+/// Change in progress. All of its steps have the same zxid and the same time.
 struct Change {
     zxid: Zxid,
     at: Timestamp,
@@ -81,7 +82,7 @@ impl Row {
             modified: self.modified,
             children_modified: self.children_modified,
             version: self.version,
-            // ZooKeeper stores creations only and computes the version of the children in this way.
+            // ZooKeeper stores only the number of creations, and it computes the version of the children in this way.
             children_version: self.creations.wrapping_mul(2).wrapping_sub(self.children),
             acl_version: self.acl_version,
             owner: self.owner,
@@ -114,7 +115,7 @@ impl State {
     pub(super) fn open(&mut self, id: SessionId, identities: Vec<Identity>) {
         self.last.0 += 1;
         let opened = Opened { identities, ephemerals: BTreeSet::new() };
-        assert!(self.sessions.insert(id, opened).is_none(), "the id of a new session is not in use");
+        assert!(self.sessions.insert(id, opened).is_none(), "no living session has the id of the new session");
     }
 
     pub(super) fn has(&self, session: SessionId) -> bool {
@@ -134,7 +135,7 @@ impl State {
         change.events
     }
 
-    /// Runs all steps or none of them. An error comes with the index of the failed step.
+    /// Runs all steps or none of them. An error contains the index of the failed step.
     pub(super) fn multi(
         &mut self,
         session: SessionId,
@@ -242,9 +243,9 @@ impl State {
         Ok(stat)
     }
 
-    /// Removes a node that exists and has no children.
+    /// Removes a node. The caller ensures that the node exists and has no children.
     fn remove(&mut self, path: &NodePath, change: &mut Change) {
-        let parent_path = path.parent().expect("the root is never removed");
+        let parent_path = path.parent().expect("no caller removes the root");
         let mut parent = self.nodes[&key(&parent_path)].clone();
         parent.children -= 1;
         parent.children_modified = change.zxid;
@@ -258,7 +259,7 @@ impl State {
         change.undo.push((path.clone(), before));
     }
 
-    /// Stores a row, or removes it for `None`. Returns the earlier row.
+    /// Stores a row, or removes the row of the node if `row` is `None`. Returns the earlier row.
     fn put(&mut self, path: &NodePath, row: Option<Row>) -> Option<Row> {
         let owner = row.as_ref().and_then(|row| row.owner);
         let before = match row {
@@ -288,7 +289,7 @@ impl State {
         Ok(stat)
     }
 
-    /// Removes the containers whose last child was deleted. A container that never had a child stays.
+    /// Removes the containers that have lost their last child. Does not remove a container that never had a child.
     pub(super) fn collect(&mut self, at: Timestamp) -> Vec<Event> {
         let is_emptied = |row: &Row| row.is_container && row.children == 0 && row.creations != 0;
         let emptied: Vec<NodePath> =
@@ -328,7 +329,7 @@ impl State {
         shown(row.grants.to_vec(), identities)
     }
 
-    /// Sets the count of creations, so that tests can reach the end of the number range.
+    /// Sets the number of creations. With this function, tests can reach the end of the range of sequence numbers.
     pub(super) fn set_creations(&mut self, path: &NodePath, creations: i32) {
         if let Some(row) = self.nodes.get_mut(&key(path)) {
             row.creations = creations;
@@ -351,6 +352,10 @@ fn key(path: &NodePath) -> Key {
 
 fn path_of((parent, name): &Key) -> NodePath {
     let parent =
-        NodePath::new(if parent.is_empty() { "/" } else { parent }).expect("the parent in a key is a valid path");
-    if name.is_empty() { parent } else { parent.join(name).expect("parent and name of a key form a valid path") }
+        NodePath::new(if parent.is_empty() { "/" } else { parent }).expect("the parent in the key is a valid path");
+    if name.is_empty() {
+        parent
+    } else {
+        parent.join(name).expect("the parent and the name in the key form a valid path")
+    }
 }

@@ -7,7 +7,7 @@ fn path(text: &str) -> NodePath {
 }
 
 #[test]
-fn invalid_paths_are_rejected() {
+fn path_parser_rejects_invalid_paths() {
     for (text, error) in [
         ("", NodePathError::Form),
         ("a", NodePathError::Form),
@@ -27,7 +27,7 @@ fn invalid_paths_are_rejected() {
 }
 
 #[test]
-fn paths_have_parents_and_names() {
+fn path_returns_its_parent_and_its_name() {
     let root = NodePath::root();
     assert_eq!((root.parent(), root.name(), root.is_root()), (None, "", true));
     assert_eq!((path("/a").parent(), path("/a").name()), (Some(NodePath::root()), "a"));
@@ -37,14 +37,14 @@ fn paths_have_parents_and_names() {
 }
 
 #[test]
-fn is_within_compares_whole_parts() {
+fn is_within_compares_whole_parts_of_a_path() {
     assert!(path("/a/b").is_within(&path("/a")) && path("/a").is_within(&path("/a")));
     assert!(path("/a").is_within(&NodePath::root()) && NodePath::root().is_within(&NodePath::root()));
     assert!(!path("/ab").is_within(&path("/a")) && !path("/a").is_within(&path("/a/b")));
 }
 
 #[test]
-fn sequence_is_parsed_from_names() {
+fn sequence_parser_reads_the_number_in_a_name() {
     for (name, prefix, number) in [
         ("_c_6e1d-lock-0000000007", "lock-", Some(7)),
         ("lock-lock-0000000007", "lock-", Some(7)),

@@ -34,13 +34,14 @@ const CAUGHT_BY: &[(Bug, &str)] = &[
 ];
 
 #[test]
-fn each_deliberate_bug_is_detected_by_its_case() {
+fn each_deliberate_bug_fails_its_conformance_case() {
     let missed: Vec<_> =
         CAUGHT_BY.iter().filter(|(bug, case)| !(0..20).any(|seed| catches(*bug, case, seed))).collect();
     assert!(missed.is_empty(), "no seed detects {missed:?}");
 }
 
-/// Returns true if the case fails on an engine with this bug. The suites show that it passes on an engine without bugs.
+/// Returns true if the case fails on an engine with this bug. The tests of the suite show that the case passes on an
+/// engine without bugs.
 fn catches(bug: Bug, name: &str, seed: u64) -> bool {
     let sim = Simulation::new(seed);
     sim.run_until(async {

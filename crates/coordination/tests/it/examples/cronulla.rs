@@ -1,4 +1,4 @@
-//! The example `cronulla`: one of three replicas schedules, and the next one takes over.
+//! Tests of the example `cronulla`. One of three replicas calls the service, and the next replica takes over.
 
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,17 +11,17 @@ use super::*;
 
 const SESSION: Duration = Duration::from_secs(4);
 
-/// Call that the service received.
+/// Call that the service has received.
 #[derive(Clone, Debug)]
 struct Call {
-    /// Instant of the firing, and time of arrival, both in milliseconds.
+    /// Instant of the firing, in milliseconds. `came` is the time of arrival, in milliseconds.
     due: i64,
     came: i64,
     replica: String,
     term: u64,
 }
 
-/// Service that drops a call with a known name.
+/// Service that the replicas call. It drops a call with a known name.
 struct Service {
     address: String,
     /// First call of each name, in the order of arrival.
@@ -39,7 +39,7 @@ impl Service {
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let (recorded, counted) = (recorded.clone(), counted.clone());
-                // The caller repeats a call whose connection breaks.
+                // Ignore errors, because the caller repeats a call whose connection breaks.
                 std::thread::spawn(move || drop(answer(stream, &recorded, &counted)));
             }
         });
@@ -106,13 +106,13 @@ fn check_takeovers(url: &str) {
     let mut replicas = names.map(|name| start(folder.path(), url, &service, name));
     let at = |name: &str| names.iter().position(|other| *other == name).unwrap();
 
-    // One of the replicas schedules.
+    // Part 1: one of the replicas calls the service.
     let first = service.next_call("a replica schedules", |_| true);
     service.next_call("the replica schedules again", |_| true);
     assert!(service.calls().iter().all(|call| call.replica == first.replica && call.term == first.term));
 
-    // The leader is killed, and the next replica takes over after the session's timeout. Only the latest of the firings
-    // due in between is called.
+    // Part 2: the test kills the leader, and the next replica takes over after the session's timeout. Of the firings
+    // that became due before the takeover, the replica calls the service only for the latest.
     let last = service.next_call("the replica schedules once more", |_| true);
     replicas[at(&first.replica)].kill();
     let killed = Instant::now();
@@ -121,8 +121,8 @@ fn check_takeovers(url: &str) {
     assert!(second.term > first.term);
     assert!(second.due - last.due >= 2_000, "firings before the latest due one are skipped: {last:?}, {second:?}");
 
-    // The second leader is paused, and the third takes over. After it is resumed, the second schedules nothing under
-    // its old term.
+    // Part 3: the test pauses the second leader, and the third leader takes over. After the second leader resumes, it
+    // makes no call with its old term.
     replicas[at(&second.replica)].signal(Signal::STOP);
     let stopped = Instant::now();
     let third = service
@@ -133,7 +133,7 @@ fn check_takeovers(url: &str) {
     until("the resumed replica notices the end of its leadership", || output().contains("no longer leads"));
     service.next_call("the third replica schedules again", |call| call.replica == third.replica);
 
-    // An interrupted leader hands over to a waiting candidate.
+    // Part 4: the test interrupts the leader, which hands over to a waiting candidate.
     let [ann, bob, cyd] = replicas;
     let mut replicas = [Some(ann), Some(bob), Some(cyd)];
     let ended = replicas[at(&third.replica)].take().unwrap().interrupt();
@@ -154,17 +154,17 @@ fn check_takeovers(url: &str) {
 }
 
 #[test]
-fn one_replica_schedules_and_the_next_takes_over_on_zookeeper() {
+fn next_replica_takes_over_from_a_lost_leader_on_zookeeper() {
     check_takeovers(&zookeeper());
 }
 
 #[test]
-fn one_replica_schedules_and_the_next_takes_over_on_postgres() {
+fn next_replica_takes_over_from_a_lost_leader_on_postgres() {
     check_takeovers(&postgres());
 }
 
 #[test]
-fn invalid_arguments_are_explained() {
+fn cronulla_explains_invalid_arguments() {
     let error = stderr_of_failure("cronulla", &["redis://db", "--call", "http://127.0.0.1/"]);
     assert!(error.contains("zookeeper://") && error.contains("postgres://"), "{error}");
     let error = stderr_of_failure(

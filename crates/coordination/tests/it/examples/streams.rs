@@ -1,5 +1,5 @@
-//! The example `streams`: the shards become 4, 8 and 2 while observations flow and processes join, leave and are
-//! killed. Parameters reach all subscribers.
+//! Tests of the example `streams`. The number of shards changes to 4, 8 and 2 while observations arrive and processes
+//! join, leave and die. All subscribers receive the parameters.
 
 use std::collections::BTreeMap;
 use std::net::UdpSocket;
@@ -10,7 +10,8 @@ use coordination::tree::{Acl, Zxid};
 
 use super::*;
 
-// A process that loses its session on a busy machine may lose the value that it has just learnt, like a killed one.
+// If a process loses its session on a busy machine, subscribers may miss the last value that it learnt, as after a
+// kill.
 const SESSION: Duration = Duration::from_secs(4);
 const MODELS: [&str; 2] = ["ability", "difficulty"];
 
@@ -28,13 +29,13 @@ fn start(folder: &Path, url: &str, name: &str, rest: &[&str]) -> Process {
 
 fn shard(url: &str, count: usize) {
     let (arguments, count) = (streams(url, &["shard"]), count.to_string());
-    // A busy database may not respond in time. The command is then repeated.
+    // A busy database may not respond in time. The test then repeats the command.
     until("the command has set the number of shards", || {
         example("streams", &[]).args(&arguments).arg(&count).output().unwrap().status.success()
     });
 }
 
-/// Learnt observation with its shard, in the order of the engine.
+/// Learnt observation with its shard. The order of these values is the order of the engine's changes.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Learnt {
     at: Zxid,
@@ -47,7 +48,7 @@ struct Learnt {
     by: String,
 }
 
-/// View of a model's nodes for the test.
+/// Access of the test to the nodes of a model.
 struct ModelView {
     name: &'static str,
     nodes: Nodes,
@@ -63,7 +64,7 @@ impl ModelView {
         self.path.join(name).unwrap()
     }
 
-    /// Returns the nodes in a place with their texts.
+    /// Returns the names, texts and creation numbers of the nodes below `place`.
     async fn texts(&self, place: &str) -> Vec<(String, String, Zxid)> {
         let place = self.place(place);
         let mut nodes = Vec::new();
@@ -94,7 +95,7 @@ impl ModelView {
         all
     }
 
-    /// Number of learnt observations of each parameter.
+    /// Returns the number of learnt observations of each parameter.
     async fn counts(&self) -> BTreeMap<String, usize> {
         let count = |(key, text, _): (String, String, Zxid)| (key, text.split_once(' ').unwrap().1.parse().unwrap());
         self.texts("parameters").await.into_iter().map(count).collect()
@@ -107,7 +108,7 @@ impl ModelView {
         assignments.into_values().map(|held| String::from_utf8(held.holder.to_vec()).unwrap()).collect()
     }
 
-    /// Checks the promises once the inbox is empty.
+    /// Checks the promises after the inbox has become empty. Returns the learnt observations.
     async fn check(&self) -> Vec<Learnt> {
         let learnt = self.learnt().await;
         let mut numbers: Vec<usize> = learnt.iter().map(|learnt| learnt.number).collect();
@@ -119,8 +120,8 @@ impl ModelView {
             "{}: every observation is learnt once",
             self.name
         );
-        // The shards of one count end before those of the next count begin, and each holder of a shard ends before the
-        // next.
+        // All shards of one count end before the shards of the next count begin. Each holder of a shard ends before the
+        // next holder begins.
         let mut shards: Vec<usize> = learnt.iter().map(|learnt| learnt.shards).collect();
         shards.dedup();
         assert_eq!(shards, [4, 8, 2], "{}: {learnt:?}", self.name);
@@ -183,7 +184,7 @@ fn check_shards_under_load(url: &str) {
         let mut feeding = feed();
         let mut learnt_by = async |shards| {
             let learn = async || {
-                // The process ends when a feed gets no response.
+                // The feeding process ends when a request gets no response, so start another process.
                 if feeding.child.try_wait().unwrap().is_some() {
                     feeding = feed();
                 }
@@ -195,7 +196,7 @@ fn check_shards_under_load(url: &str) {
         shard(url, 8);
         learnt_by(8).await;
 
-        // A process is killed. The processes that it followed are notified within the session's timeout, and other
+        // The test kills a process. The processes that it followed learn this within the session's timeout. Other
         // processes take its shards.
         bob.kill();
         let killed = Instant::now();
@@ -220,7 +221,8 @@ fn check_shards_under_load(url: &str) {
         for view in &views {
             until_async("the inbox is empty", async || view.nodes.names(&view.place("inbox")).await.is_empty()).await;
             let learnt = view.check().await;
-            // The subscriber has received the last value of each parameter, unless the killed process learnt it last.
+            // The subscriber has received the last value of each parameter, unless the killed process learnt this
+            // value.
             for (key, count) in view.counts().await {
                 let is_bobs = learnt.iter().rfind(|learnt| learnt.key == key).unwrap().by == "bob";
                 let is_received =
@@ -243,7 +245,7 @@ fn shard_count_changes_under_load_on_postgres() {
 }
 
 #[test]
-fn unassigned_shards_are_shown() {
+fn show_command_lists_unassigned_shards() {
     let url = zookeeper();
     stdout_of_success("streams", &[&url, "shard", "2"]);
     let output = stdout_of_success("streams", &[&url, "show"]);

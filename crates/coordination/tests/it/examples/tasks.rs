@@ -1,14 +1,14 @@
-//! The example `tasks`: the leader and a follower are killed, and no task is lost.
+//! Tests of the example `tasks`. The tests kill the leader and a follower, and no task is lost.
 
 use std::collections::BTreeMap;
 
 use super::*;
 
 const LEASE: Duration = Duration::from_millis(1_500);
-/// Timeout of sessions of electors on a tree: two leases.
+/// Timeout of the sessions of electors on a tree, which is two leases.
 const SESSION: Duration = Duration::from_secs(3);
 const TASKS: usize = 40;
-/// Same value as in the example.
+/// Largest number of tasks of a replica, as in the example.
 const GIVEN_MAX: usize = 4;
 
 fn start(folder: &Path, url: &str, replica: &str, elector: &[&str]) -> Process {
@@ -17,7 +17,7 @@ fn start(folder: &Path, url: &str, replica: &str, elector: &[&str]) -> Process {
     Process::start(folder, replica, "tasks", &arguments)
 }
 
-/// Number of starts of each task.
+/// Returns the number of starts of each task.
 fn started(log: &Path) -> BTreeMap<usize, usize> {
     let mut started = BTreeMap::new();
     for line in std::fs::read_to_string(log).unwrap_or_default().lines() {
@@ -26,7 +26,8 @@ fn started(log: &Path) -> BTreeMap<usize, usize> {
     started
 }
 
-/// Adds the tasks. Returns how many may have been added twice, because a busy database did not respond in time.
+/// Adds the tasks. Returns the number of tasks that the tree may contain twice because a busy database did not respond
+/// in time.
 fn add(url: &str, tasks: &[String]) -> usize {
     let (mut added, mut unsure) = (0, 0);
     while added < tasks.len() {
@@ -51,7 +52,7 @@ fn wait_for(event: &str, find: impl Fn() -> Option<usize>) -> usize {
     found.unwrap()
 }
 
-/// Number of tasks in a place.
+/// Returns the number of tasks in a place.
 async fn count(nodes: &Nodes, place: &str) -> usize {
     nodes.names(&NodePath::new("/tasks").unwrap().join(place).unwrap()).await.len()
 }
@@ -71,7 +72,8 @@ async fn kill_replicas(nodes: &Nodes, url: &str, elector: &[&str]) {
     };
     wait_for("a replica leads", || replicas.iter().position(leads));
 
-    // A started task runs until the test creates the file `end`. The loop is bounded in case the test fails earlier.
+    // A started task runs until the test creates the file `end`. The number of rounds is limited, so the task also ends
+    // if the test fails earlier.
     let end = folder.path().join("end");
     let wait = format!("until [ -e {} ] || [ $((i += 1)) -gt 4000 ]; do sleep 0.02; done", end.display());
     let task = |at| format!("echo {at} >> {}; {wait}", log.display());
@@ -83,7 +85,7 @@ async fn kill_replicas(nodes: &Nodes, url: &str, elector: &[&str]) {
         until_async("every replica has its share of tasks", async || given(name).await == GIVEN_MAX).await;
     }
 
-    // The leader is killed with its tasks, and another replica leads.
+    // Kill the leader, which has tasks. Another replica must lead.
     let leader = wait_for("a replica leads", || replicas.iter().position(leads));
     replicas[leader].kill();
     let killed = Instant::now();
@@ -91,7 +93,7 @@ async fn kill_replicas(nodes: &Nodes, url: &str, elector: &[&str]) {
     assert!(killed.elapsed() < SESSION + SLACK, "{:?}", killed.elapsed());
     until_async("the leader has taken the tasks back", async || given(names[leader]).await == 0).await;
 
-    // A follower is killed, and the leader is notified.
+    // Kill a follower. The leader must notice this.
     let (leader, follower) = (next, 3 - leader - next);
     replicas[follower].kill();
     let killed = Instant::now();
@@ -100,7 +102,7 @@ async fn kill_replicas(nodes: &Nodes, url: &str, elector: &[&str]) {
     assert!(killed.elapsed() < SESSION + SLACK, "{:?}", killed.elapsed());
     until_async("the leader has taken the tasks back", async || given(names[follower]).await == 0).await;
 
-    // A new replica gets tasks, too.
+    // A new replica must get tasks too.
     let dan = start(folder.path(), url, "dan", elector);
     until_async("the new replica has its share of tasks", async || given("dan").await == GIVEN_MAX).await;
     std::fs::write(&end, "").unwrap();
@@ -108,8 +110,8 @@ async fn kill_replicas(nodes: &Nodes, url: &str, elector: &[&str]) {
         started(&log).len() == TASKS && count(nodes, "waiting").await == 0 && count(nodes, "done").await >= TASKS
     })
     .await;
-    // Only tasks that the two killed replicas had started run twice, and tasks of a replica that lost contact while
-    // this machine was paused.
+    // Only two kinds of tasks may run twice: tasks that the two killed replicas had started, and tasks of a replica
+    // that lost contact while this machine was paused.
     let twice: usize = started(&log).values().map(|times| times - 1).sum();
     let is_stall = |line: &&str| line.ends_with(" follows") || line.ends_with(" is gone") && **line != *gone;
     let stalls = |replica: &Process| replica.output().lines().filter(is_stall).count();
@@ -142,7 +144,7 @@ fn watching_replicas_lose_no_task_on_postgres() {
 }
 
 #[test]
-fn waiting_tasks_are_listed() {
+fn list_command_shows_waiting_tasks() {
     let url = zookeeper();
     assert_eq!(stdout_of_success("tasks", &[&url, "add", "true"]), "task0000000000 is waiting\n");
     assert_eq!(stdout_of_success("tasks", &[&url, "list"]), "task0000000000  is waiting\n");

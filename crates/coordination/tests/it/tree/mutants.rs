@@ -71,13 +71,14 @@ const CAUGHT_BY: &[(Bug, &str)] = &[
 ];
 
 #[test]
-fn each_deliberate_bug_in_a_tree_is_detected() {
+fn suite_detects_each_deliberate_bug_in_a_tree() {
     let missed: Vec<_> =
         CAUGHT_BY.iter().filter(|(bug, case)| !(0..20).any(|seed| catches(*bug, case, seed))).collect();
     assert!(missed.is_empty(), "no seed detects {missed:?}");
 }
 
-/// Returns true if the case fails on an engine with this bug. The suites show that it passes on an engine without bugs.
+/// Returns true if the case fails on an engine with this bug. The tests of the suite show that the case passes on an
+/// engine without bugs.
 fn catches(bug: Bug, name: &str, seed: u64) -> bool {
     let simulation = Simulation::new(seed);
     simulation.run_until(async {
@@ -140,7 +141,7 @@ struct Broken {
     bug: Bug,
     runtime: Runtime,
     inner: Arc<dyn Tree>,
-    /// First data read of each node since the last reset.
+    /// First node that the session read at each path since the last reset.
     seen: Mutex<BTreeMap<NodePath, Node>>,
 }
 
@@ -198,7 +199,7 @@ impl Broken {
     }
 }
 
-/// Set that a caller waits for.
+/// Set whose result a caller waits for.
 struct Waited<'a> {
     broken: &'a Broken,
     set: Option<(NodePath, Bytes)>,

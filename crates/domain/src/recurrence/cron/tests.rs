@@ -17,7 +17,7 @@ fn at(rfc3339: &str) -> Timestamp {
     Timestamp::from_millis(rfc3339.parse::<jiff::Timestamp>().expect("RFC 3339").as_millisecond())
 }
 
-/// Checks the `count` instants after `after`, written on one line.
+/// Compares the first `count` instants after `after` with the expected instants, which are written on one line.
 fn check(expression: &str, zone: &str, after: &str, count: usize, expected: Expect) {
     let cron = cron(expression, zone);
     let instants = std::iter::successors(cron.next_after(at(after)), |at| cron.next_after(*at)).take(count);
@@ -26,7 +26,7 @@ fn check(expression: &str, zone: &str, after: &str, count: usize, expected: Expe
 }
 
 #[test]
-fn five_fields_start_with_minutes_and_six_with_seconds() {
+fn cron_has_five_fields_from_minutes_or_six_from_seconds() {
     check("7 * * * *", "UTC", "2026-03-01T10:07:00Z", 2, expect!["2026-03-01T11:07Z 2026-03-01T12:07Z"]);
     check("0 7 * * * *", "UTC", "2026-03-01T10:06:59.999Z", 2, expect!["2026-03-01T10:07Z 2026-03-01T11:07Z"]);
     check(
@@ -39,7 +39,7 @@ fn five_fields_start_with_minutes_and_six_with_seconds() {
 }
 
 #[test]
-fn month_day_or_week_day_matches_and_plus_requires_both() {
+fn cron_matches_month_day_or_week_day_but_both_with_plus() {
     check(
         "0 9 13 * 5",
         "UTC",
@@ -64,7 +64,7 @@ fn month_day_or_week_day_matches_and_plus_requires_both() {
 }
 
 #[test]
-fn last_day_working_day_and_nth_weekday_are_supported() {
+fn cron_supports_last_day_working_day_and_nth_weekday() {
     check(
         "0 0 L * *",
         "UTC",
@@ -78,8 +78,8 @@ fn last_day_working_day_and_nth_weekday_are_supported() {
 }
 
 #[test]
-fn skipped_local_time_fires_right_after_the_skip() {
-    // Berlin, 29 March 2026: the clock skips 02:00 to 03:00, at 01:00Z.
+fn cron_fires_skipped_local_time_right_after_the_skip() {
+    // In Berlin on 29 March 2026, the clock skips 02:00 to 03:00 at 01:00Z.
     check(
         "30 2 * * *",
         "Europe/Berlin",
@@ -92,8 +92,9 @@ fn skipped_local_time_fires_right_after_the_skip() {
 }
 
 #[test]
-fn repeated_local_time_fires_the_first_time_only() {
-    // Berlin, 25 October 2026: the clock shows 02:00 to 03:00 at 00:00Z to 01:00Z, and again at 01:00Z to 02:00Z.
+fn cron_fires_repeated_local_time_only_once() {
+    // In Berlin on 25 October 2026, the clock shows 02:00 to 03:00 from 00:00Z to 01:00Z, and again from 01:00Z to
+    // 02:00Z.
     check("30 2 * * *", "Europe/Berlin", "2026-10-24T12:00:00Z", 2, expect!["2026-10-25T00:30Z 2026-10-26T01:30Z"]);
     check("30 2 * * *", "Europe/Berlin", "2026-10-25T01:10:00Z", 1, expect!["2026-10-26T01:30Z"]);
 }
@@ -117,20 +118,20 @@ fn hourly_cron_continues_through_clock_changes() {
 }
 
 #[test]
-fn skipped_day_fires_at_its_end() {
-    // Apia skipped 30 December 2011.
+fn cron_fires_for_a_skipped_day_at_the_end_of_the_skip() {
+    // The clock of Apia skipped 30 December 2011.
     check("0 9 30 12 *", "Pacific/Apia", "2011-12-01T00:00:00Z", 2, expect!["2011-12-30T10:00Z 2012-12-29T19:00Z"]);
 }
 
 #[test]
-fn rare_day_is_found_and_year_9999_is_the_last() {
+fn search_finds_rare_days_up_to_year_9999() {
     check("0 0 29 2 +1", "UTC", "2072-03-01T00:00:00Z", 2, expect!["2112-02-29T00:00Z 2140-02-29T00:00Z"]);
     check("0 0 1 1 *", "UTC", "9998-06-01T00:00:00Z", 3, expect!["9999-01-01T00:00Z"]);
     check("0 0 1 1 *", "America/New_York", "1969-06-01T00:00:00Z", 1, expect!["1970-01-01T05:00Z"]);
 }
 
 #[test]
-fn error_names_the_field_the_position_and_a_remedy() {
+fn cron_error_names_the_field_the_position_and_a_remedy() {
     let invalid = [
         "",
         "* * * *",
@@ -191,7 +192,7 @@ fn error_names_the_field_the_position_and_a_remedy() {
 }
 
 #[test]
-fn unknown_zone_is_rejected_and_known_zone_is_normalized() {
+fn parser_rejects_unknown_zone_and_normalizes_known_zone() {
     let long = "x".repeat(10_000);
     for zone in ["", "Mars/Olympus", "Etc/Unknown", "../../etc/passwd", "Europe/Berlin\0", &long] {
         assert!(matches!(Cron::parse("0 9 * * *", zone), Err(CronError::Zone(_))), "{zone}");
@@ -201,7 +202,7 @@ fn unknown_zone_is_rejected_and_known_zone_is_normalized() {
 }
 
 #[test]
-fn stored_expression_equals_the_parsed_one() {
+fn stored_expression_equals_the_parsed_expression() {
     let parsed = cron("0 9 * * MON", "Europe/Berlin");
     let stored = Cron::from_stored(parsed.expression(), parsed.zone());
     assert_eq!(stored, parsed);
@@ -211,7 +212,7 @@ fn stored_expression_equals_the_parsed_one() {
 }
 
 #[test]
-fn distance_min_covers_minutes_hours_and_days() {
+fn shortest_distance_is_found_in_minutes_hours_and_days() {
     for (expression, secs) in [
         ("* * * * * *", 1),
         ("0,59 * * * * *", 1),
@@ -227,13 +228,13 @@ fn distance_min_covers_minutes_hours_and_days() {
     }
 }
 
-/// Simple model of an expression: the sets of numbers, and the text.
+/// Simple model of an expression: the set of numbers of each field.
 #[derive(Clone, Debug)]
 struct Model {
     seconds: Vec<u8>,
     minutes: Vec<u8>,
     hours: Vec<u8>,
-    /// Days of the month; `None` is a star.
+    /// Days of the month. `None` stands for a star.
     month_days: Option<Vec<u8>>,
     week_days: Option<Vec<u8>>,
 }
@@ -300,14 +301,14 @@ fn model(seconds: impl Strategy<Value = Vec<u8>>) -> impl Strategy<Value = Model
         Some(days.into_iter().map(|day| day + 1).collect::<Vec<_>>())
     })];
     let week_days = prop_oneof![2 => Just(None), 1 => values(6, 6).prop_map(Some)];
-    // Half of the cases use minutes at which clocks change.
+    // Half of the cases use minutes at which the clocks of the tested zones change.
     let minutes = prop_oneof![values(59, 6), subsequence(vec![0_u8, 15, 30, 45], 1..=4)];
     (seconds, minutes, hours, month_days, week_days).prop_map(|(seconds, minutes, hours, month_days, week_days)| {
         Model { seconds, minutes, hours, month_days, week_days }
     })
 }
 
-/// Zones, each with an instant at or near a change of its clock.
+/// Time zones, each with an instant at or near a change of its clock.
 const CHANGES: [(&str, &str); 14] = [
     ("UTC", "2026-03-29T00:00:00Z"),
     ("Europe/Berlin", "2026-03-29T01:00:00Z"),
@@ -330,7 +331,7 @@ const CHANGES: [(&str, &str); 14] = [
     ("Asia/Kathmandu", "2026-01-01T00:00:00Z"),
 ];
 
-/// Collects instants with [`Cron::next_after`] and compares the results of the other searches.
+/// Collects instants with [`Cron::next_after`], and compares them with the results of the other search functions.
 fn searched(cron: &Cron, from: i64, to: i64) -> Result<BTreeSet<i64>, TestCaseError> {
     let millis = |secs: i64| Timestamp::from_millis(secs * 1_000);
     let mut found = BTreeSet::new();
@@ -351,7 +352,7 @@ fn searched(cron: &Cron, from: i64, to: i64) -> Result<BTreeSet<i64>, TestCaseEr
 
 proptest! {
     #[test]
-    fn minutes_equal_those_of_a_walk_along_the_wall_clock(
+    fn cron_minutes_equal_those_of_a_walk_along_the_wall_clock(
         model in model(Just(vec![0])),
         (zone, change) in select(&CHANGES[..]),
         days_before in 0_i64..5,
@@ -364,7 +365,7 @@ proptest! {
     }
 
     #[test]
-    fn seconds_equal_those_of_a_walk_along_the_wall_clock(
+    fn cron_seconds_equal_those_of_a_walk_along_the_wall_clock(
         model in model(values(59, 3)),
         (zone, change) in select(&CHANGES[..]),
         before_secs in 0_i64..6_000,
@@ -377,7 +378,7 @@ proptest! {
     }
 
     #[test]
-    fn any_text_is_rejected_or_fires_within_a_bounded_search(
+    fn cron_search_is_bounded_for_every_accepted_text(
         expression in prop_oneof![
             "\\PC{0,40}",
             "([-*/,?#LW0-9]{1,6} ){4,6}[-*/,?#LWA-Z0-9+]{1,6}",

@@ -1,12 +1,13 @@
-//! Messages that no member should send. The receiver drops them or, if it cannot recognise them as false, handles them
-//! and continues. Only a message that contradicts a decided slot stops it.
+//! Tests with messages that no member should send. The receiver drops messages that it recognises as invalid. It
+//! handles other messages and continues. Only a message that contradicts a decided slot stops the receiver.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::*;
 use crate::{GroupState, Mastership, MastershipEnd, Position, Shorten, Shortened, SnapshotHead};
 
-/// Generator of messages. Most of them could come from a member with a small log, and some contain extreme numbers.
+/// Generator of messages. Most messages could come from a member with a small log. Some messages contain extreme
+/// numbers.
 struct MessageGenerator {
     seed: u64,
 }
@@ -163,7 +164,7 @@ fn world_with_master() -> (World, NodeId, Term) {
 }
 
 #[test]
-fn non_member_cannot_stop_the_master() {
+fn messages_of_a_non_member_never_stop_the_master() {
     let (mut world, master, term) = world_with_master();
     world.messages.clear();
     let stranger = NodeId(9);
@@ -174,7 +175,7 @@ fn non_member_cannot_stop_the_master() {
 }
 
 #[test]
-fn leader_ignores_messages_in_its_own_name() {
+fn leader_ignores_messages_that_name_it_as_the_sender() {
     let (mut world, master, term) = world_with_master();
     let group = &world.members[&master].group;
     let (ballot, after, decided) = (term.ballot, group.last(), group.decided());
@@ -184,7 +185,7 @@ fn leader_ignores_messages_in_its_own_name() {
 }
 
 #[test]
-fn snapshot_parts_of_two_nodes_are_not_combined() {
+fn receiver_does_not_combine_snapshot_parts_of_two_nodes() {
     let mut world = World::new(1, Ticks::Often);
     let head = |node: u32| {
         let position = Position { ballot: Ballot { round: 1, node: NodeId(2) }, slot: Slot(5) };
@@ -205,14 +206,14 @@ fn snapshot_parts_of_two_nodes_are_not_combined() {
 
 #[test]
 #[should_panic(expected = "the journal lacks slots 0 to 4")]
-fn start_panics_on_a_journal_with_a_gap() {
+fn starting_with_a_gap_in_the_journal_panics() {
     let entries = vec![Entry { ballot: Ballot { round: 1, node: NodeId(1) }, value: Value::Noop }];
     let records = vec![Record::Entries { after: Slot(4), entries }];
     drop(start(NodeId(1), &Arc::new(Options::default()), records, Instant(0)));
 }
 
 #[test]
-fn only_contradicted_decisions_stop_a_member() {
+fn member_stops_only_if_a_message_contradicts_a_decision() {
     let mut stopped = 0;
     for seed in 1..=2_000 {
         let mut world = World::new(u64::wrapping_mul(seed, 0x9e37_79b9_7f4a_7c15), Ticks::WhenDue);

@@ -1,6 +1,6 @@
-//! Movers on every node. All of them may act as if on the master of the system group at the same time. Nodes learn the
-//! log at different times and have different clocks. Proposals and responses are lost, late or duplicated, and
-//! processes pause or restart.
+//! Tests with a mover on every node. All movers may act at the same time, as if each node were the master of the system
+//! group. Nodes learn the log at different times and have different clocks. The network loses, delays or duplicates
+//! proposals and responses, and processes pause or restart.
 
 use proptest::prelude::*;
 
@@ -24,7 +24,7 @@ const OPTIONS: Options = Options {
     backoff_most: Duration::from_secs(8),
 };
 
-/// Random numbers by SplitMix64.
+/// Generator of random numbers by SplitMix64.
 struct Random(u64);
 
 impl Random {
@@ -44,12 +44,12 @@ struct Process {
     id: NodeId,
     mover: Mover,
     liveness: u64,
-    /// Number of records that the process has learned. `system` is the resulting state.
+    /// Number of records that the process has learned. `system` is the state after these records.
     learned: usize,
     system: System,
-    /// State of the paxos groups as the process knows it, which may be old.
+    /// State of the paxos groups as known to the process. It may be outdated.
     groups: BTreeMap<GroupId, Facts>,
-    /// Rate of the process's clock in ten thousandths. `shows` is the clock's first reading.
+    /// Rate of the process's clock, in ten thousandths of the true rate. `shows` is the first reading of the clock.
     rate: u64,
     shows: u64,
     paused_until: u64,
@@ -71,9 +71,9 @@ struct World {
     processes: Vec<Process>,
     masters: BTreeMap<GroupId, (NodeId, Epoch)>,
     wire: Vec<(u64, Event)>,
-    /// Node to which hand-overs never succeed, and whether other nodes see it as unreachable.
+    /// Node to which hand-overs never succeed; true if the node is also unreachable for other nodes.
     failing: Option<(NodeId, bool)>,
-    /// Move whose steps may be in progress, and their end.
+    /// Move whose steps may be in progress, and the end of these steps.
     under_way: Option<(Move, u64)>,
     hand_overs: u32,
 }
@@ -148,7 +148,7 @@ impl World {
             let due: Vec<(u64, Event)> = due;
             due.into_iter().for_each(|(_, event)| self.apply_event(event));
             if self.has_faults && self.random.below(80) == 0 {
-                // Random changes of draining ensure that some masters must move.
+                // Drain random nodes, or end their draining, so that some masters must move.
                 let (node, draining) = (self.any_node(), self.random.percent(50));
                 self.decide(Record::Drain { node, draining });
             }
@@ -247,7 +247,7 @@ impl World {
             Action::Begin { step: Step::Handover(_), of, within } => {
                 self.begins(of, within);
                 self.hand_overs += 1;
-                // A node that receives a step keeps its limit.
+                // A node that receives a step retains the limit of the step.
                 let at = self.now + self.random.below(u64::try_from(within.as_micros()).unwrap());
                 if !self.has_faults || self.random.percent(70) {
                     self.wire.push((at, Event::Become(of)));
@@ -258,7 +258,7 @@ impl World {
 
     fn begins(&mut self, of: Move, within: Duration) {
         if self.masters[&of.group].1 != of.epoch {
-            // The mastership is over, so no node obeys.
+            // The mastership is over, so no node obeys the step.
             return;
         }
         if let Some((other, until)) = self.under_way
@@ -268,13 +268,13 @@ impl World {
             assert!(other <= fence, "fence {fence} begins a step after the later fence {other}");
             assert!(other == fence || until < self.now, "steps of the fences {other} and {fence} overlap");
         }
-        // A node that obeys counts a shorter time, by the possible clock drift.
+        // A node that obeys a step acts for a shorter time: it subtracts the possible clock drift.
         let until = self.now + u64::try_from(within.as_micros()).unwrap() * 99 / 100;
         let before = self.under_way.filter(|(other, _)| other.fence == of.fence);
         self.under_way = Some((of, before.map_or(until, |(_, before)| until.max(before))));
     }
 
-    /// Returns the present and the ideal node of each master that is misplaced.
+    /// Returns the present node and the ideal node of each master that is not on its ideal node.
     fn misplaced(&self) -> Vec<(NodeId, NodeId)> {
         let present: Distribution = self.masters.iter().map(|(group, (node, _))| (*group, *node)).collect();
         let nodes = self.system.nodes().iter();
@@ -298,20 +298,21 @@ proptest! {
         let mut world = World::new(seed, groups, None);
         world.run(60);
         world.stop_faults(NodeId(drained));
-        // The time covers the last pause of a process, the wait for a token, the longest backoff, and the moves.
+        // This time is sufficient for the last pause of a process, the wait for a token, the longest backoff, and the
+        // moves.
         world.run(8 + 4 + 8 + 2 * u64::from(groups));
         prop_assert!(world.misplaced().is_empty(), "{:?}", world.masters);
         prop_assert_eq!(world.system.token(), None);
     }
 
     #[test]
-    fn failing_node_does_not_block_other_moves(
+    fn moves_to_a_failing_node_do_not_block_other_moves(
         seed in any::<u64>(), groups in 4..12_u32, failing in 2..=NODES, visible in any::<bool>(),
     ) {
         let failing = NodeId(failing);
         let mut world = World::new(seed, groups, Some((failing, visible)));
         world.has_faults = false;
-        // A move to the failing node may take all its limits before the other moves follow.
+        // A move to the failing node may use all its time limits before the other moves begin.
         world.run(4 * u64::from(groups));
         let is_excused = |(from, to): &(NodeId, NodeId)| *to == failing || visible && *from == failing;
         prop_assert!(world.misplaced().iter().all(is_excused), "{:?}", world.masters);
@@ -319,7 +320,7 @@ proptest! {
 }
 
 #[test]
-fn fault_runs_include_hand_overs_and_takeovers() {
+fn fault_tests_include_hand_overs_and_takeovers() {
     let (mut hand_overs, mut takeovers) = (0, 0);
     for seed in 0..8 {
         let mut world = World::new(seed, 8, None);

@@ -1,4 +1,4 @@
-//! Creation of many schedules from a file or a pipe. Requests are sent while the file is read, and results are printed
+//! Creates many schedules from a file or a pipe. The command sends requests while it reads the file, and prints results
 //! when they arrive.
 
 use std::fs::File;
@@ -18,7 +18,7 @@ use crate::cli::explain::explain;
 use crate::cli::show;
 use crate::progress::Progress;
 
-/// Maximum requests that are read and not sent yet.
+/// Maximum number of requests that the reader has read but the client has not sent yet.
 const AHEAD: usize = 256;
 
 /// Error that stopped the reader before the end of the file.
@@ -35,7 +35,7 @@ pub(super) async fn create_all(
     let read_error = ReadError::default();
     let reported = read_error.clone();
     let reader = TaskSet::new(runtime);
-    // The reader has its own thread, because reading from a pipe may block.
+    // The reader has its own thread, because a read from a pipe may block.
     reader.spawn_thread("file", async move {
         if let Err(error) = read_all(input, requests).await {
             let name = if is_piped(&path) { "standard input".to_owned() } else { path.display().to_string() };
@@ -69,18 +69,19 @@ pub(super) async fn create_all(
     Ok(())
 }
 
-/// Codes of a last result that applies to all further lines of the batch.
+/// Problem codes of a result that ends the batch. Such a result applies also to all further lines of the batch.
 const FINAL_CODES: [&str; 4] = ["batch_too_long", "body_timeout", "body_broken", "invalid_credentials"];
 
 #[derive(Default)]
 struct Counts {
     created: u64,
     rejected: u64,
-    /// Number of the first schedule that the server did not process.
+    /// Number of the first schedule in the file that the server did not process.
     stopped_at: Option<u64>,
 }
 
-/// Sends all requests and prints the results. An error comes with the number of schedules created before it.
+/// Sends all requests and prints the results. An error contains the number of schedules that the server created before
+/// the error.
 async fn send_all(
     runtime: &Runtime,
     client: &Client,
@@ -96,15 +97,15 @@ async fn send_all(
             Some(problem) if FINAL_CODES.contains(&&*problem.code) => counts.stopped_at = Some(result.line),
             Some(_) => counts.rejected += 1,
         }
-        // If no process reads standard output any more, the creation continues.
+        // The creation continues even if no process reads standard output any more.
         let _unwritten = match (&result.problem, output.json) {
             (_, true) => show::json(&result),
             (Some(problem), false) => show_rejection(result.line, problem),
             (None, false) => Ok(()),
         };
         progress.update(|| format!("{} created, {} rejected", counts.created, counts.rejected));
-        // Do not wait for the end of the connection. The server has not read the whole body, so the connection may end
-        // with an error that is less specific than this result.
+        // Stop here instead of reading to the end of the connection. The server has not read the whole request body, so
+        // the connection may end with an error that is less specific than this result.
         if counts.stopped_at.is_some() {
             break;
         }
@@ -136,7 +137,7 @@ fn open(path: &Path) -> anyhow::Result<Box<dyn Read + Send>> {
     }
 }
 
-/// Reads JSON objects one after the other. An object may span several lines.
+/// Reads consecutive JSON objects. An object may span several lines.
 async fn read_all(input: Box<dyn Read + Send>, requests: mpsc::Sender<ScheduleRequest>) -> anyhow::Result<()> {
     for request in serde_json::Deserializer::from_reader(BufReader::new(input)).into_iter() {
         let request =

@@ -1,4 +1,4 @@
-//! `reveille schedule list`: lists schedules, all or by a filter.
+//! Command `reveille schedule list`, which lists all schedules or the schedules that match a filter.
 
 use anyhow::{Context as _, ensure};
 use clap::{Args, ValueEnum};
@@ -22,10 +22,10 @@ pub(crate) struct List {
     /// Label of the schedules to list, as NAME:VALUE
     #[arg(long, value_name = "NAME:VALUE", value_parser = label, conflicts_with = "due_from")]
     label: Option<(String, String)>,
-    /// Earliest due instant of the schedules to list (RFC 3339); the next due schedule comes first
+    /// Earliest due instant of the schedules to list (RFC 3339); the list starts with the next due schedule
     #[arg(long, value_name = "INSTANT", value_parser = instant, requires = "due_until")]
     due_from: Option<Time>,
-    /// End of the due instants, at most 24 hours after --due-from
+    /// End of the period of due instants to list, at most 24 hours after --due-from
     #[arg(long, value_name = "INSTANT", value_parser = instant, requires = "due_from")]
     due_until: Option<Time>,
     #[command(flatten)]
@@ -44,14 +44,14 @@ enum State {
 }
 
 fn label(text: &str) -> anyhow::Result<(String, String)> {
-    let (name, value) = text.split_once(':').context("not a label; the form is NAME:VALUE")?;
+    let (name, value) = text.split_once(':').context("not a label; write a label as NAME:VALUE")?;
     ensure!(!name.contains('='), "cannot list by a label with `=` in its name; the form of a label is NAME:VALUE");
     Ok((name.trim().to_owned(), value.trim().to_owned()))
 }
 
 fn instant(text: &str) -> anyhow::Result<Time> {
     Time::deserialize(IntoDeserializer::<Error>::into_deserializer(text))
-        .context("not an instant; an example is 2030-01-02T03:04:05Z")
+        .context("not an instant; write an instant such as 2030-01-02T03:04:05Z")
 }
 
 impl List {

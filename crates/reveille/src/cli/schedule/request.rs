@@ -1,4 +1,4 @@
-//! Flags that describe a schedule. This module checks only the form of the flags; the server validates the values.
+//! Flags that describe a schedule. This module checks only the form of the flags. The server validates the values.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +16,7 @@ use serde_json::value::RawValue;
 #[derive(Args, Debug)]
 #[group(id = "request", multiple = true)]
 pub(super) struct RequestArguments {
-    /// Id of the schedule; letters, digits, `_` and `-` [default: chosen by the server]
+    /// Id of the schedule, of letters, digits, `_` and `-` [default: chosen by the server]
     #[arg(long)]
     id: Option<String>,
     /// Instant of a single callback: 2030-01-02T03:04:05Z, with any offset
@@ -25,7 +25,7 @@ pub(super) struct RequestArguments {
     /// Delay of a single callback by this machine's clock: 30s, 10m, 1h30m
     #[arg(long = "in", group = "when", value_name = "DURATION", value_parser = duration::parse)]
     after: Option<Duration>,
-    /// Cron expression of five fields, or six with seconds first
+    /// Cron expression of five fields, or of six fields with the seconds first
     #[arg(long, group = "when", value_name = "EXPRESSION")]
     cron: Option<String>,
     /// Interval between callbacks: 30s, 10m, 1h30m
@@ -58,7 +58,7 @@ pub(super) struct RequestArguments {
     /// Maximum attempts of a run [default: 5]
     #[arg(long, value_name = "NUMBER")]
     attempts_max: Option<u16>,
-    /// Longest wait after the first attempt; it doubles after each further attempt [default: 1s]
+    /// Longest wait after the first attempt, which doubles after each further attempt [default: 1s]
     #[arg(long, value_name = "DURATION")]
     backoff: Option<String>,
     /// Longest wait between two attempts [default: 10m]
@@ -76,7 +76,7 @@ impl RequestArguments {
     /// Returns the request that the flags describe.
     ///
     /// # Errors
-    /// Returns an error if the payload cannot be read, or is not JSON.
+    /// Returns an error if the payload cannot be read, or if it is not JSON.
     pub(super) fn request(self, now: Timestamp) -> anyhow::Result<ScheduleRequest> {
         let payload = self.payload()?;
         let map = |pairs: Vec<(String, String)>| {
@@ -119,6 +119,6 @@ impl RequestArguments {
             (None, None) => return Ok(None),
         };
         let payload = RawValue::from_string(text.trim().to_owned());
-        Ok(Some(payload.with_context(|| format!(r#"{from} is not JSON; a string has quotes, as in '"word"'"#))?))
+        Ok(Some(payload.with_context(|| format!(r#"{from} is not JSON; write a string with quotes, as in '"word"'"#))?))
     }
 }

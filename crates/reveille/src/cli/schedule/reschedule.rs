@@ -1,4 +1,4 @@
-//! `reveille schedule reschedule`: changes the timing of a schedule.
+//! Command `reveille schedule reschedule`, which changes the timing of a schedule.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ pub(crate) struct Reschedule {
     /// Delay of a single callback by this machine's clock: 30s, 10m, 1h30m
     #[arg(long = "in", group = "when", value_name = "DURATION", value_parser = duration::parse)]
     after: Option<Duration>,
-    /// Cron expression of five fields, or six with seconds first
+    /// Cron expression of five fields, or of six fields with the seconds first
     #[arg(long, group = "when", value_name = "EXPRESSION")]
     cron: Option<String>,
     /// Interval between callbacks, counted from now: 30s, 10m, 1h30m

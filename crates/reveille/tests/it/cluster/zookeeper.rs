@@ -1,4 +1,4 @@
-//! Members that use a ZooKeeper for coordination.
+//! Tests of members that use a ZooKeeper for coordination.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -34,7 +34,7 @@ fn members_recover_after_a_zookeeper_outage() {
     let mut client = a.client();
     for n in 0..50_u64 {
         let schedule = one_shot(&format!("n{n}"), from, &receiver.url(), &json!(n));
-        // The server rejects a schedule while its owner is unknown, so the client sends the request again.
+        // The server rejects a schedule while the owner is unknown, so the client sends the request again.
         until("the schedule is created", || matches!(client.create(&schedule).status, 201 | 409));
         if n == 25 {
             servers.restart(0).unwrap();
@@ -47,7 +47,7 @@ fn members_recover_after_a_zookeeper_outage() {
 }
 
 #[test]
-fn zookeeper_nodes_are_private_and_another_root_is_rejected() {
+fn members_use_private_nodes_and_reject_another_root() {
     let cluster = TestCluster::on_zookeeper(shared());
     let server = cluster.start("a");
     cluster.wait_until_balanced(&["a"]);

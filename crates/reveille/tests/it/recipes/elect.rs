@@ -1,4 +1,5 @@
-//! `elect`: its command runs only while the process leads, even if processes are killed, paused or signalled.
+//! Tests of the command `elect`. Its command runs only while the process leads, even if a test kills, pauses or signals
+//! processes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,13 +17,13 @@ const SHORT: u64 = 2;
 /// Session timeout in seconds that does not expire during a test.
 const LONG: u64 = 120;
 
-/// Process of `elect`. Its command is a shell script with the path of the file `log` as `$0`.
+/// Process of `elect`. The command of `elect` is a shell script whose `$0` is the path of the file `log`.
 struct Candidate {
     elect: Child,
     log: PathBuf,
 }
 
-/// Script that repeatedly writes its term and its process id to the log.
+/// Shell script that repeatedly writes its term and its process id to the log.
 const NOTES: &str = "while :; do echo $REVEILLE_TERM $$ >> \"$0\"; sleep 0.02; done";
 
 impl Candidate {
@@ -33,7 +34,7 @@ impl Candidate {
         Candidate { elect: command.stderr(Stdio::null()).spawn().unwrap(), log: log.to_owned() }
     }
 
-    /// Returns the child process whose command line contains this word.
+    /// Returns the child process of `elect` whose command line contains this word.
     fn child(&self, word: &str) -> u32 {
         let own = self.elect.id().to_string();
         let is_its = |stat: &str| stat.rsplit_once(')').and_then(|(_, rest)| rest.split(' ').nth(2)) == Some(&own);
@@ -70,14 +71,14 @@ impl Drop for Candidate {
 }
 
 fn is_there(pid: u32) -> bool {
-    // A zombie does not count as running.
+    // A zombie does not count as a running process.
     fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z"))
 }
 
-/// Returns the terms and process ids in the order of their lines.
+/// Returns the terms and process ids in the log, in the order of their lines.
 fn notes(log: &Path) -> Vec<(u64, u32)> {
     let text = fs::read_to_string(log).unwrap_or_default();
-    // The last line may be incomplete.
+    // The last line may be incomplete, so ignore the text after the last line end.
     let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
     let note = |line: &str| {
         let (term, pid) = line.split_once(' ')?;
@@ -104,14 +105,14 @@ fn command_runs_only_while_its_process_leads() {
         let one = leads_above(&log, 0);
         let second = Candidate::start(&url, &log, SHORT, NOTES);
 
-        // The leader is killed. The other process leads when the leader's session has expired.
+        // The test kills the leader. The other process leads when the leader's session has expired.
         first.elect.kill().unwrap();
         first.elect.wait().unwrap();
         let killed = Instant::now();
         let two = leads_above(&log, one);
         assert!(killed.elapsed() < Duration::from_secs(20));
 
-        // The leader is paused. Its command must end before another process leads.
+        // The test pauses the leader. The command of the leader must end before another process leads.
         let mut third = Candidate::start(&url, &log, SHORT, NOTES);
         until("the third process becomes a candidate", || {
             stdout_of(&url, &["tree", "ls", "/group"]).matches("-lock-").count() == 2
@@ -120,7 +121,7 @@ fn command_runs_only_while_its_process_leads() {
         let three = leads_above(&log, two);
         signal(second.elect.id(), Signal::CONT);
 
-        // The leader receives SIGTERM. It releases the leadership.
+        // The test sends SIGTERM to the leader, which releases the leadership.
         signal(third.elect.id(), Signal::TERM);
         leads_above(&log, three);
         assert_eq!(third.ended().code(), Some(0));
@@ -129,7 +130,8 @@ fn command_runs_only_while_its_process_leads() {
     }
 }
 
-/// Deletes the node of the group. The engine may have deleted it already, because it deletes empty containers.
+/// Deletes the node of the group. The engine may already have deleted the node, because the engine deletes empty
+/// containers.
 fn remove_group(url: &str) {
     let output = run(url, &["tree", "rm", "/group", "--recursive"]);
     let error = String::from_utf8_lossy(&output.stderr);
@@ -137,11 +139,11 @@ fn remove_group(url: &str) {
 }
 
 #[test]
-fn command_is_killed_when_elect_or_its_supervisor_is_killed() {
+fn kill_of_elect_or_its_supervisor_kills_the_command() {
     let url = zookeeper();
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
-    // The worker is a child process of the command.
+    // In this script, the worker is a child process of the command.
     let script = "sh -c 'while :; do echo $REVEILLE_TERM $$ >> \"$0\"; sleep 0.02; done' \"$0\"; true";
     for victim in ["elect", "supervise"] {
         let mut candidate = Candidate::start(&url, &log, LONG, script);
@@ -179,7 +181,7 @@ fn command_and_its_children_get_sigterm_then_sigkill() {
             fs::remove_file(&log).unwrap();
         }
     }
-    // A service manager may send SIGTERM to all processes of a unit at once.
+    // The test sends SIGTERM to all processes, as a service manager may do for the processes of a unit.
     let polite = "trap 'sleep 0.3; echo 7 7 >> \"$0\"; exit 3' TERM; echo $REVEILLE_TERM $$ >> \"$0\"; while :; do sleep 0.02; done";
     let mut candidate = Candidate::start(&url, &log, LONG, polite);
     let command = candidate.worker();
@@ -198,7 +200,7 @@ fn second_signal_skips_the_grace_period() {
     let elect = command.arg(format!("trap '' TERM; {NOTES}")).arg(&log).stderr(Stdio::null()).spawn().unwrap();
     let mut candidate = Candidate { elect, log };
     let worker = candidate.worker();
-    // The kernel may merge two signals that arrive at the same time, so the test repeats the signal.
+    // The kernel may merge two signals that arrive at the same time, so the test sends the signal repeatedly.
     until("`elect` ends", || {
         signal(candidate.elect.id(), Signal::TERM);
         candidate.elect.try_wait().unwrap().is_some()
@@ -252,7 +254,7 @@ fn elect_exits_like_its_command_and_leaves_no_process() {
     let (ended, child) = code("(trap '' TERM; sleep 600) > /dev/null 2>&1 & echo $!; exit 5");
     assert_eq!(ended, Some(5));
     assert!(!is_there(child.trim().parse().unwrap()), "a background process of the command has ended");
-    // The ensemble grants shorter sessions than this grace period.
+    // The session is shorter than this grace period, because the ensemble limits the length of sessions.
     let long = ["elect", "--group", "/group", "--grace", "3600", "--session-seconds", "300", "--", "sleep", "0.5"];
     assert!(run(&url, &long).status.success());
     let missing = run(&url, &["elect", "--group", "/group", "--", "no-such-program"]);

@@ -206,8 +206,8 @@ fn undone() -> impl Strategy<Value = OwnerError> {
     ]
 }
 
-/// Checks that a request of `O` and its response decode to themselves, and that cut, extended and changed bytes cause
-/// no panic.
+/// Checks that a request of the operation `O` and its response decode to equal values. Also checks that the decoder
+/// does not panic on shortened, extended and changed bytes.
 fn check<O>(request: impl Strategy<Value = O>, response: impl Strategy<Value = O::Answer>)
 where
     O: Operation + PartialEq + Debug,
@@ -238,7 +238,7 @@ where
 }
 
 #[test]
-fn every_operation_decodes_to_itself_and_nothing_else() {
+fn every_operation_decodes_to_equal_value_only() {
     let created = prop_oneof![schedule().prop_map(Ok), refusal().prop_map(Err)];
     check(vec(named(), 0..5).prop_map(CreateNamed), vec(created, 0..5));
     check(named().prop_map(Put), put_answer());
@@ -258,12 +258,12 @@ fn every_operation_decodes_to_itself_and_nothing_else() {
 }
 
 #[test]
-fn oversized_declared_lengths_allocate_no_memory() {
+fn decoder_allocates_no_memory_for_oversized_declared_lengths() {
     let mut create = vec![VERSION];
     create.extend(u32::MAX.to_le_bytes());
     assert!(decode_request::<CreateNamed>(&create).is_err());
     assert!(decode_response::<Release>(&[&[VERSION, 1][..], &u32::MAX.to_le_bytes()].concat()).is_err());
-    // The declared count equals the number of bytes, and no item is complete.
+    // The declared count equals the number of bytes that follow, so no item is complete.
     create.truncate(1);
     create.extend(1_000_000_u32.to_le_bytes());
     create.resize(1_000_005, 0xff);
@@ -271,7 +271,7 @@ fn oversized_declared_lengths_allocate_no_memory() {
 }
 
 #[test]
-fn values_outside_their_domain_are_rejected() {
+fn decoder_rejects_values_outside_their_domain() {
     let mut put = encode_request(&Put(a_named())).to_vec();
     let at = put.windows(8).position(|bytes| bytes == b"order-17").unwrap();
     put[at + 5] = b'.';
@@ -283,7 +283,7 @@ fn values_outside_their_domain_are_rejected() {
 }
 
 #[test]
-fn message_of_another_version_is_rejected() {
+fn decoder_rejects_message_of_another_version() {
     let mut nudge = encode_request(&Nudge).to_vec();
     nudge[0] += 1;
     assert!(decode_request::<Nudge>(&nudge).is_err());
@@ -368,9 +368,9 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// All formats that members of two builds exchange. A line never changes; new lines may be appended.
+/// All formats that members of two builds exchange. A developer may append lines, but must never change a line.
 #[test]
-fn golden_bytes_do_not_change() {
+fn encoder_output_equals_golden_bytes() {
     let once = Named { spec: a_spec(When::At(an_occurrence().nominal)), ..a_named() };
     let Schedule { poller, incarnation, .. } = *a_schedule();
     let put = || Ok(PutResponse { schedule: a_schedule(), created: true, too_late: false });

@@ -1,29 +1,29 @@
-//! Circuit breaker of a target: a target that fails repeatedly gets no callbacks for a while, so that its due runs keep
-//! their attempts.
+//! Circuit breaker of a target. A target that fails repeatedly gets no callbacks for some time, so that its due runs do
+//! not use up their attempts.
 //!
-//! While the circuit is *closed*, callbacks start. After [`FAILURES_MAX`] failures in a row it *opens*: no callback
-//! starts for one second, then one starts as a probe. If the probe fails, the wait doubles, up to [`OPEN_MAX`]. If it
-//! succeeds, the circuit closes.
+//! While the circuit is *closed*, callbacks start. After [`FAILURES_MAX`] failures in a row the circuit *opens*: no
+//! callback starts for one second. Then one callback starts as a probe. If the probe fails, the wait doubles, up to
+//! [`OPEN_MAX`]. If the probe succeeds, the circuit closes.
 
 use std::time::Duration;
 
 use runtime::Monotonic;
 
-/// Failures in a row that open a circuit. With a smaller value, a short failure delays callbacks; with a larger value,
-/// more runs use up attempts on an unavailable target.
+/// Number of failures in a row that open a circuit. With a smaller value, a short failure of the target delays
+/// callbacks. With a larger value, more runs use up attempts while the target is unavailable.
 const FAILURES_MAX: u32 = 50;
 const OPEN_FIRST: Duration = Duration::from_secs(1);
-/// Longest wait between two probes, and so the longest delay until a recovered target is noticed.
+/// Longest wait between two probes. This is also the longest time until a recovered target gets a callback.
 const OPEN_MAX: Duration = Duration::from_secs(16);
-/// Age from which failures no longer count.
+/// Age from which the circuit no longer counts failures.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
 
-/// Health of a target, as one attempt shows it.
+/// Health of a target, according to the result of one attempt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum TargetHealth {
-    /// The target responded, with any status that does not mean overload.
+    /// The target responded with a status that does not report overload or unavailability.
     Available,
-    /// The target cannot be reached, does not respond in time, or reports overload or unavailability (429, 502, 503,
+    /// The target was unreachable, did not respond in time, or reported overload or unavailability (429, 502, 503,
     /// 504).
     Unavailable,
     /// The attempt ended before it reached the target.
@@ -34,7 +34,7 @@ pub(crate) enum TargetHealth {
 pub(super) struct Circuit {
     /// Number of failures in a row.
     failures: u32,
-    /// Number of times in a row that the circuit opened; 0 if it is closed.
+    /// Number of times in a row that the circuit opened. 0 if the circuit is closed.
     opened: u32,
     open_until: Monotonic,
     failed_at: Monotonic,
@@ -46,7 +46,7 @@ impl Circuit {
         (self.opened > 0 && now < self.open_until).then_some(self.open_until)
     }
 
-    /// Returns true if only one callback at a time may start, as a probe.
+    /// Returns true if the circuit permits only one callback at a time, as a probe.
     pub(super) fn is_probing(&self) -> bool {
         self.opened > 0
     }
@@ -58,7 +58,7 @@ impl Circuit {
             TargetHealth::Unavailable => {
                 self.failures = self.failures.saturating_add(1);
                 self.failed_at = now;
-                // Attempts that started before the circuit opened do not extend the wait.
+                // A failure of an attempt that started before the circuit opened does not extend the wait.
                 if self.failures >= FAILURES_MAX && self.open_until(now).is_none() {
                     let wait = OPEN_FIRST.saturating_mul(1 << self.opened.min(8)).min(OPEN_MAX);
                     self.opened = self.opened.saturating_add(1);
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn repeated_failures_double_the_wait_and_one_response_closes_it() {
+    fn failures_double_wait_of_circuit_until_a_response_closes_it() {
         let mut circuit = Circuit::default();
         for _ in 1..FAILURES_MAX {
             circuit.record(TargetHealth::Unavailable, at(0));
@@ -92,7 +92,7 @@ mod tests {
         let mut now = 0;
         for wait in [1_000, 2_000, 4_000, 8_000, 16_000, 16_000] {
             circuit.record(TargetHealth::Unavailable, at(now));
-            // Attempts that were in flight when the circuit opened.
+            // This attempt was in flight when the circuit opened.
             circuit.record(TargetHealth::Unavailable, at(now + 1));
             assert_eq!(circuit.open_until(at(now)), Some(at(now + wait)));
             now += wait;

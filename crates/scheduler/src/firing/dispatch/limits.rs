@@ -1,4 +1,4 @@
-//! Limits of one tenant at this member: attempts at once and rates.
+//! Limits of one tenant at this member: attempts in flight and rates.
 //!
 //! docs/decisions/0009-keep-the-backlog-of-a-rate-in-the-store.md gives the reasons for the design.
 
@@ -10,7 +10,7 @@ use runtime::Monotonic;
 
 use crate::options::Options;
 
-/// Smallest number of keys that a tenant has in memory, however low its rate is.
+/// Number of keys of a tenant that the owner may have in memory even if the tenant's rate is very low.
 const AHEAD_MIN: usize = 64;
 
 /// Limits of one tenant at this member.
@@ -18,11 +18,11 @@ const AHEAD_MIN: usize = 64;
 pub(crate) struct Limits {
     pub(super) in_flight_max: usize,
     pub(super) in_flight_per_target: usize,
-    /// Callbacks per minute; `None` means no limit.
+    /// Largest number of callbacks per minute. `None` means no limit.
     pub(super) rate: Option<Rate>,
-    /// Callbacks per second to one target; `None` means no limit.
+    /// Largest number of callbacks per second to one target. `None` means no limit.
     pub(super) rate_per_target: Option<Rate>,
-    /// Number of keys to have in memory while the tenant waits for its rate.
+    /// Number of the tenant's keys that the owner has in memory while the tenant waits for its rate.
     pub(super) ahead: usize,
 }
 
@@ -33,8 +33,8 @@ impl Limits {
     }
 
     /// Returns the limits of a tenant at a member that owns `owned` of the tenant's `all` pollers. The tenant's keys
-    /// are spread evenly over its pollers, so the member gets the same share of its rates and of its attempts in
-    /// flight, rounded up.
+    /// are spread evenly over its pollers. The member therefore gets the same share of the tenant's rates and attempts
+    /// in flight as of its pollers, rounded up.
     pub(crate) fn of(quotas: &Quotas, options: &Options, owned: u32, all: u32) -> Self {
         let part =
             |number: u32| usize::try_from((u64::from(number) * u64::from(owned)).div_ceil(u64::from(all.max(1))));
@@ -56,7 +56,7 @@ impl Limits {
     }
 }
 
-/// Returns `Ok` if the bucket has a token, or else the instant of the next token.
+/// Returns `Ok` if the bucket has a token. Otherwise returns the instant of the next token.
 pub(super) fn has_token(rate: Option<Rate>, bucket: &TokenBucket, now: Monotonic) -> Result<(), Monotonic> {
     let Some(rate) = rate else { return Ok(()) };
     match bucket.next(rate, now.since_start()) {

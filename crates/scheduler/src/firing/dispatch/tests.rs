@@ -16,7 +16,7 @@ fn dispatch(in_flight_per_target: usize, in_flight_max: usize, parked_per_target
 }
 
 #[test]
-fn tenants_take_turns_regardless_of_queue_length() {
+fn tenants_take_turns_no_matter_how_many_keys_they_have() {
     let mut dispatch = dispatch(10, 100, 100);
     for entry in 0..6 {
         assert!(dispatch.push(lane(1, 1), entry, NOW));
@@ -43,7 +43,7 @@ fn full_target_delays_only_its_own_keys() {
 }
 
 #[test]
-fn total_limit_applies_across_targets() {
+fn total_limit_applies_to_the_sum_over_all_targets() {
     let mut dispatch = dispatch(10, 2, 100);
     for target in 0..4 {
         assert!(dispatch.push(lane(1, target), target, NOW));
@@ -54,7 +54,7 @@ fn total_limit_applies_across_targets() {
 }
 
 #[test]
-fn full_queue_rejects_keys_and_overdue_keys_are_removed() {
+fn full_queue_rejects_key_and_returns_overdue_key() {
     let mut dispatch = dispatch(1, 100, 2);
     let late = NOW + Duration::from_secs(1);
     assert!(dispatch.push(lane(1, 1), 0, NOW));
@@ -67,7 +67,7 @@ fn full_queue_rejects_keys_and_overdue_keys_are_removed() {
 }
 
 #[test]
-fn removed_keys_leave_no_empty_turn() {
+fn lane_whose_keys_were_removed_has_no_turn() {
     let mut dispatch = dispatch(1, 100, 100);
     for entry in 0..4 {
         assert!(dispatch.push(lane(1, entry / 2), entry, NOW));
@@ -82,7 +82,7 @@ fn removed_keys_leave_no_empty_turn() {
 }
 
 #[test]
-fn slow_targets_leave_part_of_the_window_to_others() {
+fn slow_targets_leave_part_of_window_to_other_targets() {
     let options =
         Options { in_flight_per_target: 1, window_keys_max: 120, parked_per_target: 120, ..Options::default() };
     let mut dispatch = Dispatch::new(&options);
@@ -91,7 +91,7 @@ fn slow_targets_leave_part_of_the_window_to_others() {
 }
 
 #[test]
-fn deferred_keys_are_spread_at_their_targets_rate() {
+fn deferred_keys_get_positions_at_the_rate_of_their_target() {
     let mut dispatch = dispatch(1, 100, 2);
     let positions: Vec<Timestamp> = (0..200).map(|_| dispatch.defer_to(lane(1, 1), NOW)).collect();
     assert_eq!(positions[0], NOW + Duration::from_secs(1));
@@ -101,9 +101,9 @@ fn deferred_keys_are_spread_at_their_targets_rate() {
 }
 
 #[test]
-fn fast_target_gets_its_deferred_keys_back_at_its_rate() {
+fn fast_target_gets_deferred_keys_back_at_its_rate() {
     let mut dispatch = dispatch(10_000, 10_000, 10_000);
-    // One attempt stays in flight, so that the lane is never removed.
+    // One attempt stays in flight, so that the queue does not remove the lane.
     dispatch.push(lane(1, 1), 0, NOW);
     dispatch.pop(AT);
     for entry in 0..10_000 {
@@ -133,7 +133,7 @@ fn popped(dispatch: &mut Dispatch, now: Now) -> Vec<u32> {
 }
 
 #[test]
-fn tenant_above_its_rate_waits_in_order_and_delays_no_other() {
+fn tenant_above_its_rate_delays_only_itself_and_keeps_key_order() {
     let mut dispatch = dispatch(1_000, 1_000, 1_000);
     dispatch.limit(TenantId(1), limits(Quotas::NONE.with(Quota::CallbacksPerMinute, 60)));
     for entry in 0..70 {
@@ -172,7 +172,7 @@ fn tenant_that_waits_for_its_rate_demands_few_keys() {
 }
 
 #[test]
-fn zero_rate_starts_nothing_until_it_is_raised() {
+fn zero_rate_starts_no_key_until_a_higher_rate_is_set() {
     let mut dispatch = dispatch(10, 10, 10);
     dispatch.limit(TenantId(1), limits(Quotas::NONE.with(Quota::CallbacksPerMinute, 0)));
     dispatch.push(lane(1, 1), 0, NOW);
@@ -200,7 +200,7 @@ fn key_without_an_attempt_uses_no_token() {
 }
 
 #[test]
-fn target_rate_applies_after_the_lane_was_idle() {
+fn target_rate_still_applies_after_lane_was_idle() {
     let mut dispatch = dispatch(10, 10, 10);
     dispatch.limit(TenantId(1), limits(Quotas::NONE.with(Quota::CallbacksPerSecondPerTarget, 2)));
     for entry in 0..4 {
@@ -238,7 +238,7 @@ fn in_flight_limits_apply_per_tenant_and_per_target() {
 }
 
 #[test]
-fn member_gets_the_share_of_a_rate_of_its_pollers() {
+fn member_with_quarter_of_pollers_gets_quarter_of_rate() {
     let quotas = Quotas::NONE.with(Quota::CallbacksPerMinute, 60).with(Quota::InFlightMax, 10);
     let mut dispatch = dispatch(100, 100, 100);
     dispatch.limit(TenantId(1), Limits::of(&quotas, &Options::default(), 16, 64));
@@ -255,7 +255,7 @@ fn member_gets_the_share_of_a_rate_of_its_pollers() {
 }
 
 #[test]
-fn unavailable_target_is_probed_and_delays_no_other_target() {
+fn unavailable_target_gets_probes_and_delays_no_other_target() {
     let unavailable = Some(TargetHealth::Unavailable);
     let mut dispatch = dispatch(60, 100, 100);
     for entry in 0..70 {

@@ -2,8 +2,8 @@
 //!
 //! A gained shard may have attempts in flight at the previous owner. The owner registers these *handed-over* attempts
 //! as in flight, and repeats one only after the instant by which it must have ended. An outcome from the previous owner
-//! resolves it earlier. The owner forgets a released shard at once: no attempt of it starts, and the attempts that have
-//! started are returned as a list.
+//! resolves the attempt earlier. The owner forgets a released shard at once: it starts no further attempt of the shard,
+//! and returns the list of attempts that have started.
 //!
 //! docs/decisions/0007-hand-over-attempts-in-flight.md gives the reasons for the design.
 
@@ -24,7 +24,7 @@ impl Owner {
         self.shards = self.shards.iter().copied().chain(shards).collect::<BTreeSet<_>>().into_iter().collect();
         self.insert_log_read_incomplete = self.insert_log_read_pending;
         for (id, shard_term, positions) in pollers {
-            // The same new poller of a tenant may be reported twice.
+            // Two messages may contain the same new poller of a tenant.
             if !self.window.has_poller(id) {
                 self.window.add_poller(id, shard_term, positions);
             }
@@ -42,7 +42,7 @@ impl Owner {
         }
     }
 
-    /// Repeats the handed-over attempts whose outcome did not arrive in time.
+    /// Repeats the handed-over attempts whose outcomes did not arrive in time.
     pub(super) fn expire_handed_over(&mut self, now: Timestamp) {
         if self.handed_over.is_empty() {
             return;
@@ -54,7 +54,7 @@ impl Owner {
         }
     }
 
-    /// Accepts the outcome of a handed-over attempt. Returns `false` if no such attempt is expected.
+    /// Accepts the outcome of a handed-over attempt. Returns `false` if the owner expects no outcome of this attempt.
     pub(super) fn accept_outcome(&mut self, outcome: AttemptOutcome) -> bool {
         let AttemptOutcome { poller: _, run, then, ends } = outcome;
         let occurrence = run.occurrence;
@@ -71,7 +71,7 @@ impl Owner {
         true
     }
 
-    /// Forgets these shards, and returns their attempts that have started.
+    /// Forgets these shards, and returns those attempts of the shards that have started.
     pub(super) fn release(&mut self, shards: &BTreeSet<ShardId>) -> Vec<HandedOver> {
         self.pollers_changed = true;
         let in_flight = self.context.in_flight.release(shards);
@@ -98,7 +98,8 @@ impl Owner {
         in_flight
     }
 
-    /// Handles a rejected write: the shard has a later owner, which may be this member under a later term.
+    /// Handles a write that the store rejected because the shard has a later owner. The later owner may be this member
+    /// under a later term.
     pub(super) fn superseded(&mut self, poller: PollerId, term: Term, outcome: Option<AttemptOutcome>) {
         if self.window.shard_term(poller).is_some_and(|shard_term| shard_term.term == term) {
             tracing::warn!(shard = poller.shard().0, "another member took a shard");

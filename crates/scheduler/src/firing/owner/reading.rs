@@ -1,4 +1,4 @@
-//! Reads of due rows, each in a task that reports to the owner.
+//! Reads of due rows. Each read runs in a task that sends its result to the owner.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use crate::firing::messages::ToOwner;
 use crate::firing::window::{PollerIndex, ReadKind};
 use crate::metrics::count_store_error;
 
-/// Reads several pollers in one call. If the call fails, reads each poller alone, so that a damaged range does not
-/// delay other pollers.
+/// Reads the due rows of several pollers in one call. If the call fails, reads each poller in its own call, so that a
+/// damaged range of one poller does not delay the other pollers.
 pub(super) async fn read_due(context: Arc<Context>, reads: Vec<(PollerIndex, ReadKind, DueRead)>) {
     let pages = match due(&context, reads.iter().map(|(_, _, read)| *read).collect()).await {
         Ok(pages) => pages.into_iter().map(Some).collect(),

@@ -8,14 +8,15 @@ use store::{DueBound, DueRead, Positions};
 use super::{EntryId, PAGE_KEYS, PollerIndex, Window, bucket, bucket_end, instant_of, is_within};
 
 impl Window {
-    /// Returns the positions to write now. The caller reports each with [`Window::positions_written`]. If the write
-    /// fails, the caller reports it with [`Window::read_failed`] and [`ReadKind::Check`].
+    /// Returns the positions that the owner must write now. After each write, the owner calls
+    /// [`Window::positions_written`]. If the write fails, the owner calls [`Window::read_failed`] with
+    /// [`ReadKind::Check`].
     pub(crate) fn plan_closings(
         &mut self,
         now: Timestamp,
         demand: impl Fn(TenantId) -> usize,
     ) -> Vec<(PollerIndex, Positions)> {
-        // The bucket of `now` is still open to creators. So is the bucket before it, for slow creators.
+        // Creators still write rows into the bucket of `now`. Slow creators still write rows into the bucket before it.
         let last = bucket(now) - 2;
         let full: BTreeSet<TenantId> = self
             .keys_by_tenant
@@ -29,16 +30,16 @@ impl Window {
                 continue;
             }
             let checked = poller.checked_whole();
-            // A range that is closed already is read again first.
+            // If a closed range is not checked yet, the owner first reads that range again.
             let is_behind = poller.closed > checked;
-            // Keys before `checked` need no second read.
+            // Only buckets after `checked` need a second read.
             let unchecked = bucket(checked) + 1..=last;
             let has_unchecked = unchecked.start() <= unchecked.end()
                 && (poller.open.range(unchecked.clone()).next().is_some()
                     || poller.resolved.range(unchecked).next().is_some());
             let closed = if has_unchecked && !is_behind { poller.closed.max(bucket_end(last)) } else { poller.closed };
             let done = poller.done_candidate();
-            // A later closing continues a second read that failed or found no capacity.
+            // If a second read failed or had no capacity, a later closing continues that read.
             let may_check =
                 (has_unchecked || is_behind) && (!full.contains(&poller.id.tenant) || !poller.resolved.is_empty());
             if may_check || (has_unchecked && !is_behind) || done > poller.done {
@@ -49,7 +50,8 @@ impl Window {
         closings
     }
 
-    /// Records that `positions` are durable. Returns the second read that must follow, if any.
+    /// Records that `positions` are durable. Returns the second read that the owner must make, or `None` if no second
+    /// read is necessary.
     pub(crate) fn positions_written(
         &mut self,
         index: PollerIndex,
@@ -62,15 +64,15 @@ impl Window {
         self.check_on(index, demand)
     }
 
-    /// Returns the next page of the second read, if it has one and the window has capacity for the page or gains
-    /// capacity from it: resolved keys that the read passes are forgotten. Otherwise a later closing continues the
-    /// read.
+    /// Returns the next page of the second read. Returns `None` if the read is complete, or if the window has no
+    /// capacity for the page. The page also creates capacity, because the window forgets the resolved keys that the
+    /// read passes. Without capacity, a later closing continues the read.
     pub(super) fn check_on(&mut self, index: PollerIndex, demand: impl Fn(TenantId) -> usize) -> Option<DueRead> {
         let id = self.pollers[&index].id;
         let capacity = self.capacity(id.tenant).min(demand(id.tenant));
-        // Equal shares for the tenant's pollers, so that none runs ahead of the others.
+        // Each of the tenant's pollers gets an equal share, so that no poller runs ahead of the other pollers.
         let each = capacity / usize::try_from(self.pollers_of(id.tenant)).unwrap_or(usize::MAX).max(1);
-        let poller = self.pollers.get_mut(&index).expect("the caller has found the poller");
+        let poller = self.pollers.get_mut(&index).expect("the caller has checked that the poller exists");
         let resolved = poller.resolved.first_key_value().map_or(0, |(_, resolved)| resolved.len());
         if poller.checked_whole() >= poller.closed || (capacity == 0 && resolved == 0) {
             poller.closing = false;
@@ -81,16 +83,16 @@ impl Window {
     }
 
     pub(super) fn checked(&mut self, index: PollerIndex, to: DueBound) {
-        let poller = self.pollers.get_mut(&index).expect("the caller has found the poller");
+        let poller = self.pollers.get_mut(&index).expect("the caller has checked that the poller exists");
         poller.checked = to;
         if instant_of(poller.read_to) < poller.checked_whole() {
-            // Every row up to there is in the window now.
+            // The window now contains every row up to the end of the checked buckets.
             poller.read_to = DueBound::Instant(poller.checked_whole());
         }
         let later = poller.resolved.split_off(&(bucket(poller.checked_whole()) + 1));
         let whole = std::mem::replace(&mut poller.resolved, later).into_values().flatten();
         let mut over: Vec<EntryId> = whole.collect();
-        // In the last bucket, forget only the keys at or before `to`.
+        // `to` may lie within the last bucket. Forget only the keys of this bucket at or before `to`.
         if let Some(partly) = poller.resolved.get_mut(&bucket(instant_of(to))) {
             let entries = &self.entries;
             let is_over = |id: &EntryId| is_within(&entries[*id as usize].key, to);

@@ -1,4 +1,4 @@
-//! Reads ahead, and the effects of completed reads.
+//! Reads of due rows ahead of their instants, and the effects of completed reads.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,10 @@ use store::{DueBound, DuePage, DueRead};
 use super::{PAGE_KEYS, PAGE_KEYS_MIN, PollerIndex, ReadKind, Window, instant_of};
 
 impl Window {
-    /// Returns the reads ahead that are due now. The caller reports each with [`Window::read`] or
+    /// Returns the reads that the owner must make now. After each read, the owner calls [`Window::read`] or
     /// [`Window::read_failed`].
     ///
-    /// `demand` returns how many more of a tenant's keys the dispatch queue can use now.
+    /// `demand` returns the number of further keys of a tenant that the dispatch queue can use now.
     pub(crate) fn plan_reads(
         &mut self,
         now: Timestamp,
@@ -25,7 +25,7 @@ impl Window {
             }
             // The second read has returned all rows at or before `checked`.
             if let Some(missed) = poller.missed.take().filter(|missed| *missed > poller.checked_whole()) {
-                // Rows after it are read again; the window recognises the known keys.
+                // The owner reads the rows after this row again, and the window recognises the known keys.
                 let before = Timestamp::from_millis(missed.as_millis() - 1);
                 if before < instant_of(poller.read_to) {
                     poller.read_to = DueBound::Instant(before);
@@ -39,7 +39,7 @@ impl Window {
         self.plan_pages(wanted, until, demand)
     }
 
-    /// Plans one page per poller, oldest first, within the capacity.
+    /// Plans one page for each poller, in the order of the positions, within the capacity of the window.
     fn plan_pages(
         &mut self,
         mut wanted: Vec<(Timestamp, PollerIndex, TenantId)>,
@@ -52,12 +52,12 @@ impl Window {
             *pollers.entry(*tenant).or_default() += 1;
         }
         let mut left_over = self.keys_max.saturating_sub(self.entries.len());
-        // The capacity of each tenant, and the size of its pages.
+        // For each tenant, its capacity and the size of its pages.
         let mut capacities: BTreeMap<TenantId, (usize, usize)> = BTreeMap::new();
         for (tenant, pollers) in pollers {
             let capacity = self.share(left_over, tenant).min(demand(tenant)).min(pollers * PAGE_KEYS);
             left_over -= capacity;
-            // Equal shares for the tenant's pollers, so that none runs ahead of the others.
+            // Each of the tenant's pollers gets an equal share, so that no poller runs ahead of the other pollers.
             capacities.insert(tenant, (capacity, capacity.div_ceil(pollers).max(PAGE_KEYS_MIN)));
         }
         let mut reads = Vec::new();
@@ -68,7 +68,7 @@ impl Window {
                 continue;
             }
             *capacity -= limit;
-            let poller = self.pollers.get_mut(&index).expect("a wanted poller exists");
+            let poller = self.pollers.get_mut(&index).expect("the window contains each poller that needs a read");
             poller.reading = Some(until);
             poller.written_during_read = None;
             reads.push((index, DueRead { poller: poller.id, after: poller.read_to, until, limit }));
@@ -84,7 +84,8 @@ impl Window {
         }
     }
 
-    /// Records a page of a read. Returns the next read of a check that is not complete.
+    /// Records a page that a read returned. If the page belongs to an incomplete second read, returns the next page of
+    /// that read.
     pub(crate) fn read(
         &mut self,
         index: PollerIndex,
@@ -101,7 +102,7 @@ impl Window {
         }
         let last = page.keys.last().copied();
         let complete = page.next.is_none_or(|next| next > read.until);
-        let poller = self.pollers.get_mut(&index).expect("the poller was found above");
+        let poller = self.pollers.get_mut(&index).expect("the function has found the poller above");
         match kind {
             ReadKind::Ahead => {
                 poller.reading = None;
@@ -110,7 +111,7 @@ impl Window {
                     Some(last) => DueBound::Key(last),
                     None => read.after,
                 };
-                // A check may have moved `read_to` further during the read.
+                // A second read may have moved `read_to` further during this read.
                 if instant_of(read_to) >= instant_of(poller.read_to) {
                     poller.read_to = read_to;
                 }

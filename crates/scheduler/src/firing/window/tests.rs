@@ -24,7 +24,7 @@ fn shard_term(term: u64) -> ShardTerm {
     ShardTerm { term: Term(term), since: at(0) }
 }
 
-/// Rows of the store.
+/// Due rows of the store.
 #[derive(Default)]
 struct Rows(BTreeSet<DueKey>);
 
@@ -72,7 +72,7 @@ impl Bench {
         }
     }
 
-    /// Writes positions and reads again, as the owner does. Returns the written positions.
+    /// Writes positions and makes the second reads, as the owner does. Returns the written positions.
     fn close(&mut self, now: i64) -> Option<Positions> {
         let mut written = None;
         for (index, positions) in self.window.plan_closings(at(now), |_| usize::MAX) {
@@ -98,7 +98,7 @@ impl Bench {
 }
 
 #[test]
-fn row_read_repeatedly_is_known_once() {
+fn repeatedly_read_row_expires_only_once() {
     let mut bench = Bench::new(10_000);
     bench.insert_and_report(key(1, 500));
     bench.read_ahead(0);
@@ -110,11 +110,11 @@ fn row_read_repeatedly_is_known_once() {
 }
 
 #[test]
-fn second_read_finds_rows_that_the_first_missed() {
+fn second_read_finds_rows_that_first_read_missed() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 300));
     bench.read_ahead(0);
-    bench.insert(key(2, 301)); // Without an entry in the insert log.
+    bench.insert(key(2, 301)); // This row has no entry in the insert log.
     let expired = bench.expire(400);
     assert_eq!(bench.numbers(&expired), [1]);
     bench.close(1_000);
@@ -123,11 +123,11 @@ fn second_read_finds_rows_that_the_first_missed() {
 }
 
 #[test]
-fn failed_second_read_is_repeated() {
+fn window_repeats_failed_second_read() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 300));
     bench.read_ahead(0);
-    bench.insert(key(2, 301)); // Its insert-log entry is read too late.
+    bench.insert(key(2, 301)); // The owner reads the insert-log entry of this row too late.
     let expired = bench.expire(400);
     bench.window.resolve(expired[0]);
     let (index, positions) = bench.window.plan_closings(at(1_000), |_| usize::MAX)[0];
@@ -139,7 +139,7 @@ fn failed_second_read_is_repeated() {
 }
 
 #[test]
-fn done_waits_for_an_open_key_and_advances_once_it_is_resolved() {
+fn done_waits_for_open_key_until_the_key_is_resolved() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 300));
     bench.insert(key(2, 700));
@@ -160,24 +160,25 @@ fn done_waits_for_an_open_key_and_advances_once_it_is_resolved() {
 }
 
 #[test]
-fn row_written_during_a_read_is_not_lost() {
+fn window_contains_row_written_during_a_read() {
     let mut bench = Bench::new(10_000);
     let reads = bench.window.plan_reads(at(0), |_| usize::MAX);
     let (index, read) = reads[0];
     let page = bench.rows.page(read);
-    bench.insert_and_report(key(1, 900)); // After the page was read.
+    bench.insert_and_report(key(1, 900)); // A creator writes this row after the read.
     bench.window.read(index, ReadKind::Ahead, read, &page, |_| usize::MAX);
     let expired = bench.expire(900);
     assert_eq!(bench.numbers(&expired), [1]);
 }
 
 #[test]
-fn row_after_the_end_of_a_pending_read_is_read_later() {
+fn window_later_reads_row_after_the_end_of_a_pending_read() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 100));
     let (index, read) = bench.window.plan_reads(at(0), |_| usize::MAX)[0];
     let page = bench.rows.page(read);
-    bench.insert_and_report(key(2, 5_000)); // After the page was read, and after its end.
+    // A creator writes this row after the read. The row lies after the end of the page.
+    bench.insert_and_report(key(2, 5_000));
     bench.window.read(index, ReadKind::Ahead, read, &page, |_| usize::MAX);
     bench.read_ahead(4_000);
     let expired = bench.expire(5_000);
@@ -185,7 +186,7 @@ fn row_after_the_end_of_a_pending_read_is_read_later() {
 }
 
 #[test]
-fn retry_is_added_and_its_repeated_first_attempt_is_not() {
+fn window_adds_retry_but_ignores_repeated_first_attempt() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 300));
     bench.read_ahead(0);
@@ -200,7 +201,7 @@ fn retry_is_added_and_its_repeated_first_attempt_is_not() {
 }
 
 #[test]
-fn retry_supersedes_the_previous_attempt_or_waits_for_it() {
+fn retry_waits_for_an_unfinished_previous_attempt() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 300));
     bench.read_ahead(0);
@@ -214,7 +215,8 @@ fn retry_supersedes_the_previous_attempt_or_waits_for_it() {
     assert_eq!(bench.window.may_start(second), MayStart::Yes);
 }
 
-/// An owner that restarts reads the rows in this way, the first attempt before the others.
+/// After a restart, an owner reads the rows in this order: first the row of the first attempt, then the rows of the
+/// later attempts.
 #[test]
 fn attempt_waits_for_all_earlier_attempts() {
     let mut bench = Bench::new(10_000);
@@ -251,7 +253,7 @@ fn deferred_key_returns_only_at_its_later_position() {
 }
 
 #[test]
-fn row_without_capacity_is_read_again_from_the_store() {
+fn window_reads_row_without_capacity_again_later() {
     let mut bench = Bench::new(1);
     // In the smallest window, a tenant has capacity for one page.
     for number in 0..PAGE_KEYS as u128 {
@@ -276,22 +278,22 @@ fn row_without_capacity_is_read_again_from_the_store() {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Inserts a row that is due after this time. The window receives it at once or with a later step.
+    /// Inserts a row that is due after this time. The window receives the row at once or in a later step.
     Insert {
         in_millis: i64,
         is_reported: bool,
     },
     Pass(i64),
-    /// Reports the rows that were not reported yet.
+    /// Reports to the window the rows that the window has not received yet.
     ReportRows,
     ReadAhead,
     Close,
-    /// Resolves the n-th open key, or defers it by this many milliseconds.
+    /// Resolves the n-th open key, or defers this key by a number of milliseconds.
     Finish {
         n: usize,
         defer: Option<i64>,
     },
-    /// Starts a new owner from the durable state.
+    /// Starts another owner from the durable state.
     Restart,
 }
 
@@ -308,10 +310,10 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Creators and the owner follow the protocol: every row fires and is resolved, none fires early, and none fires
-    /// twice during an owner's life.
+    /// Creators and the owner follow the protocol. Every row then fires and is resolved. No row fires early, and no row
+    /// fires twice at the same owner.
     #[test]
-    fn every_row_fires_once(steps in prop::collection::vec(step(), 1..120)) {
+    fn every_row_fires_once_per_owner(steps in prop::collection::vec(step(), 1..120)) {
         let mut bench = Bench::new(100_000);
         let mut now = 0;
         let mut number = 0;
@@ -379,8 +381,8 @@ proptest! {
                     bench.window = Window::new(&Options::default(), at(now));
                     bench.window.add_poller(POLLER, shard_term(2), durable);
                     bench.rows = rows;
-                    // The owner recognises an occurrence with an outcome by its run's record, which the window does not
-                    // have.
+                    // The owner recognises an occurrence with an outcome by the record of its run. The window does not
+                    // have this record, so the test removes the row.
                     bench.rows.0.retain(|row| !finished.contains(&row.occurrence.incarnation.0));
                     open.clear();
                     unreported.clear();
@@ -416,7 +418,7 @@ proptest! {
 const OTHER: PollerId = PollerId { number: 1, ..POLLER };
 
 #[test]
-fn released_shard_leaves_no_keys_once_all_are_freed() {
+fn window_forgets_all_keys_of_released_shard() {
     let mut bench = Bench::new(10_000);
     bench.window.add_poller(OTHER, shard_term(1), Positions { closed: at(-1), done: at(-1) });
     bench.read_ahead(0);
@@ -433,7 +435,7 @@ fn released_shard_leaves_no_keys_once_all_are_freed() {
     );
     assert!(!bench.window.add_written_row(&InsertLogEntry { poller: POLLER, key: key(6, 300) }));
 
-    // The next owner of the shard reads the same rows. It may be this owner again.
+    // The next owner of the shard, possibly this owner again, reads the same rows.
     bench.window.add_poller(POLLER, shard_term(2), Positions { closed: at(-1), done: at(-1) });
     bench.read_ahead(200);
     let again = bench.expire(250);
@@ -441,14 +443,14 @@ fn released_shard_leaves_no_keys_once_all_are_freed() {
     assert!(again.iter().all(|entry| ![queued, in_flight].contains(entry)), "the old numbers are still in use");
     bench.window.free(queued);
     bench.window.resolve(in_flight);
-    // The wheel frees the released keys that waited in it. The keys that were read again fire.
+    // The window frees the released keys that come out of the wheel. The keys that the owner has read again fire.
     let last = bench.expire(1_000);
     assert_eq!(bench.numbers(&last), [3, 4]);
     assert_eq!(bench.window.len(), 5, "four keys of one poller, one of the other");
 }
 
 #[test]
-fn reads_and_positions_of_a_released_poller_are_ignored() {
+fn window_ignores_reads_and_positions_of_released_poller() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 300));
     let reads = bench.window.plan_reads(at(0), |_| usize::MAX);
@@ -471,7 +473,7 @@ fn reads_and_positions_of_a_released_poller_are_ignored() {
 }
 
 #[test]
-fn handed_over_attempt_blocks_its_row_and_done() {
+fn handed_over_attempt_blocks_its_row_and_the_advance_of_done() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 300));
     let entry = bench.window.add_handed_over(POLLER, key(1, 300)).expect("the poller is served");

@@ -57,7 +57,7 @@ fn read(change: &str) -> Result<(Spec, bool), String> {
     read.map_err(|rejected| rejected.to_string())
 }
 
-/// Checks that the merged spec is the stored one after `edit`.
+/// Checks that the merged spec equals the stored spec after `edit`.
 #[track_caller]
 fn check_merge(change: &str, names_timing: bool, edit: impl FnOnce(&mut Spec)) {
     let mut spec = stored().spec;
@@ -71,7 +71,7 @@ fn http(spec: &mut Spec) -> &mut HttpTarget {
 }
 
 #[test]
-fn unnamed_fields_stay_unchanged() {
+fn merge_keeps_unnamed_fields_unchanged() {
     check_merge("{}", false, |_| {});
     check_merge(r#"{"retry":{"backoff":"3s"}}"#, false, |spec| spec.retry.backoff = Duration::from_secs(3));
     check_merge(r#"{"target":{"http":{"url":"https://example.org/b"}}}"#, false, |spec| {
@@ -85,7 +85,7 @@ fn unnamed_fields_stay_unchanged() {
 }
 
 #[test]
-fn null_removes_a_field_or_restores_its_default() {
+fn null_removes_field_or_restores_its_default() {
     check_merge(r#"{"labels":null,"payload":null,"retry":null}"#, false, |spec| {
         spec.labels.clear();
         spec.payload = Bytes::new();
@@ -99,7 +99,7 @@ fn null_removes_a_field_or_restores_its_default() {
 }
 
 #[test]
-fn headers_are_not_sent_to_another_origin_unless_named_again() {
+fn new_origin_requires_that_the_change_names_each_header() {
     for url in ["https://other.example.org/a", "http://example.org/a", "https://example.org:8443/a"] {
         let moved = |headers: &str| read(&format!(r#"{{"target":{{"http":{{"url":"{url}"{headers}}}}}}}"#));
         assert!(moved("").unwrap_err().contains("another scheme"), "{:?}", moved(""));
@@ -111,7 +111,7 @@ fn headers_are_not_sent_to_another_origin_unless_named_again() {
 }
 
 #[test]
-fn deeply_nested_change_is_rejected_before_parsing() {
+fn merge_rejects_deeply_nested_change_before_parsing() {
     let nested = |levels: usize| format!(r#"{{"payload":{}1{}}}"#, r#"{"a\"[":"#.repeat(levels), "}".repeat(levels));
     assert!(read(&nested(63)).is_ok(), "{:?}", read(&nested(63)));
     assert!(read(&nested(64)).unwrap_err().contains("nests deeper"));
@@ -119,7 +119,7 @@ fn deeply_nested_change_is_rejected_before_parsing() {
 }
 
 #[test]
-fn header_names_are_compared_without_regard_to_case() {
+fn merge_ignores_the_case_of_header_names() {
     let header = |name: &str, value: &str| (name.to_owned(), value.into());
     check_merge(r#"{"target":{"http":{"headers":{"X-TEAM":"blue"}}}}"#, false, |spec| {
         http(spec).headers = vec![header("authorization", "Bearer a.b"), header("x-team", "blue")];
@@ -138,7 +138,7 @@ fn header_names_are_compared_without_regard_to_case() {
 }
 
 #[test]
-fn new_kind_of_timing_replaces_the_old_one() {
+fn new_kind_of_timing_replaces_the_old_timing() {
     let at = Timestamp::from_millis(1_893_553_445_000);
     check_merge(r#"{"at":"2030-01-02T03:04:05Z"}"#, true, |spec| spec.when = When::At(at));
     check_merge(r#"{"every":"1h"}"#, true, |spec| spec.when = When::Every(Duration::from_secs(3_600)));
@@ -153,7 +153,7 @@ fn new_kind_of_timing_replaces_the_old_one() {
 }
 
 #[test]
-fn payload_is_merged_and_unnamed_parts_keep_their_bytes() {
+fn merge_keeps_bytes_of_unnamed_payload_parts() {
     check_merge(r#"{"payload":{"a":{"x":null,"z":[null, 2]}}}"#, false, |spec| {
         spec.payload = Bytes::from_static(b"{\"b\":1.50,\"a\":{\"y\":123456789012345678901234567890,\"z\":[null, 2]}}");
     });
@@ -161,7 +161,7 @@ fn payload_is_merged_and_unnamed_parts_keep_their_bytes() {
 }
 
 #[test]
-fn invalid_change_is_rejected_with_a_pointer() {
+fn rejection_of_an_invalid_change_has_a_pointer() {
     for (change, error) in [
         ("[1]", ": expected an object, but found an array"),
         ("null", ": expected an object, but found null"),
@@ -185,7 +185,7 @@ fn invalid_change_is_rejected_with_a_pointer() {
 }
 
 #[test]
-fn repeated_name_is_merged_with_the_stored_value_once() {
+fn merge_combines_repeated_name_with_stored_value_once() {
     let mut stored = stored();
     stored.spec.payload = format!(r#"{{"big":"{}"}}"#, "x".repeat(64 << 10)).into();
     let change = format!("{{{}}}", vec![r#""payload":{}"#; 1_000].join(","));
@@ -201,7 +201,7 @@ fn repeated_name_is_merged_with_the_stored_value_once() {
 
 /// Examples of RFC 7396, appendix A.
 #[test]
-fn examples_of_the_rfc_are_merged_as_specified() {
+fn merge_returns_the_results_of_the_rfc_examples() {
     for (stored, change, merged) in [
         (json!({"a":"b"}), json!({"a":"c"}), json!({"a":"c"})),
         (json!({"a":"b"}), json!({"b":"c"}), json!({"a":"b","b":"c"})),
@@ -260,7 +260,7 @@ fn value() -> impl Strategy<Value = Value> {
 
 proptest! {
     #[test]
-    fn any_two_values_are_merged_like_the_reference(stored in value(), change in value()) {
+    fn merge_equals_the_rfc_pseudocode_for_any_two_values(stored in value(), change in value()) {
         prop_assert_eq!(merged_text(&stored, &change), reference_merge(&stored, &change));
     }
 }

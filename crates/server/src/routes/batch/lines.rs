@@ -1,4 +1,4 @@
-//! Splitting of a body into lines.
+//! Splitter of a request body into lines.
 
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
@@ -9,23 +9,23 @@ use crate::rejection::{Code, Rejected, reject};
 
 pub(super) enum Line {
     Text(Bytes),
-    /// Line that was rejected before it was parsed.
+    /// Line that the splitter rejected before any parser read it.
     Rejected(Rejected),
 }
 
-/// Splits a body at line feeds. Holds at most one line and one piece of the body.
+/// Splits a body at line feeds. Buffers at most one line and one piece of the body.
 pub(super) struct Lines {
     body: Body,
-    /// Bytes that have arrived and were not returned yet.
+    /// Bytes that have arrived but that no call has returned yet.
     buffer: BytesMut,
     /// Number of bytes at the start of `buffer` that contain no line feed.
     searched: usize,
     line_bytes_max: usize,
-    /// True while the rest of a line that was rejected for its length is being skipped.
+    /// True while the splitter skips the rest of a line that is too long.
     is_skipping: bool,
-    /// True once the body has ended or is not read further.
+    /// True if the body has ended or the splitter has stopped reading.
     is_body_done: bool,
-    /// Rejection of everything that was not read. It is the last line.
+    /// Rejection of the unread part of the body. It becomes the last line.
     last: Option<Rejected>,
     number: u64,
 }
@@ -44,7 +44,7 @@ impl Lines {
         }
     }
 
-    /// Returns the next complete line and its number. Empty lines are counted and skipped.
+    /// Returns the next complete line and its number. Counts and skips empty lines.
     pub(super) fn next(&mut self) -> Option<(u64, Line)> {
         loop {
             let line = match memchr::memchr(b'\n', &self.buffer[self.searched..]) {
@@ -104,7 +104,7 @@ impl Lines {
         Some((self.number, Line::Rejected(rejected)))
     }
 
-    /// Stops reading. `rejected` becomes the last line, and stands for everything that was not read.
+    /// Stops reading. `rejected` becomes the last line and represents the unread part of the body.
     pub(super) fn stop(&mut self, rejected: Rejected) {
         self.end();
         self.last = Some(rejected);
@@ -119,12 +119,13 @@ impl Lines {
         self.last = None;
     }
 
-    /// Returns true if every line was returned.
+    /// Returns true if the splitter has returned every line.
     pub(super) fn is_at_end(&self) -> bool {
         self.is_body_done && self.buffer.is_empty() && self.last.is_none()
     }
 
-    /// Waits for the next piece of the body. Cancel-safe: it takes a piece only when the piece is there.
+    /// Waits for the next piece of the body. The function is cancel-safe: it loses no piece if its caller drops the
+    /// future.
     pub(super) async fn fill(&mut self) {
         if !self.is_body_done {
             let piece = next_piece(&mut self.body).await;
@@ -132,7 +133,7 @@ impl Lines {
         }
     }
 
-    /// Takes the next piece if it is available without waiting, and returns true if it was.
+    /// Takes the next piece if it is available without waiting. Returns true if it took a piece.
     pub(super) async fn fill_at_once(&mut self) -> bool {
         let Some(piece) = at_once(&mut self.body).await else { return false };
         self.add(piece);

@@ -17,7 +17,7 @@ pub(in crate::routes) struct Patch {
     pub(super) quotas: api::Quotas,
     #[serde(default)]
     pub(super) ceilings: api::Quotas,
-    /// Changes of the egress policy, which are merged. `null` restores the default.
+    /// Changes of the egress policy. The server merges them into the current policy. `null` restores the default.
     #[serde(default = "empty_object")]
     pub(super) egress: Value,
 }
@@ -85,7 +85,7 @@ pub(super) fn merge_egress(tenant: &mut Tenant, patch: &Value) -> Result<(), Rej
     Ok(())
 }
 
-/// Merges `patch` into `target`, which contains all settings. A name that is missing there is an error, even with
+/// Merges `patch` into `target`, which contains all settings. A name that is missing in `target` is an error, even with
 /// `null`.
 fn merge_into(target: &mut Value, patch: &Value, pointer: &str) -> Result<(), Rejected> {
     let Value::Object(target) = target else {

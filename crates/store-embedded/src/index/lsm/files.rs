@@ -1,8 +1,8 @@
 //! Verification and copies of the library's files.
 //!
-//! `current` contains the manifest's number (its file is `v` and the number) and checksum. A manifest contains the
-//! tables' names and checksums. Each checksum is an XXH3 of 128 bits over a whole file. The library checks none of
-//! these three when it opens a tree.
+//! The file `current` contains the number and the checksum of the manifest. The manifest's file name is `v` followed by
+//! the number. A manifest contains the names and checksums of the tables. Each checksum is a 128-bit XXH3 of a whole
+//! file. When the library opens a tree, it does not verify `current`, the manifest or the tables.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -15,7 +15,7 @@ use super::super::{Family, IndexError};
 
 const CURRENT: &str = "current";
 const TABLES: &str = "tables";
-/// Length of `current`: the manifest's number, its checksum, and the kind of the checksum.
+/// Length in bytes of the file `current`: the manifest's number, its checksum, and the kind of the checksum.
 const CURRENT_LEN: usize = 8 + 16 + 1;
 
 /// Returns the folder of a tree's tables. A table's file name is its number.
@@ -42,21 +42,21 @@ fn read_current(family: Family, dir: &Path) -> Result<Option<Current>, IndexErro
     };
     let fields: [u8; CURRENT_LEN] =
         bytes.try_into().map_err(|_| damaged(family, &path, "the file has the wrong length"))?;
-    let (number, rest) = fields.split_first_chunk::<8>().expect("the array is longer than its parts");
-    let (checksum, kind) = rest.split_first_chunk::<16>().expect("the array is longer than its parts");
+    let (number, rest) = fields.split_first_chunk::<8>().expect("the array of fixed length contains all fields");
+    let (checksum, kind) = rest.split_first_chunk::<16>().expect("the array of fixed length contains all fields");
     if kind != [0] {
-        return Err(damaged(family, &path, "the kind of checksum is unknown"));
+        return Err(damaged(family, &path, "the file names an unknown kind of checksum"));
     }
     let manifest = format!("v{}", u64::from_le_bytes(*number));
     Ok(Some(Current { manifest, checksum: u128::from_le_bytes(*checksum) }))
 }
 
-/// Verifies the manifest against `current`, if there is one. Returns the number of bytes that were checked.
+/// Verifies the manifest with the checksum in `current`, if the file exists. Returns the number of verified bytes.
 pub(super) fn check_manifest(family: Family, dir: &Path) -> Result<u64, IndexError> {
     match read_current(family, dir)? {
         Some(current) => match check(family, &dir.join(&current.manifest), current.checksum) {
             Ok(bytes) => Ok(bytes + CURRENT_LEN as u64),
-            // A flush or merge may have replaced the manifest; then check the new one.
+            // A flush or merge may have replaced the manifest during the check. Check the new manifest.
             Err(_) if read_current(family, dir)?.is_some_and(|next| next != current) => check_manifest(family, dir),
             Err(error) => Err(error),
         },
@@ -67,7 +67,7 @@ pub(super) fn check_manifest(family: Family, dir: &Path) -> Result<u64, IndexErr
     }
 }
 
-/// Verifies the checksum of a whole file. Returns the number of bytes.
+/// Verifies the checksum of a whole file. Returns the number of verified bytes.
 pub(super) fn check(family: Family, path: &Path, expected: u128) -> Result<u64, IndexError> {
     let mut file = match File::open(path) {
         Ok(file) => file,
@@ -87,14 +87,19 @@ pub(super) fn check(family: Family, path: &Path, expected: u128) -> Result<u64, 
         hasher.update(&chunk[..len]);
         bytes += len as u64;
     }
-    if hasher.digest128() == expected { Ok(bytes) } else { Err(damaged(family, path, "the checksum does not match")) }
+    if hasher.digest128() == expected {
+        Ok(bytes)
+    } else {
+        Err(damaged(family, path, "the checksum of the file does not match"))
+    }
 }
 
 fn damaged(family: Family, path: &Path, reason: &str) -> IndexError {
     IndexError::Damaged { family: family.name(), range: path.display().to_string(), reason: reason.to_owned() }
 }
 
-/// Copies a tree's files to another folder. Tables never change, so on the same file system they are hard-linked.
+/// Copies the files of a tree to another folder. Tables never change, so the copy hard-links them if both folders are
+/// on the same file system.
 pub(super) fn copy(from: &Path, to: &Path, tables: &[Table]) -> Result<(), IndexError> {
     let tables_dir = to.join(TABLES);
     fs::create_dir_all(&tables_dir)?;
@@ -104,7 +109,8 @@ pub(super) fn copy(from: &Path, to: &Path, tables: &[Table]) -> Result<(), Index
             copy_file(path, &tables_dir.join(name))?;
         }
     }
-    // The manifest is small, and the library removes it when it writes the next one, so it is copied.
+    // This function copies the manifest, because it is small and the library removes it when it writes the next
+    // manifest.
     for name in [CURRENT.to_owned(), manifest_name(from)?] {
         fs::copy(from.join(&name), to.join(&name))?;
         File::open(to.join(&name))?.sync_all()?;
@@ -129,7 +135,7 @@ fn copy_file(from: &Path, to: &Path) -> io::Result<()> {
     File::open(to)?.sync_all()
 }
 
-/// Copies a folder and everything in it. Tables are hard-linked if possible.
+/// Copies a folder with its content. It hard-links tables if the file system allows that.
 pub(crate) fn copy_tree(from: &Path, to: &Path) -> io::Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {

@@ -1,4 +1,5 @@
-//! Due rows that their poller is done with. A merge drops them, so they need no tombstones.
+//! Due rows at or before their poller's `done`. No caller reads them any more. A merge drops these rows, so the store
+//! writes no tombstones for them.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, RwLock};
@@ -6,7 +7,8 @@ use std::sync::{Arc, RwLock};
 use lsm_tree::compaction::filter::Context;
 use lsm_tree::compaction::{CompactionFilter, Factory, ItemAccessor, Verdict};
 
-/// Bound of each poller, by the prefix of its keys: no caller reads a row below it any more.
+/// Bounds of the retired due rows, one for each poller. The map's key is the common prefix of the poller's row keys. No
+/// caller reads a row below the bound any more.
 #[derive(Default, Debug)]
 pub(super) struct Retired(RwLock<Arc<BTreeMap<[u8; 8], Vec<u8>>>>);
 
@@ -23,7 +25,8 @@ impl Retired {
 
 pub(super) struct RetiredFactory(pub(super) Arc<Retired>);
 
-// If a thread panics while it holds the lock, the `expect` above panics in the next thread.
+// The type is safe after a panic: if a thread panics while it holds the lock, the `expect` above panics in the next
+// thread that takes the lock.
 impl std::panic::RefUnwindSafe for RetiredFactory {}
 
 impl Factory for RetiredFactory {
@@ -42,7 +45,7 @@ impl CompactionFilter for RetiredFilter {
     fn filter_item(&mut self, item: ItemAccessor<'_>, _context: &Context) -> lsm_tree::Result<Verdict> {
         let key: &[u8] = item.key();
         let retired = key.first_chunk::<8>().and_then(|poller| self.0.get(poller));
-        // Only a replay writes such a row again, and no caller reads the row after that either.
+        // Only a replay can write such a row again, and no caller reads the row after the replay.
         Ok(if retired.is_some_and(|to| key < to.as_slice()) { Verdict::Destroy } else { Verdict::Keep })
     }
 }

@@ -1,4 +1,5 @@
-//! Tests of damage and merges. Every flipped bit is harmless or reported; rows are never missing or changed silently.
+//! Tests of damage and merges. Every flipped bit is harmless, or a read reports it. The index never returns missing or
+//! changed rows without an error.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +14,7 @@ fn options() -> Options {
     Options { cache_bytes: 1 << 20, ..Options::default() }
 }
 
-/// Returns the sequence of an entry. The first entry has the number 1.
+/// Returns the sequence of the first item of an entry. The test's entry 0 is entry 1 of the journal.
 fn at(entry: u64) -> Sequence {
     Sequence::new(entry + 1, 0)
 }
@@ -73,8 +74,8 @@ fn read_all(index: &LsmIndex, expected: &[Vec<(Vec<u8>, Bytes)>; 3]) -> Result<(
     Ok(())
 }
 
-/// Distance of the tested bytes of a table; each file starts at another byte. The stride keeps the test to seconds. The
-/// test covers every byte of the manifests.
+/// Distance between the tested bytes of a table. Each file starts at another byte. The distance limits the duration of
+/// the test to seconds. The test covers every byte of the manifests.
 const TABLE_STRIDE: usize = 5;
 
 #[tokio::test]
@@ -94,7 +95,7 @@ async fn flipped_bit_is_harmless_or_reported_and_verify_finds_it() {
         let is_table = path.parent().is_some_and(|parent| parent.ends_with("tables"));
         let stride = if is_table { TABLE_STRIDE } else { 1 };
         for place in (number % stride..bytes.len()).step_by(stride) {
-            // The write is in place: replacing a whole file makes some file systems sync.
+            // The test writes the byte in place, because some file systems sync when a process replaces a whole file.
             let file = fs::OpenOptions::new().write(true).open(path).unwrap();
             let flipped = bytes[place] ^ 1 << (place / stride % 8);
             file.write_all_at(&[flipped], place as u64).unwrap();
@@ -125,7 +126,7 @@ fn due_key(poller: u8, position: u16) -> Vec<u8> {
     [[poller; 8].as_slice(), &position.to_be_bytes()].concat()
 }
 
-/// Returns the positions of all stored due rows.
+/// Returns the poller and the position of every stored due row.
 fn due_positions(index: &LsmIndex) -> Vec<(u8, u16)> {
     let rows = scan_all(index, Family::Due).unwrap();
     rows.iter().map(|(key, _)| (key[0], u16::from_be_bytes([key[8], key[9]]))).collect()
@@ -135,7 +136,8 @@ fn due_positions(index: &LsmIndex) -> Vec<(u8, u16)> {
 async fn merges_drop_only_retired_due_rows() {
     let dir = tempfile::tempdir().unwrap();
     let index = LsmIndex::open(dir.path(), &options()).unwrap();
-    // The whole first table of poller 1 is retired; its other tables are only merged. Poller 2 does not change.
+    // The test retires the whole first table of poller 1. The index only merges the other tables of poller 1. The rows
+    // of poller 2 do not change.
     for (round, positions) in [0..50, 50..100, 60..110, 70..120, 80..130].into_iter().enumerate() {
         for poller in [1, 2] {
             let at = at(round as u64 * 10 + u64::from(poller));
@@ -169,7 +171,7 @@ async fn merges_keep_only_versions_that_a_replay_reads() {
             index.put(Family::Points, key, &entry.to_le_bytes(), at(entry));
             flush(&index).await;
         }
-        // A replay would begin with entry 6, and must not see its own writes.
+        // A replay would begin with entry 6, and must not observe the writes of the first application from entry 6 on.
         while index.merge_step(at(6)).unwrap() {}
         for before in 6..12 {
             assert_eq!(value_at(&index, before).as_deref(), Some(&(before - 1).to_le_bytes()[..]), "before {before}");
@@ -195,7 +197,7 @@ async fn merges_keep_only_versions_that_a_replay_reads() {
 }
 
 #[tokio::test]
-async fn removed_row_is_dropped_when_no_replay_reads_it() {
+async fn merge_drops_removed_row_when_no_replay_reads_it() {
     const ROW: [u8; 400] = [7; 400];
     let dir = tempfile::tempdir().unwrap();
     let key = |number: u16| number.to_be_bytes();
@@ -209,7 +211,7 @@ async fn removed_row_is_dropped_when_no_replay_reads_it() {
         }
         flush(&index).await;
     }
-    // Remove the first half, except every tenth row.
+    // Remove the first half of the rows, except every tenth row.
     for number in (0..500).filter(|number| number % 10 > 0) {
         index.remove(Family::Rows, &key(number), at(20));
     }
@@ -218,7 +220,8 @@ async fn removed_row_is_dropped_when_no_replay_reads_it() {
     let mut merge = async |keep_from| {
         for _ in 0..20 {
             index.put(Family::Rows, &key(1_000 + u16::try_from(entry).unwrap()), &ROW, at(entry));
-            // A merge includes the tables that overlap with its own. This key is below all others.
+            // A merge includes all tables that overlap with the merged key range. This key is below all others, so
+            // every table overlaps.
             index.remove(Family::Rows, &[0], at(entry));
             entry += 1;
             flush(&index).await;

@@ -1,8 +1,9 @@
 //! Writing of tables in small steps with pauses.
 //!
-//! The library writes a table as fast as it can and syncs it once, at its end. Callers wait for the journal. The
-//! journal's syncs would queue behind tens of megabytes of the table on the disk, and the write would keep a core busy.
-//! A lower thread priority does not help, because the library finishes a table under a lock that every read takes.
+//! The library writes a table as fast as possible and syncs it once, at the end of the table. Callers wait for syncs of
+//! the journal. Without pauses, these syncs would wait until the disk has written tens of megabytes of the table, and
+//! the write would keep a core busy. A lower thread priority does not help, because the library finishes a table under
+//! a lock that every read takes.
 //!
 //! docs/decisions/0043-write-tables-in-small-steps.md gives the reasons for the design.
 
@@ -16,19 +17,19 @@ use std::time::{Duration, Instant};
 use lsm_tree::compaction::filter::Context;
 use lsm_tree::compaction::{CompactionFilter, Factory, ItemAccessor, Verdict};
 
-/// Bytes of a table that are synced at a time.
+/// Number of bytes of a table after which the module syncs the table.
 const STEP: u64 = 1 << 20;
-/// Rows that are written between two pauses.
+/// Number of rows that the library writes between two pauses.
 const ROWS_PER_STEP: u32 = 128;
 /// Longest pause. A pause is as long as the step before it, up to this limit.
 const PAUSE_MAX: Duration = Duration::from_millis(10);
 
-/// Pacing of the writes to new tables of a tree. The writer reports every row.
+/// Pacing of the writes to new tables of a tree. The writer of a table reports every row.
 pub(super) struct Trickle {
     tables: PathBuf,
-    /// Next free table number.
+    /// Next number that no table has.
     next: u64,
-    /// Tables under construction, with the number of synced bytes of each.
+    /// Tables under construction, each with the number of its synced bytes.
     growing: Vec<(PathBuf, u64)>,
     rows: u32,
     step_began: Instant,
@@ -36,7 +37,8 @@ pub(super) struct Trickle {
 }
 
 impl Trickle {
-    /// Creates the pacing, before the first table is created. It does not pause while `hurry` is true.
+    /// Creates the pacing. The caller calls this method before the library creates the first table. The pacing makes no
+    /// pauses while `hurry` is true.
     pub(super) fn new(tables: &Path, hurry: Arc<AtomicBool>) -> Self {
         let number = |entry: fs::DirEntry| entry.file_name().to_str().and_then(|name| name.parse::<u64>().ok());
         let numbers = fs::read_dir(tables).into_iter().flatten().filter_map(|entry| number(entry.ok()?));
@@ -50,15 +52,18 @@ impl Trickle {
             self.rows = 0;
             if !self.hurry.load(Ordering::Relaxed) {
                 self.sync();
-                #[expect(clippy::disallowed_methods, reason = "an edge, on a thread of its own")]
+                #[expect(
+                    clippy::disallowed_methods,
+                    reason = "simulations do not use this module, and a separate thread runs the code"
+                )]
                 thread::sleep(self.step_began.elapsed().min(PAUSE_MAX));
             }
             self.step_began = now();
         }
     }
 
-    /// Syncs the tables under construction. Ignores errors: the library syncs each table at its end and reports the
-    /// error.
+    /// Syncs the tables under construction. Ignores errors, because the library syncs each table at its end and reports
+    /// the error.
     fn sync(&mut self) {
         loop {
             let path = self.tables.join(self.next.to_string());
@@ -78,12 +83,15 @@ impl Trickle {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "an edge; no decision depends on the time")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "simulations do not use this module, and no decision depends on the time"
+)]
 fn now() -> Instant {
     Instant::now()
 }
 
-/// A factory whose filters pace the writes.
+/// Factory of filters that pace the writes of a merge.
 pub(super) struct Trickling {
     pub(super) tables: PathBuf,
     pub(super) factory: Option<Arc<dyn Factory>>,

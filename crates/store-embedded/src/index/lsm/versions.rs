@@ -1,9 +1,9 @@
 //! Versions of small rows: which versions a replay may still read, and which versions a merge drops.
 //!
-//! The library forgets a version as soon as it is older than the oldest read and *any* newer version exists, even a
-//! version that a replay from the last checkpoint must not see yet. This index therefore configures the library to
-//! forget nothing. Each value instead carries its sequence, a removal is a value too, and this filter drops the
-//! versions that no read needs.
+//! The library drops a version when the version is older than the oldest read and *any* newer version exists. The newer
+//! version may even be one that a replay from the last checkpoint must not observe yet. This index therefore configures
+//! the library to drop nothing. Instead, each value starts with its sequence, and a removal is a value too. This
+//! module's filter drops the versions that no read needs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +14,7 @@ use lsm_tree::compaction::{CompactionFilter, Factory, ItemAccessor, Verdict};
 
 use super::super::Sequence;
 
-/// Flag of a removal in the sequence at the start of a value. Sequences have 63 bits.
+/// Flag that marks a removal, in the sequence at the start of a value. The flag is free because sequences have 63 bits.
 const REMOVED: u64 = 1 << 63;
 const LEN: usize = 8;
 
@@ -26,13 +26,14 @@ pub(super) fn wrap(value: Option<&[u8]>, at: Sequence) -> Vec<u8> {
     wrapped
 }
 
-/// Returns the value, or `None` for a removal.
+/// Returns the value without its sequence, or `None` for a removal.
 pub(super) fn unwrap(wrapped: &Bytes) -> Result<Option<Bytes>, lsm_tree::Error> {
     let (_, is_removed) = parse(wrapped)?;
     Ok((!is_removed).then(|| wrapped.slice(LEN..)))
 }
 
-/// Returns whether an unwrapped value is a removal. Every row is longer than a removal.
+/// Returns whether a value in [`Family::Rows`](super::super::Family::Rows) is a removal. The value of every row is
+/// longer than a removal.
 pub(super) fn is_removal(value: &[u8]) -> bool {
     value.len() == LEN
 }
@@ -49,7 +50,7 @@ fn parse(wrapped: &[u8]) -> Result<(u64, bool), lsm_tree::Error> {
     Ok((header & !REMOVED, header & REMOVED != 0))
 }
 
-/// Factory of filters for small rows. The field is the first sequence that a read may still use.
+/// Factory of filters for small rows. The field is the lowest sequence that a read may still name.
 #[derive(Default)]
 pub(super) struct VersionsFactory(pub(super) Arc<AtomicU64>);
 
@@ -63,11 +64,12 @@ impl Factory for VersionsFactory {
     }
 }
 
-/// Filter of the versions of a key. The library passes them from the newest to the oldest.
+/// Filter of the versions of a key. The library passes the versions from the newest to the oldest.
 struct VersionsFilter {
     keep_from: u64,
     key: Bytes,
-    /// True if the filter kept a version of this key that the earliest read sees. No read sees an older version.
+    /// True if the filter kept a version of this key that the earliest read observes. No read observes an older
+    /// version.
     is_covered: bool,
 }
 
@@ -83,14 +85,14 @@ impl CompactionFilter for VersionsFilter {
         }
         let (sequence, is_removed) = parse(&item.value()?)?;
         self.is_covered = sequence < self.keep_from;
-        // There is no level below the last one, so a removal there hides nothing.
+        // The last level has no level below it, so a removal in the last level hides no older version.
         let is_unneeded = self.is_covered && is_removed && context.is_last_level;
         Ok(if is_unneeded { Verdict::Destroy } else { Verdict::Keep })
     }
 }
 
-/// Factory of filters for rows that are written once, without a wrapper, and may be removed. The field is as in
-/// [`VersionsFactory`].
+/// Factory of filters for rows that the store writes once and may remove. Their values have no sequence. The field has
+/// the same meaning as in [`VersionsFactory`].
 pub(super) struct RemovedRowsFactory(pub(super) Arc<AtomicU64>);
 
 impl Factory for RemovedRowsFactory {
@@ -106,7 +108,7 @@ impl Factory for RemovedRowsFactory {
 struct RemovedRowsFilter {
     keep_from: u64,
     key: Bytes,
-    /// True if the earliest read sees the removal of this key.
+    /// True if the earliest read observes the removal of this key.
     is_removed: bool,
 }
 

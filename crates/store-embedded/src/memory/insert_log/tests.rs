@@ -14,7 +14,7 @@ fn shard(number: u16) -> ShardId {
 }
 
 #[test]
-fn reader_receives_its_shards_rows_once_in_order() {
+fn insert_log_reader_gets_rows_of_its_shards_once_in_order() {
     assert_ne!(shard(0), shard(1), "the test needs two shards");
     let mut log = InsertLog::new(100);
     (0..6).for_each(|number| log.append(arrival(number)));
@@ -28,7 +28,7 @@ fn reader_receives_its_shards_rows_once_in_order() {
 }
 
 #[test]
-fn rows_before_every_presented_cursor_are_dropped() {
+fn insert_log_drops_rows_before_every_presented_cursor() {
     let mut log = InsertLog::new(100);
     (0..6).for_each(|number| log.append(arrival(number)));
     let (_, cursor) = log.read(&[shard(0)], Cursor::default(), 9);
@@ -41,7 +41,7 @@ fn rows_before_every_presented_cursor_are_dropped() {
 }
 
 #[test]
-fn rows_of_a_taken_shard_fill_the_log() {
+fn only_rows_of_a_taken_shard_can_fill_the_insert_log() {
     let mut log = InsertLog::new(3);
     (0..6).for_each(|number| log.append(arrival(number)));
     assert!(!log.is_full(), "no owner has taken these shards");
