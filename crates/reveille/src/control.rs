@@ -8,17 +8,19 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use runtime::{Runtime, TaskSet};
-use store_embedded::EmbeddedStore;
+use store_embedded::{EmbeddedStore, Verified};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
+
+use crate::data_folder::store_path;
 
 /// Maximum size of a request in bytes. The longest request contains the path of a folder.
 const LINE_BYTES_MAX: u64 = 8 * 1024;
@@ -70,9 +72,9 @@ pub(crate) fn listen(
     let path = socket(data);
     match bind(&path) {
         Ok(listener) => {
-            let runtime = runtime.clone();
+            let (runtime, data) = (runtime.clone(), data.to_owned());
             tasks.spawn_thread("control", async move {
-                let requests = std::pin::pin!(serve(runtime, listener, store));
+                let requests = std::pin::pin!(serve(runtime, listener, &data, store));
                 futures_util::future::select(requests, std::pin::pin!(stopped.changed())).await;
             });
         }
@@ -95,7 +97,7 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
 }
 
 /// Handles the requests of the socket, one request at a time.
-async fn serve(runtime: Runtime, listener: UnixListener, store: Arc<EmbeddedStore>) {
+async fn serve(runtime: Runtime, listener: UnixListener, data: &Path, store: Arc<EmbeddedStore>) {
     const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
     loop {
         let Ok((mut stream, _)) = listener.accept().await else {
@@ -106,7 +108,7 @@ async fn serve(runtime: Runtime, listener: UnixListener, store: Arc<EmbeddedStor
         let mut input = BufReader::new((&mut stream).take(LINE_BYTES_MAX));
         let read = runtime.timeout(REQUEST_TIMEOUT, input.read_line(&mut line)).await;
         let response = match (read, Request::parse(line.trim_end_matches('\n'))) {
-            (Some(Ok(_)), Some(request)) => handle(&store, &request).await,
+            (Some(Ok(_)), Some(request)) => handle(&store, data, &request).await,
             _ => Err(anyhow::anyhow!("invalid request: send `check` or `backup /a/folder`")),
         };
         let response = match response {
@@ -139,25 +141,45 @@ pub(crate) async fn send(data: &Path, request: &Request) -> anyhow::Result<Optio
 ///
 /// # Errors
 /// Returns an error if the backup or the check fails, or if the check finds damage.
-pub(crate) async fn handle(store: &EmbeddedStore, request: &Request) -> anyhow::Result<String> {
+pub(crate) async fn handle(store: &EmbeddedStore, data: &Path, request: &Request) -> anyhow::Result<String> {
     match request {
         Request::Backup(to) => {
             store.backup(to).await?;
+            let warning = match is_same_disk(&store_path(data), to) {
+                true => "; it is on the disk of the data and shares its blocks: copy it to another disk",
+                false => "",
+            };
             // The backup contains only encrypted secrets. The operator must not store the key beside the backup.
-            Ok(format!("backed up to {}; keep a copy of the data folder's store.key elsewhere", to.display()))
+            Ok(format!("backed up to {}{warning}; keep a copy of the data folder's store.key elsewhere", to.display()))
         }
         Request::Check => {
             let verified = store.verify().await?;
-            let [schedules, due, small] = verified.rows;
-            let read = format!("{} files of {} bytes", verified.files, verified.bytes);
-            if verified.damages.is_empty() {
-                Ok(format!("no damage in {read}: {schedules} schedules, {due} due rows, {small} other rows"))
-            } else {
+            if !verified.damages.is_empty() {
                 let damages = verified.damages.join("; ");
-                bail!("damage in {read}: {damages}. Copy the data folder aside, then restore it from a backup")
+                bail!(
+                    "damage in {}: {damages}. Copy the data folder aside, then restore it from a backup",
+                    read(&verified)
+                )
             }
+            Ok(no_damage(&verified))
         }
     }
+}
+
+fn read(verified: &Verified) -> String {
+    format!("{} files of {} bytes", verified.files, verified.bytes)
+}
+
+/// Describes a verification that found no damage.
+pub(crate) fn no_damage(verified: &Verified) -> String {
+    let [schedules, due, small] = verified.rows;
+    format!("no damage in {}: {schedules} schedules, {due} due rows, {small} other rows", read(verified))
+}
+
+/// Returns `true` if both folders are on one file system. A failure of its disk destroys both.
+fn is_same_disk(one: &Path, other: &Path) -> bool {
+    let device = |path: &Path| fs::metadata(path).map(|metadata| metadata.dev()).ok();
+    device(one).is_some_and(|found| Some(found) == device(other))
 }
 
 #[cfg(test)]

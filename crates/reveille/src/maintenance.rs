@@ -38,6 +38,9 @@ pub(crate) struct CheckArguments {
     /// Data folder; a server may be running on it
     #[arg(long, env = "REVEILLE_DATA", default_value = "./data")]
     data: PathBuf,
+    /// Backup to verify instead of the data folder; it is restored into a temporary folder beside it
+    #[arg(long, value_name = "FOLDER")]
+    backup: Option<PathBuf>,
 }
 
 pub(crate) async fn backup(runtime: &Runtime, arguments: &BackupArguments) -> anyhow::Result<()> {
@@ -47,13 +50,32 @@ pub(crate) async fn backup(runtime: &Runtime, arguments: &BackupArguments) -> an
 }
 
 pub(crate) async fn check(runtime: &Runtime, arguments: &CheckArguments) -> anyhow::Result<()> {
-    execute(runtime, &arguments.data, &Request::Check, "reading all data").await
+    match &arguments.backup {
+        Some(backup) => check_backup(runtime, backup).await,
+        None => execute(runtime, &arguments.data, &Request::Check, "reading all data").await,
+    }
+}
+
+/// Restores the backup into a temporary folder, which the restore verifies. On one file system this copies no tables.
+async fn check_backup(runtime: &Runtime, backup: &Path) -> anyhow::Result<()> {
+    let backup = std::path::absolute(backup).context("cannot determine the absolute path of the backup")?;
+    let beside = backup.parent().unwrap_or(&backup);
+    let folder = tempfile::Builder::new().prefix(".reveille-check-").tempdir_in(beside);
+    let folder = folder.with_context(|| {
+        format!("cannot create a folder in {}: copy the backup to a disk that can be written to", beside.display())
+    })?;
+    let data = folder.path().join("data");
+    let restored = store_embedded::restore(runtime, &backup, &data);
+    let verified = Progress::new(runtime).during("reading all data", restored).await?;
+    Ok(console::line(&control::no_damage(&verified))?)
 }
 
 pub(crate) async fn restore(runtime: &Runtime, arguments: &RestoreArguments) -> anyhow::Result<()> {
     let RestoreArguments { from, data } = arguments;
     let store = store_path(data);
-    Progress::new(runtime).during("copying", store_embedded::restore(runtime, from, &store)).await?;
+    let restored = Progress::new(runtime).during("copying", store_embedded::restore(runtime, from, &store)).await;
+    let verified = restored.with_context(|| format!("cannot restore {}", from.display()))?;
+    console::line(&control::no_damage(&verified))?;
     console::line(&format!("restored to {}; start it with `reveille serve --data {0}`", data.display()))?;
     let key = identity::admin_key_path(data);
     if !key.exists() {
@@ -82,7 +104,7 @@ async fn handle(runtime: &Runtime, data: &Path, request: &Request) -> anyhow::Re
     let tasks = TaskSet::new(runtime);
     let opened = EmbeddedStore::open(runtime, &tasks, &store_path(data), Options::default()).await;
     let store = opened.map_err(|error| explain_open(error, data))?;
-    let outcome = control::handle(&store, request).await;
+    let outcome = control::handle(&store, data, request).await;
     store.close().await;
     outcome
 }

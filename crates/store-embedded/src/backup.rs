@@ -19,8 +19,8 @@ use crate::checkpoint::{Checkpoint, CheckpointError, FILE};
 use crate::index::lsm;
 use crate::index::map;
 use crate::index::{IndexError, Sequence};
-use crate::open::INDEX_DIR;
-use crate::{BackupError, EmbeddedStore, IndexKind};
+use crate::open::{INDEX_DIR, open_index};
+use crate::{BackupError, EmbeddedStore, IndexKind, Options, Verified};
 
 impl EmbeddedStore {
     /// Copies the store to `dir`, which must be empty or missing. Callers can write during the copy. Flushes and merges
@@ -78,11 +78,15 @@ impl EmbeddedStore {
     }
 }
 
-/// Creates a data folder `to` from the backup `from`, which stays unchanged.
+/// Creates a data folder `to` from the backup `from`, which stays unchanged. Compares everything in the new folder with
+/// its checksums, and returns the number of its rows.
+///
+/// The call blocks its thread while it copies and reads all files.
 ///
 /// # Errors
-/// Returns a [`BackupError`] if `from` is not a backup, or if the copy fails.
-pub async fn restore(runtime: &Runtime, from: &Path, to: &Path) -> Result<(), BackupError> {
+/// Returns a [`BackupError`] if `from` is not a backup or is damaged, or if the copy fails. After an error, `to` may contain
+/// files, but it is not a data folder; remove it.
+pub async fn restore(runtime: &Runtime, from: &Path, to: &Path) -> Result<Verified, BackupError> {
     let not_a_backup = |what: String| BackupError::NoBackup { dir: from.to_owned(), what };
     let io = |source: io::Error| BackupError::Io { dir: to.to_owned(), source };
     let mut checkpoint = match Checkpoint::read(runtime, from).await {
@@ -98,13 +102,25 @@ pub async fn restore(runtime: &Runtime, from: &Path, to: &Path) -> Result<(), Ba
         IndexKind::Map => map::copy_files(runtime, &from_index, &to_index).await.map_err(io)?,
     }
     runtime.disk().sync_dir(to).await.map_err(io)?;
+    let verified = verify(runtime, &to_index, checkpoint.index).await.map_err(|error| match error {
+        IndexError::Damaged { .. } => BackupError::Damaged(error.to_string()),
+        IndexError::Io(source) => io(source),
+    })?;
+    if !verified.damages.is_empty() {
+        return Err(BackupError::Damaged(verified.damages.join("; ")));
+    }
     // The epoch comes from the clock in seconds. It is therefore also higher than the epoch of an earlier restore of
     // the same backup.
     let now = u64::try_from(runtime.now().as_millis() / 1000).unwrap_or(0);
     checkpoint.epoch = now.max(checkpoint.epoch + 1);
     checkpoint.journal_id = None;
     checkpoint.base = checkpoint.synced;
-    checkpoint.write(runtime, to).await.map_err(io)
+    checkpoint.write(runtime, to).await.map_err(io)?;
+    Ok(verified)
+}
+
+async fn verify(runtime: &Runtime, index: &Path, kind: IndexKind) -> Result<Verified, IndexError> {
+    open_index(runtime, index, &Options { index: kind, ..Options::default() }).await?.verify().await
 }
 
 async fn make_empty(runtime: &Runtime, dir: &Path) -> Result<(), BackupError> {

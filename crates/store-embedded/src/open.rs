@@ -248,11 +248,7 @@ impl Opening<'_> {
         if checkpoint.synced > 0 && !self.has_index().await? {
             return Err(self.damaged("the index is missing"));
         }
-        let dir = self.index_dir();
-        let opened: Result<Arc<dyn Index>, IndexError> = match self.options.index {
-            IndexKind::Lsm => LsmIndex::open(&dir, self.options).map(|index| Arc::new(index) as Arc<dyn Index>),
-            IndexKind::Map => MapIndex::open(self.runtime, &dir).await.map(|index| Arc::new(index) as Arc<dyn Index>),
-        };
+        let opened = open_index(self.runtime, &self.index_dir(), self.options).await;
         opened.map_err(|error| match error {
             IndexError::Damaged { .. } => self.damaged(error),
             IndexError::Io(source) => self.io(source),
@@ -312,4 +308,12 @@ impl Options {
         }
         Ok(())
     }
+}
+
+/// Opens the index in `dir`, or creates it.
+pub(crate) async fn open_index(runtime: &Runtime, dir: &Path, options: &Options) -> Result<Arc<dyn Index>, IndexError> {
+    Ok(match options.index {
+        IndexKind::Lsm => Arc::new(LsmIndex::open(dir, options)?),
+        IndexKind::Map => Arc::new(MapIndex::open(runtime, dir).await?),
+    })
 }

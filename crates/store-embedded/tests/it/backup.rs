@@ -1,9 +1,9 @@
 //! Tests of backups of a running store, and of the stores that a restore creates.
 
 use domain::{ShardId, Timestamp};
-use runtime::Runtime;
+use runtime::{Runtime, TaskSet};
 use store::{DueBound, DueRead, Store};
-use store_embedded::{BackupError, IndexKind, Options, restore};
+use store_embedded::{BackupError, EmbeddedStore, IndexKind, Options, restore};
 
 use crate::support::{Home, POLLER, TENANT, on_real, one_shot, small};
 
@@ -82,5 +82,36 @@ fn restore_rejects_a_folder_without_a_backup() {
         let dir = tempfile::tempdir().unwrap();
         let rejected = restore(&runtime, &dir.path().join("nothing"), &dir.path().join("restored")).await;
         assert!(matches!(rejected, Err(BackupError::NoBackup { .. })), "{rejected:?}");
+    });
+}
+
+#[test]
+fn damaged_backup_is_not_restored() {
+    on_real(async |runtime| {
+        let dir = tempfile::tempdir().unwrap();
+        let (copy, restored) = (dir.path().join("copy"), dir.path().join("restored"));
+        let options = Options { index: IndexKind::Lsm, free_bytes_floor: 0, ..Options::default() };
+        let home = Home::open(&runtime, &dir.path().join("data"), options).await;
+        for number in 0..100 {
+            let name = format!("named-{number}");
+            home.store
+                .insert(vec![one_shot(number, Timestamp::from_millis(1_800_000_000_000), Some(&name), &[b'x'; 500])])
+                .await
+                .unwrap();
+        }
+        home.store.backup(&copy).await.unwrap();
+        home.close().await;
+        let tables = std::fs::read_dir(copy.join("index/rows/tables")).unwrap();
+        let table = tables.map(|entry| entry.unwrap().path()).next().expect("the backup has a table");
+        let mut bytes = std::fs::read(&table).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        // The table may be a hard link to that of the store.
+        std::fs::remove_file(&table).unwrap();
+        std::fs::write(&table, bytes).unwrap();
+        let rejected = restore(&runtime, &copy, &restored).await;
+        assert!(matches!(rejected, Err(BackupError::Damaged(_))), "{rejected:?}");
+        let opened = EmbeddedStore::open(&runtime, &TaskSet::new(&runtime), &restored, Options::default()).await;
+        assert!(opened.is_err(), "a folder of a failed restore is not a data folder");
     });
 }
