@@ -115,19 +115,26 @@ impl ScheduleId {
     /// incarnation.
     #[must_use]
     pub fn from_incarnation(incarnation: Incarnation) -> Self {
-        let mut text = String::with_capacity(27);
-        text.push('s');
-        base32(incarnation.0, &mut text);
-        ScheduleId(text.into_boxed_str())
+        ScheduleId::with_prefix('s', incarnation.0)
     }
 
-    /// Returns the id of a schedule whose request has an idempotency key. It consists of `k` and the 26 lower-case
+    /// Returns the id of a schedule whose request has an idempotency key. It consists of `i` and the 26 lower-case
     /// Crockford digits of `digest`, a hash of the key.
     #[must_use]
     pub fn from_digest(digest: u128) -> Self {
+        ScheduleId::with_prefix('i', digest)
+    }
+
+    /// Returns the id that earlier builds derived from a digest. It starts with `k`, like the id of an API key.
+    #[must_use]
+    pub fn from_digest_old(digest: u128) -> Self {
+        ScheduleId::with_prefix('k', digest)
+    }
+
+    fn with_prefix(prefix: char, number: u128) -> Self {
         let mut text = String::with_capacity(27);
-        text.push('k');
-        base32(digest, &mut text);
+        text.push(prefix);
+        base32(number, &mut text);
         ScheduleId(text.into_boxed_str())
     }
 

@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tower::Service;
 
 use crate::metrics::Open;
+use crate::routes;
 use crate::state::AppState;
 
 /// Serves a connection until the client closes it, the connection is idle for too long, or a caller cancels `drain` and
@@ -31,7 +32,7 @@ pub(crate) async fn serve(
 ) {
     let idle_timeout = IdleTimeout { first: app.options.idle_timeout, period: app.options.idle_timeout };
     let service = |request: Request<Incoming>, activity| {
-        let response = router.clone().call(request.map(Body::new));
+        let response = router.clone().call(routes::with_colons(request.map(Body::new)));
         response.map(|response| {
             let Ok(response) = response;
             watched(response, activity)

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use api::FieldError;
 use axum::extract::{FromRequest, FromRequestParts, RawPathParams, Request};
-use axum::http::HeaderMap;
-use axum::http::header::CONTENT_TYPE;
+use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderValue};
 use bytes::Bytes;
 use domain::ScheduleId;
 use serde::de::DeserializeOwned;
@@ -82,8 +82,14 @@ impl<S: Sync> FromRequestParts<S> for MediaType {
     }
 }
 
-/// Rejects a body with another media type. A missing media type is accepted.
+/// Rejects a body with another media type, and a compressed body. A missing media type is accepted.
 pub(crate) fn check_content_type(headers: &HeaderMap, supported: &[&str]) -> Result<(), Rejected> {
+    let encodings = headers.get_all(CONTENT_ENCODING).iter().map(HeaderValue::as_bytes);
+    if let Some(encoding) = encodings.into_iter().find(|encoding| !encoding.eq_ignore_ascii_case(b"identity")) {
+        let found: String = String::from_utf8_lossy(encoding).chars().take(64).collect();
+        let detail = format!("unsupported content encoding {found:?}; send the body uncompressed");
+        return Err(reject(Code::UnsupportedMediaType, detail));
+    }
     let Some(value) = headers.get(CONTENT_TYPE) else { return Ok(()) };
     let essence = value.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim();
     if supported.iter().any(|supported| essence.eq_ignore_ascii_case(supported)) {

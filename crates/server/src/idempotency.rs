@@ -38,12 +38,21 @@ impl Key {
 
     /// Returns the schedule id for this key. All requests of `tenant` with this key go to the owner of this id.
     pub(crate) fn id(&self, tenant: TenantId) -> ScheduleId {
+        ScheduleId::from_digest(self.digest(tenant))
+    }
+
+    /// Returns the schedule id that earlier builds derived from this key.
+    pub(crate) fn id_old(&self, tenant: TenantId) -> ScheduleId {
+        ScheduleId::from_digest_old(self.digest(tenant))
+    }
+
+    fn digest(&self, tenant: TenantId) -> u128 {
         let digest = Sha256::new()
             .chain_update(b"reveille idempotency key\0")
             .chain_update(tenant.0.to_be_bytes())
             .chain_update(&self.0)
             .finalize();
-        ScheduleId::from_digest(u128::from_be_bytes(digest[..16].try_into().expect("a SHA-256 digest has 32 bytes")))
+        u128::from_be_bytes(digest[..16].try_into().expect("a SHA-256 digest has 32 bytes"))
     }
 }
 

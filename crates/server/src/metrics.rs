@@ -1,5 +1,7 @@
 //! Metrics of the HTTP server.
 
+mod plain;
+
 use std::time::Duration;
 
 use axum::http::StatusCode;
@@ -71,6 +73,11 @@ impl HttpMetrics {
         }
         encode(&mut text, &self.registry).expect("a String accepts every write");
         text
+    }
+
+    /// Returns the same as [`HttpMetrics::text`] in the text format of Prometheus.
+    pub(crate) fn plain_text(&self, scheduler: String) -> String {
+        plain::of_open_metrics(&self.text(scheduler))
     }
 }
 

@@ -19,7 +19,7 @@ use serde_json::{Map, Value, json};
 use self::schemas::Schemas;
 use crate::Options;
 use crate::rejection::Code;
-use crate::route::{Content, Needs, ResponseSpec, Route, schema_of};
+use crate::route::{BYTES, Content, Needs, ResponseSpec, Route, schema_of};
 
 /// Version of OpenAPI in which a document is written.
 #[derive(Clone, Copy)]
@@ -106,7 +106,11 @@ fn describe(route: &Route, path: &str, schemas: &mut Schemas) -> Value {
             .media
             .iter()
             .map(|media| {
-                let mut content = json!({ "schema": (body.schema)(&mut schemas.requests) });
+                let schema = match *media {
+                    BYTES => json!({ "type": "string", "format": "binary" }),
+                    _ => (body.schema)(&mut schemas.requests),
+                };
+                let mut content = json!({ "schema": schema });
                 if let Some(example) = examples::request(route.id) {
                     content["example"] = example;
                 }
@@ -131,7 +135,10 @@ fn describe_response(response: &ResponseSpec, schemas: &mut Schemas) -> Value {
     let content = match response.content {
         Content::Json(schema) => json!({ "application/json": { "schema": schema(&mut schemas.responses) } }),
         Content::Lines => json!({ api::NDJSON_CONTENT_TYPE: { "schema": { "type": "string" } } }),
-        Content::Text(media) => json!({ media: { "schema": { "type": "string" } } }),
+        Content::Text(media) => {
+            let texts = media.iter().map(|media| ((*media).to_owned(), json!({ "schema": { "type": "string" } })));
+            Value::Object(texts.collect())
+        }
         Content::Nothing => Value::Null,
     };
     if !content.is_null() {

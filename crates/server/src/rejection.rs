@@ -114,9 +114,11 @@ impl Code {
             Code::NotDeadLetter => (StatusCode::CONFLICT, "not_dead_letter", "The run is not a dead letter"),
             Code::BodyTooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", "The body is too large"),
             Code::BatchTooLong => (StatusCode::PAYLOAD_TOO_LARGE, "batch_too_long", "The batch has too many lines"),
-            Code::UnsupportedMediaType => {
-                (StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", "The body's media type is not supported")
-            }
+            Code::UnsupportedMediaType => (
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "unsupported_media_type",
+                "The body's media type or encoding is not supported",
+            ),
             Code::InvalidSchedule => (StatusCode::UNPROCESSABLE_ENTITY, "invalid_schedule", "The schedule is invalid"),
             Code::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "internal", "The server failed"),
             Code::StoreDamaged => (StatusCode::INTERNAL_SERVER_ERROR, "store_damaged", "Stored data is damaged"),

@@ -8,6 +8,9 @@ use serde_json::{Value, json};
 
 use crate::rejection::Code;
 
+/// Media type for client generators that do not know the media type of lines.
+pub(crate) const BYTES: &str = "application/octet-stream";
+
 /// Role that a request needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Needs {
@@ -50,8 +53,8 @@ pub(crate) enum Content {
     Json(Schema),
     Lines,
     Nothing,
-    /// Text body with this media type.
-    Text(&'static str),
+    /// Text body with one of these media types.
+    Text(&'static [&'static str]),
 }
 
 #[derive(Clone, Copy)]
@@ -153,7 +156,7 @@ impl Route {
 
     /// Declares that the body consists of lines. An empty body is also valid.
     pub(crate) fn with_lines(self) -> Self {
-        let media = &[api::NDJSON_CONTENT_TYPE];
+        let media = &[api::NDJSON_CONTENT_TYPE, BYTES];
         Route { body: Some(Body { media, schema: batch_lines, is_required: false }), ..self }
     }
 

@@ -26,7 +26,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::handler::Handler;
-use axum::http::{Method, Response};
+use axum::http::{Method, Response, Uri};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::routing::{MethodRouter, any, on};
 use bytes::Bytes;
@@ -45,6 +45,7 @@ use crate::spans;
 use crate::state::{App, AppState};
 use Needs::{Admin, AdminOf, Operator, Reader, Writer};
 use Parameter::{DeadLetter, DryRun, DueFrom, DueUntil, IdempotencyKey, IfMatch, IfNoneMatch, Label, Limit, PageToken};
+use operations::OPEN_METRICS;
 
 const PAGE: &[Parameter] = &[Limit, PageToken];
 /// Parameters of the routes that support preconditions.
@@ -399,8 +400,8 @@ fn operation_routes(routes: Routes) -> Routes {
             operation(
                 "GET /metrics",
                 "getMetrics",
-                "Read the metrics as OpenMetrics text",
-                ResponseSpec { content: Content::Text("application/openmetrics-text"), ..ok("All metrics", status) },
+                "Read the metrics in the text format of Prometheus, or as OpenMetrics text if the client accepts it",
+                ResponseSpec { content: Content::Text(&["text/plain", OPEN_METRICS]), ..ok("All metrics", status) },
             ),
             operations::metrics,
         )
@@ -477,6 +478,20 @@ async fn admit(app: &AppState, route: &Route, request: Request) -> Result<Reques
         head.extensions.insert(body);
     }
     Ok(Request::from_parts(head, body))
+}
+
+/// Decodes `%3A` in the path. Some clients encode the colon of `/v1/schedules:batch`, and the router compares the
+/// encoded text.
+pub(crate) fn with_colons(mut request: Request) -> Request {
+    let uri = request.uri();
+    if uri.path().contains("%3") {
+        let path = uri.path().replace("%3A", ":").replace("%3a", ":");
+        let query = uri.query().map_or_else(String::new, |query| format!("?{query}"));
+        let mut parts = uri.clone().into_parts();
+        parts.path_and_query = Some((path + &query).parse().expect("a colon is valid in a path"));
+        *request.uri_mut() = Uri::from_parts(parts).expect("the other parts are unchanged");
+    }
+    request
 }
 
 async fn not_for_users(State(app): App) -> Response<Body> {

@@ -54,7 +54,8 @@ fn key_always_yields_the_same_schedule_id() {
     let id = key.id(TenantId(1));
     assert_ne!(id, key.id(TenantId(2)));
     assert_ne!(id, Key("8e03978e-40d5-43dd-bc93-6894a57f9325".to_owned()).id(TenantId(1)));
-    assert_eq!(id.as_str(), "k7q9wxkwv93pracf3h2h1aj2r8d");
+    assert_eq!(id.as_str(), "i7q9wxkwv93pracf3h2h1aj2r8d");
+    assert_eq!(key.id_old(TenantId(1)).as_str(), "k7q9wxkwv93pracf3h2h1aj2r8d");
     assert_eq!(fingerprint(b"{}"), 0x4413_6fa3);
 }
 

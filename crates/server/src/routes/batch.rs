@@ -37,7 +37,9 @@ use crate::state::{App, AppState};
 use crate::wire;
 use lines::{Line, Lines};
 
-const NDJSON: &[&str] = &[api::NDJSON_CONTENT_TYPE, "application/ndjson", "application/jsonl"];
+/// Media types of a batch. Some client generators support only the last one.
+const NDJSON: &[&str] =
+    &[api::NDJSON_CONTENT_TYPE, "application/ndjson", "application/jsonl", "application/octet-stream"];
 
 pub(super) async fn batch(State(app): App, caller: Caller, request: Request) -> HandlerResult {
     let (head, body) = request.into_parts();

@@ -41,7 +41,7 @@ pub(super) async fn create(
     let (id, fingerprint) = (key.id(tenant.id), fingerprint(body));
     let mut reservation = Reservation::default();
     for attempt in 0..TRIES {
-        if let Some(found) = app.scheduler.get(tenant.id, id.clone()).await? {
+        if let Some(found) = find(app, &tenant, key).await? {
             // Another request with this key may have created the schedule first.
             app.pending.finish(&reservation, false);
             if found.incarnation.fingerprint() != fingerprint {
@@ -77,6 +77,15 @@ pub(super) async fn create(
         }
     }
     Err(others())
+}
+
+/// Returns the schedule that a request with this key created, in this build or in an earlier one.
+async fn find(app: &AppState, tenant: &Tenant, key: &Key) -> Result<Option<Arc<Schedule>>, Rejected> {
+    let found = app.scheduler.get(tenant.id, key.id(tenant.id)).await?;
+    match found {
+        Some(found) => Ok(Some(found)),
+        None => Ok(app.scheduler.get(tenant.id, key.id_old(tenant.id)).await?),
+    }
 }
 
 fn id_and_key() -> Rejected {

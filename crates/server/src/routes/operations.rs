@@ -2,14 +2,16 @@
 
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::header::CONTENT_TYPE;
-use axum::http::{HeaderValue, Response, StatusCode};
+use axum::http::header::{ACCEPT, CONTENT_TYPE};
+use axum::http::{HeaderMap, HeaderValue, Response, StatusCode};
 use serde_json::json;
 use store::Health;
 
 use crate::rejection::{Code, HandlerResult, reject};
 use crate::state::App;
 use crate::wire;
+
+pub(super) const OPEN_METRICS: &str = "application/openmetrics-text";
 
 /// Responds that the process runs.
 pub(super) async fn health() -> Response<Body> {
@@ -33,9 +35,16 @@ pub(super) async fn ready(State(app): App) -> HandlerResult {
     Ok(wire::json(StatusCode::OK, &json!({ "status": status })))
 }
 
-pub(super) async fn metrics(State(app): App) -> Response<Body> {
-    let mut response = Response::new(Body::from(app.metrics.text(app.scheduler.metrics_text())));
-    let open_metrics = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
-    response.headers_mut().insert(CONTENT_TYPE, open_metrics);
+/// Responds with the metrics as OpenMetrics text if the client accepts it, else in the text format of Prometheus.
+pub(super) async fn metrics(State(app): App, headers: HeaderMap) -> Response<Body> {
+    let accepted = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    let is_open = accepted.flat_map(|value| value.split(',')).any(|media| media.trim().starts_with(OPEN_METRICS));
+    let scheduler = app.scheduler.metrics_text();
+    let (text, content_type) = match is_open {
+        true => (app.metrics.text(scheduler), "application/openmetrics-text; version=1.0.0; charset=utf-8"),
+        false => (app.metrics.plain_text(scheduler), "text/plain; version=0.0.4; charset=utf-8"),
+    };
+    let mut response = Response::new(Body::from(text));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     response
 }

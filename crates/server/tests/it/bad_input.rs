@@ -504,7 +504,7 @@ async fn server_rejects_unknown_path_method_and_media_type() {
           "detail": "unsupported media type \"application/x-www-form-urlencoded\"; send `Content-Type: application/json`",
           "request_id": "REQUEST",
           "status": 415,
-          "title": "The body's media type is not supported",
+          "title": "The body's media type or encoding is not supported",
           "type": "urn:reveille:problem:unsupported_media_type"
         }
     "#]].assert_eq(&connection.request("POST", "/v1/schedules", &headers, body("").as_bytes()).await.shown());

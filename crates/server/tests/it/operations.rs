@@ -52,6 +52,11 @@ async fn metrics_count_requests_by_route_and_not_by_path() {
     assert!(metrics.body.contains(wanted), "{}", metrics.body);
     assert!(metrics.body.contains("reveille_start_lateness_seconds"), "the scheduler's families come first");
     assert!(!metrics.body.contains("of-a-tenant"));
-    assert_eq!(metrics.body.matches("# EOF").count(), 1);
+    assert_eq!(metrics.header("content-type"), Some("text/plain; version=0.0.4; charset=utf-8"));
+    assert!(!metrics.body.contains("# EOF"), "{}", metrics.body);
+    let accept = "Accept: application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.3\r\n";
+    let open = world.connect().await.request("GET", "/metrics", accept, b"").await;
+    assert!(open.header("content-type").is_some_and(|media| media.starts_with("application/openmetrics-text")));
+    assert_eq!(open.body.matches("# EOF").count(), 1);
     world.stop().await;
 }
