@@ -57,9 +57,7 @@ pub(crate) const BUILD: [(&str, &str); 2] = [("RUSTC_WORKSPACE_WRAPPER", "clippy
 /// Returns an error if cargo cannot be started, or a binary does not compile.
 pub(crate) fn build() -> anyhow::Result<Build> {
     let mut command = Command::new(CARGO);
-    command
-        .args(["test", "--workspace", "--all-features", "--no-run", "--message-format=json"])
-        .envs(BUILD);
+    command.args(["test", "--workspace", "--all-features", "--no-run", "--message-format=json"]).envs(BUILD);
     stage::announce(&command);
     let output = command.current_dir(stage::root()).stderr(Stdio::inherit()).output().context("cannot start cargo")?;
     let (mut suites, mut warnings) = (Vec::new(), 0);

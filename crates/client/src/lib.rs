@@ -30,6 +30,7 @@ mod batch;
 mod changes;
 mod clock;
 mod error;
+mod idempotency;
 mod options;
 mod pages;
 mod retry;
@@ -50,6 +51,7 @@ pub use api::{
 pub use changes::{Condition, Updated};
 pub use error::{Error, Rejection};
 pub use futures_util::{Stream, StreamExt, TryStreamExt};
+pub use idempotency::{Created, IdempotencyKey, IdempotencyKeyError};
 pub use options::{Options, SetupError};
 pub use rustls::pki_types::CertificateDer;
 pub use schedules::{ListBy, Put};

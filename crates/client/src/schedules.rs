@@ -2,12 +2,13 @@
 
 use api::{Cancelled, DryRun, Schedule, SchedulePage, ScheduleRequest, ScheduleState, Time};
 use futures_util::stream::BoxStream;
-use http::{HeaderName, HeaderValue, Method, StatusCode};
+use http::{HeaderName, Method, StatusCode};
 
+use crate::idempotency::{Created, IdempotencyKey};
 use crate::pages::escape;
 use crate::retry::Repeat;
 use crate::transport::{Call, SuccessResponse};
-use crate::{Client, Error, ScheduleSummary, Tag, clock};
+use crate::{Client, Error, ScheduleSummary, Tag};
 
 const SCHEDULES: &str = "/v1/schedules";
 pub(crate) const DRY_RUN: &str = "dry_run=true";
@@ -80,9 +81,24 @@ impl Client {
         let call = |repeat| Call::with_body(Method::POST, SCHEDULES.to_owned(), repeat, request);
         let call = match request.id {
             Some(_) => call(Repeat::IfUntouched),
-            None => Call { headers: vec![(IDEMPOTENCY_KEY, new_key())], ..call(Repeat::Always) },
+            None => {
+                let IdempotencyKey(key) = IdempotencyKey::random();
+                Call { headers: vec![(IDEMPOTENCY_KEY, key)], ..call(Repeat::Always) }
+            }
         };
         summary(&self.0.call(&call).await?)
+    }
+
+    /// Creates a schedule once, even if several processes send requests with this key. The request may not have an id,
+    /// because the key determines the id.
+    ///
+    /// # Errors
+    /// Returns `idempotency_key_reused` if another request was sent with this key, and the errors of
+    /// [`Client::create`].
+    pub async fn create_with_key(&self, request: &ScheduleRequest, key: &IdempotencyKey) -> Result<Created, Error> {
+        let call = Call::with_body(Method::POST, SCHEDULES.to_owned(), Repeat::Always, request);
+        let response = self.0.call(&Call { headers: vec![(IDEMPOTENCY_KEY, key.0.clone())], ..call }).await?;
+        Ok(Created { schedule: summary(&response)?, is_replay: response.is_replay })
     }
 
     /// Returns the schedule that [`Client::create`] would create, with its next occurrences. The server makes the same
@@ -147,12 +163,6 @@ impl Client {
 
 pub(crate) fn path_of(id: &str) -> String {
     format!("/v1/schedules/{}", escape(id))
-}
-
-/// Returns a new idempotency key of 128 random bits.
-fn new_key() -> HeaderValue {
-    let key = format!("{:016x}{:016x}", clock::random(), clock::random());
-    HeaderValue::from_str(&key).expect("hexadecimal digits are valid in a header value")
 }
 
 pub(crate) fn summary(response: &SuccessResponse) -> Result<ScheduleSummary, Error> {

@@ -66,6 +66,8 @@ impl Call {
 pub(crate) struct SuccessResponse {
     pub(crate) status: StatusCode,
     pub(crate) tag: Option<Tag>,
+    /// True if the server repeats the response to an earlier request with the same idempotency key.
+    pub(crate) is_replay: bool,
     body: Bytes,
 }
 
@@ -187,7 +189,12 @@ impl Transport {
             Err(source) => return Err(Error::Broken { source }),
         };
         match head.status.is_success() {
-            true => Ok(SuccessResponse { status: head.status, tag: head.headers.get(ETAG).and_then(Tag::of), body }),
+            true => Ok(SuccessResponse {
+                status: head.status,
+                tag: head.headers.get(ETAG).and_then(Tag::of),
+                is_replay: head.headers.get("idempotent-replayed").is_some_and(|value| value == "true"),
+                body,
+            }),
             false => Err(rejection(head.status, &head.headers, &body)),
         }
     }

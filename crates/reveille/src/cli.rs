@@ -69,8 +69,26 @@ pub(crate) async fn execute<C: CommandFactory>(runtime: &Runtime, command: Comma
         Command::Quota(command) => Box::pin(quota::execute(command)).await,
         Command::Completions { shell } => {
             let mut script = Vec::new();
-            clap_complete::generate(shell, &mut C::command(), "reveille", &mut script);
+            clap_complete::generate(shell, &mut visible(&C::command()), "reveille", &mut script);
             Ok(console::line(String::from_utf8_lossy(&script).trim_end())?)
         }
+    }
+}
+
+/// Returns the command without its hidden options and subcommands, which a completion script would offer.
+fn visible(command: &clap::Command) -> clap::Command {
+    let options: Vec<_> = command.get_arguments().filter(|option| !option.is_hide_set()).cloned().collect();
+    let is_shown = |id: &clap::Id| options.iter().any(|option| option.get_id() == id);
+    // Options name groups, so a group without one of its options is needed, too.
+    let groups: Vec<_> = command
+        .get_groups()
+        .map(|group| clap::ArgGroup::new(group.get_id().clone()).args(group.get_args().filter(|id| is_shown(id))))
+        .collect();
+    let subcommands = command.get_subcommands().filter(|subcommand| !subcommand.is_hide_set()).map(visible);
+    let name = command.get_name().to_owned();
+    let shown = clap::Command::new(name).groups(groups).args(options).subcommands(subcommands);
+    match command.get_about() {
+        Some(about) => shown.about(about.clone()),
+        None => shown,
     }
 }

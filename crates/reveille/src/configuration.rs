@@ -13,6 +13,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt::Write as _;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -59,11 +60,49 @@ pub(crate) fn load(words: Vec<OsString>) -> anyhow::Result<Configuration> {
         all.splice(at + 1..at + 1, entries.iter().flat_map(|(_, entry)| entry.words.iter().map(OsString::from)));
         used.extend(entries.into_iter().map(|(key, entry)| (key.clone(), entry.place.clone())));
     }
+    warn_of_unread_variables(&command);
     let matches = command.clone().get_matches_from(all);
     let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let is_to_print = matches.subcommand_matches(SERVE).is_some_and(|serve| serve.get_flag("print_config"));
     let shown = is_to_print.then(|| show(&command, &matches, &used));
     Ok(Configuration { arguments, shown })
+}
+
+/// Warns of each variable whose name starts like those of this program, but which no option reads.
+fn warn_of_unread_variables(command: &Command) {
+    for name in std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()) {
+        if let Some(warning) = unread_variable(command, &name) {
+            // If standard error is closed, the warning is lost.
+            let _unwritten = writeln!(io::stderr(), "reveille: warning: {warning}");
+        }
+    }
+}
+
+/// Returns a warning if this program does not read the variable although its name starts with `REVEILLE_`.
+fn unread_variable(command: &Command, name: &str) -> Option<String> {
+    let suffix = name.strip_prefix("REVEILLE_")?;
+    // Docker and Kubernetes set variables for a service with the name `reveille`. `elect` sets `REVEILLE_TERM`.
+    if suffix == "TERM" || suffix == "PORT" || suffix.starts_with("PORT_") || suffix.starts_with("SERVICE_") {
+        return None;
+    }
+    let mut known = Vec::new();
+    add_variables(command, &mut known);
+    if known.iter().any(|known| known == name) {
+        return None;
+    }
+    let likeness = |known: &&String| (strsim::jaro_winkler(name, known) * 1_000.0).round();
+    let closest = known.iter().max_by(|one, other| likeness(one).total_cmp(&likeness(other)));
+    Some(match closest.filter(|known| likeness(known) >= 900.0) {
+        Some(known) => format!("no option reads the variable {name}; did you mean {known}?"),
+        None => format!("no option reads the variable {name}; `reveille help COMMAND` lists the variables"),
+    })
+}
+
+fn add_variables(command: &Command, known: &mut Vec<String>) {
+    known.extend(command.get_arguments().filter_map(|option| Some(option.get_env()?.to_string_lossy().into_owned())));
+    for subcommand in command.get_subcommands() {
+        add_variables(subcommand, known);
+    }
 }
 
 pub(crate) struct Configuration {

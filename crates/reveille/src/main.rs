@@ -49,9 +49,6 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[derive(Parser, Debug)]
 #[command(name = "reveille", version, about)]
 struct Arguments {
-    /// Number of threads that run tasks [1 to 256] [default: one per core]
-    #[arg(long, global = true, value_parser = clap::value_parser!(u16).range(1..=256), env = "REVEILLE_THREADS")]
-    threads: Option<u16>,
     /// Kill this process when its parent process ends; used for the child processes of `bench`
     #[arg(long, global = true, hide = true)]
     ends_with_parent: bool,
@@ -126,15 +123,15 @@ fn start(arguments: Arguments) -> anyhow::Result<()> {
         let signal = Some(rustix::process::Signal::KILL);
         rustix::process::set_parent_process_death_signal(signal).context("cannot bind this process to its parent")?;
     }
-    if let Command::Serve(serve) = &arguments.command
-        && !serve.debuggable
-    {
-        privacy::keep_memory()?;
-    }
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     builder.enable_all();
-    if let Some(threads) = arguments.threads {
-        builder.worker_threads(usize::from(threads));
+    if let Command::Serve(serve) = &arguments.command {
+        if !serve.debuggable {
+            privacy::keep_memory()?;
+        }
+        if let Some(threads) = serve.threads {
+            builder.worker_threads(usize::from(threads));
+        }
     }
     let tokio = builder.build().context("cannot start the threads that run tasks")?;
     tokio.block_on(execute(arguments.command))

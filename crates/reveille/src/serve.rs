@@ -51,6 +51,9 @@ pub(crate) struct ServeArguments {
     /// Single process only: length of the history in seconds instead of days, for experiments
     #[arg(long, hide = true, value_parser = clap::value_parser!(u64).range(1..))]
     history_seconds: Option<u64>,
+    /// Number of threads that run tasks [1 to 256] [default: one per core]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=256), env = "REVEILLE_THREADS")]
+    pub(crate) threads: Option<u16>,
     #[command(flatten)]
     pub(crate) logs: LogArguments,
     /// Allow debuggers and profilers of the same user, and core files after a crash; they contain keys, secrets and

@@ -5,6 +5,7 @@ use std::error::Error as _;
 use anyhow::anyhow;
 use reveille_client::api::FieldError;
 use reveille_client::{Client, Error};
+use rustls::CertificateError;
 
 use super::show::escaped;
 
@@ -74,6 +75,14 @@ fn is_distrusted(error: &Error) -> bool {
     has_tls_error(error, |error| matches!(error, rustls::Error::InvalidCertificate(_)))
 }
 
+/// Returns `true` if the server responds with the certificate of an authority, which is valid only as an issuer.
+fn is_authority(error: &Error) -> bool {
+    has_tls_error(error, |error| match error {
+        rustls::Error::InvalidCertificate(CertificateError::Other(reason)) => reason.to_string() == "CaUsedAsEndEntity",
+        _ => false,
+    })
+}
+
 /// Returns `true` if the server responds without TLS.
 fn is_plain(error: &Error) -> bool {
     has_tls_error(error, |error| matches!(error, rustls::Error::InvalidMessage(_)))
@@ -97,6 +106,10 @@ fn has_tls_error(error: &Error, is_it: impl Fn(&rustls::Error) -> bool) -> bool 
 fn next_step(client: &Client, error: &Error) -> Option<String> {
     let url = client.url();
     let step = match (error, error.code()) {
+        (Error::Unreachable { .. }, _) if is_authority(error) => {
+            "the server's certificate is a certificate authority, which no client accepts as a server: create it with \
+             `basicConstraints=CA:FALSE`, or sign it with an authority that --root-certificate names"
+        }
         (Error::Unreachable { .. }, _) if is_distrusted(error) => {
             "name the certificate authority of the server with --root-certificate or REVEILLE_ROOT_CERTIFICATE, and \
              use a host name of the certificate with --server"

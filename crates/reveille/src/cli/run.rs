@@ -7,7 +7,6 @@ use futures_util::stream::{self, StreamExt as _};
 use reveille_client::api::{Redriven, RunPage};
 use reveille_client::{Client, Error, Run, TryStreamExt as _};
 use runtime::Runtime;
-use serde::Serialize;
 
 use super::Output;
 use super::connect::{Connect, DefaultKey};
@@ -108,14 +107,6 @@ fn row(run: &Run) -> [String; 6] {
     [run.id.clone(), or_dash(schedule), state, run.scheduled_at.to_string(), attempts.to_string(), or_dash(last)]
 }
 
-/// JSON output for one redriven run.
-#[derive(Serialize)]
-struct RedriveLine {
-    redriven: String,
-    #[serde(flatten)]
-    by: Redriven,
-}
-
 async fn redrive(runtime: &Runtime, arguments: Redrive) -> anyhow::Result<()> {
     let client = arguments.connect.client(DefaultKey::Admin)?;
     let mut progress = Progress::new(runtime);
@@ -138,7 +129,7 @@ async fn redrive(runtime: &Runtime, arguments: Redrive) -> anyhow::Result<()> {
             Ok(by) => {
                 done += 1;
                 match arguments.output.json {
-                    true => show::json(&RedriveLine { redriven: id, by })?,
+                    true => show::json_item(&id, &by)?,
                     false if arguments.all => {}
                     false => show::fields(&[("redriven", Some(id)), ("as run", Some(by.run_id))])?,
                 }
@@ -146,6 +137,9 @@ async fn redrive(runtime: &Runtime, arguments: Redrive) -> anyhow::Result<()> {
             // Either another client has redriven the run, or this command lost the response to its own earlier request.
             Err(error) if arguments.all && error.code() == Some("not_dead_letter") => already_redriven += 1,
             Err(error) => {
+                if arguments.output.json {
+                    show::json_failure(&id, &error)?;
+                }
                 let context = format!("{} is not redriven", show::escaped(&id));
                 failed.get_or_insert((0_usize, explain(&client, &error).context(context))).0 += 1;
             }

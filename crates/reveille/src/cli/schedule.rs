@@ -8,10 +8,12 @@ mod reschedule;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use reveille_client::api::Target;
-use reveille_client::{CancelResult, Cancelled, DryRun, Schedule, ScheduleSummary, Tag};
+use domain::duration;
+use reveille_client::api::{Retry, Target};
+use reveille_client::{CancelResult, Cancelled, DryRun, IdempotencyKey, Schedule, ScheduleSummary, Tag};
 use runtime::Runtime;
 
+use self::file::FileOptions;
 use super::Output;
 use super::connect::{Connect, DefaultKey};
 use super::explain::explain;
@@ -47,12 +49,18 @@ pub(crate) struct Create {
     #[arg(long, requires = "id")]
     replace: bool,
     /// Dry run: validate the schedule and print its next instants, but do not create it
-    #[arg(long, conflicts_with = "file")]
+    #[arg(long)]
     dry_run: bool,
-    /// File of schedules to create, as consecutive JSON objects of the API; `-` reads standard input; not with --replace
-    /// or --dry-run
+    /// File of schedules to create, as consecutive JSON objects of the API; `-` reads standard input. All are checked
+    /// before the first is created. If the same file is sent again, only the missing schedules are created
     #[arg(long, value_name = "FILE", conflicts_with_all = ["request", "replace"])]
     file: Option<PathBuf>,
+    /// Key of this creation: another creation with the same key and the same request creates nothing new
+    #[arg(long, value_name = "KEY", conflicts_with_all = ["id", "replace"])]
+    idempotency_key: Option<IdempotencyKey>,
+    /// Create the schedules of --file again, even if an earlier call has created them
+    #[arg(long, requires = "file", conflicts_with = "idempotency_key")]
+    new: bool,
     #[command(flatten)]
     output: Output,
     #[command(flatten)]
@@ -106,7 +114,13 @@ pub(super) async fn execute(runtime: &Runtime, command: Command) -> anyhow::Resu
 async fn create(runtime: &Runtime, arguments: Create) -> anyhow::Result<()> {
     let client = arguments.connect.client(DefaultKey::Admin)?;
     if let Some(path) = arguments.file {
-        return file::create_all(runtime, &client, path, arguments.output).await;
+        let key = match (arguments.idempotency_key, arguments.new) {
+            (Some(key), _) => key.to_string(),
+            (None, true) => format!("new {:032x}", runtime.random_u128()),
+            (None, false) => String::new(),
+        };
+        let options = FileOptions { is_dry_run: arguments.dry_run, key, output: arguments.output };
+        return file::create_all(runtime, &client, &path, &options).await;
     }
     let request = arguments.request.request(runtime.now())?;
     if arguments.dry_run {
@@ -116,9 +130,10 @@ async fn create(runtime: &Runtime, arguments: Create) -> anyhow::Result<()> {
         };
         return show_dry_run(&dry.map_err(|error| explain(&client, &error))?, arguments.output);
     }
-    let created = match (&request.id, arguments.replace) {
-        (Some(id), true) => client.put(id, &request).await.map(|put| put.schedule),
-        _ => client.create(&request).await,
+    let created = match (&request.id, &arguments.idempotency_key) {
+        (Some(id), _) if arguments.replace => client.put(id, &request).await.map(|put| put.schedule),
+        (_, Some(key)) => client.create_with_key(&request, key).await.map(|created| created.schedule),
+        (_, None) => client.create(&request).await,
     };
     show_summary(&created.map_err(|error| explain(&client, &error))?, arguments.output)
 }
@@ -138,9 +153,12 @@ async fn cancel(arguments: Cancel) -> anyhow::Result<()> {
     let mut failed = None;
     for id in &arguments.ids {
         match client.cancel(id).await {
-            Ok(cancelled) if arguments.output.json => show::json(&cancelled)?,
+            Ok(cancelled) if arguments.output.json => show::json_item(id, &cancelled)?,
             Ok(cancelled) => show::fields(&[(id, Some(describe(&cancelled)))])?,
             Err(error) => {
+                if arguments.output.json {
+                    show::json_failure(id, &error)?;
+                }
                 let explained = explain(&client, &error).context(format!("{} is not cancelled", show::escaped(id)));
                 failed.get_or_insert(explained);
             }
@@ -193,14 +211,27 @@ fn show_summary(summary: &ScheduleSummary, output: Output) -> anyhow::Result<()>
     ])
 }
 
+/// Describes the attempts of a run and the waits between them. Each wait is random below its bound, and the bound
+/// doubles.
+fn attempts(retry: &Retry) -> String {
+    let Retry { attempts_max, backoff, backoff_max } = retry;
+    let second = match (duration::parse(backoff), duration::parse(backoff_max)) {
+        (Ok(first), Ok(longest)) if first * 2 < longest => format!(", then up to {}, …", duration::format(first * 2)),
+        _ => String::new(),
+    };
+    match attempts_max {
+        0 | 1 => "1".to_owned(),
+        2 => format!("up to 2, after a wait of up to {backoff}"),
+        _ => format!("up to {attempts_max}, after waits of up to {backoff}{second}, at most {backoff_max}"),
+    }
+}
+
 fn show_schedule(schedule: &Schedule, tag: Option<Tag>) -> anyhow::Result<()> {
     let Target::Http(target) = &schedule.target;
     let pairs = |pairs: &std::collections::BTreeMap<String, String>| {
         let pairs: Vec<String> = pairs.iter().map(|(name, value)| format!("{name}:{value}")).collect();
         (!pairs.is_empty()).then(|| pairs.join("  "))
     };
-    let retry = &schedule.retry;
-    let attempts = format!("up to {}, backoff {} to {}", retry.attempts_max, retry.backoff, retry.backoff_max);
     show::fields(&[
         ("id", Some(schedule.id.clone())),
         ("state", Some(word(&schedule.state))),
@@ -212,7 +243,7 @@ fn show_schedule(schedule: &Schedule, tag: Option<Tag>) -> anyhow::Result<()> {
         ("target", Some(format!("{} {}", target.method, target.url))),
         ("headers", pairs(&target.headers)),
         ("timeout", Some(target.timeout.clone())),
-        ("attempts", Some(attempts)),
+        ("attempts", Some(attempts(&schedule.retry))),
         ("payload", schedule.payload.as_ref().map(|payload| payload.get().to_owned())),
         ("labels", pairs(&schedule.labels)),
         ("revision", Some(schedule.revision.to_string())),
@@ -220,4 +251,20 @@ fn show_schedule(schedule: &Schedule, tag: Option<Tag>) -> anyhow::Result<()> {
         ("updated", Some(schedule.updated_at.to_string())),
         ("tag", tag.map(|tag| tag.to_string())),
     ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retry_policy_is_described_by_the_bounds_of_its_waits() {
+        let described = |attempts_max, backoff: &str, backoff_max: &str| {
+            attempts(&Retry { attempts_max, backoff: backoff.to_owned(), backoff_max: backoff_max.to_owned() })
+        };
+        assert_eq!(described(5, "1s", "10m"), "up to 5, after waits of up to 1s, then up to 2s, …, at most 10m");
+        assert_eq!(described(5, "6m", "10m"), "up to 5, after waits of up to 6m, at most 10m");
+        assert_eq!(described(2, "1s", "10m"), "up to 2, after a wait of up to 1s");
+        assert_eq!(described(1, "1s", "10m"), "1");
+    }
 }

@@ -1,11 +1,38 @@
 //! Prints results on standard output, as tables and fields for people or as JSON for programs.
 
 use cli_support::console;
+use reveille_client::{Error, Problem};
 use serde::Serialize;
 
 /// Prints `value` as JSON, on one line.
 pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
     Ok(console::line(&serde_json::to_string(value)?)?)
+}
+
+/// Result of an operation on one of several objects, as JSON.
+#[derive(Serialize)]
+struct ItemResult<'a, T> {
+    id: &'a str,
+    #[serde(flatten)]
+    result: T,
+}
+
+/// Failure of an operation on one of several objects, as JSON.
+#[derive(Serialize)]
+struct ItemFailure<'a> {
+    error: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problem: Option<&'a Problem>,
+}
+
+/// Prints the result for the object with this id as JSON, on one line.
+pub(crate) fn json_item(id: &str, result: impl Serialize) -> anyhow::Result<()> {
+    json(&ItemResult { id, result })
+}
+
+/// Prints the failure for the object with this id as JSON, on one line.
+pub(crate) fn json_failure(id: &str, error: &Error) -> anyhow::Result<()> {
+    json_item(id, ItemFailure { error: error.to_string(), problem: error.problem() })
 }
 
 /// Prints a table of rows below their headings. Each column is as wide as its widest cell.

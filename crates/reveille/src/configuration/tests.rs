@@ -130,3 +130,16 @@ fn every_number_option_enforces_the_bounds_in_its_help() {
     }
     assert!(bounded >= 20, "{bounded}");
 }
+
+#[test]
+fn variables_that_no_option_reads_cause_a_warning() {
+    let warning = |name: &str| unread_variable(&command(), name);
+    for name in
+        ["PATH", "REVEILLE_DATA", "REVEILLE_KEY", "REVEILLE_SERVICE_HOST", "REVEILLE_PORT_8080_TCP", "REVEILLE_TERM"]
+    {
+        assert_eq!(warning(name), None, "{name}");
+    }
+    let misspelt = warning("REVEILLE_LISTN").unwrap();
+    assert_eq!(misspelt, "no option reads the variable REVEILLE_LISTN; did you mean REVEILLE_LISTEN?");
+    assert!(warning("REVEILLE_COLOUR_OF_LOGS").unwrap().contains("reveille help COMMAND"));
+}

@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 use serde_json::Value;
 
 use crate::receiver::Receiver;
-use crate::server::{BINARY, Server, serve};
+use crate::server::{BINARY, Server};
 
 /// Exit status and output of a command.
 struct Ran {
@@ -152,7 +152,7 @@ fn commands_list_and_redrive_single_or_all_dead_letters() {
 
     let run_id = dead()[0]["id"].as_str().unwrap().to_owned();
     let again = json(&data, &["run", "redrive", &run_id]);
-    assert_eq!(again["redriven"], run_id.as_str());
+    assert_eq!(again["id"], run_id.as_str());
     let runs = json(&data, &["schedule", "runs", "a"]);
     assert!(runs["runs"].as_array().unwrap().iter().any(|run| run["state"] == "failed"), "{runs}");
     let text = run(&data, &["run", "redrive", &run_id]).failed(1);
@@ -256,49 +256,43 @@ fn quota_commands_show_and_set_quotas_up_to_the_ceiling() {
 }
 
 #[test]
-fn create_reads_schedules_from_a_pipe_and_numbers_rejections() {
+fn create_checks_the_whole_file_and_creates_each_schedule_once() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let server = Server::start(&data);
     let create = ["schedule", "create", "--file", "-"];
+    let with = |more: &[&str], input: &str| with_input(&data, &[&create[..], more].concat(), input);
     let good = format!("{{\"every\": \"1h\",\n \"target\": {{\"http\": {{\"url\": \"{URL}\"}}}}}}\n");
-    assert_eq!(with_input(&data, &create, &good.repeat(2_000)).done(), "2000 created, 0 rejected\n");
-    let lines = with_input(&data, &["schedule", "create", "--json", "--file", "-"], &good.repeat(3)).done();
+    assert_eq!(with(&["--dry-run"], &good.repeat(3)).done(), "3 valid; no schedule was created\n");
+    assert_eq!(with(&[], &good.repeat(500)).done(), "500 created\n");
+    assert_eq!(with(&[], &good.repeat(501)).done(), "1 created, 500 created before\n");
+    assert_eq!(with(&["--new"], &good.repeat(2)).done(), "2 created\n");
+    assert_eq!(with(&["--idempotency-key", "monday"], &good.repeat(2)).done(), "2 created\n");
+    assert_eq!(with(&["--idempotency-key", "monday"], &good.repeat(2)).done(), "0 created, 2 created before\n");
+    let named = good.replacen('{', "{\"id\": \"named\", ", 1);
+    assert_eq!(with(&[], &named).done(), "1 created\n");
+    let ran = with(&[], &named);
+    assert!(ran.stdout.contains("line 1 (named) is rejected") && ran.stdout.contains("1 with an existing id"));
+
+    let lines = with(&["--json"], &format!("{named}{}", good.repeat(2))).done();
     let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    assert_eq!(lines.iter().map(|line| line["line"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 3]);
+    assert_eq!(lines.iter().map(|line| line["line"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 3, 5]);
+    assert_eq!((&lines[0]["id"], &lines[0]["problem"]["code"]), (&"named".into(), &"schedule_exists".into()));
+    assert_eq!((&lines[1]["status"], &lines[1]["replayed"]), (&201.into(), &true.into()));
 
+    let before = json(&data, &["schedule", "list", "--limit", "1000"])["schedules"].as_array().unwrap().len();
     let bad = r#"{"every":"soon","target":{"http":{"url":"http://a"}}}"#;
-    let ran = with_input(&data, &create, &format!("{good}{bad}{good}"));
-    assert!(
-        ran.stdout.contains("number 2 is rejected: /every") && ran.stdout.contains("2 created, 1 rejected"),
-        "{}",
-        ran.stdout
-    );
-    assert!(ran.failed(1).contains("1 schedules were rejected"));
-    let ran = with_input(&data, &create, &format!("{good}{{\"evry\":1}}"));
-    assert!(ran.stdout.contains("1 created"), "{}", ran.stdout);
+    let ran = with(&[], &format!("{}{bad}{{\"evry\":1}}\n{{oops", good.repeat(600)));
+    for text in
+        ["line 1201 is rejected: /every: ", "line 1201 is rejected: unknown field `evry`", "line 1202 is rejected"]
+    {
+        assert!(ran.stdout.contains(text), "{text} in {}", ran.stdout);
+    }
     let text = ran.failed(1);
-    assert!(
-        text.contains("cannot read further from standard input") && text.contains("evry") && text.contains("line"),
-        "{text}"
-    );
+    assert!(text.contains("3 of 603 requests are invalid, and no schedule was created"), "{text}");
+    let after = json(&data, &["schedule", "list", "--limit", "1000"])["schedules"].as_array().unwrap().len();
+    assert_eq!(after, before, "an invalid file creates no schedule");
     assert!(run(&data, &["schedule", "create", "--file", "nowhere"]).failed(1).contains("nowhere"));
-    assert!(server.stop().success());
-}
-
-#[test]
-fn create_reports_the_line_at_which_a_long_batch_stopped() {
-    let folder = tempfile::tempdir().unwrap();
-    let data = folder.path().join("data");
-    let mut limited = serve(&data);
-    limited.args(["--batch-lines-max", "3"]);
-    let server = Server::start_by(limited, &data);
-    let good = format!("{{\"every\":\"1h\",\"target\":{{\"http\":{{\"url\":\"{URL}\"}}}}}}\n");
-    let bad = good.replace("1h", "soon");
-    let ran = with_input(&data, &["schedule", "create", "--file", "-"], &format!("{good}{bad}{}", good.repeat(100)));
-    assert!(ran.stdout.contains("2 created, 1 rejected"), "{}", ran.stdout);
-    let text = ran.failed(1);
-    assert!(text.contains("stopped at number 4: no schedule from there on was created"), "{text}");
     assert!(server.stop().success());
 }
 
@@ -370,6 +364,11 @@ fn completion_command_prints_a_script_for_every_shell() {
     for (shell, sign) in shells {
         let script = run(Path::new("data"), &["completions", shell]).done();
         assert!(script.contains(sign) && script.contains("redrive"), "{shell}");
+        for hidden in ["ends-with-parent", "history-seconds", "history_seconds"] {
+            assert!(!script.contains(hidden), "{shell} completes {hidden}");
+        }
     }
+    let help = run(Path::new("data"), &["schedule", "list", "--help"]).done();
+    assert!(!help.contains("--threads"), "a client command has an option of the server");
     assert!(run(Path::new("data"), &["completions", "cmd"]).failed(2).contains("bash"));
 }

@@ -49,7 +49,6 @@ fn families(text: &str) -> BTreeSet<String> {
     let family = |line: &str| {
         let (name, kind) = line.strip_prefix("# TYPE ")?.split_once(' ')?;
         Some(match kind {
-            "counter" => format!("{name}_total"),
             "info" => format!("{name}_info"),
             _ => name.to_owned(),
         })

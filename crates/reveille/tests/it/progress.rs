@@ -48,7 +48,7 @@ fn command_shows_progress_on_a_terminal_and_erases_it() {
     let backup = backup.to_str().unwrap();
     let restored = path("restored");
     let cases: [(&[&str], &str); 4] = [
-        (&["schedule", "create", "--file", "-"], "1 created, 0 rejected"),
+        (&["schedule", "create", "--file", "-"], "1 checked, 0 rejected"),
         (&["backup", "--data", data_path, "--to", backup], "copying: 0 s"),
         (&["check", "--data", data_path], "reading all data: 0 s"),
         (&["restore", "--from", backup, "--data", restored.to_str().unwrap()], "copying: 0 s"),

@@ -121,6 +121,28 @@ fn client_commands_require_the_root_certificate() {
     assert!(secured.server.stop().success());
 }
 
+/// `openssl req -x509` creates such a certificate by default.
+#[test]
+fn client_explains_that_an_authority_is_no_server_certificate() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut parameters = CertificateParams::new(["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
+    parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let key = KeyPair::generate().unwrap();
+    let certificate = parameters.self_signed(&key).unwrap().pem();
+    write(folder.path(), &(certificate, key.serialize_pem()));
+    let data = folder.path().join("data");
+    let mut command = serve(&data);
+    command.arg("--tls-certificate").arg(folder.path().join("server.crt"));
+    command.arg("--tls-key").arg(folder.path().join("server.key"));
+    let server = Server::start_by(command, &data);
+    let mut list = Command::new(BINARY);
+    list.args(["tenant", "list", "--data"]).arg(&data).arg("--root-certificate").arg(folder.path().join("server.crt"));
+    let failed = list.output().unwrap();
+    let message = String::from_utf8_lossy(&failed.stderr).into_owned();
+    assert!(!failed.status.success() && message.contains("basicConstraints=CA:FALSE"), "{message}");
+    assert!(server.stop().success());
+}
+
 #[test]
 fn server_uses_renewed_certificate_but_ignores_an_invalid_file() {
     let secured = Secured::start();
@@ -131,8 +153,9 @@ fn server_uses_renewed_certificate_but_ignores_an_invalid_file() {
     assert!(!secured.is_trusted_by(&old));
 
     write(secured.folder.path(), &("no certificate".to_owned(), new.sign().1));
-    let is_warning =
-        |line: &str| (line.contains("cannot use the changed certificate") && line.contains("no PEM certificate")).then_some(());
+    let is_warning = |line: &str| {
+        (line.contains("cannot use the changed certificate") && line.contains("no PEM certificate")).then_some(())
+    };
     secured.server.log.wait(is_warning).expect("the log has a warning");
     assert!(secured.is_trusted_by(&new.root), "the server keeps the previous certificate");
     std::fs::remove_file(secured.folder.path().join("server.crt")).unwrap();
