@@ -4,6 +4,7 @@
 mod chaos;
 mod chores;
 mod compare;
+mod examples;
 mod needs;
 mod prose;
 mod sample;
@@ -32,6 +33,12 @@ enum Chore {
     Test,
     /// Send a real server the requests that Schemathesis generates from its OpenAPI document; a part of `test`
     Schemathesis {
+        /// Binary to test instead of a debug build of the sources
+        #[arg(long)]
+        binary: Option<PathBuf>,
+    },
+    /// Run the programs of `docs/examples` against a real server; not a part of `test`
+    Examples {
         /// Binary to test instead of a debug build of the sources
         #[arg(long)]
         binary: Option<PathBuf>,
@@ -76,7 +83,8 @@ enum Chore {
 fn main() -> ExitCode {
     let done = match Arguments::parse().chore {
         Chore::Test => test::run(),
-        Chore::Schemathesis { binary } => test::schemathesis_alone(binary),
+        Chore::Schemathesis { binary } => test::alone(schemathesis::run, binary),
+        Chore::Examples { binary } => test::alone(examples::run, binary),
         Chore::Tidy => chores::tidy(),
         Chore::Index => chores::index(),
         Chore::Sample { seed } => sample::run(&seed),

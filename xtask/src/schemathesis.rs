@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 
-use crate::stage::{self, CARGO, Counts, run_check};
+use crate::stage::{self, Counts};
 
 const FOLDER: &str = "tools/schemathesis";
 /// Maximum number of examples for each operation and kind of data. The test has no time limit, because the requests
@@ -30,15 +30,7 @@ const RUNS: [(&str, &str, &str); 3] = [
 pub(crate) fn run(binary: Option<PathBuf>) -> anyhow::Result<Counts> {
     let programs =
         test_servers::python::environment("schemathesis", &stage::root().join(FOLDER).join("requirements.txt"))?;
-    let binary = match binary {
-        Some(binary) => binary,
-        None => {
-            let mut build = Command::new(CARGO);
-            let built = run_check(build.args(["build", "--quiet", "--package", "reveille", "--bin", "reveille"]))?;
-            ensure!(built.failed == 0, "the server does not build");
-            stage::debug_binary()?
-        }
-    };
+    let binary = stage::server_binary(binary)?;
     let folder = tempfile::tempdir()?;
     let data = folder.path().join("data");
     let server = Server::start(&binary, &data, &[])?;

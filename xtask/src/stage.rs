@@ -39,6 +39,20 @@ pub(crate) fn debug_binary() -> anyhow::Result<PathBuf> {
     Ok(target()?.join("debug/reveille"))
 }
 
+/// Returns `binary`, or the path of a debug build of the sources if the caller names no binary.
+///
+/// # Errors
+/// Returns an error if the server does not build.
+pub(crate) fn server_binary(binary: Option<PathBuf>) -> anyhow::Result<PathBuf> {
+    if let Some(binary) = binary {
+        return Ok(binary);
+    }
+    let mut build = Command::new(CARGO);
+    let built = run_check(build.args(["build", "--quiet", "--package", "reveille", "--bin", "reveille"]))?;
+    ensure!(built.failed == 0, "the server does not build");
+    debug_binary()
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) passed: u64,

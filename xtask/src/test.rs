@@ -7,9 +7,10 @@ use std::time::Instant;
 
 use crate::stage::{self, CARGO, Counts, run_check};
 use crate::suites::{self, Suite};
-use crate::{needs, schemathesis, tidy};
+use crate::{needs, tidy};
 
 type Stage = fn() -> anyhow::Result<Counts>;
+type BinarySuite = fn(Option<PathBuf>) -> anyhow::Result<Counts>;
 
 /// # Errors
 /// Returns an error if a program that the tests require is missing.
@@ -39,10 +40,12 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
     Ok(if total.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+/// Runs one suite that tests a binary of the server.
+///
 /// # Errors
-/// Returns an error if Schemathesis cannot be run.
-pub(crate) fn schemathesis_alone(binary: Option<PathBuf>) -> anyhow::Result<ExitCode> {
-    let counts = schemathesis::run(binary)?;
+/// Returns an error if the suite cannot be run.
+pub(crate) fn alone(suite: BinarySuite, binary: Option<PathBuf>) -> anyhow::Result<ExitCode> {
+    let counts = suite(binary)?;
     writeln!(std::io::stdout(), "test result: {} passed; {} failed", counts.passed, counts.failed)?;
     Ok(if counts.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
