@@ -69,6 +69,11 @@ impl schemars::JsonSchema for Time {
         "Time".into()
     }
 
+    // Some client generators do not read a reference beside `null`, and reject a `null` in a response.
+    fn inline_schema() -> bool {
+        true
+    }
+
     fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
         schemars::json_schema!({
             "type": "string",

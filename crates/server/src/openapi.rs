@@ -107,7 +107,7 @@ fn describe(route: &Route, path: &str, schemas: &mut Schemas) -> Value {
             .iter()
             .map(|media| {
                 let schema = match *media {
-                    BYTES => json!({ "type": "string", "format": "binary" }),
+                    BYTES => bytes(),
                     _ => (body.schema)(&mut schemas.requests),
                 };
                 let mut content = json!({ "schema": schema });
@@ -134,7 +134,8 @@ fn describe_response(response: &ResponseSpec, schemas: &mut Schemas) -> Value {
     let mut described = json!({ "description": response.description });
     let content = match response.content {
         Content::Json(schema) => json!({ "application/json": { "schema": schema(&mut schemas.responses) } }),
-        Content::Lines => json!({ api::NDJSON_CONTENT_TYPE: { "schema": { "type": "string" } } }),
+        // Generated clients parse a body of bytes as no other type, so that the caller can read its lines.
+        Content::Lines => json!({ api::NDJSON_CONTENT_TYPE: { "schema": bytes() } }),
         Content::Text(media) => {
             let texts = media.iter().map(|media| ((*media).to_owned(), json!({ "schema": { "type": "string" } })));
             Value::Object(texts.collect())
@@ -148,6 +149,11 @@ fn describe_response(response: &ResponseSpec, schemas: &mut Schemas) -> Value {
         described["headers"][header] = json!({ "required": true, "schema": { "type": "string" } });
     }
     described
+}
+
+/// Schema of a body that clients send and receive as bytes.
+fn bytes() -> Value {
+    json!({ "type": "string", "format": "binary" })
 }
 
 fn by_status(kinds: Vec<Code>) -> BTreeMap<u16, Vec<Code>> {
