@@ -5,6 +5,7 @@ mod chaos;
 mod chores;
 mod compare;
 mod examples;
+mod generators;
 mod needs;
 mod prose;
 mod sample;
@@ -39,6 +40,12 @@ enum Chore {
     },
     /// Run the programs of `docs/examples` against a real server; not a part of `test`
     Examples {
+        /// Binary to test instead of a debug build of the sources
+        #[arg(long)]
+        binary: Option<PathBuf>,
+    },
+    /// Generate API clients with four generators, and run each client against a real server; a part of `test`
+    Generators {
         /// Binary to test instead of a debug build of the sources
         #[arg(long)]
         binary: Option<PathBuf>,
@@ -83,8 +90,9 @@ enum Chore {
 fn main() -> ExitCode {
     let done = match Arguments::parse().chore {
         Chore::Test => test::run(),
-        Chore::Schemathesis { binary } => test::alone(schemathesis::run, binary),
-        Chore::Examples { binary } => test::alone(examples::run, binary),
+        Chore::Schemathesis { binary } => test::alone(schemathesis::run(binary)),
+        Chore::Examples { binary } => test::alone(examples::run(binary)),
+        Chore::Generators { binary } => test::alone(generators::run(binary)),
         Chore::Tidy => chores::tidy(),
         Chore::Index => chores::index(),
         Chore::Sample { seed } => sample::run(&seed),

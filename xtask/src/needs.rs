@@ -14,7 +14,7 @@ struct Need {
 
 const POSTGRESQL: &str = r#"ls /usr/lib/postgresql/*/bin/postgres || ls "$(pg_config --bindir)/postgres""#;
 
-const NEEDS: [Need; 11] = [
+const NEEDS: [Need; 13] = [
     Need { program: "cc", arguments: &["--version"], package: "gcc" },
     Need { program: "git", arguments: &["--version"], package: "git" },
     Need { program: "bash", arguments: &["--version"], package: "bash" },
@@ -27,6 +27,9 @@ const NEEDS: [Need; 11] = [
     // The JDK runs ZooKeeper and compiles the peer with Curator; Maven fetches their jars.
     Need { program: "javac", arguments: &["-version"], package: "default-jdk-headless" },
     Need { program: "mvn", arguments: &["--version"], package: "maven" },
+    // Node and npm compile and run the client in TypeScript.
+    Need { program: "node", arguments: &["--version"], package: "nodejs" },
+    Need { program: "npm", arguments: &["--version"], package: "npm" },
     // Any installed version works. The crate `test-servers` starts its own servers and does not use the system's
     // server.
     Need { program: "sh", arguments: &["-c", POSTGRESQL], package: "postgresql" },

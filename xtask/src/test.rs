@@ -1,7 +1,7 @@
 //! `cargo xtask test`: runs every stage, even after a failed one, so that one run reports all failures.
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 
@@ -10,7 +10,6 @@ use crate::suites::{self, Suite};
 use crate::{needs, tidy};
 
 type Stage = fn() -> anyhow::Result<Counts>;
-type BinarySuite = fn(Option<PathBuf>) -> anyhow::Result<Counts>;
 
 /// # Errors
 /// Returns an error if a program that the tests require is missing.
@@ -40,12 +39,12 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
     Ok(if total.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs one suite that tests a binary of the server.
+/// Reports the counts of a suite that runs as a separate process, in the form that [`Counts::of_text`] parses.
 ///
 /// # Errors
-/// Returns an error if the suite cannot be run.
-pub(crate) fn alone(suite: BinarySuite, binary: Option<PathBuf>) -> anyhow::Result<ExitCode> {
-    let counts = suite(binary)?;
+/// Returns the error of the suite.
+pub(crate) fn alone(counts: anyhow::Result<Counts>) -> anyhow::Result<ExitCode> {
+    let counts = counts?;
     writeln!(std::io::stdout(), "test result: {} passed; {} failed", counts.passed, counts.failed)?;
     Ok(if counts.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -64,8 +63,8 @@ fn tidied() -> anyhow::Result<Counts> {
     Ok(Counts { passed: 1 - failed, failed })
 }
 
-/// Builds and lints the workspace. Then runs its test binaries and doc tests, the tests of the Python receiver, and
-/// Schemathesis concurrently.
+/// Builds and lints the workspace. Then runs its test binaries and doc tests, the tests of the Python receiver,
+/// Schemathesis, and the generated clients concurrently.
 fn tests() -> anyhow::Result<Counts> {
     let suites::Build { mut suites, lints } = suites::build()?;
     eprintln!("== lints: {} passed, {} failed", lints.passed, lints.failed);
@@ -74,6 +73,9 @@ fn tests() -> anyhow::Result<Counts> {
     let mut schemathesis = Command::new(std::env::current_exe()?);
     schemathesis.args(["schemathesis", "--binary"]).arg(stage::debug_binary()?);
     suites.insert(0, Suite { name: "schemathesis".to_owned(), command: schemathesis });
+    let mut generators = Command::new(std::env::current_exe()?);
+    generators.args(["generators", "--binary"]).arg(stage::debug_binary()?);
+    suites.insert(1, Suite { name: "generators".to_owned(), command: generators });
     suites.push(receiver_python()?);
     let mut documentation = Command::new(CARGO);
     documentation.args(["test", "--workspace", "--all-features", "--doc"]).current_dir(stage::root());

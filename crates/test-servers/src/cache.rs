@@ -13,9 +13,7 @@ pub(crate) fn provide(
     sources: &[&Path],
     create: impl FnOnce(&Path) -> anyhow::Result<()>,
 ) -> anyhow::Result<PathBuf> {
-    let cache = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/test-servers");
-    fs::create_dir_all(&cache).context("cannot create the cache folder")?;
-    let cache = cache.canonicalize().context("cannot resolve the path of the cache folder")?;
+    let cache = root()?;
     let mut sum = FNV_BASIS;
     for source in sources {
         let text = fs::read(source).with_context(|| format!("cannot read {}", source.display()))?;
@@ -36,6 +34,13 @@ pub(crate) fn provide(
     create(&folder)?;
     File::create(done)?;
     Ok(folder)
+}
+
+/// Creates the cache folder of the checkout and returns its path.
+pub(crate) fn root() -> anyhow::Result<PathBuf> {
+    let cache = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/test-servers");
+    fs::create_dir_all(&cache).context("cannot create the cache folder")?;
+    cache.canonicalize().context("cannot resolve the path of the cache folder")
 }
 
 /// Constants of the hash FNV-1a. The hash only has to distinguish versions of the sources.

@@ -34,7 +34,8 @@ pub(crate) fn classes(name: &str, jars: &Path, source: &Path) -> anyhow::Result<
 }
 
 /// Returns a `java` command that starts quickly and uses little memory.
-pub(crate) fn command(folders: &[&Path]) -> Command {
+#[must_use]
+pub fn command(folders: &[&Path]) -> Command {
     let mut command = Command::new("java");
     command.args(["-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-cp"]);
     let path = |folder: &&Path| format!("{0}:{0}/*", folder.display());

@@ -13,11 +13,13 @@
 
 mod cache;
 mod certificate;
+pub mod go;
 mod guard;
 pub mod http;
 pub mod java;
 pub mod mixed;
 mod network;
+pub mod node;
 mod port;
 pub mod postgres;
 mod proxy;
