@@ -1,4 +1,4 @@
-//! Calls for runs: lists of the runs of occurrences, and the redrive of a dead letter.
+//! Calls for runs: reads and lists of the runs of occurrences, and the redrive of a dead letter.
 
 use api::{Redriven, Run, RunPage};
 use futures_util::stream::BoxStream;
@@ -12,6 +12,14 @@ use crate::{Client, Error};
 const DEAD_LETTERS: &str = "/v1/runs?dead_letter=true";
 
 impl Client {
+    /// Reads a run by its id, which is the `webhook-id` of its callbacks.
+    ///
+    /// # Errors
+    /// Returns an error with the code `run_not_found`, or another variant of [`Error`].
+    pub async fn run(&self, run: &str) -> Result<Run, Error> {
+        self.0.call(&Call::get(path_of(run))).await?.read()
+    }
+
     /// Streams the runs of a schedule with their attempts. The client fetches the runs page by page.
     #[must_use]
     pub fn runs(&self, schedule: &str) -> BoxStream<'static, Result<Run, Error>> {
@@ -47,10 +55,14 @@ impl Client {
     /// # Errors
     /// Returns an error with the code `run_not_found` or `not_dead_letter`, or another variant of [`Error`].
     pub async fn redrive(&self, run: &str) -> Result<Redriven, Error> {
-        let path = format!("/v1/runs/{}/redrive", escape(run));
+        let path = format!("{}/redrive", path_of(run));
         let call = Call { method: Method::POST, repeat: Repeat::IfUntouched, ..Call::get(path) };
         self.0.call(&call).await?.read()
     }
+}
+
+fn path_of(run: &str) -> String {
+    format!("/v1/runs/{}", escape(run))
 }
 
 fn runs_of(schedule: &str) -> String {

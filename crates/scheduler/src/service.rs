@@ -308,6 +308,18 @@ impl Scheduler {
         }
     }
 
+    /// Returns the recorded run of an occurrence, and the id of its schedule. Returns `None` if the tenant has no such
+    /// schedule or if the occurrence has no record yet.
+    ///
+    /// # Errors
+    /// Returns an error if the store fails.
+    pub async fn find_run(&self, tenant: TenantId, of: Occurrence) -> Result<Option<(Run, ScheduleId)>, StoreError> {
+        let schedule = self.shared.store.load(vec![of.incarnation]).await?.pop().flatten();
+        let Some(schedule) = schedule.filter(|schedule| schedule.tenant == tenant) else { return Ok(None) };
+        let run = self.shared.store.find_runs(vec![of]).await?.pop().flatten();
+        Ok(run.map(|run| (run, schedule.id.clone())))
+    }
+
     /// Returns the tenant's dead letters in order, from the first dead letter after `after`.
     ///
     /// # Errors

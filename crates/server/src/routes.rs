@@ -210,6 +210,17 @@ fn schedule_routes(routes: Routes) -> Routes {
         )
         .add(
             schedules_route(
+                "GET /v1/runs/{id}",
+                "getRun",
+                Reader,
+                "Read a run by the `webhook-id` of its callbacks",
+                ok("The run", schema_of::<api::Run>),
+            )
+            .rejecting(&[Code::RunNotFound]),
+            runs::get,
+        )
+        .add(
+            schedules_route(
                 "POST /v1/runs/{id}/redrive",
                 "redriveRun",
                 Writer,

@@ -132,6 +132,8 @@ fn client_pages_dead_letters_and_redrives_each_only_once() {
 
         let run = client.runs("doomed-3").try_next().await.unwrap().unwrap();
         assert_eq!((run.state, run.attempts.len()), (api::RunState::Failed, 1));
+        assert_eq!(client.run(&run.id).await.unwrap(), run);
+        assert_eq!(client.run("nonsense").await.unwrap_err().code(), Some("run_not_found"));
         let redriven = client.redrive(&run.id).await.unwrap();
         assert_ne!(redriven.run_id, run.id);
         assert_eq!(client.redrive(&run.id).await.unwrap_err().code(), Some("not_dead_letter"));

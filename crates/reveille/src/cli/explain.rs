@@ -134,7 +134,11 @@ fn next_step(client: &Client, error: &Error) -> Option<String> {
              and raises ceilings, a tenant's key (`admin.key`, or one of `reveille key create`) does everything else"
         }
         (_, Some("schedule_not_found")) => "`reveille schedule list` shows the schedules",
-        (_, Some("run_not_found" | "not_dead_letter")) => "`reveille run dead-letters` shows the dead letters",
+        (_, Some("run_not_found")) => {
+            "the id of a run is the `webhook-id` of its callbacks; `reveille schedule runs` and `reveille run \
+             dead-letters` show runs"
+        }
+        (_, Some("not_dead_letter")) => "`reveille run dead-letters` shows the dead letters",
         (_, Some("tenant_not_found")) => "`reveille tenant list` shows the tenants; --tenant names one of them",
         (_, Some("key_not_found")) => "`reveille key list` and `reveille secret list` show the keys and the secrets",
         (_, Some("schedule_exists")) => "--replace replaces the schedule; without --id the server chooses a new id",

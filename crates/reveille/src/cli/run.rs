@@ -1,10 +1,10 @@
-//! Commands `reveille run`, which list and redrive dead letters.
+//! Commands `reveille run`, which show a run, and list and redrive dead letters.
 
 use anyhow::bail;
 use clap::{Args, Subcommand};
 use cli_support::console;
 use futures_util::stream::{self, StreamExt as _};
-use reveille_client::api::{Redriven, RunPage};
+use reveille_client::api::{Attempt, Redriven, RunPage};
 use reveille_client::{Client, Error, Run, TryStreamExt as _};
 use runtime::Runtime;
 
@@ -16,10 +16,22 @@ use crate::progress::Progress;
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
+    /// Show a run with its attempts
+    Get(Get),
     /// List the dead letters: runs that failed after their last attempt and are not redriven
     DeadLetters(DeadLetters),
     /// Run dead letters again immediately
     Redrive(Redrive),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Get {
+    /// Id of the run, which its callbacks carry as `webhook-id`
+    id: String,
+    #[command(flatten)]
+    output: Output,
+    #[command(flatten)]
+    connect: Connect,
 }
 
 #[derive(Args, Debug)]
@@ -68,9 +80,37 @@ const REQUESTS_MAX: usize = 3;
 
 pub(super) async fn execute(runtime: &Runtime, command: Command) -> anyhow::Result<()> {
     match command {
+        Command::Get(arguments) => get(arguments).await,
         Command::DeadLetters(arguments) => dead_letters(arguments).await,
         Command::Redrive(arguments) => redrive(runtime, arguments).await,
     }
+}
+
+async fn get(arguments: Get) -> anyhow::Result<()> {
+    let client = arguments.connect.client(DefaultKey::Admin)?;
+    let run = client.run(&arguments.id).await.map_err(|error| explain(&client, &error))?;
+    if arguments.output.json {
+        return show::json(&run);
+    }
+    show::fields(&[
+        ("run", Some(run.id.clone())),
+        ("schedule", run.schedule_id.clone()),
+        ("state", Some(state(&run))),
+        ("scheduled at", Some(run.scheduled_at.to_string())),
+        ("revision", Some(run.revision.to_string())),
+        ("replay", Some(run.replay.to_string())),
+    ])?;
+    if run.attempts.is_empty() {
+        return Ok(());
+    }
+    console::line("")?;
+    let rows: Vec<_> = run.attempts.iter().map(attempt_row).collect();
+    show::table(["attempt", "started at", "duration", "result"], &rows)
+}
+
+fn attempt_row(attempt: &Attempt) -> [String; 4] {
+    let duration = format!("{} ms", attempt.duration_ms);
+    [attempt.number.to_string(), attempt.started_at.to_string(), duration, result(attempt)]
 }
 
 async fn dead_letters(arguments: DeadLetters) -> anyhow::Result<()> {
@@ -95,16 +135,22 @@ pub(super) fn show_page(page: &RunPage, output: Output) -> anyhow::Result<()> {
 fn row(run: &Run) -> [String; 6] {
     let last = run.attempts.last();
     let attempts = last.map_or(0, |last| last.number);
-    let state = match run.missed_count {
+    let (schedule, scheduled_at) = (run.schedule_id.clone(), run.scheduled_at.to_string());
+    [run.id.clone(), or_dash(schedule), state(run), scheduled_at, attempts.to_string(), or_dash(last.map(result))]
+}
+
+fn state(run: &Run) -> String {
+    match run.missed_count {
         Some(count) => format!("missed ({count})"),
         None => word(&run.state),
-    };
-    let last = last.map(|last| match (&last.error, last.status) {
-        (Some(error), _) => error.clone(),
-        (None, status) => or_dash(status),
-    });
-    let schedule = run.schedule_id.clone();
-    [run.id.clone(), or_dash(schedule), state, run.scheduled_at.to_string(), attempts.to_string(), or_dash(last)]
+    }
+}
+
+fn result(attempt: &Attempt) -> String {
+    match &attempt.error {
+        Some(error) => error.clone(),
+        None => or_dash(attempt.status),
+    }
 }
 
 async fn redrive(runtime: &Runtime, arguments: Redrive) -> anyhow::Result<()> {

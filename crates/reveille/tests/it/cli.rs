@@ -151,6 +151,12 @@ fn commands_list_and_redrive_single_or_all_dead_letters() {
     assert_eq!(last["runs"].as_array().unwrap().len(), 1);
 
     let run_id = dead()[0]["id"].as_str().unwrap().to_owned();
+    let shown = json(&data, &["run", "get", &run_id]);
+    assert_eq!((&shown["id"], &shown["state"]), (&run_id.as_str().into(), &"failed".into()));
+    let text = run(&data, &["run", "get", &run_id]).done();
+    assert!(text.contains("state         failed") && text.contains("\nATTEMPT  STARTED AT"), "{text}");
+    assert!(text.contains("connection refused"), "{text}");
+    assert!(run(&data, &["run", "get", "nothing"]).failed(1).contains("webhook-id"));
     let again = json(&data, &["run", "redrive", &run_id]);
     assert_eq!(again["id"], run_id.as_str());
     let runs = json(&data, &["schedule", "runs", "a"]);

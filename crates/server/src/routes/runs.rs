@@ -1,4 +1,4 @@
-//! Routes that list runs and redrive a dead letter.
+//! Routes that list and read runs, and redrive a dead letter.
 
 use api::{Redriven, RunPage};
 use axum::body::Body;
@@ -11,7 +11,7 @@ use scheduler::RedriveResponse;
 use crate::auth::Caller;
 use crate::extract::{ExistingId, Id, schedule_not_found};
 use crate::query::Page;
-use crate::rejection::{Code, HandlerResult, reject};
+use crate::rejection::{Code, HandlerResult, Rejected, reject};
 use crate::state::App;
 use crate::wire;
 
@@ -45,11 +45,16 @@ fn page_response<'a>(runs: impl Iterator<Item = (&'a Run, Option<&'a ScheduleId>
     wire::json(StatusCode::OK, &RunPage { runs, next_page_token })
 }
 
+pub(super) async fn get(State(app): App, Caller { tenant, .. }: Caller, Id(id): Id) -> HandlerResult {
+    let occurrence = RunId::parse(&id).ok_or_else(run_not_found)?;
+    let (run, schedule) = app.scheduler.find_run(tenant.id, occurrence).await?.ok_or_else(run_not_found)?;
+    Ok(wire::json(StatusCode::OK, &wire::run(&run, Some(&schedule))))
+}
+
 pub(super) async fn redrive(State(app): App, Caller { tenant, .. }: Caller, Id(id): Id) -> HandlerResult {
-    let not_found = || reject(Code::RunNotFound, "the tenant has no run with this id");
-    let occurrence = RunId::parse(&id).ok_or_else(not_found)?;
+    let occurrence = RunId::parse(&id).ok_or_else(run_not_found)?;
     match app.scheduler.redrive(tenant.id, occurrence).await? {
-        RedriveResponse::NotFound => Err(not_found()),
+        RedriveResponse::NotFound => Err(run_not_found()),
         RedriveResponse::NotDead => {
             Err(reject(Code::NotDeadLetter, "only a failed run that no request has redriven yet can be redriven"))
         }
@@ -58,4 +63,8 @@ pub(super) async fn redrive(State(app): App, Caller { tenant, .. }: Caller, Id(i
             Ok(wire::json(StatusCode::OK, &Redriven { run_id }))
         }
     }
+}
+
+fn run_not_found() -> Rejected {
+    reject(Code::RunNotFound, "the tenant has no run with this id")
 }

@@ -92,6 +92,55 @@ async fn client_lists_dead_letter_and_redrives_it_once() {
 }
 
 #[tokio::test]
+async fn client_reads_a_run_by_its_webhook_id() {
+    let world = World::start().await;
+    create_due(&world, "one", 204).await;
+    let listed = run_in_state(&world, "one", "succeeded").await.json()["runs"][0].clone();
+    let path = format!("/v1/runs/{}", listed["id"].as_str().unwrap());
+    let response = world.send("GET", &path, "").await;
+    assert_eq!((response.status, response.json()), (200, listed.clone()));
+
+    let foreign = world.send_as(FOREIGN_KEY, "GET", &path, "").await;
+    expect![[r#"
+        404
+        content-type: application/problem+json
+        {
+          "code": "run_not_found",
+          "detail": "the tenant has no run with this id",
+          "request_id": "REQUEST",
+          "status": 404,
+          "title": "There is no such run",
+          "type": "urn:reveille:problem:run_not_found"
+        }
+    "#]]
+    .assert_eq(&foreign.shown());
+    for id in ["nothing", "%00", "a.b", &format!("{}x", listed["id"].as_str().unwrap())] {
+        let response = world.send("GET", &format!("/v1/runs/{id}"), "").await;
+        assert_eq!((response.status, response.text("/code").as_str()), (404, "run_not_found"), "{id}");
+    }
+    assert_eq!(world.send("GET", &format!("{path}?limit=1"), "").await.text("/code"), "invalid_parameter");
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn run_of_a_replaced_schedule_stays_readable_and_shows_a_retry() {
+    let world = World::start().await;
+    let body = format!(
+        r#"{{"id":"bad","at":"{}","target":{{"http":{{"url":"http://127.0.0.1:9/500"}}}},"retry":{{"backoff":"1h","backoff_max":"1h"}}}}"#,
+        world.runtime.now()
+    );
+    assert_eq!(world.send("POST", "/v1/schedules", &body).await.status, 201);
+    let id = run_in_state(&world, "bad", "retrying").await.text("/runs/0/id");
+    let path = format!("/v1/runs/{id}");
+    assert_eq!(world.send("GET", &path, "").await.text("/state"), "retrying");
+    assert_eq!(world.send("DELETE", "/v1/schedules/bad", "").await.status, 200);
+    let later = r#"{"id":"bad","every":"1h","target":{"http":{"url":"http://127.0.0.1:9/200"}}}"#;
+    assert_eq!(world.send("POST", "/v1/schedules", later).await.status, 201);
+    assert_eq!(world.send("GET", &path, "").await.text("/schedule_id"), "bad");
+    world.stop().await;
+}
+
+#[tokio::test]
 async fn page_continues_after_the_last_run_of_the_previous_page() {
     let world = World::start().await;
     for id in ["a", "b", "c"] {
