@@ -4,7 +4,7 @@
 use std::error::Error;
 use std::io;
 
-use domain::{EGRESS_REJECTED, EgressRejection};
+use domain::{EGRESS_REJECTED, EgressRejection, NOT_RESOLVED, TLS_FAILED};
 use http::Request;
 
 use crate::Body;
@@ -63,12 +63,12 @@ pub(crate) fn describe(error: &(dyn Error + 'static)) -> Failure {
 
 fn name(error: &(dyn Error + 'static)) -> Option<Failure> {
     match error.downcast_ref::<LookupFailed>() {
-        Some(LookupFailed::Unresolved(_)) => return Some(broken("the resolver cannot resolve the host name")),
+        Some(LookupFailed::Unresolved(_)) => return Some(broken(NOT_RESOLVED)),
         Some(LookupFailed::Forbidden(refusal)) => return Some(egress_rejected(*refusal)),
         None => {}
     }
     if let Some(tls) = error.downcast_ref::<rustls::Error>() {
-        return Some(Failure::Broken(format!("TLS: {}", shortened(&tls.to_string()))));
+        return Some(Failure::Broken(format!("{TLS_FAILED}{}", shortened(&tls.to_string()))));
     }
     if let Some(io) = error.downcast_ref::<io::Error>() {
         return name_io(io);

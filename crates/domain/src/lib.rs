@@ -20,7 +20,7 @@ pub mod validate;
 pub use egress::{EGRESS_REJECTED, Egress, EgressRejection};
 pub use id::{Incarnation, LabelKey, PollerId, Revision, ScheduleId, ShardId, TargetKey, TenantId, Term};
 pub use instants::Timestamp;
-pub use occurrence::{Attempt, AttemptResult, DueKey, Occurrence, RunId, RunState};
+pub use occurrence::{Attempt, AttemptResult, DueKey, NOT_RESOLVED, Occurrence, RunId, RunState, TLS_FAILED};
 pub use quota::{Quota, Quotas};
 pub use recurrence::{Cron, CronError, When};
 pub use retry::RetryPolicy;

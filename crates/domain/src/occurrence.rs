@@ -111,6 +111,12 @@ pub struct Attempt {
     pub result: AttemptResult,
 }
 
+/// Text of an attempt's error if the resolver cannot resolve the host name of the target.
+pub const NOT_RESOLVED: &str = "the resolver cannot resolve the host name";
+
+/// Prefix of an attempt's error if the TLS handshake with the target fails.
+pub const TLS_FAILED: &str = "TLS: ";
+
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum AttemptResult {
     /// The target responded with this status.

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use domain::{AttemptResult, EGRESS_REJECTED, NOT_DECRYPTED};
+use domain::{AttemptResult, EGRESS_REJECTED, NOT_DECRYPTED, NOT_RESOLVED, TLS_FAILED};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -49,6 +49,20 @@ pub(crate) struct AttemptLabels {
     result: &'static str,
 }
 
+/// Results of failed attempts, except statuses that are no HTTP statuses. They are also the reasons of dead letters.
+const FAILURES: [&str; 10] = [
+    "status_3xx",
+    "status_4xx",
+    "status_5xx",
+    EGRESS_REJECTED,
+    NOT_DECRYPTED,
+    "dns",
+    "tls",
+    "unreachable",
+    "timeout",
+    "panic",
+];
+
 impl AttemptLabels {
     /// Returns the labels of a result. All statuses with the same hundreds digit get the same label. Otherwise a target
     /// could create one time series per status.
@@ -61,6 +75,8 @@ impl AttemptLabels {
             AttemptResult::Answered(_) => "status_other",
             AttemptResult::Unreachable(reason) if reason.starts_with(EGRESS_REJECTED) => EGRESS_REJECTED,
             AttemptResult::Unreachable(reason) if reason.starts_with(NOT_DECRYPTED) => NOT_DECRYPTED,
+            AttemptResult::Unreachable(reason) if reason.starts_with(NOT_RESOLVED) => "dns",
+            AttemptResult::Unreachable(reason) if reason.starts_with(TLS_FAILED) => "tls",
             AttemptResult::Unreachable(_) => "unreachable",
             AttemptResult::TimedOut => "timeout",
             AttemptResult::Panicked => "panic",
@@ -73,9 +89,7 @@ impl AttemptLabels {
     }
 
     fn all() -> impl Iterator<Item = AttemptLabels> {
-        let answered = ["success", "status_3xx", "status_4xx", "status_5xx"];
-        let results = answered.into_iter().chain([EGRESS_REJECTED, NOT_DECRYPTED, "unreachable", "timeout", "panic"]);
-        results.map(|result| AttemptLabels { protocol: "http", result })
+        ["success"].into_iter().chain(FAILURES).map(|result| AttemptLabels { protocol: "http", result })
     }
 }
 
@@ -115,7 +129,8 @@ pub(crate) struct Metrics {
     pub(crate) callback_attempts: Family<AttemptLabels, Counter>,
     pub(crate) occurrences: Family<OutcomeLabels, Counter>,
     pub(crate) retries: Counter,
-    pub(crate) dead_letters: Counter,
+    /// Dead letters by the result of their last attempt.
+    pub(crate) dead_letters: Family<Reason, Counter>,
     pub(crate) missed: Family<Reason, Counter>,
     pub(crate) deferred: Counter,
     /// Attempts that started late because of their tenant's rate.
@@ -152,7 +167,7 @@ impl Metrics {
             callback_attempts: Family::default(),
             occurrences: Family::default(),
             retries: Counter::default(),
-            dead_letters: Counter::default(),
+            dead_letters: Family::default(),
             missed: Family::default(),
             deferred: Counter::default(),
             throttled: Counter::default(),
@@ -182,6 +197,9 @@ impl Metrics {
         }
         for labels in AttemptLabels::all() {
             drop(self.callback_attempts.get_or_create(&labels));
+        }
+        for reason in FAILURES {
+            drop(self.dead_letters.get_or_create(&Reason { reason }));
         }
         for change in ["gained", "let_go", "lost"] {
             drop(self.shard_owner_changes.get_or_create(&Change { change }));
@@ -223,7 +241,11 @@ impl Metrics {
             "Failed attempts for which another attempt is planned",
             self.retries.clone(),
         );
-        registry.register("reveille_dead_letters", "Runs that failed in all their attempts", self.dead_letters.clone());
+        registry.register(
+            "reveille_dead_letters",
+            "Runs that failed in all their attempts, by the result of the last attempt",
+            self.dead_letters.clone(),
+        );
         registry.register("reveille_missed", "Occurrences that did not fire, by reason", self.missed.clone());
         registry.register(
             "reveille_deferred",

@@ -277,8 +277,23 @@ fn json_log_has_one_object_per_line() {
     command.args(["--log-format", "json"]);
     let server = Server::start_by(command, &data);
     let log = server.log.clone();
+    let mut doomed = one_shot("doomed", now_millis() + 50, "http://127.0.0.1:1/m4rk/path", &json!("m4rk"));
+    doomed["retry"] = json!({ "attempts_max": 2, "backoff": "1ms" });
+    doomed["target"]["http"]["headers"] = json!({ "x-key": "m4rk" });
+    assert_eq!(server.client().create(&doomed).status, 201);
+    log.wait(|line| line.contains("dead letter").then_some(()));
     assert!(server.stop().success());
+    assert!(!log.text().contains("m4rk"), "the log contains the path of a target, a header or a payload");
     let lines: Vec<Value> = log.text().lines().map(|line| serde_json::from_str(line).expect(line)).collect();
+    let dead: Vec<&Value> =
+        lines.iter().filter(|line| line["fields"]["message"] == "run became a dead letter").collect();
+    assert_eq!(dead.len(), 1, "{dead:?}");
+    let Value::Object(mut fields) = dead[0]["fields"].clone() else { panic!("{dead:?}") };
+    assert!(fields.remove("run").is_some_and(|run| run.is_string()));
+    fields.remove("tenant").expect("the line names the tenant");
+    let known =
+        json!({ "message": "run became a dead letter", "schedule": "doomed", "attempts": 2, "reason": "unreachable" });
+    assert_eq!((Value::Object(fields), &dead[0]["level"]), (known, &json!("INFO")));
     let stopped = lines.last().expect("the log has a last line");
     assert_eq!((&stopped["level"], &stopped["fields"]["message"]), (&json!("INFO"), &json!("stopped")));
 }

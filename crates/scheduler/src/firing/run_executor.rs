@@ -330,8 +330,12 @@ async fn write_attempt(
     let runtime = &context.runtime;
     let outcome = after_attempt(schedule, &key, &attempt.result, retry_after, runtime.now(), runtime.random());
     let health = target_health(&attempt.result);
-    context.metrics.callback_attempts.get_or_create(&AttemptLabels::of(&attempt.result)).inc();
+    let labels = AttemptLabels::of(&attempt.result);
+    context.metrics.callback_attempts.get_or_create(&labels).inc();
     count_outcome(context, outcome.state);
+    if outcome.state == RunState::Failed {
+        report_dead_letter(context, schedule, &key, labels.result());
+    }
     let mut attempts = run.map_or_else(Vec::new, |run| run.attempts.clone());
     if attempts.len() == domain::limits::ATTEMPTS_KEPT {
         attempts.remove(0);
@@ -368,10 +372,7 @@ fn count_outcome(context: &Context, state: RunState) {
             return;
         }
         RunState::Succeeded => ("succeeded", 1),
-        RunState::Failed => {
-            metrics.dead_letters.inc();
-            ("failed", 1)
-        }
+        RunState::Failed => ("failed", 1),
         RunState::Missed { count, .. } => {
             metrics.missed.get_or_create(&Reason { reason: "overdue" }).inc_by(count);
             ("missed", count)
@@ -379,6 +380,20 @@ fn count_outcome(context: &Context, state: RunState) {
         RunState::Cancelled => ("cancelled", 1),
     };
     metrics.occurrences.get_or_create(&OutcomeLabels { outcome }).inc_by(count);
+}
+
+/// Reports a run that failed in its last attempt. `reason` is the result of that attempt. The log line contains neither
+/// the target's URL nor its response, because both may contain secrets.
+fn report_dead_letter(context: &Context, schedule: &Schedule, key: &DueKey, reason: &'static str) {
+    context.metrics.dead_letters.get_or_create(&Reason { reason }).inc();
+    tracing::info!(
+        run = %key.occurrence.run_id(),
+        schedule = %schedule.id,
+        tenant = schedule.tenant.0,
+        attempts = key.attempt,
+        reason,
+        "run became a dead letter"
+    );
 }
 
 async fn write(context: &Context, pending_write: PendingWrite) {

@@ -68,6 +68,8 @@ fn run_that_fails_all_attempts_becomes_redrivable_dead_letter() {
         let dead = harness.scheduler.dead_letters(TENANT, None, 10).await.unwrap();
         assert_eq!(dead.len(), 1);
         assert_eq!((dead[0].state, dead[0].attempts.len()), (RunState::Failed, 3));
+        let metrics = harness.scheduler.metrics_text();
+        assert!(metrics.contains("reveille_dead_letters_total{reason=\"status_5xx\"} 1\n"), "{metrics}");
 
         let redriven = harness.scheduler.redrive(TENANT, dead[0].occurrence).await.unwrap();
         assert!(matches!(redriven, scheduler::RedriveResponse::Redriven(_)));
