@@ -54,7 +54,7 @@ pub use futures_util::{Stream, StreamExt, TryStreamExt};
 pub use idempotency::{Created, IdempotencyKey, IdempotencyKeyError};
 pub use options::{Options, SetupError};
 pub use rustls::pki_types::CertificateDer;
-pub use schedules::{ListBy, Put};
+pub use schedules::{ListBy, Order, Put};
 pub use tag::{Tag, TagError};
 
 /// Fields that the server adds to a created or changed schedule.

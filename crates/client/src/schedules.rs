@@ -25,12 +25,22 @@ pub struct Put {
     pub tag: Option<Tag>,
 }
 
+/// Order of a list of schedules by their creation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Order {
+    /// The oldest schedules are first. A list of [`ListBy::Due`] accepts only this value. It is in the order of the due
+    /// times.
+    #[default]
+    Oldest,
+    /// The newest schedules are first. The list lacks schedules that a client creates after the first page.
+    Newest,
+}
+
 /// Filter for a list of schedules. It has only one criterion, because every storage engine must serve the filter from
 /// an index.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ListBy {
-    /// All schedules of the tenant, in the order of their creation. The filters by state and by label use the same
-    /// order.
+    /// All schedules of the tenant.
     All,
     /// Schedules that are in this state.
     State(ScheduleState),
@@ -52,18 +62,26 @@ pub enum ListBy {
 }
 
 impl ListBy {
-    fn path(&self) -> String {
-        let query = match self {
-            ListBy::All => String::new(),
-            ListBy::State(ScheduleState::Active) => "?state=active".to_owned(),
-            ListBy::State(ScheduleState::Ended) => "?state=ended".to_owned(),
-            ListBy::State(ScheduleState::Cancelled) => "?state=cancelled".to_owned(),
-            ListBy::Label { name, value } => format!("?label={}", escape(&format!("{name}={value}"))),
+    fn path(&self, order: Order) -> String {
+        let filter = match self {
+            ListBy::All => None,
+            ListBy::State(ScheduleState::Active) => Some("state=active".to_owned()),
+            ListBy::State(ScheduleState::Ended) => Some("state=ended".to_owned()),
+            ListBy::State(ScheduleState::Cancelled) => Some("state=cancelled".to_owned()),
+            ListBy::Label { name, value } => Some(format!("label={}", escape(&format!("{name}={value}")))),
             ListBy::Due { from, until } => {
-                format!("?due_from={}&due_until={}", escape(&from.to_string()), escape(&until.to_string()))
+                Some(format!("due_from={}&due_until={}", escape(&from.to_string()), escape(&until.to_string())))
             }
         };
-        format!("/v1/schedules{query}")
+        let order = match order {
+            Order::Oldest => None,
+            Order::Newest => Some("order=newest".to_owned()),
+        };
+        let parameters: Vec<String> = filter.into_iter().chain(order).collect();
+        match parameters.is_empty() {
+            true => SCHEDULES.to_owned(),
+            false => format!("{SCHEDULES}?{}", parameters.join("&")),
+        }
     }
 }
 
@@ -137,10 +155,10 @@ impl Client {
         self.0.call(&Call::get(path_of(id))).await?.read()
     }
 
-    /// Streams all schedules that match the filter, and fetches each page when it is needed.
+    /// Streams all schedules that match the filter, in the given order, and fetches each page when it is needed.
     #[must_use]
-    pub fn schedules(&self, by: &ListBy) -> BoxStream<'static, Result<Schedule, Error>> {
-        self.pages::<SchedulePage>(by.path())
+    pub fn schedules(&self, by: &ListBy, order: Order) -> BoxStream<'static, Result<Schedule, Error>> {
+        self.pages::<SchedulePage>(by.path(order))
     }
 
     /// Returns a page of [`Client::schedules`]. `token` is the `next_page_token` of the previous page. A page can be
@@ -148,8 +166,14 @@ impl Client {
     ///
     /// # Errors
     /// Returns an error with the code `invalid_parameter`, or another variant of [`Error`].
-    pub async fn schedule_page(&self, by: &ListBy, limit: u16, token: Option<&str>) -> Result<SchedulePage, Error> {
-        self.page(&by.path(), limit, token).await
+    pub async fn schedule_page(
+        &self,
+        by: &ListBy,
+        order: Order,
+        limit: u16,
+        token: Option<&str>,
+    ) -> Result<SchedulePage, Error> {
+        self.page(&by.path(order), limit, token).await
     }
 
     /// Cancels a schedule. A second cancellation has no effect. The result states whether a callback is in flight.

@@ -38,6 +38,7 @@ pub(crate) enum Parameter {
     IfNoneMatch,
     Label,
     Limit,
+    Order,
     PageToken,
     State,
 }

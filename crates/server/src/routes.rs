@@ -87,7 +87,7 @@ fn schedule_routes(routes: Routes) -> Routes {
                 "List schedules: all, or those with one state, with one label, or due within a range of 24 hours",
                 ok("A page. It may be short although more pages follow", schema_of::<api::SchedulePage>),
             )
-            .with(&[Parameter::State, Label, DueFrom, DueUntil, Limit, PageToken]),
+            .with(&[Parameter::State, Label, Parameter::Order, DueFrom, DueUntil, Limit, PageToken]),
             listing::list,
         )
         .add(

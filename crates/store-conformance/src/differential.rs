@@ -21,7 +21,8 @@ use crate::Subject;
 use crate::fixture::{Numbers, OTHER_TENANT, TENANT, id, insert_of, minute, only, run_of};
 use store::listing::{self, By, Listing};
 use store::{
-    Cancellation, Change, Cursor, DueBound, DueRead, Insert, Inserted, OwnerWrite, Placed, Positions, Store, Written,
+    Cancellation, Change, Cursor, DueBound, DueRead, Insert, Inserted, Order, OwnerWrite, Placed, Positions, Store,
+    Written,
 };
 
 const LABELS: [&str; 2] = ["team", "a label"];
@@ -425,9 +426,10 @@ impl Drive {
             let by_status = [Status::Active, Status::Ended, Status::Cancelled].map(By::Status);
             let by_label = LABELS.map(|name| By::Label { name, value: "yes" });
             for (by, limit) in [By::All].into_iter().chain(by_status).chain(by_label).zip([3, 2, 100, 1, 2, 100]) {
-                let (engine, model) =
-                    (listed(engine, tenant, &by, limit).await, listed(model, tenant, &by, limit).await);
-                same(&engine, &model, context);
+                for order in [Order::Oldest, Order::Newest] {
+                    let of_engine = listed(engine, tenant, &by, order, limit).await;
+                    same(&of_engine, &listed(model, tenant, &by, order, limit).await, context);
+                }
             }
         }
         let pollers: BTreeSet<PollerId> = self.known.iter().map(|(.., poller)| *poller).collect();
@@ -476,10 +478,10 @@ impl Drive {
 }
 
 /// Returns the schedules of all pages.
-async fn listed(store: &dyn Store, tenant: TenantId, by: &By<'_>, limit: usize) -> Vec<Arc<Schedule>> {
+async fn listed(store: &dyn Store, tenant: TenantId, by: &By<'_>, order: Order, limit: usize) -> Vec<Arc<Schedule>> {
     let (mut entries, mut after) = (Vec::new(), None);
     loop {
-        let listing = Listing { tenant, by: by.clone(), after, limit };
+        let listing = Listing { tenant, by: by.clone(), order, after, limit };
         let page = listing::page(store, &listing).await.expect("the store accepts reads");
         entries.extend(page.schedules);
         after = page.next;

@@ -8,20 +8,37 @@ use domain::{DueKey, Incarnation, PollerId, RunState, Schedule, Status, TenantId
 use crate::Subject;
 use crate::fixture::{Fixture, OTHER_TENANT, TENANT, due_of, insert_of, minute, poller, run_of};
 use store::listing::{By, Listing, Page, Place, page};
-use store::{Change, Insert};
+use store::{Change, Insert, Order};
 
 const LABEL: By<'_> = By::Label { name: "team", value: "blue" };
 
-async fn page_of(fixture: &Fixture, by: &By<'_>, after: Option<Place>, limit: usize) -> Page {
-    let listing = Listing { tenant: TENANT, by: by.clone(), after, limit };
+async fn page_of(fixture: &Fixture, by: &By<'_>, order: Order, after: Option<Place>, limit: usize) -> Page {
+    let listing = Listing { tenant: TENANT, by: by.clone(), order, after, limit };
     page(&*fixture.store, &listing).await.expect("the store accepts reads")
 }
 
-/// Lists all schedules of `tenant` in pages of `limit` schedules. Returns the schedules in the listed order.
+/// Lists all schedules of `tenant` in pages of `limit` schedules. Returns the schedules with the oldest first, or in the
+/// order of the due time. Asserts that the listing with the newest first is the reverse.
 async fn listed_in(fixture: &Fixture, tenant: TenantId, by: &By<'_>, limit: usize) -> Vec<Arc<Schedule>> {
+    let entries = listed_in_order(fixture, tenant, by, Order::Oldest, limit).await;
+    if !matches!(by, By::Due { .. }) {
+        let mut newest = listed_in_order(fixture, tenant, by, Order::Newest, limit).await;
+        newest.reverse();
+        assert_eq!(names(&newest), names(&entries), "both orders list the same schedules by {by:?}");
+    }
+    entries
+}
+
+async fn listed_in_order(
+    fixture: &Fixture,
+    tenant: TenantId,
+    by: &By<'_>,
+    order: Order,
+    limit: usize,
+) -> Vec<Arc<Schedule>> {
     let (mut entries, mut after) = (Vec::new(), None);
     loop {
-        let listing = Listing { tenant, by: by.clone(), after, limit };
+        let listing = Listing { tenant, by: by.clone(), order, after, limit };
         let page = page(&*fixture.store, &listing).await.expect("the store accepts reads");
         assert!(page.schedules.len() <= limit, "a page contains at most `limit` schedules");
         entries.extend(page.schedules);
@@ -70,8 +87,10 @@ pub(super) async fn schedules_are_listed_in_creation_order(subject: &dyn Subject
         }
     }
     assert_eq!(listed_in(&fixture, TenantId(3), &By::All, 10).await, []);
-    let whole = page_of(&fixture, &By::All, None, expected[&TENANT].len()).await;
-    assert_eq!((whole.schedules.len(), whole.next), (20, None), "there is no page after the last schedule");
+    for order in [Order::Oldest, Order::Newest] {
+        let whole = page_of(&fixture, &By::All, order, None, expected[&TENANT].len()).await;
+        assert_eq!((whole.schedules.len(), whole.next), (20, None), "there is no page after the last schedule");
+    }
 
     let fixture = fixture.reopen(subject).await;
     assert_eq!(listed(&fixture, &By::All, 7).await, expected[&TENANT]);
@@ -187,10 +206,12 @@ pub(super) async fn listing_is_complete_during_concurrent_changes(subject: &dyn 
     }
     let pollers: Vec<PollerId> = (0..4).map(|number| poller(TENANT, number)).collect();
     let due = By::Due { pollers: &pollers, from: minute(0), until: minute(60) };
-    for by in [By::All, By::Status(Status::Active), LABEL, due] {
+    let both = |by: By<'static>| [(by.clone(), Order::Oldest), (by, Order::Newest)];
+    let listings = [By::All, By::Status(Status::Active), LABEL].into_iter().flat_map(both);
+    for (by, order) in listings.chain([(due, Order::Oldest)]) {
         let (mut entries, mut after) = (Vec::new(), None);
         loop {
-            let page = page_of(&fixture, &by, after, 3).await;
+            let page = page_of(&fixture, &by, order, after, 3).await;
             entries.extend(names(&page.schedules));
             let insert = labelled(fixture.unnamed(minute(50)), "team", "blue");
             fixture.create(insert).await;
@@ -203,9 +224,9 @@ pub(super) async fn listing_is_complete_during_concurrent_changes(subject: &dyn 
         let count = entries.len();
         entries.sort();
         entries.dedup();
-        assert_eq!(entries.len(), count, "the listing by {by:?} contains each schedule once");
+        assert_eq!(entries.len(), count, "the listing by {by:?}, {order:?} first, contains each schedule once");
         let missed: Vec<_> = stay.iter().filter(|incarnation| !entries.contains(incarnation)).collect();
-        assert!(missed.is_empty(), "{missed:?} by {by:?}");
+        assert!(missed.is_empty(), "{missed:?} by {by:?}, {order:?} first");
     }
 }
 

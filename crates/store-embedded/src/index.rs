@@ -132,6 +132,16 @@ pub(crate) trait Index: Send + Sync + 'static {
         visit: Visit<'_>,
     ) -> Result<(), IndexError>;
 
+    /// Visits the same rows as [`Index::scan`], in the reverse order.
+    fn scan_back(
+        &self,
+        family: Family,
+        from: &[u8],
+        to: &[u8],
+        before: Sequence,
+        visit: Visit<'_>,
+    ) -> Result<(), IndexError>;
+
     /// Writes a row.
     fn put(&self, family: Family, key: &[u8], value: &[u8], at: Sequence);
 

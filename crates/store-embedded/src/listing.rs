@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use domain::{Incarnation, LabelKey, Status, TenantId};
-use store::{ListBy, ListPage, ListRead, StoreError};
+use store::{ListBy, ListPage, ListRead, Order, StoreError};
 use stored::schedule;
 
 use crate::apply::{Deleted, Machine};
@@ -96,12 +96,16 @@ fn put_labels(index: &dyn Index, at: Sequence, tenant: TenantId, incarnation: In
 
 impl Rows {
     pub(crate) fn list(&self, read: &ListRead) -> Result<ListPage, StoreError> {
-        let ListRead { tenant, by, after, limit } = *read;
+        let ListRead { by, order, limit, .. } = *read;
         let (candidates, enough) = match by {
-            ListBy::All => (self.created(tenant, after, limit)?, limit),
-            ListBy::Status(_) => (self.created(tenant, after, EXAMINED_MAX)?, EXAMINED_MAX),
-            ListBy::Label(label) => (self.labelled(tenant, label, after, limit)?, limit),
+            ListBy::All => (self.created(read, limit)?, limit),
+            ListBy::Status(_) => (self.created(read, EXAMINED_MAX)?, EXAMINED_MAX),
+            ListBy::Label(label) => (self.labelled(read, label, limit)?, limit),
         };
+        let mut candidates: Vec<Incarnation> = candidates.into_iter().collect();
+        if order == Order::Newest {
+            candidates.reverse();
+        }
         let mut page = ListPage::default();
         let mut is_over = candidates.len() <= enough;
         for incarnation in candidates.into_iter().take(enough) {
@@ -121,26 +125,22 @@ impl Rows {
     }
 
     /// Returns the tenant's schedules after `after`. Returns either all these schedules, or more than `enough` of them.
-    /// In the second case no schedule is missing among the first `enough`.
-    fn created(
-        &self,
-        tenant: TenantId,
-        after: Option<Incarnation>,
-        enough: usize,
-    ) -> Result<BTreeSet<Incarnation>, StoreError> {
+    /// In the second case no schedule is missing among the first `enough` in the order of the read.
+    fn created(&self, read: &ListRead, enough: usize) -> Result<BTreeSet<Incarnation>, StoreError> {
+        let ListRead { tenant, order, after, .. } = *read;
         // This method reads the fresh schedules before the rows. A schedule that the state machine moves to a row
         // between the two reads appears in both.
-        let mut found = self.fresh.of(tenant, after, enough);
-        let from = after.map_or(Bucket::first(tenant), |after| Bucket::of(tenant, after));
-        let (from, to) = from.bounds(Bucket::last(tenant));
+        let mut found = self.fresh.of(tenant, order, after, enough);
+        let (first_bucket, last_bucket) = Bucket::after(tenant, order, after);
+        let (from, to) = first_bucket.bounds(last_bucket);
         let (mut count, mut last) = (0, None);
-        self.walk(Family::Points, &from, &to, |key, value| {
+        self.walk_in(order, Family::Points, &from, &to, |key, value| {
             let bucket = Bucket::parse(key)?;
             if count > enough && last != Some(bucket) {
                 return Ok(ControlFlow::Break(()));
             }
             last = Some(bucket);
-            let listed = bucket.decode(value)?.into_iter().filter(|found| after.is_none_or(|after| *found > after));
+            let listed = bucket.decode(value)?.into_iter().filter(|found| order.is_after(*found, after));
             count += listed.filter(|incarnation| found.insert(*incarnation)).count();
             Ok(ControlFlow::Continue(()))
         })?;
@@ -148,22 +148,18 @@ impl Rows {
     }
 
     /// Returns the tenant's schedules with the label, after `after`: up to one more than `enough`.
-    fn labelled(
-        &self,
-        tenant: TenantId,
-        label: LabelKey,
-        after: Option<Incarnation>,
-        enough: usize,
-    ) -> Result<BTreeSet<Incarnation>, StoreError> {
-        let from = match after {
-            Some(after) => just_after(&key::labelled(tenant, label, after)),
-            None => key::labelled(tenant, label, Incarnation(0)).to_vec(),
+    fn labelled(&self, read: &ListRead, label: LabelKey, enough: usize) -> Result<BTreeSet<Incarnation>, StoreError> {
+        let ListRead { tenant, order, after, .. } = *read;
+        let row = |incarnation| key::labelled(tenant, label, incarnation);
+        let (from, to) = match (order, after) {
+            (Order::Oldest, Some(after)) => (just_after(&row(after)), just_after(&row(Incarnation(u128::MAX)))),
+            (Order::Newest, Some(after)) => (row(Incarnation(0)).to_vec(), row(after).to_vec()),
+            (_, None) => (row(Incarnation(0)).to_vec(), just_after(&row(Incarnation(u128::MAX)))),
         };
-        let to = just_after(&key::labelled(tenant, label, Incarnation(u128::MAX)));
         let mut found = BTreeSet::new();
-        self.collect(Family::Points, &from, &to, enough + 1, |key, _| {
+        self.walk_in(order, Family::Points, &from, &to, |key, _| {
             found.insert(key::parse_labelled(key)?);
-            Ok(())
+            Ok(if found.len() > enough { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
         })?;
         Ok(found)
     }

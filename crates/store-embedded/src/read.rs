@@ -9,7 +9,7 @@ use domain::{
     Audit, DueKey, Incarnation, Occurrence, PollerId, Precondition, RunState, Schedule, ScheduleId, ScheduleVersion,
     TenantId, Timestamp,
 };
-use store::{DueBound, DuePage, DueRead, StoreError};
+use store::{DueBound, DuePage, DueRead, Order, StoreError};
 use stored::schedule;
 use stored::{Malformed, Take, run};
 
@@ -290,16 +290,32 @@ impl Rows {
         family: Family,
         from: &[u8],
         to: &[u8],
+        take: impl FnMut(&[u8], &Bytes) -> Result<ControlFlow<()>, Malformed>,
+    ) -> Result<(), StoreError> {
+        self.walk_in(Order::Oldest, family, from, to, take)
+    }
+
+    /// Calls `take` as [`Rows::walk`] does, from the last row to the first if `order` is [`Order::Newest`].
+    pub(crate) fn walk_in(
+        &self,
+        order: Order,
+        family: Family,
+        from: &[u8],
+        to: &[u8],
         mut take: impl FnMut(&[u8], &Bytes) -> Result<ControlFlow<()>, Malformed>,
     ) -> Result<(), StoreError> {
         let mut first_error = None;
-        let scan = self.index.scan(family, from, to, Sequence::LATEST, &mut |key, value| {
+        let mut visit = |key: &[u8], value: &Bytes| {
             take(key, value).unwrap_or_else(|error| {
                 let (family, range) = (family.name(), hex(key));
                 first_error = Some(IndexError::Damaged { family, range, reason: error.to_string() });
                 ControlFlow::Break(())
             })
-        });
+        };
+        let scan = match order {
+            Order::Oldest => self.index.scan(family, from, to, Sequence::LATEST, &mut visit),
+            Order::Newest => self.index.scan_back(family, from, to, Sequence::LATEST, &mut visit),
+        };
         scan.map_err(damaged)?;
         first_error.map_or(Ok(()), |error| Err(damaged(error)))
     }

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use runtime::{Runtime, TaskSet};
 use store::listing::{self, By, Listing};
 use store::memory::{MemoryOptions, MemoryStore};
-use store::{Cancellation, Insert, Store};
+use store::{Cancellation, Insert, Order, Store};
 use store_conformance::{CASES, Subject, differential};
 
 use crate::checkpoint::Checkpoint;
@@ -238,7 +238,8 @@ fn opening_lists_the_schedules_of_an_earlier_build() {
         for _ in 0..2 {
             let (store, tasks) = open().await;
             let listed = async |by| {
-                let listing = Listing { tenant: domain::TenantId(7), by, after: None, limit: 1_000 };
+                let listing =
+                    Listing { tenant: domain::TenantId(7), by, order: Order::Oldest, after: None, limit: 1_000 };
                 let page = listing::page(&*store, &listing).await.unwrap();
                 page.schedules.iter().map(|schedule| schedule.incarnation).collect::<Vec<_>>()
             };

@@ -5,7 +5,7 @@
 use domain::{Incarnation, TenantId};
 use postgres_client::tokio_postgres::Row;
 use postgres_client::{Failure, Session};
-use store::{ListBy, ListPage, ListRead, StoreError};
+use store::{ListBy, ListPage, ListRead, Order, StoreError};
 use stored::schedule;
 use uuid::Uuid;
 
@@ -14,22 +14,55 @@ use crate::engine::Inner;
 use crate::error::{OpenError, store_error};
 use crate::rows::{label_number, labels_column, limit_number, status_number, uuid};
 
-/// Reads one page for each of the three statuses, in the order of the index, and merges the pages.
-const ALL: &str = "
-    select incarnation from (
-        (select incarnation from reveille.schedule
-        where tenant = $1 and status = 0 and is_current and incarnation > $2 order by incarnation limit $3)
-        union all
-        (select incarnation from reveille.schedule
-        where tenant = $1 and status = 1 and is_current and incarnation > $2 order by incarnation limit $3)
-        union all
-        (select incarnation from reveille.schedule
-        where tenant = $1 and status = 2 and is_current and incarnation > $2 order by incarnation limit $3)
-    ) s order by incarnation limit $3";
-const BY_STATUS: &str = "select incarnation from reveille.schedule
-    where tenant = $1 and status = $4 and is_current and incarnation > $2 order by incarnation limit $3";
-const BY_LABEL: &str = "select incarnation from reveille.schedule_label
-    where tenant = $1 and label = $4 and incarnation > $2 order by incarnation limit $3";
+/// Statements that read one page in one order.
+struct Statements {
+    /// Reads one page for each of the three statuses, in the order of the index, and merges the pages.
+    all: &'static str,
+    by_status: &'static str,
+    by_label: &'static str,
+}
+
+/// Creates the statements with the comparison of an incarnation with the place after which a page starts, and the order
+/// of the rows.
+macro_rules! statements {
+    ($after:literal, $order:literal) => {
+        Statements {
+            all: concat!(
+                "select incarnation from (",
+                statements!("0", $after, $order),
+                " union all ",
+                statements!("1", $after, $order),
+                " union all ",
+                statements!("2", $after, $order),
+                ") s ",
+                $order,
+                " limit $3"
+            ),
+            by_status: statements!("$4", $after, $order),
+            by_label: concat!(
+                "select incarnation from reveille.schedule_label where tenant = $1 and label = $4 and incarnation ",
+                $after,
+                " $2 ",
+                $order,
+                " limit $3"
+            ),
+        }
+    };
+    ($status:literal, $after:literal, $order:literal) => {
+        concat!(
+            "(select incarnation from reveille.schedule where tenant = $1 and status = ",
+            $status,
+            " and is_current and incarnation ",
+            $after,
+            " $2 ",
+            $order,
+            " limit $3)"
+        )
+    };
+}
+
+const OLDEST: Statements = statements!(">", "order by incarnation");
+const NEWEST: Statements = statements!("<", "order by incarnation desc");
 
 const UNLABELLED: &str = "select incarnation, spec from reveille.schedule
     where incarnation > $1 order by incarnation limit $2";
@@ -39,18 +72,23 @@ const LABEL_BATCH: usize = 2_000;
 
 impl Inner {
     pub(crate) async fn list(&self, read: &ListRead) -> Result<ListPage, StoreError> {
-        let ListRead { tenant: TenantId(tenant), by, after, limit } = *read;
+        let ListRead { tenant: TenantId(tenant), by, order, after, limit } = *read;
         let tenant = i64::from(tenant);
-        let after = uuid(after.unwrap_or(Incarnation(0)));
+        // No schedule has the least or the greatest incarnation.
+        let (statements, start) = match order {
+            Order::Oldest => (OLDEST, Incarnation(0)),
+            Order::Newest => (NEWEST, Incarnation(u128::MAX)),
+        };
+        let after = uuid(after.unwrap_or(start));
         // The query reads one extra row to find out whether more rows follow the page.
         let rows_max = limit_number(limit) + 1;
         let rows = match by {
-            ListBy::All => self.readers.query(ALL, &[&tenant, &after, &rows_max]).await,
+            ListBy::All => self.readers.query(statements.all, &[&tenant, &after, &rows_max]).await,
             ListBy::Status(status) => {
-                self.readers.query(BY_STATUS, &[&tenant, &after, &rows_max, &status_number(status)]).await
+                self.readers.query(statements.by_status, &[&tenant, &after, &rows_max, &status_number(status)]).await
             }
             ListBy::Label(label) => {
-                self.readers.query(BY_LABEL, &[&tenant, &after, &rows_max, &label_number(label)]).await
+                self.readers.query(statements.by_label, &[&tenant, &after, &rows_max, &label_number(label)]).await
             }
         };
         let of_row = |row: &Row| Incarnation(row.get::<_, Uuid>(0).as_u128());

@@ -281,14 +281,36 @@ pub struct DuePage {
     pub next: Option<Timestamp>,
 }
 
-/// Read of the schedules of `tenant` after `after`, in the order of their incarnations. This is the order of creation
-/// by the creators' clocks.
+/// Read of the schedules of `tenant` after `after`, in `order`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ListRead {
     pub tenant: TenantId,
     pub by: ListBy,
+    pub order: Order,
     pub after: Option<Incarnation>,
     pub limit: usize,
+}
+
+/// Order of a listing by incarnation. The order of incarnations is the order of creation by the creators' clocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Order {
+    /// The incarnations rise.
+    #[default]
+    Oldest,
+    /// The incarnations fall.
+    Newest,
+}
+
+impl Order {
+    /// Returns true if `incarnation` comes after `after` in this order. Every incarnation comes after `None`, which is
+    /// the beginning of the listing.
+    #[must_use]
+    pub fn is_after(self, incarnation: Incarnation, after: Option<Incarnation>) -> bool {
+        after.is_none_or(|after| match self {
+            Order::Oldest => incarnation > after,
+            Order::Newest => incarnation < after,
+        })
+    }
 }
 
 /// Filter of a listing. A filter has one criterion, because every engine must serve it from an index without reads of
@@ -300,7 +322,7 @@ pub enum ListBy {
     Label(LabelKey),
 }
 
-/// Page of incarnations. Up to `next`, the page contains every schedule that still has its id and that matched the
+/// Page of incarnations, in the order of the read. Up to `next`, the page contains every schedule that still has its id and that matched the
 /// filter before and during the call. It may also contain schedules that do not match: the schedule has changed,
 /// another schedule has taken its id, or two labels have the same hash. The caller therefore checks each schedule.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use domain::{DueKey, Incarnation, LabelKey, PollerId, Schedule, ScheduleId, Status, Target, TenantId, Timestamp};
 
-use crate::{DueBound, DueRead, ListBy, ListRead, Store, StoreError};
+use crate::{DueBound, DueRead, ListBy, ListRead, Order, Store, StoreError};
 
 /// Maximum number of schedules that one read loads. They use about 6 MiB with payloads of 64 KiB.
 const LOADED_MAX: usize = 100;
@@ -35,6 +35,9 @@ const PAGE_BYTES_MAX: usize = 4 << 20;
 pub struct Listing<'a> {
     pub tenant: TenantId,
     pub by: By<'a>,
+    /// Order of the schedules. A listing by [`By::Due`] is in the order of the due time, so it accepts only
+    /// [`Order::Oldest`].
+    pub order: Order,
     /// Place after which the page starts. `None` is the beginning of the listing.
     pub after: Option<Place>,
     /// Maximum number of schedules in the page. At least 1.
@@ -79,9 +82,15 @@ pub struct Page {
 ///
 /// # Errors
 /// Returns an error if the store fails.
+///
+/// # Panics
+/// Panics if a listing by [`By::Due`] has another order than [`Order::Oldest`].
 pub async fn page(store: &dyn Store, listing: &Listing<'_>) -> Result<Page, StoreError> {
     match (&listing.by, listing.after) {
-        (By::Due { pollers, from, until }, after) => due_page(store, listing, pollers, *from..*until, after).await,
+        (By::Due { pollers, from, until }, after) => {
+            assert_eq!(listing.order, Order::Oldest, "a listing by due time has only one order");
+            due_page(store, listing, pollers, *from..*until, after).await
+        }
         (By::All | By::Status(_) | By::Label { .. }, after) => created_page(store, listing, after).await,
     }
 }
@@ -126,7 +135,8 @@ async fn created_page(store: &dyn Store, listing: &Listing<'_>, after: Option<Pl
     let mut empty_reads = 0;
     for _ in 0..READS_MAX {
         let limit = filling.missing().min(LOADED_MAX);
-        let listed = store.list(ListRead { tenant: listing.tenant, by, after, limit }).await?;
+        let read = ListRead { tenant: listing.tenant, by, order: listing.order, after, limit };
+        let listed = store.list(read).await?;
         empty_reads += usize::from(listed.incarnations.is_empty());
         let last = listed.incarnations.last().copied();
         for schedule in matching_schedules(store, listing, listed.incarnations).await? {

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use reveille_client::{Client, Error, ListBy, Options, ScheduleState, Time, TryStreamExt as _};
+use reveille_client::{Client, Error, ListBy, Options, Order, ScheduleState, Time, TryStreamExt as _};
 
 use crate::support::{ADMIN_KEY, TEST_TIMEOUT, World, client, later, losing, on_real, once_and_gone, scripted};
 
@@ -26,7 +26,7 @@ fn create_with_lost_responses_creates_one_schedule() {
         let created = unlucky.create(&later()).await.unwrap();
         let read = world.client().get(&created.id).await.unwrap();
         assert_eq!((read.state, read.revision, created.created_at), (ScheduleState::Active, 0, read.created_at));
-        let all: Vec<_> = world.client().schedules(&ListBy::All).try_collect().await.unwrap();
+        let all: Vec<_> = world.client().schedules(&ListBy::All, Order::Oldest).try_collect().await.unwrap();
         assert_eq!(all.len(), 1, "the request was sent four times");
 
         // If the caller sets the id, a repeated attempt could not tell who created the schedule. The client therefore

@@ -1,7 +1,7 @@
 //! Tests of the SDK calls for single schedules and their runs.
 
 use reveille_client::api::{self, CancelResult};
-use reveille_client::{Error, ListBy, ScheduleRequest, ScheduleState, Time, TryStreamExt as _};
+use reveille_client::{Error, ListBy, Order, ScheduleRequest, ScheduleState, Time, TryStreamExt as _};
 use serde_json::json;
 
 use crate::support::{ADMIN_KEY, World, client, later, on_real};
@@ -50,7 +50,7 @@ fn schedule_list_streams_all_matching_schedules() {
         client.cancel("n7").await.unwrap();
         let count = async |by| {
             let ids: std::collections::BTreeSet<String> =
-                client.schedules(&by).map_ok(|schedule| schedule.id).try_collect().await.unwrap();
+                client.schedules(&by, Order::Oldest).map_ok(|schedule| schedule.id).try_collect().await.unwrap();
             ids.len()
         };
         assert_eq!(count(ListBy::All).await, 120);
@@ -63,7 +63,18 @@ fn schedule_list_streams_all_matching_schedules() {
         let due = |from| ListBy::Due { from, until: next + std::time::Duration::from_secs(60) };
         assert_eq!(count(due(next)).await, 119);
         assert_eq!(count(due(next + std::time::Duration::from_millis(1))).await, 0);
-        let page = client.schedule_page(&ListBy::All, 7, None).await.unwrap();
+        let in_order = async |by: ListBy, order| {
+            let ids = client.schedules(&by, order).map_ok(|schedule| schedule.id);
+            ids.try_collect::<Vec<String>>().await.unwrap()
+        };
+        for by in [ListBy::All, ListBy::State(ScheduleState::Active)] {
+            let mut newest = in_order(by.clone(), Order::Newest).await;
+            newest.reverse();
+            assert_eq!(newest, in_order(by, Order::Oldest).await);
+        }
+        let rejected = client.schedules(&due(next), Order::Newest).try_next().await.unwrap_err();
+        assert_eq!(rejected.code(), Some("invalid_parameter"));
+        let page = client.schedule_page(&ListBy::All, Order::Newest, 7, None).await.unwrap();
         assert!(page.schedules.len() == 7 && page.next_page_token.is_some());
         world.stop().await;
     });

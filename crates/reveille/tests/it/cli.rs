@@ -103,6 +103,36 @@ fn schedule_commands_use_the_local_server_and_key_by_default() {
 }
 
 #[test]
+fn list_command_shows_the_newest_active_schedules_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let server = Server::start(&data);
+    for id in ["a", "b", "c", "d"] {
+        run(&data, &["schedule", "create", "--id", id, "--in", "1h", "--url", URL, "--label", "team:x"]).done();
+    }
+    run(&data, &["schedule", "cancel", "c"]).done();
+    let text = run(&data, &["schedule", "list"]).done();
+    let head: Vec<&str> = text.lines().next().unwrap().split_whitespace().collect();
+    assert_eq!(head, ["SCHEDULE", "STATE", "NEXT", "WHEN", "TARGET", "LABELS"]);
+    assert!(text.contains(&format!("once  POST {URL}  team:x\n")), "{text}");
+    let ids = |more: &[&str]| {
+        let page = json(&data, &[&["schedule", "list"], more].concat());
+        let ids = page["schedules"].as_array().unwrap().iter().map(|schedule| schedule["id"].as_str().unwrap());
+        ids.collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(ids(&[]), "d b a");
+    assert_eq!(ids(&["--order", "oldest"]), "a b d");
+    assert_eq!(ids(&["--state", "all"]), "d c b a");
+    assert_eq!(ids(&["--label", "team:x", "--order", "newest"]), "d c b a");
+    let page = json(&data, &["schedule", "list", "--limit", "2"]);
+    assert_eq!(ids(&["--page-token", page["next_page_token"].as_str().unwrap()]), "a");
+    let due = ["schedule", "list", "--due-from", "2030-01-01T00:00:00Z", "--due-until", "2030-01-01T01:00:00Z"];
+    run(&data, &due).done();
+    run(&data, &[&due[..], &["--order", "newest"]].concat()).failed(2);
+    assert!(server.stop().success());
+}
+
+#[test]
 fn reschedule_changes_only_the_timing_and_checks_the_tag() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");

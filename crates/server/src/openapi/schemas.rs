@@ -91,6 +91,10 @@ impl Schemas {
                 let schema = json!({ "type": "integer", "minimum": 1, "maximum": PAGE_LIMIT_MAX, "default": 100 });
                 ("limit", "Maximum number of results", schema)
             }
+            Parameter::Order => {
+                let schema = json!({ "type": "string", "enum": ["oldest", "newest"], "default": "oldest" });
+                ("order", "Order of creation; a due range has no order", schema)
+            }
             Parameter::PageToken => {
                 ("page_token", "`next_page_token` of the previous page", json!({ "type": "string" }))
             }

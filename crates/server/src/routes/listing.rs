@@ -1,4 +1,4 @@
-//! `GET /v1/schedules`: pages of a tenant's schedules, with at most one filter.
+//! `GET /v1/schedules`: pages of a tenant's schedules, with at most one filter, the oldest or the newest first.
 
 use std::borrow::Cow;
 
@@ -10,6 +10,7 @@ use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use domain::{DueKey, Incarnation, Occurrence, PollerId, Revision, Status, TargetKey, Timestamp};
 use percent_encoding::percent_decode_str;
 use scheduler::Tenants;
+use store::Order;
 use store::listing::{By, Listing, Place};
 
 use crate::auth::Caller;
@@ -22,14 +23,14 @@ use crate::wire;
 const DUE_RANGE_MAX_MILLIS: i64 = 24 * 3_600_000;
 
 pub(super) async fn list(State(app): App, Caller { tenant, .. }: Caller, RawQuery(query): RawQuery) -> HandlerResult {
-    let ListQuery { filter, after, limit } = ListQuery::parse(query.as_deref().unwrap_or_default())?;
+    let ListQuery { filter, order, after, limit } = ListQuery::parse(query.as_deref().unwrap_or_default())?;
     let pollers = Tenants::pollers(&tenant);
-    let listing = Listing { tenant: tenant.id, by: filter.by(&pollers), after, limit };
+    let listing = Listing { tenant: tenant.id, by: filter.by(&pollers), order, after, limit };
     let page = app.scheduler.list(&listing).await?;
     let damaged = || reject(Code::StoreDamaged, "a stored payload is not valid JSON");
     let schedules = page.schedules.iter().map(|schedule| wire::schedule(schedule).ok_or_else(damaged));
     let schedules = schedules.collect::<Result<_, _>>()?;
-    let next_page_token = page.next.map(|next| token(&filter, next));
+    let next_page_token = page.next.map(|next| token(&filter, order, next));
     Ok(wire::json(StatusCode::OK, &SchedulePage { schedules, next_page_token }))
 }
 
@@ -59,6 +60,7 @@ impl Filter {
 
 struct ListQuery {
     filter: Filter,
+    order: Order,
     after: Option<Place>,
     limit: usize,
 }
@@ -70,6 +72,7 @@ struct Parameters<'a> {
     page_token: Option<Cow<'a, str>>,
     state: Option<Cow<'a, str>>,
     label: Option<Cow<'a, str>>,
+    order: Option<Cow<'a, str>>,
     due_from: Option<Cow<'a, str>>,
     due_until: Option<Cow<'a, str>>,
 }
@@ -84,11 +87,12 @@ impl<'a> Parameters<'a> {
                 "page_token" => (&mut parameters.page_token, "page_token"),
                 "state" => (&mut parameters.state, "state"),
                 "label" => (&mut parameters.label, "label"),
+                "order" => (&mut parameters.order, "order"),
                 "due_from" => (&mut parameters.due_from, "due_from"),
                 "due_until" => (&mut parameters.due_until, "due_until"),
                 _ => {
                     let name: String = name.chars().take(64).collect();
-                    let known = "limit, page_token, state, label, due_from and due_until";
+                    let known = "limit, page_token, state, label, order, due_from and due_until";
                     let detail = format!("unknown parameter {name:?}; the parameters of this route are {known}");
                     errors.push(parameter_error("query", "unknown_parameter", detail));
                     continue;
@@ -121,6 +125,7 @@ impl ListQuery {
         let mut errors = Vec::new();
         let parameters = Parameters::parse(query, &mut errors);
         let filter = filter(&parameters, &mut errors);
+        let order = order(&parameters, &mut errors);
         let mut limit = PAGE_LIMIT_DEFAULT;
         if let Some(text) = &parameters.limit {
             match text.parse() {
@@ -134,14 +139,14 @@ impl ListQuery {
         }
         let mut after = None;
         if let Some(text) = &parameters.page_token {
-            after = parse_token(&filter, text);
+            after = parse_token(&filter, order, text);
             if after.is_none() {
                 let detail = "not a next_page_token of this listing; keep the other parameters unchanged";
                 errors.push(parameter_error("page_token", "invalid_token", detail.to_owned()));
             }
         }
         if errors.is_empty() {
-            return Ok(ListQuery { filter, after, limit });
+            return Ok(ListQuery { filter, order, after, limit });
         }
         errors.truncate(32);
         Err(reject_fields(Code::InvalidParameter, "the query is invalid; see errors", errors))
@@ -186,6 +191,23 @@ fn filter(parameters: &Parameters<'_>, errors: &mut Vec<FieldError>) -> Filter {
     Filter::None
 }
 
+fn order(parameters: &Parameters<'_>, errors: &mut Vec<FieldError>) -> Order {
+    let Some(order) = &parameters.order else { return Order::default() };
+    if parameters.due_from.is_some() || parameters.due_until.is_some() {
+        let detail = "a due range is listed by the due time, the earliest first; omit the order";
+        errors.push(parameter_error("order", "conflicting_parameters", detail.to_owned()));
+    }
+    match &**order {
+        "oldest" => Order::Oldest,
+        "newest" => Order::Newest,
+        _ => {
+            let detail = "the value must be `oldest` or `newest`";
+            errors.push(parameter_error("order", "out_of_range", detail.to_owned()));
+            Order::default()
+        }
+    }
+}
+
 fn due_range(from: Option<&str>, until: Option<&str>, errors: &mut Vec<FieldError>) -> Option<Filter> {
     let mut instant = |name: &'static str, text: Option<&str>| {
         let Some(text) = text else {
@@ -217,20 +239,27 @@ fn due_range(from: Option<&str>, until: Option<&str>, errors: &mut Vec<FieldErro
 }
 
 const TOKEN_VERSION: u8 = 1;
-const CREATED: u8 = 0;
+// Kinds of listings. The kind determines the place in a token.
+const OLDEST: u8 = 0;
 const DUE: u8 = 1;
+const NEWEST: u8 = 2;
+
+fn kind(filter: &Filter, order: Order) -> u8 {
+    match (filter, order) {
+        (Filter::Due { .. }, _) => DUE,
+        (_, Order::Oldest) => OLDEST,
+        (_, Order::Newest) => NEWEST,
+    }
+}
 
 /// Encodes a page token. The token contains no tenant, because the key determines the tenant.
-fn token(filter: &Filter, place: Place) -> String {
+fn token(filter: &Filter, order: Order, place: Place) -> String {
     let mut bytes = vec![TOKEN_VERSION];
     bytes.extend(filter.fingerprint().to_be_bytes());
+    bytes.push(kind(filter, order));
     match place {
-        Place::Made(incarnation) => {
-            bytes.push(CREATED);
-            bytes.extend(incarnation.0.to_be_bytes());
-        }
+        Place::Made(incarnation) => bytes.extend(incarnation.0.to_be_bytes()),
         Place::Due(key) => {
-            bytes.push(DUE);
             bytes.extend(key.position.as_millis().to_be_bytes());
             bytes.extend(key.occurrence.incarnation.0.to_be_bytes());
             bytes.extend(key.occurrence.nominal.as_millis().to_be_bytes());
@@ -243,12 +272,12 @@ fn token(filter: &Filter, place: Place) -> String {
     BASE64_URL_SAFE_NO_PAD.encode(bytes)
 }
 
-fn parse_token(filter: &Filter, text: &str) -> Option<Place> {
+fn parse_token(filter: &Filter, order: Order, text: &str) -> Option<Place> {
     let bytes = BASE64_URL_SAFE_NO_PAD.decode(text).ok()?;
     let mut bytes = bytes.as_slice();
     let is_of_this_listing = array(&mut bytes)? == [TOKEN_VERSION]
         && u32::from_be_bytes(array(&mut bytes)?) == filter.fingerprint()
-        && array(&mut bytes)? == [if matches!(filter, Filter::Due { .. }) { DUE } else { CREATED }];
+        && array(&mut bytes)? == [kind(filter, order)];
     if !is_of_this_listing {
         return None;
     }
@@ -311,14 +340,17 @@ mod tests {
             let position = Timestamp::from_millis(position);
             let key = DueKey { position, occurrence, attempt, target: TargetKey(target) };
             let label = Filter::Label { name: "a".to_owned(), value: "b".to_owned() };
-            let filters = [Filter::None, Filter::State(Status::Ended), label, range()];
-            for filter in &filters {
+            let in_order = |order| [Filter::None, Filter::State(Status::Ended), label.clone()].map(|by| (by, order));
+            let mut listings = vec![(range(), Order::Oldest)];
+            listings.extend([Order::Oldest, Order::Newest].into_iter().flat_map(in_order));
+            for listing in &listings {
+                let (filter, order) = listing;
                 let place = if *filter == range() { Place::Due(key) } else { Place::Made(incarnation) };
-                let text = token(filter, place);
-                prop_assert_eq!(parse_token(filter, &text), Some(place));
-                prop_assert_eq!(parse_token(filter, &text[..cut.index(text.len())]), None);
-                for other in filters.iter().filter(|other| *other != filter) {
-                    prop_assert_eq!(parse_token(other, &text), None);
+                let text = token(filter, *order, place);
+                prop_assert_eq!(parse_token(filter, *order, &text), Some(place));
+                prop_assert_eq!(parse_token(filter, *order, &text[..cut.index(text.len())]), None);
+                for (other, order) in listings.iter().filter(|other| *other != listing) {
+                    prop_assert_eq!(parse_token(other, *order, &text), None);
                 }
             }
         }

@@ -62,6 +62,15 @@ async fn listing_has_one_filter_and_returns_schedules_like_a_read() {
         let due = format!("due_from=2031-01-01T12:00:00Z&due_until=2031-01-02T13:00:00%2B01:00{limit}");
         assert_eq!(all(&world, &due).await, ["a", "c"], "the start is inclusive, the end exclusive");
     }
+    for (filter, count) in [("", 4), ("state=active", 3), ("state=cancelled", 1), ("label=team=blue+%26%20green", 2)] {
+        for limit in ["", "&limit=1", "&limit=2"] {
+            let oldest = all(&world, &format!("{filter}&order=oldest{limit}")).await;
+            let mut newest = all(&world, &format!("{filter}&order=newest{limit}")).await;
+            assert_eq!(oldest, all(&world, &format!("{filter}{limit}")).await, "the oldest are first by default");
+            newest.reverse();
+            assert_eq!((newest, oldest.len()), (oldest, count), "{filter}{limit}");
+        }
+    }
     assert_eq!(all(&world, "state=ended").await, [""; 0]);
     assert_eq!(all(&world, "label=team=blue").await, [""; 0]);
     world.stop().await;
@@ -74,6 +83,7 @@ async fn rejection_of_a_query_lists_every_reason() {
     create_schedule(&world, "b", "2031-01-01T12:00:00Z", r#"{"team":"blue"}"#).await;
     let token = list(&world, "limit=1").await.json()["next_page_token"].as_str().unwrap().to_owned();
     let of_other = format!("state=active&page_token={token}");
+    let of_other_order = format!("order=newest&page_token={token}");
     let day = "due_from=2031-01-01T00:00:00Z&due_until=2031-01-02T00:00:00";
     for (query, code, parameter) in [
         ("state=active&label=team=blue", "conflicting_parameters", "query"),
@@ -93,6 +103,10 @@ async fn rejection_of_a_query_lists_every_reason() {
         ("limit=1001", "out_of_range", "limit"),
         ("page_token=x", "invalid_token", "page_token"),
         (&of_other, "invalid_token", "page_token"),
+        (&of_other_order, "invalid_token", "page_token"),
+        ("order=up", "out_of_range", "order"),
+        ("order=newest&order=newest", "conflicting_parameters", "order"),
+        (&format!("{day}Z&order=newest"), "conflicting_parameters", "order"),
         ("page=2", "unknown_parameter", "query"),
     ] {
         let response = list(&world, query).await;
@@ -113,7 +127,7 @@ async fn page_token_reveals_nothing_about_another_tenant() {
         create_schedule(&world, id, "2031-01-01T12:00:00Z", r#"{"team":"blue"}"#).await;
     }
     let due = "due_from=2031-01-01T00:00:00Z&due_until=2031-01-02T00:00:00Z";
-    for query in ["", "state=active", "label=team=blue", due] {
+    for query in ["", "order=newest", "state=active", "label=team=blue", due] {
         let token = list(&world, &format!("{query}&limit=1")).await.json()["next_page_token"].clone();
         let path = format!("/v1/schedules?{query}&page_token={}", token.as_str().unwrap());
         let theirs = world.send_as(FOREIGN_KEY, "GET", &path, "").await;

@@ -16,8 +16,8 @@ use simulator::Simulation;
 use store::memory::{MemoryOptions, MemoryStore};
 use store::{
     Answer, Cancellation, CancellationResult, Change, Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver, Health,
-    Insert, InsertLogEntry, Inserted, ListBy, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions, Store,
-    StoreError, WriteRejection, Written,
+    Insert, InsertLogEntry, Inserted, ListBy, ListPage, ListRead, Order, Outdated, OwnerWrite, Placed, Positions,
+    Store, StoreError, WriteRejection, Written,
 };
 use store_conformance::differential::{self, Operation};
 
@@ -43,6 +43,7 @@ enum Bug {
     InsertsRunBackwards,
     ListedPageIsAlwaysLast,
     ListedPageLosesItsLastItem,
+    ListOrderIsIgnored,
     LoadsAreOutOfOrder,
     ServerMadeIdIsNotVerified,
     CancellationIsReportedApplied,
@@ -77,6 +78,7 @@ const CAUGHT_BY: &[(Bug, &str)] = &[
     (Bug::InsertsRunBackwards, "first_insert_of_an_id_in_a_batch_wins"),
     (Bug::ListedPageIsAlwaysLast, "schedules_are_listed_in_creation_order"),
     (Bug::ListedPageLosesItsLastItem, "schedules_are_listed_by_a_label"),
+    (Bug::ListOrderIsIgnored, "schedules_are_listed_by_state"),
     (Bug::LoadsAreOutOfOrder, "results_of_10000_inserts_are_in_order"),
     (Bug::ServerMadeIdIsNotVerified, "chosen_id_in_server_made_form_is_only_a_name"),
     (Bug::CancellationIsReportedApplied, "cancellation_record_is_applied_or_returned"),
@@ -110,6 +112,7 @@ const SEEN_BY_THE_MODEL: &[Bug] = &[
     Bug::InsertsRunBackwards,
     Bug::ListedPageIsAlwaysLast,
     Bug::ListedPageLosesItsLastItem,
+    Bug::ListOrderIsIgnored,
     Bug::LoadsAreOutOfOrder,
     Bug::CancellationIsReportedApplied,
     Bug::NothingIsStored,
@@ -291,7 +294,10 @@ impl Store for Broken {
         self.store.load(incarnations)
     }
 
-    fn list(&self, read: ListRead) -> Answer<'_, ListPage> {
+    fn list(&self, mut read: ListRead) -> Answer<'_, ListPage> {
+        if self.has(Bug::ListOrderIsIgnored) {
+            read.order = Order::Oldest;
+        }
         Box::pin(async move {
             let mut page = self.store.list(read).await?;
             if self.has(Bug::ListedPageLosesItsLastItem) && read.by != ListBy::All {

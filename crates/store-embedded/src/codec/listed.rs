@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 
 use domain::{Incarnation, TenantId};
+use store::Order;
 use stored::{Malformed, Put as _, Take};
 
 pub(crate) const LISTED: u8 = b'l';
@@ -30,12 +31,13 @@ impl Bucket {
         Bucket { tenant, number }
     }
 
-    pub(crate) fn first(tenant: TenantId) -> Self {
-        Bucket { tenant, number: 0 }
-    }
-
-    pub(crate) fn last(tenant: TenantId) -> Self {
-        Bucket { tenant, number: u64::MAX }
+    /// Returns the first and the last bucket (both inclusive) that can contain schedules of the tenant after `after`.
+    pub(crate) fn after(tenant: TenantId, order: Order, after: Option<Incarnation>) -> (Self, Self) {
+        let bound = |number| after.map_or(Bucket { tenant, number }, |after| Bucket::of(tenant, after));
+        match order {
+            Order::Oldest => (bound(0), Bucket { tenant, number: u64::MAX }),
+            Order::Newest => (Bucket { tenant, number: 0 }, bound(u64::MAX)),
+        }
     }
 
     /// Returns the common prefix of the keys of the bucket's rows.

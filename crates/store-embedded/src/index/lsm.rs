@@ -239,6 +239,29 @@ impl Tree {
     }
 }
 
+/// Visits the rows in their order, without removed rows, until `visit` breaks.
+fn visit_rows(family: Family, rows: impl Iterator<Item = impl Guard>, visit: Visit<'_>) -> Result<(), lsm_tree::Error> {
+    for row in rows {
+        let (key, value) = row.into_inner()?;
+        let mut value = Bytes::from(value);
+        if family == Family::Rows && versions::is_removal(&value) {
+            continue;
+        }
+        if family == Family::Points {
+            let Some(unwrapped) = versions::unwrap(&value)? else { continue };
+            value = unwrapped;
+        }
+        if visit(&key, &value) == ControlFlow::Break(()) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn damaged_range(family: Family, from: &[u8], to: &[u8], error: &lsm_tree::Error) -> IndexError {
+    damage(family, &format!("{} to {}", hex(from), hex(to)), error)
+}
+
 /// I/O errors that a read returns if a damaged table or manifest contains a wrong offset or name.
 const MEANS_DAMAGE: [ErrorKind; 4] =
     [ErrorKind::UnexpectedEof, ErrorKind::NotFound, ErrorKind::InvalidInput, ErrorKind::InvalidData];
@@ -277,22 +300,23 @@ impl Index for LsmIndex {
         if from >= to {
             return Ok(());
         }
-        for row in self.tree(family).tree.range(from..to, before.as_u64(), None) {
-            let damaged = |error| damage(family, &format!("{} to {}", hex(from), hex(to)), &error);
-            let (key, value) = row.into_inner().map_err(damaged)?;
-            let mut value = Bytes::from(value);
-            if family == Family::Rows && versions::is_removal(&value) {
-                continue;
-            }
-            if family == Family::Points {
-                let Some(unwrapped) = versions::unwrap(&value).map_err(damaged)? else { continue };
-                value = unwrapped;
-            }
-            if visit(&key, &value) == ControlFlow::Break(()) {
-                break;
-            }
+        let rows = self.tree(family).tree.range(from..to, before.as_u64(), None);
+        visit_rows(family, rows, visit).map_err(|error| damaged_range(family, from, to, &error))
+    }
+
+    fn scan_back(
+        &self,
+        family: Family,
+        from: &[u8],
+        to: &[u8],
+        before: Sequence,
+        visit: Visit<'_>,
+    ) -> Result<(), IndexError> {
+        if from >= to {
+            return Ok(());
         }
-        Ok(())
+        let rows = self.tree(family).tree.range(from..to, before.as_u64(), None).rev();
+        visit_rows(family, rows, visit).map_err(|error| damaged_range(family, from, to, &error))
     }
 
     fn put(&self, family: Family, key: &[u8], value: &[u8], at: Sequence) {

@@ -133,6 +133,16 @@ fn version(versions: &Versions, before: Sequence) -> Option<&Bytes> {
     versions[..newer].last().and_then(|(_, value)| value.as_ref())
 }
 
+/// Visits the rows in their order, with their versions before the sequence `before`, until `visit` breaks.
+fn visit_rows<'a>(rows: impl Iterator<Item = (&'a Bytes, &'a Versions)>, before: Sequence, visit: Visit<'_>) {
+    for (key, versions) in rows {
+        let Some(value) = version(versions, before) else { continue };
+        if visit(key, value) == ControlFlow::Break(()) {
+            break;
+        }
+    }
+}
+
 /// Drops the versions that no read at or after `keep_from` observes.
 fn forget(rows: &mut Rows, keep_from: Sequence) {
     rows.retain(|_, versions| {
@@ -191,12 +201,23 @@ impl Index for MapIndex {
             return Ok(());
         }
         let state = self.state();
-        for (key, versions) in state.families[family as usize].range::<[u8], _>(between(from, to)) {
-            let Some(value) = version(versions, before) else { continue };
-            if visit(key, value) == ControlFlow::Break(()) {
-                break;
-            }
+        visit_rows(state.families[family as usize].range::<[u8], _>(between(from, to)), before, visit);
+        Ok(())
+    }
+
+    fn scan_back(
+        &self,
+        family: Family,
+        from: &[u8],
+        to: &[u8],
+        before: Sequence,
+        visit: Visit<'_>,
+    ) -> Result<(), IndexError> {
+        if from >= to {
+            return Ok(());
         }
+        let state = self.state();
+        visit_rows(state.families[family as usize].range::<[u8], _>(between(from, to)).rev(), before, visit);
         Ok(())
     }
 

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard};
 
 use domain::{Incarnation, TenantId};
+use store::Order;
 
 use crate::codec::listed::Bucket;
 
@@ -54,20 +55,41 @@ impl Fresh {
     }
 
     /// Returns the tenant's fresh schedules after `after`. Returns either all these schedules, or more than `enough` of
-    /// them. In the second case no schedule is missing among the first `enough`.
-    pub(crate) fn of(&self, tenant: TenantId, after: Option<Incarnation>, enough: usize) -> BTreeSet<Incarnation> {
-        let from = after.map_or(Bucket::first(tenant), |after| Bucket::of(tenant, after));
-        let mut found = BTreeSet::new();
-        for (_, incarnations) in self.lock().of.range(from..=Bucket::last(tenant)) {
-            found.extend(incarnations.iter().filter(|incarnation| after.is_none_or(|after| **incarnation > after)));
-            if found.len() > enough {
-                break;
-            }
+    /// them. In the second case no schedule is missing among the first `enough` in this order.
+    pub(crate) fn of(
+        &self,
+        tenant: TenantId,
+        order: Order,
+        after: Option<Incarnation>,
+        enough: usize,
+    ) -> BTreeSet<Incarnation> {
+        let (first, last) = Bucket::after(tenant, order, after);
+        let buckets = self.lock();
+        let range = buckets.of.range(first..=last).map(|(_, incarnations)| incarnations);
+        let is_after = |incarnation: &Incarnation| order.is_after(*incarnation, after);
+        match order {
+            Order::Oldest => first_of(range, is_after, enough),
+            Order::Newest => first_of(range.rev(), is_after, enough),
         }
-        found
     }
 
     fn lock(&self) -> MutexGuard<'_, Buckets> {
         self.0.lock().expect("no holder of this lock panics")
     }
+}
+
+/// Collects the matching incarnations of the first buckets, until there are more than `enough`.
+fn first_of<'a>(
+    buckets: impl Iterator<Item = &'a BTreeSet<Incarnation>>,
+    matches: impl Fn(&Incarnation) -> bool,
+    enough: usize,
+) -> BTreeSet<Incarnation> {
+    let mut found = BTreeSet::new();
+    for incarnations in buckets {
+        found.extend(incarnations.iter().copied().filter(&matches));
+        if found.len() > enough {
+            break;
+        }
+    }
+    found
 }

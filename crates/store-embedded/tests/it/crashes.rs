@@ -10,7 +10,8 @@ use domain::{DueKey, Incarnation, ScheduleId, Status, Term, Timestamp};
 use runtime::{Runtime, TaskSet};
 use simulator::{Faults, Incident, Simulation, run_seeds};
 use store::{
-    Cancellation, Change, DueBound, DueRead, Inserted, ListBy, ListRead, OwnerWrite, Positions, Store, StoreError,
+    Cancellation, Change, DueBound, DueRead, Inserted, ListBy, ListRead, Order, OwnerWrite, Positions, Store,
+    StoreError,
 };
 use store_embedded::{EmbeddedStore, IndexKind, Options};
 
@@ -97,7 +98,7 @@ async fn check(store: &EmbeddedStore, record: &Record) {
         DueRead { poller: POLLER, after: DueBound::Instant(Timestamp::MIN), until: Timestamp::MAX, limit: 1_000_000 };
     let page = store.due(vec![everything]).await.unwrap().remove(0);
     let positions = store.positions(vec![POLLER]).await.unwrap()[0];
-    let read = ListRead { tenant: TENANT, by: ListBy::All, after: None, limit: 1_000_000 };
+    let read = ListRead { tenant: TENANT, by: ListBy::All, order: Order::Oldest, after: None, limit: 1_000_000 };
     let listed = store.list(read).await.unwrap().incarnations;
     assert!(listed.is_sorted_by(|one, next| one < next), "each schedule is listed once, in order");
     let mut expected = record.expected();

@@ -7,7 +7,7 @@ use domain::occurrence::Run;
 use domain::{DueKey, LabelKey, Occurrence, RunState, Schedule, Status, Term};
 use runtime::Runtime;
 use simulator::{Incident, Simulation, run_seeds};
-use store::{Change, Insert, ListBy, ListRead, OwnerWrite, Positions, Store};
+use store::{Change, Insert, ListBy, ListRead, Order, OwnerWrite, Positions, Store};
 use store_embedded::{IndexKind, Options};
 
 use crate::support::{Home, POLLER, TENANT, one_shot, small};
@@ -82,7 +82,7 @@ impl Owned {
 
     /// Returns the numbers of the schedules that the store lists.
     async fn listed(&self, by: ListBy) -> Vec<u128> {
-        let read = ListRead { tenant: TENANT, by, after: None, limit: 100 };
+        let read = ListRead { tenant: TENANT, by, order: Order::Oldest, after: None, limit: 100 };
         let page = self.home.store.list(read).await.unwrap();
         page.incarnations.into_iter().map(|incarnation| incarnation.0 & 0xffff).collect()
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use domain::{Incarnation, ScheduleId, Status, TenantId, Timestamp};
 use runtime::Runtime;
 use simulator::Simulation;
-use store::{Cancellation, Insert, ListBy, ListRead, Store};
+use store::{Cancellation, Insert, ListBy, ListRead, Order, Store};
 use store_embedded::{IndexKind, Options};
 
 use crate::support::{Home, TENANT, one_shot, small};
@@ -35,14 +35,23 @@ fn new_schedule(number: u64) -> Insert {
     insert
 }
 
+/// Lists the schedules in both orders. Returns the schedules with the oldest first.
 async fn listed(store: &dyn Store, tenant: TenantId, by: ListBy, limit: usize) -> Vec<Incarnation> {
+    let oldest = listed_in(store, tenant, by, Order::Oldest, limit).await;
+    let mut newest = listed_in(store, tenant, by, Order::Newest, limit).await;
+    newest.reverse();
+    assert!(newest == oldest, "both orders list the same schedules, {tenant:?} by {by:?} and {limit}");
+    oldest
+}
+
+async fn listed_in(store: &dyn Store, tenant: TenantId, by: ListBy, order: Order, limit: usize) -> Vec<Incarnation> {
     let (mut found, mut after) = (Vec::new(), None);
     loop {
-        let page = store.list(ListRead { tenant, by, after, limit }).await.unwrap();
+        let page = store.list(ListRead { tenant, by, order, after, limit }).await.unwrap();
         assert!(page.incarnations.len() <= limit, "a page exceeds its limit");
         found.extend(page.incarnations);
         let Some(next) = page.next else { return found };
-        assert!(after < Some(next), "a page does not continue after the last one");
+        assert!(order.is_after(next, after), "a page does not continue after the last one");
         after = Some(next);
     }
 }

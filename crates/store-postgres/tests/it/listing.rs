@@ -6,7 +6,7 @@ use std::time::Duration;
 use domain::{Incarnation, Timestamp};
 use runtime::Runtime;
 use store::listing::{By, Listing, page};
-use store::{Cancellation, Change, Insert, Store};
+use store::{Cancellation, Change, Insert, Order, Store};
 use store_postgres::{Options, SCHEMA_VERSION, migrate};
 use test_servers::postgres::shared;
 
@@ -20,7 +20,8 @@ fn labelled(runtime: &Runtime, at: Timestamp) -> Insert {
 }
 
 async fn listed(store: &dyn Store, by: By<'_>) -> Vec<Incarnation> {
-    let page = page(store, &Listing { tenant: TENANT, by, after: None, limit: 100 }).await.unwrap();
+    let page =
+        page(store, &Listing { tenant: TENANT, by, order: Order::Oldest, after: None, limit: 100 }).await.unwrap();
     page.schedules.iter().map(|schedule| schedule.incarnation).collect()
 }
 

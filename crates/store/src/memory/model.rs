@@ -13,7 +13,7 @@ use domain::{
 
 use crate::{
     Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver, Health, InsertLogEntry, ListBy, ListPage, ListRead,
-    Outdated, Positions, WriteRejection,
+    Order, Outdated, Positions, WriteRejection,
 };
 
 /// Caller that writes a due row.
@@ -240,9 +240,12 @@ impl Model {
     /// Returns a page of a listing. The model behaves like an engine that reads `limit` rows of the tenant and then
     /// filters them.
     pub(super) fn list(&self, read: &ListRead) -> ListPage {
-        let start = read.after.map_or(Bound::Unbounded, Bound::Excluded);
-        let after = self.schedules.range((start, Bound::Unbounded));
-        let mut of_tenant = after.filter(|(_, schedule)| schedule.tenant == read.tenant).peekable();
+        let after = read.after.map_or(Bound::Unbounded, Bound::Excluded);
+        let rows: Box<dyn Iterator<Item = (&Incarnation, &Arc<Schedule>)>> = match read.order {
+            Order::Oldest => Box::new(self.schedules.range((after, Bound::Unbounded))),
+            Order::Newest => Box::new(self.schedules.range((Bound::Unbounded, after)).rev()),
+        };
+        let mut of_tenant = rows.filter(|(_, schedule)| schedule.tenant == read.tenant).peekable();
         let mut page = ListPage::default();
         for (incarnation, schedule) in of_tenant.by_ref().take(read.limit) {
             page.next = Some(*incarnation);

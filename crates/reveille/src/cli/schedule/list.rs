@@ -1,9 +1,10 @@
-//! Command `reveille schedule list`, which lists all schedules or the schedules that match a filter.
+//! Command `reveille schedule list`, which lists the active schedules or the schedules that match a filter.
 
 use anyhow::{Context as _, ensure};
 use clap::{Args, ValueEnum};
 use cli_support::console;
-use reveille_client::{ListBy, Schedule, SchedulePage, ScheduleState, Time};
+use reveille_client::api::Target;
+use reveille_client::{ListBy, Order, Schedule, SchedulePage, ScheduleState, Time};
 use serde::Deserialize as _;
 use serde::de::IntoDeserializer;
 use serde::de::value::Error;
@@ -16,9 +17,12 @@ use crate::cli::show::{self, or_dash, word};
 
 #[derive(Args, Debug)]
 pub(crate) struct List {
-    /// State of the schedules to list
+    /// State of the schedules to list [default: active]
     #[arg(long, conflicts_with_all = ["label", "due_from"])]
     state: Option<State>,
+    /// Schedules to list first, by their creation [default: newest]
+    #[arg(long, conflicts_with = "due_from")]
+    order: Option<Oldness>,
     /// Label of the schedules to list, as NAME:VALUE
     #[arg(long, value_name = "NAME:VALUE", value_parser = label, conflicts_with = "due_from")]
     label: Option<(String, String)>,
@@ -41,6 +45,14 @@ enum State {
     Active,
     Ended,
     Cancelled,
+    All,
+}
+
+/// Value of `--order`.
+#[derive(Clone, Copy, ValueEnum, Debug)]
+enum Oldness {
+    Oldest,
+    Newest,
 }
 
 fn label(text: &str) -> anyhow::Result<(String, String)> {
@@ -56,19 +68,27 @@ fn instant(text: &str) -> anyhow::Result<Time> {
 
 impl List {
     fn by(&self) -> ListBy {
-        if let Some(state) = self.state {
-            return ListBy::State(match state {
-                State::Active => ScheduleState::Active,
-                State::Ended => ScheduleState::Ended,
-                State::Cancelled => ScheduleState::Cancelled,
-            });
-        }
         if let Some((name, value)) = self.label.clone() {
             return ListBy::Label { name, value };
         }
         match (self.due_from, self.due_until) {
             (Some(from), Some(until)) => ListBy::Due { from, until },
-            _ => ListBy::All,
+            _ => match self.state.unwrap_or(State::Active) {
+                State::Active => ListBy::State(ScheduleState::Active),
+                State::Ended => ListBy::State(ScheduleState::Ended),
+                State::Cancelled => ListBy::State(ScheduleState::Cancelled),
+                State::All => ListBy::All,
+            },
+        }
+    }
+
+    fn order(&self) -> Order {
+        match self.order {
+            Some(Oldness::Oldest) => Order::Oldest,
+            Some(Oldness::Newest) => Order::Newest,
+            // A list by due time has only one order, which the API calls the oldest.
+            None if self.due_from.is_some() => Order::Oldest,
+            None => Order::Newest,
         }
     }
 }
@@ -76,7 +96,7 @@ impl List {
 pub(super) async fn list(arguments: List) -> anyhow::Result<()> {
     let client = arguments.connect.client(DefaultKey::Admin)?;
     let Page { limit, page_token } = &arguments.page;
-    let page = client.schedule_page(&arguments.by(), *limit, page_token.as_deref()).await;
+    let page = client.schedule_page(&arguments.by(), arguments.order(), *limit, page_token.as_deref()).await;
     show_page(&page.map_err(|error| explain(&client, &error))?, arguments.output)
 }
 
@@ -85,19 +105,21 @@ fn show_page(page: &SchedulePage, output: Output) -> anyhow::Result<()> {
         return show::json(page);
     }
     let rows: Vec<_> = page.schedules.iter().map(row).collect();
-    show::table(["schedule", "state", "next", "when", "labels"], &rows)?;
+    show::table(["schedule", "state", "next", "when", "target", "labels"], &rows)?;
     match &page.next_page_token {
         Some(token) => Ok(console::line(&format!("\nmore: --page-token {}", show::escaped(token)))?),
         None => Ok(()),
     }
 }
 
-fn row(schedule: &Schedule) -> [String; 5] {
+fn row(schedule: &Schedule) -> [String; 6] {
     let when = match (&schedule.at, &schedule.cron, &schedule.every) {
         (Some(_), ..) => "once".to_owned(),
         (None, Some(cron), _) => cron.clone(),
         (None, None, every) => every.as_ref().map_or_else(String::new, |every| format!("every {every}")),
     };
     let labels: Vec<String> = schedule.labels.iter().map(|(name, value)| format!("{name}:{value}")).collect();
-    [schedule.id.clone(), word(&schedule.state), or_dash(schedule.next), when, labels.join(" ")]
+    let Target::Http(http) = &schedule.target;
+    let target = format!("{} {}", http.method, http.url);
+    [schedule.id.clone(), word(&schedule.state), or_dash(schedule.next), when, target, labels.join(" ")]
 }

@@ -62,11 +62,22 @@ fn scan_all(index: &LsmIndex, family: Family) -> Found {
     Ok(found)
 }
 
-/// Reads every row by a scan and by its key. Returns an error if a read reports damage.
+fn scan_all_back(index: &LsmIndex, family: Family) -> Found {
+    let mut found = Vec::new();
+    index.scan_back(family, &[], &[0xff], Sequence::LATEST, &mut |key, value| {
+        found.push((key.to_vec(), value.clone()));
+        ControlFlow::Continue(())
+    })?;
+    found.reverse();
+    Ok(found)
+}
+
+/// Reads every row by a scan in each direction and by its key. Returns an error if a read reports damage.
 fn read_all(index: &LsmIndex, expected: &[Vec<(Vec<u8>, Bytes)>; 3]) -> Result<(), IndexError> {
     for family in Family::ALL {
         let rows = &expected[family as usize];
         assert_eq!(&scan_all(index, family)?, rows, "a scan of {} has other rows", family.name());
+        assert_eq!(&scan_all_back(index, family)?, rows, "a scan back of {} has other rows", family.name());
         for (key, value) in rows {
             assert_eq!(index.get(family, key, Sequence::LATEST)?.as_ref(), Some(value), "{}", family.name());
         }
