@@ -21,8 +21,8 @@ pub use patch::SchedulePatch;
 pub use problem::{FieldError, PROBLEM_CONTENT_TYPE, Problem};
 pub use run::{Attempt, CancelResult, Cancelled, Redriven, Run, RunPage, RunState};
 pub use schedule::{
-    DryRun, HttpTarget, Retry, RetryRequest, Schedule, SchedulePage, ScheduleRequest, ScheduleState, ScheduleSummary,
-    Target, TargetRequest, TargetRequestHttp,
+    DryRun, HttpTarget, Retry, RetryRequest, Schedule, ScheduleCount, SchedulePage, ScheduleRequest, ScheduleState,
+    ScheduleSummary, Target, TargetRequest, TargetRequestHttp,
 };
 pub use secret::Secret;
 pub use tenant::{

@@ -156,6 +156,14 @@ pub struct Schedule {
     pub retry: Retry,
 }
 
+/// Response of `GET /v1/schedules:count`: numbers of the tenant's schedules.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct ScheduleCount {
+    /// Number of active schedules. The quota `pending_max` limits this number.
+    pub active: u64,
+}
+
 /// Response of `GET /v1/schedules`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

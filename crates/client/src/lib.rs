@@ -45,8 +45,8 @@ use std::sync::Arc;
 pub use api;
 pub use api::{
     AuditEntry, BatchLine, CancelResult, Cancelled, DryRun, FieldError, Key, KeyCreated, KeyRequest, Problem, Quota,
-    QuotaSheet, Quotas, Role, Run, RunState, Schedule, SchedulePage, SchedulePatch, ScheduleRequest, ScheduleState,
-    Secret, SigningSecret, SigningSecretCreated, Tenant, TenantCreated, Time,
+    QuotaSheet, Quotas, Role, Run, RunState, Schedule, ScheduleCount, SchedulePage, SchedulePatch, ScheduleRequest,
+    ScheduleState, Secret, SigningSecret, SigningSecretCreated, Tenant, TenantCreated, Time,
 };
 pub use changes::{Condition, Updated};
 pub use error::{Error, Rejection};

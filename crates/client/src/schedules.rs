@@ -1,6 +1,6 @@
 //! Calls that create, read, replace and cancel schedules.
 
-use api::{Cancelled, DryRun, Schedule, SchedulePage, ScheduleRequest, ScheduleState, Time};
+use api::{Cancelled, DryRun, Schedule, ScheduleCount, SchedulePage, ScheduleRequest, ScheduleState, Time};
 use futures_util::stream::BoxStream;
 use http::{HeaderName, Method, StatusCode};
 
@@ -174,6 +174,14 @@ impl Client {
         token: Option<&str>,
     ) -> Result<SchedulePage, Error> {
         self.page(&by.path(order), limit, token).await
+    }
+
+    /// Returns the number of the tenant's active schedules.
+    ///
+    /// # Errors
+    /// Returns a variant of [`Error`].
+    pub async fn count_schedules(&self) -> Result<ScheduleCount, Error> {
+        self.0.call(&Call::get(format!("{SCHEDULES}:count"))).await?.read()
     }
 
     /// Cancels a schedule. A second cancellation has no effect. The result states whether a callback is in flight.

@@ -148,6 +148,8 @@ pub(crate) struct Metrics {
     pub(crate) oldest_due_seconds: Gauge<f64, AtomicU64>,
     pub(crate) created: Counter,
     pub(crate) cancelled: Counter,
+    /// Number of active schedules of all tenants.
+    pub(crate) active: Gauge,
     pub(crate) shards_owned: Gauge,
     /// Shards that this member gained, handed over or lost.
     pub(crate) shard_owner_changes: Family<Change, Counter>,
@@ -182,6 +184,7 @@ impl Metrics {
             oldest_due_seconds: Gauge::default(),
             created: Counter::default(),
             cancelled: Counter::default(),
+            active: Gauge::default(),
             shards_owned: Gauge::default(),
             shard_owner_changes: Family::default(),
             clock_skew_seconds: Gauge::default(),
@@ -275,6 +278,11 @@ impl Metrics {
         );
         registry.register("reveille_schedules_created", "Schedules created or replaced", self.created.clone());
         registry.register("reveille_schedules_cancelled", "Schedules cancelled", self.cancelled.clone());
+        registry.register(
+            "reveille_schedules_active",
+            "Active schedules of all tenants, at all members",
+            self.active.clone(),
+        );
         registry.register("reveille_shards_owned", "Shards that this member owns", self.shards_owned.clone());
         registry.register(
             "reveille_shard_owner_changes",

@@ -75,6 +75,15 @@ impl Tenants {
         Ok(active.into_iter().next().expect("the store returns one count per tenant"))
     }
 
+    /// Returns the number of the active schedules of all tenants that this member knows.
+    ///
+    /// # Errors
+    /// Returns an error if the store fails.
+    pub(crate) async fn count_all_active(&self) -> Result<u64, StoreError> {
+        let tenants = self.shared.tenants.known().all().map(|tenant| tenant.id).collect();
+        Ok(self.shared.store.active(tenants).await?.into_iter().sum())
+    }
+
     /// Returns the pollers of all generations of the tenant. These pollers contain all due rows of the tenant.
     #[must_use]
     pub fn pollers(tenant: &Tenant) -> Vec<PollerId> {

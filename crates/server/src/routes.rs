@@ -92,6 +92,16 @@ fn schedule_routes(routes: Routes) -> Routes {
         )
         .add(
             schedules_route(
+                "GET /v1/schedules:count",
+                "countSchedules",
+                Reader,
+                "Count the active schedules",
+                ok("The number of active schedules", schema_of::<api::ScheduleCount>),
+            ),
+            listing::count,
+        )
+        .add(
+            schedules_route(
                 "POST /v1/schedules",
                 "createSchedule",
                 Writer,

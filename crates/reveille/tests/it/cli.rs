@@ -115,6 +115,7 @@ fn list_command_shows_the_newest_active_schedules_first() {
     let head: Vec<&str> = text.lines().next().unwrap().split_whitespace().collect();
     assert_eq!(head, ["SCHEDULE", "STATE", "NEXT", "WHEN", "TARGET", "LABELS"]);
     assert!(text.contains(&format!("once  POST {URL}  team:x\n")), "{text}");
+    assert!(text.ends_with("\n\n3 active schedules\n"), "{text}");
     let ids = |more: &[&str]| {
         let page = json(&data, &[&["schedule", "list"], more].concat());
         let ids = page["schedules"].as_array().unwrap().iter().map(|schedule| schedule["id"].as_str().unwrap());

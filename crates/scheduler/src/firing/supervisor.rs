@@ -26,6 +26,8 @@ const OWNER_MESSAGES_MAX: usize = 8_192;
 const CANCELLATIONS_PERIOD: Duration = Duration::from_secs(1);
 /// Time between two reads of the tenants.
 const TENANTS_PERIOD: Duration = Duration::from_secs(2);
+/// Time between two updates of the metric of active schedules. A shorter period causes more reads of the store.
+const COUNT_PERIOD: Duration = Duration::from_secs(10);
 const RETRY_WAIT: Duration = Duration::from_millis(200);
 
 async fn watch_cancellations(shared: Arc<Shared>) {
@@ -44,6 +46,19 @@ async fn watch_tenants(shared: Arc<Shared>) {
         if let Err(error) = Tenants::new(shared.clone()).refresh().await {
             count_store_error(&shared.metrics, "tenants", &error);
         }
+    }
+}
+
+/// Updates the metric of active schedules periodically.
+async fn count_active(shared: Arc<Shared>) {
+    loop {
+        match Tenants::new(shared.clone()).count_all_active().await {
+            Ok(count) => {
+                shared.metrics.active.set(i64::try_from(count).unwrap_or(i64::MAX));
+            }
+            Err(error) => count_store_error(&shared.metrics, "active", &error),
+        }
+        shared.runtime.sleep(COUNT_PERIOD).await;
     }
 }
 
@@ -127,6 +142,7 @@ async fn serve(shared: Arc<Shared>, taken: Option<Gained>, stop: CancellationTok
     tasks.spawn("outcome writer", outcome_writer.run());
     tasks.spawn("marks", watch_cancellations(shared.clone()));
     tasks.spawn("tenants", watch_tenants(shared.clone()));
+    tasks.spawn("count", count_active(shared.clone()));
     let options = shared.options.clone();
     Owner::new(context, options, owner_messages, shared.nudge.clone()).run(stop).await;
 }

@@ -54,6 +54,21 @@ fn recurring_schedule_fires_at_each_instant() {
 }
 
 #[test]
+fn metric_counts_the_active_schedules_of_all_tenants() {
+    simulate(|runtime| async move {
+        let harness = Harness::open(runtime, Options::default(), ok).await;
+        let later = When::At(harness.in_ms(3_600_000));
+        harness.create_for(TENANT, "one", later.clone(), "http://receiver.test/a").await;
+        harness.create_for(TenantId(2), "two", later.clone(), "http://receiver.test/a").await;
+        let cancelled = harness.create_for(TenantId(2), "three", later, "http://receiver.test/a").await;
+        harness.scheduler.cancel(TenantId(2), cancelled.id.clone()).await.unwrap();
+        harness.runtime.sleep(Duration::from_secs(11)).await;
+        let metrics = harness.scheduler.metrics_text();
+        assert!(metrics.contains("reveille_schedules_active 2\n"), "{metrics}");
+    });
+}
+
+#[test]
 fn run_that_fails_all_attempts_becomes_redrivable_dead_letter() {
     simulate(|runtime| async move {
         let behaviour = |delivery: &scheduler::Delivery| match delivery.occurrence.replay {

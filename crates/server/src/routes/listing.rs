@@ -1,8 +1,9 @@
 //! `GET /v1/schedules`: pages of a tenant's schedules, with at most one filter, the oldest or the newest first.
+//! `GET /v1/schedules:count`: the number of a tenant's active schedules, which every store maintains.
 
 use std::borrow::Cow;
 
-use api::{FieldError, SchedulePage};
+use api::{FieldError, ScheduleCount, SchedulePage};
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
 use base64::Engine as _;
@@ -32,6 +33,11 @@ pub(super) async fn list(State(app): App, Caller { tenant, .. }: Caller, RawQuer
     let schedules = schedules.collect::<Result<_, _>>()?;
     let next_page_token = page.next.map(|next| token(&filter, order, next));
     Ok(wire::json(StatusCode::OK, &SchedulePage { schedules, next_page_token }))
+}
+
+pub(super) async fn count(State(app): App, Caller { tenant, .. }: Caller) -> HandlerResult {
+    let active = app.scheduler.tenants().count_active(tenant.id).await?;
+    Ok(wire::json(StatusCode::OK, &ScheduleCount { active }))
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -1,6 +1,6 @@
 use serde_json::Value;
 
-use crate::support::{FOREIGN_KEY, OPERATOR_KEY, Response, World};
+use crate::support::{FOREIGN_KEY, KEY, OPERATOR_KEY, Response, World};
 
 async fn create_schedule(world: &World, id: &str, at: &str, labels: &str) {
     let body = format!(
@@ -117,6 +117,22 @@ async fn rejection_of_a_query_lists_every_reason() {
     }
     let whole_day = format!("{day}Z");
     assert_eq!(list(&world, &whole_day).await.status, 200);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn count_contains_only_the_active_schedules_of_the_tenant() {
+    let world = World::start().await;
+    let count = async |key| world.send_as(key, "GET", "/v1/schedules:count", "").await.body;
+    assert_eq!(count(KEY).await, r#"{"active":0}"#);
+    for id in ["a", "b", "c"] {
+        create_schedule(&world, id, "2031-01-01T12:00:00Z", "{}").await;
+    }
+    assert_eq!(world.send("DELETE", "/v1/schedules/b", "").await.status, 200);
+    assert_eq!(count(KEY).await, r#"{"active":2}"#);
+    assert_eq!(count(FOREIGN_KEY).await, r#"{"active":0}"#);
+    assert_eq!(world.send("GET", "/v1/schedules%3Acount", "").await.status, 200);
+    assert_eq!(world.send("GET", "/v1/schedules:count?state=active", "").await.text("/code"), "invalid_parameter");
     world.stop().await;
 }
 

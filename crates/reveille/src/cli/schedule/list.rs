@@ -97,13 +97,16 @@ pub(super) async fn list(arguments: List) -> anyhow::Result<()> {
     let client = arguments.connect.client(DefaultKey::Admin)?;
     let Page { limit, page_token } = &arguments.page;
     let page = client.schedule_page(&arguments.by(), arguments.order(), *limit, page_token.as_deref()).await;
-    show_page(&page.map_err(|error| explain(&client, &error))?, arguments.output)
+    let page = page.map_err(|error| explain(&client, &error))?;
+    if arguments.output.json {
+        return show::json(&page);
+    }
+    show_page(&page)?;
+    let count = client.count_schedules().await.map_err(|error| explain(&client, &error))?.active;
+    Ok(console::line(&format!("\n{count} active {}", if count == 1 { "schedule" } else { "schedules" }))?)
 }
 
-fn show_page(page: &SchedulePage, output: Output) -> anyhow::Result<()> {
-    if output.json {
-        return show::json(page);
-    }
+fn show_page(page: &SchedulePage) -> anyhow::Result<()> {
     let rows: Vec<_> = page.schedules.iter().map(row).collect();
     show::table(["schedule", "state", "next", "when", "target", "labels"], &rows)?;
     match &page.next_page_token {
