@@ -91,7 +91,9 @@ fn check_http(http: &HttpTarget, limits: &Limits, found: &mut Vec<Violation>) {
     if let Err(problem) = check_url(&http.url, limits.url_bytes_max) {
         found.push(Violation::Url(problem));
     }
-    if !is_method_usable(&http.method) {
+    if let Some(method) = method_in_lower_case(&http.method) {
+        found.push(Violation::MethodCase(method));
+    } else if !is_method_usable(&http.method) {
         found.push(Violation::Method(shortened(&http.method)));
     }
     let header_bytes = http.headers.iter().map(|(name, value)| name.len() + value.plain_len()).sum();
@@ -148,6 +150,14 @@ fn is_method_usable(method: &str) -> bool {
     let parsed = Method::from_bytes(method.as_bytes());
     let is_forbidden = |method: &Method| *method == Method::CONNECT || *method == Method::TRACE;
     method.len() <= METHOD_BYTES_MAX && parsed.is_ok_and(|method| !is_forbidden(&method))
+}
+
+/// Returns the standard method that differs from `method` only in the case of its letters. Servers compare methods with
+/// their case (RFC 9110, 9.1) and would reject each attempt.
+fn method_in_lower_case(method: &str) -> Option<Method> {
+    const STANDARD: [Method; 7] =
+        [Method::GET, Method::HEAD, Method::POST, Method::PUT, Method::PATCH, Method::DELETE, Method::OPTIONS];
+    STANDARD.into_iter().find(|known| known.as_str() != method && known.as_str().eq_ignore_ascii_case(method))
 }
 
 fn header_violation(name: &str, value: &Secret) -> Option<Violation> {
@@ -240,6 +250,8 @@ pub enum Violation {
     Url(UrlProblem),
     #[error("method {0:?} cannot be used; use POST, PUT, PATCH, GET or DELETE")]
     Method(String),
+    #[error("methods are case-sensitive; write {0}")]
+    MethodCase(Method),
     #[error("target has {count} headers, more than the limit of {count_max}")]
     HeaderCount { count: usize, count_max: usize },
     #[error("headers have {bytes} bytes in total, more than the limit of {bytes_max}")]
@@ -277,7 +289,7 @@ impl Violation {
             Violation::EveryShort { .. } | Violation::EveryLong { .. } => Field::Every,
             Violation::Payload { .. } => Field::Payload,
             Violation::Url(_) => Field::Url,
-            Violation::Method(_) => Field::Method,
+            Violation::Method(_) | Violation::MethodCase(_) => Field::Method,
             Violation::HeaderCount { .. } | Violation::HeaderBytes { .. } => Field::Headers,
             Violation::HeaderName { name }
             | Violation::HeaderReserved { name }

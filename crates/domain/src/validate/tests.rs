@@ -142,6 +142,10 @@ fn method_must_be_a_token_other_than_connect_and_trace() {
     for method in ["GET", "PUT", "DELETE", "PROPFIND"] {
         assert_eq!(fields(&with_http(|http| http.method = method.to_owned())), [], "{method}");
     }
+    for method in ["get", "Post", "DELETe"] {
+        assert_eq!(fields(&with_http(|http| http.method = method.to_owned())), [Field::Method], "{method}");
+    }
+    assert_eq!(Violation::MethodCase(Method::GET).to_string(), "methods are case-sensitive; write GET");
 }
 
 #[test]

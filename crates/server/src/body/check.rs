@@ -395,7 +395,7 @@ fn violation_code(violation: &Violation) -> &'static str {
         Violation::EveryLong { .. } => "interval_too_long",
         Violation::Payload { .. } => "payload_too_large",
         Violation::Url(_) => "invalid_url",
-        Violation::Method(_) => "invalid_method",
+        Violation::Method(_) | Violation::MethodCase(_) => "invalid_method",
         Violation::HeaderCount { .. } | Violation::LabelCount { .. } => "too_many",
         Violation::HeaderBytes { .. } | Violation::LabelBytes { .. } => "too_long",
         Violation::HeaderName { .. } | Violation::HeaderValue { .. } => "invalid_header",
