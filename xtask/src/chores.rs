@@ -81,11 +81,11 @@ pub(crate) fn election(arguments: &[String]) -> anyhow::Result<ExitCode> {
 const FUZZED: [(&str, &str); 9] = [
     ("domain", "any_text"),
     ("domain", "target_without_violations"),
-    ("server", "like_the_wire_types"),
-    ("paxos", "any_bytes_are"),
+    ("server", "that_serde_accepts"),
+    ("paxos", "decodes_or_rejects_any_bytes"),
     ("journal", "parser_never_panics"),
     ("journal", "corrupted_files_never"),
-    ("store-embedded", "arbitrary_or_truncated_entries"),
+    ("store-embedded", "arbitrary_or_truncated_entry"),
     ("stored", "decoding_arbitrary_bytes_never_panics"),
     ("scheduler", "every_operation_decodes"),
 ];
@@ -117,4 +117,22 @@ pub(crate) fn fuzz(minutes: u32) -> anyhow::Result<ExitCode> {
         }
     }
     unreachable!("the loop over the rounds never ends");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prose::{self, Kind};
+
+    #[test]
+    fn each_fuzz_filter_matches_a_test_of_its_package() {
+        let files = tidy::read_files(&stage::root()).unwrap();
+        for (package, filter) in FUZZED {
+            let folder = format!("crates/{package}/");
+            let of_package = files.iter().filter(|file| file.path().starts_with(&folder));
+            let mut pieces = of_package.flat_map(|file| prose::of_file(file.path(), file.text()));
+            let is_match = pieces.any(|piece| piece.kind == Kind::TestName && piece.text.contains(filter));
+            assert!(is_match, "no test of {package} has `{filter}` in its name; update FUZZED");
+        }
+    }
 }
