@@ -4,9 +4,11 @@
 mod chaos;
 mod chores;
 mod compare;
+mod dist;
 mod examples;
 mod generators;
 mod needs;
+mod packages;
 mod prose;
 mod sample;
 mod schemathesis;
@@ -54,6 +56,13 @@ enum Chore {
     Tidy,
     /// Write the index of the decisions, and copy tested code into the documents
     Index,
+    /// Pack the published crates, and build their examples from the packages outside this workspace
+    Packages,
+    /// Set the version of all crates
+    Version {
+        /// Three numbers, as 1.2.3
+        version: String,
+    },
     /// Print comments, messages and test names drawn at random, to grade their language
     Sample {
         /// Seed of the sample, for which the hash of the last commit that changed prose is usual
@@ -80,6 +89,10 @@ enum Chore {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Build a tarball, a Debian package and an image for container engines from the release binary
+    Dist(dist::DistArguments),
+    /// Install each package that `dist` built in a clean Debian 12, start the server, and wait for a callback
+    DistTest,
     /// Fuzz the parsers and the journal for longer than `test` does
     Fuzz {
         #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1_440))]
@@ -95,11 +108,15 @@ fn main() -> ExitCode {
         Chore::Generators { binary } => test::alone(generators::run(binary)),
         Chore::Tidy => chores::tidy(),
         Chore::Index => chores::index(),
+        Chore::Packages => packages::build_examples().map(|_| ExitCode::SUCCESS),
+        Chore::Version { version } => packages::set_version(&version).map(|()| ExitCode::SUCCESS),
         Chore::Sample { seed } => sample::run(&seed),
         Chore::Simulate { arguments } => chores::simulate(&arguments),
         Chore::Chaos(arguments) => chaos::run(&arguments),
         Chore::Compare(arguments) => compare::run(&arguments),
         Chore::Election { arguments } => chores::election(&arguments),
+        Chore::Dist(arguments) => dist::run(arguments),
+        Chore::DistTest => dist::trial::run(),
         Chore::Fuzz { minutes } => chores::fuzz(minutes),
     };
     match done {

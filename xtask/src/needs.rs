@@ -1,11 +1,11 @@
-//! System programs that the tests require. The command installs missing programs, or prints the command that installs
-//! them.
+//! System programs that the commands require. A command installs its missing programs, or prints the command that
+//! installs them.
 
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail, ensure};
 
-struct Need {
+pub(crate) struct Need {
     program: &'static str,
     arguments: &'static [&'static str],
     /// Name of the package in Debian and its derivatives.
@@ -14,7 +14,8 @@ struct Need {
 
 const POSTGRESQL: &str = r#"ls /usr/lib/postgresql/*/bin/postgres || ls "$(pg_config --bindir)/postgres""#;
 
-const NEEDS: [Need; 13] = [
+/// Programs of `cargo xtask test`.
+pub(crate) const TESTS: [Need; 13] = [
     Need { program: "cc", arguments: &["--version"], package: "gcc" },
     Need { program: "git", arguments: &["--version"], package: "git" },
     Need { program: "bash", arguments: &["--version"], package: "bash" },
@@ -35,23 +36,38 @@ const NEEDS: [Need; 13] = [
     Need { program: "sh", arguments: &["-c", POSTGRESQL], package: "postgresql" },
 ];
 
+/// Programs of `cargo xtask dist`.
+pub(crate) const PACKAGES: [Need; 2] = [
+    Need { program: "objdump", arguments: &["--version"], package: "binutils" },
+    Need { program: "dpkg-deb", arguments: &["--version"], package: "dpkg-dev" },
+];
+
+/// Programs of `cargo xtask dist-test`.
+pub(crate) const TRIALS: [Need; 5] = [
+    Need { program: "mmdebstrap", arguments: &["--version"], package: "mmdebstrap" },
+    Need { program: "skopeo", arguments: &["--version"], package: "skopeo" },
+    Need { program: "umoci", arguments: &["--version"], package: "umoci" },
+    Need { program: "systemd-analyze", arguments: &["--version"], package: "systemd" },
+    Need { program: "ip", arguments: &["-Version"], package: "iproute2" },
+];
+
 /// Installs the missing programs.
 ///
 /// # Errors
 /// Returns an error if a program is missing and this process cannot install it.
-pub(crate) fn provide() -> anyhow::Result<()> {
-    let missing = missing();
+pub(crate) fn provide(needs: &[Need]) -> anyhow::Result<()> {
+    let missing = missing(needs);
     if missing.is_empty() {
         return Ok(());
     }
     let can_install = std::fs::exists("/etc/debian_version").unwrap_or(false) && rustix::process::geteuid().is_root();
     if !can_install {
-        bail!("programs that the tests require are missing; install them with:\n\n    {}\n", line_for(&missing));
+        bail!("required programs are missing; install them with:\n\n    {}\n", line_for(&missing));
     }
     eprintln!("installing missing packages: {}", missing.join(", "));
     apt_get(&["update", "--quiet"])?;
     apt_get(&[&["install", "--yes", "--quiet", "--no-install-recommends"], missing.as_slice()].concat())?;
-    let still = self::missing();
+    let still = self::missing(needs);
     ensure!(
         still.is_empty(),
         "programs are still missing after the installation: {}; try: {}",
@@ -61,13 +77,13 @@ pub(crate) fn provide() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn missing() -> Vec<&'static str> {
+fn missing(needs: &[Need]) -> Vec<&'static str> {
     let works = |need: &&Need| {
         let mut command = Command::new(need.program);
         command.args(need.arguments).stdout(Stdio::null()).stderr(Stdio::null());
         command.status().is_ok_and(|status| status.success())
     };
-    NEEDS.iter().filter(|need| !works(need)).map(|need| need.package).collect()
+    needs.iter().filter(|need| !works(need)).map(|need| need.package).collect()
 }
 
 fn line_for(packages: &[&str]) -> String {

@@ -1,7 +1,7 @@
 //! Runs a command and counts the tests that it reports.
 
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, ensure};
 
@@ -26,9 +26,7 @@ pub(crate) fn target() -> anyhow::Result<PathBuf> {
     }
     let mut command = Command::new(CARGO);
     command.args(["metadata", "--format-version", "1", "--no-deps"]).current_dir(root());
-    let output = command.output().context("cannot start cargo")?;
-    ensure!(output.status.success(), "cargo metadata failed: {}", String::from_utf8_lossy(&output.stderr).trim());
-    Ok(serde_json::from_slice::<Metadata>(&output.stdout)?.target_directory)
+    Ok(serde_json::from_str::<Metadata>(&output_of(&mut command)?)?.target_directory)
 }
 
 /// Returns the path of the debug binary. A build of the tests also creates this binary.
@@ -102,6 +100,17 @@ pub(crate) fn run_check(command: &mut Command) -> anyhow::Result<Counts> {
     announce(command);
     let status = command.current_dir(root()).status().with_context(|| cannot_start(command))?;
     Ok(if status.success() { Counts { passed: 1, failed: 0 } } else { Counts { passed: 0, failed: 1 } })
+}
+
+/// Runs a command and returns the text that it writes to standard output.
+///
+/// # Errors
+/// Returns an error if the command does not start, fails, or writes text that is not UTF-8.
+pub(crate) fn output_of(command: &mut Command) -> anyhow::Result<String> {
+    let output = command.stdin(Stdio::null()).output().with_context(|| cannot_start(command))?;
+    let error = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{command:?} failed with {}: {}", output.status, error.trim());
+    String::from_utf8(output.stdout).with_context(|| format!("the output of {command:?} is not UTF-8"))
 }
 
 pub(crate) fn announce(command: &Command) {

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use crate::stage::{self, CARGO, Counts, run_check};
 use crate::suites::{self, Suite};
-use crate::{needs, tidy};
+use crate::{needs, packages, tidy};
 
 type Stage = fn() -> anyhow::Result<Counts>;
 
@@ -16,11 +16,16 @@ type Stage = fn() -> anyhow::Result<Counts>;
 #[expect(clippy::disallowed_methods, reason = "the output reports the duration of the stages")]
 pub(crate) fn run() -> anyhow::Result<ExitCode> {
     let began = Instant::now();
-    needs::provide()?;
+    needs::provide(&needs::TESTS)?;
     let mut total = Counts::default();
     let mut failed = Vec::new();
-    let stages: [(&str, Stage); 4] =
-        [("format", format), ("tidy", tidied), ("lints and tests", tests), ("containerfile", containerfile)];
+    let stages: [(&str, Stage); 5] = [
+        ("format", format),
+        ("tidy", tidied),
+        ("lints and tests", tests),
+        ("containerfile", containerfile),
+        ("packages", packages::check),
+    ];
     for (name, stage) in stages {
         let counts = stage().unwrap_or_else(|error| {
             eprintln!("{name}: {error:#}");

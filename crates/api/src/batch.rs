@@ -12,8 +12,10 @@ pub struct BatchLine<'a> {
     pub line: u64,
     /// HTTP status that a single request would get for this line: 201, or the status of the problem.
     pub status: u16,
+    /// Summary of the schedule that the line created; absent if the line failed.
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<ScheduleSummary<'a>>,
+    /// Problem of the line; absent if the line created a schedule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<Problem>,
 }

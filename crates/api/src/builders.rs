@@ -22,10 +22,10 @@ impl ScheduleRequest {
         ScheduleRequest { cron: Some(expression.into()), ..ScheduleRequest::to(url) }
     }
 
-    /// Creates a schedule that fires once per `duration`, such as `30s`, `1h30m` or `PT30S`.
+    /// Creates a schedule that fires once per `interval`, which is rounded up to whole milliseconds.
     #[must_use]
-    pub fn every(duration: impl Into<String>, url: impl Into<String>) -> Self {
-        ScheduleRequest { every: Some(duration.into()), ..ScheduleRequest::to(url) }
+    pub fn every(interval: Duration, url: impl Into<String>) -> Self {
+        ScheduleRequest { every: Some(text(interval)), ..ScheduleRequest::to(url) }
     }
 
     fn to(url: impl Into<String>) -> Self {
@@ -33,6 +33,7 @@ impl ScheduleRequest {
         ScheduleRequest { target: TargetRequest { http }, ..ScheduleRequest::default() }
     }
 
+    /// Sets the schedule's id, which must match `[A-Za-z0-9_-]{1,128}`. The server generates a missing id.
     #[must_use]
     pub fn id(self, id: impl Into<String>) -> Self {
         ScheduleRequest { id: Some(id.into()), ..self }
@@ -52,6 +53,7 @@ impl ScheduleRequest {
         Ok(ScheduleRequest { payload: Some(to_raw_value(payload)?), ..self })
     }
 
+    /// Adds a label, or replaces the label with this name.
     #[must_use]
     pub fn label(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.labels.get_or_insert_with(BTreeMap::new).insert(name.into(), value.into());
@@ -65,13 +67,25 @@ impl ScheduleRequest {
         self
     }
 
-    /// Sets the total number of attempts and the wait after the first attempt. The wait doubles after each further
-    /// attempt.
+    /// Sets the timeout of one attempt, which is rounded up to whole milliseconds.
     #[must_use]
-    pub fn retry(self, attempts_max: u16, backoff: impl Into<String>) -> Self {
-        let retry = RetryRequest { attempts_max: Some(attempts_max), backoff: Some(backoff.into()), backoff_max: None };
-        ScheduleRequest { retry: Some(retry), ..self }
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.target.http.timeout = Some(text(timeout));
+        self
     }
+
+    /// Sets the total number of attempts, and the upper bound of the wait after the first attempt. The bound doubles
+    /// after each further attempt.
+    #[must_use]
+    pub fn retry(self, attempts_max: u16, backoff: Duration) -> Self {
+        let (attempts_max, backoff) = (Some(attempts_max), Some(text(backoff)));
+        ScheduleRequest { retry: Some(RetryRequest { attempts_max, backoff, backoff_max: None }), ..self }
+    }
+}
+
+/// Returns the duration as the API writes durations, rounded up to whole milliseconds.
+pub(crate) fn text(duration: Duration) -> String {
+    format!("{}ms", duration.as_nanos().div_ceil(1_000_000))
 }
 
 impl TenantRequest {

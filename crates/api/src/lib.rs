@@ -6,6 +6,8 @@
 //! Invariants: field names and enum values never change within `/v1`. Responses may get new fields, so clients must
 //! ignore unknown fields. The server rejects a request with an unknown field.
 
+#![warn(missing_docs)]
+
 mod batch;
 mod builders;
 mod patch;

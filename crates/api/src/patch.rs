@@ -1,9 +1,12 @@
 //! Partial change of a schedule.
 
 use std::fmt;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+
+use crate::builders::text;
 
 /// Body of `PATCH /v1/schedules/{id}`: an RFC 7396 merge patch of a [`ScheduleRequest`](crate::ScheduleRequest). The
 /// patch sets the fields that it names, and merges objects name by name. `null` removes a field. Other fields keep
@@ -40,31 +43,29 @@ impl SchedulePatch {
         self.set(&["cron"], expression.into())
     }
 
-    /// Makes the schedule fire once per `duration`, counted from the time of the change.
+    /// Makes the schedule fire once per `interval`, counted from the time of the change and rounded up to whole
+    /// milliseconds.
     #[must_use]
-    pub fn every(self, duration: impl Into<String>) -> Self {
-        self.set(&["every"], duration.into())
+    pub fn every(self, interval: Duration) -> Self {
+        self.set(&["every"], text(interval))
     }
 
+    /// Sets the IANA zone of the cron expression.
     #[must_use]
     pub fn zone(self, zone: impl Into<String>) -> Self {
         self.set(&["zone"], zone.into())
     }
 
+    /// Sets the target's URL. If the scheme, host or port changes, the patch must set or remove each stored header.
     #[must_use]
     pub fn url(self, url: impl Into<String>) -> Self {
         self.set(&["target", "http", "url"], url.into())
     }
 
+    /// Sets the HTTP method of the callback.
     #[must_use]
     pub fn method(self, method: impl Into<String>) -> Self {
         self.set(&["target", "http", "method"], method.into())
-    }
-
-    /// Sets the timeout of one attempt, as a duration.
-    #[must_use]
-    pub fn timeout(self, timeout: impl Into<String>) -> Self {
-        self.set(&["target", "http", "timeout"], timeout.into())
     }
 
     /// Merges `payload` into the current payload if both are objects, and replaces the current payload otherwise. (A
@@ -83,11 +84,13 @@ impl SchedulePatch {
         self.set(&["payload"], Value::Null)
     }
 
+    /// Sets a label. Other labels keep their values.
     #[must_use]
     pub fn label(self, name: &str, value: impl Into<String>) -> Self {
         self.set(&["labels", name], value.into())
     }
 
+    /// Removes a label. Other labels keep their values.
     #[must_use]
     pub fn without_label(self, name: &str) -> Self {
         self.set(&["labels", name], Value::Null)
@@ -99,16 +102,23 @@ impl SchedulePatch {
         self.set(&["target", "http", "headers", name], value.into())
     }
 
+    /// Removes a header of the callback. The server compares header names without regard to case.
     #[must_use]
     pub fn without_header(self, name: &str) -> Self {
         self.set(&["target", "http", "headers", name], Value::Null)
     }
 
-    /// Sets the total number of attempts and the wait after the first attempt. The wait doubles after each further
-    /// attempt.
+    /// Sets the timeout of one attempt, which is rounded up to whole milliseconds.
     #[must_use]
-    pub fn retry(self, attempts_max: u16, backoff: impl Into<String>) -> Self {
-        self.set(&["retry", "attempts_max"], attempts_max).set(&["retry", "backoff"], backoff.into())
+    pub fn timeout(self, timeout: Duration) -> Self {
+        self.set(&["target", "http", "timeout"], text(timeout))
+    }
+
+    /// Sets the total number of attempts, and the upper bound of the wait after the first attempt. The bound doubles
+    /// after each further attempt.
+    #[must_use]
+    pub fn retry(self, attempts_max: u16, backoff: Duration) -> Self {
+        self.set(&["retry", "attempts_max"], attempts_max).set(&["retry", "backoff"], text(backoff))
     }
 
     fn set(mut self, path: &[&str], value: impl Into<Value>) -> Self {

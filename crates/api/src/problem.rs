@@ -4,15 +4,19 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
+/// Media type of a [`Problem`].
 pub const PROBLEM_CONTENT_TYPE: &str = "application/problem+json";
 
+/// Problem details (RFC 9457) of a rejected request.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Problem {
     /// `urn:reveille:problem:` followed by the code.
     #[serde(rename = "type")]
     pub kind: Cow<'static, str>,
+    /// Short explanation of the code for people. It is the same for every problem with this code.
     pub title: Cow<'static, str>,
+    /// HTTP status of the response, or of the line of a batch.
     pub status: u16,
     /// Stable problem code that programs can compare. docs/http-api.md lists the codes.
     pub code: Cow<'static, str>,
@@ -39,9 +43,12 @@ pub struct FieldError {
     /// Name of a path or query parameter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parameter: Option<Cow<'static, str>>,
+    /// Name of a request header.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub header: Option<Cow<'static, str>>,
+    /// Stable code of the fault that programs can compare. docs/http-api.md lists the codes.
     pub code: Cow<'static, str>,
+    /// Explanation of the fault for people.
     pub detail: String,
     /// Advice on a correct value.
     #[serde(default, skip_serializing_if = "Option::is_none")]

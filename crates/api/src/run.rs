@@ -8,11 +8,13 @@ use crate::Time;
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct RunPage {
+    /// Runs of this page, at most `limit`.
     pub runs: Vec<Run>,
     /// Token of the next page; `null` on the last page.
     pub next_page_token: Option<String>,
 }
 
+/// Execution of one occurrence of a schedule.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Run {
@@ -21,6 +23,7 @@ pub struct Run {
     /// Id of the run's schedule. The field is absent if the schedule no longer exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule_id: Option<String>,
+    /// State of the run.
     pub state: RunState,
     /// Nominal instant of the occurrence.
     pub scheduled_at: Time,
@@ -31,31 +34,40 @@ pub struct Run {
     /// Last of the `missed_count` occurrences, starting at `scheduled_at`, that a missed run represents.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub missed_last: Option<Time>,
+    /// Number of occurrences that a missed run represents. The field is absent for other runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub missed_count: Option<u64>,
     /// Latest attempts, in order.
     pub attempts: Vec<Attempt>,
 }
 
+/// State of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum RunState {
     /// An attempt failed, and another attempt is due.
     Retrying,
+    /// The last attempt succeeded: the target responded with a 2xx status.
     Succeeded,
     /// All attempts failed. The run is a dead letter until a caller redrives it.
     Failed,
     /// The occurrence was overdue, and so was a later occurrence of its schedule.
     Missed,
+    /// A client cancelled or changed the schedule while an attempt was in flight or a retry was due.
     Cancelled,
 }
 
+/// One attempt of a run, with the `status` of the target's response or an `error`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Attempt {
+    /// Number of the attempt within its run, from 1.
     pub number: u16,
+    /// Instant at which the attempt started.
     pub started_at: Time,
+    /// Duration of the attempt in milliseconds, rounded down.
     pub duration_ms: u64,
     /// Status of the target's response, if one arrived.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -69,15 +81,18 @@ pub struct Attempt {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Cancelled {
+    /// Effect of the cancellation.
     pub result: CancelResult,
     /// Latest instant at which the owner decides; present only if `result` is `pending`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decided_by: Option<Time>,
 }
 
+/// Effect of a cancellation on the schedule's attempts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum CancelResult {
     /// No attempt will start.
     Cancelled,

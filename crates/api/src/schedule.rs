@@ -30,12 +30,15 @@ pub struct ScheduleRequest {
     /// IANA zone of `cron`. Default: UTC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zone: Option<String>,
+    /// Destination of the callbacks.
     pub target: TargetRequest,
     /// Any JSON value. The callback's body has exactly the same bytes.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "payload_or_null")]
     pub payload: Option<Box<RawValue>>,
+    /// Labels by name; at most 16, with at most 256 bytes in each name and each value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub labels: Option<BTreeMap<String, String>>,
+    /// Retry policy. Missing fields get the server's defaults.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry: Option<RetryRequest>,
 }
@@ -45,10 +48,12 @@ fn payload_or_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<
     Box::<RawValue>::deserialize(deserializer).map(Some)
 }
 
+/// Target of a request.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct TargetRequest {
+    /// HTTP target.
     pub http: TargetRequestHttp,
 }
 
@@ -57,10 +62,12 @@ pub struct TargetRequest {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct TargetRequestHttp {
+    /// URL with the scheme `http` or `https` and a host, without user name or fragment; at most 2,048 bytes.
     pub url: String,
     /// HTTP method. Default: `POST`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub method: Option<String>,
+    /// Headers of the callback by name; at most 32, with at most 8 KiB in total.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub headers: Option<BTreeMap<String, String>>,
     /// Timeout of one attempt, as a duration.
@@ -82,6 +89,7 @@ impl std::fmt::Debug for TargetRequestHttp {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct RetryRequest {
+    /// Number of attempts, including the first: 1 to 20. Default: 5.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempts_max: Option<u16>,
     /// Upper bound of the first wait, as a duration.
@@ -92,13 +100,17 @@ pub struct RetryRequest {
     pub backoff_max: Option<String>,
 }
 
+/// State of a schedule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum ScheduleState {
+    /// The schedule has a further occurrence.
     Active,
     /// The schedule has no further occurrence.
     Ended,
+    /// A client cancelled the schedule. Clients can read it until a request uses its id again.
     Cancelled,
 }
 
@@ -106,14 +118,18 @@ pub enum ScheduleState {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ScheduleSummary<'a> {
+    /// Id of the schedule.
     #[serde(borrow)]
     pub id: Cow<'a, str>,
+    /// State of the schedule.
     pub state: ScheduleState,
     /// Next due instant; `null` if there is none.
     pub next: Option<Time>,
     /// Number of changes to this schedule; 0 after its creation.
     pub revision: u32,
+    /// Instant of the schedule's creation. Later changes of the schedule do not change it.
     pub created_at: Time,
+    /// Instant of the last request that created or replaced the schedule or patched its timing.
     pub updated_at: Time,
     /// True if an attempt of the replaced schedule is in flight. No other attempt of the replaced schedule will start.
     /// The field is absent if it is false.
@@ -135,24 +151,38 @@ impl ScheduleSummary<'_> {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Schedule {
+    /// Id of the schedule.
     pub id: String,
+    /// State of the schedule.
     pub state: ScheduleState,
+    /// Next due instant; `null` if there is none.
     pub next: Option<Time>,
+    /// Number of changes to this schedule; 0 after its creation.
     pub revision: u32,
+    /// Instant of the schedule's creation. Later changes of the schedule do not change it.
     pub created_at: Time,
+    /// Instant of the last request that created or replaced the schedule or patched its timing.
     pub updated_at: Time,
+    /// Due instant of a one-shot schedule; absent for other schedules.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<Time>,
+    /// Cron expression of five fields, or of six fields that start with seconds; absent for other schedules.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cron: Option<String>,
+    /// Interval as a duration such as `1h30m`, counted from `updated_at`; absent for other schedules.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub every: Option<String>,
+    /// IANA zone of `cron`; absent for schedules without `cron`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zone: Option<String>,
+    /// Destination of the callbacks.
     pub target: Target,
+    /// Body of the callback, byte for byte; absent if the schedule has no payload.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "payload_or_null")]
     pub payload: Option<Box<RawValue>>,
+    /// Labels by name.
     pub labels: BTreeMap<String, String>,
+    /// Retry policy.
     pub retry: Retry,
 }
 
@@ -174,28 +204,49 @@ pub struct SchedulePage {
     pub next_page_token: Option<String>,
 }
 
+/// Destination of a schedule's callbacks.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Target {
+    /// HTTP request.
     Http(HttpTarget),
 }
 
+impl Target {
+    /// Returns the HTTP target, or `None` for a target of another kind.
+    #[must_use]
+    pub fn http(&self) -> Option<&HttpTarget> {
+        match self {
+            Target::Http(http) => Some(http),
+        }
+    }
+}
+
+/// HTTP target of a stored schedule.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct HttpTarget {
+    /// URL of the callback.
     pub url: String,
+    /// HTTP method of the callback.
     pub method: String,
     /// Headers. Every value is `[redacted]`, because only the target receives the real values.
     pub headers: BTreeMap<String, String>,
+    /// Timeout of one attempt, from connecting to the end of the response, as a duration such as `10s`.
     pub timeout: String,
 }
 
+/// Retry policy of a stored schedule. Each wait is uniformly random below its upper bound.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Retry {
+    /// Number of attempts, including the first.
     pub attempts_max: u16,
+    /// Upper bound of the first wait, as a duration such as `1s`. The bound doubles for each further wait.
     pub backoff: String,
+    /// Upper bound of every wait, as a duration such as `10m`.
     pub backoff_max: String,
 }
 

@@ -52,6 +52,7 @@ pub type Quotas = BTreeMap<Quota, Option<u32>>;
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct QuotaSheet {
+    /// Current quotas.
     pub quotas: Quotas,
     /// Highest values that the tenant's admins may set.
     pub ceilings: Quotas,
@@ -63,11 +64,13 @@ pub struct QuotaSheet {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct TenantPatch {
+    /// New quotas, each at most its ceiling. A missing quota keeps its value.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub quotas: Quotas,
     /// New ceilings. The server lowers a quota that is above its new ceiling to that ceiling.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub ceilings: Quotas,
+    /// Changes of the egress policy. A missing field keeps its value, and `null` restores its default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub egress: Option<Egress>,
 }
@@ -97,8 +100,10 @@ pub struct TenantRequest {
     /// Quotas. A missing quota gets the service's default.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub quotas: Quotas,
+    /// Highest values that the tenant's admins may set. A missing ceiling gets the service's default.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub ceilings: Quotas,
+    /// Egress policy. By default, callbacks reach public addresses only.
     #[serde(default)]
     pub egress: Egress,
 }
@@ -116,17 +121,21 @@ pub struct Egress {
     pub forbid_http: bool,
 }
 
+/// Tenant with its settings, without its keys and secrets.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Tenant {
+    /// Name of the tenant.
     pub name: String,
     /// Number of changes to the tenant.
     pub version: u64,
     /// Number of the tenant's keys.
     pub keys: usize,
+    /// Current quotas.
     pub quotas: Quotas,
     /// Highest values that the tenant's admins may set.
     pub ceilings: Quotas,
+    /// Egress policy.
     pub egress: Egress,
 }
 
@@ -134,9 +143,11 @@ pub struct Tenant {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TenantCreated {
+    /// New tenant.
     pub tenant: Tenant,
     /// Key with the role `admin`.
     pub key: KeyCreated,
+    /// First signing secret of the tenant, with its value.
     pub signing_secret: SigningSecretCreated,
 }
 
@@ -144,6 +155,7 @@ pub struct TenantCreated {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TenantList {
+    /// All tenants.
     pub tenants: Vec<Tenant>,
 }
 
@@ -152,22 +164,29 @@ pub struct TenantList {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct KeyRequest {
+    /// Role of the key. Keys of the tenant `operator` have the role `operator`, and no other key can have it.
     pub role: Role,
     /// Human-readable name; at most 128 bytes.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
+    /// First instant at which the key is no longer valid, in the future. A key without this field never expires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<Time>,
 }
 
+/// Key of a tenant, without its secret.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Key {
     /// Part of the key before its dot.
     pub id: String,
+    /// Human-readable name; empty if the request contained no name.
     pub name: String,
+    /// Role of the key.
     pub role: Role,
+    /// Instant of the key's creation.
     pub created_at: Time,
+    /// First instant at which the key is no longer valid; `null` if the key never expires.
     pub expires_at: Option<Time>,
 }
 
@@ -175,8 +194,10 @@ pub struct Key {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct KeyCreated {
+    /// Key without its secret.
     #[serde(flatten)]
     pub key: Key,
+    /// Text that the client sends after `Bearer`: the key's id, a dot and the secret part.
     pub secret: Secret,
 }
 
@@ -184,13 +205,17 @@ pub struct KeyCreated {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct KeyList {
+    /// All keys of the tenant.
     pub keys: Vec<Key>,
 }
 
+/// Signing secret of a tenant, without its value.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SigningSecret {
+    /// Id of the signing secret. The id is not part of the secret's value.
     pub id: String,
+    /// Instant of the signing secret's creation.
     pub created_at: Time,
 }
 
@@ -198,8 +223,10 @@ pub struct SigningSecret {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SigningSecretCreated {
+    /// Signing secret without its value.
     #[serde(flatten)]
     pub signing_secret: SigningSecret,
+    /// Value of the signing secret: `whsec_` followed by base64.
     pub secret: Secret,
 }
 
@@ -208,6 +235,7 @@ pub struct SigningSecretCreated {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SigningSecretList {
+    /// Signing secrets of the tenant: one or two.
     pub signing_secrets: Vec<SigningSecret>,
 }
 
@@ -215,16 +243,19 @@ pub struct SigningSecretList {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AuditPage {
+    /// Entries of this page, at most `limit`.
     pub entries: Vec<AuditEntry>,
     /// Token of the next page; `null` on the last page.
     pub next_page_token: Option<String>,
 }
 
+/// Change of a tenant, with its time and key.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AuditEntry {
     /// Version of the tenant after the change.
     pub version: u64,
+    /// Instant of the change.
     pub at: Time,
     /// Id of the key that requested the change, or the name of a command.
     pub actor: String,

@@ -162,7 +162,7 @@ impl Trial<'_> {
         let receiver = fire::receive(self.runtime, options, received.clone()).await?;
         let mut ids = Vec::new();
         for _ in 0..SLOW_SCHEDULES {
-            let request = ScheduleRequest::every("1s", fire::url_of(receiver.address));
+            let request = ScheduleRequest::every(Duration::from_secs(1), fire::url_of(receiver.address));
             ids.push(other.client.create(&request).await?.id.into_owned());
         }
         let mut row = self.fire("beside a slow target", self.runtime.now() + fire::lead(self.due.count())).await?;

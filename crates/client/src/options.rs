@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use rustls::pki_types::CertificateDer;
 
+use crate::Error;
+
 /// Limits of a client. The defaults suit a service in the same region as its Reveille server.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -31,6 +33,9 @@ pub struct Options {
     /// Maximum number of idle connections. Default 32. If the number is too small, concurrent calls need additional
     /// handshakes.
     pub idle_connections_max: usize,
+    /// Function that the client calls before it waits for another attempt, with the error of the last attempt and the
+    /// wait. Default `None`. A program can write a log line, so that its user knows why a call takes long.
+    pub on_retry: Option<fn(&Error, Duration)>,
     /// Certificate authorities that the client trusts in addition to the Mozilla list.
     pub extra_roots: Vec<CertificateDer<'static>>,
 }
@@ -46,6 +51,7 @@ impl Default for Options {
             backoff_max: Duration::from_secs(5),
             answer_bytes_max: 128 << 20,
             idle_connections_max: 32,
+            on_retry: None,
             extra_roots: Vec::new(),
         }
     }

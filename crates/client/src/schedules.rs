@@ -65,9 +65,10 @@ impl ListBy {
     fn path(&self, order: Order) -> String {
         let filter = match self {
             ListBy::All => None,
-            ListBy::State(ScheduleState::Active) => Some("state=active".to_owned()),
-            ListBy::State(ScheduleState::Ended) => Some("state=ended".to_owned()),
-            ListBy::State(ScheduleState::Cancelled) => Some("state=cancelled".to_owned()),
+            ListBy::State(state) => {
+                let state = serde_json::to_value(state).expect("a state is written as text");
+                Some(format!("state={}", state.as_str().unwrap_or_default()))
+            }
             ListBy::Label { name, value } => Some(format!("label={}", escape(&format!("{name}={value}")))),
             ListBy::Due { from, until } => {
                 Some(format!("due_from={}&due_until={}", escape(&from.to_string()), escape(&until.to_string())))

@@ -131,6 +131,9 @@ impl Transport {
                 let is_known = error.is_retryable() && !error.is_outcome_unknown();
                 return Err(unknown.filter(|_| is_known).unwrap_or(error));
             };
+            if let Some(on_retry) = self.options.on_retry {
+                on_retry(&error, wait);
+            }
             if error.is_outcome_unknown() {
                 unknown.get_or_insert(error);
             }

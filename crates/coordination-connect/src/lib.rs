@@ -4,6 +4,11 @@
 //! This crate has no state and does not retry. The `Client` of the recipes stores the session and retries, with the
 //! [`Trees`] that this crate opens.
 
+#![warn(missing_docs)]
+
+/// The crate `reveille-coordination`, whose ports this crate uses.
+pub use coordination;
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,8 +29,10 @@ pub enum OpenError {
          postgres://USER:PASSWORD@HOST:PORT/DATABASE with a database that `reveille store migrate` has prepared"
     )]
     Unknown,
+    /// The URL starts with `zookeeper://` but is not a valid ZooKeeper URL.
     #[error(transparent)]
     Zookeeper(#[from] ZookeeperUrlError),
+    /// The PostgreSQL URL is invalid, the server failed, or the schema does not match this build.
     #[error(transparent)]
     Postgres(#[from] coordination_postgres::OpenError),
     /// On PostgreSQL the name of a replica group is its path, which must be a valid name.
@@ -58,7 +65,9 @@ impl fmt::Debug for Options {
 
 /// Engine that a URL names.
 pub enum Engine {
+    /// ZooKeeper, with the servers and the root in the URL.
     Zookeeper(ZookeeperUrl),
+    /// PostgreSQL. [`Engine::of`] checks only the scheme of the URL.
     Postgres,
 }
 

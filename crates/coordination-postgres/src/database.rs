@@ -21,7 +21,9 @@ pub struct Database {
     /// Id of the schema. The migration creates it together with the schema, and it never changes. All processes that
     /// open this database get the same id.
     pub id: String,
+    /// Runtime of the tasks and time limits of the connections.
     pub runtime: Runtime,
+    /// Address and connection options of the server.
     pub server: Arc<Server>,
     statement_timeout: Duration,
     /// Connection for requests that must not wait, which are renewals and reads.
@@ -31,6 +33,7 @@ pub struct Database {
     /// Channel that the listener notifies when data may have changed.
     pub changes: watch::Sender<()>,
     stop: CancellationToken,
+    /// Tasks of the connections and of the engine on them. A drop of the database aborts these tasks.
     pub tasks: TaskSet,
 }
 

@@ -60,6 +60,7 @@ impl fmt::Debug for PostgresElectors {
 pub struct GroupName(String);
 
 impl GroupName {
+    /// Largest length of a name, in bytes. Every allowed character has one byte.
     pub const LEN_MAX: usize = 128;
 
     /// Checks a name and wraps it.
@@ -78,12 +79,20 @@ impl GroupName {
     }
 }
 
+/// Reason why a text is not a valid name of a replica group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum GroupNameError {
+    /// The text is empty or longer than [`GroupName::LEN_MAX`]. The field is its length in bytes.
     #[error("invalid group name: expected 1 to 128 characters, found {0} bytes")]
     Length(usize),
+    /// The text contains a character outside `[A-Za-z0-9_./-]`.
     #[error("invalid group name: found {found:?} at byte {at}; use only A-Z, a-z, 0-9, _ . / and -")]
-    Character { at: usize, found: char },
+    Character {
+        /// Index of the first such character, in bytes.
+        at: usize,
+        /// First such character.
+        found: char,
+    },
 }
 
 /// Access of one replica to its group, which [`PostgresElectors::elector`] returns. A drop of this object does not end

@@ -6,23 +6,44 @@ use postgres_client::{Failure, UrlError};
 /// Reasons why this build cannot use the database for coordination.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum OpenError {
+    /// The URL is not a valid PostgreSQL URL.
     #[error(transparent)]
     Url(#[from] UrlError),
     /// Failure of the server. Some failures are transient; see [`Failure::is_retryable`].
     #[error(transparent)]
     Server(#[from] Failure),
+    /// The database has no schema for coordination, or no migration has run in it.
     #[error("{server} has no schema for coordination; run `reveille store migrate` with this URL")]
-    SchemaMissing { server: String },
+    SchemaMissing {
+        /// URL of the server without the password.
+        server: String,
+    },
+    /// The schema is older than the version that this build needs.
     #[error(
         "the schema for coordination in {server} has version {found}, and this build needs {wanted}; \
          run `reveille store migrate` with this URL"
     )]
-    SchemaOlder { server: String, found: i32, wanted: i32 },
+    SchemaOlder {
+        /// URL of the server without the password.
+        server: String,
+        /// Version of the schema in the database.
+        found: i32,
+        /// Version that this build needs.
+        wanted: i32,
+    },
+    /// The schema is newer than the version that this build needs.
     #[error(
         "the schema for coordination in {server} has version {found}, but this build supports at most {wanted}; \
          run a newer build"
     )]
-    SchemaNewer { server: String, found: i32, wanted: i32 },
+    SchemaNewer {
+        /// URL of the server without the password.
+        server: String,
+        /// Version of the schema in the database.
+        found: i32,
+        /// Version that this build needs, which is the newest version that it supports.
+        wanted: i32,
+    },
 }
 
 impl OpenError {

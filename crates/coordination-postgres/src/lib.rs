@@ -12,12 +12,17 @@
 //! state loses leases. This happens after a restore, or after a fail-over to a standby that lagged. See
 //! docs/decisions/0101-tie-claims-to-sessions.md.
 
+#![warn(missing_docs)]
+
 mod database;
 mod elector;
 mod error;
 mod listener;
 mod schema;
 mod tree;
+
+/// The crate `reveille-coordination`, whose ports this crate implements.
+pub use coordination;
 
 use std::fmt;
 use std::sync::Arc;

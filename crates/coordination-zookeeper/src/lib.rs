@@ -13,9 +13,14 @@
 //!
 //! docs/decisions/0141-use-kezhuws-zookeeper-client.md gives the reasons for the design.
 
+#![warn(missing_docs)]
+
 mod limits;
 mod translate;
 mod url;
+
+/// The crate `reveille-coordination`, whose ports this crate implements.
+pub use coordination;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -48,6 +53,7 @@ pub struct ZookeeperTrees {
 }
 
 impl ZookeeperTrees {
+    /// Creates an engine for the servers in `url`. It connects when the caller opens a session.
     #[must_use]
     pub fn new(runtime: Runtime, url: ZookeeperUrl) -> Self {
         ZookeeperTrees { runtime, url }

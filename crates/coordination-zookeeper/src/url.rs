@@ -18,6 +18,7 @@ pub struct ZookeeperUrlError {
 }
 
 impl ZookeeperUrl {
+    /// Text at the start of every URL, in lower case.
     pub const SCHEME: &str = "zookeeper://";
 
     /// Parses a URL.

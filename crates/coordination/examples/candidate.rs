@@ -24,8 +24,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use bytes::Bytes;
-use coordination::recipes::{Candidate, Client, Held, LeaderSelector, Trust};
-use coordination::tree::{Acl, CreateMode, Done, Expected, NodePath, Op, SessionOptions, Tree, TreeError};
+use reveille_coordination::recipes::{Candidate, Client, Held, LeaderSelector, Trust};
+use reveille_coordination::tree::{Acl, CreateMode, Done, Expected, NodePath, Op, SessionOptions, Tree, TreeError};
 use runtime::Runtime;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixStream;

@@ -2,7 +2,7 @@
 //! replica dies, another replica takes over. Start two or more replicas, and kill the leader:
 //!
 //! ```sh
-//! cargo run -p coordination --example cronulla -- zookeeper://127.0.0.1:2181 --call http://127.0.0.1:8080/clean-up
+//! cargo run -p reveille-coordination --example cronulla -- zookeeper://127.0.0.1:2181 --call http://127.0.0.1:8080/clean-up
 //! ```
 //!
 //! Promises: a firing is a pair (job, instant). The header `idempotency-key` names the firing, and the service must
@@ -18,13 +18,13 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use bytes::Bytes;
 use clap::Parser;
-use coordination::recipes::{Candidate, Client, LeaderSelector, Leading};
-use coordination::tree::{Acl, CreateMode, Expected, NodePath, Op, SessionOptions, Tree, TreeError};
 use domain::{Cron, Timestamp};
 use http::{Request, Uri};
 use http_body_util::Empty;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
+use reveille_coordination::recipes::{Candidate, Client, LeaderSelector, Leading};
+use reveille_coordination::tree::{Acl, CreateMode, Expected, NodePath, Op, SessionOptions, Tree, TreeError};
 use runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 

@@ -2,9 +2,9 @@
 //! back the tasks of dead replicas. Start some replicas and add tasks. A task is a shell command:
 //!
 //! ```sh
-//! cargo run -p coordination --example tasks -- zookeeper://127.0.0.1:2181 work
-//! cargo run -p coordination --example tasks -- zookeeper://127.0.0.1:2181 add 'sleep 1; echo one' 'echo two'
-//! cargo run -p coordination --example tasks -- zookeeper://127.0.0.1:2181 list
+//! cargo run -p reveille-coordination --example tasks -- zookeeper://127.0.0.1:2181 work
+//! cargo run -p reveille-coordination --example tasks -- zookeeper://127.0.0.1:2181 add 'sleep 1; echo one' 'echo two'
+//! cargo run -p reveille-coordination --example tasks -- zookeeper://127.0.0.1:2181 list
 //! ```
 //!
 //! A task is a node. At any time the node is in one place: below `waiting`, below `given/REPLICA`, or below `done`. A
@@ -26,9 +26,9 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use bytes::Bytes;
 use clap::{Parser, Subcommand, ValueEnum};
-use coordination::recipes::{Client, Form};
-use coordination::tree::{Acl, CreateMode, Expected, NodePath, Op, SessionOptions, TreeError};
-use coordination::{Elector, Follower};
+use reveille_coordination::recipes::{Client, Form};
+use reveille_coordination::tree::{Acl, CreateMode, Expected, NodePath, Op, SessionOptions, TreeError};
+use reveille_coordination::{Elector, Follower};
 use runtime::{Monotonic, Runtime};
 use tokio::process;
 

@@ -15,6 +15,7 @@ pub const REPLICA_LEN_MAX: usize = 256;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Term(pub u64);
 
+/// Future of the outcome of a call of an [`Elector`].
 pub type Answer<'a, T> = BoxFuture<'a, Result<T, ElectorError>>;
 
 /// Failure of a call of an [`Elector`].
@@ -98,17 +99,22 @@ pub fn departed(replica: &str, known: &[Follower], followers: &[Follower]) -> Op
     leads.then(|| known.iter().filter(|known| !is_present(known)).cloned().collect())
 }
 
+/// Response to [`Elector::is_leader`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Leadership {
+    /// True if the caller holds the lease and therefore leads.
     pub leads: bool,
     /// Term of the caller if it leads, or the term of the last known leader. When a replica takes the lease, its term
     /// is greater than every earlier term. The term stays the same while the leader only extends its lease.
     pub term: Term,
 }
 
+/// Replica that has called [`Elector::is_leader`] recently. The leader is also a follower.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Follower {
+    /// Name of the replica, as it passed the name to [`Elector::is_leader`].
     pub replica: String,
+    /// True if the replica holds the lease and therefore leads.
     pub leads: bool,
 }
 

@@ -9,7 +9,12 @@
 //!
 //! This crate knows nothing about schedules, shards or cluster members. The crate `membership` handles them.
 
+#![warn(missing_docs)]
+
 mod elector;
+/// The crate `reveille-runtime`, whose types the recipes use.
+pub use runtime;
+
 pub mod memory;
 pub mod recipes;
 pub mod ring;

@@ -22,6 +22,7 @@ pub struct Ring {
 }
 
 impl Ring {
+    /// Creates a ring from the names of its members. Their order has no effect, and a duplicate counts once.
     pub fn new<T: Into<String>>(members: impl IntoIterator<Item = T>) -> Self {
         let hashed = members.into_iter().map(Into::into).map(|name| {
             let hash = xxh3_64(name.as_bytes());
@@ -33,6 +34,7 @@ impl Ring {
         Ring { members }
     }
 
+    /// Returns the names of the members, sorted and without duplicates.
     pub fn members(&self) -> impl ExactSizeIterator<Item = &str> {
         self.members.iter().map(|(name, _)| name.as_str())
     }

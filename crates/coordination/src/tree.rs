@@ -45,6 +45,7 @@ pub use session::{Session, SessionId, SessionState};
 pub use watch::{Event, EventSender, Events, Watch, WatchSender};
 pub use watchers::Watchers;
 
+/// Future of the outcome of a request to a [`Tree`].
 pub type Answer<'a, T> = BoxFuture<'a, Result<T, TreeError>>;
 
 /// Largest size of the data of one node, in bytes. It is also the largest size of a multi, which is the sum of all
@@ -65,6 +66,7 @@ pub trait Trees: Send + Sync + 'static {
     fn open(&self, options: SessionOptions) -> BoxFuture<'_, Result<std::sync::Arc<dyn Tree>, TreeError>>;
 }
 
+/// Options with which a process opens a session.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SessionOptions {
     /// Time from the last request or ping of a session to its end. If the timeout is too short, a pause of the process
@@ -89,19 +91,23 @@ impl Default for SessionOptions {
 /// session ends. Returns [`TreeError::SessionLost`] if the session has ended for good. Every other error names the
 /// invalid part of the request, and the request has changed nothing.
 pub trait Tree: Send + Sync + 'static {
+    /// Returns the handle of the session's state.
     fn session(&self) -> &Session;
 
     /// Creates a node. The path of a sequential node is `path` followed by a [`Sequence`].
     fn create(&self, path: &NodePath, data: Bytes, mode: CreateMode, acl: Acl) -> Answer<'_, Created>;
 
+    /// Replaces the data of a node that has the `expected` version, and increments the version. Returns the new stat.
     fn set(&self, path: &NodePath, data: Bytes, expected: Expected) -> Answer<'_, Stat>;
 
+    /// Deletes a node that has the `expected` version and no children. The root cannot be deleted.
     fn delete(&self, path: &NodePath, expected: Expected) -> Answer<'_, ()>;
 
     /// Runs all steps in order as one change, or none of them. Each step sees the effects of the steps before it. A
     /// multi has at most [`OPS_MAX`] steps.
     fn multi(&self, ops: Vec<Op>) -> Answer<'_, Vec<Done>>;
 
+    /// Returns the data and the stat of the node.
     fn get(&self, path: &NodePath) -> Answer<'_, Node>;
 
     /// Returns the stat of the node, or `None` if the node does not exist.
@@ -133,6 +139,7 @@ pub trait Tree: Send + Sync + 'static {
     /// digest.
     fn acl(&self, path: &NodePath) -> Answer<'_, Vec<Grant>>;
 
+    /// Replaces the access list of the node. Returns the new stat. The session needs [`Permissions::ADMIN`].
     fn set_acl(&self, path: &NodePath, acl: Acl) -> Answer<'_, Stat>;
 
     /// Ends the session and deletes its ephemeral nodes. Does nothing if the session has ended.
@@ -143,23 +150,29 @@ pub trait Tree: Send + Sync + 'static {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Zxid(pub i64);
 
+/// Kind of a new node. It determines the end of the node and the form of its name.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum CreateMode {
+    /// Node that exists until a session deletes it.
     Persistent,
+    /// Persistent node whose name ends with a [`Sequence`].
     PersistentSequential,
     /// Node that ends with its session and cannot have children.
     Ephemeral,
+    /// Ephemeral node whose name ends with a [`Sequence`].
     EphemeralSequential,
     /// Node that the engine deletes some time after its last child is deleted.
     Container,
 }
 
 impl CreateMode {
+    /// Returns true if the engine adds a [`Sequence`] to the name of the node.
     #[must_use]
     pub fn is_sequential(self) -> bool {
         matches!(self, CreateMode::PersistentSequential | CreateMode::EphemeralSequential)
     }
 
+    /// Returns true if the node ends with its session.
     #[must_use]
     pub fn is_ephemeral(self) -> bool {
         matches!(self, CreateMode::Ephemeral | CreateMode::EphemeralSequential)
@@ -169,35 +182,53 @@ impl CreateMode {
 /// Version of the node's data that a change requires.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Expected {
+    /// Every version. The node must exist.
     Any,
+    /// Only this version. It is [`Stat::version`] of an earlier read or change.
     Version(i32),
 }
 
+/// Step of a [multi](Tree::multi).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Op {
     /// Checks that the node exists and has the expected version.
     Check {
+        /// Path of the node.
         path: NodePath,
+        /// Version of the node's data that the check requires.
         expected: Expected,
     },
+    /// Creates a node like [`Tree::create`].
     Create {
+        /// Path of the node, without the number of a sequential node.
         path: NodePath,
+        /// Data of the node, which may be empty.
         data: Bytes,
+        /// Kind of the node.
         mode: CreateMode,
+        /// Access list of the node.
         acl: Acl,
     },
+    /// Replaces the data of a node like [`Tree::set`].
     Set {
+        /// Path of the node.
         path: NodePath,
+        /// New data of the node, which may be empty.
         data: Bytes,
+        /// Version of the node's data that the step requires.
         expected: Expected,
     },
+    /// Deletes a node like [`Tree::delete`].
     Delete {
+        /// Path of the node.
         path: NodePath,
+        /// Version of the node's data that the step requires.
         expected: Expected,
     },
 }
 
 impl Op {
+    /// Returns the path in the step. It does not contain the number of a sequential node.
     #[must_use]
     pub fn path(&self) -> &NodePath {
         match self {
@@ -218,32 +249,44 @@ impl Op {
 /// Result of an [`Op`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Done {
+    /// Result of a successful [`Op::Check`].
     Check,
+    /// Result of [`Op::Create`], with the path and the stat of the new node.
     Create(Created),
+    /// Result of [`Op::Set`], with the new stat of the node.
     Set(Stat),
+    /// Result of a successful [`Op::Delete`].
     Delete,
 }
 
+/// Node that a session has just created.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Created {
     /// Path of the node, including the number of a sequential node.
     pub path: NodePath,
+    /// Stat of the new node.
     pub stat: Stat,
 }
 
+/// Data and stat of a node at one moment.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Node {
+    /// Data of the node, which may be empty.
     pub data: Bytes,
+    /// Stat of the node.
     pub stat: Stat,
 }
 
+/// Children of a node at one moment.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Children {
+    /// Last path parts of the direct children, sorted.
     pub names: Vec<String>,
     /// Stat of the parent.
     pub stat: Stat,
 }
 
+/// Versions, times and sizes of a node at one moment.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Stat {
     /// Number of the change that created the node. It is greater than the number of every earlier node, even of an
@@ -257,13 +300,17 @@ pub struct Stat {
     pub version: i32,
     /// Number of creations and deletions of children.
     pub children_version: i32,
+    /// Version of the access list. It starts at 0, and each [`Tree::set_acl`] increments it.
     pub acl_version: i32,
     /// Session that owns the node, if the node is ephemeral.
     pub owner: Option<SessionId>,
+    /// Size of the node's data, in bytes.
     pub data_bytes: usize,
+    /// Number of direct children.
     pub children: usize,
     /// Time at which the engine created the node, by the engine's clock.
     pub created_at: Timestamp,
+    /// Time of the last change of the node's data, by the engine's clock. It starts at `created_at`.
     pub modified_at: Timestamp,
 }
 

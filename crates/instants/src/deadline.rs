@@ -17,6 +17,7 @@ pub struct Deadline(Arc<AtomicU64>);
 const ENDED: u64 = 0;
 
 impl Deadline {
+    /// Creates a deadline at `at`, the first instant at which the deadline has passed.
     #[must_use]
     pub fn new(at: Monotonic) -> Self {
         Deadline(Arc::new(AtomicU64::new(nanos(at))))

@@ -4,6 +4,8 @@
 //! This crate reads no clock. The crate `runtime` reads the clocks, and pure code takes the current instant as an
 //! argument.
 
+#![warn(missing_docs)]
+
 mod deadline;
 
 use std::fmt;
@@ -18,15 +20,18 @@ pub use deadline::Deadline;
 pub struct Timestamp(i64);
 
 impl Timestamp {
+    /// 1970-01-01T00:00:00Z, the lower bound of subtraction.
     pub const MIN: Timestamp = Timestamp(0);
     /// 9999-12-30T22:00:00Z, the last instant that RFC 3339 can write in every zone.
     pub const MAX: Timestamp = Timestamp(253_402_207_200_000);
 
+    /// Creates the instant `millis` milliseconds after 1970-01-01T00:00:00Z. Does not check the range.
     #[must_use]
     pub const fn from_millis(millis: i64) -> Self {
         Timestamp(millis)
     }
 
+    /// Returns the number of milliseconds since 1970-01-01T00:00:00Z.
     #[must_use]
     pub const fn as_millis(self) -> i64 {
         self.0
@@ -81,11 +86,13 @@ impl fmt::Debug for Timestamp {
 pub struct Monotonic(Duration);
 
 impl Monotonic {
+    /// Creates the instant `since_start` after the clock's start.
     #[must_use]
     pub const fn from_start(since_start: Duration) -> Self {
         Monotonic(since_start)
     }
 
+    /// Returns the duration from the clock's start to this instant.
     #[must_use]
     pub const fn since_start(self) -> Duration {
         self.0

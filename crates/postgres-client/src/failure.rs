@@ -11,21 +11,48 @@ pub enum Failure {
     /// There is no connection, or the connection ended before the server responded. The statement may have taken
     /// effect.
     #[error("{server} cannot be reached: {reason}")]
-    Unreachable { server: String, reason: String },
+    Unreachable {
+        /// Server's URL without the password.
+        server: String,
+        /// Reason why the server cannot be reached.
+        reason: String,
+    },
     /// The server did not respond within `waited`, so the client closed the connection. The statement may have taken
     /// effect.
     #[error("{server} did not respond within {waited:?}")]
-    Silent { server: String, waited: Duration },
+    Silent {
+        /// Server's URL without the password.
+        server: String,
+        /// Time limit that the client applied.
+        waited: Duration,
+    },
     /// The server rejected the user, the password, the database or the permission.
     #[error("{server} rejected the connection: {reason}; check the user, the password and the database in its URL")]
-    Denied { server: String, reason: String },
+    Denied {
+        /// Server's URL without the password.
+        server: String,
+        /// Error text of the server.
+        reason: String,
+    },
     /// The server's certificate fails the checks that the URL's `sslmode` and `sslrootcert` require, or the server does
     /// not support TLS.
     #[error("TLS negotiation with {server} failed: {reason}; check sslmode and sslrootcert in its URL")]
-    Tls { server: String, reason: String },
+    Tls {
+        /// Server's URL without the password.
+        server: String,
+        /// Error text of the TLS negotiation.
+        reason: String,
+    },
     /// The server rejected a statement.
     #[error("{server} rejected the statement: {reason}")]
-    Statement { server: String, code: String, reason: String },
+    Statement {
+        /// Server's URL without the password.
+        server: String,
+        /// Error code (SQLSTATE) of five characters.
+        code: String,
+        /// Error text of the server.
+        reason: String,
+    },
 }
 
 impl Failure {

@@ -10,6 +10,8 @@
 //!
 //! docs/decisions/0090-use-tokio-postgres-with-rustls.md gives the reasons for the design.
 
+#![warn(missing_docs)]
+
 mod failure;
 mod link;
 mod schema;

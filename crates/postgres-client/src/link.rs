@@ -128,6 +128,7 @@ impl Session {
         }
     }
 
+    /// Returns the client of this connection. [`Session::within`] limits the wait for its requests.
     #[must_use]
     pub fn client(&self) -> &Client {
         &self.client

@@ -10,6 +10,7 @@ use crate::link::Session;
 /// The first migration creates the table `SCHEMA.meta`. The table has one row, with its key in the column `only_row`
 /// and the schema's version in the column `version`. A released migration never changes.
 pub struct Schema {
+    /// Name of the schema in the database.
     pub name: &'static str,
     /// SQL of the migrations, in order. The first migration creates version 1.
     pub migrations: &'static [&'static str],

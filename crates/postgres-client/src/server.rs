@@ -15,6 +15,7 @@ use crate::failure::Failure;
 use crate::tls::{self, Mode};
 use crate::url_error::UrlError;
 
+/// Options of the connections to a server, in addition to the options in its URL.
 #[derive(Clone)]
 pub struct Options {
     /// Password that replaces the one in the URL.
@@ -111,6 +112,7 @@ impl Server {
         }
     }
 
+    /// Returns the longest duration of a statement ([`Options::statement_timeout`]).
     #[must_use]
     pub fn statement_timeout(&self) -> Duration {
         self.statement_timeout

@@ -51,7 +51,7 @@ async fn main() -> anyhow::Result<()> {
         let request = ScheduleRequest::at(at, format!("{url}/switch"))
             .payload(&payload)?
             .label("discount", &discount)
-            .retry(20, "1s");
+            .retry(20, Duration::from_secs(1));
         let name = format!("{discount}-{}", if is_active { "on" } else { "off" });
         shop.reveille.put(&name, &request).await?;
         println!("{name} is scheduled at {at}");

@@ -6,6 +6,8 @@
 
 mod shop;
 
+use std::time::Duration;
+
 use axum::extract::State;
 use axum::{Router, routing::post};
 use reveille_client::{Client, ScheduleRequest};
@@ -49,7 +51,7 @@ async fn main() -> anyhow::Result<()> {
     let url = shop.listen(routes).await?;
     let payment = new_number();
     shop.execute("insert into bank values ($1, 'unknown')", &[&payment]).await?;
-    let request = ScheduleRequest::every("1s", format!("{url}/reconcile")).payload(&payment)?;
+    let request = ScheduleRequest::every(Duration::from_secs(1), format!("{url}/reconcile")).payload(&payment)?;
     shop.reveille.put(&name(payment), &request).await?;
     println!("the gateway timed out on payment {payment}: the schedule queries the bank every second");
 
@@ -59,7 +61,7 @@ async fn main() -> anyhow::Result<()> {
     shop.until("select count(*) = 1 from refunds where payment = $1", &[&payment]).await?;
     println!("payment {payment} is refunded");
     while shop.reveille.get(&name(payment)).await?.next.is_some() {
-        shop::sleep(std::time::Duration::from_millis(10)).await;
+        shop::sleep(Duration::from_millis(10)).await;
     }
     let queries: i64 = shop.query("select count(*) from queries where payment = $1", &[&payment]).await?;
     println!("the schedule queried the bank {queries} times and is cancelled");

@@ -45,8 +45,9 @@ async fn main() -> anyhow::Result<()> {
 
     // The run has at most five attempts, with random waits of at most 200 ms, 400 ms, 800 ms and 1.6 s.
     let schedule = format!("file-{invoice}");
-    let request =
-        ScheduleRequest::at(after(Duration::ZERO), format!("{url}/file")).payload(&invoice)?.retry(5, "200ms");
+    let request = ScheduleRequest::at(after(Duration::ZERO), format!("{url}/file"))
+        .payload(&invoice)?
+        .retry(5, Duration::from_millis(200));
     shop.reveille.put(&schedule, &request).await?;
     println!("invoice {invoice} is scheduled, and the tax office is closed");
 

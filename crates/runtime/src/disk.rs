@@ -8,8 +8,10 @@ use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 
+/// Mode of [`Disk::open`]: the operations that it allows, and whether the file must exist.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OpenMode {
+    /// Opens an existing file for reads only. Fails with `NotFound` if the file does not exist.
     Read,
     /// Fails with `NotFound` if the file does not exist.
     ReadWrite,
@@ -23,13 +25,17 @@ pub enum OpenMode {
 /// Bytes survive a crash if a successful [`DiskFile::sync_data`] followed their write. Names survive a crash if a
 /// successful [`Disk::sync_dir`] followed their change. A crash may keep, truncate or lose all other data.
 pub trait Disk: Send + Sync + 'static {
+    /// Creates a directory and its missing parents. Succeeds if the directory exists.
     fn create_dir_all<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<()>>;
+    /// Opens the file at `path`.
     fn open<'a>(&'a self, path: &'a Path, mode: OpenMode) -> BoxFuture<'a, io::Result<Arc<dyn DiskFile>>>;
     /// Returns the sorted names of the files in a directory. Omits subdirectories.
     fn list<'a>(&'a self, dir: &'a Path) -> BoxFuture<'a, io::Result<Vec<String>>>;
     /// Renames a file. If `to` exists, the call replaces it atomically.
     fn rename<'a>(&'a self, from: &'a Path, to: &'a Path) -> BoxFuture<'a, io::Result<()>>;
+    /// Removes a file. Fails with `NotFound` if the file does not exist.
     fn remove<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<()>>;
+    /// Makes durable all changes of names in `dir` that callers made before this call.
     fn sync_dir<'a>(&'a self, dir: &'a Path) -> BoxFuture<'a, io::Result<()>>;
     /// Returns the number of bytes that a user without special rights can still write on the volume of `path`.
     fn free_bytes<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<u64>>;
@@ -38,11 +44,14 @@ pub trait Disk: Send + Sync + 'static {
     fn lock<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<Box<dyn Send + Sync>>>;
 }
 
+/// Open file of a [`Disk`].
 #[expect(clippy::len_without_is_empty, reason = "`len` is a call that can fail, and no caller needs `is_empty`")]
 pub trait DiskFile: Send + Sync + 'static {
+    /// Returns the length of the file in bytes.
     fn len(&self) -> BoxFuture<'_, io::Result<u64>>;
     /// Fills `into` with the bytes from `offset` on. Fails with `UnexpectedEof` if the file ends before `into` is full.
     fn read_at<'a>(&'a self, offset: u64, into: &'a mut [u8]) -> BoxFuture<'a, io::Result<()>>;
+    /// Writes all of `bytes` from `offset` on. The bytes are not durable before a [`DiskFile::sync_data`].
     fn write_at<'a>(&'a self, offset: u64, bytes: &'a [u8]) -> BoxFuture<'a, io::Result<()>>;
     /// Sets the length of the file. If the file grows, the call fills it with zeros that occupy disk space. A later
     /// write over these zeros therefore cannot fail for lack of space.

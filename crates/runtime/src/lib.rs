@@ -8,6 +8,8 @@
 //! task's owner. [`Disk`] calls may block their thread, so only [`TaskSet::spawn_thread`] tasks and startup code make
 //! such calls.
 
+#![warn(missing_docs)]
+
 mod disk;
 mod link;
 mod real;
@@ -38,12 +40,15 @@ pub enum Place {
 pub trait World: Send + Sync + 'static {
     /// Returns the time of the wall clock, which may jump in both directions.
     fn now(&self) -> Timestamp;
+    /// Returns the time of the monotonic clock, which measures timeouts and leases.
     fn monotonic(&self) -> Monotonic;
     /// Waits until `at`. The future completes at `at` or a little later, never earlier.
     fn sleep_until(&self, at: Monotonic) -> BoxFuture<'static, ()>;
     /// Returns 64 unpredictable bits. In a simulation, returns bits that the seed determines.
     fn random(&self) -> u64;
+    /// Spawns a task on a thread of the kind `place`. `name` identifies the task in the log.
     fn spawn(&self, name: &'static str, place: Place, future: BoxFuture<'static, ()>) -> TaskHandle;
+    /// Returns the disk of this world.
     fn disk(&self) -> Arc<dyn Disk>;
     /// Ends this process (in a simulation: this member) at once, because continuing could break a guarantee. In a
     /// simulation the call may return. The caller must then wait forever.
@@ -55,6 +60,7 @@ pub trait World: Send + Sync + 'static {
 pub struct Runtime(Arc<dyn World>);
 
 impl Runtime {
+    /// Creates a runtime of `world`, for simulations and test doubles.
     pub fn new(world: Arc<dyn World>) -> Self {
         Runtime(world)
     }
@@ -74,20 +80,24 @@ impl Runtime {
         &self.0
     }
 
+    /// Returns the time of the wall clock, which may jump in both directions.
     #[must_use]
     pub fn now(&self) -> Timestamp {
         self.0.now()
     }
 
+    /// Returns the time of the monotonic clock, which measures timeouts and leases.
     #[must_use]
     pub fn monotonic(&self) -> Monotonic {
         self.0.monotonic()
     }
 
+    /// Waits for `duration` or a little longer.
     pub async fn sleep(&self, duration: Duration) {
         self.0.sleep_until(self.0.monotonic() + duration).await;
     }
 
+    /// Waits until `at`. The future completes at `at` or a little later, never earlier.
     pub async fn sleep_until(&self, at: Monotonic) {
         self.0.sleep_until(at).await;
     }
@@ -101,6 +111,7 @@ impl Runtime {
         }
     }
 
+    /// Returns 64 unpredictable bits. In a simulation, returns bits that the seed determines.
     #[must_use]
     pub fn random(&self) -> u64 {
         self.0.random()
@@ -112,6 +123,7 @@ impl Runtime {
         u128::from(self.0.random()) << 64 | u128::from(self.0.random())
     }
 
+    /// Returns the disk of this runtime's world.
     #[must_use]
     pub fn disk(&self) -> Arc<dyn Disk> {
         self.0.disk()

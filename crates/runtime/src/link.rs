@@ -31,6 +31,7 @@ impl MemoryLink {
         MemoryLink { runtime, latency, fail_one_in, is_cut, loses_responses, restored: Notify::new() }
     }
 
+    /// Returns the runtime of the simulated engine's calls.
     #[must_use]
     pub fn runtime(&self) -> &Runtime {
         &self.runtime
@@ -55,6 +56,7 @@ impl MemoryLink {
         self.is_cut() || self.loses_responses.load(Ordering::Relaxed)
     }
 
+    /// Returns true if [`MemoryLink::cut`] has cut the link. Ignores [`MemoryLink::cut_answers`].
     #[must_use]
     pub fn is_cut(&self) -> bool {
         self.is_cut.load(Ordering::Relaxed)

@@ -12,13 +12,17 @@ use crate::{Place, Runtime};
 /// Way in which a task ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TaskEnd {
+    /// The task's future completed.
     Finished,
+    /// The task's future panicked.
     Panicked,
+    /// The runtime dropped the task's future before the future completed.
     Aborted,
 }
 
 /// Handle to a spawned task. The task continues if the caller drops the handle.
 pub struct TaskHandle {
+    /// Completes when the task has ended.
     pub end: BoxFuture<'static, TaskEnd>,
     /// Drops the task's future at its next await. Has no effect on a [`Place::Thread`] task.
     pub abort: Box<dyn Fn() + Send + Sync>,
@@ -31,6 +35,7 @@ pub struct TaskSet {
 }
 
 impl TaskSet {
+    /// Creates an empty set, which spawns its tasks on `runtime`.
     #[must_use]
     pub fn new(runtime: &Runtime) -> Self {
         TaskSet { runtime: runtime.clone(), tasks: Mutex::new(Vec::new()) }

@@ -167,13 +167,18 @@ pub(super) fn findings(packages: &[Package]) -> Vec<Finding> {
     packages.iter().flat_map(of_package).collect()
 }
 
+/// Returns the name of a package without the prefix that published packages have. It is the name of the crate's folder.
+pub(super) fn short_name(name: &str) -> &str {
+    name.strip_prefix("reveille-").unwrap_or(name)
+}
+
 fn of_package(package: &Package) -> Vec<Finding> {
     let finding = |what: String| Finding { path: package.name.clone(), line: 0, what };
-    let Some(rule) = RULES.iter().find(|rule| rule.name == package.name) else {
+    let Some(rule) = RULES.iter().find(|rule| rule.name == short_name(&package.name)) else {
         return vec![finding("this crate has no dependency rule; add one to xtask/src/tidy/arrows.rs".to_owned())];
     };
     let breaks = |dependency: &&Dependency| {
-        let name = dependency.name.as_str();
+        let name = short_name(&dependency.name);
         let is_for_tests = dependency.kind.as_deref() == Some("dev");
         match (&dependency.path, rule.outside) {
             (Some(_), _) => !(rule.may_use.contains(&name) || is_for_tests && rule.tests_may_use.contains(&name)),

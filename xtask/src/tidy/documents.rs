@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::arrows::Package;
+use super::arrows::{Package, short_name};
 use super::{File, Finding};
 
 const MAP: &str = "ARCHITECTURE.md";
@@ -31,7 +31,7 @@ fn map(files: &[File], packages: &[Package]) -> Vec<Finding> {
     };
     let is_missing =
         |name: &&str| !map.text.contains(&format!("`{name}`")) && !map.text.contains(&format!("`crates/{name}`"));
-    let names = packages.iter().map(|package| package.name.as_str());
+    let names = packages.iter().map(|package| short_name(&package.name));
     names
         .filter(is_missing)
         .map(|name| map.finding(0, format!("the crate `{name}` is missing in this document")))

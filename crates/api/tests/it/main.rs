@@ -1,7 +1,9 @@
 //! Wire format of the API types.
 
-use api::{CancelResult, Cancelled, SchedulePatch, ScheduleRequest, ScheduleSummary, Time};
+use std::time::Duration;
+
 use proptest::prelude::*;
+use reveille_api::{CancelResult, Cancelled, SchedulePatch, ScheduleRequest, ScheduleSummary, Time};
 
 #[test]
 fn request_round_trips_without_changes() {
@@ -12,7 +14,8 @@ fn request_round_trips_without_changes() {
 
 #[test]
 fn debug_form_of_a_request_hides_header_values() {
-    let request = ScheduleRequest::every("1h", "http://h/").header("authorization", "Bearer hunter2");
+    let request =
+        ScheduleRequest::every(Duration::from_secs(3_600), "http://h/").header("authorization", "Bearer hunter2");
     assert!(serde_json::to_string(&request).unwrap().contains("hunter2"));
     let shown = format!("{request:?}");
     assert!(shown.contains("authorization") && !shown.contains("hunter2"), "{shown}");

@@ -1,9 +1,13 @@
 //! Tests of merge patches and conditional changes.
 
-use reveille_client::{Condition, SchedulePatch, ScheduleRequest, ScheduleState, Tag, api};
+use std::time::Duration;
+
+use reveille_client::{Condition, SchedulePatch, ScheduleRequest, ScheduleState, Tag};
 use serde_json::json;
 
 use crate::support::{ADMIN_KEY, World, client, later, losing, on_real};
+
+const HOUR: Duration = Duration::from_secs(3_600);
 
 #[test]
 fn patch_changes_only_the_fields_that_it_names() {
@@ -11,14 +15,17 @@ fn patch_changes_only_the_fields_that_it_names() {
         let world = World::start(&runtime).await;
         let client = world.client();
         let request = later().payload(&json!({"a": 1, "b": 2})).unwrap().label("team", "red").label("old", "yes");
-        client.put("one", &request.header("x-a", "1").header("x-b", "2").retry(3, "2s")).await.unwrap();
+        client
+            .put("one", &request.header("x-a", "1").header("x-b", "2").retry(3, Duration::from_secs(2)))
+            .await
+            .unwrap();
         let patch = SchedulePatch::new()
             .cron("0 9 * * 1")
             .zone("Europe/Berlin")
             .label("team", "blue")
             .without_label("old")
             .without_header("x-a")
-            .timeout("3s")
+            .timeout(Duration::from_secs(3))
             .payload(&json!({"b": 3}))
             .unwrap();
         let updated = client.update("one", &patch).await.unwrap();
@@ -31,7 +38,7 @@ fn patch_changes_only_the_fields_that_it_names() {
         assert_eq!(read.labels.into_iter().collect::<Vec<_>>(), [("team".to_owned(), "blue".to_owned())]);
         assert_eq!(read.payload.unwrap().get(), r#"{"a":1,"b":3}"#);
         assert_eq!((read.retry.attempts_max, read.retry.backoff.as_str()), (3, "2s"));
-        let api::Target::Http(target) = read.target;
+        let target = read.target.http().unwrap();
         assert_eq!(
             (target.headers.keys().map(String::as_str).collect::<Vec<_>>(), target.timeout.as_str()),
             (vec!["x-b"], "3s")
@@ -57,8 +64,8 @@ fn second_change_with_the_same_tag_is_rejected() {
         let (_, tag) = client.get_tagged("one").await.unwrap();
         assert_eq!(created.tag, tag);
         let seen = Condition::Is(tag.unwrap());
-        let moved = client.update_if("one", &SchedulePatch::new().every("1h"), &seen).await.unwrap();
-        let mine = SchedulePatch::new().every("2h");
+        let moved = client.update_if("one", &SchedulePatch::new().every(HOUR), &seen).await.unwrap();
+        let mine = SchedulePatch::new().every(2 * HOUR);
         assert_eq!(code(client.update_if("one", &mine, &seen).await.unwrap_err()), "precondition_failed");
         assert_eq!(code(client.put_if("one", &later(), &seen).await.unwrap_err()), "precondition_failed");
         assert_eq!(code(client.cancel_if("one", &seen).await.unwrap_err()), "precondition_failed");
@@ -98,13 +105,13 @@ fn dry_run_returns_the_result_and_changes_nothing() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         let client = world.client();
-        let dry = client.dry_run(&ScheduleRequest::every("1h", "http://127.0.0.1:9/")).await.unwrap();
+        let dry = client.dry_run(&ScheduleRequest::every(HOUR, "http://127.0.0.1:9/")).await.unwrap();
         assert_eq!((dry.status, dry.upcoming.len(), dry.upcoming.first()), (201, 5, dry.schedule.next.as_ref()));
         assert_eq!(client.get(&dry.schedule.id).await.unwrap_err().code(), Some("schedule_not_found"));
         assert_eq!(client.dry_run_put("one", &later()).await.unwrap().status, 201);
         client.put("one", &later()).await.unwrap();
         assert_eq!(client.dry_run_put("one", &later()).await.unwrap().status, 200);
-        let dry = client.dry_run_update("one", &SchedulePatch::new().every("2h")).await.unwrap();
+        let dry = client.dry_run_update("one", &SchedulePatch::new().every(2 * HOUR)).await.unwrap();
         assert_eq!((dry.schedule.every.as_deref(), dry.schedule.revision), (Some("2h"), 1));
         assert_eq!(client.get("one").await.unwrap().revision, 0);
         assert_eq!(client.dry_run(&later().id("one")).await.unwrap_err().code(), Some("schedule_exists"));

@@ -1,6 +1,6 @@
 //! Tests with lost responses, overloaded servers, and servers that are not Reveille.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use reveille_client::{Client, Error, ListBy, Options, Order, ScheduleState, Time, TryStreamExt as _};
@@ -63,6 +63,23 @@ fn client_waits_as_long_as_retry_after_requests() {
         let date = "retry-after: Fri, 01 Jan 1999 00:00:00 GMT\r\n";
         let (address, _) = scripted(&runtime, &[&problem(503, "store_unavailable", date), CANCELLED]).await;
         client(address, "a.b").cancel("any").await.unwrap();
+    });
+}
+
+#[test]
+fn client_reports_each_wait_before_another_attempt() {
+    static WAITS: AtomicUsize = AtomicUsize::new(0);
+    on_real(async |runtime| {
+        let busy = problem(429, "rate_limited", "retry-after: 1\r\n");
+        let (address, _) = scripted(&runtime, &[&busy, CANCELLED]).await;
+        let on_retry = |error: &Error, wait: Duration| {
+            assert_eq!(error.code(), Some("rate_limited"));
+            assert!(wait >= Duration::from_secs(1));
+            WAITS.fetch_add(1, Ordering::Relaxed);
+        };
+        let options = Options { on_retry: Some(on_retry), ..Options::default() };
+        Client::new(&format!("http://{address}"), "a.b", options).unwrap().cancel("any").await.unwrap();
+        assert_eq!(WAITS.load(Ordering::Relaxed), 1);
     });
 }
 

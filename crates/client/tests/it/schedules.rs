@@ -1,5 +1,7 @@
 //! Tests of the SDK calls for single schedules and their runs.
 
+use std::time::Duration;
+
 use reveille_client::api::{self, CancelResult};
 use reveille_client::{Error, ListBy, Order, ScheduleRequest, ScheduleState, Time, TryStreamExt as _};
 use serde_json::json;
@@ -17,7 +19,7 @@ fn client_creates_reads_replaces_and_cancels_a_schedule() {
             .unwrap()
             .label("team", "billing")
             .header("x-team", "billing")
-            .retry(3, "2s");
+            .retry(3, Duration::from_secs(2));
         let created = client.create(&request).await.unwrap();
         assert_eq!((created.state, created.revision), (ScheduleState::Active, 0));
         let read = client.get(&created.id).await.unwrap();
@@ -25,7 +27,7 @@ fn client_creates_reads_replaces_and_cancels_a_schedule() {
         assert_eq!(read.zone.as_deref(), Some("Europe/Berlin"));
         assert_eq!(read.payload.as_ref().unwrap().get(), r#"{"a":"ü\n","b":1}"#);
         assert_eq!(read.labels["team"], "billing");
-        let api::Target::Http(target) = &read.target;
+        let target = read.target.http().unwrap();
         assert!(target.headers.contains_key("x-team"));
         assert_eq!((read.retry.attempts_max, read.retry.backoff.as_str()), (3, "2s"));
 
@@ -60,9 +62,9 @@ fn schedule_list_streams_all_matching_schedules() {
         let (name, value) = ("team & all".to_owned(), "a=b".to_owned());
         assert_eq!(count(ListBy::Label { name, value }).await, 60);
         let next = client.get("n0").await.unwrap().next.unwrap();
-        let due = |from| ListBy::Due { from, until: next + std::time::Duration::from_secs(60) };
+        let due = |from| ListBy::Due { from, until: next + Duration::from_secs(60) };
         assert_eq!(count(due(next)).await, 119);
-        assert_eq!(count(due(next + std::time::Duration::from_millis(1))).await, 0);
+        assert_eq!(count(due(next + Duration::from_millis(1))).await, 0);
         let in_order = async |by: ListBy, order| {
             let ids = client.schedules(&by, order).map_ok(|schedule| schedule.id);
             ids.try_collect::<Vec<String>>().await.unwrap()
@@ -86,12 +88,12 @@ fn rejection_has_code_request_id_and_all_field_errors() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         let client = world.client();
-        let request = ScheduleRequest::every("1 fortnight", "mailto:me").zone("Mars/Olympus");
+        let request = ScheduleRequest::cron("1 fortnight", "mailto:me").zone("Mars/Olympus");
         let error = client.create(&request).await.unwrap_err();
         assert_eq!((error.code(), error.status()), (Some("invalid_schedule"), Some(422)));
         assert!(error.request_id().is_some() && !error.is_retryable() && !error.is_outcome_unknown());
         let pointers: Vec<_> = error.field_errors().iter().filter_map(|error| error.pointer.as_deref()).collect();
-        assert!(pointers.contains(&"/every") && pointers.contains(&"/target/http/url"), "{pointers:?}");
+        assert!(pointers.contains(&"/cron") && pointers.contains(&"/target/http/url"), "{pointers:?}");
 
         let known = later().id("known");
         client.create(&known).await.unwrap();
@@ -127,7 +129,9 @@ fn client_pages_dead_letters_and_redrives_each_only_once() {
         // No process listens on port 9, so the only attempt of the run fails.
         let at = Time(runtime.now().as_millis());
         for number in 0..5 {
-            let doomed = ScheduleRequest::at(at, "http://127.0.0.1:9/").id(format!("doomed-{number}")).retry(1, "1s");
+            let doomed = ScheduleRequest::at(at, "http://127.0.0.1:9/")
+                .id(format!("doomed-{number}"))
+                .retry(1, Duration::from_secs(1));
             client.create(&doomed).await.unwrap();
         }
         let dead = loop {
@@ -135,7 +139,7 @@ fn client_pages_dead_letters_and_redrives_each_only_once() {
             if dead.len() == 5 {
                 break dead;
             }
-            runtime.sleep(std::time::Duration::from_millis(10)).await;
+            runtime.sleep(Duration::from_millis(10)).await;
         };
         let page = client.dead_letters_page(2, None).await.unwrap();
         let next = client.dead_letters_page(2, page.next_page_token.as_deref()).await.unwrap();

@@ -7,9 +7,9 @@ use std::time::Duration;
 use coordination::{Answer, Elector};
 use coordination_conformance::Case;
 use coordination_conformance::elector::Subject;
-use coordination_postgres::{GroupName, Options, PostgresElectors};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
+use reveille_coordination_postgres::{GroupName, Options, PostgresElectors};
 use runtime::{Monotonic, Runtime};
 
 use crate::support::{database, on_real, own_server};

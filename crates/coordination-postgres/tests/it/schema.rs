@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use coordination::Elector as _;
-use coordination_postgres::{OpenError, Options, PostgresElectors, VERSION, migrate};
+use reveille_coordination_postgres::{OpenError, Options, PostgresElectors, VERSION, migrate};
 use runtime::Runtime;
 use test_servers::postgres::{PASSWORD, shared};
 

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use coordination_postgres::{Options, migrate};
+use reveille_coordination_postgres::{Options, migrate};
 use runtime::Runtime;
 use test_servers::postgres::{Postgres, shared};
 

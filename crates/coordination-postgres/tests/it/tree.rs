@@ -11,9 +11,9 @@ use coordination::tree::{
 };
 use coordination_conformance::Case;
 use coordination_conformance::tree::{Process, Subject};
-use coordination_postgres::{Options, PostgresTrees};
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt as _, StreamExt as _};
+use reveille_coordination_postgres::{Options, PostgresTrees};
 use runtime::Runtime;
 use test_servers::Proxy;
 use test_servers::postgres::shared;

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use coordination::tree::{Acl, CreateMode, Event, Expected, NodePath, SessionOptions, SessionState, Trees as _};
-use coordination_zookeeper::{ZookeeperTrees, ZookeeperUrl};
 use futures_util::StreamExt as _;
+use reveille_coordination_zookeeper::{ZookeeperTrees, ZookeeperUrl};
 use test_servers::{Proxy, zookeeper};
 
 use crate::support::with_real_runtime;

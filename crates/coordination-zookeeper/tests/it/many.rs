@@ -10,8 +10,8 @@ use coordination::tree::{
     Acl, CreateMode, Event, Expected, NodePath, Op, SessionOptions, SessionState, Tree, TreeError, Watch,
 };
 use coordination_conformance::tree::{Process, Subject as _};
-use coordination_zookeeper::{EPHEMERAL_BYTES_MAX, WATCHED_BYTES_MAX};
 use futures_util::StreamExt as _;
+use reveille_coordination_zookeeper::{EPHEMERAL_BYTES_MAX, WATCHED_BYTES_MAX};
 use runtime::Runtime;
 
 use crate::support::{Forest, ensemble, with_real_runtime};

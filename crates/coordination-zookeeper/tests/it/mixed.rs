@@ -11,8 +11,8 @@ use coordination::recipes::{
     LeaderSelector, Lock, Position, RwLock, Semaphore, Service, Values,
 };
 use coordination::tree::{Acl, Credentials, NodePath, Sequence, SessionOptions};
-use coordination_zookeeper::{ZookeeperTrees, ZookeeperUrl};
 use futures_util::FutureExt as _;
+use reveille_coordination_zookeeper::{ZookeeperTrees, ZookeeperUrl};
 use runtime::Runtime;
 use serde_json::json;
 use std::sync::Arc;

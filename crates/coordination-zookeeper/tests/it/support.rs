@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use coordination::tree::{SessionOptions, Tree, TreeError, Trees};
 use coordination_conformance::tree::{Process, Subject};
-use coordination_zookeeper::{ZookeeperTrees, ZookeeperUrl};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
+use reveille_coordination_zookeeper::{ZookeeperTrees, ZookeeperUrl};
 use runtime::{Runtime, TaskSet};
 use test_servers::Proxy;
 use test_servers::zookeeper::Zookeeper;

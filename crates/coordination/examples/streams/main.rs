@@ -5,10 +5,10 @@
 //! model shards, and feed observations:
 //!
 //! ```sh
-//! cargo run -p coordination --example streams -- zookeeper://127.0.0.1:2181 work
-//! cargo run -p coordination --example streams -- zookeeper://127.0.0.1:2181 shard 4
-//! cargo run -p coordination --example streams -- zookeeper://127.0.0.1:2181 feed --count 1000 --per-second 50
-//! cargo run -p coordination --example streams -- zookeeper://127.0.0.1:2181 shard 8
+//! cargo run -p reveille-coordination --example streams -- zookeeper://127.0.0.1:2181 work
+//! cargo run -p reveille-coordination --example streams -- zookeeper://127.0.0.1:2181 shard 4
+//! cargo run -p reveille-coordination --example streams -- zookeeper://127.0.0.1:2181 feed --count 1000 --per-second 50
+//! cargo run -p reveille-coordination --example streams -- zookeeper://127.0.0.1:2181 shard 8
 //! ```
 //!
 //! Promises: if the feed of an observation succeeds, the observation changes the parameters of each model once, even if
@@ -27,8 +27,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use clap::{Parser, Subcommand};
-use coordination::recipes::{Client, Lock};
-use coordination::tree::{Acl, CreateMode, Op, SessionOptions};
+use reveille_coordination::recipes::{Client, Lock};
+use reveille_coordination::tree::{Acl, CreateMode, Op, SessionOptions};
 use runtime::Runtime;
 
 use model::{Model, Shard};

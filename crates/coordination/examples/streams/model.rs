@@ -4,8 +4,8 @@ use std::fmt;
 
 use anyhow::Context as _;
 use bytes::Bytes;
-use coordination::recipes::{Bag, Client, Job, RoleMatch};
-use coordination::tree::{Acl, CreateMode, Expected, NodePath, Op, TreeError};
+use reveille_coordination::recipes::{Bag, Client, Job, RoleMatch};
+use reveille_coordination::tree::{Acl, CreateMode, Expected, NodePath, Op, TreeError};
 
 /// Learning rate, the factor with which one observation changes a parameter.
 const STEP: f64 = 0.1;

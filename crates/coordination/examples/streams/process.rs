@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use bytes::Bytes;
-use coordination::recipes::{BagChange, Client, Job};
-use coordination::tree::Sequence;
 use futures_util::future::try_join_all;
+use reveille_coordination::recipes::{BagChange, Client, Job};
+use reveille_coordination::tree::Sequence;
 use tokio::net::UdpSocket;
 use tokio_util::sync::CancellationToken;
 

@@ -27,6 +27,7 @@ use crate::tree::{
 /// process calls the engine.
 const COLLECT_PERIOD: Duration = Duration::from_secs(1);
 
+/// Engine with a tree in the memory of this process. [`MemoryTrees::reopen`] returns another handle of the same tree.
 pub struct MemoryTrees {
     runtime: Runtime,
     engine: Arc<Engine>,

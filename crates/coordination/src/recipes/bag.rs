@@ -44,7 +44,9 @@ pub struct OwnItem {
 /// Change of a bag.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum BagChange {
+    /// The item with this number is now in the bag.
     Added(Sequence),
+    /// The item with this number is no longer in the bag.
     Removed(Sequence),
 }
 
@@ -205,6 +207,7 @@ struct Listed {
 }
 
 impl OwnItem {
+    /// Returns the number of the item in the bag.
     #[must_use]
     pub fn id(&self) -> Sequence {
         self.id

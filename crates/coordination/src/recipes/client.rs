@@ -58,6 +58,7 @@ impl Client {
         Client(Arc::new(Inner { runtime, trees, options, current, last_plain, cleanup, _tasks: tasks }))
     }
 
+    /// Returns the runtime whose tasks, clocks and randomness this client and its recipes use.
     #[must_use]
     pub fn runtime(&self) -> &Runtime {
         &self.0.runtime

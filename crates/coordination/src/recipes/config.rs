@@ -29,6 +29,7 @@ pub struct Config {
 /// Effective configuration of an instance.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Effective {
+    /// Service's values and instance's values together. If both contain a key, the instance's value is here.
     pub values: Values,
     /// Last change of the service's values, or `None` if the service has no values. A later report never shows an
     /// earlier change.

@@ -48,8 +48,10 @@ pub struct Service {
     pub name: String,
 }
 
+/// Instance of a service, with the data that it publishes.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Instance {
+    /// Service to which the instance belongs.
     pub service: Service,
     /// Key of the instance within the service, for example an address. The key of an instance from a file is its index
     /// in the file.
@@ -63,9 +65,11 @@ pub struct Instance {
 pub struct Instances {
     /// Instances sorted by service and key.
     pub all: Arc<[Instance]>,
+    /// Source of the instances, which determines how recent they are.
     pub source: Source,
 }
 
+/// Source of the known instances.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Source {
     /// The instances are from the engine, which responded recently.
@@ -77,6 +81,7 @@ pub enum Source {
 }
 
 impl Discovery {
+    /// Usual path of the root node, for [`Discovery::new`]. The path is absolute.
     pub const ROOT: &str = "/discovery";
 
     /// Creates a handle. `acl` is the access list of the nodes that the handle creates, including missing parents. If

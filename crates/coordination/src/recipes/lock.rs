@@ -27,6 +27,7 @@ impl Lock {
         }
     }
 
+    /// Sets the [`Trust`] of the guards from this handle. The default is [`Trust::UntilSuspended`].
     #[must_use]
     pub fn with_trust(self, trust: Trust) -> Self {
         Lock { trust, ..self }

@@ -18,6 +18,7 @@ use crate::tree::{Acl, CreateMode, Expected, NodePath, SessionId, TreeError, che
 pub enum PresenceState {
     /// The node does not exist yet, or its session was lost and the client is opening another session.
     NotNow,
+    /// The node exists and belongs to this process.
     Present,
     /// Another process has the name.
     Taken,

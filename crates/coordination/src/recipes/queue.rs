@@ -52,6 +52,7 @@ impl LeaderQueue {
         Ok(LeaderQueue { client: client.clone(), line, trust: Trust::default() })
     }
 
+    /// Sets the [`Trust`] of the guards of later candidates. The default is [`Trust::UntilSuspended`].
     #[must_use]
     pub fn with_trust(self, trust: Trust) -> Self {
         LeaderQueue { trust, ..self }

@@ -40,6 +40,7 @@ pub struct RoleMatch {
 #[derive(Debug)]
 #[must_use = "a drop of this value releases the job"]
 pub struct Role {
+    /// Number of the job in the bag.
     pub job: Sequence,
     /// Description from the bag.
     pub description: Bytes,
@@ -50,8 +51,11 @@ pub struct Role {
 /// View of a job for the task that does the job.
 #[derive(Clone, Debug)]
 pub struct Job {
+    /// Number of the job in the bag.
     pub id: Sequence,
+    /// Description from the bag.
     pub description: Bytes,
+    /// View of the guard of the job. The task must end when [`Leading::over`] is cancelled.
     pub leading: Leading,
 }
 
@@ -62,6 +66,7 @@ pub struct Assignment {
     pub holder: Bytes,
     /// Time of the assignment by the engine's clock.
     pub since: Timestamp,
+    /// Term of the holder. It is greater than the term of every earlier holder of the job.
     pub term: Term,
 }
 
@@ -82,6 +87,7 @@ impl RoleMatch {
         })
     }
 
+    /// Sets the [`Trust`] of the guards from this handle. The default is [`Trust::UntilSuspended`].
     #[must_use]
     pub fn with_trust(self, trust: Trust) -> Self {
         RoleMatch { trust, ..self }

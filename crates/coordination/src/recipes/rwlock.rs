@@ -29,6 +29,7 @@ impl RwLock {
         RwLock { client: client.clone(), path, acl, trust: Trust::default() }
     }
 
+    /// Sets the [`Trust`] of the guards from this handle. The default is [`Trust::UntilSuspended`].
     #[must_use]
     pub fn with_trust(self, trust: Trust) -> Self {
         RwLock { trust, ..self }

@@ -31,7 +31,9 @@ pub struct Candidate {
     /// Access list of the nodes that the candidate creates, including missing parents. The default gives access only to
     /// sessions with the same credentials.
     pub acl: Acl,
+    /// Layout of the nodes. The default is [`Layout::Selector`].
     pub layout: Layout,
+    /// Time for which a leadership lasts without a response of the engine. The default is [`Trust::UntilSuspended`].
     pub trust: Trust,
     /// Time for which a task may continue after its leadership has ended. The default is 10 s. If the time is too
     /// short, the selector aborts a task that would end cleanly. If the time is too long, a task may run for a long
@@ -40,6 +42,7 @@ pub struct Candidate {
 }
 
 impl Candidate {
+    /// Creates the options with the text `id` and the default of every other option.
     #[must_use]
     pub fn new(id: &str) -> Self {
         Candidate {
@@ -55,6 +58,7 @@ impl Candidate {
 /// Candidate in the line of a leader group.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Participant {
+    /// Text of the candidate, from [`Candidate::id`]. The character U+FFFD replaces bytes that are not UTF-8.
     pub id: String,
     /// True if the candidate is the first in the line.
     pub leads: bool,
@@ -69,6 +73,7 @@ pub struct LeaderSelector {
 }
 
 impl LeaderSelector {
+    /// Creates a handle of the leader group at `group`, which is the parent of the candidates' nodes.
     #[must_use]
     pub fn new(client: &Client, group: NodePath, candidate: Candidate) -> Self {
         let names = match candidate.layout {

@@ -37,6 +37,7 @@ impl Semaphore {
         Ok(Semaphore { client: client.clone(), locks, leases, count, trust: Trust::default() })
     }
 
+    /// Sets the [`Trust`] of the guards from this handle. The default is [`Trust::UntilSuspended`].
     #[must_use]
     pub fn with_trust(self, trust: Trust) -> Self {
         Semaphore { trust, ..self }

@@ -22,14 +22,19 @@ pub enum Acl {
     Grants(Vec<Grant>),
 }
 
+/// Entry of an access list. It gives permissions on one node to one identity.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Grant {
+    /// Identity that receives the permissions.
     pub to: Identity,
+    /// Permissions on the node.
     pub permissions: Permissions,
 }
 
+/// Identity of sessions in an access list.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Identity {
+    /// Identity of every session, including sessions without credentials.
     Anyone,
     /// Identity from [`Credentials::identity`]. It consists of a name, `:`, and Base64 of SHA-1 of `name:password`, as
     /// in ZooKeeper's scheme `digest`.
@@ -41,7 +46,9 @@ pub enum Identity {
 pub struct Permissions(u8);
 
 impl Permissions {
+    /// Permission to read the data, the list of children, and the access list without digests.
     pub const READ: Permissions = Permissions(1);
+    /// Permission to replace the data.
     pub const WRITE: Permissions = Permissions(2);
     /// Permission to create children.
     pub const CREATE: Permissions = Permissions(4);
@@ -49,13 +56,16 @@ impl Permissions {
     pub const DELETE: Permissions = Permissions(8);
     /// Permission to change the access list.
     pub const ADMIN: Permissions = Permissions(16);
+    /// All five permissions.
     pub const ALL: Permissions = Permissions(31);
 
+    /// Returns the set of the permissions that are in one set or in both.
     #[must_use]
     pub const fn and(self, other: Permissions) -> Permissions {
         Permissions(self.0 | other.0)
     }
 
+    /// Returns true if this set contains all `wanted` permissions.
     #[must_use]
     pub const fn has(self, wanted: Permissions) -> bool {
         self.0 & wanted.0 == wanted.0
@@ -86,11 +96,14 @@ impl fmt::Debug for Permissions {
 /// Name and password that a session gives to the engine. The debug text does not contain the password.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credentials {
+    /// Name, which is visible in the access lists that contain the identity.
     pub name: String,
+    /// Password. An access list contains only a digest of the name and the password.
     pub password: String,
 }
 
 impl Credentials {
+    /// Returns the identity of a session with these credentials, for a [`Grant`].
     #[must_use]
     pub fn identity(&self) -> Identity {
         let digest = Sha1::digest(format!("{}:{}", self.name, self.password));

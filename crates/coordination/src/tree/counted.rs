@@ -23,6 +23,7 @@ pub struct Counted<T: ?Sized = dyn Trees> {
 }
 
 impl<T: Trees + ?Sized> Counted<T> {
+    /// Creates an engine that counts the requests to `trees` and has no hook. The count starts at 0.
     #[must_use]
     pub fn new(trees: Arc<T>) -> Self {
         Counted { trees, count: Arc::default(), hook: None }

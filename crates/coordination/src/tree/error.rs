@@ -5,19 +5,25 @@ use super::NodePathError;
 /// Failure of a request to a tree.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TreeError {
+    /// The node in the request does not exist, or a new node has no parent.
     #[error("the node does not exist")]
     NoNode,
+    /// The path of the new node already has a node.
     #[error("the node already exists")]
     NodeExists,
+    /// The version of the node's data differs from the version that the request requires.
     #[error("the version of the node differs from the expected version")]
     BadVersion,
+    /// The request deletes a node that has children.
     #[error("the node has children")]
     NotEmpty,
+    /// The parent of the new node is ephemeral.
     #[error("an ephemeral node cannot have children")]
     NoChildrenForEphemerals,
     /// The node's access list does not grant this permission to the session.
     #[error("the node's access list does not allow this request")]
     Forbidden,
+    /// The access list grants nothing, or it needs an identity of the creator and the session has no credentials.
     #[error("the access list is empty, or it requires credentials and the session has none")]
     InvalidAcl,
     /// No engine accepts this request. The text names the part that the caller must change.
@@ -25,7 +31,12 @@ pub enum TreeError {
     Invalid(String),
     /// Failure of a multi at its step `at`. The first step has the number 0. The multi has changed nothing.
     #[error("step {at} of the multi failed")]
-    Multi { at: usize, source: Box<TreeError> },
+    Multi {
+        /// Index of the failed step. It starts at 0.
+        at: usize,
+        /// Error of the failed step.
+        source: Box<TreeError>,
+    },
     /// The caller cannot reach the engine, or the connection ended before the response. The engine may have executed
     /// the change.
     #[error("the coordination engine did not respond: {0}")]

@@ -10,8 +10,10 @@ pub struct NodePath(Arc<str>);
 /// Reason why a text is not a valid path.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum NodePathError {
+    /// The text does not start with `/`, ends with `/`, or has more than [`NodePath::LEN_MAX`] bytes.
     #[error("invalid path: it must start with `/`, not end with `/`, and have at most {} bytes", NodePath::LEN_MAX)]
     Form,
+    /// A part of the path is empty, `.` or `..`.
     #[error("invalid path: a part must not be empty, `.` or `..`")]
     Part,
     /// The path contains a character that ZooKeeper rejects. It rejects control characters and characters that Java may
@@ -25,6 +27,7 @@ impl NodePath {
     /// the whole request.
     pub const LEN_MAX: usize = 1_024;
 
+    /// Returns the path of the root, `/`.
     #[must_use]
     pub fn root() -> Self {
         NodePath("/".into())
@@ -58,6 +61,7 @@ impl NodePath {
         NodePath::new(&format!("{parent}/{name}"))
     }
 
+    /// Returns true if this path is `/`.
     #[must_use]
     pub fn is_root(&self) -> bool {
         &*self.0 == "/"
@@ -87,6 +91,7 @@ impl NodePath {
         above.is_root() || rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     }
 
+    /// Returns the complete path as text, for example `/a/b`.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0

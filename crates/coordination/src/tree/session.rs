@@ -39,6 +39,7 @@ impl fmt::Display for SessionId {
     }
 }
 
+/// State of a session as its own process knows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SessionState {
     /// The engine responds.
@@ -50,6 +51,7 @@ pub enum SessionState {
 }
 
 impl SessionState {
+    /// Returns true for [`SessionState::Lost`], after which no other state follows.
     #[must_use]
     pub fn is_lost(self) -> bool {
         self == SessionState::Lost
@@ -76,6 +78,7 @@ impl Session {
         Session(Arc::new(Inner { id, timeout, deadline, state: watch::Sender::new(SessionState::Connected) }))
     }
 
+    /// Returns the id that the engine gave to the session.
     #[must_use]
     pub fn id(&self) -> SessionId {
         self.0.id

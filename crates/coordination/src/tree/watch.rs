@@ -14,9 +14,11 @@ use super::{NodePath, TreeError};
 /// Change of a node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
+    /// A session created a node at this path.
     Created(NodePath),
     /// The node's data changed.
     Changed(NodePath),
+    /// A session or the engine deleted the node.
     Deleted(NodePath),
     /// The set of children changed. Only a [`Watch`] of children reports this event. [`Events`] report each child
     /// itself.
@@ -49,11 +51,13 @@ impl Watch {
 }
 
 impl WatchSender {
+    /// Reports `event` to the watch. Does nothing if the caller has dropped the watch.
     pub fn fire(self, event: Event) {
         // If the channel is closed, the receiver has dropped its watch, which is allowed.
         drop(self.0.send(event));
     }
 
+    /// Returns true until the caller drops the watch.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
         !self.0.is_closed()
@@ -88,6 +92,7 @@ pub struct EventSender {
 }
 
 impl Events {
+    /// Largest number of events that wait for the reader, including an [`Event::Gap`].
     pub const WAITING_MAX: usize = 4_096;
 
     /// Creates a stream of events from another stream. Engines call this function.
@@ -109,6 +114,7 @@ impl Events {
 }
 
 impl EventSender {
+    /// Returns true until the reader drops the stream.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
         !self.sender.is_closed()

@@ -52,6 +52,7 @@ impl Watcher {
 }
 
 impl Watchers {
+    /// Returns true if the registry contains no watch. A watch without a receiver counts until its removal.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.at.is_empty()

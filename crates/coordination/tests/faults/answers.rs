@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use coordination::recipes::Trust;
-use coordination::tree::{Acl, CreateMode};
 use futures_util::FutureExt as _;
+use reveille_coordination::recipes::Trust;
+use reveille_coordination::tree::{Acl, CreateMode};
 
 use crate::candidate::Group;
 use crate::engine::{Engine, path, with_real_runtime};

@@ -25,12 +25,15 @@ pub(crate) struct Candidate {
     child: Child,
 }
 
-/// Returns the path of the candidate program. `cargo test --package coordination` builds the examples together with the
+/// Returns the path of the candidate program. `cargo test --package reveille-coordination` builds the examples together with the
 /// tests. With `--test faults`, cargo does not build the examples, so the tests may run an old program.
 fn program() -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     let program = tests.parent().unwrap().parent().unwrap().join("examples/candidate");
-    assert!(program.exists(), "no candidate program; run `cargo build --package coordination --example candidate`");
+    assert!(
+        program.exists(),
+        "no candidate program; run `cargo build --package reveille-coordination --example candidate`"
+    );
     program
 }
 

@@ -6,8 +6,8 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use coordination::recipes::{Candidate, Client, LeaderSelector, Trust};
-use coordination::tree::{Acl, NodePath, SessionOptions, Tree, TreeError, Trees};
+use reveille_coordination::recipes::{Candidate, Client, LeaderSelector, Trust};
+use reveille_coordination::tree::{Acl, NodePath, SessionOptions, Tree, TreeError, Trees};
 use runtime::Runtime;
 use test_servers::Proxy;
 use test_servers::postgres::Postgres;

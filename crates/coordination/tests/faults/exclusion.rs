@@ -8,7 +8,7 @@ use crate::candidate::{Candidate, Group};
 use crate::engine::{Engine, path, with_real_runtime};
 use crate::history::{Leadership, now};
 use crate::{BOUND, SESSION, until};
-use coordination::tree::Expected;
+use reveille_coordination::tree::Expected;
 
 on_both! {
     a1_a7_cut_off_leader_ends_before_the_next_and_joins_again

@@ -1,6 +1,6 @@
 //! Tests criterion A3 with a guard whose engine no longer responds.
 
-use coordination::recipes::{Held, Trust};
+use reveille_coordination::recipes::{Held, Trust};
 use runtime::Runtime;
 
 use crate::SESSION;

@@ -4,10 +4,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use coordination::recipes::Trust;
-use coordination::tree::Counted;
 use futures_util::FutureExt as _;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use reveille_coordination::recipes::Trust;
+use reveille_coordination::tree::Counted;
 
 use crate::LONG;
 use crate::engine::{Engine, Peer, with_real_runtime};

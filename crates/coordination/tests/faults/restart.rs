@@ -1,7 +1,7 @@
 //! Tests that kill servers and restart them on their data. They test criterion A2, and criterion A6 after the restart.
 
-use coordination::recipes::Trust;
-use coordination::tree::Expected;
+use reveille_coordination::recipes::Trust;
+use reveille_coordination::tree::Expected;
 
 use crate::candidate::Group;
 use crate::engine::{Engine, path, with_real_runtime};

@@ -1,6 +1,6 @@
 //! Tests criterion A8 with user code that runs during a leadership.
 
-use coordination::recipes::{Leading, Trust};
+use reveille_coordination::recipes::{Leading, Trust};
 use tokio_util::sync::CancellationToken;
 
 use crate::SESSION;

@@ -5,12 +5,12 @@ mod mutants;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use coordination::Elector;
-use coordination::memory::{MemoryElector, MemoryOptions};
 use coordination_conformance::Case;
 use coordination_conformance::elector::Subject;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
+use reveille_coordination::Elector;
+use reveille_coordination::memory::{MemoryElector, MemoryOptions};
 use runtime::Runtime;
 
 use crate::support::{slow, with_real_runtime};

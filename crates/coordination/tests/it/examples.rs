@@ -13,8 +13,8 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use coordination::recipes::Client;
-use coordination::tree::{Node, NodePath, SessionOptions, TreeError};
+use reveille_coordination::recipes::Client;
+use reveille_coordination::tree::{Node, NodePath, SessionOptions, TreeError};
 use runtime::Runtime;
 use rustix::process::{Pid, Signal};
 

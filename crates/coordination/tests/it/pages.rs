@@ -4,10 +4,10 @@
 use std::error::Error;
 use std::sync::Arc;
 
-use coordination::memory::{MemoryOptions, MemoryTrees};
-use coordination::recipes::Client;
-use coordination::tree::SessionOptions;
-use runtime::Runtime;
+use reveille_coordination::memory::{MemoryOptions, MemoryTrees};
+use reveille_coordination::recipes::Client;
+use reveille_coordination::runtime::Runtime;
+use reveille_coordination::tree::SessionOptions;
 
 /// Opens a client of a tree in memory, like the first part of the page.
 fn client() -> Client {
@@ -19,10 +19,10 @@ fn client() -> Client {
 #[tokio::test]
 async fn client_acquires_and_releases_a_lock() -> Result<(), Box<dyn Error>> {
     // [getting-started]
-    use coordination::memory::{MemoryOptions, MemoryTrees};
-    use coordination::recipes::{Client, Lock};
-    use coordination::tree::{Acl, NodePath, SessionOptions};
-    use runtime::Runtime;
+    use reveille_coordination::memory::{MemoryOptions, MemoryTrees};
+    use reveille_coordination::recipes::{Client, Lock};
+    use reveille_coordination::runtime::Runtime;
+    use reveille_coordination::tree::{Acl, NodePath, SessionOptions};
     use std::sync::Arc;
 
     let runtime = Runtime::real();
@@ -41,8 +41,8 @@ async fn client_acquires_and_releases_a_lock() -> Result<(), Box<dyn Error>> {
 async fn selector_runs_a_task_while_it_leads() -> Result<(), Box<dyn Error>> {
     let client = client();
     // [leader-selector]
-    use coordination::recipes::{Candidate, LeaderSelector, Leading};
-    use coordination::tree::{Acl, NodePath};
+    use reveille_coordination::recipes::{Candidate, LeaderSelector, Leading};
+    use reveille_coordination::tree::{Acl, NodePath};
     use tokio_util::sync::CancellationToken;
 
     let candidate = Candidate { acl: Acl::Open, ..Candidate::new("host-7") };
@@ -67,8 +67,8 @@ async fn selector_runs_a_task_while_it_leads() -> Result<(), Box<dyn Error>> {
 async fn read_write_lock_and_semaphore_admit_several_holders() -> Result<(), Box<dyn Error>> {
     let client = client();
     // [locks]
-    use coordination::recipes::{RwLock, Semaphore};
-    use coordination::tree::{Acl, NodePath};
+    use reveille_coordination::recipes::{RwLock, Semaphore};
+    use reveille_coordination::tree::{Acl, NodePath};
 
     let catalogue = RwLock::new(&client, NodePath::new("/locks/catalogue")?, Acl::Open);
     let (one, other) = (catalogue.read().await?, catalogue.read().await?);
@@ -88,8 +88,8 @@ async fn read_write_lock_and_semaphore_admit_several_holders() -> Result<(), Box
 async fn next_candidate_leads_when_the_first_leaves() -> Result<(), Box<dyn Error>> {
     let client = client();
     // [leader-queue]
-    use coordination::recipes::{LeaderQueue, Position};
-    use coordination::tree::{Acl, NodePath};
+    use reveille_coordination::recipes::{LeaderQueue, Position};
+    use reveille_coordination::tree::{Acl, NodePath};
 
     let queue = LeaderQueue::new(&client, &NodePath::new("/queues/model")?, Acl::Open)?;
     let (first, second) = (queue.join("host-1".into()).await?, queue.join("host-2".into()).await?);
@@ -108,8 +108,8 @@ async fn next_candidate_leads_when_the_first_leaves() -> Result<(), Box<dyn Erro
 async fn process_passes_barriers_and_adds_to_a_counter() -> Result<(), Box<dyn Error>> {
     let client = client();
     // [barriers]
-    use coordination::recipes::{Barrier, Counter, DoubleBarrier};
-    use coordination::tree::{Acl, NodePath};
+    use reveille_coordination::recipes::{Barrier, Counter, DoubleBarrier};
+    use reveille_coordination::tree::{Acl, NodePath};
 
     let gate = Barrier::new(&client, NodePath::new("/gates/import")?, Acl::Open);
     gate.close().await?;
@@ -130,8 +130,8 @@ async fn process_passes_barriers_and_adds_to_a_counter() -> Result<(), Box<dyn E
 async fn bag_listener_receives_an_added_item() -> Result<(), Box<dyn Error>> {
     let client = client();
     // [bag]
-    use coordination::recipes::{Bag, BagChange};
-    use coordination::tree::{Acl, NodePath};
+    use reveille_coordination::recipes::{Bag, BagChange};
+    use reveille_coordination::tree::{Acl, NodePath};
 
     let bag = Bag::new(&client, &NodePath::new("/bags/subscriptions")?, Acl::Open)?;
     let first = bag.add("prices".into()).await?;
@@ -148,8 +148,8 @@ async fn bag_listener_receives_an_added_item() -> Result<(), Box<dyn Error>> {
 async fn applicant_receives_an_open_job() -> Result<(), Box<dyn Error>> {
     let client = client();
     // [role-match]
-    use coordination::recipes::RoleMatch;
-    use coordination::tree::{Acl, NodePath};
+    use reveille_coordination::recipes::RoleMatch;
+    use reveille_coordination::tree::{Acl, NodePath};
 
     let roles = RoleMatch::new(&client, &NodePath::new("/roles/shards")?, Acl::Open)?;
     let job = roles.jobs().add("shard 3 of 8".into()).await?;
@@ -166,8 +166,8 @@ async fn applicant_receives_an_open_job() -> Result<(), Box<dyn Error>> {
 async fn follower_finds_a_registered_instance() -> Result<(), Box<dyn Error>> {
     let client = client();
     // [discovery]
-    use coordination::recipes::{Discovery, Service};
-    use coordination::tree::{Acl, NodePath};
+    use reveille_coordination::recipes::{Discovery, Service};
+    use reveille_coordination::tree::{Acl, NodePath};
     use serde_json::json;
 
     let discovery = Discovery::new(&client, NodePath::new(Discovery::ROOT)?, Acl::Open);
@@ -189,8 +189,8 @@ async fn follower_finds_a_registered_instance() -> Result<(), Box<dyn Error>> {
 async fn instance_overrides_a_value_of_its_service() -> Result<(), Box<dyn Error>> {
     let client = client();
     // [configuration]
-    use coordination::recipes::Config;
-    use coordination::tree::{Acl, NodePath};
+    use reveille_coordination::recipes::Config;
+    use reveille_coordination::tree::{Acl, NodePath};
     use serde_json::json;
 
     let config = Config::new(&client, NodePath::new("/config/mail")?, Acl::Open);
@@ -206,9 +206,9 @@ async fn instance_overrides_a_value_of_its_service() -> Result<(), Box<dyn Error
 async fn ring_of_group_members_returns_the_owner_of_a_key() -> Result<(), Box<dyn Error>> {
     let client = client();
     // [groups]
-    use coordination::recipes::Group;
-    use coordination::ring::Ring;
-    use coordination::tree::{Acl, NodePath};
+    use reveille_coordination::recipes::Group;
+    use reveille_coordination::ring::Ring;
+    use reveille_coordination::tree::{Acl, NodePath};
 
     let group = Group::new(&client, NodePath::new("/groups/cache")?, Acl::Open);
     let here = group.join("host-7", "10.0.0.7:8080".into())?;
@@ -225,9 +225,9 @@ async fn ring_of_group_members_returns_the_owner_of_a_key() -> Result<(), Box<dy
 async fn replica_leads_for_its_lease() -> Result<(), Box<dyn Error>> {
     let client = client();
     // [electors]
-    use coordination::Elector;
-    use coordination::recipes::{Form, TreeElector};
-    use coordination::tree::{Acl, NodePath};
+    use reveille_coordination::Elector;
+    use reveille_coordination::recipes::{Form, TreeElector};
+    use reveille_coordination::tree::{Acl, NodePath};
     use std::time::Duration;
 
     let elector = TreeElector::new(&client, NodePath::new("/nodes")?, Form::Polling, Acl::Open);

@@ -4,14 +4,14 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use coordination::Term;
-use coordination::memory::MemoryOptions;
-use coordination::recipes::{
-    Candidate, Client, Discovery, Ended, LeaderSelector, Leading, Service, Source, Trust, Values,
-};
-use coordination::tree::{Acl, NodePath, SessionOptions};
 use coordination_conformance::Case;
 use coordination_conformance::tree::Subject;
+use reveille_coordination::Term;
+use reveille_coordination::memory::MemoryOptions;
+use reveille_coordination::recipes::{
+    Candidate, Client, Discovery, Ended, LeaderSelector, Leading, Service, Source, Trust, Values,
+};
+use reveille_coordination::tree::{Acl, NodePath, SessionOptions};
 use runtime::{Runtime, TaskSet};
 use simulator::Simulation;
 use tokio::sync::oneshot;

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use coordination::memory::{MemoryOptions, MemoryTrees};
 use coordination_conformance::tree;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
+use reveille_coordination::memory::{MemoryOptions, MemoryTrees};
 use runtime::Runtime;
 
 pub(crate) fn slow() -> MemoryOptions {

@@ -3,10 +3,10 @@
 mod mutants;
 
 use bytes::Bytes;
-use coordination::memory::{MemoryOptions, MemoryTrees};
-use coordination::tree::{Acl, CreateMode, NodePath, Sequence, SessionOptions, TreeError, Trees as _};
 use coordination_conformance::Case;
 use coordination_conformance::tree::{Subject, case};
+use reveille_coordination::memory::{MemoryOptions, MemoryTrees};
+use reveille_coordination::tree::{Acl, CreateMode, NodePath, Sequence, SessionOptions, TreeError, Trees as _};
 
 use crate::support::{MemoryForest, slow, with_real_runtime};
 

@@ -1,7 +1,7 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use postgres_client::{Failure, Options, Server};
+use reveille_postgres_client::{Failure, Options, Server};
 use runtime::Runtime;
 use test_servers::postgres::{Options as ServerOptions, Postgres, shared};
 

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use postgres_client::{Failure, Link, Options, Server};
+use reveille_postgres_client::{Failure, Link, Options, Server};
 use runtime::{Runtime, TaskSet};
 use test_servers::postgres::Postgres;
 use tokio_util::sync::CancellationToken;

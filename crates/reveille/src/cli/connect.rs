@@ -3,16 +3,19 @@
 
 use std::fmt;
 use std::fs;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, FromArgMatches};
-use reveille_client::{CertificateDer, Client, Options};
+use reveille_client::{CertificateDer, Client, Error, Options};
 use rustls::pki_types::pem::PemObject as _;
 
+use super::show::escaped;
 use crate::{identity, server_url};
 
 #[derive(Args, Debug)]
@@ -107,6 +110,20 @@ pub(super) enum DefaultKey {
     Operator,
 }
 
+/// Tells the user on standard error why the command waits. A short wait needs no explanation.
+fn report_retry(error: &Error, wait: Duration) {
+    const SHORT: Duration = Duration::from_millis(200);
+    if wait >= SHORT {
+        // If standard error is closed, the text is lost.
+        let _unwritten = writeln!(
+            io::stderr(),
+            "reveille: {}; the next attempt is in {} ms",
+            escaped(&error.to_string()),
+            wait.as_millis()
+        );
+    }
+}
+
 impl Connect {
     /// Returns a client of the server.
     ///
@@ -119,7 +136,8 @@ impl Connect {
             None => self.url_of_local_server()?,
         };
         let key = self.key(default_key)?;
-        let options = Options { extra_roots: self.extra_roots()?, ..Options::default() };
+        let on_retry = Some(report_retry as fn(&Error, Duration));
+        let options = Options { on_retry, extra_roots: self.extra_roots()?, ..Options::default() };
         Ok(Client::new(&url, &key, options)?)
     }
 

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use domain::duration;
-use reveille_client::api::{Retry, Target};
+use reveille_client::api::Retry;
 use reveille_client::{CancelResult, Cancelled, DryRun, IdempotencyKey, Schedule, ScheduleSummary, Tag};
 use runtime::Runtime;
 
@@ -175,6 +175,7 @@ fn describe(cancelled: &Cancelled) -> String {
             let decided_by = or_dash(cancelled.decided_by);
             format!("pending: the owner of the schedule is unavailable; no callback starts after {decided_by}")
         }
+        other => word(&other),
     }
 }
 
@@ -227,7 +228,7 @@ fn attempts(retry: &Retry) -> String {
 }
 
 fn show_schedule(schedule: &Schedule, tag: Option<Tag>) -> anyhow::Result<()> {
-    let Target::Http(target) = &schedule.target;
+    let target = schedule.target.http();
     let pairs = |pairs: &std::collections::BTreeMap<String, String>| {
         let pairs: Vec<String> = pairs.iter().map(|(name, value)| format!("{name}:{value}")).collect();
         (!pairs.is_empty()).then(|| pairs.join("  "))
@@ -240,9 +241,9 @@ fn show_schedule(schedule: &Schedule, tag: Option<Tag>) -> anyhow::Result<()> {
         ("cron", schedule.cron.clone()),
         ("zone", schedule.zone.clone()),
         ("every", schedule.every.clone()),
-        ("target", Some(format!("{} {}", target.method, target.url))),
-        ("headers", pairs(&target.headers)),
-        ("timeout", Some(target.timeout.clone())),
+        ("target", target.map(|target| format!("{} {}", target.method, target.url))),
+        ("headers", target.and_then(|target| pairs(&target.headers))),
+        ("timeout", target.map(|target| target.timeout.clone())),
         ("attempts", Some(attempts(&schedule.retry))),
         ("payload", schedule.payload.as_ref().map(|payload| payload.get().to_owned())),
         ("labels", pairs(&schedule.labels)),

@@ -390,6 +390,22 @@ fn command_recognizes_a_server_other_than_reveille() {
 }
 
 #[test]
+fn man_command_writes_a_page_for_every_command() {
+    let folder = tempfile::tempdir().unwrap();
+    let pages = folder.path().join("pages");
+    run(Path::new("data"), &["man", "--to", pages.to_str().unwrap()]).done();
+    let page = |name: &str| std::fs::read_to_string(pages.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
+    assert!(page("reveille.1").contains("reveille\\-serve(1)"));
+    assert!(page("reveille-run-redrive.1").contains("dead"));
+    let serve = page("reveille-serve.1");
+    assert!(serve.contains("\\-\\-in\\-flight\\-max") && serve.contains("REVEILLE_LISTEN"));
+    for hidden in ["ends\\-with\\-parent", "history\\-seconds"] {
+        assert!(!serve.contains(hidden), "the page lists {hidden}");
+    }
+    assert!(run(Path::new("data"), &["man", "--to", "/dev/null/pages"]).failed(1).contains("/dev/null/pages"));
+}
+
+#[test]
 fn completion_command_prints_a_script_for_every_shell() {
     let shells = [
         ("bash", "complete -F"),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use runtime::{OpenMode, Runtime, TaskEnd, TaskSet};
+use reveille_runtime::{OpenMode, Runtime, TaskEnd, TaskSet};
 
 fn on_tokio<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {
     let tokio = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();

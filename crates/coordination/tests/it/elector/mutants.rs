@@ -4,10 +4,10 @@ use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use coordination::memory::MemoryElector;
-use coordination::{Answer, Elector, Follower, Leadership, Term};
 use coordination_conformance::elector::case;
 use futures_util::FutureExt as _;
+use reveille_coordination::memory::MemoryElector;
+use reveille_coordination::{Answer, Elector, Follower, Leadership, Term};
 use simulator::Simulation;
 
 use super::Memory;
@@ -63,7 +63,7 @@ struct BrokenElector {
 impl Elector for BrokenElector {
     fn is_leader(&self, replica: &str, mut lease: Duration) -> Answer<'_, Leadership> {
         if self.bug == Bug::FollowersAreRemembered {
-            lease = coordination::LEASE_MAX;
+            lease = reveille_coordination::LEASE_MAX;
         }
         let answer = self.inner.is_leader(replica, lease);
         let bug = self.bug;

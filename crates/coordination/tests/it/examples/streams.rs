@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::net::UdpSocket;
 use std::sync::{Arc, Mutex};
 
-use coordination::recipes::{Bag, OwnItem, RoleMatch};
-use coordination::tree::{Acl, Zxid};
+use reveille_coordination::recipes::{Bag, OwnItem, RoleMatch};
+use reveille_coordination::tree::{Acl, Zxid};
 
 use super::*;
 

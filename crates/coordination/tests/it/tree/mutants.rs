@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use coordination::tree::{
-    Acl, Answer, Children, CreateMode, Created, Credentials, DATA_BYTES_MAX, Done, Events, Expected, Grant, Node,
-    NodePath, Op, Session, SessionOptions, Stat, Tree, TreeError, Trees, Watch,
-};
 use coordination_conformance::tree::{Process, Subject, case};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
+use reveille_coordination::tree::{
+    Acl, Answer, Children, CreateMode, Created, Credentials, DATA_BYTES_MAX, Done, Events, Expected, Grant, Node,
+    NodePath, Op, Session, SessionOptions, Stat, Tree, TreeError, Trees, Watch,
+};
 use runtime::Runtime;
 use simulator::Simulation;
 

@@ -3,7 +3,6 @@
 use anyhow::{Context as _, ensure};
 use clap::{Args, ValueEnum};
 use cli_support::console;
-use reveille_client::api::Target;
 use reveille_client::{ListBy, Order, Schedule, SchedulePage, ScheduleState, Time};
 use serde::Deserialize as _;
 use serde::de::IntoDeserializer;
@@ -22,7 +21,7 @@ pub(crate) struct List {
     state: Option<State>,
     /// Schedules to list first, by their creation [default: newest]
     #[arg(long, conflicts_with = "due_from")]
-    order: Option<Oldness>,
+    order: Option<ListOrder>,
     /// Label of the schedules to list, as NAME:VALUE
     #[arg(long, value_name = "NAME:VALUE", value_parser = label, conflicts_with = "due_from")]
     label: Option<(String, String)>,
@@ -50,7 +49,7 @@ enum State {
 
 /// Value of `--order`.
 #[derive(Clone, Copy, ValueEnum, Debug)]
-enum Oldness {
+enum ListOrder {
     Oldest,
     Newest,
 }
@@ -84,8 +83,8 @@ impl List {
 
     fn order(&self) -> Order {
         match self.order {
-            Some(Oldness::Oldest) => Order::Oldest,
-            Some(Oldness::Newest) => Order::Newest,
+            Some(ListOrder::Oldest) => Order::Oldest,
+            Some(ListOrder::Newest) => Order::Newest,
             // A list by due time has only one order, which the API calls the oldest.
             None if self.due_from.is_some() => Order::Oldest,
             None => Order::Newest,
@@ -122,7 +121,6 @@ fn row(schedule: &Schedule) -> [String; 6] {
         (None, None, every) => every.as_ref().map_or_else(String::new, |every| format!("every {every}")),
     };
     let labels: Vec<String> = schedule.labels.iter().map(|(name, value)| format!("{name}:{value}")).collect();
-    let Target::Http(http) = &schedule.target;
-    let target = format!("{} {}", http.method, http.url);
+    let target = schedule.target.http().map_or_else(String::new, |http| format!("{} {}", http.method, http.url));
     [schedule.id.clone(), word(&schedule.state), or_dash(schedule.next), when, target, labels.join(" ")]
 }

@@ -27,8 +27,8 @@ pub(crate) struct Reschedule {
     #[arg(long, group = "when", value_name = "EXPRESSION")]
     cron: Option<String>,
     /// Interval between callbacks, counted from now: 30s, 10m, 1h30m
-    #[arg(long, group = "when", value_name = "DURATION")]
-    every: Option<String>,
+    #[arg(long, group = "when", value_name = "DURATION", value_parser = duration::parse)]
+    every: Option<Duration>,
     /// Time zone of the cron expression, such as Europe/Berlin [default: unchanged]
     #[arg(long)]
     zone: Option<String>,

@@ -1,0 +1,26 @@
+//! Holds a lock of a tree in memory. With the crate `reveille-coordination-zookeeper` or `reveille-coordination-postgres`,
+//! only the line that creates `trees` differs.
+
+#![expect(clippy::print_stdout, reason = "the example reports its progress")]
+
+// [example]
+use std::error::Error;
+use std::sync::Arc;
+
+use reveille_coordination::memory::{MemoryOptions, MemoryTrees};
+use reveille_coordination::recipes::{Client, Lock};
+use reveille_coordination::runtime::Runtime;
+use reveille_coordination::tree::{Acl, NodePath, SessionOptions};
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let runtime = Runtime::real();
+    let trees = Arc::new(MemoryTrees::new(runtime.clone(), MemoryOptions::default()));
+    let client = Client::new(&runtime, trees, SessionOptions::default());
+    let lock = Lock::new(&client, NodePath::new("/locks/report")?, Acl::Open);
+    let held = lock.acquire().await?;
+    println!("the lock is valid: {}", held.is_valid());
+    held.release().await;
+    Ok(())
+}
+// [end]
