@@ -19,6 +19,9 @@ mod secret;
 pub(crate) mod show;
 mod tenant;
 
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
 use clap::{Args, CommandFactory, Subcommand};
 use clap_complete::Shell;
 use cli_support::console;
@@ -57,6 +60,12 @@ pub(crate) enum Command {
         /// Shell of the completion script
         shell: Shell,
     },
+    /// Write the man pages, one for each command
+    Man {
+        /// Folder of the pages; the command creates the folder if it does not exist
+        #[arg(long, value_name = "FOLDER")]
+        to: PathBuf,
+    },
 }
 
 pub(crate) async fn execute<C: CommandFactory>(runtime: &Runtime, command: Command) -> anyhow::Result<()> {
@@ -72,7 +81,17 @@ pub(crate) async fn execute<C: CommandFactory>(runtime: &Runtime, command: Comma
             clap_complete::generate(shell, &mut visible(&C::command()), "reveille", &mut script);
             Ok(console::line(String::from_utf8_lossy(&script).trim_end())?)
         }
+        Command::Man { to } => write_man_pages(C::command(), &to),
     }
+}
+
+/// Writes one page for each command that is not hidden. The pages leave out hidden options.
+fn write_man_pages(command: clap::Command, folder: &Path) -> anyhow::Result<()> {
+    let write = || {
+        std::fs::create_dir_all(folder)?;
+        clap_mangen::generate_to(command, folder)
+    };
+    write().with_context(|| format!("cannot write man pages to {}", folder.display()))
 }
 
 /// Returns the command without its hidden options and subcommands, which a completion script would offer.
