@@ -77,10 +77,25 @@ impl Cluster {
 
     /// Takes and releases shards as the plan changes until `stop`. Then hands all shards over and leaves the cluster.
     pub(crate) async fn run(&self, stop: CancellationToken) {
-        let both = futures_util::future::join(self.keep_balanced(), self.keep_leading());
-        let _stopped = stop.run_until_cancelled(both).await;
+        self.follow_plan(stop).await;
         self.release_all().await;
         self.membership.leave().await;
+    }
+
+    /// Takes and releases shards as the plan changes until `stop`. Completes a change that is in progress: an
+    /// interrupted change would lose the list of attempts in flight, and the next owner would repeat them.
+    async fn follow_plan(&self, stop: CancellationToken) {
+        let work = futures_util::future::join(self.keep_balanced(), self.keep_leading());
+        // No change is in progress while this task holds both locks.
+        let stop_between_changes = async {
+            stop.cancelled().await;
+            (self.changing.lock().await, self.shared.moving.lock().await)
+        };
+        let _until_the_work_is_dropped = tokio::select! {
+            biased;
+            _ = work => unreachable!("the loops have no end"),
+            guards = stop_between_changes => guards,
+        };
     }
 
     /// Returns true if this member is the leader in its latest view.

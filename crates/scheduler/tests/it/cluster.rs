@@ -390,6 +390,28 @@ fn cancellation_during_a_hand_over_sees_attempts_in_flight() {
 }
 
 #[test]
+fn stop_during_a_hand_over_repeats_no_attempt() {
+    for_each_seed(8, async |sim| {
+        let slower = |_: &Delivery| (Duration::from_secs(4), AttemptResult::Answered(200));
+        let cluster = TestCluster::new(sim, slow_store(), slower).await;
+        let (a, b) = (cluster.join("a").await, cluster.join("b").await);
+        cluster.wait_until_balanced(&[&a, &b]).await;
+        let ids = cluster.schedule("a", &a, cluster.in_ms(300), 100).await;
+        cluster.sleep(Duration::from_millis(900)).await;
+        assert_eq!(cluster.calls().len(), ids.len(), "all attempts have started");
+        // The member gives up all shards, because its clock is off. It stops owning them when the hand-over begins.
+        sim.jump_clock("a", 3_600_000);
+        while !a.owned().is_empty() {
+            cluster.sleep(Duration::from_millis(1)).await;
+        }
+        cluster.at("a", async move { a.stop().await }).await;
+        cluster.wait_until_balanced(&[&b]).await;
+        cluster.sleep(Duration::from_secs(10)).await;
+        cluster.assert_each_called_once(&ids);
+    });
+}
+
+#[test]
 fn next_owner_applies_record_appended_during_hand_over() {
     for_each_seed(10, async |sim| {
         let cluster = TestCluster::new(sim, slow_store(), quick).await;
