@@ -115,7 +115,7 @@ pub(crate) fn run(arguments: &ChaosArguments) -> anyhow::Result<ExitCode> {
     let is_empty = std::fs::read_dir(&folder)?.next().is_none();
     ensure!(
         is_empty,
-        "{} is not empty; choose another folder for the logs, or check the existing ones with --judge",
+        "{} is not empty; choose another folder for the logs, or check its logs with --judge",
         folder.display()
     );
     let failures = run_cluster(arguments, seed, binary, &folder)?;

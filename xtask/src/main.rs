@@ -65,7 +65,7 @@ enum Chore {
     },
     /// Print comments, messages and test names drawn at random, to grade their language
     Sample {
-        /// Seed of the sample, for which the hash of the last commit that changed prose is usual
+        /// Seed of the sample, usually the hash of the last commit that changed prose
         #[arg(long)]
         seed: String,
     },

@@ -1,12 +1,13 @@
-//! Prose of the checkout, for the language check and the sample: comments, paragraphs of documents, string literals and test names.
+//! Finds the prose of a file, for the language check and the sample. Prose means comments, paragraphs of documents,
+//! string literals and test names.
 //!
-//! The lexer knows comments, strings and character literals of Rust, and nothing else of its grammar.
+//! The lexer recognizes only the comments, strings and character literals of Rust, and no other part of its grammar.
 
 /// One piece of prose.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Prose {
     pub(crate) kind: Kind,
-    /// Line of the first word, from 1.
+    /// Line number of the first word, counted from 1.
     pub(crate) line: usize,
     pub(crate) text: String,
 }
@@ -25,7 +26,8 @@ pub(crate) enum Kind {
     Paragraph,
 }
 
-/// All prose in the file at `path` with this content; empty for kinds of files that have none.
+/// Returns all prose of the file at `path`, whose content is `text`. Returns an empty list for kinds of files without
+/// prose.
 pub(crate) fn of_file(path: &str, text: &str) -> Vec<Prose> {
     match path.rsplit('.').next() {
         Some("rs") => of_rust(text),
@@ -64,7 +66,7 @@ fn of_rust(text: &str) -> Vec<Prose> {
         } else if first == '\'' {
             character(rest)
         } else {
-            // A raw string starts with a letter, so identifiers are skipped whole.
+            // Skip a whole identifier, because a letter within an identifier would look like the start of a raw string.
             let word = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
             word.max(first.len_utf8())
         };
@@ -75,7 +77,7 @@ fn of_rust(text: &str) -> Vec<Prose> {
     found
 }
 
-/// Content and length of the string literal at the start of `text`.
+/// Returns the content and the length of the string literal at the start of `text`.
 fn string(text: &str) -> Option<(&str, usize)> {
     let prefix = text.find(|c: char| c != 'b' && c != 'r' && c != 'c').filter(|at| *at <= 2)?;
     let hashes = if text[..prefix].ends_with('r') {
@@ -103,7 +105,7 @@ fn string(text: &str) -> Option<(&str, usize)> {
     None
 }
 
-/// Length of the character literal, or of the quote of a lifetime, at the start of `text`.
+/// Returns the length of the character literal at the start of `text`, or the length of the quote of a lifetime.
 fn character(text: &str) -> usize {
     let mut chars = text.char_indices().skip(1);
     match (chars.next(), chars.next()) {
@@ -116,7 +118,7 @@ fn character(text: &str) -> usize {
     }
 }
 
-/// Names of the functions below an attribute that ends with `test` or `test(...)`.
+/// Returns the names of the functions below an attribute that ends with `test` or `test(...)`.
 fn test_names(text: &str) -> Vec<Prose> {
     let mut found = Vec::new();
     let mut is_test = false;
@@ -158,7 +160,7 @@ fn of_markdown(text: &str) -> Vec<Prose> {
     found
 }
 
-/// True for the first line of a list item. Other lines may start with a digit or with `*emphasis*`.
+/// Returns true for the first line of a list item. Other lines may also start with a digit or with `*emphasis*`.
 fn is_item(line: &str) -> bool {
     let digits = line.len() - line.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     line.starts_with("- ") || line.starts_with("* ") || (digits > 0 && line[digits..].starts_with(". "))
@@ -192,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn comments_strings_and_test_names_of_rust_are_found() {
+    fn lexer_finds_comments_strings_and_test_names_of_rust() {
         let text = "//! Purpose\n//! of this.\n\nfn f<'a>(c: &'a str) -> char {\n    // Reason.\n    let s = \"a text \\\" // x\";\n    \
                     let c = '\"';\n    let r = r#\"raw \"text\"#;\n    '\\''\n}\n#[test]\nfn it_holds() {}\n";
         let expected = [
@@ -206,14 +208,14 @@ mod tests {
     }
 
     #[test]
-    fn paragraphs_of_markdown_are_found_without_code() {
+    fn parser_finds_paragraphs_of_markdown_without_code() {
         let text = "# Title\n\nOne\n2 two.\n\n    code\n\n- item\n  more\n1. first\n\n```\nfenced\n```\n| a | b |\n|---|---|\n| c | d |\n";
         let found: Vec<String> = of_file("a.md", text).into_iter().map(|prose| prose.text).collect();
         assert_eq!(found, ["# Title", "One\n2 two.", "- item\nmore", "1. first", "| a | b |", "| c | d |"]);
     }
 
     #[test]
-    fn hash_comments_are_joined() {
+    fn lexer_joins_consecutive_hash_comments() {
         assert_eq!(kinds("a.toml", "# One\n# two\nkey = 1\n#no\n"), [(Kind::Comment, 1, "One\ntwo".to_owned())]);
     }
 }

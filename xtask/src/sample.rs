@@ -1,16 +1,17 @@
-//! `cargo xtask sample`: draws comments, messages and test names, for a reader with fresh eyes to grade.
+//! `cargo xtask sample`: draws comments, messages and test names at random. A reader who does not know the project
+//! grades them.
 
 use std::process::ExitCode;
 
 use crate::prose::{self, Kind};
 use crate::{stage, tidy};
 
-/// Pieces of each kind.
+/// Number of pieces of each kind in a sample.
 const COMMENTS: usize = 60;
 const MESSAGES: usize = 45;
 const TEST_NAMES: usize = 40;
 
-/// Words below which a piece is not prose: a unit, an abbreviation.
+/// Minimum number of words of a piece. A shorter piece, such as a unit or an abbreviation, is not prose.
 const WORDS_MIN: usize = 4;
 
 /// Prints the sample that `seed` selects; the same checkout and seed give the same sample.
@@ -53,16 +54,17 @@ pub(crate) fn run(seed: &str) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// True for text that a person reads, and false for SQL, JSON and code.
+/// Returns true for text that a person reads, and false for SQL, JSON and code.
 fn is_message(text: &str) -> bool {
     let starts = ["select", "insert", "update", "delete", "create", "alter", "with", "begin", "drop", "set"];
     let first = text.split_whitespace().next().unwrap_or_default().to_lowercase();
-    // Braces around a space are JSON or code; others are placeholders of a format string.
+    // Braces around a space are JSON or code. Other braces are placeholders of a format string.
     let mut braces = text.split('{').skip(1).map(|rest| rest.split('}').next().unwrap_or_default());
     !starts.contains(&first.as_str()) && !text.contains('=') && braces.all(|inside| !inside.contains(' '))
 }
 
-/// FNV-1a over seed and place, mixed by the finalizer of MurmurHash3, so that neighbouring places are far apart.
+/// Returns the FNV-1a hash of seed and place, mixed by the finalizer of MurmurHash3. Without the finalizer,
+/// neighbouring places would have similar hashes.
 fn hash(seed: &str, place: &str) -> u64 {
     let bytes = seed.bytes().chain([0]).chain(place.bytes());
     let hash =
@@ -85,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn seed_and_place_change_half_of_the_bits() {
+    fn change_of_seed_or_place_flips_half_of_the_hash_bits() {
         for (one, other) in [(hash("a", "b"), hash("a", "c")), (hash("a", "b"), hash("c", "b"))] {
             assert!((16..48).contains(&(one ^ other).count_ones()), "{one:x} {other:x}");
         }

@@ -16,7 +16,8 @@ const EXAMPLES_MAX: &str = "100";
 const START: Duration = Duration::from_secs(30);
 
 /// Runs of Schemathesis. Each entry has the role of the key, the paths that the role may use, and an excluded
-/// operation. The exclusion prevents that an admin revokes its own key, because it could not continue.
+/// operation. The exclusion of `revokeKey` prevents an admin from revoking its own key, because the run could not
+/// continue without the key.
 const RUNS: [(&str, &str, &str); 3] = [
     ("writer", r"^/(v1/schedules|v1/runs|healthz|readyz|metrics)", "revokeKey"),
     ("admin", r"^/v1/(quotas|tenants/\{tenant\}/)", "revokeKey"),

@@ -18,7 +18,7 @@ use serde::Deserialize;
 
 use crate::stage::{self, CARGO, Counts};
 
-/// Suites that run at the same time.
+/// Number of suites that run at the same time.
 const LANES: usize = 3;
 
 /// Binaries that take longest. They start first, so that no long suite runs alone at the end.
@@ -102,7 +102,7 @@ struct Target {
 }
 
 impl Message {
-    /// Returns a suite that runs as cargo runs it, in the folder of its package.
+    /// Returns the suite of this test binary. Like cargo, the suite runs the binary in the folder of its package.
     fn suite(self) -> Option<Suite> {
         let (executable, target) = (self.executable?, self.target?);
         let folder = self.manifest_path?.parent()?.to_owned();
@@ -121,7 +121,7 @@ impl Message {
     }
 }
 
-/// Runs all suites, prints the output of each, then the seconds that each took, and adds up their tests.
+/// Runs all suites, prints the output of each suite, then the duration of each suite. Returns the sum of their counts.
 pub(crate) fn run(suites: Vec<Suite>) -> Counts {
     let queue = Mutex::new(VecDeque::from(suites));
     let ended = Mutex::new((Counts::default(), Vec::new()));
@@ -177,8 +177,8 @@ fn try_suite(suite: Suite) -> anyhow::Result<Counts> {
     Ok(Counts::of_text(&text).with_end(status.success()))
 }
 
-/// Prints with the macro, because the test harness captures its output. Otherwise the suite that runs the tests of this
-/// file would count their output.
+/// Prints with `print!`, because the test harness captures the output of this macro. Otherwise the suite that runs the
+/// tests of this file would count their output.
 #[expect(clippy::print_stdout, reason = "the output of the suites is the output of the chore")]
 fn print(text: &str) {
     print!("{text}");

@@ -1,4 +1,5 @@
-//! `POST /v1/schedules:batch`: one request per line in, one result per line out, in order.
+//! `POST /v1/schedules:batch`: each line of the body is one request, and the response has one result for each line, in
+//! the same order.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +9,7 @@ use crate::{Problem, ScheduleSummary};
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BatchLine<'a> {
-    /// Number of the request's line, from 1. Empty lines count but have no result.
+    /// Number of the line in the request's body, counted from 1. Empty lines count but have no result.
     pub line: u64,
     /// HTTP status that a single request would get for this line: 201, or the status of the problem.
     pub status: u16,

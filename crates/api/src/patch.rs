@@ -36,8 +36,8 @@ impl SchedulePatch {
         self.set(&["at"], instant.to_string())
     }
 
-    /// Sets a cron expression. The zone is the zone of this patch, otherwise the schedule's current zone, otherwise
-    /// UTC.
+    /// Sets a cron expression. If this patch sets no zone, the expression uses the schedule's current zone, or UTC if
+    /// the schedule has no zone.
     #[must_use]
     pub fn cron(self, expression: impl Into<String>) -> Self {
         self.set(&["cron"], expression.into())

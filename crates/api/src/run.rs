@@ -31,7 +31,8 @@ pub struct Run {
     pub revision: u32,
     /// Number of earlier redrives of this occurrence; 0 for the first run.
     pub replay: u16,
-    /// Last of the `missed_count` occurrences, starting at `scheduled_at`, that a missed run represents.
+    /// Nominal instant of the last occurrence that a missed run represents. The run represents `missed_count`
+    /// occurrences, the first of which is at `scheduled_at`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub missed_last: Option<Time>,
     /// Number of occurrences that a missed run represents. The field is absent for other runs.
@@ -83,7 +84,7 @@ pub struct Attempt {
 pub struct Cancelled {
     /// Effect of the cancellation.
     pub result: CancelResult,
-    /// Latest instant at which the owner decides; present only if `result` is `pending`.
+    /// Latest instant at which the owner decides on the cancellation; present only if `result` is `pending`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decided_by: Option<Time>,
 }

@@ -32,7 +32,7 @@ pub struct ScheduleRequest {
     pub zone: Option<String>,
     /// Destination of the callbacks.
     pub target: TargetRequest,
-    /// Any JSON value. The callback's body has exactly the same bytes.
+    /// Any JSON value. The callback's body consists of exactly the bytes of this value in the request.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "payload_or_null")]
     pub payload: Option<Box<RawValue>>,
     /// Labels by name; at most 16, with at most 256 bytes in each name and each value.

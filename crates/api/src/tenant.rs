@@ -19,7 +19,7 @@ pub enum Quota {
     PendingMax,
     /// Bytes of a payload.
     PayloadBytesMax,
-    /// Days that `at` may be in the future; also the longest `every`, in days.
+    /// Largest number of days from now to `at`; also the longest `every`, in days.
     HorizonDays,
     /// Attempts in flight to all targets together.
     InFlightMax,
@@ -54,7 +54,7 @@ pub type Quotas = BTreeMap<Quota, Option<u32>>;
 pub struct QuotaSheet {
     /// Current quotas.
     pub quotas: Quotas,
-    /// Highest values that the tenant's admins may set.
+    /// Highest quotas that the tenant's admins may set.
     pub ceilings: Quotas,
 }
 
@@ -133,7 +133,7 @@ pub struct Tenant {
     pub keys: usize,
     /// Current quotas.
     pub quotas: Quotas,
-    /// Highest values that the tenant's admins may set.
+    /// Highest quotas that the tenant's admins may set.
     pub ceilings: Quotas,
     /// Egress policy.
     pub egress: Egress,
@@ -257,7 +257,7 @@ pub struct AuditEntry {
     pub version: u64,
     /// Instant of the change.
     pub at: Time,
-    /// Id of the key that requested the change, or the name of a command.
+    /// Id of the key that authenticated the change, or the name of the command that made the change.
     pub actor: String,
     /// `tenant.create`, `tenant.update`, `key.create`, `key.revoke`, `signing_secret.create`, `signing_secret.delete`, …
     pub action: String,

@@ -38,7 +38,8 @@ fn digits(into: &mut [u8], mut value: i64) {
 }
 
 /// Converts a day, counted from 1970-01-01, to a civil date (Howard Hinnant, "chrono-compatible low-level date
-/// algorithms"). Every response contains a time, and a calendar library takes ten times as long.
+/// algorithms"). The function uses no calendar library, because a library takes ten times as long and every response
+/// contains a time.
 fn civil_from_days(days: i64) -> (i64, i64, i64) {
     let days = days + 719_468;
     let era = days / 146_097;
@@ -69,7 +70,8 @@ impl schemars::JsonSchema for Time {
         "Time".into()
     }
 
-    // Some client generators do not read a reference beside `null`, and reject a `null` in a response.
+    // Inline the schema. For a reference beside `null`, some generators create clients that reject `null` in a
+    // response.
     fn inline_schema() -> bool {
         true
     }

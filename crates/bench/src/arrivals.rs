@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn follower_ignores_lines_from_before_the_trial() {
+    fn log_follower_ignores_lines_from_before_the_trial() {
         use std::io::Write;
         let mut log = tempfile::NamedTempFile::new().unwrap();
         let line = |incarnation, late, verified: u8| {

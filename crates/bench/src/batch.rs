@@ -1,4 +1,4 @@
-//! NDJSON batches, as a separate trial and to fill a server with pending schedules before other trials.
+//! Trial of NDJSON batches. Other trials use the same batches to fill a server with pending schedules.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,10 +17,10 @@ use crate::process::Meter;
 use crate::report::{Row, mebibytes};
 use crate::server::{self, Server};
 
-/// Lines of one request; about 5 MB.
+/// Number of lines of one request. This number of lines has about 5 MB.
 const LINES: u64 = 5_000;
-/// Number of connections of a fill. Two connections keep the server busy while the client builds a request or reads a
-/// response on the third.
+/// Number of connections of a fill. Two of them keep the server busy while the client builds a request or reads a
+/// response on the third connection.
 const CONNECTIONS: usize = 3;
 /// Longest duration of a fill.
 const DURATION_MAX: Duration = Duration::from_secs(3_600);

@@ -55,7 +55,8 @@ pub struct ElectionArguments {
     /// Seconds during which the bench counts requests while no hand-over happens
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3_600))]
     rest: u64,
-    /// Hand-overs whose requests the bench counts, for each form and number of replicas
+    /// Hand-overs whose requests the bench counts, for polling and for watching replicas and for each number of
+    /// replicas
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     counted: u32,
     /// Parts to run [default: all]

@@ -57,8 +57,8 @@ const SLOW_SCHEDULES: u64 = 100;
 const SLOW_ANSWER: Duration = Duration::from_secs(3);
 const BUSY_QUOTA_PER_MINUTE: u32 = 6_000;
 const BUSY_PER_SECOND: u64 = 10 * BUSY_QUOTA_PER_MINUTE as u64 / 60;
-/// Time by which the busy tenant's callbacks begin before the observed run. After an idle period, a tenant may send a
-/// minute's quota at once. The busy tenant uses up this burst before the observed run begins.
+/// Time from the start of the busy tenant's callbacks to the start of the observed run. After an idle period, a tenant
+/// may send a minute's quota at once. The busy tenant uses up this burst before the observed run begins.
 const BUSY_BEFORE: Duration = Duration::from_secs(10);
 
 /// # Errors
@@ -91,7 +91,7 @@ pub(crate) async fn run(runtime: &Runtime, arguments: &FairnessArguments) -> any
     Ok(())
 }
 
-/// Result of all pairs of one demand.
+/// Result of all pairs of runs with and without one demand.
 #[derive(Debug, Default)]
 struct Results {
     /// Change of the 99th percentile in each pair, in milliseconds: the value with the demanding tenant minus the value

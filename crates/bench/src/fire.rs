@@ -248,7 +248,7 @@ async fn kill_in_the_middle(
     let back_after = server.kill_and_restart(runtime).await?;
     let count = arrivals.progress()?;
     Ok(format!(
-        "killed while firing; ready again after {} ms, when {count} callbacks had arrived",
+        "the trial killed the server; it was ready again after {} ms, when {count} callbacks had arrived",
         back_after.as_millis()
     ))
 }
@@ -309,11 +309,12 @@ pub(crate) fn row(name: &str, due: Due, first_at: Timestamp, verdict: &Verdict) 
         let per_second = 0.95 * count as f64 / seconds;
         row.per_second = Some(per_second);
         row.notes.push(format!(
-            "per s is the rate of the first 95 % of the callbacks, which arrived within {seconds:.3} s of their instant"
+            "the column `per s` shows the rate of the first 95 % of the callbacks, which arrived within {seconds:.3} s \
+             of their instant"
         ));
     }
     if let Some(unverified) = verdict.unverified {
-        row.notes.push(format!("the receiver verified each signature; {unverified} were invalid"));
+        row.notes.push(format!("the receiver checked each signature; {unverified} signatures were invalid"));
     }
     if verdict.unmatched > 0 {
         row.notes.push(format!("{} arrivals belonged to no schedule of this trial", verdict.unmatched));

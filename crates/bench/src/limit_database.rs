@@ -4,7 +4,7 @@
 //! This module also contains the tasks with which the bare handler writes these rows.
 //!
 //! The number of rows in flight equals the number of requests in flight of the compared load. The number of connections
-//! equals that of the store. Therefore no batch is larger than a batch that the load could fill.
+//! equals that of the store. Therefore no batch has more rows than the load has requests in flight.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};

@@ -1,9 +1,9 @@
 //! Trial that raises and lowers a tenant's quota while many schedules are pending, and checks that each callback
 //! arrives exactly once.
 //!
-//! Invariants: during each change, schedules are pending that a client created before it, and the trial creates further
-//! schedules after it. Therefore the pollers of each generation have due rows. The receiver counts the arrivals. The
-//! expected callbacks are those of the schedules that the server acknowledged.
+//! Invariants: each change of the quota finds pending schedules, and the trial creates further schedules after the
+//! change. Therefore the pollers of each generation have due rows. The receiver counts the arrivals. The expected
+//! callbacks are those of the schedules that the server acknowledged.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -31,7 +31,7 @@ const TERM: HeaderName = HeaderName::from_static("reveille-term");
 /// Number of headers that [`Stamper::headers`] adds, including capacity for `host` and `content-length`.
 const OWN_HEADERS: usize = 12;
 
-/// Number of tenants whose signers stay cached while they are in use. The cache contains at most twice as many tenants.
+/// Number of tenants in one generation of the cache of signers. The cache contains at most twice as many tenants.
 const SIGNERS_KEPT: usize = 1_024;
 
 /// Signers of a tenant with these secrets.

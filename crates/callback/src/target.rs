@@ -10,7 +10,7 @@ use http::{HeaderName, HeaderValue, Method, Uri, header};
 use crate::cache::Cache;
 use crate::pool::{Authority, Pool};
 
-/// Number of prepared targets that stay cached while they are in use. The cache contains at most twice as many targets.
+/// Number of prepared targets in one generation of the cache. The cache contains at most twice as many targets.
 const TARGETS_KEPT: usize = 1_024;
 
 /// Target that is prepared for requests.

@@ -1,4 +1,4 @@
-//! Code that the commands of the binary and its benchmarks share: output of lines on standard output, a URL type that
+//! Code that the commands and the benchmarks of the binary share: output of lines on standard output, a URL type that
 //! hides passwords, HTTP/1.1 with little work per message, and a small receiver of callbacks.
 //!
 //! Non-goals: the HTTP API is in the crate `server`, and the HTTP client for callbacks is in the crate `callback`.

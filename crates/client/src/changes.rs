@@ -13,7 +13,7 @@ use crate::{Client, Error, Put, ScheduleSummary, Tag};
 /// `precondition_failed`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Condition {
-    /// The schedule still has this tag, so nothing has changed it.
+    /// The schedule still has this tag, which means that no request has changed the schedule.
     Is(Tag),
     /// The schedule exists and is not cancelled.
     Exists,

@@ -1,6 +1,6 @@
 //! The SDK's only access to clocks, randomness and timers. The SDK runs in the user's process and on the user's tokio
-//! runtime, so it does not use the crate `runtime`. Apart from this module, only the code for connections uses
-//! resources outside the crate.
+//! runtime, so it does not use the crate `runtime`. Apart from this module, only the code for connections uses the
+//! operating system.
 
 #![expect(
     clippy::disallowed_methods,

@@ -64,7 +64,7 @@ pub enum Error {
 /// A rejection by the server.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Rejection {
-    /// Problem details of the response; branch on their `code`.
+    /// Problem details of the response. Callers should branch on their `code`.
     pub problem: Problem,
     /// Wait that the server requests before the next attempt.
     pub retry_after: Option<Duration>,

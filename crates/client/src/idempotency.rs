@@ -7,13 +7,14 @@ use http::HeaderValue;
 use crate::{ScheduleSummary, clock};
 
 /// Key of a request that several attempts, or several processes, may send: the server creates one schedule for all
-/// requests of a tenant with one key. 1 to 255 visible ASCII characters, for example a UUID or an order number.
+/// requests of a tenant with one key. A key has 1 to 255 visible ASCII characters, for example a UUID or an order
+/// number.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct IdempotencyKey(pub(crate) HeaderValue);
 
 /// Reason why a text is not an [`IdempotencyKey`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("an idempotency key must have 1 to 255 visible ASCII characters, and may not start with a quotation mark")]
+#[error("an idempotency key must have 1 to 255 visible ASCII characters, and must not start with a quotation mark")]
 pub struct IdempotencyKeyError;
 
 impl IdempotencyKey {

@@ -14,7 +14,7 @@ const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'
 
 /// Escapes `text` for use as one path segment or one query value.
 pub(crate) fn escape(text: &str) -> String {
-    // A path would read `.` and `..` as relative segments.
+    // URL parsers interpret `.` and `..` in a path as relative segments.
     match text {
         "." => "%2E".to_owned(),
         ".." => "%2E%2E".to_owned(),

@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use crate::{Error, Options};
 
-/// Rule for a request of which the server may have carried out an earlier attempt: states when the client may send it
-/// again.
+/// Rule that states when the client may send a request again although the server may have carried out an earlier
+/// attempt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Repeat {
-    /// Always, because the server carries out the operation once even if it receives the request twice.
+    /// The client may always send the request again, because the server carries out the operation once even if it
+    /// receives the request twice.
     Always,
-    /// Only if the server certainly did not carry out the earlier attempt.
+    /// The client may send the request again only if the server certainly did not carry out the earlier attempt.
     IfUntouched,
 }
 

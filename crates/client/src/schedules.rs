@@ -28,11 +28,12 @@ pub struct Put {
 /// Order of a list of schedules by their creation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Order {
-    /// The oldest schedules are first. A list of [`ListBy::Due`] accepts only this value. It is in the order of the due
-    /// times.
+    /// The oldest schedules are first. A list of [`ListBy::Due`] accepts only this value, and contains the schedules in
+    /// the order of their due times.
     #[default]
     Oldest,
-    /// The newest schedules are first. The list lacks schedules that a client creates after the first page.
+    /// The newest schedules are first. The list does not contain schedules that are created after the client has
+    /// fetched the first page.
     Newest,
 }
 
@@ -108,7 +109,7 @@ impl Client {
         summary(&self.0.call(&call).await?)
     }
 
-    /// Creates a schedule once, even if several processes send requests with this key. The request may not have an id,
+    /// Creates a schedule once, even if several processes send requests with this key. The request must not have an id,
     /// because the key determines the id.
     ///
     /// # Errors

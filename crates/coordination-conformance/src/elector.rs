@@ -15,13 +15,13 @@ const LONG: Duration = Duration::from_secs(60);
 pub trait Subject: Send + Sync {
     fn runtime(&self) -> Runtime;
 
-    /// Length of the leases whose end a case waits for, often several times. If a process renews its lease after every
-    /// quarter of this time, each renewal must arrive in time, even on a busy machine.
+    /// Length of a lease whose end a case waits for. A case may wait several times. A process that renews its lease
+    /// after each quarter of this time must keep the lease, even on a busy machine.
     fn lease(&self) -> Duration {
         Duration::from_millis(300)
     }
 
-    /// Opens an elector of this group in the way in which another process would open it.
+    /// Opens an elector of this group, as another process would do.
     fn elector<'a>(&'a self, group: &'a str) -> BoxFuture<'a, Arc<dyn Elector>>;
 }
 

@@ -5,10 +5,10 @@
 //! The check verifies three properties:
 //! - All changes have one order. All responses that show a change report the same data about it. A change that a
 //!   session requests after the response to another change has a greater [`Zxid`].
-//! - Changes, and reads after a sync, are linearizable. For each key, an order exists in which every call takes effect
-//!   between its request and its response, and in which a single node gives the same responses ([`order`]). The check
-//!   handles each key separately, so each search is short. This is enough because a history is linearizable if it is
-//!   linearizable for each object (Herlihy and Wing 1990, theorem 1).
+//! - Changes, and reads after a sync, are linearizable. For each key, the calls have an order in which a single node
+//!   gives the same responses ([`order`]). In this order, every call takes effect between its request and its response.
+//!   The check handles each key separately, so each search is short. This is enough because a history is linearizable
+//!   if it is linearizable for each object (Herlihy and Wing 1990, theorem 1).
 //! - A session never observes an older state of the tree than before, on any key, with or without a sync ([`view`]).
 //!
 //! A call without a response took effect at some time after its request, or never. It did not take effect after a later
@@ -17,9 +17,9 @@
 //!
 //! ZooKeeper promises less for reads, but it has these properties for the following reasons. The leader orders the
 //! writes, and the session's server responds to a write after it has applied the write. The session's server sends a
-//! sync to the leader. The leader sends it back after all changes that the leader has committed. Only then does the
-//! server respond to the sync and to the session's later reads. A server that knows less than the session has observed
-//! rejects the session. The leader asks no quorum about a sync (ZOOKEEPER-1675). A paused leader that another one has
+//! sync to the leader. The leader returns the sync after all changes that it has committed. Only then does the server
+//! respond to the sync and to the session's later reads. A server that knows less than the session has observed rejects
+//! the session. The leader does not ask a quorum about a sync (ZOOKEEPER-1675). A paused leader that another leader has
 //! replaced may therefore respond to a sync from an old state. This state is never older than the session's own view
 //! (decision 0148). These tests cut sessions off and kill leaders, but they pause no leader.
 //!
@@ -84,8 +84,8 @@ pub(super) struct Operation {
     pub(super) response: Option<(Step, Response)>,
 }
 
-/// The calls of all sessions, in the order of their requests. A session makes its next call after the response to the
-/// last call, or after a timeout.
+/// The calls of all sessions, in the order of their requests. A session makes its next call after the response to its
+/// previous call, or after the timeout of that call.
 #[derive(Clone, Default, Debug)]
 pub(super) struct History {
     operations: Vec<Operation>,
@@ -191,13 +191,14 @@ impl Operation {
     }
 }
 
-/// Changes that at least one session knows.
+/// Knowledge about changes that at least one session has.
 struct Knowledge<'a> {
     /// Creates and sets that a response shows. The map's key is the number of the change, and each entry contains the
     /// node's key.
     changes: BTreeMap<Zxid, (&'a str, Observation)>,
     by_value: BTreeMap<Value, Observation>,
-    /// Greatest change number that any session knows, from each of these steps on.
+    /// Steps at which a session received a change number. Each entry contains the greatest number that any session
+    /// knows from that step on.
     latest: Vec<(Step, Zxid)>,
 }
 

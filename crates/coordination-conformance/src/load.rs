@@ -22,7 +22,7 @@ conformance::suite! { $ dyn Subject, load_conformance_tests, [$crate::load];
     }
 }
 
-/// Time limit of each step. It is sufficient for a machine that is busy with other tests.
+/// Time limit of each step. It is long enough for a machine that is busy with other tests.
 const LIMIT: Duration = Duration::from_secs(240);
 
 fn path(text: &str) -> NodePath {

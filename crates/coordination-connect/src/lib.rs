@@ -23,7 +23,7 @@ use runtime::Runtime;
 /// Reason why this crate cannot open an engine.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The text does not contain the URL, because the URL may contain a password.
+    /// The error text does not contain the URL, because the URL may contain a password.
     #[error(
         "unknown coordination URL; use zookeeper://HOST:PORT,HOST:PORT/ROOT, or \
          postgres://USER:PASSWORD@HOST:PORT/DATABASE with a database that `reveille store migrate` has prepared"
@@ -115,8 +115,8 @@ pub async fn migrate(runtime: &Runtime, url: &str, password: Option<String>) -> 
     }
 }
 
-/// Opens a replica group for this process, with leases of at most `lease`. With a `form`, the replica group is at a
-/// path of a tree, and its sessions end two leases after the last contact. Without a `form`, the engine selects the
+/// Opens a replica group for this process, with leases of at most `lease`. If the caller passes a `form`, the replica
+/// group is at a path of a tree, and a session ends two leases after its last contact. Otherwise the engine selects the
 /// form. PostgreSQL stores the lease in a row. On ZooKeeper the replicas watch each other.
 ///
 /// # Errors

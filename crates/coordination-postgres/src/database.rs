@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{OpenError, Options, listener, schema};
 
-/// Extra time in which the server can report its own statement timeout.
+/// Time that a client waits beyond the statement timeout, so that it receives the server's own report of the timeout.
 const REPORT_GRACE: Duration = Duration::from_millis(250);
 
 /// Connections to a database whose schema this build supports.
@@ -99,7 +99,7 @@ impl Database {
     }
 }
 
-/// Treatment of a connection when a caller drops its request.
+/// Action on a connection when a caller drops its request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OnDrop {
     /// Closes the connection. The server has exceeded a time limit of the caller, so it would also delay the next
@@ -109,7 +109,7 @@ pub enum OnDrop {
     Keep,
 }
 
-/// Request in progress. Its drop closes the connection if the caller has abandoned the request.
+/// Request in progress. A drop of this value closes the connection if the caller has abandoned the request.
 struct InFlight {
     session: Option<Arc<Session>>,
     is_abandoned: bool,

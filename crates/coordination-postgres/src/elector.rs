@@ -25,8 +25,8 @@ const FOLLOWERS: &str = "
     where replica.elector = $1 and replica.lease_end > clock.now
     order by replica.replica, replica.life";
 
-/// Access of one process to the electors of a database. Its drop closes the connections. The leases then end when they
-/// expire.
+/// Access of one process to the electors of a database. A drop of this object closes the connections, and the leases
+/// end when they expire.
 pub struct PostgresElectors {
     database: Arc<Database>,
 }
@@ -41,7 +41,7 @@ impl PostgresElectors {
         Ok(PostgresElectors { database: Arc::new(database) })
     }
 
-    /// Returns the object with which this process takes part in the replica group `group`.
+    /// Returns an elector with which this process takes part in the replica group `group`.
     #[must_use]
     pub fn elector(&self, group: &GroupName) -> PostgresElector {
         let life = format!("{:032x}", self.database.runtime.random_u128());
@@ -95,8 +95,8 @@ pub enum GroupNameError {
     },
 }
 
-/// Access of one replica to its group, which [`PostgresElectors::elector`] returns. A drop of this object does not end
-/// the lease of the replica.
+/// Access of one replica to its replica group. [`PostgresElectors::elector`] returns this object. A drop of the object
+/// does not end the lease of the replica.
 pub struct PostgresElector {
     database: Arc<Database>,
     group: String,

@@ -51,7 +51,8 @@ pub struct Options {
 }
 
 impl Options {
-    /// Returns options whose statements may take a twelfth of the lease, so that several attempts fit into it.
+    /// Returns options that limit a statement to about one twelfth of the lease. Several attempts therefore fit into
+    /// one lease.
     #[must_use]
     pub fn with_lease(lease: Duration) -> Self {
         let statement_timeout = (lease / 12).clamp(Duration::from_millis(20), Duration::from_secs(2));
@@ -64,7 +65,7 @@ impl Options {
             application_name: "reveille coordination".to_owned(),
             connect_timeout: self.connect_timeout,
             statement_timeout: self.statement_timeout,
-            // The database may have other defaults, under which leases are unsafe.
+            // The database may have other defaults, and leases would be unsafe under them.
             settings: vec![
                 ("synchronous_commit", "on".to_owned()),
                 ("default_transaction_isolation", "read committed".to_owned()),

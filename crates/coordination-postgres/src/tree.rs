@@ -1,6 +1,6 @@
 //! The coordination tree as rows of PostgreSQL.
 //!
-//! Each change is one call of a server function (see `migrations/0003.sql`). One single row contains the number of the
+//! Each change is one call of a server function (see `migrations/0003.sql`). A single row contains the number of the
 //! last change. The function locks this row until it commits. In the same transaction it checks that its session is
 //! alive. The row of a session contains the session's end by the database's clock. A client that finds an expired
 //! session ends the session and deletes its nodes in a separate change. A change records its effects on each node.
@@ -38,7 +38,7 @@ use self::rows::{Found, Step};
 use crate::database::{Database, OnDrop};
 use crate::{OpenError, Options};
 
-/// Allowed timeouts of a session. The database stores events for a longer time.
+/// Allowed timeouts of a session. The database stores events for longer than the longest timeout.
 const TIMEOUTS: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(300);
 /// Largest number of dropped sessions that wait until this process closes them. Further dropped sessions end with their
 /// leases.
@@ -172,8 +172,8 @@ struct Shared {
     changes: mpsc::Sender<PendingChange>,
     /// Number of changes that callers have requested.
     requested: AtomicU64,
-    /// Number of these changes whose outcome is final. The server has applied such a change, or it will never apply it.
-    /// The outcome of the other changes is unknown.
+    /// Number of the requested changes whose outcome is final. The server has applied such a change or will never apply
+    /// it. The outcome of the other requested changes is unknown.
     completed: AtomicU64,
     is_closed: AtomicBool,
 }
@@ -250,7 +250,8 @@ impl Shared {
             call += 1;
             let changed = rows::Change::new(identities, &steps).query(inner, session.id(), call).await;
             if changed.is_ok() {
-                // The server applied an earlier change without a response before this one, or it will never apply it.
+                // If an earlier change got no response, the server either applied it before this change or will never
+                // apply it.
                 self.completed.store(taken, Ordering::Release);
             }
             if let Ok(Ok((zxid, _))) = &changed {
@@ -283,7 +284,7 @@ impl Shared {
     }
 
     /// Works like [`Shared::within`], but polls the read in a separate task. A read may wait for other reads, but it
-    /// never waits until a caller polls.
+    /// does not stop while no caller polls.
     fn within_detached<T: Send + 'static>(
         &self,
         read: impl Future<Output = Result<T, TreeError>> + Send + 'static,
@@ -292,7 +293,7 @@ impl Shared {
         self.within(async { response.await.unwrap_or_else(|| Err(stopped())) })
     }
 
-    /// Reads a node. Before the function returns the node, the watches have received all events up to its state.
+    /// Reads a node. The watches receive all events up to the node's state before the function returns the node.
     async fn read(&self, statement: &'static str, path: &NodePath) -> Result<Found, TreeError> {
         let (inner, path) = (self.inner.clone(), path.clone());
         self.within_detached(async move {

@@ -1,6 +1,6 @@
-//! The tree on a real ZooKeeper, through the client library of kezhuw. The tests use ZooKeeper 3.9. Older servers
-//! support recursive watches from 3.6 on. They drop a recursive watch when the same session sets another watch on its
-//! node, and they return no stat for the nodes that a multi created.
+//! The tree on a real ZooKeeper, through the client library of kezhuw. The tests use ZooKeeper 3.9. Older servers from
+//! version 3.6 on also support recursive watches. But an older server drops a recursive watch when the same session
+//! sets another watch on its node, and it returns no stat for the nodes that a multi created.
 //!
 //! The client library handles sessions, reconnects, watches across reconnects and the order of requests. This crate
 //! adds the types and errors of the port, and it reports the effect of a lost connection on [`Events`]. It also
@@ -72,7 +72,7 @@ impl ZookeeperTrees {
         })?;
         let Some(root) = self.url.root() else { return Ok(client) };
         // Every session may access the root of the URL, like ZooKeeper's own root. A user who wants to protect the root
-        // must create it before.
+        // must create it in advance.
         let options = zk::CreateMode::Persistent.with_acls(zk::Acls::anyone_all());
         client.mkdir(root.as_str(), &options).await.map_err(error_of)?;
         client.chroot(root.as_str().to_owned()).map_err(|_| TreeError::Invalid(format!("invalid root: {root}")))
@@ -131,8 +131,8 @@ impl ZookeeperTree {
         client.filter(|_| self.session.is_valid(self.runtime.monotonic())).ok_or(TreeError::SessionLost)
     }
 
-    /// Sends a request. A response does not move the deadline, because an error may come from this process and not from
-    /// the server. Only pings move the deadline.
+    /// Sends a request. Only pings move the deadline of the session. The response to this request does not, because
+    /// this process may have created an error response itself.
     async fn request<T, F>(&self, request: impl FnOnce(zk::Client) -> F) -> Result<T, TreeError>
     where
         F: Future<Output = Result<T, TreeError>>,
@@ -189,7 +189,7 @@ impl Watched {
             };
             match (event.event_type, event.session_state) {
                 (zk::EventType::Session, state) if state.is_terminated() => return None,
-                // The stream has no events from the time without a connection.
+                // The stream has not received the events from the time without a connection.
                 (zk::EventType::Session, zk::SessionState::SyncConnected) if self.watch_again().await => {
                     return Some(Event::Gap);
                 }
@@ -417,7 +417,7 @@ impl Tree for ZookeeperTree {
 impl Drop for ZookeeperTree {
     fn drop(&mut self) {
         self.session.lose();
-        // The streams of events share this client, so the drop takes it away from them.
+        // The event streams share this client. Remove it, so that they no longer use it after the drop of this object.
         drop(self.client.lock().expect("no code panics while it holds this mutex").take());
     }
 }

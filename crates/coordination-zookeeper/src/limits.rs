@@ -28,15 +28,15 @@ const NUMBER_BYTES: usize = 11;
 pub(crate) struct Ephemerals {
     root_len: usize,
     known: Arc<Mutex<Known>>,
-    /// Mutex that a task holds while the server lists the nodes.
+    /// Mutex that a task locks while the server lists the nodes.
     listing: tokio::sync::Mutex<()>,
 }
 
-/// Bytes of the paths of ephemeral nodes, by the state of the nodes.
+/// Total length of the paths of ephemeral nodes, in bytes, for each state of the nodes.
 #[derive(Default)]
 struct Known {
-    /// Nodes that the server has listed, and nodes that it has confirmed since then. The number includes nodes that
-    /// were deleted since then.
+    /// Nodes that the server has listed, and nodes that it has confirmed after that list. The total still includes
+    /// nodes that were deleted after that list.
     confirmed: usize,
     /// Nodes whose creation this process has requested and that have no response yet.
     requested: usize,
@@ -44,7 +44,7 @@ struct Known {
     uncertain: usize,
 }
 
-/// Reservation for requested nodes. Its drop counts the nodes as uncertain.
+/// Reservation for requested nodes. A drop of this value counts the nodes as uncertain.
 pub(crate) struct Reservation {
     known: Arc<Mutex<Known>>,
     bytes: usize,
@@ -146,7 +146,7 @@ pub(crate) struct Watches {
 #[derive(Default)]
 struct Watched {
     counts: BTreeMap<(NodePath, WatchKind), usize>,
-    /// Bytes of the watched paths. Each pair of path and kind counts once.
+    /// Total length of the watched paths, in bytes. Each pair of path and kind counts once.
     bytes: usize,
 }
 
@@ -159,7 +159,7 @@ pub(crate) enum WatchKind {
     All,
 }
 
-/// Watch that counts toward the limit. Its drop removes the watch from the count.
+/// Watch that counts toward the limit. A drop of this value removes the watch from the count.
 pub(crate) struct CountedWatch {
     watches: Watches,
     of: (NodePath, WatchKind),

@@ -43,7 +43,7 @@ async fn main() -> anyhow::Result<()> {
     let trees = coordination_connect::trees(&runtime, url, None).await?;
     let timeout = Duration::from_millis(millis.parse().context("SESSION_MILLIS must be a number")?);
     let client = Client::new(&runtime, trees, SessionOptions { timeout, credentials: Vec::new() });
-    // The tests show that the guard ends early enough even with the trust that lasts longest.
+    // With this trust, a guard lasts longest. The tests show that even such a guard ends early enough.
     let candidate = Candidate { acl: Acl::Open, trust: Trust::UntilLost, ..Candidate::new(id) };
     let selector = LeaderSelector::new(&client, NodePath::new(group)?, candidate);
     let mut sink = Sink(BufReader::new(UnixStream::connect(sink).await.context("cannot connect to SINK")?));
@@ -83,7 +83,7 @@ async fn write_in_new_session(client: &Client, held: &Held) -> Result<Option<i64
 async fn check(runtime: &Runtime, held: &Held, sink: &mut Sink) -> anyhow::Result<()> {
     let term = held.term().0;
     loop {
-        // Read the clock first. A guard that is valid afterwards was also valid at that time.
+        // Read the clock first. If the guard is valid afterwards, it was also valid at that time.
         let at = nanos(runtime);
         if !held.is_valid() {
             return Ok(());

@@ -101,8 +101,8 @@ impl Scheduler {
         println!("{} no longer leads", self.arguments.replica);
         if let Err(error) = ended {
             eprintln!("{error:#}");
-            // The next leader may succeed. If no other candidate exists, this wait delays the next attempt of this
-            // replica.
+            // Another leader may succeed, so this replica ends its leadership. If no other candidate exists, this
+            // replica leads again after this wait.
             self.runtime.sleep(Duration::from_millis(200)).await;
         }
     }

@@ -32,8 +32,8 @@ use reveille_coordination::{Elector, Follower};
 use runtime::{Monotonic, Runtime};
 use tokio::process;
 
-/// Largest number of tasks that a replica has at the same time. If it were one, a replica would wait for the leader
-/// after each task. If it were large, a new replica would find no waiting tasks.
+/// Largest number of tasks that a replica has at the same time. With a limit of one, a replica would wait for the
+/// leader after each task. With a large limit, a new replica would find no waiting tasks.
 const GIVEN_MAX: usize = 4;
 /// Time before another attempt.
 const RETRY_WAIT: Duration = Duration::from_millis(200);
@@ -313,7 +313,7 @@ impl Tasks {
         Ok(())
     }
 
-    /// Moves a task. Returns false if the task is no longer at `from`.
+    /// Moves a task from the place `from`. Returns false if the task is no longer in this place.
     async fn move_to(&self, from: &NodePath, to: &NodePath, task: &str, data: Bytes) -> anyhow::Result<bool> {
         let (path, mode, acl) = (to.join(task)?, CreateMode::Persistent, Acl::Open);
         let steps =

@@ -24,7 +24,7 @@ pub enum ElectorError {
     /// The caller cannot reach the engine, or the engine did not respond in time. The same call may succeed later.
     #[error("the coordination engine is unavailable: {0}")]
     Unavailable(String),
-    /// The engine rejects the call now and later. The text names the argument that the caller must change.
+    /// The engine always rejects this call. The text names the argument that the caller must change.
     #[error("the coordination engine rejected the request: {0}")]
     Rejected(String),
 }
@@ -52,10 +52,11 @@ impl ElectorError {
 /// # Panics
 /// Panics if a lease is zero or above [`LEASE_MAX`].
 pub trait Elector: Send + Sync + 'static {
-    /// Takes the lease if the lease is free, or extends it if `replica` already holds it. The lease lasts for the time
-    /// `lease`, which the caller must count from the moment *before* this call. The caller subtracts a margin, because
-    /// its clock and the engine's clock may run at different rates. To keep the leadership, the caller must call again
-    /// before the lease ends. Whether it leads or not, the replica counts as a follower for the same time.
+    /// Takes the lease if it is free, or extends it if `replica` already holds it. The lease lasts for the duration
+    /// `lease`. The caller must count this duration from the moment *before* this call. The caller subtracts a margin,
+    /// because its clock and the engine's clock may run at different rates. To keep the leadership, the caller must
+    /// call again before the lease ends. The replica counts as a follower for the same duration, even if it does not
+    /// lead.
     fn is_leader(&self, replica: &str, lease: Duration) -> Answer<'_, Leadership>;
 
     /// Releases the lease if the replica holds it, and removes the replica from the followers. Does nothing otherwise.

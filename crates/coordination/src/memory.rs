@@ -26,7 +26,8 @@ pub struct MemoryOptions {
     pub sessions_end: bool,
     /// Delay of a call before its effect, and again after its effect. By default calls have no delay.
     pub latency: Option<RangeInclusive<Duration>>,
-    /// Rate of failing calls. One call in this number fails, before or after its effect. By default no call fails.
+    /// Rate of failing calls. On average, one of this many calls fails, before or after its effect. By default no call
+    /// fails.
     pub fail_one_in: Option<u32>,
 }
 

@@ -6,7 +6,7 @@
 //! one *n*th of all keys, and each of the other members gets some of them. If no member may have more than its share,
 //! use [`Ring::assign`]. It distributes a set of keys under a bound, after Mirrokni, Thorup and Zadimoghaddam (2018).
 //!
-//! The ring does not prevent that two members own the same key. While members join and leave, two processes may know
+//! The ring does not prevent two members from owning the same key. While members join and leave, two processes may know
 //! different members, and both processes may own a key. If this is not acceptable, the owner must acquire a
 //! [`Lock`](crate::recipes::Lock) named after the key and write under the term of that lock.
 
@@ -63,7 +63,8 @@ impl Ring {
     /// Panics if the shares of all members together are less than the number of keys.
     #[must_use]
     pub fn assign<'a>(&self, keys: impl IntoIterator<Item = &'a str>, share: usize) -> BTreeMap<&'a str, &str> {
-        // Sort the keys by their hashes. This order does not depend on the names, so no kind of key always comes last.
+        // Sort the keys by their hashes. The order of the hashes does not follow the order of the keys, so no kind of
+        // key always comes last.
         let mut keys: Vec<(u64, &str)> = keys.into_iter().map(|key| (xxh3_64(key.as_bytes()), key)).collect();
         keys.sort_unstable();
         keys.dedup();

@@ -10,9 +10,10 @@
 //! - Every change has a [`Zxid`], and all changes happen in one order. A [multi](Tree::multi) happens completely or not
 //!   at all.
 //! - The changes of a session happen in the order in which the session requested them.
-//! - A read may show an earlier state of the tree. It never shows a state from before a state that the same session has
-//!   already read or written. After [`Tree::sync`], reads show a state from after the start of that call. ZooKeeper has
-//!   one exception: a leader that does not know yet that another leader has replaced it (decision 0148).
+//! - A read may show an earlier state of the tree. It never shows an earlier state than a state that the same session
+//!   has already read or written. After [`Tree::sync`], reads show a state that is at least as new as the start of that
+//!   call. ZooKeeper has one exception: a leader that does not know yet that another leader has replaced it (decision
+//!   0148).
 //! - A watch reports a change before a read of the same session shows that change. It reports changes in their order. A
 //!   [`Watch`] fires once. [`Events`] report many changes. After a lost connection they report [`Event::Gap`], and the
 //!   caller must read the nodes again.
@@ -51,7 +52,8 @@ pub type Answer<'a, T> = BoxFuture<'a, Result<T, TreeError>>;
 /// Largest size of the data of one node, in bytes. It is also the largest size of a multi, which is the sum of all
 /// paths and data, plus 100 bytes for each step. ZooKeeper rejects requests above 1 MiB, including headers and paths.
 pub const DATA_BYTES_MAX: usize = 1_000_000;
-/// Bytes of a step of a multi besides its path and data. They include its header and an access list with a few grants.
+/// Number of bytes that a step of a multi needs in addition to its path and data. The number includes a header and an
+/// access list with a few grants.
 const OP_BYTES: usize = 100;
 /// Largest number of steps in a multi.
 pub const OPS_MAX: usize = 1_000;
@@ -83,8 +85,8 @@ impl Default for SessionOptions {
     }
 }
 
-/// Access to a tree in one session. Several tasks may use it at the same time. Its drop tries to close the session, but
-/// does not ensure this. [`Tree::close`] waits until the session is closed.
+/// Access to a tree in one session. Several tasks may use it at the same time. A drop of this object tries to close the
+/// session, but the attempt may fail. [`Tree::close`] waits until the session is closed.
 ///
 /// # Errors
 /// Returns [`TreeError::Disconnected`] if the engine may have executed a change, or may still execute it until the

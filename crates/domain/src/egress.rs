@@ -137,7 +137,7 @@ impl FromStr for Network {
         let (address, length) = text.split_once('/').map_or((text, None), |(address, length)| (address, Some(length)));
         let address: IpAddr = address.parse().map_err(|_| NetworkError::Syntax)?;
         if address.to_canonical() != address {
-            return Err(NetworkError::Syntax); // The text must use the IPv4 form of an IPv4-mapped address.
+            return Err(NetworkError::Syntax); // The text of an IPv4-mapped address must use its IPv4 form.
         }
         let length = match length {
             None => bits(address),

@@ -56,7 +56,8 @@ impl Quota {
     }
 }
 
-/// Numbers of a tenant for each [`Quota`], inclusive. `None` means that only the limits of the whole service apply.
+/// Limits of a tenant, one inclusive limit for each [`Quota`]. `None` means that only the limits of the whole service
+/// apply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Quotas([Option<u32>; Quota::ALL.len()]);
 
@@ -116,7 +117,8 @@ pub fn pollers(callbacks_per_minute: u32) -> u16 {
     u16::try_from(with_spare.next_power_of_two()).unwrap_or(POLLERS_MAX).min(POLLERS_MAX)
 }
 
-/// Rate of tokens: a number of tokens per period. After an idle period, the same number of tokens is available at once.
+/// Rate of tokens: a number of tokens per period. After the bucket was idle, the tokens of one whole period are
+/// available at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rate {
     /// Interval between two tokens; `None` if the rate is zero.

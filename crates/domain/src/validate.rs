@@ -143,7 +143,7 @@ fn check_url(url: &str, bytes_max: usize) -> Result<(), UrlProblem> {
     Ok(())
 }
 
-/// Rejects `CONNECT` and `TRACE`, because they cannot carry a callback. `CONNECT` opens a tunnel, and `TRACE` may not
+/// Rejects `CONNECT` and `TRACE`, because they cannot carry a callback. `CONNECT` opens a tunnel, and `TRACE` must not
 /// have a body.
 fn is_method_usable(method: &str) -> bool {
     const METHOD_BYTES_MAX: usize = 32;
@@ -234,11 +234,15 @@ pub enum Field {
 /// Violation of a rule. Its text states the fault. A remedy, if any, follows the last semicolon.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Violation {
-    #[error("{at} is in the past (server time: {now}); at most {} in the past is allowed", text(past_max))]
+    #[error("{at} is too far in the past (server time: {now}); the maximum age is {}", text(past_max))]
     AtPast { at: Timestamp, now: Timestamp, past_max: Duration },
-    #[error("{at} is too far in the future (server time: {now}); at most {} ahead is allowed", text(horizon))]
+    #[error("{at} is too far in the future (server time: {now}); the maximum delay is {}", text(horizon))]
     AtFar { at: Timestamp, now: Timestamp, horizon: Duration },
-    #[error("cron fires every {} at its densest; at most once in {} is allowed", text(distance), text(interval_min))]
+    #[error(
+        "the shortest interval of the cron expression is {}; the minimum is {}",
+        text(distance),
+        text(interval_min)
+    )]
     CronOften { distance: Duration, interval_min: Duration },
     #[error("{} is too short; the shortest is {}", text(interval), text(interval_min))]
     EveryShort { interval: Duration, interval_min: Duration },
@@ -268,7 +272,7 @@ pub enum Violation {
     Timeout { timeout: Duration, timeout_max: Duration },
     #[error("schedule has {count} labels, more than the limit of {count_max}")]
     LabelCount { count: usize, count_max: usize },
-    #[error("a label needs a name, and its name and value may not contain control characters")]
+    #[error("a label needs a name, and its name and value must not contain control characters")]
     LabelText { name: String },
     #[error("label name or value has {bytes} bytes, more than the limit of {bytes_max}")]
     LabelBytes { name: String, bytes: usize, bytes_max: usize },

@@ -2,8 +2,8 @@
 //! writer, so the writer waits neither for the allocation nor for the renaming of a file.
 //!
 //! Invariants: a file has a segment's name only while its header is the durable header of that segment. The task
-//! removes the oldest segment's name first, and makes this durable before it removes the next name. A crash therefore
-//! leaves no gap and no incomplete segment.
+//! removes the name of the oldest segment first, and makes this removal durable before it removes the next name. A
+//! crash therefore leaves no gap and no incomplete segment.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -141,8 +141,8 @@ pub(crate) async fn prepare(
     let from = spare.as_deref().unwrap_or(fresh);
     let prepared = prepare_from(disk, dir, header, from, spare.is_none()).await;
     if prepared.as_ref().is_err_and(is_full) {
-        // The allocated file would occupy the little space that is left. If the file already has the segment's name,
-        // the removal fails. The next attempt then replaces the file with that name.
+        // Remove the allocated file, because it would occupy the little space that is left. If the file already has the
+        // segment's name, the removal fails. The next attempt then replaces the file with that name.
         let _removed = disk.remove(from).await;
     }
     prepared

@@ -4,7 +4,8 @@
 //! syncs the record once, and sends a [`Commit`]. The consumer applies the commit and responds to each caller through
 //! the ticket that came with the caller's entry. While one sync runs, the queue collects the entries of the next
 //! record. A higher load therefore makes larger records, and the disk's latency does not limit the number of entries
-//! per second. Under load, the writer collects entries for one more millisecond if this delay does not lower the rate.
+//! per second. Under load, the writer collects entries for one more millisecond if this delay does not lower the rate
+//! of entries.
 //!
 //! The journal stores entries in preallocated files, the segments. It reuses a segment once [`Journal::release`] has
 //! released all entries of the segment.
@@ -342,7 +343,7 @@ async fn sync_ancestors(disk: &dyn Disk, dir: &Path) -> Result<(), OpenError> {
     for ancestor in dir.ancestors().skip(1) {
         let ancestor = if ancestor.as_os_str().is_empty() { Path::new(".") } else { ancestor };
         match disk.sync_dir(ancestor).await {
-            // This process cannot have created a directory entry in a folder that it may not open.
+            // This process cannot have created a directory entry in a folder that it has no permission to open.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => break,
             synced => synced.map_err(io_error("sync", ancestor))?,
         }

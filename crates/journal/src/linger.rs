@@ -19,12 +19,13 @@ const DELAY: Duration = Duration::from_millis(1);
 const ROUND: Duration = Duration::from_millis(50);
 /// Time without a commit after which the writer discards the measurement of the round.
 const IDLE: Duration = Duration::from_millis(10);
-/// Fraction of the rate without delay. The writer uses the delay while the rate with delay is at least this fraction.
+/// Minimum ratio of the rate with delay to the rate without delay. The writer uses the delay while the ratio is at
+/// least this value.
 const RATE_RETAINED: f64 = 0.9;
 /// Number of rounds with delay, after which the writer measures the rate without delay again.
 const ROUNDS_WITH: u32 = 64;
-/// Number of rounds without delay after the first trial that lowered the rate, and the maximum of this number. Each
-/// further such trial doubles the number.
+/// Numbers of rounds without delay after a trial that lowered the rate: the number after the first such trial, and the
+/// maximum. Each further such trial doubles the number.
 const ROUNDS_WITHOUT: (u32, u32) = (4, 256);
 
 pub(crate) struct Linger {

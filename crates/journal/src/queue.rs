@@ -145,7 +145,7 @@ impl<T> Queue<T> {
         *self.full.borrow()
     }
 
-    /// Sets the state of the disk. Returns true if it changed.
+    /// Sets the state of the disk. Returns true if the state changed.
     pub(crate) fn set_full(&self, full: bool) -> bool {
         self.full.send_replace(full) != full
     }

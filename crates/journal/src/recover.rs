@@ -7,8 +7,8 @@
 //! that names the place and the indexes. Recovery changes no file before it has made this decision.
 //!
 //! Invariant: the journal returns an entry only after this process has synced it. After a failed sync, Linux may return
-//! bytes from its cache that are not on disk and that another sync would not write. Recovery therefore first writes the
-//! entries that no header proves durable again.
+//! bytes from its cache that are not on disk and that another sync would not write. Recovery therefore first rewrites
+//! the entries that no header proves durable.
 
 use std::collections::VecDeque;
 use std::io;
@@ -185,7 +185,7 @@ impl Walk {
             if whole {
                 self.lost(path.clone(), header.offset, "a record repeats indexes of an earlier record", true, None);
             }
-            // A record that is not whole remains from an unfinished write that an earlier start dropped.
+            // An incomplete record is the rest of an unfinished write. An earlier start dropped this record.
             return Ok(continue_at);
         }
         let live = self.live.back_mut().expect("the caller has added the record's segment to the live segments");

@@ -33,7 +33,7 @@ const CONNECTIONS_MAX: usize = 1 << 20;
 pub enum BindError {
     #[error("{address} is in use by another process; stop that process, or {remedy} on another address")]
     AddressInUse { address: SocketAddr, remedy: &'static str },
-    #[error("this user may not listen on {0}; choose a port from 1024 on")]
+    #[error("this user has no permission to listen on {0}; choose port 1024 or a higher port")]
     Forbidden(SocketAddr),
     #[error("cannot listen on {address}")]
     Other {
@@ -51,7 +51,10 @@ pub enum BindError {
 ///
 /// # Errors
 /// Returns an error if the socket cannot listen on `address`.
-#[expect(clippy::unused_async, reason = "a socket must be bound inside a reactor, and an async function shows this")]
+#[expect(
+    clippy::unused_async,
+    reason = "the function binds its socket inside a reactor, which only an async caller has"
+)]
 pub async fn bind(
     address: SocketAddr,
     backlog: u32,

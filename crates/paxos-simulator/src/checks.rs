@@ -70,14 +70,14 @@ pub(crate) struct Checks {
     serving: Vec<Vec<Option<(Instant, u64)>>>,
     /// Roles of each node in moves.
     ordered: Vec<Vec<Ordered>>,
-    /// Fence of the token's move, and the slot that records it.
+    /// Fence of the move that holds the token, and the slot after which this move holds the token.
     token: (Option<u64>, Slot),
     /// Slot of the last renewal of each node's liveness.
     renewed: Vec<Slot>,
     /// Epoch of the last decided mastership of each paxos group.
     epochs: Vec<u64>,
     disks: Vec<Vec<Shadow>>,
-    /// First slot after which a node has cut entries from its log on disk since the last check, by paxos group. `None`
+    /// Lowest slot after which a node has cut entries from its log on disk since the last check, by paxos group. `None`
     /// if no node has cut entries.
     changed: Vec<Option<Slot>>,
     /// Last acknowledged slot of each paxos group, and the member lists. A quorum of one of the lists has this slot and
@@ -165,7 +165,7 @@ impl Checks {
             Some(_) => {
                 return broken(
                     Rule::OneValuePerSlot,
-                    format!("n{} decides a different entry in slot {slot}", node + 1),
+                    format!("n{} decides an entry in slot {slot} that differs from the first decided entry", node + 1),
                 );
             }
         }
@@ -222,7 +222,7 @@ impl Checks {
         if *self.states.entry((group, slot)).or_insert(state) != state {
             return broken(
                 Rule::OneState,
-                format!("n{} computes another state up to slot {slot} than the first node", node + 1),
+                format!("n{} computes a state up to slot {slot} that differs from the first computed state", node + 1),
             );
         }
         Ok(())
@@ -324,8 +324,8 @@ impl Checks {
             .max_by_key(|node| self.serving[*node][group].map(|(_, epoch)| epoch))
     }
 
-    /// Processes all records that became durable by one sync before it checks a rule. Entries that one sync cuts and
-    /// writes again are therefore not lost.
+    /// Processes all records that became durable by one sync before it checks a rule. The rule therefore does not treat
+    /// entries as lost if one sync cuts them and writes them again.
     pub(crate) fn on_disk<P: Program>(&mut self, node: usize, records: &[Bytes]) -> Result<(), Violation> {
         for record in records {
             P::note(record, &mut |group, change| self.change(node, group.0 as usize, change));
@@ -347,8 +347,8 @@ impl Checks {
             OnDisk::Push { value } => shadow.values.push(value),
             OnDisk::Base { slot } => {
                 let gone = usize::try_from(slot.0.saturating_sub(shadow.base)).expect("logs are short");
-                // The node removes an entry that contradicts a snapshot, and all later entries. It writes a later
-                // truncation record for them.
+                // If an entry contradicts the snapshot, the node removes this entry and all later entries by a later
+                // truncation record.
                 shadow.values.drain(..gone.min(shadow.values.len()));
                 shadow.base = shadow.base.max(slot.0);
             }
@@ -364,7 +364,10 @@ impl Checks {
     ) -> Result<(), Violation> {
         self.acknowledged[group] += 1;
         if self.decided_in.get(&id) != Some(&(group, slot)) {
-            return broken(Rule::TrueOutcomes, format!("proposal {id} is acknowledged, but not in slot {slot}"));
+            return broken(
+                Rule::TrueOutcomes,
+                format!("proposal {id} is acknowledged for slot {slot}, but is not in this slot"),
+            );
         }
         self.check_durable(group, slot, &members)?;
         if slot >= self.last_acknowledged[group].0 {

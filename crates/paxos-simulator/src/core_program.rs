@@ -27,7 +27,7 @@ pub struct Core {
     prepares: Option<(Fence, Preparation)>,
     /// State of the system group at the last observation.
     system: System,
-    /// Last move of each paxos group that ordered this node to shorten its lease or to let it end.
+    /// Last move of each paxos group whose orders made this node shorten its lease or let its lease end.
     leaves: BTreeMap<GroupId, Move>,
 }
 
@@ -100,7 +100,8 @@ impl Program for Core {
         let groups: Vec<_> = node_config.groups.iter().map(|group| (*group, node_config.founders.to_vec())).collect();
         let options = Arc::new(node_config.run.options.clone());
         let mut effects = Effects { token: Token(out.token), ..Effects::default() };
-        // Tokens of records only increase, so each process gets another incarnation number.
+        // Tokens of records only increase. Each process therefore starts with another token, and gets another
+        // incarnation number.
         let process = Process { node: node_config.me, incarnation: mix(out.token << 8 ^ u64::from(node_config.me.0)) };
         let node = Node::start(process, &options, &groups, records, now, &mut effects);
         let applications = node_config.groups.iter().map(|group| (*group, Application::default())).collect();

@@ -117,8 +117,9 @@ impl<P: Program> World<P> {
         }
     }
 
-    /// Injects a targeted fault into a move in progress. The holder of the token fails, so that another process must
-    /// continue the move, or the master that must hand over pauses, or another node takes over the system group.
+    /// Injects a targeted fault into a move in progress. There are three such faults: the holder of the token fails and
+    /// another process must continue the move, the master that must hand over pauses, or another node takes over the
+    /// system group.
     pub(crate) fn inject_fault_into_move(&mut self, holder: usize) {
         if !self.draws_targeted_fault() {
             return;
@@ -256,8 +257,8 @@ impl<P: Program> World<P> {
         all
     }
 
-    /// Removes a damaged member if the paxos group has one. Otherwise, may remove another member. May then add a
-    /// member.
+    /// Removes a damaged member if the paxos group has one. Otherwise, randomly removes another member or none. Then
+    /// randomly adds one member or none.
     fn change_members(&mut self, group: GroupId, random: &mut Random) -> Result<(), Violation> {
         let Some(master) = self.checks.server(group.0 as usize) else { return Ok(()) };
         let members = self.members(group);
@@ -405,7 +406,7 @@ impl<P: Program> World<P> {
         programs.max_by_key(|program| program.view(GroupId::SYSTEM).decided)?.moves()
     }
 
-    /// Returns the nodes of the core: all healthy nodes except one. If the others are not a quorum of each member list
+    /// Returns the nodes of the core: all healthy nodes except one. If these nodes are not a quorum of each member list
     /// that may be in effect, returns all healthy nodes.
     fn core(&self) -> Vec<bool> {
         let well: Vec<bool> = self.nodes.iter().map(|member| !member.is_damaged).collect();

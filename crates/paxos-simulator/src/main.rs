@@ -31,8 +31,7 @@ struct Arguments {
     /// Search for a seed that catches each deliberate bug, instead of a normal run
     #[arg(long)]
     mutants: bool,
-    /// Measurement of the duration of moves of a master, with this number of moves of each kind, instead of a normal
-    /// run
+    /// Number of moves of each kind that the command measures, instead of a normal run
     #[arg(long, num_args = 0..=1, default_missing_value = "100")]
     moves: Option<u64>,
     /// Only seed to run

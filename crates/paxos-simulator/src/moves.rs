@@ -44,9 +44,10 @@ pub enum MoveKind {
     Waits,
     /// The master shortens its lease to half a second.
     Shortens,
-    /// The next master requests consent.
+    /// The next master requests the consent of the present master.
     Consents,
-    /// The next master requests consent, and at that moment a fault isolates the master from all other nodes.
+    /// The next master requests the consent of the present master, and at that moment a fault isolates the present
+    /// master from all other nodes.
     ConsentsCutOff,
     /// The master crashes without a request for a move, and does not restart.
     Crashes,
@@ -58,18 +59,18 @@ impl MoveKind {
 
     fn name(self) -> &'static str {
         match self {
-            MoveKind::Waits => "1: the lease runs out",
-            MoveKind::Shortens => "2: cut to 500 ms",
-            MoveKind::Consents => "3: consent",
-            MoveKind::ConsentsCutOff => "3, the master cut off",
+            MoveKind::Waits => "1: the lease ends",
+            MoveKind::Shortens => "2: shortened to 500 ms",
+            MoveKind::Consents => "3: the master consents",
+            MoveKind::ConsentsCutOff => "3: the master is cut off",
             MoveKind::Crashes => "the master crashes",
         }
     }
 
     /// Returns the predicted duration of a move and the predicted time without a master, each with its median and its
     /// 99th percentile. For `Consents`, the prediction is from the plan of this project. For `Waits` and `Shortens`,
-    /// the prediction describes phxpaxos with a lease of ten seconds. There, polling adds delays that are fractions of
-    /// the lease. For `Waits`, the master of phxpaxos also stops 100 ms early.
+    /// the prediction describes phxpaxos with a lease of ten seconds. In phxpaxos, polling adds delays that are
+    /// fractions of the lease. For `Waits`, the master of phxpaxos also stops 100 ms early.
     fn predicted(self, lease: Duration) -> Option<[[u64; 2]; 2]> {
         let lease = micros(lease);
         let polling = |late: [u64; 2]| late.map(|part| lease * part / 1_000);
@@ -128,8 +129,8 @@ struct Run {
     group: GroupId,
     proposed: u64,
     next_proposal: u64,
-    /// Instants of the proposals that are not yet acknowledged. `commits` contains the times from a proposal to its
-    /// acknowledgement of all other proposals.
+    /// Instants of the proposals that are not yet acknowledged. For each other proposal, `commits` contains the time
+    /// from the proposal to its acknowledgement.
     waiting: VecDeque<u64>,
     commits: Vec<u64>,
     acknowledged: u64,
@@ -213,8 +214,8 @@ impl Run {
         (0..NODES as usize).find(|node| self.world.now < self.serve_until[*node])
     }
 
-    /// Updates the measurements. Since the last update, the service of a node may have ended by time, but no node has
-    /// begun to serve.
+    /// Updates the measurements. Since the last update, a node may have stopped serving because its time was over, but
+    /// no node has begun to serve.
     fn look(&mut self) {
         let now = self.world.now;
         let mut ends = self.serve_until.map(|until| until.min(now));

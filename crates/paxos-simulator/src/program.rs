@@ -23,7 +23,7 @@ pub trait Program: Sized {
     /// Returns the ballot that a message promises. The sender of the message must never promise a lower ballot.
     fn promised_ballot(message: &Self::Message) -> Option<(GroupId, Ballot)>;
 
-    /// Passes each change that a durable record makes to the log to `shadow`.
+    /// Calls `shadow` with each change of the log that a durable record causes.
     fn note(record: &Bytes, shadow: &mut dyn FnMut(GroupId, OnDisk));
 
     /// Returns true if the message contains orders, which permit its receiver to act for a limited time.

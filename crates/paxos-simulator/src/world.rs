@@ -410,7 +410,7 @@ impl<P: Program> World<P> {
                 },
             ),
         };
-        // Drop a message that no node can receive, without an event.
+        // Drop a message that no node can receive, and schedule no event for it.
         if self.is_cut[from][to] || !self.is_up(to) {
             return;
         }

@@ -13,13 +13,13 @@
 //! - *Equal weights*: the result has the least cost that the replicas allow, and the fewest moves of all distributions
 //!   with that cost. The problem is a minimum-cost flow. A flow is optimal as soon as its residual graph has no cycle
 //!   of negative cost.
-//! - *Different weights*: to find an optimum is as hard as to divide a set of numbers into two sets of equal sums. The
-//!   result is such that no chain of moves of paxos groups of one weight improves it. A chain may be a move of a single
-//!   paxos group, or its return to its present master. If all members have the same capacity and may master every
-//!   group, a member therefore carries at most max(upper end of its band, share + heaviest weight), and at least
-//!   min(lower end, share - heaviest weight).
+//! - *Different weights*: to find an optimum is as hard as to divide a set of numbers into two sets of equal sums. No
+//!   chain of moves of paxos groups of one weight improves the result. A chain may be a move of a single paxos group,
+//!   or its return to its present master. If all members have the same capacity and may be master of every paxos group,
+//!   a member therefore carries at most max(upper end of its band, share + heaviest weight), and at least min(lower
+//!   end, share - heaviest weight).
 //! - *Hysteresis*: while every member is within [`Tolerance::start_percent`] of its share, a paxos group moves only if
-//!   its master is unknown, may not be master, or is not a replica.
+//!   its master is unknown, must not be master, or is not a replica.
 //! - For a distribution that is already ideal, the balancer returns the same distribution. For equal weights, each move
 //!   towards the ideal distribution reduces the number of remaining moves by one.
 //!
@@ -88,8 +88,8 @@ pub fn ideal(members: &[Member], groups: &[Load], present: &Distribution, tolera
     plan.groups.iter().map(|placed| (placed.group, plan.planned[placed.at].node)).collect()
 }
 
-/// Sum of all weights after scaling, for every unit. With this and the next two constants, the cost of a path is always
-/// far below 2¹²⁷.
+/// Sum of all weights after scaling. The sum does not depend on the unit of the weights. With this and the next two
+/// constants, the cost of a path is always far below 2¹²⁷.
 const WHOLE: i128 = 1 << 28;
 /// Factor that preserves precision in the division of a squared distance by a capacity.
 const FINE: i128 = 1 << 32;
@@ -118,7 +118,7 @@ struct Placed {
     group: GroupId,
     weight: i128,
     may: Vec<usize>,
-    /// Present master; `None` if it may not remain the master.
+    /// Present master; `None` if this node must not remain the master.
     current: Option<usize>,
     at: usize,
 }

@@ -24,7 +24,7 @@ pub enum Input {
     Message { from: NodeId, message: Message },
     /// Reports that all records with this token or an earlier token are durable.
     Persisted(Token),
-    /// Reports that appended records may not be durable. The paxos group stops, and the driver must restart the node.
+    /// Reports that appended records might not be durable. The paxos group stops, and the driver must restart the node.
     StorageFailed,
     /// Reports that time has passed. [`crate::Group::next_tick`] returns when a tick is due.
     Tick,
@@ -46,8 +46,8 @@ pub enum Input {
     Learners(Vec<NodeId>),
     /// Reports that the system group decided that this liveness epoch of the node is over.
     Expired { node: NodeId, liveness: u64 },
-    /// Requests on the master that a node becomes a member once it has all decided slots. A later request replaces a
-    /// request that waits for this. The driver repeats the request until the node is a member.
+    /// Requests on the master that a node becomes a member once it has all decided slots. A later request replaces an
+    /// earlier request that still waits. The driver repeats the request until the node is a member.
     AddMember { node: NodeId },
     /// Requests on the master that it removes another member. To remove the master itself, the driver must first move
     /// the mastership. The driver repeats the request until the node is not a member.

@@ -17,7 +17,7 @@ impl GroupId {
     pub const SYSTEM: GroupId = GroupId(0);
 }
 
-/// Number of a place in a log. The first slot is 1, and 0 means before the first slot.
+/// Number of a place in a log. The first slot is 1, and 0 is the position before the first slot.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Slot(pub u64);
 
@@ -60,8 +60,8 @@ impl Ballot {
     }
 }
 
-/// Fencing number of a mastership. It is greater than the numbers of all earlier masterships in the same paxos group. 0
-/// means before the first mastership.
+/// Fencing number of a mastership. It is greater than the numbers of all earlier masterships in the same paxos group.
+/// The number 0 precedes the first mastership.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Epoch(pub u64);
 

@@ -2,10 +2,10 @@
 //!
 //! One record renews the leases of all paxos groups of which a node is master, even if they are idle. A process takes
 //! the next liveness epoch of its node when it starts. Two processes never have the same epoch. A record renews the
-//! lease of the epoch once the record is decided. The lease counts from before the proposal of the record, by the
-//! node's own clock. Another node waits until the lease must be over, and then proposes that the epoch is over. This
-//! record is a compare-and-swap, so it has no effect if another record has renewed the epoch. Only after this record
-//! may other nodes take over the paxos groups of the dead node.
+//! lease of the epoch once the record is decided. The lease counts from an instant before the proposal of the record,
+//! by the node's own clock. Another node waits until the lease must be over, and then proposes that the epoch is over.
+//! This record is a compare-and-swap, so it has no effect if another record has renewed the epoch. Only after this
+//! record may other nodes take over the paxos groups of the dead node.
 //!
 //! docs/decisions/0154-renew-leases-by-one-liveness-record.md gives the reasons for the design.
 

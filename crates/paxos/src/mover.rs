@@ -39,8 +39,8 @@ pub struct Options {
     /// Scheme of hand-overs. If a hand-over does not succeed within `handover_within`, the mover continues with
     /// [`Scheme::Wait`].
     pub scheme: Scheme,
-    /// Maximum number of slots that the next master may lack at the begin of a move. The next master must receive these
-    /// slots while no node serves.
+    /// Maximum number of slots that the next master may lack at the beginning of a move. The next master must receive
+    /// these slots while no node serves.
     pub lag_most: u64,
     /// Time after the proposal of a token's record within which the holder may begin a step.
     pub lease: Duration,
@@ -88,8 +88,8 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Returns the time within which all steps end that a holder begins by a record of its token. The time counts from
-    /// the proposal of the record.
+    /// Returns the maximum time from the proposal of a token's record to the end of all steps that the holder begins by
+    /// this record.
     #[must_use]
     pub fn in_flight(&self) -> Duration {
         self.lease + self.prepare_within.max(self.handover_within).max(self.lease_within)
@@ -162,7 +162,7 @@ pub struct Mover {
     /// Stage of the move whose token this process holds; `None` if the process has no token or has not yet begun to
     /// continue the move.
     stage: Option<Stage>,
-    /// Instant at which all steps are over that this process began with its token.
+    /// Instant at which all steps that this process began with its token are over.
     busy_until: Instant,
     /// Last proposal and its instant. The proposal is a step, or `None` for the end of the token.
     proposed: Option<((Fence, Option<Step>), Instant)>,
@@ -180,7 +180,7 @@ pub struct Mover {
 struct Stage {
     /// Step that the nodes of the move must do; `None` once this process must end the token.
     want: Option<Step>,
-    /// Instant at which the step began. Before its begin, the instant at which the mover chose the step.
+    /// Instant at which the step began. If the step has not begun, the instant at which the mover chose the step.
     since: Instant,
     has_begun: bool,
 }
@@ -438,7 +438,7 @@ impl View<'_> {
         self.system.node(node).is_some_and(|node| node.alive.is_some() && !node.draining && node.capacity > 0)
     }
 
-    /// Returns true if the mastership has ended that the token's move must end. No node then acts for the move.
+    /// Returns true if the mastership that the token's move must end has ended. No node then acts for the move.
     fn is_over(&self, token: &Token) -> bool {
         self.master(token.group).is_some_and(|(_, epoch)| epoch > token.epoch)
     }

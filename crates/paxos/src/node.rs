@@ -50,7 +50,7 @@ pub enum NodeInput {
     Message { from: NodeId, group: GroupId, message: Message },
     /// Reports that all records with this token or an earlier token are durable.
     Persisted(Token),
-    /// Reports that appended records may not be durable. The node then only rejects proposals, and the driver must
+    /// Reports that appended records might not be durable. The node then only rejects proposals, and the driver must
     /// restart it.
     StorageFailed,
     /// Reports that time has passed. [`Node::next_tick`] returns when a tick is due.
@@ -116,7 +116,8 @@ impl Node {
     /// # Panics
     /// The node panics as [`Group::step`] does. It also panics if an entry proposed to the system group is not a
     /// [`system::Record`], because that entry would stop all nodes once it is decided. It also panics if the system
-    /// group decides an entry, or if another member sends a snapshot of it, that this build cannot read.
+    /// group decides an entry that this build cannot read, or if another member sends a snapshot of the system group
+    /// that this build cannot read.
     pub fn step(&mut self, now: Instant, input: NodeInput, effects: &mut Effects) {
         let begun = effects.events.len();
         match input {
@@ -192,9 +193,10 @@ impl Node {
         self.relay_consents(sent, effects);
     }
 
-    /// Also sends the consents among the messages from index `at` on to the members of the system group, which forward
-    /// them. The members of the system group may receive this node's messages although the next masters do not. This
-    /// node is then alive, and without the consents the next masters could not take over.
+    /// Finds the consents among the messages from index `at` on, and sends them also to the members of the system
+    /// group. These members forward the consents. The members of the system group may receive this node's messages
+    /// although the next masters do not. This node is then alive, and without the consents the next masters could not
+    /// take over.
     fn relay_consents(&self, at: usize, effects: &mut Effects) {
         let Some(system) = self.groups.get(&GroupId::SYSTEM) else { return };
         for index in at..effects.sends.len() {

@@ -2,7 +2,7 @@
 
 #![cfg_attr(
     not(feature = "mutants"),
-    expect(unreachable_pub, dead_code, reason = "only the simulator's build can set them")
+    expect(unreachable_pub, dead_code, reason = "only the simulator's build enables deliberate bugs")
 )]
 
 /// Lines of defence that are enabled. They prevent two masters at a time. Each line is sufficient alone, and the
@@ -11,8 +11,8 @@
 pub enum Defence {
     #[default]
     Both,
-    /// Acceptors promise no other candidate while a lease may not be over. Candidates campaign at any time, and the log
-    /// does not compare claims.
+    /// Acceptors promise no other candidate until a lease is certainly over. Candidates campaign at any time, and the
+    /// log does not compare claims.
     Acceptors,
     /// Candidates wait until a lease is over, and the log compares their claims. Acceptors promise at any time.
     Log,
@@ -23,7 +23,7 @@ pub enum Defence {
 pub enum Mutant {
     /// An acceptor does not make its promise durable.
     ForgetsPromise,
-    /// A candidate leads with a ballot whose promise may not be durable on its own disk.
+    /// A candidate leads with a ballot whose promise might not be durable on its own disk.
     LeadsBeforeSync,
     /// A vote counts before it is durable.
     VotesBeforeSync,
@@ -75,7 +75,7 @@ pub enum Mutant {
     OrdersFromArrival,
     /// A master shortens its lease although the lease then ends after the end of the master's orders.
     LeavesAfterOrders,
-    /// A node proposes that another node is dead although the lease of the other node may not be over.
+    /// A node proposes that another node is dead although the lease of the other node might not be over.
     ExpiresEarly,
     /// A node continues after a failed sync, and treats its records as durable once a later sync succeeds.
     OutlivesFailedSync,

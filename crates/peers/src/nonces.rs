@@ -1,4 +1,4 @@
-//! Nonces of handled requests. They prevent that the listener handles a request twice.
+//! Nonces of handled requests. They prevent the listener from handling a request twice.
 //!
 //! The listener remembers a nonce until the age check rejects a repetition of its request. The monotonic clock measures
 //! this time. If this member's wall clock is set back by more than the limit, a process that recorded the traffic can

@@ -77,7 +77,8 @@ mod tests {
         assert_eq!(format!("{:?}", ClusterSecret::new(&[0xab; 32])), "ClusterSecret(..)");
     }
 
-    /// RFC 4231 has no key of 32 bytes, so the expected value comes from `openssl dgst -sha256 -mac HMAC`.
+    /// RFC 4231 has no example with a key of 32 bytes, so the expected value comes from `openssl dgst -sha256 -mac
+    /// HMAC`.
     #[test]
     fn mac_is_hmac_sha256_of_the_text() {
         let secret = ClusterSecret::new(b"0123456789abcdef0123456789abcdef");

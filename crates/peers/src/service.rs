@@ -48,8 +48,8 @@ pub struct ListenerOptions {
     /// Time limit from the head of a request to the end of its body, and for a new connection to send its first
     /// head. Default 5 s.
     pub read_timeout: Duration,
-    /// Time limit of the handler. Default 30 s, which exceeds every client's timeout: the limit only prevents that a
-    /// hanging store blocks requests forever. After the timeout, the operation may be partly done.
+    /// Time limit of the handler. Default 30 s, which exceeds every client's timeout: the limit only prevents a hanging
+    /// store from blocking requests forever. After the timeout, the operation may be partly done.
     pub handler_timeout: Duration,
     /// Time without a request after which the listener closes a connection. Default 60 s. The value should exceed the
     /// client's limit, so that the listener does not close a connection while a request is in transit.

@@ -1,4 +1,4 @@
-//! A link: one connection to PostgreSQL, which the link opens again whenever it ends.
+//! Link: one connection to PostgreSQL. The link opens a new connection whenever the connection ends.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -79,7 +79,7 @@ impl Link {
         }
     }
 
-    /// Returns whether the link has a connection that has not ended as far as the client knows.
+    /// Returns whether the link has a connection. The connection may have ended without the client's knowledge.
     #[must_use]
     pub fn is_up(&self) -> bool {
         matches!(*self.state.borrow(), State::Up(_))

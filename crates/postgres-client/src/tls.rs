@@ -21,7 +21,8 @@ pub(crate) enum Mode {
     Require,
     /// The client encrypts the connection, and requires a server certificate that a root certificate signed.
     VerifyCa,
-    /// As `VerifyCa`. The server's certificate must also be issued for the host of the URL.
+    /// The client makes the same checks as with `VerifyCa`. The server's certificate must also name the host of the
+    /// URL.
     VerifyFull,
 }
 

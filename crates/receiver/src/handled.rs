@@ -31,7 +31,7 @@ const DELETED_AT_ONCE: u16 = 10_000;
 /// time.
 ///
 /// # Errors
-/// Returns the error of the database, for example if the role may not create tables.
+/// Returns the error of the database, for example if the role has no permission to create tables.
 pub async fn create_table(client: &Client) -> Result<(), Error> {
     // With `if not exists` alone, one of two concurrent callers fails, so take a lock first. The statements of one
     // message form one transaction.

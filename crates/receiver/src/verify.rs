@@ -59,7 +59,7 @@ pub struct Callback {
     pub id: String,
     /// Time of this attempt by the sender's clock, in whole seconds.
     pub sent_at: SystemTime,
-    /// Payload of the schedule, with exactly the same bytes.
+    /// Body of the callback, which has exactly the bytes of the schedule's payload.
     pub body: Bytes,
     /// Id of the schedule. The signature does not cover it. Within `tolerance`, an attacker that recorded a callback
     /// can replay the callback with another schedule id. Put data that must be authentic into the payload.
@@ -104,7 +104,7 @@ pub enum Rejection {
         "the signature's time differs too much from this machine's clock; if the request is new, synchronize the clocks"
     )]
     Time,
-    /// No signature matches one of the secrets. Either another sender created the request, or someone changed the
+    /// No signature matches one of the secrets. Either another sender created the request, or an attacker changed the
     /// request in transit. It is also possible that the secret belongs to another tenant or was deleted.
     #[error("no signature matches one of the configured secrets")]
     Signature,

@@ -40,7 +40,10 @@ async fn main() -> anyhow::Result<()> {
     shop.reveille.put(&name, &on_day(2)?).await?;
     println!("style {style} is onboarded and scheduled for day 2");
     let moved = shop.reveille.put(&name, &on_day(4)?).await?;
-    println!("its photos are late, so it is moved to day 4: revision {} of its schedule", moved.schedule.revision);
+    println!(
+        "the photos are late, so the shop moves the activation to day 4: the schedule has revision {}",
+        moved.schedule.revision
+    );
 
     shop.until("select is_listed from styles where number = $1", &[&style]).await?;
     let activations: i64 = shop.query("select count(*) from activations where style = $1", &[&style]).await?;

@@ -52,7 +52,7 @@ pub(crate) enum ClusterCommand {
 pub(crate) struct StatusArguments {
     #[command(flatten)]
     engine: EngineArguments,
-    /// Print also a line for each shard
+    /// Also print a line for each shard
     #[arg(long)]
     shards: bool,
     /// Print JSON instead of a table
@@ -125,7 +125,7 @@ pub(crate) async fn migrate_schema(runtime: &Runtime, engine: &PostgresEngine) -
     })?;
     if !migrated.has_client_role {
         console::line(
-            "the role reveille_client does not exist, and this user may not create it: to create schedules inside your \
+            "the role reveille_client does not exist, and this user has no permission to create it: to create schedules inside your \
              own transactions, run `create role reveille_client` as a user that may create roles, then migrate again",
         )?;
     }

@@ -98,7 +98,7 @@ fn write_man_pages(command: clap::Command, folder: &Path) -> anyhow::Result<()> 
 fn visible(command: &clap::Command) -> clap::Command {
     let options: Vec<_> = command.get_arguments().filter(|option| !option.is_hide_set()).cloned().collect();
     let is_shown = |id: &clap::Id| options.iter().any(|option| option.get_id() == id);
-    // Options name groups, so a group without one of its options is needed, too.
+    // Other options refer to groups by name, so keep a group even if its options are hidden.
     let groups: Vec<_> = command
         .get_groups()
         .map(|group| clap::ArgGroup::new(group.get_id().clone()).args(group.get_args().filter(|id| is_shown(id))))

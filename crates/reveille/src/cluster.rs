@@ -117,8 +117,7 @@ pub(crate) async fn open(
 ) -> anyhow::Result<Arc<PostgresStore>> {
     ensure!(
         !store_path(data).exists(),
-        "{} holds the schedules of a single process: copy them with `reveille export --data {0} --store …` unless \
-         that is done, and give this member another folder with --data",
+        "{} holds the schedules of a single process: copy them with `reveille export --data {0} --store …` unless you have already copied them, and give this member another folder with --data",
         data.display()
     );
     let options = store_postgres::Options { cluster: identity::known_cluster(data)?, ..engine.store_options() };
@@ -134,7 +133,10 @@ pub(crate) async fn open(
     };
     identity::record_cluster(data, &store.cluster().id)?;
     let tenants = store.tenants().await.context("cannot read the tenants")?;
-    ensure!(!tenants.is_empty(), "the store has no tenant: create the first with `reveille store migrate --store …`");
+    ensure!(
+        !tenants.is_empty(),
+        "the store has no tenant: create the first tenant with `reveille store migrate --store …`"
+    );
     Ok(Arc::new(store))
 }
 

@@ -68,7 +68,7 @@ pub(crate) fn load(words: Vec<OsString>) -> anyhow::Result<Configuration> {
     Ok(Configuration { arguments, shown })
 }
 
-/// Warns of each variable whose name starts like those of this program, but which no option reads.
+/// Prints a warning for each variable whose name starts with `REVEILLE_` if no option reads the variable.
 fn warn_of_unread_variables(command: &Command) {
     for name in std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()) {
         if let Some(warning) = unread_variable(command, &name) {
@@ -183,7 +183,7 @@ fn unknown(command: &Command, key: &str) -> String {
     }
 }
 
-/// Returns the words of a command line that set the same value.
+/// Returns the words of a command line that set the option to this value of the file.
 fn words(key: &str, option: &Arg, value: &DeValue<'_>) -> anyhow::Result<Vec<String>> {
     if matches!(option.get_action(), ArgAction::SetTrue) {
         return match value {
@@ -215,7 +215,7 @@ fn scalar(value: &DeValue<'_>) -> Option<String> {
     }
 }
 
-/// Checks whether the parser of the command line accepts these words, independent of all other options.
+/// Checks whether the parser of the command line accepts these words, independently of all other options.
 fn check(command: &Command, key: &str, words: &[String]) -> anyhow::Result<()> {
     let alone = command.clone().mut_subcommand(SERVE, |serve| serve.mut_args(|option| option.env(Resettable::Reset)));
     let words = ["reveille", SERVE].into_iter().map(str::to_owned).chain(words.iter().cloned());

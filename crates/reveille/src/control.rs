@@ -146,7 +146,9 @@ pub(crate) async fn handle(store: &EmbeddedStore, data: &Path, request: &Request
         Request::Backup(to) => {
             store.backup(to).await?;
             let warning = match is_same_disk(&store_path(data), to) {
-                true => "; it is on the disk of the data and shares its blocks: copy it to another disk",
+                true => {
+                    "; the backup is on the same disk as the data and shares its blocks: copy the backup to another disk"
+                }
                 false => "",
             };
             // The backup contains only encrypted secrets. The operator must not store the key beside the backup.

@@ -2,9 +2,9 @@
 //! transactions, and the leader applies these requests.
 //!
 //! The leader reads committed entries of the inbox (`reveille.schedule`, `reveille.cancel`) and passes them to the
-//! ordinary create and cancel, the oldest entry first. The leader deletes an entry only after the effect is durable. An
-//! entry is applied twice if two members consider themselves leaders, or if the leader dies before it deletes the
-//! entry. The second application has no effect, because the entry has an incarnation.
+//! ordinary operations that create and cancel schedules, the oldest entry first. The leader deletes an entry only after
+//! the effect is durable. An entry is applied twice if two members consider themselves leaders, or if the leader dies
+//! before it deletes the entry. The second application has no effect, because the entry has an incarnation.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -38,7 +38,7 @@ pub(crate) struct CheckArguments {
     /// Data folder; a server may be running on it
     #[arg(long, env = "REVEILLE_DATA", default_value = "./data")]
     data: PathBuf,
-    /// Backup to verify instead of the data folder; it is restored into a temporary folder beside it
+    /// Backup to verify instead of the data folder; the command restores it into a temporary folder beside the backup
     #[arg(long, value_name = "FOLDER")]
     backup: Option<PathBuf>,
 }
@@ -56,13 +56,14 @@ pub(crate) async fn check(runtime: &Runtime, arguments: &CheckArguments) -> anyh
     }
 }
 
-/// Restores the backup into a temporary folder, which the restore verifies. On one file system this copies no tables.
+/// Restores the backup into a temporary folder, which the restore verifies. If both folders are on one file system, the
+/// restore copies no tables.
 async fn check_backup(runtime: &Runtime, backup: &Path) -> anyhow::Result<()> {
     let backup = std::path::absolute(backup).context("cannot determine the absolute path of the backup")?;
     let beside = backup.parent().unwrap_or(&backup);
     let folder = tempfile::Builder::new().prefix(".reveille-check-").tempdir_in(beside);
     let folder = folder.with_context(|| {
-        format!("cannot create a folder in {}: copy the backup to a disk that can be written to", beside.display())
+        format!("cannot create a folder in {}: copy the backup to a writable disk", beside.display())
     })?;
     let data = folder.path().join("data");
     let restored = store_embedded::restore(runtime, &backup, &data);

@@ -37,8 +37,8 @@ pub(crate) struct ServeArguments {
     #[arg(long, default_value = "127.0.0.1:8080", env = "REVEILLE_LISTEN", value_parser = address)]
     listen: SocketAddr,
     /// Listen address of a built-in receiver that prints callbacks, for experiments; --no-receiver disables it. The
-    /// receiver does not start with --store or if --listen is not loopback, because the first tenant may then not call
-    /// this machine
+    /// receiver does not start with --store or if --listen is not loopback, because the first tenant then has no
+    /// permission to call this machine
     #[arg(long, default_value = "127.0.0.1:9000", env = "REVEILLE_RECEIVER", value_parser = address)]
     receiver: SocketAddr,
     /// Do not start the built-in receiver

@@ -28,7 +28,7 @@ const TOO_OPEN: u32 = 0o037;
 const ATTEMPTS: usize = 10;
 
 const FIRST_LINES: &str = "\
-# Key that encrypts the secrets of this store: headers of targets, and signing secrets. Without it they are lost.
+# Key that encrypts the secrets of this store: headers of targets, and signing secrets. Without the key, they are lost.
 # Keep a copy, but not beside the backups. Every member of a cluster needs the same key.
 ";
 
@@ -124,7 +124,7 @@ pub(crate) fn of_source(tenants: &[Tenant], path: &Path) -> anyhow::Result<Optio
     Ok(keyring)
 }
 
-/// Writes each tenant that has secrets in plain text again. The store encrypts the secrets of every tenant that it
+/// Writes again each tenant that has secrets in plain text. The store encrypts the secrets of every tenant that it
 /// writes.
 async fn encrypt_tenants(runtime: &Runtime, store: &EncryptedStore, tenants: Vec<Tenant>) -> anyhow::Result<()> {
     for tenant in tenants.into_iter().filter(has_plain_secret) {
@@ -146,7 +146,7 @@ fn check(registered: &[KeyId], keyring: &Keyring, path: &Path) -> anyhow::Result
     let Some(missing) = missing else { return Ok(()) };
     bail!(
         "secrets in this store are encrypted with the key {missing}, which is not in {}: use the store.key of this \
-         store (all members of a cluster have the same), name it with --store-key, or add its line to this file",
+         store (all members of a cluster have the same file), name it with --store-key, or add its line to this file",
         path.display()
     )
 }
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn start_rejects_key_file_with_no_key_or_an_open_mode() {
+    fn start_rejects_key_file_without_key_or_with_unsafe_mode() {
         block_on(async {
             let (runtime, data) = (Runtime::real(), tempfile::tempdir().unwrap());
             let store = empty(&runtime);

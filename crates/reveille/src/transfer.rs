@@ -75,8 +75,7 @@ pub(crate) async fn export(runtime: &Runtime, arguments: &TransferArguments) -> 
     .await?;
     report(
         copied,
-        "start members with `reveille serve --store … --store-key FILE`, with a copy of the folder's store.key; the \
-         keys of the folder are valid there, and keys that were created there before are not",
+        "start members with `reveille serve --store … --store-key FILE`, with a copy of the folder's store.key; the API keys of the folder are valid in the cluster, but API keys that the database had before the copy are not",
     )
 }
 
@@ -224,7 +223,7 @@ impl Encryption<'_> {
     fn keyring(&self) -> anyhow::Result<&Keyring> {
         self.keyring.as_ref().with_context(|| {
             format!(
-                "the source has secrets in plain text, and the key file {} to encrypt them does not exist: start the \
+                "the source has secrets in plain text, but the key file {} that must encrypt them does not exist: start the \
                  source once with this build, which creates the file, or name the file with --store-key",
                 self.path.display()
             )

@@ -49,7 +49,7 @@ pub(crate) fn schedule_not_found() -> Rejected {
     reject(Code::ScheduleNotFound, "the tenant has no schedule with this id")
 }
 
-/// Id of a schedule that may not exist yet.
+/// Id of the schedule that the request creates or replaces.
 pub(crate) struct NewId(pub(crate) ScheduleId);
 
 impl<S: Sync> FromRequestParts<S> for NewId {

@@ -134,7 +134,7 @@ fn describe_response(response: &ResponseSpec, schemas: &mut Schemas) -> Value {
     let mut described = json!({ "description": response.description });
     let content = match response.content {
         Content::Json(schema) => json!({ "application/json": { "schema": schema(&mut schemas.responses) } }),
-        // Generated clients parse a body of bytes as no other type, so that the caller can read its lines.
+        // Generated clients return a body of bytes unparsed, so that the caller can read its lines.
         Content::Lines => json!({ api::NDJSON_CONTENT_TYPE: { "schema": bytes() } }),
         Content::Text(media) => {
             let texts = media.iter().map(|media| ((*media).to_owned(), json!({ "schema": { "type": "string" } })));

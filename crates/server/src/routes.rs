@@ -189,7 +189,7 @@ fn schedule_routes(routes: Routes) -> Routes {
             )
             .or(ResponseSpec {
                 status: 202,
-                ..ok("`pending`: the cancellation is decided by `decided_by`", schema_of::<api::Cancelled>)
+                ..ok("`pending`: the owner decides on the cancellation by `decided_by`", schema_of::<api::Cancelled>)
             })
             .with(CONDITIONS)
             .rejecting(&[Code::ScheduleNotFound, Code::StorageFull]),

@@ -97,7 +97,7 @@ pub(super) async fn put_over_a_cancelled_id_creates_an_incarnation(subject: &dyn
 
     owner.write(Change::Cancel(second.schedule.incarnation)).await;
     let oldest = owner.try_write(Change::Put(insert)).await;
-    assert_eq!(oldest, Err(WriteRejection::NotFound), "a repeated put has no effect after a new one");
+    assert_eq!(oldest, Err(WriteRejection::NotFound), "a repeated put has no effect after a later put");
     assert_eq!(fixture.now(&first).await, cancelled);
 
     let third = replacing(&fixture, &first, minute(3));
@@ -195,7 +195,8 @@ pub(super) async fn one_of_two_concurrent_conditional_puts_succeeds(subject: &dy
     for round in 0..20 {
         let mut schedule = fixture.named(&format!("invoice-{round}"), minute(1)).schedule;
         let owner = fixture.owner(schedule.poller).await;
-        // The first two puts find no schedule. The next two puts find the schedule that the first two created.
+        // The first two puts find no schedule. The next two puts find the schedule that one of the first two puts
+        // created.
         for seen in [false, true] {
             let seen = seen.then(|| schedule.seen());
             let puts = [2, 3].map(|at| replacing(&fixture, &schedule, minute(at)));
@@ -207,7 +208,7 @@ pub(super) async fn one_of_two_concurrent_conditional_puts_succeeds(subject: &dy
             schedule = match responses {
                 (Ok((created, ..)), Err(WriteRejection::Changed))
                 | (Err(WriteRejection::Changed), Ok((created, ..))) => created,
-                both => panic!("not exactly one of the two puts took effect: {both:?}"),
+                both => panic!("exactly one of the two puts must take effect: {both:?}"),
             };
             assert_eq!(fixture.get(TENANT, &schedule.id).await, Some(schedule.clone()));
         }
@@ -516,7 +517,7 @@ pub(super) async fn positions_never_decrease(subject: &dyn Subject) {
     }
     assert_eq!(fixture.positions(other).await, Positions::default(), "each poller has its own positions");
     let both = fixture.store.closed(vec![other, poller, other]).await;
-    assert_eq!(both, Ok(vec![Timestamp::MIN, minute(8), Timestamp::MIN]), "the results have the pollers' order");
+    assert_eq!(both, Ok(vec![Timestamp::MIN, minute(8), Timestamp::MIN]), "the results are in the pollers' order");
 }
 
 pub(super) async fn items_of_a_batch_take_effect_in_order(subject: &dyn Subject) {

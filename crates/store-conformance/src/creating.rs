@@ -145,7 +145,7 @@ pub(super) async fn one_of_several_concurrent_calls_takes_an_id(subject: &dyn Su
             let returned = if let Inserted::Exists(known) = response { known } else { insert.schedule.incarnation };
             assert_eq!(returned, holder.incarnation, "each result names the incarnation that has the id");
         }
-        assert_eq!(taken, 1, "exactly one result reports that it took the id");
+        assert_eq!(taken, 1, "exactly one result reports that its call took the id");
         for loser in inserts.iter().chain([&put]).map(|insert| insert.schedule.incarnation) {
             let loaded = fixture.load(loser).await;
             assert_eq!(
@@ -355,7 +355,7 @@ pub(super) async fn tenant_change_requires_the_latest_version(subject: &dyn Subj
         let winner = match (one, other) {
             (Ok(()), Err(Outdated)) => "one",
             (Err(Outdated), Ok(())) => "other",
-            both => panic!("not exactly one of two concurrent changes succeeded: {both:?}"),
+            both => panic!("exactly one of two concurrent changes must succeed: {both:?}"),
         };
         let tenants = fixture.store.tenants().await.expect("the store accepts reads");
         assert_eq!((&*tenants[0].name, tenants[0].version), (winner, version));

@@ -157,7 +157,7 @@ fn owner_operation() -> impl Strategy<Value = OwnerOperation> {
     })
 }
 
-/// Makes the calls on both stores and compares every result. After each call, it also compares every row.
+/// Makes the calls on both stores and compares every result. After each call, also compares all rows of the two stores.
 ///
 /// # Panics
 /// Panics if a result or a row differs.
@@ -235,7 +235,7 @@ impl Drive {
         }
     }
 
-    /// Accepts that the engine confirms a placement itself where the model leaves the check to the creator. The row
+    /// Accepts a placement that the engine has confirmed, even if the model leaves the check to the creator. The row
     /// must be after `closed` and at its requested position.
     fn allow_confirmed(&self, poller: PollerId, ours: &mut Placed, models: &Placed) {
         let closed = self.positions.get(&poller).copied().unwrap_or_default().closed;
@@ -477,7 +477,7 @@ impl Drive {
     }
 }
 
-/// Returns the schedules of all pages.
+/// Returns the schedules of all pages of a listing.
 async fn listed(store: &dyn Store, tenant: TenantId, by: &By<'_>, order: Order, limit: usize) -> Vec<Arc<Schedule>> {
     let (mut entries, mut after) = (Vec::new(), None);
     loop {

@@ -97,7 +97,7 @@ pub(super) async fn reopened_store_continues_from_its_state(subject: &dyn Subjec
     fixture = fixture.reopen(subject).await;
     let late = fixture.unnamed_in(schedule.poller, minute(4));
     let Inserted::Placed(placed) = fixture.insert(&late).await else {
-        panic!("the insert of a new schedule places it")
+        panic!("an insert of a new schedule returns `Inserted::Placed`")
     };
     let passed = placed.position <= fixture.positions(schedule.poller).await.closed;
     assert_eq!(passed, !placed.settled, "the store keeps the value of `closed` across a reopen");

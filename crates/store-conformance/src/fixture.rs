@@ -296,11 +296,11 @@ pub(super) fn only<T>(responses: Vec<T>) -> T {
     let mut responses = responses.into_iter();
     match (responses.next(), responses.next()) {
         (Some(response), None) => response,
-        _ => panic!("the store must return one result for one request, but returned {count}"),
+        _ => panic!("the store must return one result for one request, but returned {count} results"),
     }
 }
 
-/// Lets the other futures of this task run, `times` times.
+/// Lets the other futures of this task run `times` times.
 pub(super) async fn yield_times(times: usize) {
     for _ in 0..times {
         let mut yielded = false;

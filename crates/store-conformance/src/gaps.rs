@@ -19,7 +19,7 @@ pub(super) async fn row_behind_closed_is_moved_or_reported(subject: &dyn Subject
     for (due, behind) in [(3, true), (5, true), (6, false)] {
         let insert = fixture.unnamed_in(poller, minute(due));
         let Inserted::Placed(placed) = fixture.insert(&insert).await else {
-            panic!("the insert of a new schedule places it")
+            panic!("an insert of a new schedule returns `Inserted::Placed`")
         };
         let passed = placed.position <= fixture.positions(poller).await.closed;
         if placed.settled {
@@ -46,8 +46,8 @@ pub(super) async fn row_behind_closed_is_moved_or_reported(subject: &dyn Subject
     }
 }
 
-/// Tests that no row is stranded. A creator writes its row and then reads `closed`. The owner writes `closed` and then
-/// reads the rows up to it. At least one of the two must observe the write of the other.
+/// Tests that no due row remains unnoticed. A creator writes its row and then reads `closed`. The owner writes `closed`
+/// and then reads the rows up to `closed`. At least one of the two must observe the write of the other.
 pub(super) async fn creator_or_owner_observes_the_other(subject: &dyn Subject) {
     const ROUNDS: i64 = 100;
     let fixture = Fixture::open(subject).await;
@@ -59,7 +59,7 @@ pub(super) async fn creator_or_owner_observes_the_other(subject: &dyn Subject) {
         let creator = async {
             yield_times(delay % 7).await;
             let Inserted::Placed(placed) = fixture.insert(&insert).await else {
-                panic!("the insert of a new schedule places it")
+                panic!("an insert of a new schedule returns `Inserted::Placed`")
             };
             placed.position > minute(round)
                 || !placed.settled
@@ -177,7 +177,7 @@ pub(super) async fn cancellation_record_is_applied_or_returned(subject: &dyn Sub
     let active = fixture.create(fixture.named("active", minute(1))).await;
     for schedule in [fixture.now(&ended).await, active] {
         let response = fixture.append_cancellations(TENANT, &schedule.id).await;
-        assert_eq!(response.before, Some(schedule.clone()), "the result contains the schedule before the cancellation");
+        assert_eq!(response.before, Some(schedule.clone()), "the result contains the earlier state of the schedule");
         let (returned, _) = fixture.cancellations(schedule.poller.shard(), Cursor::default()).await;
         if response.applied {
             assert_eq!(returned, [], "the store does not return a record that it has applied");
@@ -186,7 +186,7 @@ pub(super) async fn cancellation_record_is_applied_or_returned(subject: &dyn Sub
             assert_eq!(
                 fixture.now(&schedule).await,
                 schedule,
-                "a record that is not applied leaves the schedule unchanged"
+                "a record that the store has not applied leaves the schedule unchanged"
             );
             fixture.owner(schedule.poller).await.write(Change::Cancel(schedule.incarnation)).await;
         }

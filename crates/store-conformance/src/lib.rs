@@ -3,7 +3,8 @@
 //! [`differential`] compares an engine with the in-memory model.
 //!
 //! The suite does not know whether an engine is atomic. Where the port leaves a choice, a case follows the engine's
-//! result ([`store::Placed::settled`], [`store::CancellationResult::applied`]) and checks that the engine keeps to it.
+//! result ([`store::Placed::settled`], [`store::CancellationResult::applied`]) and checks that the engine then behaves
+//! accordingly.
 //!
 //! docs/decisions/0030-test-every-engine-with-one-suite.md gives the reasons for the design.
 

@@ -17,14 +17,14 @@ async fn page_of(fixture: &Fixture, by: &By<'_>, order: Order, after: Option<Pla
     page(&*fixture.store, &listing).await.expect("the store accepts reads")
 }
 
-/// Lists all schedules of `tenant` in pages of `limit` schedules. Returns the schedules with the oldest first, or in the
-/// order of the due time. Asserts that the listing with the newest first is the reverse.
+/// Lists all schedules of `tenant` in pages of `limit` schedules. Returns the schedules with the oldest first, or in
+/// the order of the due time. Asserts that a listing with the newest first contains the same schedules in reverse.
 async fn listed_in(fixture: &Fixture, tenant: TenantId, by: &By<'_>, limit: usize) -> Vec<Arc<Schedule>> {
     let entries = listed_in_order(fixture, tenant, by, Order::Oldest, limit).await;
     if !matches!(by, By::Due { .. }) {
         let mut newest = listed_in_order(fixture, tenant, by, Order::Newest, limit).await;
         newest.reverse();
-        assert_eq!(names(&newest), names(&entries), "both orders list the same schedules by {by:?}");
+        assert_eq!(names(&newest), names(&entries), "both orders list the same schedules for the criterion {by:?}");
     }
     entries
 }

@@ -16,7 +16,7 @@ pub(super) async fn every_take_of_a_shard_returns_a_higher_term(subject: &dyn Su
         let [first, other, second] = terms[..] else {
             panic!("the store must return one term for each requested shard: {terms:?}")
         };
-        assert!(second > first, "two takes of a shard in one call return two rising terms");
+        assert!(second > first, "if one call takes a shard twice, the second term is higher");
         assert!(
             Some(first) > before[0] && Some(other) > before[1],
             "a new term is higher than every earlier term of the shard"
@@ -165,7 +165,7 @@ pub(super) async fn attempts_in_flight_are_handed_over_under_a_term(subject: &dy
     assert_eq!(
         handed_over(&fixture).await,
         [vec![], vec![]],
-        "a shard has no attempts that an earlier owner handed over"
+        "a shard has no handed-over attempts before the first hand-over"
     );
 
     let attempts: Vec<HandedOver> = (0..300)

@@ -31,7 +31,7 @@ pub(super) async fn due_rows_are_in_key_order_within_bounds(subject: &dyn Subjec
     assert_eq!(
         read(DueBound::Key(rows[2]), minute(5)).await,
         rows[3..6],
-        "a key as a bound also separates rows that are due at the same instant"
+        "a bound that is a key also separates rows that are due at the same instant"
     );
     assert_eq!(read(DueBound::Key(rows[4]), minute(3)).await, []);
     assert_eq!(read(DueBound::Instant(minute(3)), minute(3)).await, []);
@@ -40,7 +40,7 @@ pub(super) async fn due_rows_are_in_key_order_within_bounds(subject: &dyn Subjec
     assert_eq!(
         read(DueBound::Key(between), minute(3)).await,
         rows[3..5],
-        "a key as a bound need not be the key of a row"
+        "a bound that is a key need not equal the key of a row"
     );
 }
 
@@ -211,7 +211,7 @@ pub(super) async fn only_a_failed_run_is_a_dead_letter(subject: &dyn Subject) {
     assert_eq!(
         fixture.dead_letters(TENANT).await,
         [runs[3].clone(), failed],
-        "a retried run becomes a dead letter when its outcome is failed"
+        "a retried run becomes a dead letter when its outcome is a failure"
     );
     assert_eq!(fixture.now(&schedule).await, Arc::clone(&schedule));
 }

@@ -84,8 +84,8 @@ impl EmbeddedStore {
 /// The call blocks its thread while it copies and reads all files.
 ///
 /// # Errors
-/// Returns a [`BackupError`] if `from` is not a backup or is damaged, or if the copy fails. After an error, `to` may contain
-/// files, but it is not a data folder; remove it.
+/// Returns a [`BackupError`] if `from` is not a backup or is damaged, or if the copy fails. After an error, `to` is not
+/// a data folder and may contain files. Remove `to`.
 pub async fn restore(runtime: &Runtime, from: &Path, to: &Path) -> Result<Verified, BackupError> {
     let not_a_backup = |what: String| BackupError::NoBackup { dir: from.to_owned(), what };
     let io = |source: io::Error| BackupError::Io { dir: to.to_owned(), source };

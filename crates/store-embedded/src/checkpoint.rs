@@ -27,7 +27,8 @@ pub(crate) struct Checkpoint {
     /// Number of the store's last entry before the first entry of this journal. The value is not zero after a restore,
     /// because a restored store starts a new journal.
     pub base: u64,
-    /// Number of the last entry, counted through all journals, up to which the index contains all entries.
+    /// Number of the last entry that the index contains together with all earlier entries. The numbers continue from
+    /// one journal to the next.
     pub synced: u64,
     /// True if the listings contain every schedule of the index. False for an index of an earlier build that this build
     /// has not opened yet.

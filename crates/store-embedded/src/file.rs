@@ -45,7 +45,7 @@ pub(crate) fn open_envelope(bytes: &[u8]) -> Result<&[u8], EnvelopeError> {
     Ok(body)
 }
 
-/// Replaces the content of the file `path` by `bytes`. After a crash, the file contains either the new or the old
+/// Replaces the content of the file `path` with `bytes`. After a crash, the file contains either the new or the old
 /// content.
 pub(crate) async fn replace(runtime: &Runtime, path: &Path, bytes: &[u8]) -> io::Result<()> {
     let disk = runtime.disk();

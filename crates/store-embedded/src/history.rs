@@ -33,8 +33,8 @@ use crate::read::{Rows, damaged, just_after};
 /// Number of schedules that the sweep reads at once. It is also the number of runs of one schedule that the sweep reads
 /// at once.
 const PAGE: usize = 256;
-/// Maximum number of rows that one journal entry deletes. The applying task cannot apply other entries at the same
-/// time.
+/// Maximum number of rows that one journal entry deletes. Other entries wait while the applying task applies such an
+/// entry.
 const DELETED_AT_ONCE: usize = 128;
 
 /// Records the time and deletes old history in each period, until the store is closed.

@@ -57,14 +57,15 @@ impl Sequence {
     pub(crate) const LATEST: Sequence = Sequence((1 << 63) - 1);
 
     /// # Panics
-    /// Panics if `item` does not fit into 16 bits, or `entry` into 47.
+    /// Panics if `item` does not fit into 16 bits, or if `entry` does not fit into 47 bits.
     pub(crate) const fn new(entry: u64, item: u32) -> Self {
         assert!(item < 1 << ITEM_BITS, "a journal entry has at most 2^16 items");
         assert!(entry < (1 << (63 - ITEM_BITS)) - 1, "the number of a journal entry fits into 47 bits");
         Sequence((entry + 1) << ITEM_BITS | item as u64)
     }
 
-    /// Returns the last sequence of `entry`. No item of the entry has a higher sequence, and every later entry does.
+    /// Returns the last sequence of `entry`. No item of the entry has a higher sequence, and all items of later entries
+    /// have higher sequences.
     pub(crate) const fn end_of(entry: u64) -> Self {
         Sequence::new(entry, (1 << ITEM_BITS) - 1)
     }
@@ -179,7 +180,7 @@ pub(crate) trait Index: Send + Sync + 'static {
     /// Compares all stored bytes with their checksums, and counts the rows.
     fn verify(&self) -> BoxFuture<'_, Result<Verified, IndexError>>;
 
-    /// Copies all flushed data to a folder. A store can open the index in that folder. No flush or merge may run during
-    /// the copy.
+    /// Copies all flushed data to a folder. A store can open the index in that folder. The caller ensures that no flush
+    /// or merge runs during the copy.
     fn copy_to<'a>(&'a self, dir: &'a Path) -> BoxFuture<'a, Result<(), IndexError>>;
 }

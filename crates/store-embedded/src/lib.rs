@@ -88,7 +88,7 @@ impl Drop for EmbeddedStore {
     }
 }
 
-/// Numbers of the store for metrics. The fields are not from one instant.
+/// Numbers of the store for metrics. The store reads the fields at slightly different instants.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stats {
     pub journal: journal::Stats,

@@ -187,7 +187,7 @@ pub(crate) async fn build(index: &Arc<dyn Index>, synced: u64, memtable_bytes: u
         let Some(last) = numbers.last() else { break };
         from = just_after(&key::row(*last));
         for number in numbers {
-            // A row without its own schedule contains a later spec of another incarnation.
+            // If no schedule has this incarnation, the row contains a later spec of another incarnation.
             let Some(known) = rows.known(number, before)? else { continue };
             let labels = schedule::labels(&known.row).map_err(|error| rows.malformed(known.changed.row, error))?;
             let head = schedule::head(&known.row).map_err(|error| rows.malformed(known.changed.row, error))?;

@@ -113,7 +113,7 @@ impl Rows {
             }
             // A concurrent deletion may have removed the schedule. Such a deletion removes the row of the id first.
             if self.get(Family::Points, &name_key, before)? == Some(value) {
-                return Err(self.malformed_reason(incarnation, "the schedule that the row of its id names is missing"));
+                return Err(self.malformed_reason(incarnation, "the row of the id names a schedule that is missing"));
             }
         }
         let server_made = ScheduleId::new(id).ok().and_then(|id| id.to_incarnation());
@@ -386,7 +386,7 @@ mod tests {
 
     /// The limit matters because a poller may have millions of due rows, and the owner reads due rows repeatedly.
     #[test]
-    fn read_of_due_rows_stops_after_the_first_later_row() {
+    fn read_stops_at_the_first_due_row_after_its_range() {
         let simulation = simulator::Simulation::new(1);
         simulation.run_until(async {
             let index = MapIndex::open(&simulation.outside(), Path::new("/index")).await.unwrap();

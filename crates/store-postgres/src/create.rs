@@ -336,8 +336,8 @@ impl Inner {
     }
 }
 
-/// Returns for each row of the calls whether the transaction created it. Of several rows with a new incarnation, it
-/// created the first row.
+/// Returns for each row of the calls whether the transaction created it. If several rows have the same new incarnation,
+/// the transaction created only the first of these rows.
 fn created_rows(works: &[Work], mut new: std::collections::HashSet<Uuid>) -> Vec<Vec<bool>> {
     let mut created = Vec::with_capacity(works.len());
     for work in works {

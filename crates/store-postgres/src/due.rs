@@ -51,7 +51,7 @@ const OWNERS_NEAR: &str = "insert into reveille.due_near (poller, position, inca
 const OWNERS_FAR: &str = "insert into reveille.due_far (poller, position, incarnation, nominal, version, try, shard)
     select * from unnest($1::bigint[], $2::bigint[], $3::uuid[], $4::bigint[], $5::bigint[], $6::bigint[], $7::smallint[])
     on conflict do nothing";
-// These statements give a row that exists already a new entry in the insert log.
+// If a row exists already, these statements add a new entry for the row to the insert log.
 const CREATORS_NEAR: &str =
     "insert into reveille.due_near (poller, position, incarnation, nominal, version, try, shard, written_by)
     select *, pg_current_xact_id()

@@ -28,9 +28,9 @@ const TURN: Duration = Duration::from_secs(30);
 const PAGE: usize = 1_000;
 
 /// Selects schedules that ended before $1, starting after ($2, $3). For each schedule, also returns whether it still
-/// has a run, or a retry row or deferred row after its poller's `done`. If the clocks agree to a day, the nominal
-/// instants of these runs and rows are at most a day after the end of the schedule. The query therefore searches few
-/// partitions for runs, and looks up late rows one by one instead of hashing all rows.
+/// has a run, or a retry row or deferred row after its poller's `done`. If the clocks differ by less than a day, the
+/// nominal instants of these runs and rows are at most a day after the end of the schedule. The query therefore
+/// searches few partitions for runs, and looks up late rows one by one instead of hashing all rows.
 const OVER: &str = "
     select s.ended_at, s.incarnation,
         exists (

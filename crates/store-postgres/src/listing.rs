@@ -22,8 +22,8 @@ struct Statements {
     by_label: &'static str,
 }
 
-/// Creates the statements with the comparison of an incarnation with the place after which a page starts, and the order
-/// of the rows.
+/// Creates the statements. `$after` is the operator that compares an incarnation with the start of the page. `$order`
+/// is the `order by` clause.
 macro_rules! statements {
     ($after:literal, $order:literal) => {
         Statements {

@@ -19,10 +19,11 @@ use postgres_client::{Failure, Session};
 const DAY: i64 = 86_400_000;
 /// Width of a wide partition in milliseconds.
 const WEEKS: i64 = 16 * 7 * DAY;
-/// Longest time between the write of a due row and its position for which the row goes to the partition of its day.
+/// Longest time from the write of a due row to the row's position, for rows in the partitions of days. If the time is
+/// longer, the row goes to a wide partition.
 const NEAR: Duration = Duration::from_secs(8 * 86_400);
-/// Longest time between a run's instant and its write for which the run goes to the partition of its day. Older runs
-/// are few and belong to arbitrary days.
+/// Longest time from a run's instant to the write of the run, for runs in the partitions of days. If the time is
+/// longer, the run goes to the default partition. Such runs are few and belong to arbitrary days.
 const RUNS_BACK: Duration = Duration::from_secs(8 * 86_400);
 /// Longest wait for a lock when the store creates or drops a partition. During this wait, other sessions wait for the
 /// lock too. If the wait ends without the lock, the store retries the operation later.

@@ -102,7 +102,7 @@ pub(crate) struct Changes {
     pub(crate) runs: BTreeMap<Occurrence, Run>,
     pub(crate) redriven: BTreeSet<Occurrence>,
     pub(crate) positions: BTreeMap<PollerId, Positions>,
-    /// Difference in the number of active schedules of each tenant.
+    /// Change of the number of active schedules of each tenant.
     pub(crate) active: BTreeMap<TenantId, i64>,
 }
 

@@ -12,8 +12,8 @@
 //!   [`Store::take`] minted for it. The engine rejects a write under an older term.
 //!
 //! A poller has two durable positions, `done` and `closed`. Positions are instants, and `done` <= `closed`. Every
-//! occurrence at or before `done` has an outcome. No creator leaves a due row at or before `closed` unless the owner is
-//! certain to read it. The modules `creator` and `owner` of `scheduler` define the order of these steps. An engine
+//! occurrence at or before `done` has an outcome. A creator leaves a due row at or before `closed` only if the owner is
+//! certain to read the row. The modules `creator` and `owner` of `scheduler` define the order of these steps. An engine
 //! stores the two positions, and its reads are linearizable.
 //!
 //! A reader may observe a state between two steps of these calls:
@@ -239,8 +239,9 @@ pub struct Cancellation {
 pub struct CancellationResult {
     /// State of the schedule before the cancellation record. `None` if no schedule has the id.
     pub before: Option<Arc<Schedule>>,
-    /// True if the owner need not process the record. Either the engine itself cancelled the active or ended schedule,
-    /// with the same effect as [`Change::Cancel`]. Or no active or ended schedule had the id.
+    /// True if the owner need not process the record. The field is true if the engine itself cancelled the active or
+    /// ended schedule, with the same effect as [`Change::Cancel`]. It is also true if no active or ended schedule had
+    /// the id.
     pub applied: bool,
 }
 
@@ -322,9 +323,10 @@ pub enum ListBy {
     Label(LabelKey),
 }
 
-/// Page of incarnations, in the order of the read. Up to `next`, the page contains every schedule that still has its id and that matched the
-/// filter before and during the call. It may also contain schedules that do not match: the schedule has changed,
-/// another schedule has taken its id, or two labels have the same hash. The caller therefore checks each schedule.
+/// Page of incarnations, in the order of the read. Up to `next`, the page contains every schedule that still has its id
+/// and that matched the filter before and during the call. It may also contain schedules that do not match, for three
+/// reasons: the schedule has changed, another schedule has taken its id, or two labels have the same hash. The caller
+/// therefore checks each schedule.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ListPage {
     /// At most `limit` incarnations. An engine that has read many rows may return fewer incarnations, or none.
@@ -354,9 +356,9 @@ pub enum Change {
     /// an earlier put or insert of this incarnation took effect. The earlier put may also have replaced an existing
     /// schedule. A repeated put therefore never reverts a cancellation.
     Put(Insert),
-    /// Has the same effect as [`Change::Put`] if the schedule that has the id matches `seen`. If `seen` is `None`, no
-    /// schedule may have the id, not even a cancelled schedule. The engine checks this condition in the same step as
-    /// the write. It rejects the change with [`WriteRejection::Changed`] if the condition does not hold.
+    /// Has the same effect as [`Change::Put`] if the schedule that has the id matches `seen`. If `seen` is `None`, the
+    /// condition is that no schedule has the id, not even a cancelled schedule. The engine checks this condition in the
+    /// same step as the write. It rejects the change with [`WriteRejection::Changed`] if the condition does not hold.
     PutIf { insert: Insert, seen: Option<Precondition> },
     /// Sets an active or ended schedule to [`Status::Cancelled`], with the next revision and without `next`. The engine
     /// rejects the change with [`WriteRejection::NotFound`] if no schedule has this incarnation, or if the schedule is

@@ -42,8 +42,8 @@ pub struct MemoryOptions {
     pub atomic: bool,
     /// True if the engine applies cancellation records in the call that appends them. The default is true.
     pub applies_marks: bool,
-    /// Range of a latency. A call waits for it before its effect and again after it, and the weak engine also waits for
-    /// it between steps. The default is no latency.
+    /// Range of the latencies. A call waits for a latency before its effect and for another latency after its effect.
+    /// The weak engine also waits between steps. The default is no latency.
     pub latency: Option<RangeInclusive<Duration>>,
     /// Rate of failures: on average, one call out of this number fails. The call fails before its effect, after its
     /// effect, or (in the weak engine) between two steps. By default no call fails.

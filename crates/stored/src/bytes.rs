@@ -98,7 +98,7 @@ impl Put for Vec<u8> {
     }
 }
 
-/// Takes values that [`Put`] appended off the front of a buffer.
+/// Takes values off the front of a buffer. [`Put`] has appended these values.
 ///
 /// # Errors
 /// Each method returns [`Malformed`] if the remaining bytes do not start with a value of the method's type.

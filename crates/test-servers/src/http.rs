@@ -96,7 +96,7 @@ impl Unread {
         let line_end = self.line_end(b"\r\n")?;
         let line = String::from_utf8_lossy(&self.0[..line_end]).trim().to_owned();
         let Ok(length) = usize::from_str_radix(&line, 16) else {
-            return Some(Err(invalid("a chunk starts with no valid length")));
+            return Some(Err(invalid("a chunk does not start with a valid length")));
         };
         let whole = self.take(line_end + length + 2)?;
         Some(Ok(whole[line_end..line_end + length].to_vec()))

@@ -17,8 +17,8 @@ use crate::{java, python};
 /// Longest wait for the response to a command. It includes the time for which the command itself waits.
 const TIMEOUT: Duration = Duration::from_secs(40);
 
-/// Running process in another language. A drop of this value kills the process. The process exits soon after the end of
-/// this process.
+/// Running process in another language. A drop of this value kills the process. The process also exits soon after the
+/// end of the process that started it.
 #[derive(Debug)]
 pub struct Mixed {
     process: Child,

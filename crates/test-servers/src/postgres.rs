@@ -135,7 +135,8 @@ impl Postgres {
         self.copy_database("template1")
     }
 
-    /// Creates a database as a copy of `template` and returns its URL. No session may be connected to `template`.
+    /// Creates a database as a copy of `template` and returns its URL. The caller ensures that no session is connected
+    /// to `template`.
     ///
     /// # Errors
     /// Returns an error if the server cannot create the database.

@@ -21,7 +21,8 @@ struct Link {
     /// Number of cuts and restorations so far. A connection from before the last change may have lost data, so the
     /// proxy forwards no more data over it.
     age: AtomicU64,
-    /// Both ends of each connection since the last change of `age`. A thread holds this lock while it changes `age`.
+    /// Both ends of each connection that the proxy has accepted since the last change of `age`. A thread holds this
+    /// lock while it changes `age`.
     connections: Mutex<Vec<TcpStream>>,
     /// Text in the request whose response the proxy must lose. Empty if the proxy must lose no response.
     unanswered: Mutex<Vec<u8>>,

@@ -1,7 +1,8 @@
 //! Logs of a run. The requests, the callbacks and the faults are separate files of JSON lines. The check uses only
 //! these files.
 //!
-//! Invariant: when `write` returns, the line has reached the kernel's file cache. It may not be on disk yet.
+//! Invariant: when `write` returns, the line has reached the kernel's file cache. The kernel writes it to the disk
+//! later.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -45,7 +46,7 @@ pub(super) enum Answer {
     Pending,
     /// Status 404.
     NotFound,
-    /// No response, or status 5xx. The service may or may not have applied the request.
+    /// No response, or status 5xx. It is unknown whether the service applied the request.
     Unknown,
     /// Any other response, which shows a bug of the service or of this harness.
     Strange,

@@ -57,7 +57,7 @@ fn cancellation_has_three_results() {
 
 proptest! {
     #[test]
-    fn time_text_equals_that_of_the_calendar_library(millis in 0..253_402_207_200_000_i64) {
+    fn time_text_equals_text_of_the_calendar_library(millis in 0..253_402_207_200_000_i64) {
         let written = Time(millis).to_string();
         let instant = jiff::Timestamp::from_millisecond(millis).unwrap();
         prop_assert_eq!(&written, &format!("{instant:.3}"));

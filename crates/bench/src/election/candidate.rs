@@ -16,7 +16,7 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-/// Interval between two checks whether both candidates exist. The peer uses the same interval.
+/// Interval between two checks that both candidates exist. The peer uses the same interval.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 const WATCH_DELAY: Duration = Duration::from_millis(50);
 
@@ -81,7 +81,7 @@ impl CandidateProcess {
             ["lead", path, id, "selector"] => self.lead(path, id)?,
             ["resign", path, id] => {
                 let candidate =
-                    self.candidates.remove(&format!("{path} {id}")).context("no such candidate in this process")?;
+                    self.candidates.remove(&format!("{path} {id}")).context("no candidate has this path and id")?;
                 candidate.stop.cancel();
                 candidate.resigned.await.context("the candidate did not resign")?;
             }

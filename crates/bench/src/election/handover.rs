@@ -146,8 +146,8 @@ impl HandOvers {
         HandOvers { how, session_timeout_ms, ours, peer, ours_reacting, peer_reacting }
     }
 
-    /// Returns the durations of the successor's program, and the part of each duration after the removal of the
-    /// leader's node.
+    /// Returns the durations of the hand-overs to `successor`'s program, and the part of each duration after the
+    /// removal of the leader's node.
     fn values_of(&mut self, successor: &Peer) -> (&mut Vec<f64>, &mut Vec<f64>) {
         match successor.program.name {
             "reveille" => (&mut self.ours, &mut self.ours_reacting),
@@ -197,7 +197,7 @@ impl HandOvers {
         let (slower, pairs) = (self.slower(), self.peer.len());
         ensure!(
             slower <= self.slower_bound(),
-            "Reveille was slower in {slower} of {pairs} hand-overs ({:?})",
+            "Reveille was slower in {slower} of {pairs} hand-overs of the kind {:?}",
             self.how
         );
         Ok(())

@@ -1,5 +1,5 @@
-//! Counts the requests that replicas send to the ensemble while they ask their electors for the leader: without a
-//! hand-over, and for each hand-over.
+//! Counts the requests that replicas send to the ensemble while they ask their electors for the leader. The bench
+//! counts them in a period without a hand-over, and during each hand-over.
 //!
 //! The bench counts the requests that the recipes send (`coordination::tree::Counted`). This count excludes pings,
 //! because the engine sends them. The servers report the number of all requests that they received in the same time,
@@ -30,7 +30,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// A hand-over among watching replicas is complete when no replica has sent a request for this time.
 const QUIET: Duration = Duration::from_millis(300);
 /// Allowed difference in the number of requests. A replica that resigns may read its own node once more, or may have
-/// stopped to watch the node earlier.
+/// stopped watching the node earlier.
 const ONE_READ: f64 = 1.0;
 /// Number of sessions that the bench closes concurrently.
 const CLOSING: usize = 64;
@@ -192,8 +192,8 @@ impl Replicas {
         leading.context("no replica leads")
     }
 
-    /// Returns the number of requests from the resignation of the leader until another replica knows that it leads and
-    /// the old leader is again a candidate, at the end of the queue.
+    /// Returns the number of requests of one hand-over. It starts when the leader resigns. It ends when another replica
+    /// knows that it leads, and the old leader is again a candidate at the end of the queue.
     async fn hand_over(&mut self, count: &Counted) -> anyhow::Result<u64> {
         let leader = self.leader(None).await?;
         // Resign at a random moment between two calls of the replica.
@@ -302,7 +302,8 @@ pub(super) fn judge(all: &[Requests]) -> anyhow::Result<()> {
     for (replicas, median) in medians {
         ensure!(
             median <= least + ONE_READ,
-            "a hand-over among {replicas} watching replicas costs {median} requests, but {least} among {fewest}"
+            "a hand-over among {replicas} watching replicas costs {median} requests, but \
+             only {least} requests among {fewest} replicas"
         );
     }
     Ok(())

@@ -28,7 +28,7 @@ fn report_shows_reveille_beside_the_peer() {
 }
 
 #[test]
-fn verdict_fails_if_reveille_loses_more_pairs_than_by_chance() {
+fn verdict_fails_if_reveille_is_slower_in_too_many_pairs() {
     let peer = [10.0; 30];
     let slower_in = |count: usize| {
         let mut ours = [9.0; 30];

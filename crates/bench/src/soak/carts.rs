@@ -12,7 +12,8 @@ use serde::Serialize;
 use crate::load::{Exchange, latencies};
 use crate::message::{Head, Schedules, write_request};
 
-/// Time after its due instant at which a callback counts as lost while the trial still expects later callbacks.
+/// Time from a callback's due instant until the callback counts as lost. It applies while the trial still expects later
+/// callbacks.
 const LATE: Duration = Duration::from_secs(30);
 
 /// Carts of one trial. A cart's id contains the trial's number, so that the trial ignores callbacks of an earlier trial
@@ -36,7 +37,7 @@ struct Records {
 #[derive(Clone, Copy, Debug)]
 struct Cart {
     state: State,
-    /// Due instant of the last request, which may not have a response yet.
+    /// Due instant that the last request set. The trial may still wait for the response to this request.
     requested: Timestamp,
     /// Due instant that the last response confirmed.
     due: Timestamp,
@@ -48,7 +49,8 @@ enum State {
     /// No response has confirmed the cart's schedule.
     Nothing,
     Wanted,
-    /// The trial requested the cancellation but has no response yet, so the schedule may or may not be cancelled.
+    /// The trial requested the cancellation but has no response yet, so it does not know whether the schedule is
+    /// cancelled.
     Cancelling,
     Cancelled,
 }
@@ -145,7 +147,8 @@ impl Carts {
         records.last_due = records.last_due.max(due);
     }
 
-    /// Records that the trial requests a cancellation. Until the response arrives, the schedule may be cancelled.
+    /// Records that the trial requests a cancellation. Until the response arrives, the trial does not know whether the
+    /// schedule is cancelled.
     fn record_cancellation(&self, number: u64) {
         let mut records = self.records();
         let Some(cart) = usize::try_from(number).ok().and_then(|at| records.carts.get_mut(at)) else { return };

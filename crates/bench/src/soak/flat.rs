@@ -7,8 +7,8 @@ const GROWTH_MAX: f64 = 0.10;
 pub(super) struct Figure {
     pub(super) name: &'static str,
     pub(super) unit: &'static str,
-    /// Largest accepted growth in the figure's unit. A merge of the store or another process on the machine may cause
-    /// such growth.
+    /// Growth that is always allowed, in the figure's unit. A merge of the store or another process on the machine may
+    /// cause such growth.
     pub(super) slack: f64,
     /// Values of the figure, one per minute.
     pub(super) values: Vec<f64>,

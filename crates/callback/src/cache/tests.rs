@@ -16,7 +16,7 @@ fn get(cache: &Cache<u32>, key: u32) -> (u32, bool) {
 }
 
 #[test]
-fn cache_creates_a_value_in_use_once() {
+fn cache_creates_value_once_while_it_is_in_use() {
     let cache = Cache::new(4);
     assert_eq!(get(&cache, 0), (0, true));
     for other in 1..100 {

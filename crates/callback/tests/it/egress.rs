@@ -31,7 +31,7 @@ fn is_rejected(delivered: &Delivered) -> bool {
     matches!(&delivered.result, AttemptResult::Unreachable(reason) if reason.starts_with("egress_refused: "))
 }
 
-/// Spellings of loopback addresses in URLs, resolvers and `inet_aton`.
+/// Spellings of loopback addresses that a URL parser, a resolver or `inet_aton` might accept.
 const SPELLINGS: &[&str] = &[
     "127.0.0.1",
     "localhost",
@@ -107,7 +107,7 @@ async fn allowed_loopback_is_reachable_in_every_spelling() {
     }
 }
 
-/// Addresses of each other class, some of them in several spellings.
+/// Addresses of every other class that is not public, some of them in several spellings.
 const ELSEWHERE: &[&str] = &[
     "10.0.0.1",
     "172.16.0.1",
@@ -176,7 +176,7 @@ async fn explicitly_allowed_network_is_reachable() {
 }
 
 #[tokio::test]
-async fn tenant_that_forbids_http_calls_only_https() {
+async fn https_only_tenant_makes_no_http_call() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options::default());
     let strict = Egress { forbid_http: true, ..loopback() };
@@ -197,7 +197,7 @@ async fn tenants_with_different_policies_share_no_connection() {
     let (delivered, (mut peer, _)) = tokio::join!(attempt(&deliverer, &free, listening.url()), listening.serve(OK));
     assert!(delivered.result.is_success());
     assert_eq!(deliverer.connections().idle, 1);
-    // The policy of another tenant, or a changed policy of the same tenant.
+    // Each policy may belong to another tenant, or may be a changed policy of the same tenant.
     for stricter in [Egress::default(), Egress { forbid_http: true, ..loopback() }] {
         assert!(is_rejected(&attempt(&deliverer, &stricter, listening.url()).await), "{stricter:?}");
     }

@@ -36,7 +36,7 @@ async fn only_status_200_to_299_succeeds() {
 }
 
 #[tokio::test]
-async fn header_without_its_key_fails_attempt_before_it_connects() {
+async fn missing_decryption_key_fails_attempt_before_connection() {
     let listening = Listening::start().await;
     let runtime = Runtime::real();
     let mut target = target(listening.url());

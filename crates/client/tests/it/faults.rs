@@ -29,8 +29,8 @@ fn create_with_lost_responses_creates_one_schedule() {
         let all: Vec<_> = world.client().schedules(&ListBy::All, Order::Oldest).try_collect().await.unwrap();
         assert_eq!(all.len(), 1, "the request was sent four times");
 
-        // If the caller sets the id, a repeated attempt could not tell who created the schedule. The client therefore
-        // returns an error, and the caller must check.
+        // If the caller sets the id, the client cannot find out which request created the schedule: its first attempt
+        // or a request of another client. The client therefore returns an error, and the caller must read the schedule.
         let unlucky = client(losing(&runtime, world.address, 1).await, ADMIN_KEY);
         let error = unlucky.create(&later().id("own")).await.unwrap_err();
         assert!(error.is_outcome_unknown() && error.is_retryable(), "{error:?}");
@@ -43,7 +43,7 @@ fn create_with_lost_responses_creates_one_schedule() {
 }
 
 #[test]
-fn client_waits_as_long_as_retry_after_requests() {
+fn client_waits_for_the_time_in_the_retry_after_header() {
     on_real(async |runtime| {
         let busy = problem(429, "rate_limited", "retry-after: 1\r\n");
         let (address, asked) = scripted(&runtime, &[&busy, CANCELLED]).await;

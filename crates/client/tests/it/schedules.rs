@@ -175,7 +175,7 @@ fn api_key_appears_in_no_debug_text_and_no_error() {
 }
 
 #[test]
-fn client_rejects_invalid_url_or_key_before_it_sends() {
+fn client_rejects_invalid_url_or_key_before_any_request() {
     let new = |url: &str, key: &str| reveille_client::Client::new(url, key, reveille_client::Options::default());
     for url in ["", "host", "host:8080", "ftp://host", "http://", "http://me@host", "http://host?a=b", "http://a b"] {
         assert!(new(url, ADMIN_KEY).is_err(), "{url:?}");

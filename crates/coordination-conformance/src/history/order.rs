@@ -23,7 +23,7 @@ struct State {
 struct Content {
     value: Value,
     version: i32,
-    /// Number of the create; `None` if no response shows it.
+    /// Number of the change that created the node; `None` if no response shows it.
     created: Option<Zxid>,
 }
 
@@ -172,7 +172,8 @@ impl Content {
         }
     }
 
-    /// Returns whether the observation shows this content. All other data about a value is the same in every response.
+    /// Returns whether the observation shows this content. The function compares only the value and the version,
+    /// because every response contains the same other data about a value.
     fn shows(&self, observed: &Observation) -> bool {
         observed.value == Some(self.value) && observed.version == self.version
     }
@@ -198,6 +199,6 @@ fn report(history: &History, all: &[Placed<'_>], longest: &Prefix) -> String {
         None => "no node".to_owned(),
     };
     let legend =
-        "columns: steps of request and response, session, call, response; `?` marks calls outside the longest order";
+        "columns: request step, response step, session, call, response; `?` marks a call outside the longest order";
     format!("({legend})\n{}\nafter that order the node is: {content}", lines.join("\n"))
 }

@@ -181,7 +181,7 @@ fn older_value_in_a_later_synced_read_is_invalid() {
 }
 
 #[test]
-fn effect_of_a_rejected_call_is_invalid() {
+fn rejected_call_that_takes_effect_is_invalid() {
     for (call, response) in [(Call::Set(Version(4)), Response::BadVersion), (Call::Set(Any), Response::NoNode)] {
         let mut script = Script::default();
         script.create(1, 1);
@@ -265,7 +265,7 @@ fn history_that_loses_a_confirmed_change_is_invalid() {
 }
 
 #[test]
-fn skipped_version_is_invalid() {
+fn history_that_skips_a_version_is_invalid() {
     let mut script = Script::default();
     script.create(1, 1);
     script.set(1, Any, 2, 1, 2);
@@ -293,13 +293,13 @@ fn call_cannot_take_effect_after_a_later_sync_of_its_session() {
     on_it.synced(2, observed(made, 0, 1, 1));
     on_it.synced(1, observed(late, 1, 1, 2));
     on_it.assert_invalid(NO_ORDER);
-    // A sync of another key excludes the late call too.
+    // After a sync of another key, the late call cannot take effect either.
     let (mut elsewhere, made, late) = script();
     elsewhere.on(2, "/b", Call::SyncedRead, |_| Response::NoNode);
     elsewhere.synced(1, observed(made, 0, 1, 1));
     elsewhere.synced(1, observed(late, 1, 1, 2));
     elsewhere.assert_invalid(NO_ORDER);
-    // A sync of another session, or a read without a sync, does not exclude the late call.
+    // After a sync of another session, or a read without a sync, the late call can still take effect.
     let (mut other, made, late) = script();
     other.synced(3, observed(made, 0, 1, 1));
     other.read(2, observed(made, 0, 1, 1));
@@ -334,7 +334,7 @@ fn change_numbers_rise_in_the_order_of_changes_on_all_keys() {
     script.0.respond(one, observed(one, 0, 3, 3));
     script.assert_valid();
 
-    // The node's versions give the order of concurrent changes of the node.
+    // The versions of a node show the order of its concurrent changes.
     let mut script = Script::default();
     script.create(3, 1);
     let [one, two] = [1, 2].map(|session| script.without_response(session, Call::Set(Any)));
@@ -466,7 +466,7 @@ fn view_of_a_session_covers_all_keys() {
     on.read(2, observed(made, 0, 1, 1));
     on.on(2, "/b", Call::Read, |_| observed(other, 0, 3, 3));
     on.assert_valid();
-    // A sync shows everything that any session knew.
+    // After a sync, the view of a session includes every change that any session knew.
     let (mut synced, made, _) = script();
     synced.on(2, "/c", Call::SyncedRead, |_| Response::NoNode);
     synced.read(2, observed(made, 0, 1, 1));
@@ -571,7 +571,7 @@ fn check_reports_an_invalid_history_line_by_line() {
 /// Records six concurrent calls per round, and some calls without a response. The final read is wrong, so the search
 /// tries all orders.
 #[test]
-fn search_without_a_valid_order_ends_soon() {
+fn search_for_a_valid_order_ends_soon_if_none_exists() {
     let mut script = Script::default();
     let (mut version, mut last) = (0, script.create(1, 1));
     let made = last;

@@ -1,5 +1,5 @@
-//! Checks that the view of a session never goes back. Each call of the session belongs to a moment in the order of
-//! all changes of all keys, and the next call does not belong to an earlier moment.
+//! Checks that the view of a session never goes back. Each call of the session belongs to a moment in the order of all
+//! changes of all keys. The moment of the next call is the same or later.
 //!
 //! Change numbers identify the moments. No response contains the number of a deletion. This number is greater than all
 //! numbers that any session knew when the deletion was requested. It is less than the numbers of changes that were
@@ -12,12 +12,12 @@ use coordination::tree::Zxid;
 
 /// Knowledge of a session from its calls so far.
 struct View {
-    /// Latest change that the session's view certainly includes.
+    /// Latest change that is known to be in the session's view.
     floor: Zxid,
     /// Step of the request that established `floor`.
     by: Step,
-    /// Keys where the session found no node, each with the floor at that time. A node that the session sees there later
-    /// was created after that change.
+    /// Keys where the session found no node, each with the value of `floor` at that time. If the session sees a node at
+    /// such a key later, the node was created after that change.
     gone: BTreeMap<String, Zxid>,
 }
 
@@ -25,7 +25,7 @@ struct View {
 struct Deletion<'a> {
     key: &'a str,
     requested: Step,
-    /// Exclusive bounds of the deletion's number. Without a response, no known number is the upper bound.
+    /// Exclusive bounds of the deletion's number. A deletion without a response has no known upper bound.
     above: Zxid,
     below: Zxid,
 }
@@ -133,7 +133,7 @@ impl View {
         Ok(())
     }
 
-    /// Applies a read that found no node. The node was absent at some moment that is not before the session's view.
+    /// Applies a read that found no node. The node was absent at the moment of the session's view or at a later moment.
     fn miss(
         &mut self,
         operation: &Operation,

@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::*;
 use coordination::recipes::{Client, Config, Effective};
 
-/// Number of changes of the service's values, and of the instance's values.
+/// Number of changes of the service's values. The instance's values change equally often.
 const CHANGES: u64 = 5_000;
 /// Number of concurrent requests. A session's changes are applied in the order of the requests.
 const AT_ONCE: usize = 50;

@@ -49,7 +49,10 @@ pub(super) async fn double_barrier_synchronizes_entering_and_leaving(subject: &d
         log.iter().enumerate().filter(|(_, note)| **note == what).nth(n).expect("the log contains the event").0
     };
     assert!(nth("arrives", COUNT - 1) < first("works"), "no process works before all processes have arrived: {log:?}");
-    assert!(nth("leaves", COUNT - 1) < first("left"), "no process has left before all processes leave: {log:?}");
+    assert!(
+        nth("leaves", COUNT - 1) < first("left"),
+        "no process has left before all processes start to leave: {log:?}"
+    );
     assert!(
         nth("arrives", 2 * COUNT - 1) < nth("works", COUNT),
         "no process works in the second round before all processes have arrived: {log:?}"
@@ -66,7 +69,7 @@ pub(super) async fn slow_leaver_does_not_block_the_next_round(subject: &dyn Subj
     let both = futures_util::future::join(fast.enter(), slow.enter());
     let (first, second) = within(subject, "both enter", both).await;
     let (first, second) = (first.expect("the session is open"), second.expect("the session is open"));
-    // The slow process deletes its node. It does not check the nodes of the others before they enter again.
+    // The slow process deletes its node. The other processes enter again before it checks their nodes.
     let mut leaving = second.leave().boxed();
     until(subject, "the slow process deletes its node", async || {
         let is_out = (&mut leaving).now_or_never().is_some();

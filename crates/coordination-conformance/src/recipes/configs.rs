@@ -134,7 +134,7 @@ pub(super) async fn instances_are_found_while_they_are_alive(subject: &dyn Subje
         discovery(&two).register(&service("queues", "rabbit"), "r", Values::new()).expect("the payload is a map");
     wait_for_instances(subject, &mut found, &["10.0.0.1", "10.0.0.2"]).await;
     wait_for_instances(subject, &mut below, &["10.0.0.1", "10.0.0.2", "r"]).await;
-    // An instance of a subclass is not an instance of the service, although it has the same name.
+    // The service of a subclass has the same name, but its instance is not an instance of this service.
     let mut queues =
         discovery(&one).follow(&service("queues", "kestrel")).await.expect("every session may access the node");
     wait_for_instances(subject, &mut queues, &[]).await;

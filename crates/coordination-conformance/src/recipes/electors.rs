@@ -38,7 +38,8 @@ pub(super) async fn replicas_lead_one_after_another(subject: &dyn Subject) {
         let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
         let (first, second) = (elector(&one, form), elector(&two, form));
         assert_eq!(first.followers().await, Ok(Vec::new()));
-        // The replica with the last name in the alphabet joins first. The order depends only on the sequence number.
+        // The replica with the last name in the alphabet joins first. The order of the replicas depends only on their
+        // sequence numbers.
         let term = wait_until_leading(subject, &first, "zoe").await;
         assert_eq!(leads(&second, "ann").await, None);
         assert_eq!(leads(&second, "bob").await, None);

@@ -114,7 +114,7 @@ pub(super) async fn late_leave_does_not_remove_another_place(subject: &dyn Subje
         one.process.cut(true);
         // The process cannot remove its place before it is connected again.
         drop(first);
-        // The numbers start again when a process creates the parent again.
+        // The sequence numbers start at zero again when a process creates the parent again.
         tree.delete(&path(&format!("/queue/candidate/{name}")), Expected::Any)
             .await
             .expect("every session may access the node");

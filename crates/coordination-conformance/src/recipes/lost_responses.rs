@@ -4,8 +4,8 @@ use super::*;
 use coordination::recipes::{Group, LeaderQueue, RoleMatch};
 use coordination::tree::CreateMode;
 
-/// Opens a process whose responses are lost from its first request of the kind `asked` on. It receives the responses to
-/// earlier requests.
+/// Opens a process that receives no response to its first request of the kind `asked` and to all later requests. The
+/// process receives the responses to earlier requests.
 async fn cut_responses_after<'a>(subject: &'a dyn Subject, asked: &'static str) -> Peer<'a> {
     let process = subject.process().await;
     let cut = process.clone();
@@ -19,7 +19,7 @@ async fn cut_responses_after<'a>(subject: &'a dyn Subject, asked: &'static str) 
     Peer::of(subject, process.clone(), Arc::new(Counted::with_hook(process, hook)), options)
 }
 
-/// Cuts all further responses. The process first completes the requests that it sends only once per connection.
+/// Drops all further responses. Before this, the process completes the requests that it sends only once per connection.
 async fn cut_responses(peer: &Peer<'_>) {
     let (tree, at) = (peer.tree().await, path("/before"));
     tree.create(&at, Bytes::new(), CreateMode::Ephemeral, Acl::Open)
@@ -51,7 +51,7 @@ pub(super) async fn a4_place_with_a_lost_response_is_found(subject: &dyn Subject
     let left = holder.line("/locks/one").await;
     assert!(
         left.len() == 1 && made.contains(&left[0]),
-        "the process keeps the place that it created without a response: {made:?}, {left:?}"
+        "the process keeps the place whose response was lost: created {made:?}, remaining {left:?}"
     );
     acquired.release().await;
     // Part 2: the place has no GUID in its name.
@@ -116,7 +116,7 @@ pub(super) async fn a4_member_with_a_lost_response_is_found(subject: &dyn Subjec
 }
 
 pub(super) async fn a4_job_with_a_lost_response_is_obtained(subject: &dyn Subject) {
-    // The application reads the job and then takes it. The test cuts the responses at the read.
+    // An applicant first reads a job and then takes it. The test drops all responses from that read on.
     let (one, other) = (cut_responses_after(subject, "get").await, Peer::open(subject).await);
     let roles = |peer: &Peer<'_>| {
         RoleMatch::new(&peer.client, &path("/roles"), Acl::Open).expect("the path is within the length limit")

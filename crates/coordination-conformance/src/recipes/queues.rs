@@ -6,7 +6,7 @@ use futures_util::future::BoxFuture;
 use super::*;
 use coordination::recipes::{Candidacy, LeaderQueue, Position, RwLock, Semaphore};
 
-/// Polls a request until its place is in the line. Returns the request.
+/// Polls the request until the line has `count` places, which include the place of the request. Returns the request.
 async fn waiting_in_line<'a, T>(
     peer: &Peer<'_>,
     at: &str,
@@ -123,7 +123,7 @@ pub(super) async fn readers_share_the_lock_and_writers_exclude_others(subject: &
     let first = within(subject, "a reader", ours.read()).await.expect("the acquisition succeeds");
     let second = within(subject, "a second reader", theirs.read()).await.expect("the acquisition succeeds");
     let writing = waiting_in_line(&one, "/rw", 3, ours.write().boxed()).await;
-    // A reader behind the writer must wait. Otherwise the writer would starve.
+    // A reader behind the writer must wait, because the writer would starve otherwise.
     let mut reading = waiting_in_line(&one, "/rw", 4, theirs.read().boxed()).await;
     let mut writing = writing;
     first.release().await;
@@ -134,7 +134,9 @@ pub(super) async fn readers_share_the_lock_and_writers_exclude_others(subject: &
     short_wait(subject).await;
     assert!((&mut reading).now_or_never().is_none(), "the writer holds the lock");
     writer.release().await;
-    let reader = within(subject, "the reader behind the writer", reading).await.expect("the acquisition succeeds");
+    let reader = within(subject, "the reader behind the writer acquires the lock", reading)
+        .await
+        .expect("the acquisition succeeds");
     let names = one.line("/rw").await;
     assert!(names.len() == 1 && names[0].contains("-__READ__"), "Curator's names: {names:?}");
     reader.release().await;

@@ -190,8 +190,8 @@ pub(super) async fn two_connection_losses_in_a_row_act_like_one(subject: &dyn Su
     firm.release().await;
 }
 
-/// The peer's earlier session has ended by the peer's clock, but not yet on the engine. The recipes must not mistake
-/// the nodes of this session for nodes of the new session, which have the same names.
+/// The peer's earlier session has ended by the peer's clock, but the engine has not ended it yet. The recipes must not
+/// mistake the nodes of this session for nodes of the new session, which have the same names.
 pub(super) async fn place_of_an_earlier_session_is_not_reused(subject: &dyn Subject) {
     let other = Peer::open(subject).await;
     let peer = Peer::open_short(subject).await;

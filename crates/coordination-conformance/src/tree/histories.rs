@@ -17,7 +17,7 @@ const NAMES: [&str; 2] = ["/a", "/b"];
 /// Number of calls after which the sessions change to other nodes. With more calls per node, the search for an order
 /// takes longer.
 const CALLS_PER_NODE: usize = 100;
-/// Smallest useful number of responses in a history.
+/// Smallest number of responses with which a history is a useful test.
 const RESPONSES_MIN: usize = 300;
 const CUTS: u64 = 10;
 /// Timeout of a call in a run with cuts.
@@ -117,7 +117,7 @@ impl<'a> Workload<'a> {
         None
     }
 
-    /// Selects a random call. After a call without a response, it often reads the same node.
+    /// Selects a random call. After a call without a response, the selected call is often a read of the same node.
     fn draw(&self, draw: &mut Draw, versions: &BTreeMap<String, i32>, in_doubt: Option<String>) -> (String, Call) {
         if let Some(key) = in_doubt.filter(|_| draw.below(2) == 0) {
             return (key, Call::SyncedRead);

@@ -1,4 +1,4 @@
-//! Case that applies random changes both to the engine under test and to the in-memory engine, its model.
+//! Case that applies random changes to the engine under test and to the in-memory engine, which is the model.
 
 use std::collections::BTreeMap;
 
@@ -109,7 +109,8 @@ struct Twins {
     there: Arc<dyn Tree>,
 }
 
-/// Map from the change numbers of the model to those of the engine under test. Both must rise in the same order.
+/// Map from the change numbers of the model to the change numbers of the engine under test. If one change has a greater
+/// number than another in the model, it must also have a greater number in the engine.
 #[derive(Default)]
 struct Numbers(BTreeMap<Zxid, Zxid>);
 
@@ -142,7 +143,7 @@ impl Twins {
             match (here, there) {
                 (Ok((summary, data, grants, zxids)), Ok((summary_there, data_there, grants_there, zxids_there))) => {
                     assert_eq!((&summary, data, grants), (&summary_there, data_there, grants_there), "{at}");
-                    // The root has no number of a change, because it exists before all changes.
+                    // The root has no change number, because it exists before all changes.
                     let of_changes =
                         zxids_there.into_iter().zip(zxids).filter(|(there, _)| there.0 > 0 && !at.is_root());
                     numbers.check(of_changes);

@@ -59,7 +59,7 @@ pub(super) async fn set_increments_the_version(subject: &dyn Subject) {
     assert_eq!((first.version, first.created, first.data_bytes), (1, made.created, 5));
     assert!(first.modified > made.modified);
     let again = peer.tree.set(&path("/a"), bytes("first"), Expected::Version(1)).await;
-    assert_eq!(again.map(|stat| stat.version), Ok(2), "a set of the same bytes is a change");
+    assert_eq!(again.map(|stat| stat.version), Ok(2), "setting a node to the same bytes is a change");
     assert_eq!(peer.get("/a").await.data, bytes("first"));
 }
 

@@ -23,7 +23,7 @@ const PAGE: i64 = 5_000;
 #[derive(Default)]
 pub(super) struct Feed {
     turn: tokio::sync::Mutex<Position>,
-    /// Number of the last change whose events this process has all delivered.
+    /// Number of the last change for which this process has delivered all events.
     delivered: AtomicI64,
     inner: Mutex<Listeners>,
 }
@@ -47,7 +47,7 @@ impl Position {
     }
 }
 
-/// Exclusive right to fetch events. While a task holds it, no other task fetches events.
+/// Exclusive right to fetch events. While a task has this right, no other task fetches events.
 pub(super) type Turn<'a> = tokio::sync::MutexGuard<'a, Position>;
 
 impl Feed {
@@ -66,10 +66,11 @@ impl Feed {
         self.turn.lock().await
     }
 
-    /// Registers a watch. The caller must hold the turn, and it must have fetched all events up to its read.
+    /// Registers a watch. The caller must hold the turn, and it must already have fetched all events up to the state
+    /// that it read.
     pub(super) fn watch<W>(&self, session: SessionId, watch: impl FnOnce(&mut Watchers) -> W) -> Result<W, TreeError> {
         let mut listeners = self.lock();
-        // No code would end the watches of a session that has left.
+        // If the session has left, no code would end its new watch.
         if !listeners.sessions.contains_key(&session) {
             return Err(TreeError::SessionLost);
         }

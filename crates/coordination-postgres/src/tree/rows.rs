@@ -64,7 +64,7 @@ pub(super) fn unexpected() -> TreeError {
     TreeError::Disconnected("unexpected response from the database; was its schema changed manually?".to_owned())
 }
 
-/// Returns the text of an identity in the rows.
+/// Returns the text that the rows contain for an identity.
 fn text_of(identity: &Identity) -> String {
     match identity {
         Identity::Anyone => "anyone".to_owned(),
@@ -80,7 +80,7 @@ fn identity_of(text: &str) -> Option<Identity> {
     }
 }
 
-/// Returns the texts of the identities for which the server finds the permissions of a session.
+/// Returns the texts of the session's identities. The server determines the permissions of the session from them.
 ///
 /// # Errors
 /// Returns [`TreeError::Invalid`] if a row cannot store a name.
@@ -92,7 +92,7 @@ pub(super) fn identity_names(identities: &[Identity]) -> Result<Vec<String>, Tre
     Ok(names)
 }
 
-/// Returns the text of the grants of `acl`. Returns `None` if a row cannot store the grants or if they grant nothing.
+/// Returns the grants of `acl` as text. Returns `None` if a row cannot store the grants or if they grant nothing.
 fn list_of(acl: &Acl, identities: &[Identity]) -> Option<String> {
     let grants = acl.grants(identities).ok()?;
     let lines: Vec<String> =

@@ -1,5 +1,5 @@
-//! Conformance suite of the electors, with a separate database for each case, and tests with a server that pauses or
-//! dies.
+//! Runs the conformance suite of the electors with a separate database for each case. Also tests calls to a server that
+//! pauses or dies.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,7 +47,7 @@ impl Subject for Electors {
 }
 
 const LONG: Duration = Duration::from_secs(60);
-/// Longest duration of a call with the default options, with a margin for a busy machine.
+/// Longest duration of a call with the default options, including a margin for a busy machine.
 const CALL_MAX: Duration = Duration::from_millis(1_500);
 
 pub(crate) fn group() -> GroupName {

@@ -1,4 +1,5 @@
-//! Conformance suite of the tree, with a separate database for each case, and tests that are specific to this engine.
+//! Runs the conformance suite of the tree with a separate database for each case. Also tests properties that are
+//! specific to this engine.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -78,8 +79,8 @@ impl Process for Connected {
     }
 }
 
-/// Returns options with a long timeout, because the machine may be busy. The tests that use them do not depend on a
-/// time limit.
+/// Returns options with a long timeout, because the machine may be busy. The tests that use these options do not depend
+/// on a time limit.
 fn long_timeout() -> Options {
     Options { statement_timeout: Duration::from_secs(10), ..Options::default() }
 }
@@ -167,7 +168,7 @@ fn watch_fires_without_a_notification() {
 }
 
 #[test]
-fn session_ends_after_a_pause_beyond_event_retention() {
+fn session_ends_after_a_pause_longer_than_event_retention() {
     let url = database();
     on_real(async |runtime| {
         let (paused, other) = (open(&runtime, &url).await, open(&runtime, &url).await);
@@ -222,9 +223,9 @@ fn session_survives_a_server_crash() {
     });
 }
 
-/// A caller that drops a request does not close the connection of other requests.
+/// If a caller drops a request, the connection stays open for the other requests.
 #[test]
-fn dropped_requests_do_not_disturb_others() {
+fn dropped_requests_do_not_disturb_other_requests() {
     let url = database();
     on_real(async |runtime| {
         let tree = open(&runtime, &url).await;
@@ -289,7 +290,7 @@ fn session_with_many_nodes_ends_with_all_events() {
         dying.close().await.unwrap();
         assert_eq!(runtime.timeout(Duration::from_secs(20), watch).await, Some(Ok(Event::Deleted(node("/all/05999")))));
         assert_eq!(watcher.children(&node("/all")).await.unwrap().names, Vec::<String>::new());
-        // The watch delivers the largest number of waiting events, and then a gap.
+        // The stream first delivers the largest number of events that may wait, and then a gap.
         for _ in 0..Events::WAITING_MAX - 1 {
             let event = events.next().await;
             assert!(matches!(event, Some(Event::Deleted(_))), "{event:?}");
@@ -299,7 +300,7 @@ fn session_with_many_nodes_ends_with_all_events() {
 }
 
 #[test]
-fn process_closes_its_last_session_when_dropped() {
+fn drop_of_the_last_session_closes_it() {
     let url = database();
     on_real(async |runtime| {
         let (dropped, other) = (open(&runtime, &url).await, open(&runtime, &url).await);
@@ -315,7 +316,7 @@ fn process_closes_its_last_session_when_dropped() {
 }
 
 #[test]
-fn rejected_change_keeps_its_place_in_the_order() {
+fn rejected_change_keeps_its_place_in_the_order_of_changes() {
     let url = database();
     on_real(async |runtime| {
         let tree = open(&runtime, &url).await;
@@ -326,14 +327,14 @@ fn rejected_change_keeps_its_place_in_the_order() {
 }
 
 #[test]
-fn line_continues_past_the_last_number() {
+fn line_continues_past_the_greatest_sequence_number() {
     let url = database();
     let set_next = |path: &NodePath, next: i32| {
         sql(&url, &format!("update reveille_coordination.tree_node set creations = {next} where path = '{path}'"));
     };
     on_real(async |runtime| {
         let forest = Forest { runtime, url: url.clone() };
-        coordination_conformance::recipes::line_continues_past_the_last_number(&forest, set_next).await;
+        coordination_conformance::recipes::line_continues_past_the_greatest_sequence_number(&forest, set_next).await;
     });
 }
 

@@ -1,4 +1,4 @@
-//! Conformance suite of the tree on ZooKeeper, with one server and with an ensemble of three servers.
+//! Runs the conformance suite of the tree on ZooKeeper, with one server and with an ensemble of three servers.
 
 use coordination_conformance::Case;
 use coordination_conformance::tree::Subject;

@@ -46,7 +46,7 @@ fn watches_survive_a_lost_connection_and_events_report_a_gap() {
     });
 }
 
-/// Otherwise each dropped watch would use memory of the server until the session ends.
+/// A dropped watch must not use memory of the server until the session ends.
 #[test]
 fn server_forgets_dropped_watches() {
     with_real_runtime(async |runtime| {

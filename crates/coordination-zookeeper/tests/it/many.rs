@@ -1,5 +1,5 @@
-//! Tests of sessions with many nodes and watches. Without a limit, one message of the servers could not contain all of
-//! them.
+//! Tests of sessions with many nodes and watches. Without a limit, a session could have more nodes or watches than one
+//! message can contain.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,7 +75,7 @@ fn limit_of_ephemeral_nodes_protects_the_ensemble() {
         let one = dying.create(&node(&format!("/all/{:0500}", 1)), Bytes::new(), CreateMode::Ephemeral, Acl::Open);
         one.await.unwrap();
 
-        // Deleted nodes free space, even if another session deleted them.
+        // A deleted node frees space for a new node, even if another session deleted it.
         let gone = |number: usize| Op::Delete { path: node(&format!("/all/{number:050}")), expected: Expected::Any };
         other.multi((0..1_000).map(gone).collect()).await.unwrap();
         dying.sync().await.unwrap();

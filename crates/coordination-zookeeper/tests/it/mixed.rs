@@ -123,7 +123,7 @@ fn one_leader_exists_among_curator_and_this_crate() {
 
 /// Only sessions with the password may use the nodes of the lock.
 #[test]
-fn closed_lock_admits_curator_with_the_password() {
+fn password_protected_lock_admits_curator_with_the_password() {
     with_real_runtime(async |runtime| {
         let java = mixed::curator(&zookeeper::shared().addresses(), TIMEOUT, Some("mail:of the postman")).unwrap();
         let credentials = Credentials { name: "mail".to_owned(), password: "of the postman".to_owned() };

@@ -23,7 +23,7 @@ pub(crate) struct Forest {
     runtime: Runtime,
     servers: &'static Zookeeper,
     root: String,
-    /// Number of processes that the test has opened. Each process uses the next server.
+    /// Number of processes that the test has opened. This number determines the server of the next process.
     processes: AtomicUsize,
     is_roaming: bool,
 }
@@ -34,7 +34,7 @@ impl Forest {
         Forest { runtime, servers, root, processes: AtomicUsize::new(0), is_roaming: false }
     }
 
-    /// Lets each process use all servers, so that it continues on another server after a cut.
+    /// Lets each process use all servers. After a cut, the process continues on another server.
     pub(crate) fn roaming(self) -> Self {
         Forest { is_roaming: true, ..self }
     }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use reveille_coordination::recipes::{Bag, Client, Job, RoleMatch};
 use reveille_coordination::tree::{Acl, CreateMode, Expected, NodePath, Op, TreeError};
 
-/// Learning rate, the factor with which one observation changes a parameter.
+/// Learning rate: the factor by which the model multiplies the change of a parameter after one observation.
 const STEP: f64 = 0.1;
 
 pub(crate) struct Model {
@@ -60,7 +60,7 @@ impl Model {
         Ok(model)
     }
 
-    /// Returns the names of the observations that wait until the holder of the shard learns them.
+    /// Returns the names of the waiting observations that the holder of the shard has not learnt yet.
     pub(crate) async fn waiting(&self, shard: Shard) -> anyhow::Result<Vec<String>> {
         let mut names = self.client.session().await?.children(&self.inbox).await?.names;
         names.retain(|name| key(name).is_some_and(|key| shard.has(key)));

@@ -99,7 +99,7 @@ impl Process {
                 break;
             }
             let other = |key: &str| lock(&other.parameters).get(key).copied().unwrap_or_default();
-            // If this process cannot learn an observation now, the observation does not block the others.
+            // If this process cannot learn an observation now, it continues with the other observations.
             let (key, parameter) = match model.learn(job, &self.name, &name, other).await {
                 Ok(learnt) => learnt,
                 Err(error) => {
@@ -142,14 +142,14 @@ impl Process {
             }
             self.client.runtime().sleep(PERIOD).await;
         };
-        // The address is `None` if the subscriber has left since then.
+        // The address is `None` if the subscriber has already left.
         if let Some(address) = address.and_then(|address| std::str::from_utf8(&address).ok()?.parse().ok()) {
             println!("{address} follows {}", side.model.name);
             lock(&side.subscribers).insert(id, address);
         }
     }
 
-    /// Subscribes this process to a model, and again after each lost session.
+    /// Subscribes this process to a model. Subscribes it again after each lost session.
     async fn subscribe(&self, side: &Side) {
         loop {
             if let Err(error) = self.subscribe_once(side).await {

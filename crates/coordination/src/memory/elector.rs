@@ -29,7 +29,7 @@ struct Group {
 #[derive(Default)]
 struct State {
     term: u64,
-    /// Leader, and the first instant after its lease.
+    /// Leader, and the first instant after the end of its lease.
     lease: Option<(Replica, Monotonic)>,
     /// First instant at which each replica no longer counts as a follower.
     followers: BTreeMap<Replica, Monotonic>,

@@ -267,7 +267,7 @@ impl MemoryTree {
         }
         self.call(move |inner, id| {
             let all = inner.multi(id, vec![op]).map_err(|(_, error)| error)?;
-            Ok(all.into_iter().next().and_then(done).expect("the result of a step has the kind of the step"))
+            Ok(all.into_iter().next().and_then(done).expect("the result of a step has the same kind as the step"))
         })
     }
 }

@@ -22,7 +22,7 @@ use crate::tree::{Acl, CreateMode, Event, NodePath, Sequence, Tree, TreeError, Z
 const ITEM: &str = "item";
 const TOKEN: &str = "token";
 /// Largest number of changes that wait until a listener receives them. A listener that is too slow receives only the
-/// net changes.
+/// difference between its known items and the present items.
 const WAITING_MAX: usize = 1_024;
 
 /// Handle of a bag in one process.
@@ -34,7 +34,7 @@ pub struct Bag {
     acl: Acl,
 }
 
-/// Item that ends with this process's session. Its drop removes the item from the bag.
+/// Item that ends with this process's session. A drop of this value removes the item from the bag.
 #[must_use = "a drop of this value removes the item"]
 pub struct OwnItem {
     id: Sequence,
@@ -50,8 +50,8 @@ pub enum BagChange {
     Removed(Sequence),
 }
 
-/// Receiver of the changes of a bag. Its drop ends the listening.
-#[must_use = "a drop of this value stops the listening"]
+/// Receiver of the changes of a bag. A drop of this value stops the listener.
+#[must_use = "a drop of this value stops the listener"]
 pub struct BagListener {
     present: BTreeSet<Sequence>,
     changes: mpsc::Receiver<BagChange>,
@@ -117,7 +117,12 @@ impl Bag {
             Ok::<_, TreeError>(())
         };
         if let Err(error) = creating.await {
-            tracing::debug!(items = %self.items, %id, %error, "cannot create a token; the next token reveals the item");
+            tracing::debug!(
+                items = %self.items,
+                %id,
+                %error,
+                "cannot create a token; Petting Zoo's listeners see the item when the next token appears"
+            );
         }
     }
 

@@ -75,9 +75,9 @@ pub struct DoubleBarrier {
     acl: Acl,
 }
 
-/// Entry of this process into a double barrier. Its drop leaves the barrier without a wait. [`Entered::leave`] waits
-/// for the other processes.
-#[must_use = "a drop of this value leaves the barrier"]
+/// Entry of this process into a double barrier. When the caller drops this value, the process leaves the barrier
+/// without a wait. [`Entered::leave`] waits for the other processes.
+#[must_use = "the process leaves the barrier when this value is dropped"]
 pub struct Entered {
     barrier: DoubleBarrier,
     owned: NodeGuard,
@@ -114,7 +114,7 @@ impl DoubleBarrier {
         let entered = Entered { barrier: self.clone(), owned };
         loop {
             let (ready, watch) = self.client.retry(|| tree.exists_and_watch(&self.ready)).await?;
-            // A ready node that is older than this process's node belongs to an earlier round.
+            // If the ready node is older than this process's node, the ready node belongs to an earlier round.
             if ready.as_ref().is_some_and(|ready| ready.created > created) {
                 return Ok(entered);
             }

@@ -23,10 +23,10 @@ struct Inner {
     runtime: Runtime,
     trees: Arc<dyn Trees>,
     options: SessionOptions,
-    /// Present session. A task holds this mutex while it opens a session.
+    /// Present session. A task locks this mutex while it opens a session.
     current: Mutex<Option<Arc<dyn Tree>>>,
-    /// Last node without a GUID in its name that this client created, as its session and the change that created it. A
-    /// task holds this mutex while it creates such a node.
+    /// Last node without a GUID in its name that this client created. The value contains the session of the node and
+    /// the change that created the node. A task locks this mutex while it creates such a node.
     last_plain: Mutex<(SessionId, Zxid)>,
     cleanup: Arc<Cleanup>,
     _tasks: TaskSet,
@@ -131,7 +131,7 @@ impl Client {
         self.0.last_plain.lock().await
     }
 
-    /// Waits before the caller makes another attempt.
+    /// Waits for the time between two attempts of a request.
     pub(super) async fn back_off(&self) {
         self.runtime().sleep(RETRY_WAIT).await;
     }

@@ -31,14 +31,15 @@ pub struct Config {
 pub struct Effective {
     /// Service's values and instance's values together. If both contain a key, the instance's value is here.
     pub values: Values,
-    /// Last change of the service's values, or `None` if the service has no values. A later report never shows an
+    /// Last change of the service's values, or `None` if the service has no values. This change never becomes an
     /// earlier change.
     pub service: Option<Zxid>,
     /// Last change of the instance's values, or `None` if the instance has no values.
     pub instance: Option<Zxid>,
     /// True if the engine responded recently.
     pub is_current: bool,
-    /// Reason why the last text that a process wrote is not a YAML map. The values before this text remain effective.
+    /// Error if the last text that a process wrote is not a YAML map. In that case, the previous values remain
+    /// effective.
     pub problem: Option<String>,
 }
 

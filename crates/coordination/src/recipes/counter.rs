@@ -57,7 +57,7 @@ impl Counter {
             let sum = self.decode(&node.data)?.wrapping_add(more);
             match tree.set(&self.path, encode(sum), Expected::Version(node.stat.version)).await {
                 // Another process changed the counter first. For each retry of one process, another process has
-                // succeeded, so finally all processes succeed.
+                // succeeded, so all processes succeed in the end.
                 Err(TreeError::BadVersion | TreeError::NoNode) => {}
                 done => return done.map(|_| sum),
             }

@@ -25,12 +25,12 @@ use crate::tree::{Acl, CreateMode, NodePath, TreeError, Zxid};
 /// Time after which an instance without a node counts as gone. To update a node, Petting Zoo's writers delete it and
 /// create it again.
 const MISSING_MAX: Duration = Duration::from_millis(200);
-/// Longest time for which a new follower waits for the engine if a file can replace the engine.
+/// Longest time for which a new follower waits for the engine. The limit applies only if a file can replace the engine.
 const FIRST_READ_MAX: Duration = Duration::from_secs(2);
 /// Largest size of a file of instances, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Handle in one process, through which the process finds and publishes instances of all services.
+/// Handle with which a process finds and publishes instances of all services.
 #[derive(Clone)]
 pub struct Discovery {
     client: Client,
@@ -247,8 +247,8 @@ struct View {
     in_files: Option<Arc<[Instance]>>,
     /// Instance that each node contained at its last read, or `None` if the node is not an instance.
     read: BTreeMap<NodePath, (Zxid, Option<Instance>)>,
-    /// Instances that the view still contains although their nodes are missing, with the time at which each instance
-    /// counts as gone.
+    /// Instances that the view still contains although their nodes are missing. Each entry contains the time at which
+    /// the instance counts as gone.
     missing: BTreeMap<NodePath, Monotonic>,
 }
 
@@ -301,7 +301,7 @@ impl View {
         self.missing.values().min().copied()
     }
 
-    /// Returns the instances that the follower reports. `is_current` tells whether the engine responded recently; it is
+    /// Returns the instances that the follower reports. `is_current` is true if the engine responded recently, and
     /// `None` if the engine has never responded.
     fn instances(&self, is_current: Option<bool>) -> Instances {
         let all: Arc<[Instance]> = self.read.values().filter_map(|(_, instance)| instance.clone()).collect();

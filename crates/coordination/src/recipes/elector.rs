@@ -37,14 +37,14 @@ struct Inner {
     form: Form,
     acl: Acl,
     joined: Mutex<BTreeMap<String, Arc<JoinedReplica>>>,
-    /// Mutex that a task holds while it adds a replica to the line.
+    /// Mutex that a task locks while it adds a replica to the line.
     joining: tokio::sync::Mutex<()>,
 }
 
 /// Place of a replica in the line.
 struct JoinedReplica {
     place: Arc<Place>,
-    /// State of the replica's turn, if the replica watches.
+    /// State of the replica's turn, if the replica uses the watching form.
     turn: Option<watch::Receiver<Turn>>,
     _tasks: TaskSet,
 }
@@ -58,7 +58,7 @@ enum Turn {
 }
 
 impl TreeElector {
-    /// Creates the elector. `acl` is the access list of the nodes created here, including missing parents.
+    /// Creates the elector. `acl` is the access list of the nodes that the elector creates, including missing parents.
     #[must_use]
     pub fn new(client: &Client, group: NodePath, form: Form, acl: Acl) -> Self {
         let (joined, joining) = (Mutex::default(), tokio::sync::Mutex::default());
@@ -67,7 +67,8 @@ impl TreeElector {
 }
 
 impl Inner {
-    /// Returns the line of all replicas in the replica group. New places in this line have the name `replica`.
+    /// Returns a handle of the line of all replicas in the replica group. New places of this handle have the name
+    /// `replica`.
     fn line(&self, replica: &str) -> Line {
         let (parent, acl) = (self.group.clone(), self.acl.clone());
         Line { parent, name: replica.into(), naming: Naming::Plain, members: Members::Numbered, acl }

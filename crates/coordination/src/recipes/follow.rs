@@ -93,8 +93,8 @@ impl<T: fmt::Debug> fmt::Debug for Followed<T> {
     }
 }
 
-/// Passes the names of the children of `parent` to `update`, at the start and after each change. A missing parent has
-/// no children. Ends only when `update` returns false.
+/// Passes the names of the children of `parent` to `update`, at the start and after each change. A missing parent
+/// counts as a parent without children. The function ends only when `update` returns false.
 pub(super) async fn follow_children(client: &Client, parent: &NodePath, mut update: impl FnMut(Vec<String>) -> bool) {
     loop {
         let followed = async {
@@ -129,7 +129,7 @@ pub(super) async fn follow_children(client: &Client, parent: &NodePath, mut upda
 #[derive(Clone, Debug, Default)]
 pub(super) struct Subtree {
     pub(super) nodes: Arc<BTreeMap<NodePath, Node>>,
-    /// True if the engine responded recently. No unreported changes exist then.
+    /// True if the engine responded recently. In that case, no unreported changes exist.
     pub(super) is_current: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Member group of processes with one name each. Processes with Curator's `GroupMember` can share the group.
+//! Member group in which each process has one name. Processes with Curator's `GroupMember` can share the group.
 
 use std::collections::BTreeMap;
 

@@ -11,7 +11,7 @@ use crate::Term;
 use crate::tree::session::{Session, SessionState};
 use crate::tree::{Expected, Op, TreeError};
 
-/// Time for which a guard remains valid without a response of the engine.
+/// Time for which a guard remains valid while the engine does not respond.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Trust {
     /// The guard ends when a request gets no response. If the connection is lost only for a moment, the guard ends
@@ -22,8 +22,8 @@ pub enum Trust {
     UntilLost,
 }
 
-/// Guard of a lock or a leadership. It has one owner and reports its own end. Its drop releases the lock in the
-/// background. [`Held::release`] waits for the release.
+/// Guard of a lock or a leadership. It has one owner and reports its own end. A drop of the guard releases the lock in
+/// the background. [`Held::release`] waits for the release.
 #[must_use = "a drop of this value releases the lock"]
 pub struct Held {
     // Rust drops this field before the node, so the guard ends before another process can get the lock.
@@ -105,8 +105,8 @@ impl Held {
         self.validity.is_valid()
     }
 
-    /// Returns the instant at which the guard ends if the engine does not respond before. A supervisor outside this
-    /// process can end the work at this instant, even while this process is paused.
+    /// Returns the instant at which the guard ends if the engine does not respond before this instant. A supervisor
+    /// outside this process can end the work at this instant, even while this process is paused.
     #[must_use]
     pub fn deadline(&self) -> Monotonic {
         self.validity.session.deadline()
@@ -124,7 +124,8 @@ impl Held {
         self.validity.over.child_token()
     }
 
-    /// Returns steps with which a multi fails after the guard has ended, even if the writer does not know this yet.
+    /// Returns steps for a multi. A multi with these steps fails after the guard has ended, even if the writer does not
+    /// know yet that it has ended.
     #[must_use]
     pub fn fence(&self) -> Vec<Op> {
         let own = Op::Check { path: self.owned.node().path.clone(), expected: Expected::Any };

@@ -52,7 +52,7 @@ pub(super) enum Rule {
     After(&'static str),
 }
 
-/// Place in a line. Its drop removes its node.
+/// Place in a line. A drop of this value removes the node of the place.
 pub(super) struct Place {
     owned: NodeGuard,
     line: Line,
@@ -165,8 +165,8 @@ impl Place {
 
     async fn look(&self) -> Result<Turn, TreeError> {
         let OwnNode { tree, path, .. } = self.node();
-        // If several places may have their turn at the same time, the place must learn the departure of each of them.
-        // It therefore watches all children.
+        // If several places may have their turn at the same time, this place must learn when each of them leaves. The
+        // process therefore watches all children.
         let (names, watch) = if matches!(self.rule, Rule::Among(2..)) {
             let (children, watch) = tree.children_and_watch(&self.line.parent).await?;
             (self.line.sorted(children.names), Some(watch))
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn least_number_follows_the_greatest_number() {
+    fn least_sequence_number_follows_the_greatest() {
         assert!(ordered(&[]).is_empty());
         assert_eq!(ordered(&[7]), [7]);
         assert_eq!(ordered(&[12, 3, 7]), [3, 7, 12]);

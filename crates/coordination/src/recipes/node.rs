@@ -24,7 +24,7 @@ pub(super) struct OwnNode {
     is_unique: bool,
 }
 
-/// Guard of a node. Its drop removes the node.
+/// Guard of a node. A drop of the guard removes the node.
 pub(super) struct NodeGuard {
     node: OwnNode,
     is_released: bool,
@@ -50,7 +50,7 @@ pub(super) struct AbandonedNode {
     pub(super) node_match: NodeMatch,
 }
 
-/// Condition that identifies one node among the children of a parent that this session owns.
+/// Condition that identifies one node. The node is a child of a given parent and belongs to this session.
 #[derive(Clone)]
 pub(super) enum NodeMatch {
     /// The node at this path that this change created.
@@ -110,8 +110,8 @@ impl NewNode {
 }
 
 /// Node without a GUID in its name. The process finds it as the only node of this session that is newer than the last
-/// such node of this client. The client must therefore create such nodes one at a time. It creates them in a task, so a
-/// caller that does not poll does not block the other callers.
+/// such node of this client. The client must therefore create such nodes one at a time. It creates them in a task. A
+/// caller that no longer polls therefore cannot block the other callers.
 pub(super) struct NewPlain {
     pub(super) parent: NodePath,
     pub(super) parents: CreateMode,
@@ -152,7 +152,7 @@ impl NewPlain {
     }
 }
 
-/// Node that the engine may have created. Its drop hands the node to the cleanup task.
+/// Node that the engine may have created. A drop of this value hands the node to the cleanup task.
 struct UncertainNode<'a> {
     client: &'a Client,
     abandoned: Option<AbandonedNode>,
@@ -240,7 +240,7 @@ impl OwnNode {
 }
 
 /// Completes with [`TreeError::NoNode`] when the node no longer exists. Completes with another error when the session
-/// is lost or may not read the node. If `created` is set, only the node that this change created counts.
+/// is lost or may not read the node. If `created` is set, a node that another change created counts as missing.
 pub(super) async fn gone(client: &Client, tree: &dyn Tree, path: &NodePath, created: Option<Zxid>) -> TreeError {
     let is_same = |stat: &Stat| created.is_none_or(|created| stat.created == created);
     loop {

@@ -26,7 +26,7 @@ pub enum PresenceState {
     Rejected(TreeError),
 }
 
-/// Node that represents this process. Its drop removes the node.
+/// Node that represents this process. A drop of this value removes the node.
 #[must_use = "a drop of this value removes the node"]
 pub struct Presence {
     path: NodePath,
@@ -36,8 +36,8 @@ pub struct Presence {
 }
 
 impl Presence {
-    /// Starts a task that creates the node at `path`, again after each lost session. `acl` is the access list of the
-    /// node and of missing parents, which have the mode `parents`.
+    /// Starts a task that creates the node at `path`, and creates it again after each lost session. `acl` is the access
+    /// list of the node and of missing parents, which have the mode `parents`.
     pub(super) fn start(client: &Client, path: NodePath, parents: CreateMode, acl: Acl, data: Bytes) -> Self {
         let (sender, state) = watch::channel(PresenceState::NotNow);
         let (data, new) = watch::channel(data);
@@ -94,7 +94,7 @@ struct Keeper {
     path: NodePath,
     parents: CreateMode,
     acl: Acl,
-    /// Sessions in which this process has created the node.
+    /// Sessions of this process that have created the node.
     earlier_sessions: BTreeSet<SessionId>,
 }
 

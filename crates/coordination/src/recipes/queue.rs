@@ -32,8 +32,8 @@ pub enum Position {
     Out,
 }
 
-/// Candidate in the queue. Its drop leaves the queue.
-#[must_use = "a drop of this value leaves the queue"]
+/// Candidate in the queue. A drop of this value removes the candidate from the queue.
+#[must_use = "a drop of this value removes the candidate from the queue"]
 pub struct Candidacy {
     place: Place,
     line: Line,
@@ -77,8 +77,8 @@ impl LeaderQueue {
         self.line.nodes(&*tree).await
     }
 
-    /// Follows the number of candidates behind the leader, which could take over. The value is `None` until the engine
-    /// has responded.
+    /// Follows the number of candidates that wait behind the leader and could take over. The value is `None` until the
+    /// engine has responded.
     pub fn spare(&self) -> Followed<Option<usize>> {
         let (client, line) = (self.client.clone(), self.line.clone());
         Followed::start(&self.client, None, |spare| async move {

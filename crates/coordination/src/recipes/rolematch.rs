@@ -230,8 +230,8 @@ impl RoleMatch {
         }
     }
 
-    /// Takes a job. Returns `None` if the job is no longer open. The request runs in a separate task. A caller that
-    /// drops the future therefore never leaves a job whose holder does not know that it holds the job.
+    /// Takes a job. Returns `None` if the job is no longer open. The request runs in a separate task. If the caller
+    /// drops the future, this task still receives the response and releases the job.
     async fn take(&self, place: &Place, job: Sequence, applicant: &Bytes) -> Result<Option<Taken>, TreeError> {
         let (client, tree) = (self.client.clone(), place.node().tree.clone());
         let (item, own) = (self.jobs.path(job)?, place.node().path.clone());
@@ -294,8 +294,8 @@ struct Taken {
     owned: NodeGuard,
 }
 
-/// Looks for the node of the holder after a lost response. Returns the change that created the node, if this session
-/// owns the node and the item has the version that this attempt set.
+/// Looks for the node of the holder after a lost response. Returns the change that created the node if this session
+/// owns the node and the item has the version that this attempt set. Otherwise returns `None`.
 fn find_created<'a>(
     tree: &'a Arc<dyn Tree>,
     item: &'a NodePath,

@@ -1,4 +1,4 @@
-//! Semaphore with a largest number of holders at the same time. Processes with Curator's `InterProcessSemaphoreV2` can
+//! Semaphore that limits the number of holders at the same time. Processes with Curator's `InterProcessSemaphoreV2` can
 //! share it.
 
 use bytes::Bytes;
@@ -14,8 +14,8 @@ use crate::tree::{Acl, NodePath, TreeError};
 #[derive(Clone)]
 pub struct Semaphore {
     client: Client,
-    /// Lock that a process holds while it waits for a lease. The next requests wait for this lock. Curator counts the
-    /// places in the line of leases. It therefore sees at most one place too many.
+    /// Lock that a process holds while it waits for a lease. The next requests wait for this lock. Processes with
+    /// Curator count the places in the line of leases. Because of this lock, they see at most one place too many.
     locks: Lock,
     leases: Line,
     count: usize,

@@ -75,7 +75,7 @@ mod tests {
 
     /// A process that may write a node must not be able to stop the readers of that node.
     #[test]
-    fn decode_rejects_documents_that_expand() {
+    fn decode_rejects_deep_and_expanding_documents() {
         let mut bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
         for level in 1..9 {
             let inner = format!("*a{}", level - 1);

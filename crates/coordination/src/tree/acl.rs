@@ -13,8 +13,9 @@ use super::TreeError;
 pub enum Acl {
     /// Grants every permission to every session, like ZooKeeper's `world:anyone:cdrwa`. Petting Zoo uses this list.
     Open,
-    /// Grants every permission to the creator and none to others, like ZooKeeper's `auth`. The name and password of its
-    /// session identify the creator. The engine rejects this list if the session has no credentials.
+    /// Grants every permission to the creator and none to other sessions, like ZooKeeper's `auth`. The name and
+    /// password of a session identify it as the creator. The engine rejects this list if the session has no
+    /// credentials.
     Creator,
     /// Grants every permission to the creator, and the permission to read to every session.
     CreatorReadable,

@@ -16,15 +16,15 @@ pub enum NodePathError {
     /// A part of the path is empty, `.` or `..`.
     #[error("invalid path: a part must not be empty, `.` or `..`")]
     Part,
-    /// The path contains a character that ZooKeeper rejects. It rejects control characters and characters that Java may
-    /// not encode reliably.
+    /// The path contains a character that ZooKeeper rejects. ZooKeeper rejects control characters and characters that
+    /// Java possibly cannot encode reliably.
     #[error("invalid path: it contains the character {0:?}, which is not allowed")]
     Character(char),
 }
 
 impl NodePath {
-    /// Largest length of a path, in bytes. An index of PostgreSQL can contain much longer keys. ZooKeeper limits only
-    /// the whole request.
+    /// Largest length of a path, in bytes. All engines accept longer paths: an index of PostgreSQL can contain much
+    /// longer keys, and ZooKeeper limits only the whole request.
     pub const LEN_MAX: usize = 1_024;
 
     /// Returns the path of the root, `/`.
@@ -119,8 +119,8 @@ impl fmt::Debug for NodePath {
 }
 
 /// Number that a tree gives to a sequential node. It is the number of earlier creations below the parent, as a signed
-/// 32-bit number. After 2³¹ − 1, the next number is −2³¹, so the numbers give the order of creation only until then.
-/// Recipes that need the exact order use [`created`](super::Stat::created).
+/// 32-bit number. The number after 2³¹ − 1 is −2³¹. The numbers therefore show the order of creation only until this
+/// overflow. Recipes that need the exact order use [`created`](super::Stat::created).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Sequence(pub i32);
 

@@ -3,10 +3,10 @@
 //!
 //! The engine ends a session when the timeout has passed since the *engine* received the last request or ping. This
 //! process ends the session earlier, three quarters of the timeout after it *sent* the last request that got a
-//! response. The end in the process therefore always comes first, unless the clock of this machine is slower than the
-//! engine's clock by a quarter. With ZooKeeper, this margin can be lost at the shortest timeout. A ZooKeeper follower
-//! reports sessions to its leader only every half tick, which is a quarter of the shortest timeout of two ticks. If the
-//! follower dies just before a report, the margin is lost. Use a longer timeout if this matters.
+//! response. The session therefore always ends in the process first, unless the clock of this machine is slower than
+//! the engine's clock by a quarter. With ZooKeeper, this margin can be lost at the shortest timeout. A ZooKeeper
+//! follower reports sessions to its leader only every half tick, which is a quarter of the shortest timeout of two
+//! ticks. If the follower dies just before a report, the margin is lost. Use a longer timeout if this matters.
 //!
 //! Invariants: an ended session never becomes valid again. After [`Session::is_valid`] has returned false, it never
 //! returns true.
@@ -44,7 +44,8 @@ impl fmt::Display for SessionId {
 pub enum SessionState {
     /// The engine responds.
     Connected,
-    /// The engine has not responded recently. The session ends at its deadline, unless the engine responds before.
+    /// The engine has not responded recently. The session ends at its deadline, unless the engine responds before the
+    /// deadline.
     Suspended,
     /// The session has ended, or may have ended. This process no longer uses the session.
     Lost,
@@ -96,8 +97,8 @@ impl Session {
         self.0.state.subscribe()
     }
 
-    /// Returns the first instant at which the session counts as ended in this process if the engine does not respond
-    /// before.
+    /// Returns the deadline. If the engine does not respond before this instant, the session counts as ended in this
+    /// process from then on.
     #[must_use]
     pub fn deadline(&self) -> Monotonic {
         self.0.deadline.at()

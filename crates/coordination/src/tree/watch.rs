@@ -27,13 +27,13 @@ pub enum Event {
     Gap,
 }
 
-/// Future of the first event after the read that created the watch. It returns [`TreeError::SessionLost`] if the
-/// session ends first. The watch also reports an event that happens while the connection is lost. A drop of the watch
-/// removes it from the engine.
+/// Future that returns the first event after the read that created the watch. It returns [`TreeError::SessionLost`] if
+/// the session ends first. The watch also reports an event that happens while the connection is lost. A drop of the
+/// watch removes it from the engine.
 #[must_use = "a dropped watch reports nothing"]
 pub struct Watch(BoxFuture<'static, Result<Event, TreeError>>);
 
-/// Sending half of a [`Watch`]. Its drop signals the end of the session to the watch.
+/// Sending half of a [`Watch`]. A drop of this value signals the end of the session to the watch.
 #[derive(Debug)]
 pub struct WatchSender(oneshot::Sender<Event>);
 
@@ -83,7 +83,7 @@ impl fmt::Debug for Watch {
 #[must_use = "the caller must read events from the stream"]
 pub struct Events(BoxStream<'static, Event>);
 
-/// Sending half of [`Events`]. Its drop signals the end of the session to the reader.
+/// Sending half of [`Events`]. A drop of this value signals the end of the session to the reader.
 #[derive(Debug)]
 pub struct EventSender {
     sender: mpsc::Sender<Event>,
@@ -107,7 +107,7 @@ impl Events {
     }
 
     /// Returns the next event without a wait. Returns `None` if no event is ready or the stream has ended. In a long
-    /// loop inside a tokio task, it sometimes also returns `None` because tokio forces the task to yield.
+    /// loop inside a tokio task, the function sometimes also returns `None`, because tokio forces the task to yield.
     pub fn try_next(&mut self) -> Option<Event> {
         self.next().now_or_never().flatten()
     }

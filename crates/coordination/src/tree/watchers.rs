@@ -7,7 +7,7 @@ use super::{Event, EventSender, Events, NodePath, SessionId, Watch, WatchSender}
 /// All watches of one tree.
 #[derive(Debug, Default)]
 pub struct Watchers {
-    /// Watches by the path that they watch.
+    /// Watches for each watched path.
     at: BTreeMap<NodePath, Vec<Watcher>>,
 }
 

@@ -19,7 +19,7 @@ on_both! {
     a4_kills_during_acquisition_do_not_block_others
 }
 
-/// Text that only the request to create a place contains, and no earlier request.
+/// Text that identifies the request to create a place. No earlier request contains this text.
 const PLACE: &str = "-lock-";
 
 fn a4_place_with_lost_response_is_found_and_kept(engine: &Engine) {
@@ -122,7 +122,8 @@ fn a4_kills_during_acquisition_do_not_block_others(engine: &Engine) {
     let group = Group::new(SESSION);
     for round in 0..12 {
         let mut dying = group.start(&engine.url(), "dying");
-        // Depending on the round, the process has no session yet, no place, no response, or no leadership.
+        // The round determines the step that the process has not completed yet: the session, the place, the response or
+        // the leadership.
         std::thread::sleep(Duration::from_millis(5 * round));
         dying.kill();
     }

@@ -24,7 +24,7 @@ pub(crate) struct Engine {
     servers: &'static Servers,
     /// Name of the root on ZooKeeper, or of the database on PostgreSQL.
     name: String,
-    /// Lock of a test that needs the servers exclusively because it stops them.
+    /// Lock that a test holds while it has exclusive use of the servers, because it stops them.
     _exclusive: Option<MutexGuard<'static, ()>>,
 }
 
@@ -51,7 +51,7 @@ fn postgres_of(shared: &'static Shared) -> &'static Servers {
 }
 
 fn lock_exclusively(at: usize) -> Option<MutexGuard<'static, ()>> {
-    // The lock may be poisoned by a failed test. The next test works if the failed test has left the servers running.
+    // A failed test may have poisoned the lock. This test still works if the failed test has left the servers running.
     Some(EXCLUSIVE[at].lock().unwrap_or_else(PoisonError::into_inner))
 }
 
@@ -127,7 +127,7 @@ impl Engine {
         self.route_at(Ipv4Addr::LOCALHOST)
     }
 
-    /// Kills all servers, and starts them again on their durable data.
+    /// Kills all servers, and starts them again with their durable data.
     pub(crate) fn restart(&self) {
         match self.servers {
             Servers::Zookeeper(servers) => servers.restart_all().unwrap(),

@@ -62,7 +62,7 @@ fn a5_each_release_wakes_one_of_thirty_candidates(engine: &Engine) {
             held.release().await;
             (leader, held) = watcher.within("the next candidate leads", waiting.next()).await.unwrap();
             done.push(leader);
-            // No handover until now has woken a candidate that still waits.
+            // No handover so far has woken a candidate that still waits in the line.
             let now = requests();
             for at in (0..CANDIDATES).filter(|at| !done.contains(at)) {
                 assert_eq!(now[at], before[at], "candidate {at} was woken before its turn: {done:?}");
@@ -88,7 +88,7 @@ fn a6_resigning_leader_is_followed_at_once(engine: &Engine) {
                 to.candidate_ids().await.len() == 2
             })
             .await;
-            // The candidate either has already set its watch, or reads the line after the release.
+            // The candidate has already set its watch, or it will read the line after the release.
             let (term, released) = (held.term(), runtime.monotonic());
             let (next, ()) =
                 to.within("the candidate leads", futures_util::future::join(waiting, held.release())).await;

@@ -98,8 +98,8 @@ impl History {
         })
     }
 
-    /// Waits for all writes that the holder of `term` tried after its leadership. Returns for each target whether it
-    /// accepted the write.
+    /// Waits for all writes that the holder of `term` tried after its leadership. Returns whether each target accepted
+    /// the write.
     #[track_caller]
     pub(crate) fn late_writes_of(&self, term: u64) -> BTreeMap<String, bool> {
         until("the former leader has tried its late writes", || {

@@ -1,4 +1,5 @@
-//! Tests that kill servers and restart them on their data. They test criterion A2, and criterion A6 after the restart.
+//! Tests that kill servers and restart them with their data. They test criterion A2, and criterion A6 after the
+//! restart.
 
 use reveille_coordination::recipes::Trust;
 use reveille_coordination::tree::Expected;

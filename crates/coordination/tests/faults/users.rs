@@ -20,7 +20,8 @@ fn a8_leader_that_blocks_its_thread_keeps_its_session(engine: &Engine) {
         // Run the leadership in a task of the runtime, as a service does.
         let leading = runtime.detached("leadership", async move {
             let task = async |leading: Leading| {
-                // Wake another task last. That task would then be the next task on this thread.
+                // This request wakes another task just before this thread blocks. The other task would be the next task
+                // on this thread.
                 kept.session().await.unwrap().sync().await.unwrap();
                 std::thread::sleep(SESSION * 2);
                 let (was_cancelled, session) = (leading.over.is_cancelled(), kept.session().await.unwrap());

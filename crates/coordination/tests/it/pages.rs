@@ -1,5 +1,5 @@
-//! Code of docs/recipes.md. `cargo xtask index` copies each part between `// [NAME]` and `// [end]` into the page, and
-//! `cargo xtask tidy` compares the two.
+//! Code examples of docs/recipes.md. `cargo xtask index` copies each part between `// [NAME]` and `// [end]` into the
+//! page, and `cargo xtask tidy` compares the two.
 
 use std::error::Error;
 use std::sync::Arc;

@@ -44,13 +44,14 @@ mod simulated {
 }
 
 #[test]
-fn line_continues_after_the_last_number() {
+fn line_continues_after_the_greatest_sequence_number() {
     for seed in 0..8 {
         let sim = Simulation::new(seed);
         sim.run_until(async {
             let forest = MemoryForest::new(sim.outside(), slow());
             let set_next = |path: &NodePath, next| forest.trees().set_sequence(path, next);
-            coordination_conformance::recipes::line_continues_past_the_last_number(&forest, set_next).await;
+            coordination_conformance::recipes::line_continues_past_the_greatest_sequence_number(&forest, set_next)
+                .await;
         });
     }
 }
@@ -62,7 +63,7 @@ struct Leaders {
     terms: Vec<Term>,
 }
 
-/// Leads until the leadership ends or this member resigns.
+/// Leads until the leadership ends or the member resigns.
 async fn lead(leaders: &Mutex<Leaders>, member: usize, leading: Leading, runtime: &Runtime, may_resign: bool) {
     {
         let mut leaders = leaders.lock().expect("no code panics while it holds this mutex");

@@ -11,7 +11,7 @@ use reveille_coordination::tree::{Acl, CreateMode, NodePath, Sequence, SessionOp
 use crate::support::{MemoryForest, slow, with_real_runtime};
 
 #[test]
-fn least_number_follows_the_greatest_number() {
+fn least_sequence_number_follows_the_greatest() {
     with_real_runtime(async |runtime| {
         let trees = MemoryTrees::new(runtime, MemoryOptions::default());
         let tree = trees.open(SessionOptions::default()).await.unwrap();

@@ -121,7 +121,7 @@ fn cancelled_schedule_fires_neither_occurrences_nor_redrives() {
 }
 
 #[test]
-fn redrive_fires_after_a_change_and_after_the_end() {
+fn redrive_fires_after_a_change_or_the_end_of_the_schedule() {
     let mut schedule = once();
     let replay = redrive_of(&schedule, after(3_600));
     assert_eq!((replay.occurrence.replay, replay.attempt, replay.position), (1, 1, after(3_600)));
@@ -158,7 +158,7 @@ fn success_ends_a_one_shot_but_not_a_recurring_schedule() {
 }
 
 #[test]
-fn failure_is_retried_as_the_same_occurrence_until_attempts_end() {
+fn failed_attempt_is_retried_as_same_occurrence_up_to_the_limit() {
     let schedule = once();
     let mut key = first_key(&schedule);
     for attempt in 1..5 {
@@ -174,7 +174,7 @@ fn failure_is_retried_as_the_same_occurrence_until_attempts_end() {
 }
 
 #[test]
-fn attempt_of_a_changed_schedule_has_no_retry_and_no_end() {
+fn attempt_of_a_changed_schedule_neither_retries_nor_ends_it() {
     let mut schedule = once();
     let key = first_key(&schedule);
     schedule.revision = Revision(1);

@@ -67,12 +67,12 @@ proptest! {
     }
 
     #[test]
-    fn parser_of_durations_never_panics_on_any_text(text in "\\PC{0,80}") {
+    fn duration_parser_never_panics_on_any_text(text in "\\PC{0,80}") {
         drop(parse(&text).map(format));
     }
 
     #[test]
-    fn parser_of_durations_never_panics_on_similar_text(text in "[-+PTYMWDHSymwdhsnu0-9. ,:]{0,30}") {
+    fn duration_parser_never_panics_on_text_like_a_duration(text in "[-+PTYMWDHSymwdhsnu0-9. ,:]{0,30}") {
         if let Ok(duration) = parse(&text) {
             prop_assert_eq!(parse(&format(duration)), Ok(duration));
         }

@@ -149,7 +149,7 @@ fn only_a_policy_with_the_class_allows_its_addresses() {
 }
 
 #[test]
-fn class_never_allows_metadata_or_reserved_addresses() {
+fn allowed_class_never_allows_metadata_or_reserved_addresses() {
     for (addresses, expected) in [(METADATA, Kind::Metadata), (RESERVED, Kind::Reserved)] {
         for address in addresses {
             assert_eq!(kind(address), expected, "{address}");

@@ -292,8 +292,8 @@ fn problem_of_field(kind: CronField, text: &str) -> Option<String> {
     }
 }
 
-/// Rejects text that the parser accepts but reads in a surprising way. It reads `1MON` as 11, `MON` as a minute, and
-/// `,` as a field that matches nothing.
+/// Rejects text that the parser accepts but reads in a surprising way. The parser reads `1MON` as 11, `MON` as a
+/// minute, and `,` as a field that matches nothing.
 fn check_characters(kind: CronField, text: &str) -> Result<(), String> {
     let is_day = matches!(kind, CronField::DayOfMonth | CronField::DayOfWeek);
     let is_known = |(at, c): &(usize, char)| match c {
@@ -387,7 +387,7 @@ pub enum CronError {
     #[error("cron expression has {bytes} bytes, more than the limit of {max}", max = Cron::EXPRESSION_BYTES_MAX)]
     TooLong { bytes: usize },
     #[error(
-        "cron expression has {0} fields, but must have 5 (minute hour day-of-month month day-of-week) or 6 (second first)"
+        "cron expression has {0} fields, but must have 5 (minute hour day-of-month month day-of-week) or 6 (seconds before these 5)"
     )]
     FieldCount(usize),
     /// Invalid field of the expression. `at` is the byte offset of the field in the expression, from 0.

@@ -56,7 +56,7 @@ fn recurring() -> impl Strategy<Value = When> {
 
 proptest! {
     #[test]
-    fn missed_instants_equal_those_of_repeated_next_after(
+    fn missed_instants_equal_the_results_of_repeated_next_after(
         when in recurring(),
         after_millis in 0_i64..40_000_000_000,
         late_millis in 0_u64..2_000_000_000,

@@ -56,7 +56,7 @@ fn validation_reserves_headers_of_reveille_and_connections() {
 }
 
 #[test]
-fn at_may_be_one_minute_past_or_ten_years_ahead() {
+fn at_may_be_one_minute_in_the_past_or_ten_years_ahead() {
     let Limits { past_max, horizon, .. } = Limits::default();
     let resolution = Duration::from_millis(1);
     for (at, expected) in [
@@ -201,7 +201,7 @@ fn validation_limits_number_and_bytes_of_headers() {
 }
 
 #[test]
-fn validation_requires_names_and_limits_of_labels() {
+fn validation_rejects_labels_without_names_or_over_limits() {
     let labels = |pairs: &[(&str, &str)]| Spec {
         labels: pairs.iter().map(|(name, value)| (String::from(*name), String::from(*value))).collect(),
         ..spec()

@@ -68,7 +68,7 @@ proptest! {
     }
 
     #[test]
-    fn parser_never_panics(bytes in vec(any::<u8>(), HEADER_BYTES..400), salt: u64) {
+    fn parser_never_panics_on_random_bytes(bytes in vec(any::<u8>(), HEADER_BYTES..400), salt: u64) {
         let _nothing = (decode(&bytes, salt, BLOCK), SegmentHeader::decode(bytes.first_chunk().unwrap()));
         let _nothing = (0..20).map(|count| is_whole(&bytes, count)).filter(|whole| *whole).count();
     }

@@ -20,7 +20,7 @@ const SIZES: [usize; 7] = [60, 4100, 30, 200, 8, 4100, 40];
 /// Number of segments. The last segment is prepared and empty.
 const SEGMENTS: u64 = 4;
 
-/// Writes a journal on a new member, with one record for each of [`SIZES`].
+/// Writes a journal on a new simulated member, with one record for each of [`SIZES`].
 async fn image(sim: &Handle, history: &History, closed: bool) {
     let a = sim.member("a");
     let writer = history.clone();
@@ -164,7 +164,8 @@ fn opening_reports_missing_or_shortened_segment_as_damage() {
                 open_from(&sim).await
             });
             match (result, cut) {
-                // The journal treats a missing first segment as released. A consumer detects the loss by `first`.
+                // The journal treats a missing first segment as released. A consumer detects the loss by the field
+                // `Opened::first`.
                 (Ok((first, _)), None) if number == 1 => assert!(first > 1),
                 // The last segment contained no entries.
                 (Ok((1, entries)), None) if number == SEGMENTS => assert_eq!(entries, history.state().appended),

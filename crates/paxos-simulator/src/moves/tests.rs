@@ -38,7 +38,7 @@ fn master_moves_when_its_shortened_lease_ends() {
 }
 
 #[test]
-fn move_by_waiting_takes_a_lease_but_leaves_a_short_gap() {
+fn move_by_waiting_takes_a_lease_but_is_briefly_without_master() {
     for one in moves(MoveKind::Waits) {
         assert!(one.took >= 2_000_000 && one.took <= 2_000_000 + 3 * ROUND + LATE, "{one:?}");
         assert!(one.gap <= 2 * ROUND + LATE, "{one:?}");

@@ -337,7 +337,7 @@ impl Cluster {
         self.bounds.lives && !is_under_way && (lives || !self.serves(state, node))
     }
 
-    /// Returns the term that a leader may end by a consent; `None` if it may not consent.
+    /// Returns the term that a leader may end by a consent; `None` if the leader must not consent.
     fn consentable(&self, state: &State, node: usize) -> Option<Term> {
         let leader = state.leader(node)?;
         let log = match self.rules.consenter {

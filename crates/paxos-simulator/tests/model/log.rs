@@ -5,7 +5,7 @@ use crate::rules::{Compare, Rules};
 /// Maximum number of slots in all configurations.
 pub(crate) const SLOTS: usize = 4;
 
-/// Number of a slot. Slots begin at 1, and 0 means before the first slot.
+/// Number of a slot. Slots begin at 1, and 0 is the position before the first slot.
 pub(crate) type Slot = usize;
 
 /// Number of a ballot. Ballots begin at 1, and 0 is lower than all ballots. Each ballot belongs to the node that opened
@@ -40,7 +40,7 @@ pub(crate) enum Claim {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Value {
     Data,
-    /// Claim of the node, and true if the node's liveness renews the mastership.
+    /// Claim of the node, and a flag that is true if the node's liveness renews the mastership.
     BeMaster(Claim, bool),
 }
 

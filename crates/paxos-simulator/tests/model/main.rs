@@ -3,10 +3,10 @@
 //!
 //! The model has three nodes. A sent message may arrive at any time, any number of times, or never. A restart loses
 //! everything that is not on disk. The model contains phase 1, the pulled entries, the first entry of a ballot, and
-//! `BeMaster` with its compare-and-swap. Every slot renews the lease, which counts from before the proposal. The model
-//! contains both lines of defence, consent, and the takeover that a consent allows. It contains the liveness of one
-//! node, and treats the system group as a register. It does not contain changes of members, snapshots, `Shorten`, a
-//! liveness epoch across restarts, or more than three nodes.
+//! `BeMaster` with its compare-and-swap. Every slot renews the lease, which counts from an instant before the proposal
+//! of the slot. The model contains both lines of defence, consent, and the takeover that a consent allows. It contains
+//! the liveness of one node, and treats the system group as a register. It does not contain changes of members,
+//! snapshots, `Shorten`, a liveness epoch across restarts, or more than three nodes.
 //!
 //! Each test states its bounds: the numbers of ballots, slots, data entries, restarts and consents in a history. Within
 //! these bounds, the test explores all states. It distinguishes states by 64-bit hashes. Time has no bound: a clock is
@@ -57,12 +57,12 @@ fn two_takeovers_by_waiting_are_safe() {
 }
 
 #[test]
-fn consent_is_safe() {
+fn consent_to_a_takeover_is_safe() {
     holds(Bounds { consents: 1, ..MASTERED }, &[WAITED, CONSENTED, VOID], [343_459, 358_459, 448_691]);
 }
 
 #[test]
-fn restart_is_safe() {
+fn restart_of_a_node_is_safe() {
     holds(Bounds { crashes: 1, ..MASTERED }, &[WAITED, VOID], [174_425, 177_003, 217_387]);
 }
 
@@ -131,7 +131,7 @@ fn consent_in_a_longer_log_is_safe() {
 // ---- Tests of the purpose of each rule: without the rule, a property does not hold.
 
 #[test]
-fn two_masters_exist_without_both_lines_of_defence() {
+fn two_masters_exist_without_any_line_of_defence() {
     breaks(ONE_MASTER, Rules::NEITHER, MASTERED);
 }
 
@@ -287,14 +287,14 @@ fn ignoring_liveness_allows_two_masters() {
 }
 
 #[test]
-fn early_expiry_allows_two_masters() {
+fn early_expiry_of_liveness_allows_two_masters() {
     breaks(ONE_MASTER, Rules { expiry_waits: false, ..Rules::BOTH }, LIVING);
 }
 
 /// The simulator found this bug at seed 265,485. It occurs with both lines of defence and with each line alone. The
 /// master's last `BeMaster` entry does not name its liveness epoch.
 #[test]
-fn returning_liveness_allows_two_masters() {
+fn serving_by_unnamed_liveness_allows_two_masters() {
     for rules in [Rules::BOTH, Rules::ACCEPTORS, Rules::LOG] {
         breaks(ONE_MASTER, Rules { uncommitted_lives: false, ..rules }, LIVING);
     }

@@ -33,7 +33,7 @@ pub(crate) enum Consenter {
 pub(crate) enum ClaimBy {
     /// The candidate's own log, before phase 1.
     Candidate,
-    /// The candidate's own log before phase 1, or the log after phase 1 if the same rule allows the claim by that log.
+    /// The candidate's own log before phase 1, or the log after phase 1 if the rules allow a claim by that log.
     CandidateAndLeader,
     /// The log after phase 1, although the candidate waited only according to its own log.
     Unwaited,

@@ -10,8 +10,8 @@ pub(crate) const BALLOTS: usize = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct State {
     pub(crate) nodes: [Node; NODES],
-    /// Owner of each ballot, and the longest log that it has sent. The start of this log up to any slot may arrive at
-    /// any time, any number of times.
+    /// Owner of each ballot, and the longest log that the owner has sent. The start of this log up to any slot may
+    /// arrive at any time, any number of times.
     pub(crate) sent: [Option<Sent>; BALLOTS],
     /// The only consent of a history. It may arrive at any time.
     pub(crate) consent: Option<Consent>,

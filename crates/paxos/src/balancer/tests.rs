@@ -73,7 +73,7 @@ fn balancer_moves_only_groups_of_a_drained_node() {
 }
 
 #[test]
-fn balancer_moves_surplus_through_a_third_node() {
+fn balancer_moves_surplus_groups_through_a_third_node() {
     // Node 3 has free capacity, but is not a replica of the surplus groups of node 1. Node 2 takes one of these groups,
     // and gives one of its own groups to node 3.
     let mut groups: Vec<Load> = (1..=4).map(|group| load(group, 1, &[1, 2])).collect();

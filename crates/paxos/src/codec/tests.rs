@@ -205,7 +205,7 @@ fn messages() -> [(&'static str, Message); 19] {
     ]
 }
 
-/// Draws small numbers as often as numbers of the whole range, because small numbers take fewer bytes.
+/// Draws small numbers as often as numbers of the whole range, so that the tests cover short encodings, too.
 fn any_number() -> impl Strategy<Value = u64> + Clone {
     prop_oneof![0..200_u64, any::<u64>()]
 }

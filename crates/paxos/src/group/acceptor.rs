@@ -135,8 +135,8 @@ impl Group {
             return;
         }
         let slot = if early { *matched } else { self.synced.min(*matched) };
-        // A member with unsynced entries reports once they are durable. It repeats a report because the leader may not
-        // have received the earlier report.
+        // A member with unsynced entries reports once they are durable. It repeats a report because the network may
+        // have lost the earlier report.
         if slot > *reported || again && slot == *matched {
             *reported = slot.max(*reported);
             let (to, ballot) = (ballot.node, *ballot);
@@ -144,9 +144,9 @@ impl Group {
         }
     }
 
-    /// Queries other members for the last decided slot. A node may not know all decided slots after a start, or after a
-    /// promise to a candidate that does not lead. A leader without new entries sends nothing to a member that once
-    /// confirmed all decided slots.
+    /// Queries other members for the last decided slot. After a start, or after a promise to a candidate that does not
+    /// lead, a node may lack decided slots. A leader without new entries sends nothing to a member that once confirmed
+    /// all decided slots.
     pub(super) fn query_decided(&mut self, now: Instant, effects: &mut Effects) {
         let Role::Follower(following) = &self.role else { return };
         if self.queries_at(following).is_none_or(|at| now < at) {

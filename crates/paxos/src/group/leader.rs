@@ -60,8 +60,8 @@ impl Leading {
         }
     }
 
-    /// Returns the instant at which this leader proposed the decided slot, and removes it from `proposed`. Returns
-    /// `None` if another leader proposed the slot.
+    /// Returns the instant at which this leader proposed the decided slot, and removes the slot from `proposed`.
+    /// Returns `None` if another leader proposed the slot.
     pub(super) fn take_proposed(&mut self, slot: Slot) -> Option<Instant> {
         self.pending_claim = self.pending_claim.filter(|pending_claim| *pending_claim > slot);
         self.proposed.pop_front_if(|(at, _)| *at == slot).map(|(_, instant)| instant)
@@ -117,7 +117,7 @@ impl Group {
         Ok(())
     }
 
-    /// Returns the undecided entries of the application. Returns none if this node does not lead.
+    /// Returns the undecided entries of the application. The iterator is empty if this node does not lead.
     pub(crate) fn undecided_entries(&self) -> impl Iterator<Item = &Bytes> {
         let leading = if let Role::Leader(leading) = &self.role { Some(leading) } else { None };
         let undecided = leading.into_iter().flat_map(|_| self.log.iter_after(self.decided));
@@ -212,8 +212,8 @@ impl Group {
         }
     }
 
-    /// Returns the instant at which [`Group::fill_slots`] must propose or reject waiting entries, if no decision occurs
-    /// before.
+    /// Returns the instant at which [`Group::fill_slots`] must propose or reject waiting entries, if the members decide
+    /// no slot before that instant.
     pub(super) fn proposes_at(&self, leading: &Leading, now: Instant) -> Option<Instant> {
         let serves = self.serves(now).is_some();
         let is_due = !leading.waiting.is_empty() && (!serves || self.has_capacity());

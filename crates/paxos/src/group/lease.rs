@@ -4,10 +4,10 @@
 //! A master serves until its lease is over by its own clock. The lease counts from an instant before the master
 //! proposed the slot that renewed it. Two lines of defence prevent other nodes from being master until then, and each
 //! line is sufficient alone. *Acceptors*: a node that accepted an entry of a master promises no ballot of another node
-//! while the lease may not be over. *The log*: a candidate waits for the end of the lease that it knows, and the log
-//! then compares this state with the state before the candidate's `BeMaster` entry. In both lines, a node counts from
-//! the instant when it received a slot, which is after the proposal, and adds the possible clock drift. A node that
-//! starts counts from its start, because it may have received a slot just before.
+//! until the lease is certainly over. *The log*: a candidate waits for the end of the lease that it knows, and the log
+//! then compares this state with the state before the candidate's `BeMaster` entry. In both lines, a node counts the
+//! time from the instant when it received a slot, which is after the proposal, and adds the possible clock drift. After
+//! a start, a node counts the time from the start, because it may have received a slot just before.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -117,7 +117,7 @@ impl Group {
         let (liveness, until) = self.lease.of_node;
         // Other nodes use the last `BeMaster` entry in their logs, even if it is undecided. At most one such entry is
         // undecided, and `uncommitted` includes this entry. The liveness epoch counts only if this entry names the
-        // epoch. The cap limits a shortened lease.
+        // epoch. The field `cap` limits a shortened lease.
         let uncommitted = &self.uncommitted.mastership;
         let is_named = uncommitted.term == mastership.term || uncommitted.liveness == liveness;
         let by_node = (liveness > 0 && mastership.liveness == liveness && is_named).then_some(until);
@@ -237,8 +237,8 @@ impl Group {
             return;
         }
         let remaining = remaining.min(self.options.lease);
-        // Set the cap before the proposal. All other nodes receive the entry later, and count from the instant at which
-        // they receive it.
+        // Set `cap` before the proposal. All other nodes receive the entry later, and count the time from the instant
+        // at which they receive it.
         if !self.options.deviation.is(Mutant::ShortensFromDecision) {
             self.lease.cap = Some((term, now + remaining));
         }
@@ -291,10 +291,10 @@ impl Group {
         }
     }
 
-    /// Abandons the mastership of this node, so that any other member can take over. A master may be unable to get a
-    /// slot decided, or may not lead, although its node is alive. Without this function, it would then block its paxos
-    /// group forever. Several members may receive the consent: the first `BeMaster` entry makes the claims of the other
-    /// members void.
+    /// Abandons the mastership of this node, so that any other member can take over. A node can be alive although its
+    /// master cannot get a slot decided, or no longer leads. Without this function, such a master would block its paxos
+    /// group forever. Several members may receive the consent to take over. The first `BeMaster` entry makes the claims
+    /// of the other members void.
     pub(super) fn abandon(&mut self, now: Instant, effects: &mut Effects) {
         let (mastership, holds_others) = match &self.role {
             Role::Leader(_) => (&self.committed.mastership, self.committed.mastership.liveness > 0),
@@ -418,8 +418,8 @@ impl Group {
         if self.left_to_me().is_some() { Some(AT_ONCE) } else { self.is_named_from(self.me) }
     }
 
-    /// Returns true if this node, as an acceptor, may promise. Each lease that it accepted must be over, or the master
-    /// must have released the lease.
+    /// Returns true if this node, as an acceptor, may promise. Each lease of the entries that it accepted must be over,
+    /// or the master must have released the lease.
     pub(super) fn may_promise(&self, to: NodeId, over: MastershipEnd, now: Instant) -> bool {
         self.may_promise_from(to, over).is_some_and(|from| now >= from)
     }

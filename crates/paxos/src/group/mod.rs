@@ -42,7 +42,7 @@ pub struct Group {
     /// End of the time in which messages to an earlier process of this node may arrive; `None` if this is the first
     /// process of the node.
     echoes_until: Option<Instant>,
-    /// True once storage has failed. Records may then not be durable.
+    /// True once storage has failed. Records might then not be durable.
     has_stopped: bool,
 
     // State of the acceptor. It survives restarts.
@@ -110,8 +110,8 @@ struct Incoming {
 }
 
 impl Group {
-    /// Starts a member from its records. A new member has no records. `founders` are the first members, which an empty
-    /// log has. The effects report again all slots that are known to be decided.
+    /// Starts a member from its records. A new member has no records. `founders` are the first members; they are in
+    /// effect while the log is empty. The effects report again all slots that are known to be decided.
     ///
     /// # Panics
     /// Panics if the records have a gap, or if these options do not allow any decision.
@@ -460,7 +460,7 @@ impl Group {
 
 /// Functions by which the driver reads the state.
 impl Group {
-    /// Returns the greatest ballot that this member has promised. The promise may not be durable yet.
+    /// Returns the greatest ballot that this member has promised. The promise might not be durable yet.
     #[must_use]
     pub fn promised(&self) -> Ballot {
         self.promised

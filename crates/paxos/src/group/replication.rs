@@ -28,7 +28,7 @@ pub(super) struct Peer {
     /// message that overtakes another. The number doubles each time that the peer makes progress.
     burst: usize,
     sent: Instant,
-    /// Instant since which the peer has not responded to the messages in flight with progress.
+    /// Instant since which the peer has reported no progress in response to the messages in flight.
     since: Instant,
     /// Instant of the peer's last progress: further entries of the log, the start of a snapshot, or a further part of a
     /// snapshot.

@@ -219,7 +219,7 @@ fn nodes_agree_and_progress_with_only_due_ticks() {
 /// Two nodes may each have abandoned a mastership, and both repeat their consents. If each consent started a candidacy,
 /// the taker would depose itself and all other leaders.
 #[test]
-fn taker_accepts_only_later_consents() {
+fn taker_accepts_only_consents_to_later_masterships() {
     let mut world = World::new(1, Ticks::WhenDue);
     let [master, taker, other] = NODES;
     let records = vec![Record::Entries { after: Slot(0), entries: vec![first_master(master, 1)] }];

@@ -196,7 +196,7 @@ fn move_without_consent_waits_for_the_lease_and_fails() {
 }
 
 #[test]
-fn rejected_consent_falls_back_to_waiting_at_once() {
+fn mover_orders_waiting_at_once_after_a_rejected_consent() {
     let mut harness = Harness::new(&[A, A, A]);
     harness.prepare(1);
     let mut output = harness.pass(200);
@@ -219,7 +219,7 @@ fn rejected_consent_falls_back_to_waiting_at_once() {
     );
 }
 
-/// If decisions take longer than the lease of the token, the holder of the token may not begin a step.
+/// If decisions take longer than the lease of the token, the holder of the token must not begin a step.
 #[test]
 fn move_fails_if_its_step_cannot_begin() {
     let mut harness = Harness::new(&[A, A, A]);
@@ -459,14 +459,14 @@ fn mover_proposes_undecided_record_again() {
 }
 
 #[test]
-fn mover_acts_only_on_the_master_of_the_system_group() {
+fn mover_runs_only_at_the_master_of_the_system_group() {
     let mut harness = Harness::new(&[A, A, A]);
     harness.masters_system = false;
     assert_eq!(harness.pass(60_000), "");
 }
 
 #[test]
-fn move_ends_if_its_target_drains_or_the_master_changes() {
+fn move_ends_if_its_target_is_drained_or_the_master_changes() {
     let mut harness = Harness::new(&[A, A, A]);
     harness.pass(300);
     harness.decide(&Record::Drain { node: B, draining: true });
@@ -486,7 +486,7 @@ fn move_ends_if_its_target_drains_or_the_master_changes() {
 }
 
 #[test]
-fn balancing_begins_beyond_the_start_and_continues_to_the_goal() {
+fn balancing_begins_beyond_start_tolerance_and_ends_at_the_goal() {
     // The share of each node is 13.3. The loads 11 and 15 are within a fifth of the share, and 17 is not. The loads 14
     // and 12 after the moves are within a tenth of the share.
     let masters = |counts: [usize; 3]| -> Vec<NodeId> {

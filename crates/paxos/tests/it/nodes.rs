@@ -334,7 +334,7 @@ fn master_leaves_an_overloaded_node() {
 }
 
 #[test]
-fn masters_move_by_shortening_and_by_waiting() {
+fn masters_move_by_shortened_leases_and_by_waiting() {
     for (scheme, expected) in [
         (
             Scheme::Shorten,
@@ -402,7 +402,7 @@ fn master_stays_if_its_lease_outlasts_its_orders() {
 }
 
 #[test]
-fn mover_does_not_order_a_moot_move_again() {
+fn mover_does_not_order_an_unnecessary_move_again() {
     let (mut cluster, node, holder) = hand_over();
     // The report of the present master arrives only after the target of the move is also drained.
     cluster.cut.insert((node.min(holder), node.max(holder)));
@@ -520,7 +520,7 @@ fn master_with_a_single_link_hands_over_through_this_link() {
 }
 
 #[test]
-fn system_group_drops_pending_duplicates_and_garbage() {
+fn system_group_drops_pending_duplicates_and_invalid_records() {
     let mut cluster = spread(Options::default());
     let master = cluster.master(GroupId::SYSTEM).unwrap();
     let last =

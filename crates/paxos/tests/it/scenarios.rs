@@ -8,8 +8,9 @@
 //! - `nodes 1 2 3` creates the paxos group with these members. `start 4` starts a node that is not a member. `set lease
 //!   1s` sets an option; it must precede `nodes`.
 //! - `tick 1s` advances the time and then sends a tick to each node, in order. `tick 2 1s` sends a tick only to node 2.
-//!   `run 1s` sends a tick every 10 ms, delivers all messages, and prints only events. `lead 1` continues until node 1
-//!   serves and all nodes know this. `quietly` before a command suppresses the output of the command.
+//!   `run 1s` sends a tick every 10 ms, delivers all messages, and prints only events. `lead 1` sends ticks to node 1
+//!   and delivers all messages until node 1 serves and all nodes know this. `quietly` before a command suppresses the
+//!   output of the command.
 //! - `deliver` delivers messages until no message is in flight. `deliver 1->2` delivers the present messages of a link,
 //!   and `deliver 1->2 1` delivers the first of these messages. `drop 1->2` and `duplicate 1->2` drop and duplicate the
 //!   present messages of a link. `hold 1->2` stops a link until `release 1->2`. `cut 1` isolates a node until `heal`.

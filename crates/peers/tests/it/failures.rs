@@ -47,7 +47,7 @@ async fn member_with_a_truncated_response_is_unreachable_at_once() {
 }
 
 #[tokio::test]
-async fn client_returns_slow_response_whole_or_times_out() {
+async fn client_returns_whole_slow_response_or_times_out() {
     let server = TestMember::echoing().await;
     let between = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let to = Member { address: between.local_addr().unwrap().to_string(), ..member(server.address) };

@@ -115,7 +115,7 @@ async fn rejection_of_a_skewed_clock_names_both_times() {
 
 #[tokio::test]
 async fn listener_rejects_old_request_after_it_forgets_the_nonce() {
-    // The member's clock is 31 s ahead. The member remembers a nonce for a shorter time.
+    // The member's clock is 31 s ahead of the client's clock. The member remembers a nonce for a shorter time.
     let server = TestMember::start(Setup { runtime: with_clock_off(31_000), ..Setup::default() }, echo);
     let server = server.await;
     let request = intercepted(&client(), &member(server.address)).await;

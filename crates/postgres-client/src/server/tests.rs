@@ -5,7 +5,7 @@ fn server(url: &str) -> Result<Server, UrlError> {
 }
 
 #[test]
-fn displayed_server_has_no_password() {
+fn display_and_debug_texts_of_server_contain_no_password() {
     let urls = [
         ("postgresql://ann:sec%40ret@db:5433/jobs?sslmode=require", "postgresql://ann@db:5433/jobs"),
         ("postgres://ann:sec?ret@db/jobs", "postgresql://ann@db:5432/jobs"),
@@ -21,7 +21,7 @@ fn displayed_server_has_no_password() {
 }
 
 #[test]
-fn error_of_invalid_url_has_no_password() {
+fn error_of_invalid_url_contains_no_password() {
     let urls = [
         "mysql://ann:secret@db/jobs",
         "postgresql://",

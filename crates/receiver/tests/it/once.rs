@@ -135,7 +135,7 @@ fn duplicate_runs_the_handler_after_the_first_callback_fails() {
 }
 
 #[test]
-fn duplicate_stops_waiting_after_the_limit() {
+fn duplicate_stops_waiting_after_the_time_limit() {
     on_real(async |runtime| {
         let pool = pool().await;
         let gate = Gate::new();
@@ -246,7 +246,7 @@ fn disconnect_rolls_the_transaction_back() {
 }
 
 #[test]
-fn callback_receives_503_until_the_database_returns() {
+fn callback_receives_503_until_the_database_is_available() {
     on_real(async |runtime| {
         let postgres = Postgres::start().unwrap();
         let pool = pool_of(&postgres.create_database().unwrap());

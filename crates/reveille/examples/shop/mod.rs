@@ -7,7 +7,7 @@
 #![allow(dead_code, reason = "each example uses only a part of this module")]
 #![expect(
     clippy::disallowed_methods,
-    reason = "an example uses no runtime of Reveille, as in the programs of its readers"
+    reason = "an example does not use Reveille's runtime, because the programs of its readers do not use it"
 )]
 
 use std::fs;
@@ -94,8 +94,8 @@ impl Shop {
         Ok(Shop { reveille, database, verifier, _postgres: postgres })
     }
 
-    /// Starts a server that handles callbacks at these routes until the example ends, each once and in a transaction.
-    /// Returns the base URL of the server.
+    /// Starts a server that handles callbacks at these routes until the example ends. The server handles each callback
+    /// once and in a transaction. Returns the base URL of the server.
     pub(crate) async fn listen(&self, routes: Router) -> anyhow::Result<String> {
         let state = Once::new(self.verifier.clone(), self.database.clone());
         let routes = routes.route_layer(middleware::from_fn_with_state(state, once));

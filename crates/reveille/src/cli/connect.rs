@@ -39,7 +39,8 @@ struct KeyArguments {
     /// File with the key [default: a key file that `serve` wrote to --data]
     #[arg(long, env = "REVEILLE_KEY_FILE", value_name = "FILE")]
     key_file: Option<PathBuf>,
-    /// Key for the server; prefer the variable, because every user of this machine can see a key on the command line
+    /// Key for the server; prefer the environment variable, because every user of this machine can see a key on the
+    /// command line
     #[arg(long, env = "REVEILLE_KEY", hide_env_values = true)]
     key: Option<Hidden>,
 }

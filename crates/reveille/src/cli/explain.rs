@@ -127,7 +127,7 @@ fn next_step(client: &Client, error: &Error) -> Option<String> {
             "the request may have taken effect: check with `reveille schedule get` or `… list` before you repeat it"
         }
         (_, Some("invalid_credentials")) => {
-            "check --key-file or REVEILLE_KEY: the key may be revoked, expired, or of another server"
+            "check --key-file or REVEILLE_KEY: the key may be revoked or expired, or may belong to another server"
         }
         (_, Some("role_forbidden")) => {
             "use another key with --key-file: an operator's key (`operator.key` in the data folder) creates tenants \

@@ -196,7 +196,7 @@ async fn redrive(runtime: &Runtime, arguments: Redrive) -> anyhow::Result<()> {
     if arguments.all && !arguments.output.json {
         let already =
             if already_redriven > 0 { format!(", {already_redriven} already redriven") } else { String::new() };
-        let more = if is_truncated { "; there may be more: run the command again" } else { "" };
+        let more = if is_truncated { "; more dead letters may exist: run the command again" } else { "" };
         console::line(&format!("{done} redriven{already}{more}"))?;
     }
     match failed {

@@ -51,11 +51,12 @@ pub(crate) struct Create {
     /// Dry run: validate the schedule and print its next instants, but do not create it
     #[arg(long)]
     dry_run: bool,
-    /// File of schedules to create, as consecutive JSON objects of the API; `-` reads standard input. All are checked
-    /// before the first is created. If the same file is sent again, only the missing schedules are created
+    /// File of schedules to create, as consecutive JSON objects of the API; `-` reads standard input. The server checks
+    /// all schedules before it creates the first schedule. If you send the same file again, the server creates only the
+    /// missing schedules
     #[arg(long, value_name = "FILE", conflicts_with_all = ["request", "replace"])]
     file: Option<PathBuf>,
-    /// Key of this creation: another creation with the same key and the same request creates nothing new
+    /// Idempotency key of the request; the server creates only one schedule for equal requests with the same key
     #[arg(long, value_name = "KEY", conflicts_with_all = ["id", "replace"])]
     idempotency_key: Option<IdempotencyKey>,
     /// Create the schedules of --file again, even if an earlier call has created them
@@ -170,7 +171,7 @@ async fn cancel(arguments: Cancel) -> anyhow::Result<()> {
 fn describe(cancelled: &Cancelled) -> String {
     match cancelled.result {
         CancelResult::Cancelled => "cancelled: no callback will be sent".to_owned(),
-        CancelResult::TooLate => "too late: a callback is in flight; no other will be sent".to_owned(),
+        CancelResult::TooLate => "too late: a callback is in flight; no other callback will be sent".to_owned(),
         CancelResult::Pending => {
             let decided_by = or_dash(cancelled.decided_by);
             format!("pending: the owner of the schedule is unavailable; no callback starts after {decided_by}")
@@ -259,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn retry_policy_is_described_by_the_bounds_of_its_waits() {
+    fn description_of_retries_states_the_bounds_of_the_waits() {
         let described = |attempts_max, backoff: &str, backoff_max: &str| {
             attempts(&Retry { attempts_max, backoff: backoff.to_owned(), backoff_max: backoff_max.to_owned() })
         };

@@ -3,7 +3,7 @@ use super::*;
 const CALLER: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
 #[test]
-fn parser_reads_valid_traceparent_and_ignores_others() {
+fn traceparent_parser_accepts_only_valid_headers() {
     let ids = SpanIds { trace: 0x4bf9_2f35_77b3_4da6_a3ce_929d_0e0e_4736, span: 0x00f0_67aa_0ba9_02b7 };
     assert_eq!(traceparent(CALLER), Some(ids));
     assert_eq!(

@@ -38,7 +38,7 @@ pub(crate) struct Arguments {
     /// Path of the group, which is the node below which all candidates have their nodes
     #[arg(long, value_parser = path)]
     group: NodePath,
-    /// Name of this candidate that others see [default: this machine's name]
+    /// Name of this candidate that other candidates see [default: this machine's name]
     #[arg(long)]
     id: Option<String>,
     /// Layout of the group's nodes; all candidates must use the same layout

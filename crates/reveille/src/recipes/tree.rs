@@ -58,7 +58,7 @@ pub(crate) enum Command {
     Rm {
         #[command(flatten)]
         at: NodeArguments,
-        /// Delete also all nodes below the node
+        /// Also delete all nodes below the node
         #[arg(long, short)]
         recursive: bool,
         /// Version that the node must have

@@ -174,7 +174,7 @@ impl Database {
     }
 }
 
-/// State of active schedules between the record and the comparison. Either they do not fire, or they may have fired.
+/// State of the active schedules during a comparison: either no schedule has fired since the record, or some may have.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Firing {
     Paused,
@@ -221,7 +221,7 @@ impl Recorded {
             if let Some(problem) = present.as_object_mut() {
                 problem.remove("request_id");
             }
-            // Texts for people may change. The problem code may not change.
+            // Texts for people may change. The problem code must not change.
             if response.status >= 400 {
                 for problem in [&mut expected, &mut present] {
                     let problem = problem.as_object_mut().expect("a problem is an object");

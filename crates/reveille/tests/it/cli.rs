@@ -300,7 +300,7 @@ fn create_checks_the_whole_file_and_creates_each_schedule_once() {
     let create = ["schedule", "create", "--file", "-"];
     let with = |more: &[&str], input: &str| with_input(&data, &[&create[..], more].concat(), input);
     let good = format!("{{\"every\": \"1h\",\n \"target\": {{\"http\": {{\"url\": \"{URL}\"}}}}}}\n");
-    assert_eq!(with(&["--dry-run"], &good.repeat(3)).done(), "3 valid; no schedule was created\n");
+    assert_eq!(with(&["--dry-run"], &good.repeat(3)).done(), "valid requests: 3; no schedule was created\n");
     assert_eq!(with(&[], &good.repeat(500)).done(), "500 created\n");
     assert_eq!(with(&[], &good.repeat(501)).done(), "1 created, 500 created before\n");
     assert_eq!(with(&["--new"], &good.repeat(2)).done(), "2 created\n");

@@ -28,7 +28,7 @@ fn callbacks_ignore_proxy_variables() {
 }
 
 #[test]
-fn first_tenant_of_a_public_server_may_not_call_loopback() {
+fn first_tenant_of_a_public_server_cannot_call_loopback() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let receiver = Receiver::start();

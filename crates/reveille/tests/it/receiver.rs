@@ -20,7 +20,7 @@ pub(crate) struct Hit {
     pub(crate) traceparent: String,
     pub(crate) authorization: String,
     pub(crate) body: String,
-    /// Bytes of the body, which may not be UTF-8.
+    /// Bytes of the body, which are not necessarily UTF-8.
     pub(crate) bytes: Vec<u8>,
     /// Request line.
     pub(crate) line: String,

@@ -81,7 +81,7 @@ fn service_process() {
 }
 
 #[test]
-fn receiver_killed_before_its_commit_has_the_effect_once() {
+fn callback_takes_effect_once_if_its_receiver_dies_before_commit() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let database = postgres::shared().create_database().unwrap();

@@ -121,7 +121,7 @@ fn client_commands_require_the_root_certificate() {
     assert!(secured.server.stop().success());
 }
 
-/// `openssl req -x509` creates such a certificate by default.
+/// `openssl req -x509` creates the certificate of an authority by default.
 #[test]
 fn client_explains_that_an_authority_is_no_server_certificate() {
     let folder = tempfile::tempdir().unwrap();

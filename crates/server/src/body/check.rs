@@ -206,7 +206,7 @@ fn check_when(fields: &ScheduleFields<'_>, now: Timestamp, errors: &mut Errors<'
             stand_in
         }
         _ => {
-            let hint = "keep one of them, and create a separate schedule for each other one";
+            let hint = "keep one of them, and create a separate schedule for each of the others";
             note(errors, "conflicting_fields", "at, cron and every exclude each other", Some(hint));
             stand_in
         }

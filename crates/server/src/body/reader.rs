@@ -170,7 +170,7 @@ impl<'de> Reader<'de> for PairsReader<'_> {
     }
 }
 
-/// Reader of a text that may not be `null`. A client omits a header or label by omitting its name.
+/// Reader of a text that rejects `null`. A client omits a header or label by omitting its name.
 struct PairValueReader<'e>(TextReader<'e>);
 
 impl<'de> Reader<'de> for PairValueReader<'_> {

@@ -45,8 +45,8 @@ fn parser_rounds_fraction_of_a_millisecond_up() {
 enum Shape {
     /// Both parsers reject the body.
     Wrong,
-    /// Only this crate's parser rejects the body. The derived parser accepts arrays for structs, the last of equal
-    /// keys, and all values.
+    /// Only this crate's parser rejects the body. The derived parser accepts arrays for structs, repeated keys, and
+    /// values outside the limits.
     Stricter,
     /// The shape is valid. The error concerns the meaning of a field.
     Right,

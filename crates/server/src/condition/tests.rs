@@ -77,7 +77,7 @@ fn parser_rejects_malformed_list_of_tags() {
 
 proptest! {
     #[test]
-    fn server_ignores_no_precondition_header(
+    fn server_never_ignores_a_precondition_header(
         value in prop::collection::vec(prop_oneof![Just(b'"'), Just(b','), Just(b'*'), 0x20..=0xff_u8], 0..40),
     ) {
         prop_assume!(!value.contains(&0x7f));

@@ -1,8 +1,8 @@
 //! Conversion of OpenMetrics text to the text format of Prometheus, version 0.0.4, for clients that do not accept
 //! OpenMetrics.
 //!
-//! Source: Prometheus, "Exposition formats". The formats differ in three points: the older one describes a counter under
-//! the name of its sample, which ends with `_total`, and it has neither units nor a line that marks the end.
+//! Source: Prometheus, "Exposition formats". The two formats differ in three points. The text format describes a
+//! counter under the name of its sample, which ends with `_total`. It has no units, and no line that marks the end.
 
 /// Converts the text of counters, gauges and histograms without exemplars.
 pub(super) fn of_open_metrics(text: &str) -> String {

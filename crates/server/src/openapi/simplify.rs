@@ -26,8 +26,8 @@ pub(super) fn simplify(schema: &mut Value) {
     });
 }
 
-/// Calls `rewrite` for every schema within `schema`, then for `schema`. Replaces a schema of `true`, which accepts any
-/// value, by the equal `{}` first.
+/// Calls `rewrite` for every schema within `schema`, then for `schema`. Before this, replaces the schema `true`, which
+/// accepts any value, with the equivalent schema `{}`.
 pub(super) fn visit(schema: &mut Value, rewrite: &mut impl FnMut(&mut Map<String, Value>)) {
     if *schema == Value::Bool(true) {
         *schema = json!({});

@@ -24,7 +24,7 @@ use crate::wire;
 const OPERATOR: &str = "operator";
 const KEYS_MAX: usize = 1_000;
 const KEY_NAME_BYTES_MAX: usize = 128;
-/// One current secret, and one secret that replaces it.
+/// Maximum number of a tenant's signing secrets: the current secret, and the secret that replaces it.
 const SIGNING_SECRETS_MAX: usize = 2;
 /// Maximum number of tries of a change that conflicts with concurrent changes of the same tenant.
 const TRIES: usize = 10;

@@ -107,7 +107,7 @@ async fn if_match_accepts_only_changes_to_the_current_version() {
 }
 
 #[tokio::test]
-async fn precondition_on_a_missing_schedule_follows_the_rfc() {
+async fn precondition_on_missing_schedule_follows_rfc_9110() {
     let world = World::start().await;
     for method in ["GET", "PATCH", "DELETE"] {
         let response = world.send_if(method, PATH, &[("if-match", "*")], "{}").await;

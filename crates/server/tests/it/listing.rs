@@ -36,7 +36,7 @@ async fn all(world: &World, query: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn listing_has_one_filter_and_returns_schedules_like_a_read() {
+async fn listing_accepts_one_filter_and_returns_full_schedules() {
     let world = World::start().await;
     create_schedule(&world, "a", "2031-01-01T12:00:00Z", r#"{"team":"blue & green","x=y":"z"}"#).await;
     create_schedule(&world, "b", "2031-01-01T06:00:00Z", r#"{"team":"red"}"#).await;

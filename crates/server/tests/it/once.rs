@@ -73,7 +73,7 @@ async fn server_accepts_repeated_request_long_after_its_instant() {
 }
 
 #[tokio::test]
-async fn server_rejects_key_with_another_body() {
+async fn server_rejects_idempotency_key_with_another_body() {
     let world = World::start().await;
     let first = post(&world, "key-1", &body("")).await;
     for other in [body(r#","labels":{}"#), body(" "), "{}".to_owned(), "no JSON".to_owned(), String::new()] {
@@ -146,7 +146,7 @@ async fn dry_run_with_a_used_key_shows_the_existing_schedule() {
 }
 
 #[tokio::test]
-async fn tenants_have_separate_keys() {
+async fn tenants_have_separate_idempotency_keys() {
     let world = World::start().await;
     let first = post(&world, "key-1", &body("")).await;
     let headers =

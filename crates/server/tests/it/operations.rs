@@ -19,7 +19,7 @@ async fn server_with_full_disk_rejects_only_new_schedules() {
 }
 
 #[tokio::test]
-async fn closed_store_is_not_ready() {
+async fn server_with_a_closed_store_is_not_ready() {
     let world = World::start().await;
     world.store.set_health(Health::Closed);
     assert_eq!(world.send("GET", "/healthz", "").await.status, 200);

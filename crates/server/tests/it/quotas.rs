@@ -183,7 +183,8 @@ async fn request_that_creates_no_schedule_keeps_no_reservation() {
         }
     }
     let batch = world.send("POST", "/v1/schedules:batch", &[body_with_id("a"), body_with_id("a")].join("\n")).await;
-    // If the server checks the second line before it has finished the first, the first one's reservation uses up the quota.
+    // If the server checks the second line before it has finished the first, the reservation of the first line uses up
+    // the quota.
     let codes: Vec<String> = batch.body.lines().map(problem_code).collect();
     assert_eq!(codes[0], "schedule_exists", "{}", batch.body);
     assert!(["schedule_exists", "quota_exceeded"].contains(&&*codes[1]), "{}", batch.body);

@@ -51,8 +51,8 @@ proptest! {
     }
 }
 
-/// Compares two instances of the model. The model panics if an operation breaks a rule of the store port, so this also
-/// checks the operations.
+/// Compares two instances of the model. The model panics if an operation breaks a rule of the store port, so this
+/// comparison also checks that the operations keep these rules.
 fn agree(operations: &[differential::Operation], options: &MemoryOptions) {
     on_real(async |runtime| {
         let model = MemoryStore::new(runtime.clone(), options.clone());

@@ -134,7 +134,7 @@ fn reopened_store_has_the_data_from_before_a_member_crash() {
 }
 
 #[test]
-fn full_store_rejects_user_writes_and_closed_store_all_calls() {
+fn full_store_rejects_user_writes_and_closed_store_rejects_reads() {
     on_real(async |runtime| {
         let store = MemoryStore::new(runtime, MemoryOptions::default());
         let insert = insert(1, Some("invoice-7"));

@@ -151,7 +151,7 @@ fn differs(bug: Bug, operations: &[Operation]) -> bool {
     })
 }
 
-/// Returns whether the case fails on an engine with the bug `bug`. The suites show that the case passes on a correct
+/// Returns whether the case fails on an engine with the bug `bug`. Other tests show that the case passes on a correct
 /// engine.
 fn detects(bug: Bug, case: &str, seed: u64) -> bool {
     let sim = Simulation::new(seed);
@@ -182,8 +182,8 @@ impl Broken {
         self.bug == bug
     }
 
-    /// Replaces conditional changes by unconditional ones. Returns false if the bug checks conditions beforehand and a
-    /// condition does not hold.
+    /// Replaces conditional changes by unconditional ones. With the bug `ConditionIsCheckedBeforehand`, returns false
+    /// if a condition does not hold.
     async fn check_conditions(&self, writes: &mut [OwnerWrite]) -> Result<bool, StoreError> {
         for write in writes {
             write.change = match write.change.clone() {
@@ -437,8 +437,8 @@ impl Store for Broken {
                 writes.reverse();
             }
             if self.has(Bug::OldTermIsAccepted) {
-                // No other caller takes the shards. Taking them again therefore has the same effect as an engine that
-                // does not check the term.
+                // No other caller takes the shards. A new take of the shards therefore has the same effect as a missing
+                // check of the term.
                 let shards = writes.iter().map(|write| write.poller.shard()).collect();
                 let terms = self.store.take(shards).await?;
                 let newest = terms.into_iter().max();

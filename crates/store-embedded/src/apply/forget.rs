@@ -86,8 +86,8 @@ impl Machine {
         let labels = schedule::labels(&known.row).map_err(|error| self.rows.malformed(known.changed.row, error))?;
         self.write_labels(at, head.tenant, incarnation, &[], &labels);
         deleted.entry(Bucket::of(head.tenant, incarnation)).or_default().insert(incarnation);
-        // The state row is the last row to go. A reader that still sees the state also reads the schedule's row as it
-        // was at that time.
+        // This method removes the state row last. A reader that still sees the state row also reads the schedule's row
+        // as it was at that time.
         self.index().remove(Family::Rows, &key::row(incarnation), at);
         if known.changed.row != incarnation {
             self.index().remove(Family::Rows, &key::row(known.changed.row), at);

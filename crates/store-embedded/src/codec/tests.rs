@@ -410,7 +410,7 @@ fn unhex(text: &str) -> Vec<u8> {
 /// The golden file contains every form of bytes on disk, one on each line. The file never changes: a new form gets a
 /// new version and a new file.
 #[test]
-fn stored_bytes_match_version_1() {
+fn encoded_bytes_match_golden_file_of_version_1() {
     let schedule = a_schedule();
     let changed = Changed { state: Head::of(&schedule).state, row: Incarnation(9) };
     let tenant = a_tenant();

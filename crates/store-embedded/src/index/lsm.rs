@@ -96,8 +96,8 @@ impl LsmIndex {
                 .filter_block_pinning_policy(PinningPolicy::new([true, true, false]));
             (family, config, manifests)
         };
-        // Most look-ups find a row. The others search for an incarnation that is higher than all rows. A table contains
-        // only rows of one period.
+        // The last level needs no filter, because most look-ups find a row. The other look-ups search for an
+        // incarnation that is higher than all rows. The key ranges of the tables exclude such an incarnation.
         let (family, rows, manifests) = config(Family::Rows);
         let rows = rows.data_block_size_policy(BlockSizePolicy::all(8 << 10)).expect_point_read_hits(true);
         let filter: Arc<dyn Factory> = Arc::new(RemovedRowsFactory(keep_from.clone()));

@@ -17,8 +17,8 @@ const SLOTS: usize = 128;
 /// Cache of the current states of some schedules. The cache returns the same states as the index.
 ///
 /// Readers store the states that they have read, and the applying task stores its changes. A state may change after a
-/// reader has read it. A reader's state is therefore not stored if the shard of the cache has changed since the reader
-/// [began](States::begin).
+/// reader has read it. The cache therefore rejects a reader's state if the shard of the cache has changed since the
+/// reader [began](States::begin).
 pub(crate) struct States([Mutex<Shard>; SHARDS]);
 
 struct Shard {

@@ -106,7 +106,7 @@ fn damaged_backup_is_not_restored() {
         let mut bytes = std::fs::read(&table).unwrap();
         let middle = bytes.len() / 2;
         bytes[middle] ^= 1;
-        // The table may be a hard link to that of the store.
+        // The table may be a hard link to a table of the store.
         std::fs::remove_file(&table).unwrap();
         std::fs::write(&table, bytes).unwrap();
         let rejected = restore(&runtime, &copy, &restored).await;

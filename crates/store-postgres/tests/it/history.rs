@@ -374,7 +374,7 @@ fn migration_keeps_the_history_of_an_older_schema() {
 /// The partition of a day has no statistics when the store writes its first runs. PostgreSQL keeps the plans that it
 /// makes at that time.
 #[test]
-fn look_up_of_outcomes_reads_only_rows_with_their_keys() {
+fn look_up_of_outcomes_reads_only_the_requested_rows() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;

@@ -1,4 +1,4 @@
-//! Tests of the database's listing rows that the conformance suite does not cover.
+//! Tests of the label rows in the database. The conformance suite does not cover these properties.
 
 use std::sync::Arc;
 use std::time::Duration;

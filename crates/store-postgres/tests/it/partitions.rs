@@ -18,7 +18,7 @@ fn partitions_of(url: &str) -> Vec<String> {
 }
 
 #[test]
-fn store_creates_partitions_on_demand_and_drops_done_ones() {
+fn store_creates_needed_and_drops_unneeded_partitions() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;

@@ -85,7 +85,7 @@ fn first_key_encrypts_and_every_key_of_the_ring_decrypts() {
 }
 
 #[test]
-fn keyring_opens_plaintext_and_encrypts_a_value_only_once() {
+fn keyring_returns_plaintext_and_encrypts_a_value_only_once() {
     let [key] = keys();
     let keyring = Keyring::new(vec![key]);
     let place = Place::SigningSecret { tenant: TenantId(1), id: "first" };

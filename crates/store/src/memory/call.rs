@@ -113,7 +113,7 @@ fn unavailable(reason: &str) -> StoreError {
     StoreError::Unavailable(format!("in-memory store: {reason}"))
 }
 
-/// Lets every other task that can run make progress first.
+/// Lets all other tasks that can run make progress.
 async fn yield_now() {
     let mut yielded = false;
     std::future::poll_fn(|context| {

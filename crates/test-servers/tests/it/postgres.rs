@@ -7,7 +7,7 @@ use std::time::Duration;
 use test_servers::postgres::{Options, Postgres, shared};
 
 #[test]
-fn committed_rows_survive_kill_and_drop_deletes_server_folder() {
+fn rows_survive_a_kill_and_a_drop_deletes_the_server_folder() {
     let postgres = Postgres::start().unwrap();
     let folder = postgres.folder().to_owned();
     postgres.sql("postgres", "create table kept (number int); insert into kept values (42)").unwrap();

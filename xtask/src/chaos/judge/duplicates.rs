@@ -28,7 +28,7 @@ pub(super) fn judge(token: &str, history: &History, faults: &[Fault], verdict: &
                 verdict.duplicates.entry(fault.number).or_default().1 += 1;
             } else {
                 let how = format!(
-                    "run {}: attempt {} of {} answered {} at {}, and attempt {} of {} started at {}",
+                    "run {}: attempt {} of member {} got status {} at {}, and attempt {} of member {} started at {}",
                     first.run,
                     first.attempt,
                     first.from,
@@ -48,7 +48,7 @@ pub(super) fn judge(token: &str, history: &History, faults: &[Fault], verdict: &
 pub(super) fn judge_cap(verdict: &mut Verdict) {
     for (number, (own, others)) in &verdict.duplicates {
         if own + others > IN_FLIGHT_MAX {
-            let how = format!("fault {number} has {own} duplicates of its own member, {others} of other members");
+            let how = format!("fault {number} explains {own} duplicates of its member and {others} of other members");
             verdict.broken.push(Violation { promise: Promise::DuplicatesBelowCap, token: String::new(), how });
         }
     }

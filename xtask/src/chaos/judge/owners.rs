@@ -32,15 +32,16 @@ fn judge_poller(poller: i64, callbacks: &[&Callback], verdict: &mut Verdict) {
         let first = owners.entry(callback.term).or_insert(callback);
         if first.from != callback.from {
             let (term, one, other) = (callback.term, &first.from, &callback.from);
-            broken(format!("poller {poller}: {one} and {other} both have term {term}"));
+            broken(format!("poller {poller}: the members {one} and {other} both have term {term}"));
         }
         if let Some(before) = newest {
             verdict.compared += 1;
             verdict.term_rises += u64::from(callback.term > before.term);
             if callback.term < before.term && callback.started_ms > before.started_ms {
                 let how = format!(
-                    "poller {poller}: term {} of {} started at {}, after term {} of {} had started at {}",
-                    callback.term, callback.from, callback.started_ms, before.term, before.from, before.started_ms
+                    "poller {poller}: member {} with term {} started an attempt at {}, after member {} with term {} \
+                     had started an attempt at {}",
+                    callback.from, callback.term, callback.started_ms, before.from, before.term, before.started_ms
                 );
                 verdict.broken.push(Violation {
                     promise: Promise::OneOwnerAtATime,

@@ -52,7 +52,7 @@ fn judge_callback(token: &str, history: &History, callback: &Callback, faults: &
     let mut delayed = 0;
     let mut undecided = 0;
     for request in &history.requests {
-        // Select the callbacks of older requests whose existence the later request did not take into account.
+        // Only a cancellation, or a request with a later version, can forbid this callback.
         let is_older = callback.version < request.version || request.operation == Operation::Cancel;
         let Some((promise, decided_ms, by_start)) = decided(request).filter(|_| is_older) else { continue };
         let is_after = if by_start { callback.started_ms } else { arrived } > decided_ms;
@@ -67,7 +67,11 @@ fn judge_callback(token: &str, history: &History, callback: &Callback, faults: &
             delayed += 1;
         } else {
             let started = callback.started_ms;
-            let how = format!("{:?} since {decided_ms}, started at {started}, arrived at {arrived}", request.answer);
+            let how = format!(
+                "the callback started at {started} and arrived at {arrived}, but the response {:?} took effect at \
+                 {decided_ms}",
+                request.answer
+            );
             broken(promise, how);
         }
     }
@@ -164,11 +168,11 @@ fn contradiction(history: &History, request: &Request) -> Option<String> {
             Some(format!("{} to a {:?}: {said}", request.status, request.operation))
         }
         Answer::Exists if !tried_before(Operation::Create) => {
-            Some("reported as existing before its creation".to_owned())
+            Some("the service reported that the schedule exists before its creation".to_owned())
         }
         Answer::NotFound => {
             let confirms = |other: &Request| other.asked_ms < request.asked_ms && other.is_confirmed();
-            history.requests.iter().any(confirms).then(|| "acknowledged, then not found".to_owned())
+            history.requests.iter().any(confirms).then(|| "the service lost an acknowledged schedule".to_owned())
         }
         _ => None,
     }

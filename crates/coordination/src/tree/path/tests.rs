@@ -72,7 +72,7 @@ fn sequence_parser_reads_the_number_in_a_name() {
 
 proptest! {
     #[test]
-    fn sequence_round_trips_through_names(number: i32, prefix in "[a-z]{1,8}-?") {
+    fn sequence_number_round_trips_through_node_names(number: i32, prefix in "[a-z]{1,8}-?") {
         let name = format!("{prefix}{}", Sequence(number));
         prop_assert_eq!(Sequence::after(&name, &prefix), Some(Sequence(number)));
         if number > -1_000_000_000 {

@@ -21,7 +21,7 @@ struct Call {
     term: u64,
 }
 
-/// Service that the replicas call. It drops a call with a known name.
+/// Service that the replicas call. It drops a call whose name it already knows.
 struct Service {
     address: String,
     /// First call of each name, in the order of arrival.
@@ -111,8 +111,8 @@ fn check_takeovers(url: &str) {
     service.next_call("the replica schedules again", |_| true);
     assert!(service.calls().iter().all(|call| call.replica == first.replica && call.term == first.term));
 
-    // Part 2: the test kills the leader, and the next replica takes over after the session's timeout. Of the firings
-    // that became due before the takeover, the replica calls the service only for the latest.
+    // Part 2: the test kills the leader, and the next replica takes over after the session's timeout. Several firings
+    // become due before the takeover. The replica calls the service only for the latest of them.
     let last = service.next_call("the replica schedules once more", |_| true);
     replicas[at(&first.replica)].kill();
     let killed = Instant::now();

@@ -10,8 +10,8 @@ use reveille_coordination::tree::{Acl, Zxid};
 
 use super::*;
 
-// If a process loses its session on a busy machine, subscribers may miss the last value that it learnt, as after a
-// kill.
+// If a process loses its session on a busy machine, subscribers may miss the last value that this process learnt, as if
+// the test had killed the process.
 const SESSION: Duration = Duration::from_secs(4);
 const MODELS: [&str; 2] = ["ability", "difficulty"];
 
@@ -78,7 +78,7 @@ impl ModelView {
     async fn learnt(&self) -> Vec<Learnt> {
         let learnt = |(name, text, at): (String, String, Zxid)| {
             let (key, number) = name.rsplit_once('.').unwrap();
-            // The text is `SHARD of SHARDS TERM BY`.
+            // The text is `SHARD of SHARDS TERM BY`, where BY is the name of the process.
             let words: Vec<&str> = text.split(' ').collect();
             Learnt {
                 at,
@@ -120,8 +120,8 @@ impl ModelView {
             "{}: every observation is learnt once",
             self.name
         );
-        // All shards of one count end before the shards of the next count begin. Each holder of a shard ends before the
-        // next holder begins.
+        // The last observation of one shard count comes before the first observation of the next count. For each shard,
+        // the last observation of one holder comes before the first observation of the next holder.
         let mut shards: Vec<usize> = learnt.iter().map(|learnt| learnt.shards).collect();
         shards.dedup();
         assert_eq!(shards, [4, 8, 2], "{}: {learnt:?}", self.name);

@@ -184,7 +184,7 @@ impl Broken {
         }
     }
 
-    /// Runs a change some time later.
+    /// Runs a change after a delay.
     fn after_all(&self, change: impl FnOnce(Arc<dyn Tree>) -> BoxFuture<'static, ()> + Send + 'static) {
         let (runtime, inner) = (self.runtime.clone(), self.inner.clone());
         let task = self.runtime.spawn("late", async move {
@@ -199,7 +199,7 @@ impl Broken {
     }
 }
 
-/// Set whose result a caller waits for.
+/// Request to set a node, whose result a caller awaits.
 struct Waited<'a> {
     broken: &'a Broken,
     set: Option<(NodePath, Bytes)>,

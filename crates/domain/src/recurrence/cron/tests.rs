@@ -39,7 +39,7 @@ fn cron_has_five_fields_from_minutes_or_six_from_seconds() {
 }
 
 #[test]
-fn cron_matches_month_day_or_week_day_but_both_with_plus() {
+fn cron_matches_either_list_of_days_but_requires_both_with_plus() {
     check(
         "0 9 13 * 5",
         "UTC",
@@ -163,10 +163,10 @@ fn cron_error_names_the_field_the_position_and_a_remedy() {
     let lines: Vec<String> =
         invalid.map(|text| format!("{text:?}: {}", Cron::parse(text, "UTC").expect_err(text))).to_vec();
     expect![[r#"
-        "": cron expression has 0 fields, but must have 5 (minute hour day-of-month month day-of-week) or 6 (second first)
-        "* * * *": cron expression has 4 fields, but must have 5 (minute hour day-of-month month day-of-week) or 6 (second first)
-        "* * * * * * *": cron expression has 7 fields, but must have 5 (minute hour day-of-month month day-of-week) or 6 (second first)
-        "@daily": cron expression has 1 fields, but must have 5 (minute hour day-of-month month day-of-week) or 6 (second first)
+        "": cron expression has 0 fields, but must have 5 (minute hour day-of-month month day-of-week) or 6 (seconds before these 5)
+        "* * * *": cron expression has 4 fields, but must have 5 (minute hour day-of-month month day-of-week) or 6 (seconds before these 5)
+        "* * * * * * *": cron expression has 7 fields, but must have 5 (minute hour day-of-month month day-of-week) or 6 (seconds before these 5)
+        "@daily": cron expression has 1 fields, but must have 5 (minute hour day-of-month month day-of-week) or 6 (seconds before these 5)
         "*/0 * * * *": invalid minute field "*/0" at byte 0: Step cannot be zero; use 0-59, *, lists (1,2), ranges (1-5) or steps (*/2)
         "61 * * * *": invalid minute field "61" at byte 0: Number out of bounds; use 0-59, *, lists (1,2), ranges (1-5) or steps (*/2)
         "0 25 * * *": invalid hour field "25" at byte 2: Number out of bounds; use 0-23, *, lists (1,2), ranges (1-5) or steps (*/2)
@@ -212,7 +212,7 @@ fn stored_expression_equals_the_parsed_expression() {
 }
 
 #[test]
-fn shortest_distance_is_found_in_minutes_hours_and_days() {
+fn cron_computes_the_shortest_distance_between_its_instants() {
     for (expression, secs) in [
         ("* * * * * *", 1),
         ("0,59 * * * * *", 1),
@@ -352,7 +352,7 @@ fn searched(cron: &Cron, from: i64, to: i64) -> Result<BTreeSet<i64>, TestCaseEr
 
 proptest! {
     #[test]
-    fn cron_minutes_equal_those_of_a_walk_along_the_wall_clock(
+    fn cron_finds_all_matching_minutes_of_the_wall_clock(
         model in model(Just(vec![0])),
         (zone, change) in select(&CHANGES[..]),
         days_before in 0_i64..5,
@@ -365,7 +365,7 @@ proptest! {
     }
 
     #[test]
-    fn cron_seconds_equal_those_of_a_walk_along_the_wall_clock(
+    fn cron_finds_all_matching_seconds_of_the_wall_clock(
         model in model(values(59, 3)),
         (zone, change) in select(&CHANGES[..]),
         before_secs in 0_i64..6_000,

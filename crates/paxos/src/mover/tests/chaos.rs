@@ -292,7 +292,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
     #[test]
-    fn moves_never_overlap_and_masters_reach_their_nodes(
+    fn moves_never_overlap_and_masters_reach_their_ideal_nodes(
         seed in any::<u64>(), groups in 2..12_u32, drained in 0..=NODES,
     ) {
         let mut world = World::new(seed, groups, None);

@@ -53,11 +53,15 @@ pub(super) async fn create_all(
         checked.accepted + checked.rejected
     );
     if options.is_dry_run {
-        return summarize(options, &format!("{} valid; no schedule was created", checked.accepted));
+        return summarize(options, &format!("valid requests: {}; no schedule was created", checked.accepted));
     }
     let counts = send_all(client, &input, options, &mut progress).await?;
     summarize(options, &counts.text())?;
-    ensure!(counts.rejected == 0, "the server rejected {} requests; the others are created", counts.rejected);
+    ensure!(
+        counts.rejected == 0,
+        "the server rejected {} requests; the schedules of all other requests exist",
+        counts.rejected
+    );
     Ok(())
 }
 
@@ -71,7 +75,7 @@ struct Checked {
     rejected: u64,
 }
 
-/// Sends each request as a dry run, and prints the invalid ones.
+/// Sends each request as a dry run, and prints the invalid requests.
 async fn check_all(
     client: &Client,
     input: &File,
@@ -193,7 +197,7 @@ async fn send(client: &Client, entry: &Entry, key: &str) -> Result<Created, Erro
     }
 }
 
-/// Returns true if the error concerns one request, and false if it would also concern the next ones.
+/// Returns true if the error concerns one request, and false if it would also concern the next requests.
 fn is_about_request(error: &Error) -> bool {
     let is_of_caller = matches!(error.code(), Some("invalid_credentials" | "role_forbidden"));
     matches!(error, Error::Rejected(_)) && !is_of_caller && !error.is_retryable() && error.status() < Some(500)
@@ -213,7 +217,7 @@ struct LineResult<'a> {
     schedule: Option<&'a ScheduleSummary>,
     #[serde(skip_serializing_if = "Option::is_none")]
     dry_run: Option<&'a DryRun>,
-    /// Defect that was found before the request was sent.
+    /// Defect that this module found before it sent the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     detail: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -254,7 +258,7 @@ struct Entry {
     request: Result<ScheduleRequest, String>,
     /// SHA-256 of the value's text.
     digest: [u8; 32],
-    /// Number of equal values before this one.
+    /// Number of equal values before this value.
     ordinal: u64,
 }
 
@@ -305,7 +309,7 @@ fn invalid(error: &serde_json::Error) -> String {
     format!("{}; write JSON objects one after the other, without a list around them", text.trim_end_matches(&position))
 }
 
-/// Reader that counts the lines that were read.
+/// Reader that counts the lines that it has read.
 struct LineCounter<R> {
     input: R,
     line: Arc<AtomicU64>,
@@ -320,7 +324,7 @@ impl<R: Read> Read for LineCounter<R> {
     }
 }
 
-/// Opens the input. Copies a pipe into a temporary file, because the input is read twice.
+/// Opens the input. Copies a pipe into a temporary file, because the caller reads the input twice.
 fn open(path: &Path) -> io::Result<File> {
     if path.as_os_str() == "-" {
         return spooled(&mut io::stdin().lock());
@@ -348,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_have_the_line_on_which_they_start() {
+    fn file_entry_has_the_number_of_its_first_line() {
         let object = r#"{"every":"1h","target":{"http":{"url":"http://a"}}}"#;
         let spread = object.replace(',', ",\n");
         let found = read(&format!("{object}\n\n{spread}{object}\n{{\"evry\":1}}\n[{object}]\n{{oops\n{object}\n"));

@@ -85,7 +85,7 @@ impl List {
         match self.order {
             Some(ListOrder::Oldest) => Order::Oldest,
             Some(ListOrder::Newest) => Order::Newest,
-            // A list by due time has only one order, which the API calls the oldest.
+            // A list by due time has only one order, for which the API requires [`Order::Oldest`].
             None if self.due_from.is_some() => Order::Oldest,
             None => Order::Newest,
         }

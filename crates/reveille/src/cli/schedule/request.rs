@@ -58,7 +58,7 @@ pub(super) struct RequestArguments {
     /// Maximum attempts of a run [default: 5]
     #[arg(long, value_name = "NUMBER")]
     attempts_max: Option<u16>,
-    /// Longest wait after the first attempt, which doubles after each further attempt [default: 1s]
+    /// Longest wait after the first attempt; the limit doubles after each further attempt [default: 1s]
     #[arg(long, value_name = "DURATION")]
     backoff: Option<String>,
     /// Longest wait between two attempts [default: 10m]

@@ -206,8 +206,8 @@ fn undone() -> impl Strategy<Value = OwnerError> {
     ]
 }
 
-/// Checks that a request of the operation `O` and its response decode to equal values. Also checks that the decoder
-/// does not panic on shortened, extended and changed bytes.
+/// Encodes a request of the operation `O` and its response, and checks that each decodes to the original value. Also
+/// checks that the decoder does not panic on shortened, extended and changed bytes.
 fn check<O>(request: impl Strategy<Value = O>, response: impl Strategy<Value = O::Answer>)
 where
     O: Operation + PartialEq + Debug,

@@ -201,7 +201,7 @@ fn merge_combines_repeated_name_with_stored_value_once() {
 
 /// Examples of RFC 7396, appendix A.
 #[test]
-fn merge_returns_the_results_of_the_rfc_examples() {
+fn merge_returns_the_results_of_the_rfc_7396_examples() {
     for (stored, change, merged) in [
         (json!({"a":"b"}), json!({"a":"c"}), json!({"a":"c"})),
         (json!({"a":"b"}), json!({"b":"c"}), json!({"a":"b","b":"c"})),
@@ -260,7 +260,7 @@ fn value() -> impl Strategy<Value = Value> {
 
 proptest! {
     #[test]
-    fn merge_equals_the_rfc_pseudocode_for_any_two_values(stored in value(), change in value()) {
+    fn merge_equals_rfc_7396_pseudocode_for_any_two_values(stored in value(), change in value()) {
         prop_assert_eq!(merged_text(&stored, &change), reference_merge(&stored, &change));
     }
 }

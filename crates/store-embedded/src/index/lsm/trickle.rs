@@ -27,7 +27,7 @@ const PAUSE_MAX: Duration = Duration::from_millis(10);
 /// Pacing of the writes to new tables of a tree. The writer of a table reports every row.
 pub(super) struct Trickle {
     tables: PathBuf,
-    /// Next number that no table has.
+    /// Number of the next new table.
     next: u64,
     /// Tables under construction, each with the number of its synced bytes.
     growing: Vec<(PathBuf, u64)>,
