@@ -39,7 +39,7 @@ page = schedules.list_schedules(label="client=openapi-generator")
 assert created.id in [schedule.id for schedule in page.schedules], page
 print("list: ok")
 
-# The response is a summary, or the result of a dry run; the wrapper holds either.
+# The response is a summary or the result of a dry run. The field `actual_instance` of the wrapper contains it.
 patched = schedules.patch_schedule(created.id, SchedulePatch(every="2h")).actual_instance
 assert isinstance(patched, ScheduleSummary) and patched.revision == 1, patched
 print("patch: ok")
@@ -59,7 +59,7 @@ assert first.status == 201 and first.schedule.revision == 0, first
 assert second.status == 422 and second.problem.code == "invalid_schedule", second
 print("batch: ok")
 
-# An instant that has just passed fires at once.
+# A schedule whose instant has just passed fires at once.
 at_once = ScheduleRequest(target=target, at=datetime.now(timezone.utc), retry=RetryRequest(attempts_max=1))
 due = schedules.create_schedule(at_once)
 for _ in range(300):

@@ -61,7 +61,7 @@ schedule = get_schedule.sync(created.id, client=client)
 assert schedule.state is ScheduleState.CANCELLED and schedule.next_ is None, schedule
 print("cancel: ok")
 
-# The generator knows no NDJSON: the client sends bytes, and the program reads the lines of the response itself.
+# The generator does not support NDJSON. The client therefore sends bytes, and the program parses the response itself.
 lines = [json.dumps(ScheduleRequest(target=target, every=every).to_dict()) for every in ("1h", "never")]
 response = create_schedule_batch.sync_detailed(client=client, body=File(io.BytesIO("\n".join(lines).encode())))
 first, second = [BatchLine.from_dict(json.loads(line)) for line in response.content.splitlines()]
@@ -69,7 +69,7 @@ assert first.status == 201 and first.schedule.revision == 0, first
 assert second.status == 422 and second.problem.code is ProblemCode.INVALID_SCHEDULE, second
 print("batch: ok")
 
-# An instant that has just passed fires at once.
+# A schedule whose instant has just passed fires at once.
 request = ScheduleRequest(target=target, at=datetime.now(timezone.utc), retry=RetryRequest(attempts_max=1))
 due = create_schedule.sync(client=client, body=request)
 for _ in range(300):
