@@ -129,7 +129,8 @@ pub struct ScheduleSummary<'a> {
     pub revision: u32,
     /// Instant of the schedule's creation. Later changes of the schedule do not change it.
     pub created_at: Time,
-    /// Instant of the last request that created or replaced the schedule or patched its timing.
+    /// Instant of the last request that created, replaced or patched the schedule. Its cancellation and its end do not
+    /// change this instant.
     pub updated_at: Time,
     /// True if an attempt of the replaced schedule is in flight. No other attempt of the replaced schedule will start.
     /// The field is absent if it is false.
@@ -161,7 +162,8 @@ pub struct Schedule {
     pub revision: u32,
     /// Instant of the schedule's creation. Later changes of the schedule do not change it.
     pub created_at: Time,
-    /// Instant of the last request that created or replaced the schedule or patched its timing.
+    /// Instant of the last request that created, replaced or patched the schedule. Its cancellation and its end do not
+    /// change this instant.
     pub updated_at: Time,
     /// Due instant of a one-shot schedule; absent for other schedules.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -169,7 +171,7 @@ pub struct Schedule {
     /// Cron expression of five fields, or of six fields that start with seconds; absent for other schedules.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cron: Option<String>,
-    /// Interval as a duration such as `1h30m`, counted from `updated_at`; absent for other schedules.
+    /// Interval as a duration such as `1h30m`, counted from the last request that set the timing; absent for other schedules.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub every: Option<String>,
     /// IANA zone of `cron`; absent for schedules without `cron`.

@@ -24,7 +24,7 @@ pub const UNREADABLE_WAIT: Duration = Duration::from_secs(3_600);
 pub fn first(schedule: &Schedule, now: Timestamp) -> Option<DueKey> {
     let nominal = match &schedule.spec.when {
         When::At(at) => *at,
-        when @ (When::Cron(_) | When::Every(_)) => when.next_after(schedule.updated_at, schedule.updated_at)?,
+        when @ (When::Cron(_) | When::Every { .. }) => when.next_after(schedule.updated_at, schedule.updated_at)?,
     };
     Some(due_row(schedule, nominal, schedule.spec.target.key(), now))
 }
@@ -95,7 +95,7 @@ pub fn at_start(schedule: &Schedule, key: &DueKey, now: Timestamp) -> Start {
             let position = key.position.max(now) + UNREADABLE_WAIT;
             Start::Unreadable { error, defer: DueKey { position, ..*key } }
         }
-        when @ (When::Cron(_) | When::Every(_)) => match when.missed(anchor, occurrence.nominal, now) {
+        when @ (When::Cron(_) | When::Every { .. }) => match when.missed(anchor, occurrence.nominal, now) {
             Some(missed) => Start::Skip {
                 latest: due_row(schedule, missed.latest, key.target, now),
                 missed: Run {
@@ -173,7 +173,7 @@ fn is_last(schedule: &Schedule, nominal: Timestamp) -> bool {
     let has_next = schedule.spec.when.next_after(schedule.updated_at, nominal).is_some();
     match &schedule.spec.when {
         When::At(_) => true,
-        When::Every(_) => !has_next,
+        When::Every { .. } => !has_next,
         // An unreadable expression yields no instants, but the schedule has not ended.
         When::Cron(cron) => !has_next && cron.check().is_ok(),
     }
@@ -199,7 +199,7 @@ fn has_occurrence_at(schedule: &Schedule, nominal: Timestamp) -> bool {
     let before = Timestamp::from_millis(nominal.as_millis() - 1);
     match &schedule.spec.when {
         When::At(at) => *at == nominal,
-        When::Every(_) => schedule.spec.when.next_after(schedule.updated_at, before) == Some(nominal),
+        When::Every { .. } => schedule.spec.when.next_after(schedule.updated_at, before) == Some(nominal),
         // An unreadable expression may match the instant, so keep the row.
         When::Cron(cron) => {
             cron.check().is_err() || schedule.spec.when.next_after(schedule.updated_at, before) == Some(nominal)

@@ -15,21 +15,40 @@ pub enum When {
     /// early.
     At(Timestamp),
     Cron(Cron),
-    /// All instants `updated_at + n * interval`, for n from 1.
-    Every(Duration),
+    /// All instants `since + n * interval`, for n from 1.
+    Every {
+        interval: Duration,
+        /// Instant at which a user last set the timing. `None` if the schedule has not changed since that instant. Then
+        /// the instants count from the schedule's `updated_at`.
+        since: Option<Timestamp>,
+    },
 }
 
 impl When {
+    /// Returns the timing of a schedule that repeats every `interval`, counted from its creation or its last change.
+    #[must_use]
+    pub const fn every(interval: Duration) -> Self {
+        When::Every { interval, since: None }
+    }
+
+    /// Makes `Every` count from `anchor` after a change of the schedule that does not change the timing. Does nothing if
+    /// an earlier change already set `since`.
+    pub fn keep_since(&mut self, anchor: Timestamp) {
+        if let When::Every { since, .. } = self {
+            since.get_or_insert(anchor);
+        }
+    }
+
     /// Returns the first instant after `after`, or `None` if no instant follows. `anchor` is the instant at which a
-    /// user created or last changed the schedule. `Every` counts from `anchor` and therefore does not drift.
+    /// user created or last changed the schedule. `Every` without `since` counts from `anchor`, so it does not drift.
     #[must_use]
     pub fn next_after(&self, anchor: Timestamp, after: Timestamp) -> Option<Timestamp> {
         match self {
             When::At(at) => (*at > after).then_some(*at),
             When::Cron(cron) => cron.next_after(after),
-            When::Every(interval) => {
-                let passed = Series::new(anchor, *interval).count_until(after);
-                Series::new(anchor, *interval).instant(passed + 1)
+            When::Every { interval, since } => {
+                let series = Series::new(since.unwrap_or(anchor), *interval);
+                series.instant(series.count_until(after) + 1)
             }
         }
     }
@@ -48,8 +67,8 @@ impl When {
                 let last = cron.latest_at(latest - Duration::from_millis(1)).map_or(nominal, |last| last.max(nominal));
                 Some(Missed { latest, last, count: cron.count_between(nominal, latest) + 1 })
             }
-            When::Every(interval) => {
-                let series = Series::new(anchor, *interval);
+            When::Every { interval, since } => {
+                let series = Series::new(since.unwrap_or(anchor), *interval);
                 let passed = series.count_until(now);
                 let latest = series.instant(passed).filter(|latest| passed > 0 && *latest > nominal)?;
                 let before = passed - 1;

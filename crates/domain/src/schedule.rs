@@ -20,8 +20,8 @@ pub struct Schedule {
     pub revision: Revision,
     pub status: Status,
     pub created_at: Timestamp,
-    /// Instant at which a user last set the timing. `every` counts from this instant. A later revision that does not
-    /// change the timing does not change this instant.
+    /// Instant at which a user last created, replaced or patched the schedule. The schedule's cancellation and its end do
+    /// not change this instant.
     pub updated_at: Timestamp,
     /// Nominal instant of the occurrence that has a due row. `None` if the schedule has ended.
     pub next: Option<Timestamp>,

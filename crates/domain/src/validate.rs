@@ -70,7 +70,7 @@ fn check_when(when: &When, limits: &Limits, now: Timestamp, found: &mut Vec<Viol
                 found.push(Violation::CronOften { distance, interval_min: limits.interval_min });
             }
         }
-        When::Every(interval) => {
+        When::Every { interval, .. } => {
             if *interval < limits.interval_min.max(RESOLUTION) {
                 found.push(Violation::EveryShort {
                     interval: *interval,

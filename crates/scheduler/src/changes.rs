@@ -273,7 +273,9 @@ impl Changes {
             let schedule = Arc::make_mut(&mut insert.schedule);
             schedule.poller = live.poller;
             if timing == Timing::Kept {
-                (schedule.updated_at, schedule.next) = (live.updated_at, live.next);
+                schedule.next = live.next;
+                schedule.spec.when = live.spec.when.clone();
+                schedule.spec.when.keep_since(live.updated_at);
                 insert.due = decide::kept(schedule, now)?;
             }
         }

@@ -140,7 +140,7 @@ pub(crate) fn check_spec(tenant: &Tenant, spec: &Spec, now: Timestamp) -> Result
     if let Some(days) = tenant.quotas.get(Quota::HorizonDays) {
         let (pointer, ahead) = match spec.when {
             When::At(at) => ("/at", at.since(now)),
-            When::Every(interval) => ("/every", interval),
+            When::Every { interval, .. } => ("/every", interval),
             When::Cron(_) => return Ok(()),
         };
         if ahead > DAY * days {

@@ -37,7 +37,7 @@ pub(crate) fn schedule(schedule: &Schedule) -> Option<api::Schedule> {
     let (mut at, mut cron, mut every, mut zone) = (None, None, None, None);
     match &schedule.spec.when {
         When::At(instant) => at = Some(time(*instant)),
-        When::Every(interval) => every = Some(duration::format(*interval)),
+        When::Every { interval, .. } => every = Some(duration::format(*interval)),
         When::Cron(expression) => {
             cron = Some(expression.expression().to_owned());
             zone = Some(expression.zone().to_owned());

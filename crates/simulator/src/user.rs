@@ -65,7 +65,7 @@ pub(crate) fn spec(random: &mut Random, now: Timestamp) -> Spec {
 
 fn when(random: &mut Random, now: Timestamp) -> When {
     match random.below(10) {
-        0 => When::Every(Duration::from_millis(1_000 + random.below(3_000))),
+        0 => When::every(Duration::from_millis(1_000 + random.below(3_000))),
         1 => When::At(now - Duration::from_millis(random.below(3_000))),
         2..=4 => When::At(now + Duration::from_millis(random.below(300))),
         _ => When::At(now + Duration::from_millis(random.below(6_000))),
@@ -76,8 +76,9 @@ fn when(random: &mut Random, now: Timestamp) -> When {
 pub(crate) fn expected(schedule: &Schedule, series_end: Timestamp) -> Expected {
     match schedule.spec.when {
         When::At(at) => Expected::once(at),
-        When::Every(interval) => {
-            let instants = std::iter::successors(Some(schedule.updated_at + interval), |at| Some(*at + interval));
+        When::Every { interval, since } => {
+            let anchor = since.unwrap_or(schedule.updated_at);
+            let instants = std::iter::successors(Some(anchor + interval), |at| Some(*at + interval));
             Expected::series(instants.take_while(|at| *at <= series_end), series_end)
         }
         When::Cron(_) => unreachable!("the users create no cron schedules"),

@@ -42,7 +42,7 @@ pub(super) async fn every_field_of_a_schedule_is_preserved(subject: &dyn Subject
     let big: Bytes = (0..64 * 1024_u32).map(|at| at.to_le_bytes()[usize::from(at % 3 == 0)]).collect();
     let payloads =
         [Bytes::new(), Bytes::from_static(b"\xff\xfe\x00\xc3\x28"), Bytes::from_static(b" {\"a\" : 1}\n"), big];
-    let every = When::Every(Duration::from_millis(1_500));
+    let every = When::every(Duration::from_millis(1_500));
     let cron = When::Cron(Cron::from_stored("0 7 * * * *", "Europe/Berlin"));
     let whens = [When::At(minute(1)), every, cron, When::At(Timestamp::MAX)];
     let longest = id(&"z".repeat(ScheduleId::LEN_MAX));

@@ -152,6 +152,10 @@ pub fn labels(row: &[u8]) -> Result<Vec<LabelKey>, Malformed> {
         0 => take.skip_timestamp()?,
         1 => take.skip_blobs(2)?,
         2 => take.skip_duration()?,
+        3 => {
+            take.skip_duration()?;
+            take.skip_timestamp()?;
+        }
         _ => return Err(take.malformed()),
     }
     let is_plain = match take.u8()? {
@@ -188,9 +192,14 @@ fn put_when(out: &mut Vec<u8>, when: &When) {
             out.text(cron.expression());
             out.text(cron.zone());
         }
-        When::Every(interval) => {
+        When::Every { interval, since: None } => {
             out.u8(2);
             out.duration(*interval);
+        }
+        When::Every { interval, since: Some(since) } => {
+            out.u8(3);
+            out.duration(*interval);
+            out.timestamp(*since);
         }
     }
 }
@@ -287,7 +296,8 @@ fn take_when(take: &mut Take<'_>) -> Result<When, Malformed> {
     match take.u8()? {
         0 => Ok(When::At(take.timestamp()?)),
         1 => Ok(When::Cron(Cron::from_stored(take.text()?, take.text()?))),
-        2 => Ok(When::Every(take.duration()?)),
+        2 => Ok(When::every(take.duration()?)),
+        3 => Ok(When::Every { interval: take.duration()?, since: Some(take.timestamp()?) }),
         _ => Err(take.malformed()),
     }
 }

@@ -54,7 +54,8 @@ fn when() -> impl Strategy<Value = When> {
     prop_oneof![
         timestamp().prop_map(When::At),
         (".{0,20}", ".{0,20}").prop_map(|(expression, zone)| When::Cron(Cron::from_stored(expression, zone))),
-        duration().prop_map(When::Every),
+        duration().prop_map(When::every),
+        (duration(), timestamp()).prop_map(|(interval, since)| When::Every { interval, since: Some(since) }),
     ]
 }
 
@@ -222,7 +223,7 @@ fn a_schedule() -> Schedule {
         updated_at: Timestamp::from_millis(1_700_000_000_001),
         next: Some(an_occurrence().nominal),
         spec: Spec {
-            when: When::Every(Duration::from_millis(1500)),
+            when: When::every(Duration::from_millis(1500)),
             target: Target::Http(HttpTarget {
                 url: "https://example.org/hook".to_owned(),
                 method: "POST".to_owned(),
@@ -351,7 +352,11 @@ fn encoded_columns_match_the_golden_file_of_version_1() {
     let forms = [
         ("spec at", schedule::encode_spec(&spec(When::At(at)))),
         ("spec cron", schedule::encode_spec(&spec(When::Cron(Cron::from_stored("0 7 * * * *", "Europe/Berlin"))))),
-        ("spec every", schedule::encode_spec(&spec(When::Every(Duration::from_secs(90))))),
+        ("spec every", schedule::encode_spec(&spec(When::every(Duration::from_secs(90))))),
+        (
+            "spec every since",
+            schedule::encode_spec(&spec(When::Every { interval: Duration::from_secs(90), since: Some(at) })),
+        ),
         ("run", run::encode_rest(&run)),
         ("run missed", run::encode_rest(&missed)),
         ("handed over", hand_over::encode(&[HandedOver { poller, key, until: at }])),

@@ -40,7 +40,7 @@ fn schedule(when: When) -> Schedule {
 }
 
 fn every_minute() -> Schedule {
-    schedule(When::Every(Duration::from_secs(60)))
+    schedule(When::every(Duration::from_secs(60)))
 }
 
 fn once() -> Schedule {
@@ -202,7 +202,7 @@ proptest! {
         status in 100_u16..600,
         random: u64,
     ) {
-        let schedule = schedule(When::Every(Duration::from_millis(interval_millis)));
+        let schedule = schedule(When::every(Duration::from_millis(interval_millis)));
         let key = DueKey { attempt, ..first_key(&schedule) };
         let now = key.position + Duration::from_millis(late_millis);
         let row = match at_start(&schedule, &key, now) {

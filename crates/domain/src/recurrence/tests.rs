@@ -5,7 +5,7 @@ use super::*;
 const CREATED_AT: Timestamp = Timestamp::from_millis(1_790_000_000_123);
 
 fn every(millis: u64) -> When {
-    When::Every(Duration::from_millis(millis))
+    When::every(Duration::from_millis(millis))
 }
 
 #[test]

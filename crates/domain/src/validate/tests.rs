@@ -77,10 +77,10 @@ fn schedule_fires_no_more_often_than_interval_min() {
     let limits = Limits { interval_min: Duration::from_secs(60), ..Limits::default() };
     let cron = |text| When::Cron(Cron::parse(text, "UTC").expect("a cron"));
     for (when, expected) in [
-        (When::Every(Duration::from_secs(60)), None),
-        (When::Every(Duration::from_millis(59_999)), Some(Field::Every)),
-        (When::Every(Duration::ZERO), Some(Field::Every)),
-        (When::Every(Duration::MAX), Some(Field::Every)),
+        (When::every(Duration::from_secs(60)), None),
+        (When::every(Duration::from_millis(59_999)), Some(Field::Every)),
+        (When::every(Duration::ZERO), Some(Field::Every)),
+        (When::every(Duration::MAX), Some(Field::Every)),
         (cron("* * * * *"), None),
         (cron("0,30 * * * * *"), Some(Field::Cron)),
         (cron("0,59 0,1 * * * *"), Some(Field::Cron)),
@@ -90,7 +90,7 @@ fn schedule_fires_no_more_often_than_interval_min() {
         assert_eq!(found.first().map(Violation::field), expected, "{when:?}");
     }
     let zero = Limits { interval_min: Duration::ZERO, ..limits };
-    let never_resting = Spec { when: When::Every(Duration::ZERO), ..spec() };
+    let never_resting = Spec { when: When::every(Duration::ZERO), ..spec() };
     assert_eq!(violations(&never_resting, &zero, NOW).len(), 1);
 }
 
@@ -221,7 +221,7 @@ fn validation_finds_all_violations_in_field_order() {
         http.url = "gopher://example.org".to_owned();
         http.timeout = Duration::ZERO;
     });
-    spec.when = When::Every(Duration::ZERO);
+    spec.when = When::every(Duration::ZERO);
     spec.payload = Bytes::from(vec![b' '; 64 * 1024 + 1]);
     spec.retry = RetryPolicy { attempts_max: 0, backoff: Duration::MAX, backoff_max: Duration::from_secs(86_401) };
     let expected = [
@@ -238,7 +238,7 @@ fn validation_finds_all_violations_in_field_order() {
 
 #[test]
 fn violation_text_states_the_allowed_value() {
-    let spec = Spec { when: When::Every(Duration::from_millis(10)), ..spec() };
+    let spec = Spec { when: When::every(Duration::from_millis(10)), ..spec() };
     let texts: Vec<String> = violations(&spec, &Limits::default(), NOW).iter().map(ToString::to_string).collect();
     assert_eq!(texts, ["10ms is too short; the shortest is 1s"]);
 }

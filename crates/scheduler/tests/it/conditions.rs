@@ -112,14 +112,23 @@ fn frequent_content_changes_keep_a_schedules_timing() {
         let (a, b) = (cluster.join("a").await, cluster.join("b").await);
         cluster.wait_until_balanced(&[&a, &b]).await;
         let mut request = far(&cluster);
-        request.spec.when = When::Every(Duration::from_secs(1));
+        request.spec.when = When::every(Duration::from_secs(1));
         let (member, put) = (a.clone(), request.clone());
         let created = cluster.at("a", async move { member.put_if(put, None, Timing::Restarted).await }).await;
-        let first = created.unwrap().unwrap().unwrap().schedule.next.unwrap();
+        let created = created.unwrap().unwrap().unwrap().schedule;
+        let first = created.next.unwrap();
         for number in 0..300 {
             cluster.at("b", add_label(b.clone(), request.clone(), format!("n{}", number % 10))).await.unwrap();
             cluster.sleep(Duration::from_millis(37)).await;
         }
+        let changed = get(&a).await.unwrap();
+        let every = When::Every { interval: Duration::from_secs(1), since: Some(created.updated_at) };
+        assert_eq!(changed.spec.when, every, "the instants still count from the creation");
+        let passed = changed.updated_at.since(created.updated_at);
+        assert!(
+            passed > Duration::from_secs(11),
+            "`updated_at` is the instant of the last change, not {passed:?} later"
+        );
         cluster.sleep(Duration::from_secs(1)).await;
         let instant = |number: usize| first + Duration::from_secs(number as u64);
         let mut called: Vec<Timestamp> = cluster.calls().iter().map(|call| call.nominal).collect();

@@ -43,7 +43,7 @@ fn overdue_schedule_does_not_wait_for_the_next_period() {
 fn recurring_schedule_fires_at_each_instant() {
     simulate(|runtime| async move {
         let harness = Harness::open(runtime, Options::default(), ok).await;
-        let created = harness.create("beat", When::Every(Duration::from_secs(2))).await;
+        let created = harness.create("beat", When::every(Duration::from_secs(2))).await;
         harness.wait_for_calls(5).await;
         for (n, call) in (1..).zip(harness.calls()) {
             let nominal = created.updated_at + Duration::from_secs(2 * n);

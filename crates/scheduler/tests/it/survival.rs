@@ -93,7 +93,7 @@ fn only_runs_without_an_outcome_fire_after_a_crash() {
         for n in 0..100 {
             harness.create(&format!("n{n}"), When::At(harness.in_ms(1_000 + 20 * n))).await;
         }
-        let beat = harness.create("beat", When::Every(Duration::from_secs(1))).await;
+        let beat = harness.create("beat", When::every(Duration::from_secs(1))).await;
         harness.wait_for_calls(40).await;
         let before = harness.calls();
         sim.crash("a");

@@ -196,7 +196,7 @@ fn check_when(fields: &ScheduleFields<'_>, now: Timestamp, errors: &mut Errors<'
     match (&fields.at, &fields.cron, &fields.every) {
         (Some(at), None, None) => check_at(at, &mut errors.at("at")).map_or(stand_in, When::At),
         (None, Some(cron), None) => check_cron(cron, fields.zone.as_deref(), errors).map_or(stand_in, When::Cron),
-        (None, None, Some(every)) => check_duration(every, &mut errors.at("every")).map_or(stand_in, When::Every),
+        (None, None, Some(every)) => check_duration(every, &mut errors.at("every")).map_or(stand_in, When::every),
         (None, None, None) => {
             if !["at", "cron", "every"].iter().any(|name| errors.at(name).has_error_here()) {
                 let hint =

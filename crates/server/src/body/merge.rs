@@ -67,7 +67,7 @@ fn stored(schedule: &Schedule, change: &Object<'_>) -> Result<String, Rejected> 
     let is_timing_named = names("at") || names("cron") || names("every");
     match &spec.when {
         When::At(at) if !is_timing_named => drop(timing.insert("at", to_text(&wire::time(*at)))),
-        When::Every(interval) if !is_timing_named => {
+        When::Every { interval, .. } if !is_timing_named => {
             drop(timing.insert("every", to_text(&duration::format(*interval))));
         }
         When::Cron(cron) => {
@@ -79,7 +79,7 @@ fn stored(schedule: &Schedule, change: &Object<'_>) -> Result<String, Rejected> 
                 timing.insert("zone", to_text(&cron.zone()));
             }
         }
-        When::At(_) | When::Every(_) => {}
+        When::At(_) | When::Every { .. } => {}
     }
     let Target::Http(http) = &spec.target;
     let retry = spec.retry;

@@ -31,7 +31,7 @@ pub(super) fn timing_pointer(request: &Create) -> &'static str {
     match request.spec.when {
         When::At(_) => "/at",
         When::Cron(_) => "/cron",
-        When::Every(_) => "/every",
+        When::Every { .. } => "/every",
     }
 }
 

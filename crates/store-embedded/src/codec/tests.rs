@@ -332,7 +332,7 @@ pub(crate) fn a_schedule() -> Schedule {
         updated_at: Timestamp::from_millis(1_700_000_000_001),
         next: Some(an_occurrence().nominal),
         spec: Spec {
-            when: When::Every(Duration::from_millis(1500)),
+            when: When::every(Duration::from_millis(1500)),
             target: Target::Http(HttpTarget {
                 url: "https://example.org/hook".to_owned(),
                 method: "POST".to_owned(),

@@ -51,7 +51,7 @@ fn when() -> impl Strategy<Value = When> {
     prop_oneof![
         at().prop_map(When::At),
         (".{0,20}", ".{0,20}").prop_map(|(expression, zone)| When::Cron(Cron::from_stored(expression, zone))),
-        duration().prop_map(When::Every),
+        duration().prop_map(When::every),
     ]
 }
 
@@ -333,7 +333,7 @@ fn a_schedule() -> Arc<Schedule> {
         created_at: Timestamp::from_millis(1_700_000_000_000),
         updated_at: Timestamp::from_millis(1_700_000_000_001),
         next: Some(an_occurrence().nominal),
-        spec: a_spec(When::Every(Duration::from_millis(1500))),
+        spec: a_spec(When::every(Duration::from_millis(1500))),
     })
 }
 

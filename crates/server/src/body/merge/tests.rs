@@ -141,7 +141,7 @@ fn merge_ignores_the_case_of_header_names() {
 fn new_kind_of_timing_replaces_the_old_timing() {
     let at = Timestamp::from_millis(1_893_553_445_000);
     check_merge(r#"{"at":"2030-01-02T03:04:05Z"}"#, true, |spec| spec.when = When::At(at));
-    check_merge(r#"{"every":"1h"}"#, true, |spec| spec.when = When::Every(Duration::from_secs(3_600)));
+    check_merge(r#"{"every":"1h"}"#, true, |spec| spec.when = When::every(Duration::from_secs(3_600)));
     let cron = |text, zone| When::Cron(Cron::parse(text, zone).unwrap());
     check_merge(r#"{"cron":"0 7 * * *"}"#, true, |spec| spec.when = cron("0 7 * * *", "Europe/Berlin"));
     check_merge(r#"{"zone":"Asia/Tokyo"}"#, true, |spec| spec.when = cron("30 2 * * *", "Asia/Tokyo"));
