@@ -12,7 +12,7 @@
 use std::time::Duration;
 
 use crate::occurrence::Run;
-use crate::recurrence::CronError;
+use crate::recurrence::{CronError, Missed};
 use crate::{AttemptResult, DueKey, Occurrence, RunState, Schedule, Status, TargetKey, Timestamp, When};
 
 /// Wait before the executor examines a schedule with unreadable stored text again.
@@ -64,12 +64,21 @@ pub enum Void {
     Ended,
 }
 
+/// Occurrences that fire if several occurrences of a recurring schedule are due.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CatchUp {
+    /// The latest occurrence fires. The others are missed.
+    Latest,
+    /// Every occurrence fires, one after another.
+    Every,
+}
+
 /// Decides what the executor does with a due row at `now`.
 ///
 /// # Panics
 /// Panics if `key` belongs to another schedule.
 #[must_use]
-pub fn at_start(schedule: &Schedule, key: &DueKey, now: Timestamp) -> Start {
+pub fn at_start(schedule: &Schedule, key: &DueKey, catch_up: CatchUp, now: Timestamp) -> Start {
     let occurrence = key.occurrence;
     assert_eq!(occurrence.incarnation, schedule.incarnation, "the due row belongs to the schedule");
     let replayed = occurrence.replay > 0;
@@ -95,7 +104,7 @@ pub fn at_start(schedule: &Schedule, key: &DueKey, now: Timestamp) -> Start {
             let position = key.position.max(now) + UNREADABLE_WAIT;
             Start::Unreadable { error, defer: DueKey { position, ..*key } }
         }
-        when @ (When::Cron(_) | When::Every { .. }) => match when.missed(anchor, occurrence.nominal, now) {
+        when @ (When::Cron(_) | When::Every { .. }) => match overdue(schedule, occurrence.nominal, catch_up, now) {
             Some(missed) => Start::Skip {
                 latest: due_row(schedule, missed.latest, key.target, now),
                 missed: Run {
@@ -110,6 +119,14 @@ pub fn at_start(schedule: &Schedule, key: &DueKey, now: Timestamp) -> Start {
                 Start::Fire { advance: next.map(|nominal| due_row(schedule, nominal, key.target, now)) }
             }
         },
+    }
+}
+
+/// Returns the occurrences that became due after `nominal` if they are missed.
+fn overdue(schedule: &Schedule, nominal: Timestamp, catch_up: CatchUp, now: Timestamp) -> Option<Missed> {
+    match catch_up {
+        CatchUp::Latest => schedule.spec.when.missed(schedule.updated_at, nominal, now),
+        CatchUp::Every => None,
     }
 }
 

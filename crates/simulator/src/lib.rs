@@ -52,13 +52,15 @@ pub mod cluster;
 #[cfg(feature = "scenarios")]
 pub mod single_node;
 #[cfg(feature = "scenarios")]
+pub mod tenants;
+#[cfg(feature = "scenarios")]
 mod user;
 
 /// Returns the scenarios that must succeed with every seed, for a command that runs many seeds.
 #[cfg(feature = "scenarios")]
 #[must_use]
 pub fn suite() -> Suite {
-    cluster::add_to(single_node::suite())
+    tenants::add_to(cluster::add_to(single_node::suite()))
 }
 
 pub use executor::panic_message;

@@ -66,7 +66,7 @@ fn late_one_shot_is_due_at_once_and_keeps_its_nominal_instant() {
     let key = first(&schedule, after(5)).expect("a one-shot is always due");
     assert_eq!((key.position, key.occurrence.nominal), (after(5), CREATED_AT));
     assert_eq!((key.attempt, key.occurrence.replay, key.occurrence.revision), (1, 0, Revision(3)));
-    assert_eq!(at_start(&schedule, &key, after(3_600)), Start::Fire { advance: None });
+    assert_eq!(at_start(&schedule, &key, CatchUp::Latest, after(3_600)), Start::Fire { advance: None });
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn recurring_schedule_first_fires_one_interval_after_creation() {
 fn start_of_a_recurring_occurrence_writes_the_next_row() {
     let schedule = every_minute();
     let key = first_key(&schedule);
-    let Start::Fire { advance: Some(next) } = at_start(&schedule, &key, after(60)) else {
+    let Start::Fire { advance: Some(next) } = at_start(&schedule, &key, CatchUp::Latest, after(60)) else {
         panic!("the occurrence is due and has a next one");
     };
     assert_eq!((next.position, next.occurrence.nominal, next.attempt), (after(120), after(120), 1));
@@ -89,16 +89,30 @@ fn start_of_a_recurring_occurrence_writes_the_next_row() {
 fn latest_overdue_occurrence_fires_and_others_are_missed() {
     let schedule = every_minute();
     let key = first_key(&schedule);
-    let Start::Skip { missed, latest } = at_start(&schedule, &key, after(330)) else {
+    let Start::Skip { missed, latest } = at_start(&schedule, &key, CatchUp::Latest, after(330)) else {
         panic!("five occurrences are due");
     };
     assert_eq!(missed.state, RunState::Missed { last: after(240), count: 4 });
     assert_eq!(missed.occurrence, key.occurrence);
     assert_eq!((latest.occurrence.nominal, latest.position), (after(300), after(330)));
-    let Start::Fire { advance: Some(next) } = at_start(&schedule, &latest, after(330)) else {
+    let Start::Fire { advance: Some(next) } = at_start(&schedule, &latest, CatchUp::Latest, after(330)) else {
         panic!("the latest occurrence fires");
     };
     assert_eq!(next.position, after(360));
+}
+
+#[test]
+fn overdue_occurrences_all_fire_if_the_service_had_no_slot() {
+    let schedule = every_minute();
+    let mut key = first_key(&schedule);
+    for minute in 1..=5 {
+        assert_eq!(key.occurrence.nominal, after(60 * minute));
+        let Start::Fire { advance: Some(next) } = at_start(&schedule, &key, CatchUp::Every, after(330)) else {
+            panic!("the occurrence of minute {minute} fires");
+        };
+        key = next;
+    }
+    assert_eq!(key.position, after(360), "the next occurrence is not due yet");
 }
 
 #[test]
@@ -106,8 +120,8 @@ fn row_of_an_older_revision_is_void_and_its_retry_is_cancelled() {
     for mut schedule in [once(), every_minute()] {
         let (key, retry) = (first_key(&schedule), retry_of(&schedule));
         schedule.revision = Revision(4);
-        assert_eq!(at_start(&schedule, &key, after(60)), Start::Drop(Void::Superseded));
-        assert_eq!(at_start(&schedule, &retry, after(60)), Start::Cancel);
+        assert_eq!(at_start(&schedule, &key, CatchUp::Latest, after(60)), Start::Drop(Void::Superseded));
+        assert_eq!(at_start(&schedule, &retry, CatchUp::Latest, after(60)), Start::Cancel);
     }
 }
 
@@ -116,8 +130,8 @@ fn cancelled_schedule_fires_neither_occurrences_nor_redrives() {
     let mut schedule = once();
     let (key, replay) = (first_key(&schedule), redrive_of(&schedule, after(60)));
     schedule.status = Status::Cancelled;
-    assert_eq!(at_start(&schedule, &key, after(60)), Start::Drop(Void::Superseded));
-    assert_eq!(at_start(&schedule, &replay, after(60)), Start::Cancel);
+    assert_eq!(at_start(&schedule, &key, CatchUp::Latest, after(60)), Start::Drop(Void::Superseded));
+    assert_eq!(at_start(&schedule, &replay, CatchUp::Latest, after(60)), Start::Cancel);
 }
 
 #[test]
@@ -127,7 +141,7 @@ fn redrive_fires_after_a_change_or_the_end_of_the_schedule() {
     assert_eq!((replay.occurrence.replay, replay.attempt, replay.position), (1, 1, after(3_600)));
     schedule.revision = Revision(4);
     schedule.status = Status::Ended;
-    assert_eq!(at_start(&schedule, &replay, after(3_600)), Start::Fire { advance: None });
+    assert_eq!(at_start(&schedule, &replay, CatchUp::Latest, after(3_600)), Start::Fire { advance: None });
 }
 
 #[test]
@@ -135,14 +149,14 @@ fn duplicate_row_of_an_ended_one_shot_is_void() {
     let mut schedule = once();
     let key = first_key(&schedule);
     schedule.status = Status::Ended;
-    assert_eq!(at_start(&schedule, &key, after(60)), Start::Drop(Void::Ended));
+    assert_eq!(at_start(&schedule, &key, CatchUp::Latest, after(60)), Start::Drop(Void::Ended));
 }
 
 #[test]
 fn schedule_with_unreadable_expression_is_deferred_not_ended() {
     let schedule = schedule(When::Cron(Cron::from_stored("0 9 * * FUNDAY", "UTC")));
     let key = due_row(&schedule, after(60), schedule.spec.target.key(), CREATED_AT);
-    let Start::Unreadable { defer, .. } = at_start(&schedule, &key, after(60)) else {
+    let Start::Unreadable { defer, .. } = at_start(&schedule, &key, CatchUp::Latest, after(60)) else {
         panic!("FUNDAY is not a day");
     };
     assert_eq!(defer, DueKey { position: after(60) + UNREADABLE_WAIT, ..key });
@@ -189,7 +203,7 @@ fn schedule_ends_if_its_next_interval_is_after_year_9999() {
     let mut schedule = every_minute();
     schedule.updated_at = Timestamp::MAX - Duration::from_secs(90);
     let key = first_key(&schedule);
-    assert_eq!(at_start(&schedule, &key, key.position), Start::Fire { advance: None });
+    assert_eq!(at_start(&schedule, &key, CatchUp::Latest, key.position), Start::Fire { advance: None });
     assert!(after_attempt(&schedule, &key, &SUCCESS, None, key.position, 0).ends);
 }
 
@@ -205,7 +219,7 @@ proptest! {
         let schedule = schedule(When::every(Duration::from_millis(interval_millis)));
         let key = DueKey { attempt, ..first_key(&schedule) };
         let now = key.position + Duration::from_millis(late_millis);
-        let row = match at_start(&schedule, &key, now) {
+        let row = match at_start(&schedule, &key, CatchUp::Latest, now) {
             Start::Fire { advance } => advance,
             Start::Skip { latest, missed } => {
                 let is_before = matches!(missed.state, RunState::Missed { last, .. } if last < latest.occurrence.nominal);

@@ -5,6 +5,11 @@
 //! key starts per turn. A target without a free slot delays only its own keys. If a rate or an open circuit blocks a
 //! lane or a tenant until some instant, the lane or tenant *waits* and takes no turn until that instant.
 //!
+//! The attempts in flight of a tenant are at most [`PER_FREE_SLOT`] times the free slots of the service. Slow targets of
+//! some tenants therefore never take all slots: a tenant with few attempts in flight finds a free slot (dynamic
+//! thresholds; Choudhury and Hahne 1998). A tenant that has reached this share gets its next turn when enough attempts
+//! have ended (docs/decisions/0191-bound-a-tenant-by-the-free-slots.md).
+//!
 //! Invariant: each tenant or lane that may start a key and does not wait has exactly one turn. All other tenants and
 //! lanes have no turn, so a pop does not visit them.
 
@@ -14,6 +19,7 @@ mod limits;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
+use domain::decide::CatchUp;
 use domain::quota::TokenBucket;
 use domain::{TargetKey, TenantId, Timestamp};
 use runtime::Monotonic;
@@ -23,6 +29,13 @@ use crate::options::Options;
 use circuit::Circuit;
 pub(crate) use circuit::TargetHealth;
 pub(crate) use limits::Limits;
+
+/// Largest ratio of the attempts in flight of a tenant to the free slots of the service. One tenant gets at most 4 of 5
+/// slots, two tenants get at most 4 of 9 each, and `n` tenants leave one slot in `4n + 1` free.
+const PER_FREE_SLOT: usize = 4;
+/// Time without a full service that ends a period without free slots. It is at most the shortest interval of a
+/// schedule.
+const NO_SLOT_GAP: Duration = Duration::from_secs(1);
 
 /// Unit of the queue: each lane has its own queue of keys and its own limits.
 pub(crate) type Lane = (TenantId, TargetKey);
@@ -52,6 +65,10 @@ pub(crate) struct Dispatch {
     turns: VecDeque<TenantId>,
     /// Waiting tenants and lanes, with the end of each wait.
     waits: BTreeSet<(Monotonic, Waiter)>,
+    /// Tenants that have reached their share of the slots, with the numbers of their attempts in flight.
+    at_share: BTreeSet<(usize, TenantId)>,
+    /// Start and end of the latest period in which the service had no free slot.
+    no_slot: Option<(Timestamp, Timestamp)>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -71,6 +88,8 @@ struct TenantState {
     /// True if the tenant is in [`Dispatch::turns`].
     has_turn: bool,
     waits_until: Option<Monotonic>,
+    /// True if the tenant is in [`Dispatch::at_share`].
+    is_at_share: bool,
     /// Latest instant at which the tenant had to wait for its rate.
     throttled_at: Timestamp,
 }
@@ -114,6 +133,8 @@ impl Dispatch {
             default_limits: Limits::of_service(options),
             turns: VecDeque::new(),
             waits: BTreeSet::new(),
+            at_share: BTreeSet::new(),
+            no_slot: None,
         }
     }
 
@@ -187,14 +208,21 @@ impl Dispatch {
     /// Returns the next key that may start. The key counts as in flight until [`Dispatch::ended`].
     pub(crate) fn pop(&mut self, now: Now) -> Option<u32> {
         if self.in_flight >= self.in_flight_max {
+            self.record_no_slot(now.wall);
             return None;
         }
         self.end_waits(now.monotonic);
+        let share = self.share();
         while let Some(tenant) = self.turns.pop_front() {
             let state = self.tenants.get_mut(&tenant).expect("a tenant with a turn exists");
             state.has_turn = false;
             if state.in_flight >= state.limits.in_flight_max {
                 continue; // The tenant gets its next turn when one of its attempts ends.
+            }
+            if state.in_flight >= share {
+                state.is_at_share = true;
+                self.at_share.insert((state.in_flight, tenant));
+                continue;
             }
             if let Err(until) = state.may_start(now.monotonic) {
                 state.throttled_at = now.wall;
@@ -244,6 +272,42 @@ impl Dispatch {
         None
     }
 
+    /// Returns the number of attempts below which a tenant may start another attempt.
+    fn share(&self) -> usize {
+        (self.in_flight_max - self.in_flight).saturating_mul(PER_FREE_SLOT)
+    }
+
+    /// Gives a turn to the tenants that are below their share again.
+    fn end_share_waits(&mut self) {
+        while let Some((in_flight, tenant)) = self.at_share.first().copied().filter(|(count, _)| *count < self.share())
+        {
+            self.at_share.remove(&(in_flight, tenant));
+            self.tenants.get_mut(&tenant).expect("a tenant at its share exists").is_at_share = false;
+            self.offer_tenant(tenant);
+        }
+    }
+
+    /// Records that the service has no free slot at `now`.
+    pub(crate) fn record_no_slot(&mut self, now: Timestamp) {
+        if self.parked == 0 {
+            return;
+        }
+        let start = match self.no_slot {
+            Some((start, end)) if now.since(end) <= NO_SLOT_GAP => start,
+            _ => now,
+        };
+        self.no_slot = Some((start, now));
+    }
+
+    /// Returns [`CatchUp::Every`] for an occurrence that became due while the service had no free slot. The service and
+    /// not the tenant then caused the delay, so no occurrence is missed.
+    pub(crate) fn catch_up(&self, nominal: Timestamp) -> CatchUp {
+        match self.no_slot {
+            Some((start, end)) if nominal + NO_SLOT_GAP >= start && nominal <= end => CatchUp::Every,
+            _ => CatchUp::Latest,
+        }
+    }
+
     /// Records that a key has left the lane. `health` is `None` if the key caused no attempt. The key then uses no
     /// token of a rate.
     pub(crate) fn ended(&mut self, lane: Lane, now: Now, health: Option<TargetHealth>) {
@@ -251,6 +315,10 @@ impl Dispatch {
         let tenant = self.tenants.get_mut(&lane.0).expect("the tenant of a lane exists");
         assert!(state.in_flight > 0 && tenant.in_flight > 0 && self.in_flight > 0, "an ended key was in flight");
         state.in_flight -= 1;
+        if tenant.is_at_share {
+            self.at_share.remove(&(tenant.in_flight, lane.0));
+            self.at_share.insert((tenant.in_flight - 1, lane.0));
+        }
         tenant.in_flight -= 1;
         self.in_flight -= 1;
         match health {
@@ -271,6 +339,7 @@ impl Dispatch {
             self.offer_lane(lane);
         }
         self.offer_tenant(lane.0);
+        self.end_share_waits();
     }
 
     /// Returns the end of the earliest wait.
@@ -380,7 +449,8 @@ impl Dispatch {
 
     fn offer_tenant(&mut self, tenant: TenantId) {
         let state = self.tenants.get_mut(&tenant).expect("the caller has just used this tenant");
-        let may_start = state.in_flight < state.limits.in_flight_max && state.waits_until.is_none();
+        let may_start =
+            state.in_flight < state.limits.in_flight_max && state.waits_until.is_none() && !state.is_at_share;
         if state.has_turn || state.turns.is_empty() || !may_start {
             return;
         }
@@ -404,6 +474,7 @@ impl TenantState {
             turns: VecDeque::new(),
             has_turn: false,
             waits_until: None,
+            is_at_share: false,
             throttled_at: Timestamp::MIN,
         }
     }

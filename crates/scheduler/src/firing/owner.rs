@@ -246,6 +246,9 @@ impl Owner {
                 self.start(std::mem::take(&mut batch));
             }
         }
+        if self.unfinished >= self.options.in_flight_max {
+            self.dispatch.record_no_slot(now.wall);
+        }
         self.start(batch);
     }
 
@@ -261,6 +264,7 @@ impl Owner {
             shard_term,
             deadline: self.context.lease.deadline(),
             is_closed: self.window.is_closed(entry),
+            catch_up: self.dispatch.catch_up(known.key.occurrence.nominal),
         }
     }
 

@@ -9,7 +9,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::decide::{Start, after_attempt, after_outcome, at_start};
+use domain::decide::{CatchUp, Start, after_attempt, after_outcome, at_start};
 use domain::occurrence::Run;
 use domain::{
     Attempt, AttemptResult, DueKey, EGRESS_REJECTED, Incarnation, NOT_DECRYPTED, Occurrence, PollerId, RunState,
@@ -49,6 +49,7 @@ pub(crate) struct Starting {
     pub(crate) deadline: Monotonic,
     /// True if the key's position was at or before `closed` before the schedule was loaded.
     pub(crate) is_closed: bool,
+    pub(crate) catch_up: CatchUp,
 }
 
 impl Starting {
@@ -203,7 +204,7 @@ async fn start_loaded(
     if now < key.occurrence.nominal {
         return starting.ended(EndReason::NotDue);
     }
-    match at_start(&schedule, &key, now) {
+    match at_start(&schedule, &key, starting.catch_up, now) {
         Start::Fire { advance } => {
             if let Some(due) = advance {
                 advance_to(context, starting, &schedule, due, Then::Nothing).await;

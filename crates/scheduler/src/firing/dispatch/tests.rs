@@ -54,6 +54,52 @@ fn total_limit_applies_to_the_sum_over_all_targets() {
 }
 
 #[test]
+fn tenants_with_slow_targets_leave_a_free_slot() {
+    for (tenants, left_over) in [(1, 20), (2, 11), (20, 1)] {
+        let mut dispatch = dispatch(1_000, 100, 1_000);
+        for entry in 0..tenants * 100 {
+            assert!(dispatch.push(lane(entry % tenants, 1), entry, NOW));
+        }
+        while dispatch.pop(AT).is_some() {}
+        assert_eq!(100 - dispatch.in_flight(), left_over, "{tenants} tenants");
+        assert!(dispatch.push(lane(1_000, 1), 10_000, NOW));
+        assert_eq!(dispatch.pop(AT), Some(10_000), "another tenant starts its key at once");
+        assert_eq!(dispatch.catch_up(NOW), CatchUp::Latest);
+    }
+}
+
+#[test]
+fn tenant_at_its_share_starts_a_key_when_slots_become_free() {
+    let mut dispatch = dispatch(1_000, 100, 1_000);
+    for entry in 0..200 {
+        assert!(dispatch.push(lane(1 + entry % 2, 1), entry, NOW));
+    }
+    while dispatch.pop(AT).is_some() {}
+    assert_eq!(dispatch.pop(AT), None);
+    for _ in 0..44 {
+        dispatch.ended(lane(2, 1), AT, AVAILABLE);
+    }
+    while dispatch.pop(AT).is_some() {}
+    assert!((80..100).contains(&dispatch.in_flight()), "{} of 100 slots are in use", dispatch.in_flight());
+}
+
+#[test]
+fn occurrence_fires_late_if_it_became_due_without_a_free_slot() {
+    let mut dispatch = dispatch(1_000, 1, 1_000);
+    assert!(dispatch.push(lane(1, 1), 0, NOW));
+    assert!(dispatch.push(lane(2, 1), 1, NOW));
+    assert_eq!(dispatch.pop(AT), Some(0));
+    for millis in (0..=3_000).step_by(500) {
+        assert_eq!(dispatch.pop(later(millis)), None);
+    }
+    dispatch.ended(lane(1, 1), later(3_000), AVAILABLE);
+    assert_eq!(dispatch.pop(later(3_000)), Some(1));
+    for (nominal, catch_up) in [(0, CatchUp::Every), (3_000, CatchUp::Every), (3_001, CatchUp::Latest)] {
+        assert_eq!(dispatch.catch_up(later(nominal).wall), catch_up, "{nominal}");
+    }
+}
+
+#[test]
 fn full_queue_rejects_key_and_returns_overdue_key() {
     let mut dispatch = dispatch(1, 100, 2);
     let late = NOW + Duration::from_secs(1);
