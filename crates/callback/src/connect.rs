@@ -6,7 +6,6 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::Egress;
 use http::Uri;
 use hyper_rustls::{HttpsConnector, MaybeHttpsStream};
 use hyper_util::client::legacy::connect::{Connection as _, HttpConnector};
@@ -18,6 +17,7 @@ use tower::Service;
 use crate::Options;
 use crate::failure::{Failure, describe, egress_rejected};
 use crate::guard::GuardedResolver;
+use crate::pool::Authority;
 
 pub(crate) type Stream = MaybeHttpsStream<TokioIo<TcpStream>>;
 
@@ -41,10 +41,11 @@ impl Connector {
         Ok(Connector { tls: Arc::new(tls_config(options)?), connect_timeout: options.connect_timeout })
     }
 
-    /// Connects to an address that `egress` allows. Returns the stream, and whether the target selected HTTP/2.
-    pub(crate) async fn connect(&self, to: Uri, egress: &Arc<Egress>) -> Result<(Stream, bool), Failure> {
-        egress.check_url(&to).map_err(egress_rejected)?;
-        let mut http = HttpConnector::new_with_resolver(GuardedResolver::new(egress.clone()));
+    /// Connects to an address that the policy of `authority` allows. Returns the stream, and whether the target selected
+    /// HTTP/2.
+    pub(crate) async fn connect(&self, to: Uri, authority: &Authority) -> Result<(Stream, bool), Failure> {
+        authority.egress.check_url(&to).map_err(egress_rejected)?;
+        let mut http = HttpConnector::new_with_resolver(GuardedResolver::new(authority.egress.clone()));
         http.enforce_http(false);
         http.set_nodelay(true);
         http.set_connect_timeout(Some(self.connect_timeout));

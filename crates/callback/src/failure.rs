@@ -20,7 +20,7 @@ pub(crate) enum Failure {
 
 /// Error of a request that received no response on its connection.
 pub(crate) struct ExchangeError {
-    pub(crate) error: hyper::Error,
+    pub(crate) error: Box<dyn Error + Send + Sync>,
     /// True if the connection accepted no byte of the request.
     pub(crate) is_unsent: bool,
 }
@@ -28,13 +28,19 @@ pub(crate) struct ExchangeError {
 impl From<hyper::client::conn::TrySendError<Request<Body>>> for ExchangeError {
     fn from(mut failed: hyper::client::conn::TrySendError<Request<Body>>) -> Self {
         let is_unsent = failed.take_message().is_some();
-        ExchangeError { error: failed.into_error(), is_unsent }
+        ExchangeError { error: failed.into_error().into(), is_unsent }
     }
 }
 
 impl From<hyper::Error> for ExchangeError {
     fn from(error: hyper::Error) -> Self {
-        ExchangeError { error, is_unsent: false }
+        ExchangeError { error: error.into(), is_unsent: false }
+    }
+}
+
+impl From<h2::Error> for ExchangeError {
+    fn from(error: h2::Error) -> Self {
+        ExchangeError { error: error.into(), is_unsent: false }
     }
 }
 
@@ -76,7 +82,7 @@ fn name(error: &(dyn Error + 'static)) -> Option<Failure> {
     if let Some(hyper) = error.downcast_ref::<hyper::Error>() {
         return name_hyper(hyper);
     }
-    None
+    error.downcast_ref::<h2::Error>().and_then(name_h2)
 }
 
 fn name_io(error: &io::Error) -> Option<Failure> {
@@ -106,6 +112,20 @@ fn name_hyper(error: &hyper::Error) -> Option<Failure> {
         "the response's head is too large"
     } else if error.is_parse() {
         "the response is not HTTP"
+    } else {
+        return None;
+    };
+    Some(broken(text))
+}
+
+fn name_h2(error: &h2::Error) -> Option<Failure> {
+    if let Some(io) = error.get_io() {
+        return name_io(io);
+    }
+    let text = if error.is_go_away() {
+        "the target closed the HTTP/2 connection"
+    } else if error.is_reset() {
+        "the target reset the HTTP/2 stream"
     } else {
         return None;
     };

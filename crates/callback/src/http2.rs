@@ -1,15 +1,24 @@
-//! HTTP/2 connection with its own task. One connection carries all callbacks to a target.
+//! HTTP/2 connection with its own task. It carries as many callbacks at a time as its target permits.
+//!
+//! This module uses `h2` instead of hyper's client, because hyper accepts more requests than the target permits and
+//! queues them. The timeouts of queued callbacks would run before the callbacks are sent
+//! (docs/decisions/0195-wait-for-a-connection-before-the-timeout-starts.md).
 
+use std::convert::Infallible;
+use std::future::{pending, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Waker};
 
-use bytes::Buf as _;
-use http::Request;
-use http_body::Body as _;
-use hyper::client::conn::http2::{Builder, SendRequest};
+use bytes::Bytes;
+use h2::client::{Builder, ResponseFuture, SendRequest};
+use h2::{RecvStream, SendStream};
+use http::{HeaderValue, Request, header};
+use hyper_util::rt::TokioIo;
 use runtime::{Runtime, TaskHandle};
+use tokio::sync::{Notify, oneshot};
 
-use crate::Body;
 use crate::connect::Stream;
 use crate::failure::{ExchangeError, Failure, describe};
 use crate::response::TargetResponse;
@@ -18,46 +27,79 @@ const ANSWER_HEAD_BYTES_MAX: u32 = 64 * 1024;
 
 /// HTTP/2 connection. A drop of this value ends the task that drives an idle connection.
 pub(crate) struct Http2 {
-    sender: SendRequest<Body>,
+    sender: SendRequest<Bytes>,
     task: TaskHandle,
-    /// Counter of the exchanges in flight: each exchange owns a clone.
-    in_use: Arc<()>,
+    /// Number of exchanges in flight.
+    in_use: Arc<AtomicUsize>,
+    /// Wakes the attempts that wait for a stream.
+    changed: Arc<Notify>,
 }
 
-/// Part of the connection that an exchange needs.
-pub(crate) struct Sender {
-    sender: SendRequest<Body>,
-    in_use: Arc<()>,
+/// Permit for one exchange on a connection.
+pub(crate) struct StreamPermit {
+    sender: SendRequest<Bytes>,
+    in_use: Arc<AtomicUsize>,
+    changed: Arc<Notify>,
+}
+
+impl Drop for StreamPermit {
+    fn drop(&mut self) {
+        self.in_use.fetch_sub(1, Ordering::Relaxed);
+        self.changed.notify_one();
+    }
 }
 
 impl Http2 {
-    pub(crate) async fn start(runtime: &Runtime, stream: Stream) -> Result<Http2, Failure> {
-        let mut builder = Builder::new(Executor(runtime.clone()));
-        builder.max_header_list_size(ANSWER_HEAD_BYTES_MAX);
-        let handshake = builder.handshake(stream).await;
-        let (sender, connection) = handshake.map_err(|error| describe(&error))?;
+    /// Returns the connection when the target has stated how many streams it permits. The connection notifies `changed`
+    /// when a stream becomes free.
+    pub(crate) async fn start(runtime: &Runtime, stream: Stream, changed: Arc<Notify>) -> Result<Http2, Failure> {
+        let mut builder = Builder::new();
+        // No request starts before the target's first SETTINGS frame.
+        builder.enable_push(false).max_header_list_size(ANSWER_HEAD_BYTES_MAX).initial_max_send_streams(0);
+        let handshake = builder.handshake(TokioIo::new(stream)).await;
+        let (sender, mut connection) = handshake.map_err(|error| describe(&error))?;
+        let (ready, became_ready) = oneshot::channel();
+        let (mut ready, mut permitted, wakes) = (Some(ready), 0, changed.clone());
         let task = runtime.spawn("callback-http2", async move {
-            if let Err(error) = connection.await {
+            let end = poll_fn(|context| {
+                let end = Pin::new(&mut connection).poll(context);
+                let permits = connection.max_concurrent_send_streams();
+                if permits > permitted {
+                    ready.take().map(|ready| ready.send(()));
+                    wakes.notify_waiters();
+                }
+                permitted = permits;
+                end
+            });
+            if let Err(error) = end.await {
                 tracing::debug!(%error, "HTTP/2 connection to a target ended");
             }
+            wakes.notify_waiters();
         });
-        Ok(Http2 { sender, task, in_use: Arc::new(()) })
+        let connection = Http2 { sender, task, in_use: Arc::default(), changed };
+        became_ready.await.map_err(|_| Failure::Broken("connection closed".to_owned()))?;
+        Ok(connection)
     }
 
-    pub(crate) fn sender(&self) -> Option<Sender> {
-        (!self.sender.is_closed()).then(|| Sender { sender: self.sender.clone(), in_use: self.in_use.clone() })
+    /// Returns a permit, or `None` if the target permits no further stream now.
+    pub(crate) fn permit(&self) -> Option<StreamPermit> {
+        // The caller holds the lock of the authority, so no other call runs at the same time.
+        if self.in_use.load(Ordering::Relaxed) >= self.sender.current_max_send_streams() {
+            return None;
+        }
+        self.in_use.fetch_add(1, Ordering::Relaxed);
+        let (sender, in_use, changed) = (self.sender.clone(), self.in_use.clone(), self.changed.clone());
+        Some(StreamPermit { sender, in_use, changed })
     }
 
-    pub(crate) fn owns(&self, sender: &Sender) -> bool {
-        Arc::ptr_eq(&self.in_use, &sender.in_use)
-    }
-
+    /// Returns true if the connection accepts no further request.
     pub(crate) fn is_closed(&self) -> bool {
-        self.sender.is_closed()
+        let ready = self.sender.clone().poll_ready(&mut Context::from_waker(Waker::noop()));
+        matches!(ready, Poll::Ready(Err(_)))
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        Arc::strong_count(&self.in_use) == 1
+        self.in_use.load(Ordering::Relaxed) == 0
     }
 }
 
@@ -70,34 +112,55 @@ impl Drop for Http2 {
     }
 }
 
-/// Works like [`crate::http1::Http1::exchange`], but resets the stream of a body that is longer than
+/// Works like [`crate::http1::Http1::exchange`], but resets the stream of a response that is longer than
 /// `body_bytes_max`.
 pub(crate) async fn exchange(
-    sender: &mut Sender,
-    request: Request<Body>,
+    permit: &mut StreamPermit,
+    mut head: Request<()>,
+    body: Bytes,
     body_bytes_max: usize,
 ) -> Result<TargetResponse, ExchangeError> {
-    let (mut head, mut body) = sender.sender.try_send_request(request).await?.into_parts();
-    let response = TargetResponse::new(head.status, &mut head.headers);
-    let mut left = body_bytes_max;
-    while !body.is_end_stream() {
-        let frame = std::future::poll_fn(|context| Pin::new(&mut body).poll_frame(context));
-        let Some(frame) = frame.await.transpose()? else { break };
-        let bytes = frame.data_ref().map_or(0, |data| data.remaining());
-        match left.checked_sub(bytes) {
-            Some(rest) => left = rest,
-            None => break,
-        }
+    head.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
+    let (response, mut sender) = permit
+        .sender
+        .send_request(head, body.is_empty())
+        .map_err(|error| ExchangeError { error: error.into(), is_unsent: true })?;
+    let send = async {
+        // If the target rejects the body, its response says why.
+        let _rejected = send_all(&mut sender, body).await;
+        pending::<Infallible>().await
+    };
+    tokio::select! {
+        response = receive(response, body_bytes_max) => Ok(response?),
+        never = send => match never {},
     }
+}
+
+async fn send_all(stream: &mut SendStream<Bytes>, mut body: Bytes) -> Result<(), h2::Error> {
+    while !body.is_empty() {
+        stream.reserve_capacity(body.len());
+        let Some(capacity) = poll_fn(|context| stream.poll_capacity(context)).await.transpose()? else { break };
+        let part = body.split_to(capacity.min(body.len()));
+        stream.send_data(part, body.is_empty())?;
+    }
+    Ok(())
+}
+
+async fn receive(response: ResponseFuture, body_bytes_max: usize) -> Result<TargetResponse, h2::Error> {
+    let (mut head, mut body) = response.await?.into_parts();
+    let response = TargetResponse::new(head.status, &mut head.headers);
+    drain(&mut body, body_bytes_max).await?;
     Ok(response)
 }
 
-/// Spawns hyper's helper tasks. They end with their connection.
-#[derive(Clone)]
-struct Executor(Runtime);
-
-impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Executor {
-    fn execute(&self, future: F) {
-        drop(self.0.spawn("callback-http2-stream", future));
+async fn drain(body: &mut RecvStream, body_bytes_max: usize) -> Result<(), h2::Error> {
+    let mut left = body_bytes_max;
+    while let Some(data) = body.data().await.transpose()? {
+        match left.checked_sub(data.len()) {
+            Some(rest) => left = rest,
+            None => break,
+        }
+        body.flow_control().release_capacity(data.len())?;
     }
+    Ok(())
 }

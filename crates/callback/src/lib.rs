@@ -4,6 +4,10 @@
 //! exactly one attempt. An attempt never sends a request twice. It moves a request to another connection only if the
 //! first connection closed before it accepted any byte of the request.
 //!
+//! An attempt that needs a connection connects, but only one attempt at a time connects to a target that may support
+//! HTTP/2, because all its callbacks may fit on one connection. The other attempts wait. Their timeouts start when they
+//! have a connection or begin to connect (docs/decisions/0195-wait-for-a-connection-before-the-timeout-starts.md).
+//!
 //! Invariants: The body consists of the payload's bytes, unchanged. A redirect is a response like any other. Every
 //! attempt ends within its target's timeout. The state per target, tenant and connection is bounded. The client ignores
 //! proxy settings and environment variables. New and reused connections lead only to addresses that the tenant's policy
@@ -43,7 +47,7 @@ use tracing::Instrument;
 use crate::failure::Failure;
 use crate::headers::{Signers, Stamper};
 use crate::metrics::PoolCollector;
-use crate::pool::{Channel, Pool};
+use crate::pool::{Channel, Pool, Slot};
 use crate::response::TargetResponse;
 use crate::target::{Prepared, Targets};
 
@@ -62,13 +66,9 @@ pub struct Options {
     /// a handshake for each infrequent callback. A value that is too large exceeds the idle timeout of some targets, so
     /// an attempt occasionally fails because the target has just closed its connection.
     pub idle_timeout: Duration,
-    /// Maximum number of idle connections to all targets together. Default 4,096. Each connection uses a file
-    /// descriptor.
+    /// Maximum number of idle connections of all tenants to all targets together. One tenant has at most as many as the
+    /// number of free places. Default 4,096. Each connection uses a file descriptor.
     pub idle_connections_max: usize,
-    /// Maximum number of callbacks in flight to one scheme, host and port under one egress policy. Further callbacks
-    /// wait while their timeout runs. With HTTP/1.1 this is also the number of connections. Default 1,024; the
-    /// scheduler's own limit should be lower.
-    pub in_flight_per_authority_max: usize,
     /// Time limit for connecting to one address of the target. Default 5 s. The timeout of the attempt also applies.
     pub connect_timeout: Duration,
     /// Certificate authorities to trust in addition to the Mozilla list.
@@ -84,7 +84,6 @@ impl Default for Options {
             answer_bytes_max: 64 * 1024,
             idle_timeout: Duration::from_secs(30),
             idle_connections_max: 4_096,
-            in_flight_per_authority_max: 1_024,
             connect_timeout: Duration::from_secs(5),
             extra_roots: Vec::new(),
             keyring: Arc::new(Keyring::NONE),
@@ -104,7 +103,7 @@ pub struct HttpDeliver {
 pub struct Connections {
     /// Number of connections opened since the start.
     pub opened: u64,
-    /// Number of open connections without a callback.
+    /// Number of open connections that wait for a callback, and of all open HTTP/2 connections.
     pub idle: usize,
 }
 
@@ -187,8 +186,9 @@ impl Client {
             Ok(ready) => ready,
             Err(reason) => return Some(failed(AttemptResult::Unreachable(reason))),
         };
+        let slot = self.pool.slot(&ready.prepared.authority).await;
         // Pin the future here, because `timeout` would store it twice: as its argument, and pinned.
-        let exchange = pin!(self.exchange(delivery, &ready));
+        let exchange = pin!(self.exchange(delivery, &ready, slot));
         match self.runtime.timeout(target.timeout, exchange).await {
             Some(Ok(response)) => Some(self.delivered(&response)),
             Some(Err(Failure::Broken(reason))) => Some(failed(AttemptResult::Unreachable(reason))),
@@ -207,7 +207,7 @@ impl Client {
         };
         let decrypted =
             self.decrypt(delivery, target).map_err(|error| not_decrypted("a header of the target", error))?;
-        let prepared = self.targets.prepare(&decrypted, &delivery.tenant.egress, &self.pool);
+        let prepared = self.targets.prepare(&decrypted, delivery.tenant.id, &delivery.tenant.egress, &self.pool);
         let signers = self.stamper.signers(&delivery.tenant);
         let signers = signers.map_err(|error| not_decrypted("the tenant's signing secret", error))?;
         Ok(Ready { prepared: prepared.map_err(|problem| problem.to_string())?, signers })
@@ -227,43 +227,51 @@ impl Client {
     }
 
     /// Sends the callback on a pooled or new connection, and reads the response.
-    async fn exchange(&self, delivery: &Delivery, ready: &Ready) -> Result<TargetResponse, Failure> {
+    async fn exchange<'a>(
+        &self,
+        delivery: &Delivery,
+        ready: &'a Ready,
+        mut slot: Slot<'a>,
+    ) -> Result<TargetResponse, Failure> {
         let authority = &ready.prepared.authority;
-        let _slot = authority.slots.acquire().await.expect("the semaphore is never closed");
         loop {
-            let (channel, is_reused) = self.pool.channel(authority).await?;
+            let (channel, is_reused) = match slot {
+                Slot::Open(channel) => (channel, true),
+                // The code boxes the future that connects. Connecting is rare, and its large state would enlarge every
+                // attempt's future.
+                Slot::Connect(turn) => (Box::pin(self.pool.connect(turn)).await?, false),
+            };
             if self.runtime.monotonic() >= delivery.deadline {
                 return Err(Failure::NotSent);
             }
             let outcome = match channel {
                 Channel::Http1(mut connection) => {
-                    let request = self.request(delivery, ready, Version::HTTP_11);
+                    let body = Full::new(delivery.schedule.spec.payload.clone());
+                    let request = self.head(delivery, ready, Version::HTTP_11).map(|()| body);
                     let outcome = connection.exchange(request, self.answer_bytes_max).await;
                     if outcome.is_ok() {
                         self.pool.release(authority, connection).await;
                     }
                     outcome
                 }
-                Channel::Http2(mut sender) => {
-                    let request = self.request(delivery, ready, Version::HTTP_2);
-                    let outcome = Box::pin(http2::exchange(&mut sender, request, self.answer_bytes_max)).await;
-                    if outcome.as_ref().is_err_and(|failed| failed.is_unsent) {
-                        authority.forget(&sender);
-                    }
-                    outcome
+                Channel::Http2(mut permit) => {
+                    let head = self.head(delivery, ready, Version::HTTP_2);
+                    let body = delivery.schedule.spec.payload.clone();
+                    Box::pin(http2::exchange(&mut permit, head, body, self.answer_bytes_max)).await
                 }
             };
             match outcome {
                 Ok(response) => return Ok(response),
-                Err(failed) if failed.is_unsent && is_reused => {}
-                Err(failed) => return Err(failure::describe(&failed.error)),
+                Err(failed) if failed.is_unsent && is_reused => slot = self.pool.slot(authority).await,
+                Err(failed) => return Err(failure::describe(&*failed.error)),
             }
         }
     }
 
-    fn request(&self, delivery: &Delivery, ready: &Ready, version: Version) -> Request<Body> {
+    /// Returns the request without its body.
+    fn head(&self, delivery: &Delivery, ready: &Ready, version: Version) -> Request<()> {
         let Ready { prepared, signers } = ready;
-        let mut request = Request::new(Full::new(delivery.schedule.spec.payload.clone()));
+        let mut request = Request::new(());
         *request.method_mut() = prepared.method.clone();
         *request.headers_mut() = self.stamper.headers(delivery, prepared, signers);
         if version == Version::HTTP_2 {

@@ -26,7 +26,7 @@ impl Collector for PoolCollector {
         let name = "reveille_callback_connections_opened";
         opened.encode(encoder.encode_descriptor(name, help, None, opened.metric_type())?)?;
         let idle = ConstGauge::new(i64::try_from(connections.idle).unwrap_or(i64::MAX));
-        let help = "Open connections to targets without a callback in flight.";
+        let help = "Open connections to targets that wait for a callback, and all open HTTP/2 connections.";
         idle.encode(encoder.encode_descriptor("reveille_callback_connections_idle", help, None, idle.metric_type())?)
     }
 }

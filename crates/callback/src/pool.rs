@@ -1,28 +1,32 @@
-//! Pool of connections by scheme, host, port and egress policy. A tenant uses only connections that its own current
-//! policy permits.
+//! Pool of connections by tenant, scheme, host, port and egress policy. A tenant uses only its own connections, and only
+//! those that its current policy permits.
+//!
+//! The pool has no limit of its own on the connections to a target. The scheduler limits the callbacks in flight to a
+//! target, and each callback needs at most one connection.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::pin::pin;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use domain::Egress;
+use domain::{Egress, TenantId};
 use http::Uri;
 use runtime::Runtime;
-use tokio::sync::Semaphore;
+use scheduler::CONNECTION_WAIT_MAX;
+use tokio::sync::Notify;
 
 use crate::connect::Connector;
 use crate::failure::Failure;
 use crate::http1::Http1;
-use crate::http2::{Http2, Sender};
+use crate::http2::{Http2, StreamPermit};
 use crate::{Connections, Options, RootError};
 
 pub(crate) struct Pool {
     runtime: Runtime,
     connector: Connector,
-    in_flight_per_authority_max: usize,
     idle_max: usize,
     /// Number of sweeps for which a connection may stay idle.
     idle_sweeps_max: u32,
@@ -31,37 +35,53 @@ pub(crate) struct Pool {
     sweeps: AtomicU32,
     idle: Arc<AtomicUsize>,
     opened: AtomicU64,
-    authorities: Mutex<HashMap<AuthorityKey, Weak<Authority>>>,
+    known: Mutex<Known>,
 }
 
-/// Key of an authority: the scheme, host and port, and the egress policy.
-type AuthorityKey = (Uri, Arc<Egress>);
+#[derive(Default)]
+struct Known {
+    authorities: HashMap<AuthorityKey, Weak<Authority>>,
+    tenants: HashMap<TenantId, Weak<TenantShare>>,
+}
 
-/// Connections to one scheme, host and port under one policy. The prepared targets that use an authority own it.
+/// Key of an authority: the tenant, the scheme, host and port, and the egress policy.
+type AuthorityKey = (TenantId, Uri, Arc<Egress>);
+
+/// Resources of the pool that a tenant uses.
+pub(crate) struct TenantShare {
+    /// Number of the tenant's connections that the pool keeps for later callbacks.
+    idle: Arc<AtomicUsize>,
+}
+
+/// Connections of one tenant to one scheme, host and port under one policy. The prepared targets that use an authority
+/// own it.
 pub(crate) struct Authority {
     /// URL of the form `https://host:port/`.
     connect_to: Uri,
     /// Policy that permits the connections.
     pub(crate) egress: Arc<Egress>,
-    /// Permits for exchanges in flight. Each exchange needs one permit.
-    pub(crate) slots: Semaphore,
-    /// Stack of idle connections. An attempt takes the most recently used connection, so surplus connections expire.
-    idle: Mutex<Vec<Idle>>,
-    http2: Mutex<Option<Multiplexed>>,
-    /// Permit that an attempt holds while it connects to a target that may support HTTP/2. One HTTP/2 connection serves
-    /// all callbacks, so concurrent attempts must not open several connections.
-    connect_turn: Semaphore,
-    /// True if the authority uses HTTP/1.1: its URLs have the scheme `http`, or the target selected HTTP/1.1 in
-    /// the last TLS handshake.
-    is_http1: AtomicBool,
+    pub(crate) tenant: TenantId,
+    share: Arc<TenantShare>,
+    state: Mutex<State>,
+    /// Wakes the attempts that wait for a connection.
+    changed: Arc<Notify>,
 }
 
-impl Authority {
-    /// Removes the HTTP/2 connection if it is still the connection of `sender`, so that the next callback opens a new
-    /// connection.
-    pub(crate) fn forget(&self, sender: &Sender) {
-        lock(&self.http2).take_if(|held| held.connection.owns(sender));
-    }
+struct State {
+    /// Stack of idle connections. An attempt takes the most recently used connection, so surplus connections expire.
+    idle: Vec<Idle>,
+    http2: Vec<Multiplexed>,
+    connecting: Connecting,
+}
+
+/// Permission to open connections.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Connecting {
+    /// One attempt at a time connects, because all callbacks may fit on one HTTP/2 connection. `is_busy` is true while
+    /// an attempt connects.
+    InTurn { is_busy: bool },
+    /// Every attempt may connect, because the target uses HTTP/1.1, or because the last attempt to connect failed.
+    AtOnce,
 }
 
 struct Idle {
@@ -71,31 +91,61 @@ struct Idle {
     _counted: Counted,
 }
 
-/// Guard that adds one to a shared counter until it is dropped.
-struct Counted(Arc<AtomicUsize>);
+/// Guard that adds one to the number of the kept connections of the pool and of a tenant until it is dropped.
+struct Counted {
+    all: Arc<AtomicUsize>,
+    of_tenant: Arc<AtomicUsize>,
+}
 
 impl Counted {
-    /// Returns `None` if the counter has reached `max`.
-    fn one(of: &Arc<AtomicUsize>, max: usize) -> Option<Self> {
-        let counted = Counted(of.clone());
-        (of.fetch_add(1, Ordering::Relaxed) < max).then_some(counted)
+    /// Returns `None` if the pool must not keep a further connection of the tenant. A tenant has at most as many kept
+    /// connections as the pool has free places, so that other tenants find a place.
+    fn one(all: &Arc<AtomicUsize>, of_tenant: &Arc<AtomicUsize>, max: usize) -> Option<Self> {
+        let counted = Counted { all: all.clone(), of_tenant: of_tenant.clone() };
+        let free = max.saturating_sub(all.fetch_add(1, Ordering::Relaxed));
+        (of_tenant.fetch_add(1, Ordering::Relaxed) < free).then_some(counted)
     }
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.all.fetch_sub(1, Ordering::Relaxed);
+        self.of_tenant.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 struct Multiplexed {
     connection: Http2,
     until: u32,
+    /// `None` if the pool must not keep the connection. It is then closed as soon as it is idle.
+    counted: Option<Counted>,
 }
 
 pub(crate) enum Channel {
     Http1(Box<Http1>),
-    Http2(Sender),
+    Http2(StreamPermit),
+}
+
+/// Right of an attempt to start.
+pub(crate) enum Slot<'a> {
+    /// Open connection that can take a request.
+    Open(Channel),
+    /// The attempt must connect first.
+    Connect(Turn<'a>),
+}
+
+/// Right to connect. A drop of this value lets other attempts connect.
+pub(crate) struct Turn<'a> {
+    authority: &'a Authority,
+    /// How later attempts may connect.
+    next: Connecting,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        lock(&self.authority.state).connecting = self.next;
+        self.authority.changed.notify_waiters();
+    }
 }
 
 /// Interval between checks of idle connections, which is the precision of [`Options::idle_timeout`].
@@ -109,97 +159,107 @@ impl Pool {
         Ok(Pool {
             runtime: runtime.clone(),
             connector: Connector::new(options)?,
-            in_flight_per_authority_max: options.in_flight_per_authority_max.clamp(1, Semaphore::MAX_PERMITS),
             idle_max: options.idle_connections_max,
             idle_sweeps_max: sweeps(options.idle_timeout, sweep_period),
             sweep_period,
             sweeps: AtomicU32::new(0),
             idle: Arc::new(AtomicUsize::new(0)),
             opened: AtomicU64::new(0),
-            authorities: Mutex::new(HashMap::new()),
+            known: Mutex::default(),
         })
     }
 
-    /// Returns the authority of `connect_to` (scheme, lower-case host and port) for tenants with the policy
-    /// `egress`.
-    pub(crate) fn authority(&self, connect_to: &Uri, egress: &Egress) -> Arc<Authority> {
+    /// Returns the tenant's authority of `connect_to` (normalised scheme, host and port) under the policy `egress`.
+    pub(crate) fn authority(&self, tenant: TenantId, connect_to: &Uri, egress: &Egress) -> Arc<Authority> {
         let egress = Arc::new(egress.clone());
-        let key = (connect_to.clone(), egress.clone());
-        let mut authorities = lock(&self.authorities);
-        if let Some(authority) = authorities.get(&key).and_then(Weak::upgrade) {
+        let key = (tenant, connect_to.clone(), egress.clone());
+        let mut known = lock(&self.known);
+        if let Some(authority) = known.authorities.get(&key).and_then(Weak::upgrade) {
             return authority;
         }
-        let authority = Arc::new(Authority {
-            connect_to: connect_to.clone(),
-            egress,
-            slots: Semaphore::new(self.in_flight_per_authority_max),
-            idle: Mutex::new(Vec::new()),
-            http2: Mutex::new(None),
-            connect_turn: Semaphore::new(1),
-            is_http1: AtomicBool::new(connect_to.scheme_str() == Some("http")),
+        let share = known.tenants.get(&tenant).and_then(Weak::upgrade).unwrap_or_else(|| {
+            let share = Arc::new(TenantShare { idle: Arc::default() });
+            known.tenants.insert(tenant, Arc::downgrade(&share));
+            share
         });
-        authorities.insert(key, Arc::downgrade(&authority));
+        let connecting = match connect_to.scheme_str() {
+            Some("http") => Connecting::AtOnce,
+            _ => Connecting::InTurn { is_busy: false },
+        };
+        let state = Mutex::new(State { idle: Vec::new(), http2: Vec::new(), connecting });
+        let connect_to = connect_to.clone();
+        let authority = Arc::new(Authority { connect_to, egress, tenant, share, state, changed: Arc::default() });
+        known.authorities.insert(key, Arc::downgrade(&authority));
         authority
     }
 
-    /// Returns a connection that can take a request, and true if the connection is reused.
-    // The code boxes the future that connects. Connecting is rare, and its large state would enlarge every attempt's
-    // future.
-    pub(crate) async fn channel(&self, authority: &Authority) -> Result<(Channel, bool), Failure> {
-        if let Some(channel) = self.reuse(authority).await {
-            return Ok((channel, true));
+    /// Waits until an attempt can start: until a connection can take its request, or until it may connect. It waits for
+    /// at most [`CONNECTION_WAIT_MAX`] while other attempts connect. After this time it may connect, too.
+    pub(crate) async fn slot<'a>(&self, authority: &'a Authority) -> Slot<'a> {
+        if let Some(slot) = self.free_slot(authority).await {
+            return slot;
         }
-        if authority.is_http1.load(Ordering::Relaxed) {
-            return Ok((Box::pin(self.connect(authority)).await?, false));
-        }
-        Box::pin(self.connect_in_turn(authority)).await
-    }
-
-    async fn connect_in_turn(&self, authority: &Authority) -> Result<(Channel, bool), Failure> {
-        let turn = authority.connect_turn.acquire().await.expect("the semaphore is never closed");
-        if let Some(channel) = self.reuse(authority).await {
-            return Ok((channel, true));
-        }
-        // The previous holder of the permit may have found that the target uses HTTP/1.1. Then all waiting attempts
-        // connect at once.
-        let _turn = (!authority.is_http1.load(Ordering::Relaxed)).then_some(turn);
-        Ok((self.connect(authority).await?, false))
-    }
-
-    async fn reuse(&self, authority: &Authority) -> Option<Channel> {
-        if !authority.is_http1.load(Ordering::Relaxed) {
-            let mut http2 = lock(&authority.http2);
-            if let Some(multiplexed) = http2.as_mut() {
-                multiplexed.until = self.sweeps_until(None);
-                if let Some(sender) = multiplexed.connection.sender() {
-                    return Some(Channel::Http2(sender));
+        // The code boxes this future. Waiting is rare, and its state would enlarge every attempt's future.
+        let wait = Box::pin(async {
+            loop {
+                let mut changed = pin!(authority.changed.notified());
+                changed.as_mut().enable();
+                if let Some(slot) = self.free_slot(authority).await {
+                    return slot;
                 }
+                changed.await;
             }
-        }
-        poll_fn(|context| Poll::Ready(self.take_idle(authority, context))).await.map(Channel::Http1)
+        });
+        let late = || Slot::Connect(Turn { authority, next: Connecting::AtOnce });
+        self.runtime.timeout(CONNECTION_WAIT_MAX, wait).await.unwrap_or_else(late)
     }
 
-    fn take_idle(&self, authority: &Authority, context: &mut Context<'_>) -> Option<Box<Http1>> {
-        loop {
-            let mut connection = lock(&authority.idle).pop()?.connection;
-            if connection.is_ready(context) {
-                return Some(connection);
-            }
+    async fn free_slot<'a>(&self, authority: &'a Authority) -> Option<Slot<'a>> {
+        if let Some(permit) = self.permit(authority) {
+            return Some(Slot::Open(Channel::Http2(permit)));
         }
+        if let Some(connection) = poll_fn(|context| Poll::Ready(take_idle(authority, context))).await {
+            return Some(Slot::Open(Channel::Http1(connection)));
+        }
+        let mut state = lock(&authority.state);
+        match state.connecting {
+            Connecting::InTurn { is_busy: true } => return None,
+            Connecting::InTurn { is_busy: false } => state.connecting = Connecting::InTurn { is_busy: true },
+            Connecting::AtOnce => {}
+        }
+        // If the attempt cannot connect, all attempts that wait connect at once. Otherwise each of them would wait until
+        // the attempts before it have failed.
+        Some(Slot::Connect(Turn { authority, next: Connecting::AtOnce }))
     }
 
-    async fn connect(&self, authority: &Authority) -> Result<Channel, Failure> {
-        let (stream, is_http2) = self.connector.connect(authority.connect_to.clone(), &authority.egress).await?;
+    fn permit(&self, authority: &Authority) -> Option<StreamPermit> {
+        let mut state = lock(&authority.state);
+        state.http2.retain(|held| !held.connection.is_closed());
+        // The first connection with a free stream, so that surplus connections expire.
+        state.http2.iter_mut().find_map(|held| {
+            let permit = held.connection.permit()?;
+            if held.counted.is_some() {
+                held.until = self.sweeps_until(None);
+            }
+            Some(permit)
+        })
+    }
+
+    /// Opens a connection. The turn ends when the connection can take requests, or when the attempt to connect fails.
+    pub(crate) async fn connect(&self, mut turn: Turn<'_>) -> Result<Channel, Failure> {
+        let authority = turn.authority;
+        let (stream, is_http2) = self.connector.connect(authority.connect_to.clone(), authority).await?;
         self.opened.fetch_add(1, Ordering::Relaxed);
         if !is_http2 {
-            authority.is_http1.store(true, Ordering::Relaxed);
             return Ok(Channel::Http1(Http1::start(stream).await?));
         }
-        let connection = Http2::start(&self.runtime, stream).await?;
-        let sender = connection.sender().ok_or_else(|| Failure::Broken("connection closed".to_owned()))?;
-        *lock(&authority.http2) = Some(Multiplexed { connection, until: self.sweeps_until(None) });
-        authority.is_http1.store(false, Ordering::Relaxed);
-        Ok(Channel::Http2(sender))
+        let connection = Http2::start(&self.runtime, stream, authority.changed.clone()).await?;
+        let permit = connection.permit().ok_or_else(|| Failure::Broken("connection closed".to_owned()))?;
+        let counted = Counted::one(&self.idle, &authority.share.idle, self.idle_max);
+        let until = if counted.is_some() { self.sweeps_until(None) } else { 0 };
+        lock(&authority.state).http2.push(Multiplexed { connection, until, counted });
+        turn.next = Connecting::InTurn { is_busy: false };
+        Ok(Channel::Http2(permit))
     }
 
     /// Keeps a connection for the next callback if the connection is still usable and the limits allow another idle
@@ -208,9 +268,9 @@ impl Pool {
         if !poll_fn(|context| Poll::Ready(connection.is_ready(context))).await {
             return;
         }
-        let Some(_counted) = Counted::one(&self.idle, self.idle_max) else { return };
+        let Some(_counted) = Counted::one(&self.idle, &authority.share.idle, self.idle_max) else { return };
         let until = self.sweeps_until(connection.keep_alive);
-        lock(&authority.idle).push(Idle { connection, until, _counted });
+        lock(&authority.state).idle.push(Idle { connection, until, _counted });
     }
 
     /// Returns the sweep that closes a connection which becomes idle now. `keep_alive` is the target's own limit. The
@@ -229,17 +289,30 @@ impl Pool {
     pub(crate) fn sweep(&self) {
         let now = self.sweeps.fetch_add(1, Ordering::Relaxed).saturating_add(1);
         let mut live = Vec::new();
-        lock(&self.authorities).retain(|_, authority| authority.upgrade().map(|found| live.push(found)).is_some());
+        let mut known = lock(&self.known);
+        known.authorities.retain(|_, authority| authority.upgrade().map(|found| live.push(found)).is_some());
+        known.tenants.retain(|_, share| share.strong_count() > 0);
+        drop(known);
         let context = &mut Context::from_waker(Waker::noop());
         for authority in live {
-            lock(&authority.idle).retain_mut(|idle| idle.until > now && idle.connection.is_ready(context));
-            let mut http2 = lock(&authority.http2);
-            http2.take_if(|held| held.connection.is_closed() || (held.until <= now && held.connection.is_idle()));
+            let mut state = lock(&authority.state);
+            state.idle.retain_mut(|idle| idle.until > now && idle.connection.is_ready(context));
+            let is_kept = |held: &Multiplexed| held.until > now || !held.connection.is_idle();
+            state.http2.retain(|held| !held.connection.is_closed() && is_kept(held));
         }
     }
 
     pub(crate) fn connections(&self) -> Connections {
         Connections { opened: self.opened.load(Ordering::Relaxed), idle: self.idle.load(Ordering::Relaxed) }
+    }
+}
+
+fn take_idle(authority: &Authority, context: &mut Context<'_>) -> Option<Box<Http1>> {
+    loop {
+        let mut connection = lock(&authority.state).idle.pop()?.connection;
+        if connection.is_ready(context) {
+            return Some(connection);
+        }
     }
 }
 

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use domain::schedule::origin;
 use domain::validate::is_header_reserved;
-use domain::{Egress, HttpTarget};
+use domain::{Egress, HttpTarget, TenantId};
 use http::uri::Scheme;
 use http::{HeaderName, HeaderValue, Method, Uri, header};
 
@@ -44,25 +45,27 @@ impl Targets {
         Targets(Cache::new(TARGETS_KEPT))
     }
 
-    /// Returns the prepared target for a tenant with the policy `egress`. The target comes from the cache or is new.
+    /// Returns the tenant's prepared target under the policy `egress`. The target comes from the cache or is new.
     pub(crate) fn prepare(
         &self,
         target: &HttpTarget,
+        tenant: TenantId,
         egress: &Egress,
         pool: &Pool,
     ) -> Result<Arc<Prepared>, TargetError> {
-        let key = (&target.url, &target.method, &target.headers, egress);
+        let key = (tenant, &target.url, &target.method, &target.headers, egress);
         let fits = |prepared: &Prepared| {
             prepared.source.url == target.url
                 && prepared.source.method == target.method
                 && prepared.source.headers == target.headers
+                && prepared.authority.tenant == tenant
                 && *prepared.authority.egress == *egress
         };
-        self.0.get(key, fits, || prepare(target, egress, pool))
+        self.0.get(key, fits, || prepare(target, tenant, egress, pool))
     }
 }
 
-fn prepare(target: &HttpTarget, egress: &Egress, pool: &Pool) -> Result<Prepared, TargetError> {
+fn prepare(target: &HttpTarget, tenant: TenantId, egress: &Egress, pool: &Pool) -> Result<Prepared, TargetError> {
     let (uri, connect_to, host) = parse_url(&target.url)?;
     let path = uri.path_and_query().cloned().ok_or(TargetError::Url("the path is missing"))?;
     let method = Method::from_bytes(target.method.as_bytes()).map_err(|_| TargetError::Method)?;
@@ -71,7 +74,7 @@ fn prepare(target: &HttpTarget, egress: &Egress, pool: &Pool) -> Result<Prepared
     }
     Ok(Prepared {
         source: target.clone(),
-        authority: pool.authority(&connect_to, egress),
+        authority: pool.authority(tenant, &connect_to, egress),
         method,
         uri,
         path: Uri::from(path),
@@ -94,22 +97,12 @@ fn parse_url(url: &str) -> Result<(Uri, Uri, HeaderValue), TargetError> {
     if authority.host().is_empty() {
         return Err(TargetError::Url("the host is missing"));
     }
-    let port = match (authority.port_u16(), authority.as_str().len() > authority.host().len()) {
-        (Some(port), _) => port,
-        (None, true) => return Err(TargetError::Url("the port is not a number up to 65535")),
-        (None, false) => {
-            if scheme == Scheme::HTTPS {
-                443
-            } else {
-                80
-            }
-        }
-    };
+    if authority.port_u16().is_none() && authority.as_str().len() > authority.host().len() {
+        return Err(TargetError::Url("the port is not a number up to 65535"));
+    }
     let host =
         HeaderValue::from_str(authority.as_str()).map_err(|_| TargetError::Url("the host is not valid in a header"))?;
-    let place = format!("{}:{port}", authority.host().to_ascii_lowercase());
-    let connect_to = Uri::builder().scheme(scheme.clone()).authority(place).path_and_query("/").build();
-    let connect_to = connect_to.map_err(|_| TargetError::Url("the host is invalid"))?;
+    let connect_to = format!("{}/", origin(url)).parse().map_err(|_| TargetError::Url("the host is invalid"))?;
     // The URL `http://host?query` has an empty path, but a request line and `:path` must not have one.
     let path = match uri.query() {
         Some(query) => format!("{}?{query}", uri.path()),

@@ -1,6 +1,7 @@
 //! Schedules, and their user-defined contents.
 
 use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -125,12 +126,66 @@ impl Target {
         TargetKey(crate::id::fnv1a(self.origin().as_bytes()))
     }
 
-    /// Returns the scheme, host and port of the URL in lower case.
+    /// Returns the scheme, host and port of the URL, in the form of [`origin`].
     #[must_use]
     pub fn origin(&self) -> String {
         let Target::Http(http) = self;
-        let scheme_end = http.url.find("://").map_or(0, |at| at + 3);
-        let authority_end = http.url[scheme_end..].find(['/', '?', '#']).map_or(http.url.len(), |at| scheme_end + at);
-        http.url[..authority_end].to_ascii_lowercase()
+        origin(&http.url)
+    }
+}
+
+/// Returns the scheme, host and port of a URL in one form for all spellings, such as `https://example.com:443`. The form
+/// has lower-case letters, no dot at the end of the host, IP addresses in their canonical form, and always a port. If a
+/// part is invalid, the form contains it in lower case.
+#[must_use]
+pub fn origin(url: &str) -> String {
+    let (scheme, rest) = url.split_once("://").unwrap_or_default();
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default().to_ascii_lowercase();
+    let scheme = scheme.to_ascii_lowercase();
+    let port_start = authority.rfind(':').filter(|at| !authority[*at..].contains(']')).unwrap_or(authority.len());
+    let (host, port) = (&authority[..port_start], authority[port_start..].trim_start_matches(':'));
+    let host = host.strip_suffix('.').unwrap_or(host);
+    let address = host.strip_prefix('[').and_then(|inner| inner.strip_suffix(']')?.parse::<Ipv6Addr>().ok());
+    let host = match address.map(|address| address.to_canonical()) {
+        Some(IpAddr::V4(address)) => address.to_string(),
+        Some(IpAddr::V6(address)) => format!("[{address}]"),
+        None => host.to_owned(),
+    };
+    let port = match (port, scheme.as_str()) {
+        ("", "https") => "443".to_owned(),
+        ("", _) => "80".to_owned(),
+        (port, _) => port.parse::<u16>().map_or_else(|_| port.to_owned(), |port| port.to_string()),
+    };
+    format!("{scheme}://{host}:{port}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::origin;
+
+    #[test]
+    fn all_spellings_of_an_origin_have_one_form() {
+        let spellings = [
+            (
+                "https://example.com:443",
+                &["https://example.com/a", "HTTPS://Example.COM.:0443?q", "https://example.com:#f"],
+            ),
+            (
+                "http://example.com:80",
+                &["http://example.com", "http://example.com:80/https://x", "http://EXAMPLE.com.:00080"],
+            ),
+            (
+                "http://[2001:db8::1]:8080",
+                &["http://[2001:DB8::1]:8080", "http://[2001:db8:0:0::1]:08080/", "http://[2001:db8::1]:8080?a:b"],
+            ),
+            ("http://10.0.0.1:80", &["http://10.0.0.1/", "http://[::ffff:10.0.0.1]/", "http://[::FFFF:a00:1]:80"]),
+        ];
+        for (expected, spellings) in spellings {
+            for spelling in spellings {
+                assert_eq!(origin(spelling), expected, "{spelling}");
+            }
+        }
+        assert_ne!(origin("http://example.com"), origin("https://example.com"));
+        assert_ne!(origin("http://example.com:81"), origin("http://example.com"));
     }
 }

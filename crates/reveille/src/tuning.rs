@@ -20,8 +20,8 @@ use crate::stop::StopTimeouts;
 
 #[derive(Args, Debug)]
 pub(crate) struct TuningArguments {
-    /// Maximum number of callbacks in flight to one target; a low value delays callbacks to a target that responds
-    /// slowly, a high value may overload the target [1 to 1000000]
+    /// Maximum number of callbacks in flight to one target, for a tenant without the quota `in_flight_per_target_max`; a
+    /// low value delays callbacks to a target that responds slowly, a high value may overload the target [1 to 1000000]
     #[arg(long, value_parser = count(1, 1_000_000), default_value_t = scheduler().in_flight_per_target, env = "REVEILLE_IN_FLIGHT_PER_TARGET")]
     in_flight_per_target: usize,
     /// Maximum number of callbacks in flight to all targets; after a kill of the process, up to this number of

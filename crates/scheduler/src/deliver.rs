@@ -7,6 +7,9 @@ use domain::{AttemptResult, Occurrence, Schedule, Tenant, Term, Timestamp};
 use futures_util::future::BoxFuture;
 use runtime::Monotonic;
 
+/// Longest time for which an attempt may wait for a connection before its timeout starts.
+pub const CONNECTION_WAIT_MAX: Duration = Duration::from_secs(5);
+
 /// Attempt, with all data that the transport needs.
 #[derive(Clone, Debug)]
 pub struct Delivery {
@@ -31,8 +34,9 @@ pub struct Delivered {
     pub retry_after: Option<Duration>,
 }
 
-/// Transport that makes attempts. Each attempt must end within the target's timeout. The transport must not panic, and
-/// it must report every failure in the result of the attempt.
+/// Transport that makes attempts. Each attempt must end within the target's timeout. The timeout starts when the
+/// transport has a connection or begins to connect, at most [`CONNECTION_WAIT_MAX`] after the call. The transport must
+/// not panic, and it must report every failure in the result of the attempt.
 pub trait Deliver: Send + Sync + 'static {
     /// Makes one attempt. Returns `None` if the transport sent no byte, because [`Delivery::deadline`] had passed.
     fn deliver(&self, delivery: Delivery) -> BoxFuture<'static, Option<Delivered>>;

@@ -24,7 +24,7 @@ mod tenants;
 pub use cluster::assignment::Peering;
 pub use cluster::operations;
 pub use cluster::peers::{InvalidRequest, PeerError, Peers, REQUEST_BYTES_MAX, RESPONSE_BYTES_MAX};
-pub use deliver::{Deliver, Delivered, Delivery};
+pub use deliver::{CONNECTION_WAIT_MAX, Deliver, Delivered, Delivery};
 pub use options::Options;
 pub use prometheus_client::registry::Registry;
 pub use requests::{

@@ -15,7 +15,7 @@ pub struct Options {
     /// Period in which the owner reads ahead, reads the insert logs and advances `closed`. Default 200 ms. With a
     /// smaller value, the owner reads the store more often. With a larger value, it checks more rows after a restart.
     pub period: Duration,
-    /// Largest number of attempts in flight to one target of one tenant. Default 256. With a smaller value, a slow
+    /// Largest number of attempts in flight to one target of a tenant without a quota for it. Default 256. With a smaller value, a slow
     /// target gets fewer callbacks per second. With a larger value, the callbacks may overload a target.
     pub in_flight_per_target: usize,
     /// Largest number of attempts in flight. An attempt counts until its outcome is durable. Default 4,096. With a

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use callback::{HttpDeliver, Options};
 use domain::AttemptResult;
+use futures_util::future::join_all;
 use runtime::Runtime;
 use scheduler::Delivered;
 
-use crate::support::{Listening, OK, Peer, deliverer, delivery, sent, target};
+use crate::support::{Listening, OK, Peer, deliverer, delivery, of_tenant, sent, target};
 
 async fn attempt(deliverer: &HttpDeliver, listening: &Listening) -> Delivered {
     sent(deliverer, delivery(target(listening.url()), b"1")).await
@@ -36,44 +37,58 @@ async fn sequential_callbacks_share_one_connection() {
 }
 
 #[tokio::test]
-async fn concurrent_callbacks_share_the_limited_connections() {
+async fn tenants_do_not_share_a_connection() {
     let listening = Listening::start().await;
-    let options = Options { in_flight_per_authority_max: 2, ..Options::default() };
-    let deliverer = deliverer(options);
-    let serve = async {
-        let (mut first, mut second) = (listening.accept().await, listening.accept().await);
-        tokio::join!(first.request(), second.request());
-        first.send(OK).await;
-        // The third request waits for the connection of the first request.
-        first.request().await;
-        first.send(OK).await;
-        second.send(OK).await;
-    };
-    let (one, two, three, ()) = tokio::join!(
-        attempt(&deliverer, &listening),
-        attempt(&deliverer, &listening),
-        attempt(&deliverer, &listening),
-        serve
-    );
-    assert!([one, two, three].iter().all(|delivered| delivered.result.is_success()));
+    let deliverer = deliverer(Options::default());
+    let mut peers = Vec::new();
+    for tenant in [1, 2] {
+        let of_tenant = of_tenant(tenant, delivery(target(listening.url()), b"1"));
+        let (delivered, served) = tokio::join!(sent(&deliverer, of_tenant), listening.serve(OK));
+        assert!(delivered.result.is_success(), "{delivered:?}");
+        peers.push(served);
+    }
     assert_eq!(deliverer.connections().opened, 2);
 }
 
 #[tokio::test]
-async fn wait_for_a_connection_ends_at_the_timeout() {
+async fn all_spellings_of_a_target_share_one_connection() {
     let listening = Listening::start().await;
-    let deliverer = deliverer(Options { in_flight_per_authority_max: 1, ..Options::default() });
-    let mut short = target(listening.url());
-    short.timeout = Duration::from_millis(60);
-    let serve = async {
-        let mut peer = listening.accept().await;
-        peer.request().await;
-        let delivered = sent(&deliverer, delivery(short, b"1")).await;
-        assert_eq!(delivered.result, AttemptResult::TimedOut);
-        peer.send(OK).await;
+    let deliverer = deliverer(Options::default());
+    let (_, (mut peer, _)) = tokio::join!(attempt(&deliverer, &listening), listening.serve(OK));
+    for host in ["[::ffff:127.0.0.1]", "[::FFFF:7f00:1]", "127.0.0.1."] {
+        let url = format!("HTTP://{host}:0{}/other", listening.port());
+        let serve = async {
+            peer.request().await;
+            peer.send(OK).await;
+        };
+        let (delivered, ()) = tokio::join!(sent(&deliverer, delivery(target(url), b"1")), serve);
+        assert!(delivered.result.is_success(), "{host}: {delivered:?}");
+    }
+    assert_eq!(deliverer.connections().opened, 1);
+}
+
+#[tokio::test]
+async fn idle_connections_of_one_tenant_leave_places_to_others() {
+    let listening = Listening::start().await;
+    let deliverer = deliverer(Options { idle_connections_max: 4, ..Options::default() });
+    let serve = async |count: usize| {
+        let mut peers = Vec::new();
+        for _ in 0..count {
+            peers.push(listening.accept().await);
+        }
+        for peer in &mut peers {
+            peer.request().await;
+        }
+        for peer in &mut peers {
+            peer.send(OK).await;
+        }
+        peers
     };
-    let (delivered, ()) = tokio::join!(attempt(&deliverer, &listening), serve);
-    assert!(delivered.result.is_success());
+    for (tenant, count, idle) in [(1, 4, 2), (2, 2, 3)] {
+        let one = || sent(&deliverer, of_tenant(tenant, delivery(target(listening.url()), b"1")));
+        let (_, _peers) = tokio::join!(join_all((0..count).map(|_| one())), serve(count));
+        assert_eq!(deliverer.connections().idle, idle, "after {count} connections of tenant {tenant}");
+    }
 }
 
 #[tokio::test]

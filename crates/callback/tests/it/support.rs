@@ -81,6 +81,12 @@ pub(crate) fn delivery(target: HttpTarget, payload: &[u8]) -> Delivery {
     }
 }
 
+/// Returns the delivery as a delivery of another tenant.
+pub(crate) fn of_tenant(id: u32, delivery: Delivery) -> Delivery {
+    let tenant = Tenant { id: TenantId(id), ..(*delivery.tenant).clone() };
+    Delivery { tenant: Arc::new(tenant), ..delivery }
+}
+
 /// A listening target.
 pub(crate) struct Listening(TcpListener);
 

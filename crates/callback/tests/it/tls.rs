@@ -2,10 +2,11 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use callback::{HttpDeliver, Options};
-use domain::AttemptResult;
+use domain::{AttemptResult, HttpTarget};
 use futures_util::future::join_all;
 use http::{Request, Response};
 use http_body_util::{BodyExt, Full};
@@ -114,20 +115,33 @@ impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Executo
 /// Runs an HTTP/2 target that responds to each request with 200 and as many bytes as the request's body states. It
 /// sends the task of each accepted connection to `connections`.
 async fn serve_http2(identity: &Identity, listening: &Listening, connections: &mpsc::UnboundedSender<TaskHandle>) {
+    serve_slow_http2(identity, listening, connections, None, Duration::ZERO).await;
+}
+
+/// Works like [`serve_http2`], but permits `streams_max` streams per connection and waits before each response.
+async fn serve_slow_http2(
+    identity: &Identity,
+    listening: &Listening,
+    connections: &mpsc::UnboundedSender<TaskHandle>,
+    streams_max: Option<u32>,
+    wait: Duration,
+) {
     loop {
         let stream = identity.acceptor.accept(listening.accept_stream().await).await.unwrap();
-        let answer = hyper::service::service_fn(async |request: Request<Incoming>| {
+        let answer = hyper::service::service_fn(move |request: Request<Incoming>| async move {
+            Runtime::real().sleep(wait).await;
             let (head, body) = request.into_parts();
             assert_eq!(head.uri.path_and_query().unwrap(), "/hook?of=test");
             assert!(head.uri.authority().unwrap().as_str().starts_with("localhost:"));
             assert_eq!(head.headers.get("host"), None);
             assert!(head.headers.contains_key("webhook-signature"));
             let body = body.collect().await.unwrap().to_bytes();
-            let len = std::str::from_utf8(&body).unwrap().parse().unwrap();
+            let len = std::str::from_utf8(&body).unwrap().trim().parse().unwrap();
             Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(vec![b'z'; len]))))
         });
         let executor = Executor(Runtime::real());
-        let serve = hyper::server::conn::http2::Builder::new(executor.clone());
+        let mut serve = hyper::server::conn::http2::Builder::new(executor.clone());
+        serve.max_concurrent_streams(streams_max);
         let connection = serve.serve_connection(TokioIo::new(stream), answer);
         let task = executor.0.spawn("connection", async move { drop(connection.await) });
         connections.send(task).unwrap();
@@ -155,6 +169,48 @@ async fn http2_callbacks_share_one_connection() {
     }
     assert!(accepted.try_recv().is_ok() && accepted.try_recv().is_err(), "the target accepts exactly one connection");
     assert_eq!(deliverer.connections().opened, 1);
+}
+
+#[tokio::test]
+async fn callbacks_beyond_the_streams_of_a_connection_use_further_connections() {
+    let identity = identity("localhost", b"h2");
+    let listening = Listening::start().await;
+    let deliverer = trusting(&identity);
+    let (accepting, _accepted) = mpsc::unbounded_channel::<TaskHandle>();
+    let attempts = async {
+        let url = format!("https://localhost:{}/hook?of=test", listening.port());
+        let short = HttpTarget { timeout: Duration::from_millis(1_500), ..target(url) };
+        let one = || sent(&deliverer, delivery(short.clone(), b"3"));
+        let together = join_all((0..60).map(|_| one())).await;
+        assert!(together.iter().all(|delivered| delivered.result == AttemptResult::Answered(200)), "{together:?}");
+        assert_eq!(deliverer.connections().opened, 6);
+        // The connections are free again, so the client reuses them.
+        let together = join_all((0..60).map(|_| one())).await;
+        assert!(together.iter().all(|delivered| delivered.result == AttemptResult::Answered(200)), "{together:?}");
+        assert_eq!(deliverer.connections().opened, 6);
+    };
+    tokio::select! {
+        biased;
+        () = attempts => {}
+        () = serve_slow_http2(&identity, &listening, &accepting, Some(10), Duration::from_secs(1)) => {}
+    }
+}
+
+#[tokio::test]
+async fn client_sends_large_body_over_http2() {
+    let identity = identity("localhost", b"h2");
+    let listening = Listening::start().await;
+    let deliverer = trusting(&identity);
+    let (accepting, _accepted) = mpsc::unbounded_channel::<TaskHandle>();
+    // The body is larger than a stream's window. The target reads its first byte as the number of bytes to return.
+    let body = [b"1".as_slice(), &[b' '; 300_000]].concat();
+    tokio::select! {
+        biased;
+        delivered = attempt(&deliverer, &listening, &body) => {
+            assert_eq!(delivered.result, AttemptResult::Answered(200));
+        }
+        () = serve_http2(&identity, &listening, &accepting) => {}
+    }
 }
 
 #[tokio::test]

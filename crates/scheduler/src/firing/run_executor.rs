@@ -23,7 +23,7 @@ use tracing::field::Empty;
 use tracing::{Instrument, Span};
 
 use crate::cluster::shards::ShardTerm;
-use crate::deliver::{Delivered, Delivery};
+use crate::deliver::{CONNECTION_WAIT_MAX, Delivered, Delivery};
 use crate::firing::context::Context;
 use crate::firing::dispatch::{Lane, TargetHealth};
 use crate::firing::messages::{EndReason, Ended, PendingWrite, Then, ToOwner, ToWriter};
@@ -292,7 +292,7 @@ async fn fire(context: &Context, starting: Starting, schedule: Arc<Schedule>, ru
         return starting.ended(EndReason::Unreadable);
     };
     let Target::Http(target) = &schedule.spec.target;
-    let until = started_at + target.timeout + OUTCOME_TIME;
+    let until = started_at + CONNECTION_WAIT_MAX + target.timeout + OUTCOME_TIME;
     if began >= starting.deadline || !context.in_flight.begin(&key.occurrence, starting.shard_term.term, until) {
         return starting.ended(EndReason::Released);
     }

@@ -38,8 +38,9 @@ impl Limits {
     pub(crate) fn of(quotas: &Quotas, options: &Options, owned: u32, all: u32) -> Self {
         let part =
             |number: u32| usize::try_from((u64::from(number) * u64::from(owned)).div_ceil(u64::from(all.max(1))));
-        let at_once = |quota: Quota, service: usize| {
-            quotas.get(quota).map_or(service, |number| part(number).unwrap_or(usize::MAX).min(service))
+        let service_max = options.in_flight_max.max(1);
+        let at_once = |quota: Quota, without_quota: usize| {
+            quotas.get(quota).map_or(without_quota, |number| part(number).unwrap_or(usize::MAX).min(service_max))
         };
         let rate = |quota: Quota, per: Duration| {
             quotas.get(quota).map(|number| Rate::new(number, per).share(owned.min(all), all.max(1)))
@@ -47,7 +48,7 @@ impl Limits {
         let per_minute = rate(Quota::CallbacksPerMinute, Duration::from_secs(60));
         let ahead = per_minute.map_or(0, |rate| rate.tokens_in(options.parked_for));
         Limits {
-            in_flight_max: at_once(Quota::InFlightMax, options.in_flight_max.max(1)),
+            in_flight_max: at_once(Quota::InFlightMax, service_max),
             in_flight_per_target: at_once(Quota::InFlightPerTargetMax, options.in_flight_per_target.max(1)),
             rate: per_minute,
             rate_per_target: rate(Quota::CallbacksPerSecondPerTarget, Duration::from_secs(1)),

@@ -284,6 +284,15 @@ fn in_flight_limits_apply_per_tenant_and_per_target() {
 }
 
 #[test]
+fn quota_may_exceed_the_default_limit_per_target() {
+    let options = Options { in_flight_per_target: 256, in_flight_max: 4_096, ..Options::default() };
+    let per_target = |quotas: Quotas| Limits::of(&quotas, &options, 1, 1).in_flight_per_target;
+    assert_eq!(per_target(Quotas::NONE), 256);
+    assert_eq!(per_target(Quotas::NONE.with(Quota::InFlightPerTargetMax, 1_024)), 1_024);
+    assert_eq!(per_target(Quotas::NONE.with(Quota::InFlightPerTargetMax, 100_000)), 4_096);
+}
+
+#[test]
 fn member_with_quarter_of_pollers_gets_quarter_of_rate() {
     let quotas = Quotas::NONE.with(Quota::CallbacksPerMinute, 60).with(Quota::InFlightMax, 10);
     let mut dispatch = dispatch(100, 100, 100);
