@@ -1,14 +1,14 @@
 //! `cargo xtask chaos`: runs a cluster of real processes under load, injects every kind of fault that Reveille promises
 //! to survive, and checks Reveille's guarantees in the logs of clients and of an external receiver.
 //!
-//! Non-goal: a run is not exactly repeatable. The seed determines the faults and the requests. The timing depends on
-//! the machine.
+//! Non-goal: exact repetition of a run. The seed determines the faults and the requests. The timing depends on the
+//! machine.
 //!
 //! docs/decisions/0073-run-chaos-in-network-namespaces.md gives the reasons for the design.
 
 // A development command may sleep, read a clock and start threads. Only product code has to use the crate `runtime` for
 // these operations.
-#![expect(clippy::disallowed_methods, reason = "this module is not part of the product; see above")]
+#![expect(clippy::disallowed_methods, reason = "only a development command uses this module")]
 
 mod build;
 mod clients;
@@ -80,9 +80,10 @@ pub(crate) enum Mutant {
 }
 
 const CLIENTS: u32 = 24;
-/// Limit in minutes below which a run uses short faults, little time between faults, and callbacks that are due soon.
+/// Length of a run in minutes. A shorter run uses short faults, little time between faults, and callbacks that are due
+/// soon.
 const HURRY_MINUTES: u64 = 5;
-/// Longest wait for outstanding callbacks after the end of all faults and after the last instant.
+/// Longest wait for outstanding callbacks after the end of all faults and after the last due instant.
 const OUTCOME_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time without a callback after which the run stops waiting for unwanted callbacks.
 const QUIET: Duration = Duration::from_secs(10);
@@ -115,7 +116,7 @@ pub(crate) fn run(arguments: &ChaosArguments) -> anyhow::Result<ExitCode> {
     let is_empty = std::fs::read_dir(&folder)?.next().is_none();
     ensure!(
         is_empty,
-        "{} is not empty; choose another folder for the logs, or check its logs with --judge",
+        "the folder {} is not empty; choose another folder for the logs, or check its logs with --judge",
         folder.display()
     );
     let failures = run_cluster(arguments, seed, binary, &folder)?;
@@ -265,7 +266,7 @@ fn wait_for_callbacks(cluster: &Cluster, folder: &Path, receiver: &Receiver) -> 
     Ok(())
 }
 
-/// Queries the service for the runs of schedules that the logs do not explain.
+/// Queries the service for the runs of the schedules whose callbacks are missing in the logs.
 fn query_runs(cluster: &Cluster, folder: &Path) -> anyhow::Result<()> {
     let log = Log::create(&folder.join(log::RUNS))?;
     let questions = Records::read(folder)?.questions();

@@ -68,7 +68,7 @@ pub(crate) fn election(arguments: &[String]) -> anyhow::Result<ExitCode> {
         .args(arguments)
         .arg("--")
         .args(peer)
-        // Hide the log lines about the start and the end of sessions.
+        // This log level hides the lines about the start and the end of sessions.
         .env("RUST_LOG", "error")
         .status()
         .context("cannot start cargo")?;
@@ -111,7 +111,7 @@ pub(crate) fn fuzz(minutes: u32) -> anyhow::Result<ExitCode> {
             );
             ensure!(counts.failed == 0, "{package}: a fuzz test failed; its output shows how to replay it");
             if Instant::now() >= end {
-                eprintln!("{round} rounds of {CASES} cases for each test, no failure found");
+                eprintln!("the tests found no failure in {round} rounds of {CASES} cases for each test");
                 return Ok(ExitCode::SUCCESS);
             }
         }

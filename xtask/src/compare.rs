@@ -55,23 +55,30 @@ pub(crate) fn run(arguments: &CompareArguments) -> anyhow::Result<ExitCode> {
         differs(&format!("reveille {command}"), Pairs::default().difference(before, after));
     }
     let requests = session::requests()?;
-    let before = session::responses(&arguments.before, &requests).context("requests to the build before the change")?;
-    let after = session::responses(&arguments.after, &requests).context("requests to the build after the change")?;
+    let before =
+        session::responses(&arguments.before, &requests).context("a request to the build before the change failed")?;
+    let after =
+        session::responses(&arguments.after, &requests).context("a request to the build after the change failed")?;
     for ((request, before), after) in requests.iter().zip(&before).zip(&after) {
         let place = format!("{} {} (line {} of the requests)", request.method, request.path, request.line);
         differs(&place, pairs.difference(&comparable(before), &comparable(after)));
     }
-    eprintln!("{} commands and {} requests compared, {differences} differences", commands.len(), requests.len());
+    eprintln!(
+        "compared {} commands and {} requests, and found {differences} differences",
+        commands.len(),
+        requests.len()
+    );
     Ok(if differences == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Returns the help texts of the binary and of each of its commands. The words of the command are the key.
+/// Returns the help texts of the binary and of each of its commands. The key of each text is the command that prints
+/// the text.
 fn help(binary: &Path) -> anyhow::Result<BTreeMap<String, String>> {
     let mut texts = BTreeMap::new();
     let mut open = vec![vec!["--version".to_owned()], Vec::new()];
     while let Some(words) = open.pop() {
         for flag in ["-h", "--help"] {
-            // Use the same program name for both builds, because the help text contains it.
+            // Both builds run under the same program name, because the help text contains this name.
             let output = Command::new(binary).arg0("reveille").args(&words).arg(flag).env("COLUMNS", "100").output();
             let output = output.with_context(|| format!("cannot start {}", binary.display()))?;
             ensure!(output.status.success(), "{words:?} has no help: {}", String::from_utf8_lossy(&output.stderr));
@@ -89,7 +96,7 @@ fn help(binary: &Path) -> anyhow::Result<BTreeMap<String, String>> {
     Ok(texts)
 }
 
-/// Returns the response as text, without expected differences other than ids.
+/// Returns the response as text, without the values that are expected to differ. The text still contains ids.
 fn comparable(response: &Response) -> String {
     let is_metrics =
         response.headers.iter().any(|(name, value)| name == "content-type" && value.contains("openmetrics"));

@@ -117,7 +117,7 @@ impl Release {
     }
 }
 
-/// Writes the tarball, whose one folder is laid out like `/usr/local`.
+/// Writes the tarball. Its only top-level folder is laid out like `/usr/local`.
 fn tarball(release: &Release, contents: &Contents<'_>, work: &Path, to: &Path) -> anyhow::Result<()> {
     let file = release.tarball();
     let name = file.trim_end_matches(".tar.gz");

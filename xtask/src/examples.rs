@@ -75,7 +75,7 @@ fn typescript(name: &str) -> anyhow::Result<Vec<Command>> {
     for file in ["package.json", LOCK, ".npmrc", "tsconfig.json", "callback.ts"] {
         fs::copy(source.join(file), copy.join(file)).with_context(|| format!("cannot copy {file}"))?;
     }
-    // The lock file of the installed packages. An interrupted installation leaves no such file.
+    // This path is the lock file of the installed packages. An interrupted installation leaves no such file.
     let installed = copy.join("installed.json");
     let lock = fs::read(source.join(LOCK))?;
     if fs::read(&installed).ok().as_ref() != Some(&lock) {
@@ -98,7 +98,7 @@ fn go(name: &str) -> anyhow::Result<Vec<Command>> {
         command.args(arguments).current_dir(folder_of(name));
         command.env("GOTOOLCHAIN", "local").env("GOPATH", cache.join("path"));
         command.env("GOMODCACHE", cache.join("modules")).env("GOCACHE", cache.join("build"));
-        // By default Go writes the modules without write permission, and `rm -r .cache` fails.
+        // By default, Go removes the write permission of modules, and then `rm -r .cache` fails.
         command.env("GOFLAGS", "-modcacherw");
         command
     };

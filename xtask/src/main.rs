@@ -81,8 +81,8 @@ enum Chore {
     Chaos(chaos::ChaosArguments),
     /// Compare two builds of the binary: their help texts and their responses to the requests of a file
     Compare(compare::CompareArguments),
-    /// Measure hand-overs compared with Curator, and electors' requests, on an ensemble of three servers: `reveille
-    /// bench election`
+    /// Compare hand-overs with those of Curator, and count the requests of electors, on an ensemble of three servers:
+    /// `reveille bench election`
     #[command(disable_help_flag = true)]
     Election {
         /// Arguments of the benchmark, such as `--rounds 10 --only graceful`; `--help` lists them

@@ -1,6 +1,5 @@
-//! `cargo xtask packages`: packs the crates that are published, and builds their example programs from the packages as a
-//! stranger's program would: outside this workspace.
-//! `cargo xtask version`: sets the version of all crates.
+//! `cargo xtask packages`: packs the crates that are published, and builds their example programs from the packages
+//! outside this workspace, as a user's program would. `cargo xtask version`: sets the version of all crates.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -122,7 +121,7 @@ pub(crate) fn build_examples() -> anyhow::Result<Counts> {
     Ok(Counts { passed: 1, failed: 0 })
 }
 
-/// Returns the example of a package that needs only published crates. It is the one that the README contains.
+/// Returns the example that the package's README contains. This example needs only published crates.
 fn example_of(folder: &Path) -> anyhow::Result<PathBuf> {
     let mut examples: Vec<PathBuf> = std::fs::read_dir(folder)?.filter_map(|entry| Some(entry.ok()?.path())).collect();
     examples.sort();
@@ -157,7 +156,7 @@ fn version_of(manifest: &str) -> Option<&str> {
     manifest.lines().find_map(|line| line.strip_prefix("version = \"")?.strip_suffix('"'))
 }
 
-/// Sets the version of all crates, in their dependencies, in Cargo.lock and in CHANGELOG.md.
+/// Sets the version of all crates in Cargo.toml and in Cargo.lock, and adds the version to CHANGELOG.md.
 ///
 /// # Errors
 /// Returns an error if the text is not a version, or if a file cannot be written.

@@ -41,7 +41,7 @@ fn of_rust(text: &str) -> Vec<Prose> {
     let mut found: Vec<Prose> = Vec::new();
     let mut rest = text;
     let mut line = 1;
-    // Line on which the last comment ended, to join consecutive lines.
+    // Line on which the last comment ended. The lexer uses it to join consecutive lines.
     let mut comment_end = 0;
     while let Some(first) = rest.chars().next() {
         let length = if let Some(comment) = rest.strip_prefix("//") {
@@ -66,7 +66,8 @@ fn of_rust(text: &str) -> Vec<Prose> {
         } else if first == '\'' {
             character(rest)
         } else {
-            // Skip a whole identifier, because a letter within an identifier would look like the start of a raw string.
+            // The lexer skips a whole identifier, because a letter within an identifier would look like the start of a
+            // raw string.
             let word = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
             word.max(first.len_utf8())
         };

@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sql_and_json_are_not_messages() {
+    fn sampler_does_not_count_sql_and_json_as_messages() {
         assert!(is_message("cannot open the file {path}"));
         assert!(is_message("the file is not there"));
         assert!(!is_message("select a from b where c"));

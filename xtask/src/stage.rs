@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parser_counts_only_result_lines_of_both_runners() {
+    fn parser_counts_only_result_lines_of_both_test_runners() {
         let line =
             "test result: FAILED. 41 passed; 3 failed; 0 ignored; 0 measured; 16 filtered out; finished in 0.35s";
         assert_eq!(Counts::of_line(line), Some(Counts { passed: 41, failed: 3 }));

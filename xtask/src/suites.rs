@@ -42,7 +42,8 @@ pub(crate) struct Suite {
 pub(crate) struct Build {
     /// Suites in the order in which they should start.
     pub(crate) suites: Vec<Suite>,
-    /// One passed check without warnings, or one failed check for each warning of the compiler or of clippy.
+    /// Counts of the lints. Each warning of the compiler or of clippy is one failed check. If there are no warnings,
+    /// the lints count as one passed check.
     pub(crate) lints: Counts,
 }
 
@@ -195,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_of_all_suites_are_added_up() {
+    fn summary_adds_the_numbers_of_tests_of_all_suites() {
         let counts = run(vec![
             suite("echo 'test result: ok. 5 passed; 0 failed'"),
             suite("echo 'test result: FAILED. 1 passed; 2 failed' >&2; exit 101"),
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn only_test_binaries_are_suites() {
+    fn command_finds_only_test_binaries_as_suites() {
         let read =
             |json: &str| serde_json::from_str::<Message>(json).expect("a message").suite().map(|suite| suite.name);
         let artifact = |kind: &str, is_test: bool| {

@@ -87,10 +87,11 @@ fn tests() -> anyhow::Result<Counts> {
     documentation.envs(suites::BUILD);
     suites.push(Suite { name: "doc tests".to_owned(), command: documentation });
     for suite in &mut suites {
-        // Property tests draw the same cases on every run, so that only a change can fail them; the chore `fuzz` draws
-        // new cases.
+        // Property tests draw the same cases on every run, so that only a change of the code can fail them; the chore
+        // `fuzz` draws new cases.
         suite.command.env("PROPTEST_RNG_SEED", "1");
-        // Some tests panic on purpose, thousands of times. Print only the location of a panic, not the backtrace.
+        // Some tests panic on purpose, thousands of times. With this setting, each panic prints only its location and
+        // no backtrace.
         suite.command.env("RUST_BACKTRACE", "0");
     }
     let mut counts = suites::run(suites);
@@ -108,7 +109,7 @@ fn receiver_python() -> anyhow::Result<Suite> {
     Ok(Suite { name: "receiver-python".to_owned(), command })
 }
 
-/// Checks the Containerfile with hadolint; the image is not built.
+/// Checks the Containerfile with hadolint; this check does not build the image.
 fn containerfile() -> anyhow::Result<Counts> {
     let programs = test_servers::python::environment("deploy", &stage::root().join("deploy/requirements.txt"))?;
     run_check(Command::new(programs.join("hadolint")).arg("deploy/Containerfile"))

@@ -106,7 +106,7 @@ pub(crate) fn read_files(root: &Path) -> anyhow::Result<Vec<File>> {
     let listed = String::from_utf8(listed.stdout).context("a path is not UTF-8")?;
     let mut files = Vec::new();
     for path in listed.split_terminator('\0') {
-        // Skip deleted files, which git's index may still contain, and files that are not text.
+        // The function skips deleted files, which git's index may still contain, and files that are not text.
         if let Ok(text) = std::fs::read_to_string(root.join(path)) {
             files.push(File { path: path.to_owned(), text });
         }

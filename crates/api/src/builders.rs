@@ -83,7 +83,7 @@ impl ScheduleRequest {
     }
 }
 
-/// Returns the duration as the API writes durations, rounded up to whole milliseconds.
+/// Returns the duration in the text form of the API, rounded up to whole milliseconds.
 pub(crate) fn text(duration: Duration) -> String {
     format!("{}ms", duration.as_nanos().div_ceil(1_000_000))
 }

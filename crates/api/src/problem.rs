@@ -16,7 +16,7 @@ pub struct Problem {
     pub kind: Cow<'static, str>,
     /// Short explanation of the code for people. It is the same for every problem with this code.
     pub title: Cow<'static, str>,
-    /// HTTP status of the response, or of the line of a batch.
+    /// HTTP status of the response, or the status of one line of a batch.
     pub status: u16,
     /// Stable problem code that programs can compare. docs/http-api.md lists the codes.
     pub code: Cow<'static, str>,

@@ -38,7 +38,7 @@ pub struct Run {
     /// Number of occurrences that a missed run represents. The field is absent for other runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub missed_count: Option<u64>,
-    /// Latest attempts, in order.
+    /// Latest attempts of the run, in the order of their numbers.
     pub attempts: Vec<Attempt>,
 }
 

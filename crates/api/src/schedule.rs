@@ -43,7 +43,7 @@ pub struct ScheduleRequest {
     pub retry: Option<RetryRequest>,
 }
 
-/// Keeps a payload of `null`, which differs from a missing payload.
+/// Parses a payload. A payload of `null` becomes `Some`, because it differs from a missing payload.
 fn payload_or_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Box<RawValue>>, D::Error> {
     Box::<RawValue>::deserialize(deserializer).map(Some)
 }
@@ -127,7 +127,7 @@ pub struct ScheduleSummary<'a> {
     pub next: Option<Time>,
     /// Number of changes to this schedule; 0 after its creation.
     pub revision: u32,
-    /// Instant of the schedule's creation. Later changes of the schedule do not change it.
+    /// Instant of the schedule's creation. Later changes of the schedule do not change this instant.
     pub created_at: Time,
     /// Instant of the last request that created, replaced or patched the schedule. Its cancellation and its end do not
     /// change this instant.
@@ -160,7 +160,7 @@ pub struct Schedule {
     pub next: Option<Time>,
     /// Number of changes to this schedule; 0 after its creation.
     pub revision: u32,
-    /// Instant of the schedule's creation. Later changes of the schedule do not change it.
+    /// Instant of the schedule's creation. Later changes of the schedule do not change this instant.
     pub created_at: Time,
     /// Instant of the last request that created, replaced or patched the schedule. Its cancellation and its end do not
     /// change this instant.
@@ -188,7 +188,7 @@ pub struct Schedule {
     pub retry: Retry,
 }
 
-/// Response of `GET /v1/schedules:count`: numbers of the tenant's schedules.
+/// Response of `GET /v1/schedules:count`: counts of the tenant's schedules.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ScheduleCount {

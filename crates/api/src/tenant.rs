@@ -139,7 +139,7 @@ pub struct Tenant {
     pub egress: Egress,
 }
 
-/// Response of `POST /v1/tenants`. No other response contains its secrets.
+/// Response of `POST /v1/tenants`. No other response contains these secrets.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TenantCreated {

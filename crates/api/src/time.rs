@@ -70,8 +70,8 @@ impl schemars::JsonSchema for Time {
         "Time".into()
     }
 
-    // Inline the schema. For a reference beside `null`, some generators create clients that reject `null` in a
-    // response.
+    // This type inlines its schema. For a reference beside `null`, some generators create clients that reject `null` in
+    // a response.
     fn inline_schema() -> bool {
         true
     }

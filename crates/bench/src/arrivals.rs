@@ -1,5 +1,5 @@
-//! Log of the callbacks that a receiver received during a trial. The verdict counts the lost, duplicated and early
-//! callbacks of the log and contains the lateness of the others.
+//! Log of the callbacks that a receiver received during a trial. A [`Verdict`] on the log contains the numbers of lost,
+//! duplicated and early callbacks, and the lateness of the callbacks that arrived.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -41,7 +41,7 @@ enum Record {
 #[derive(Default)]
 struct Log {
     chunks: Vec<Vec<Arrival>>,
-    /// Requests without a run id.
+    /// Number of requests without a run id.
     unmatched: u64,
 }
 
@@ -175,17 +175,17 @@ impl Log {
 }
 
 pub(crate) struct Verdict {
-    /// Runs that arrived at least once.
+    /// Number of runs whose callback arrived at least once.
     pub(crate) arrived: u64,
-    /// Acknowledged schedules without any arrival.
+    /// Number of acknowledged schedules without any arrival.
     pub(crate) lost: u64,
-    /// Arrivals of a run after its first arrival.
+    /// Number of repeated arrivals: all arrivals of a run except its first arrival.
     pub(crate) doubled: u64,
-    /// First arrivals before their nominal instant.
+    /// Number of first arrivals that happened before their nominal instant.
     pub(crate) early: u64,
-    /// Arrivals that belong to no acknowledged schedule or have no run id.
+    /// Number of arrivals that belong to no acknowledged schedule or have no run id.
     pub(crate) unmatched: u64,
-    /// Arrivals with an invalid signature; `None` if the receiver did not verify signatures.
+    /// Number of arrivals with an invalid signature; `None` if the receiver did not verify signatures.
     pub(crate) unverified: Option<u64>,
     /// Lateness of the first arrivals in microseconds; an early arrival counts as zero.
     pub(crate) lateness: Histogram<u64>,
@@ -193,7 +193,7 @@ pub(crate) struct Verdict {
     pub(crate) first_at_micros: Vec<i64>,
 }
 
-/// Computes the verdict. The order of `acknowledged` does not matter.
+/// Computes the verdict on the arrivals. The order of `acknowledged` does not matter.
 pub(crate) fn judge(arrivals: &[Arrival], unmatched: u64, acknowledged: &[Incarnation]) -> Verdict {
     let mut missing: BTreeSet<Incarnation> = acknowledged.iter().copied().collect();
     let known = missing.clone();

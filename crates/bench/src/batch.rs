@@ -1,4 +1,5 @@
-//! Trial of NDJSON batches. Other trials use the same batches to fill a server with pending schedules.
+//! Trial that creates schedules in NDJSON batches. Other trials use the same batches to fill a server with pending
+//! schedules.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +18,7 @@ use crate::process::Meter;
 use crate::report::{Row, mebibytes};
 use crate::server::{self, Server};
 
-/// Number of lines of one request. This number of lines has about 5 MB.
+/// Number of lines of one request. A request of so many lines has about 5 MB.
 const LINES: u64 = 5_000;
 /// Number of connections of a fill. Two of them keep the server busy while the client builds a request or reads a
 /// response on the third connection.
@@ -81,7 +82,7 @@ fn acknowledged(body: &[u8]) -> Vec<Incarnation> {
     created.filter_map(server_chosen_id).collect()
 }
 
-/// Returns the value of the first `"id"` of a line. Reveille writes this member without blanks.
+/// Returns the value of the first `"id"` of a line. Reveille writes this field without blanks.
 fn server_chosen_id(line: &[u8]) -> Option<Incarnation> {
     const KEY: &[u8] = b"\"id\":\"";
     let start = line.windows(KEY.len()).position(|window| window == KEY)? + KEY.len();
@@ -145,8 +146,8 @@ struct Filled {
 struct Progress {
     path: PathBuf,
     before: u64,
-    /// Highest count written. A task holds the lock while it writes the file, because batches end concurrently on
-    /// several connections.
+    /// Highest count that a task has written to the file. A task holds the lock while it writes the file, because
+    /// batches end concurrently on several connections.
     written: Mutex<u64>,
 }
 
@@ -178,7 +179,7 @@ impl Progress {
 /// Returns an error if the server rejects a schedule.
 pub(crate) async fn fill(runtime: &Runtime, server: &Server, folder: &Path, count: u64) -> anyhow::Result<()> {
     const AFTER: Duration = Duration::from_secs(400 * 86_400);
-    // Store the count next to the data, so that deleting the folder deletes both.
+    // The fill stores the count next to the data, so that deleting the folder deletes both.
     let path = server::data(folder).join("filled.json");
     fs::create_dir_all(server::data(folder)).context("cannot create the trial's folder")?;
     let before = match fs::read_to_string(&path) {
@@ -262,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn fill_progress_never_decreases() {
+    fn recorded_count_of_filled_schedules_never_decreases() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("filled.json");
         let progress = Progress { path: path.clone(), before: 100, written: Mutex::new(0) };

@@ -1,5 +1,5 @@
-//! Trials of a cluster over one database: the rate of callbacks with each added member, and the lateness of callbacks
-//! when a member stops.
+//! Trials of a cluster over one database: the rate of callbacks with one, two and three members, and the lateness of
+//! callbacks when a member stops.
 
 use std::path::Path;
 use std::time::Duration;
@@ -25,7 +25,7 @@ const SHARDS: u64 = 256;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Trial {
     pub(crate) members: u64,
-    /// Callbacks in flight per member.
+    /// Limit of the callbacks in flight on each member.
     pub(crate) in_flight: u64,
 }
 
@@ -121,7 +121,8 @@ enum Departure {
     Killed,
 }
 
-/// Stops or kills one of two members while both members fire. The trial restarts a member that it stopped gracefully.
+/// Stops or kills one of two members while both members send callbacks. The trial restarts a member that it stopped
+/// gracefully.
 async fn departure(runtime: &Runtime, store: &Url, folder: &Path, how: Departure) -> anyhow::Result<Row> {
     const CALM: Duration = Duration::from_secs(4);
     let mut running = start(runtime, store, folder, 2, &[]).await?;

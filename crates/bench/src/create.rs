@@ -13,7 +13,7 @@ use crate::process::Meter;
 use crate::report::{Row, mebibytes};
 use crate::server::Server;
 
-/// Load of a trial.
+/// Load of a trial: the connections, the rate of requests and the duration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load {
     pub(crate) connections: usize,

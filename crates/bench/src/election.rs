@@ -1,5 +1,5 @@
-//! Trials of leader election: the time of a hand-over from one process to the next, compared with a program that uses
-//! Curator, and the requests that electors send to the ensemble.
+//! Trials of leader election. They measure the time of a hand-over from one process to the next, for Reveille's program
+//! and for a program that uses Curator, the peer. They also count the requests that electors send to the ensemble.
 //!
 //! Invariants: Reveille's program and the peer alternate after each hand-over, on one ensemble in one run. Both
 //! programs receive the same commands (`tools/mixed-java`). A crash is a `kill -9` of a process. The bench starts no
@@ -49,7 +49,7 @@ pub struct ElectionArguments {
     /// Numbers of replicas that call their electors
     #[arg(long, value_delimiter = ',', default_value = "10,100,1000", value_parser = clap::value_parser!(u32).range(2..=10_000))]
     replicas: Vec<u32>,
-    /// Milliseconds between two calls of each replica.
+    /// Milliseconds between two calls of the elector by one replica.
     #[arg(long, default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(10..=4_000))]
     period_millis: u64,
     /// Seconds during which the bench counts requests while no hand-over happens
@@ -94,7 +94,7 @@ pub(crate) async fn run(runtime: &Runtime, arguments: &ElectionArguments) -> any
 struct Trial<'a> {
     runtime: &'a Runtime,
     arguments: &'a ElectionArguments,
-    /// Client that the bench itself uses.
+    /// Client with which the bench itself accesses the ensemble.
     client: Client,
     root: NodePath,
     session_timeout: Duration,
@@ -117,7 +117,7 @@ impl<'a> Trial<'a> {
              --session-millis"
         );
         let root = NodePath::new(&format!("/reveille-bench-{:016x}", runtime.random()))
-            .expect("the literal with a hexadecimal number is a valid path");
+            .expect("the root path, which ends with a hexadecimal number, is valid");
         Ok(Trial { runtime, arguments, client, root, session_timeout })
     }
 
@@ -168,7 +168,7 @@ impl<'a> Trial<'a> {
 #[derive(Debug, Serialize)]
 struct Results {
     hand_overs: Vec<HandOvers>,
-    /// Milliseconds between two calls of each replica.
+    /// Milliseconds between two calls of the elector by one replica.
     period_ms: u64,
     requests: Vec<Requests>,
 }

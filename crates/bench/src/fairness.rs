@@ -1,5 +1,5 @@
 //! Measures how much a demanding tenant delays the callbacks of another tenant. The result is the change of the 99th
-//! percentile of their lateness.
+//! percentile of the lateness.
 //!
 //! Invariants: runs with and runs without the demanding tenant alternate within one process, so that other work on the
 //! machine affects both kinds of runs. The receivers count the arrivals.
@@ -91,7 +91,7 @@ pub(crate) async fn run(runtime: &Runtime, arguments: &FairnessArguments) -> any
     Ok(())
 }
 
-/// Result of all pairs of runs with and without one demand.
+/// Results of the pairs of runs. In each pair, one run has the load of the demanding tenant and the other has not.
 #[derive(Debug, Default)]
 struct Results {
     /// Change of the 99th percentile in each pair, in milliseconds: the value with the demanding tenant minus the value
@@ -174,7 +174,7 @@ impl Trial<'_> {
         for id in ids {
             other.client.cancel(&id).await?;
         }
-        // Wait until callbacks in flight have ended, so that the next run does not include them.
+        // The trial waits until the callbacks in flight have ended, so that the next run does not include them.
         self.runtime.sleep(SLOW_ANSWER).await;
         ensure!(received.count() > SLOW_SCHEDULES, "too few callbacks reached the slow target for a valid trial");
         Ok(row)
@@ -192,8 +192,8 @@ impl Trial<'_> {
         let planned = fire::plan_from(self.runtime, head, due, from, fire::url_of(receiver.address)).await?;
         let mut row = self.fire("beside a busy tenant", from + BUSY_BEFORE).await?;
         row.notes.push(format!(
-            "of its {} callbacks, due at {BUSY_PER_SECOND} per second with a quota of {BUSY_QUOTA_PER_MINUTE} per \
-             minute, {} arrived",
+            "the busy tenant's {} callbacks were due at {BUSY_PER_SECOND} per second; its quota is \
+             {BUSY_QUOTA_PER_MINUTE} per minute; {} callbacks arrived",
             due.count(),
             arrived.count()
         ));

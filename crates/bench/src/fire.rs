@@ -19,7 +19,7 @@ use crate::process::{Meter, rss_anon};
 use crate::report::{Row, mebibytes};
 use crate::server::Server;
 
-/// Due instants of schedules.
+/// Due instants of a trial's schedules.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Due {
     /// All schedules are due at one instant.
@@ -48,7 +48,7 @@ impl Due {
     }
 }
 
-/// Receiver outside this process: its URL, and the log that it writes.
+/// Receiver outside this process: the receiver's URL, and the log that the receiver writes.
 #[derive(Clone, Debug)]
 pub(crate) struct ExternalReceiver {
     pub(crate) url: String,
@@ -70,8 +70,7 @@ const LATE_MAX: Duration = Duration::from_secs(300);
 /// Longest wait without a new arrival.
 const QUIET_MAX: Duration = Duration::from_secs(15);
 
-/// Returns the default lead for `count` schedules. The lead suffices if the server creates schedules at a quarter of
-/// the promised rate.
+/// Returns the default lead for `count` schedules. The lead suffices if the server creates 25,000 schedules per second.
 pub(crate) fn lead(count: u64) -> Duration {
     Duration::from_secs(4 + count / 25_000)
 }
@@ -106,7 +105,7 @@ pub(crate) async fn trial(runtime: &Runtime, server: &mut Server, trial: &Trial)
 
     let mut row = row("fire", trial.due, planned.first_at, &verdict);
     if !trial.kill {
-        // A killed process loses its counters.
+        // The costs of a killed process are unknown, because it loses its counters.
         row = row.with_cost(&cost, verdict.arrived);
         row.reads_per_minute = reads_per_minute;
     }
@@ -114,8 +113,8 @@ pub(crate) async fn trial(runtime: &Runtime, server: &mut Server, trial: &Trial)
     Ok(row)
 }
 
-/// Counter of the reads from the store's database, which the server reports. A server with an embedded store has no
-/// such counter.
+/// Measurement of the server's counter of reads from the store's database. A server with an embedded store has no such
+/// counter.
 struct Reads {
     since: Monotonic,
     before: Option<u64>,
@@ -352,7 +351,7 @@ pub(crate) async fn restart(runtime: &Runtime, server: &mut Server, kill: bool) 
 /// that is too slow for its callbacks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SlowTrial {
-    /// Callbacks for the slow target, all due within one second.
+    /// Number of callbacks for the slow target, which are all due within one second.
     pub(crate) slow_count: u64,
     /// Response time of the slow target.
     pub(crate) answer_after: Duration,

@@ -1,8 +1,9 @@
-//! Benchmarks of the command `reveille bench`. On the user's machine, they measure every figure that Reveille's
-//! documents claim.
+//! Benchmarks of the command `reveille bench`. The command measures, on the user's machine, every figure that
+//! Reveille's documents claim.
 //!
-//! Invariants: load stays on this machine unless the caller gives a URL. Every trial has a limit of time and a limit of
-//! count. A trial counts lost, duplicated and early callbacks in the receiver's log, never in a report of the server.
+//! Invariants: the bench sends load only to this machine, unless the caller passes a URL. Every trial limits its
+//! duration and the number of its operations. A trial counts lost, duplicated and early callbacks from the receiver's
+//! log, never from a report of the server.
 //!
 //! docs/decisions/0185-keep-benchmarks-in-a-library.md gives the reasons for the design.
 
@@ -453,8 +454,9 @@ async fn filled_server(
     Ok(server)
 }
 
-/// Measurements of the limit that a trial is compared with. The bench measures the limit before the first run and after
-/// each run. Because the machine's speed varies, the bench compares each run with the measurements before and after it.
+/// Measurements of the limit with which the bench compares a trial. The bench measures the limit before the first run
+/// and after each run. Because the machine's speed varies, the bench compares each run with the measurements before and
+/// after it.
 struct Baseline<'a> {
     part: Option<Part>,
     connections: usize,
@@ -462,7 +464,8 @@ struct Baseline<'a> {
     outstanding: usize,
     location: limit::Location<'a>,
     rows: Vec<Row>,
-    /// Measurements of the bare database, if a database is used. The report contains them, but no ratio uses them.
+    /// Measurements of the bare database, if the trial uses a database. The report contains these measurements, but no
+    /// ratio uses them.
     database: Vec<Row>,
 }
 
@@ -500,7 +503,7 @@ impl<'a> Baseline<'a> {
         [self.rows, self.database].concat()
     }
 
-    /// Returns the row with its ratio to the mean of the limits measured before and after it.
+    /// Returns the row of a run with the ratio to the mean of two limits: those measured before and after the run.
     async fn compare(&mut self, runtime: &Runtime, mut row: Row) -> anyhow::Result<Row> {
         self.measure_again(runtime).await?;
         if let [.., before, after] = self.rows.as_slice() {

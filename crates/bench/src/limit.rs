@@ -1,4 +1,5 @@
-//! Upper limits of this machine without Reveille's own work. Every ratio compares a result with one of these limits.
+//! Upper limits of this machine, which the bench measures without the work that Reveille adds. Every ratio compares a
+//! result with one of these limits.
 //!
 //! - *handler*: the HTTP stack alone. It responds with 201 to a POST of a schedule and does not read the schedule.
 //! - *durable handler*: the same stack, but it parses the JSON and waits until 1 KB of the text is durable in
@@ -70,7 +71,7 @@ pub(crate) async fn measure(runtime: &Runtime, part: Part, size: Size, location:
         }
         (Part::Client, _) => client(runtime, size, folder).await,
         (Part::Database, Some(store)) => limit_database::measure(runtime, store, store_connections, size).await,
-        (Part::Database, None) => bail!("no database to measure; name one with --store"),
+        (Part::Database, None) => bail!("the bench has no database to measure; name a database with --store"),
     }
 }
 

@@ -4,7 +4,7 @@
 //! This module also contains the tasks with which the bare handler writes these rows.
 //!
 //! The number of rows in flight equals the number of requests in flight of the compared load. The number of connections
-//! equals that of the store. Therefore no batch has more rows than the load has requests in flight.
+//! equals the store's number of connections. Therefore no batch has more rows than the load has requests in flight.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -22,14 +22,14 @@ use tokio_util::sync::CancellationToken;
 use crate::message::PAYLOAD_BYTES;
 use crate::report::Row;
 
-/// Number of connections and duration of a load.
+/// Duration of a load, and the number of connections that send the load.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Size {
     pub(crate) connections: usize,
     pub(crate) duration: Duration,
 }
 
-/// Notification that an entry is durable.
+/// Sender of the notification that an entry is durable.
 pub(crate) type Ticket = oneshot::Sender<()>;
 
 const CREATE: &str = "drop table if exists reveille_bench_limit;
@@ -40,8 +40,8 @@ const INSERT: &str = "insert into reveille_bench_limit select * from unnest($1::
 /// Maximum number of rows in one batch of the bare handler. The store has the same limit.
 const ROWS_MAX: usize = 1_000;
 
-/// Measures a database over `connections` connections. At any time, as many rows are in flight as `size` has
-/// connections.
+/// Measures a database over `connections` connections. The number of rows in flight equals the number of connections in
+/// `size`.
 ///
 /// # Errors
 /// Returns an error if the database server is unreachable or rejects a request.
@@ -73,8 +73,8 @@ async fn measure_on(runtime: &Runtime, links: &[Link], batch: usize, duration: D
     Ok(row)
 }
 
-/// Starts tasks that insert entries into the table. A task sends the ticket of an entry when the entry is durable. As
-/// in the store, entries collect into a batch while the tasks write earlier batches.
+/// Starts tasks that insert entries into the table. When an entry is durable, the task sends a notification through the
+/// entry's [`Ticket`]. As in the store, entries collect into a batch while the tasks write earlier batches.
 ///
 /// # Errors
 /// Returns an error if the database server is unreachable or rejects a request.
@@ -104,7 +104,7 @@ pub(crate) async fn lanes(
                     batch.clear();
                 }
                 for (_, ticket) in batch.drain(..) {
-                    // The handler may have dropped the request.
+                    // Sending fails if the handler has dropped the request.
                     let _gone = ticket.send(());
                 }
             }

@@ -1,4 +1,5 @@
-//! Child process of `bench limit` that replaces the server. It contains only the HTTP stack that Reveille uses.
+//! Child process of `bench limit` that takes the place of the server. It contains only the HTTP stack that Reveille
+//! uses.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -19,11 +20,11 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::limit_database::{self, Ticket};
 
-/// Storage in which a POST is durable before its response.
+/// Storage in which the handler makes a POST durable before it responds.
 pub(crate) enum Durable {
     None,
     Journal(PathBuf),
-    /// A table in this database. The handler writes the table on this number of connections.
+    /// URL of a database, and the number of connections on which the handler writes to a table of this database.
     Database(Url, usize),
 }
 
@@ -67,7 +68,7 @@ async fn open(runtime: &Runtime, tasks: &TaskSet, folder: &Path) -> anyhow::Resu
 async fn respond(journal: Journal<Ticket>, mut commits: mpsc::Receiver<Commit<Ticket>>) {
     while let Some(commit) = commits.recv().await {
         for (_, ticket) in commit.entries {
-            // The client may have dropped the request.
+            // Sending fails if the client has dropped the request.
             let _gone = ticket.send(());
         }
         journal.release(commit.first_index);

@@ -50,9 +50,9 @@ pub(crate) struct LoadReport {
     pub(crate) accepted: u64,
     /// Number of rejected requests by response status.
     pub(crate) rejected: BTreeMap<u16, u64>,
-    /// Exchanges that failed without a response. The generator opened a new connection after each of them.
+    /// Number of exchanges that failed without a response. The generator opened a new connection after each of them.
     pub(crate) broken: u64,
-    /// Requests that were due but that the generator did not send within the time for late requests.
+    /// Number of due requests that the generator did not send within the time for late requests.
     pub(crate) unsent: u64,
     /// Time from the first request's instant to the last response.
     pub(crate) elapsed: Duration,
@@ -175,7 +175,7 @@ impl Generator {
             released = due;
             std::thread::sleep(STEP);
         }
-        // Add one permit for each connection, so that each connection finds out that no request remains.
+        // Each connection needs one more permit, with which it finds out that no request remains.
         self.due.add_permits(self.plan.connections);
     }
 

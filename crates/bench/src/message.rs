@@ -8,7 +8,7 @@ use domain::Timestamp;
 /// Length of a payload, including its braces.
 pub(crate) const PAYLOAD_BYTES: usize = 1_000;
 
-/// Schedules of one callback each that fall due one after the other.
+/// Series of schedules that fall due one after the other. Each schedule has one callback.
 #[derive(Clone, Debug)]
 pub(crate) struct Schedules {
     /// Target of the callbacks.

@@ -24,7 +24,7 @@ pub(crate) struct Process {
 
 impl Process {
     /// Starts `reveille <arguments> --listen <address>` and waits until the process responds to a request of `path`
-    /// with 200. The environment passes the secrets. The file `log` receives the output.
+    /// with 200. The process receives the secrets in its environment, and writes its output to the file `log`.
     ///
     /// # Errors
     /// Returns an error if the process exits or is not ready within `limit`. The error contains the end of the
@@ -135,7 +135,7 @@ pub(crate) fn disk_bytes(folder: &Path) -> u64 {
     entries.flatten().map(size).sum()
 }
 
-/// Meter of the cost of a measured process and of this process.
+/// Meter of the CPU time and memory of a measured process, and of the CPU time of this process.
 pub(crate) struct Meter {
     pid: Option<u32>,
     cpu_before: Duration,

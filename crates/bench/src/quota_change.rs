@@ -38,8 +38,8 @@ pub struct QuotaChangeArguments {
     lead: Option<u64>,
 }
 
-/// Quotas in percent of the rate of due callbacks; `None` means no quota. The second and the fourth quota open
-/// additional pollers.
+/// Quotas that the trial sets one after the other, in percent of the rate of due callbacks; `None` means no quota. The
+/// second and the fourth quota open additional pollers.
 const QUOTAS: [Option<u64>; 6] = [Some(10), Some(200), Some(1), Some(1_000), Some(25), None];
 const PER_SECOND_MAX: u64 = 10_000;
 /// Number of schedules that a busy machine creates per second.
@@ -47,7 +47,8 @@ const CREATED_PER_SECOND: u64 = 8_000;
 /// Shortest time over which schedules fall due, in seconds. Each of the six quotas is in force for at least a sixth of
 /// this time.
 const LASTS_MIN: u64 = 12;
-/// Divisor for the number of new schedules per change: the number of pending schedules divided by this constant.
+/// Divisor of the number of pending schedules. The quotient is the number of schedules that the trial creates after
+/// each change.
 const ADDED_DIVISOR: u64 = 50;
 
 /// # Errors
@@ -148,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn due_duration_grows_with_the_count_and_has_a_minimum() {
+    fn plan_spreads_many_callbacks_over_a_longer_duration() {
         assert_eq!((due(1_000_000).lasts(), due(1_000_000).count()), (Duration::from_secs(100), 1_000_000));
         assert_eq!((due(1_200).lasts(), due(1_200).count()), (Duration::from_secs(12), 1_200));
         assert_eq!(due(1_000_000).with_count(20_000).count(), 20_000);

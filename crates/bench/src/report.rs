@@ -147,8 +147,8 @@ pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     }
 }
 
-/// Returns the median of each figure over the runs of one trial. Sums the losses and other faults, so that the median
-/// hides no fault.
+/// Returns the median of each figure over the runs of one trial. The counts, for example of lost callbacks, are sums
+/// over the runs, so that the median hides no fault.
 pub(crate) fn summary(trial: &str, runs: &[Row]) -> Row {
     let middle = |figure: fn(&Row) -> Option<f64>| median(runs.iter().filter_map(figure));
     let sum = |figure: fn(&Row) -> Option<u64>| runs.iter().filter_map(figure).reduce(|a, b| a + b);
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn summary_has_medians_of_measures_and_sums_of_losses() {
+    fn summary_has_the_median_rate_and_the_sum_of_losses() {
         let runs: Vec<Row> = [(3.0, 1), (1.0, 0), (2.0, 4)]
             .map(|(per_second, lost)| Row { per_second: Some(per_second), lost: Some(lost), ..Row::default() })
             .into();

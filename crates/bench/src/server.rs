@@ -249,8 +249,8 @@ async fn migrate(store: &Url, data: &Path) -> anyhow::Result<()> {
     let key = data.join("admin.key");
     ensure!(
         key.exists(),
-        "the database has a tenant whose key is not in {}; pass the folder of the trial that created the tenant \
-         with --data, or use another database",
+        "the database has a tenant whose key is not in {}; pass with --data the folder of \
+         the trial that created the tenant, or use another database",
         key.display()
     );
     Ok(())

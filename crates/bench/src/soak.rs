@@ -1,9 +1,10 @@
 //! Soak trial that simulates a shop. At a steady rate, carts request callbacks, move them and cancel half of them. The
 //! trial checks that the server's figures do not grow from the middle to the end.
 //!
-//! Each minute, the trial creates new carts, moves the callbacks of the previous minute's carts, and cancels half of
-//! the callbacks of the carts of the minute before that. The other half fire. Invariants: the trial expects exactly the
-//! callbacks that the server acknowledged, and counts exactly the callbacks that the receiver received.
+//! Each minute, the trial creates new carts. It moves the callbacks of the carts that it created one minute earlier. It
+//! cancels half of the callbacks of the carts that it created two minutes earlier, and the other half fire. Invariants:
+//! the trial expects exactly the callbacks that the server acknowledged, and counts exactly the callbacks that the
+//! receiver received.
 
 mod carts;
 mod flat;
@@ -170,7 +171,7 @@ impl Shop<'_> {
         while self.runtime.now().since(last_at) < LATE_MAX {
             let all_due = self.runtime.now().since(last_at) > PERIOD;
             if all_due && self.carts.counts(self.runtime.now()).lost == 0 {
-                // A duplicate may still follow.
+                // The trial waits another second, because a duplicate may still follow.
                 return self.runtime.sleep(Duration::from_secs(1)).await;
             }
             self.runtime.sleep(PERIOD).await;

@@ -95,7 +95,7 @@ async fn measure(
     let elapsed = runtime.monotonic().since(start).as_secs_f64();
     let cpu_us = (cpu_ticks()? - cpu_before) as f64 * 10_000.0 / created as f64;
     let rate = created as f64 / elapsed;
-    println!("{name:32} {rate:9.0}/s {cpu_us:6.2} us of CPU each");
+    println!("{name:32} {rate:9.0}/s {cpu_us:6.2} us of CPU per callback");
     Ok(())
 }
 

@@ -41,7 +41,7 @@ impl Connector {
         Ok(Connector { tls: Arc::new(tls_config(options)?), connect_timeout: options.connect_timeout })
     }
 
-    /// Connects to an address that the policy of `authority` allows. Returns the stream, and whether the target selected
+    /// Connects to an address that the policy of `authority` allows. Returns the stream, and true if the target selected
     /// HTTP/2.
     pub(crate) async fn connect(&self, to: Uri, authority: &Authority) -> Result<(Stream, bool), Failure> {
         authority.egress.check_url(&to).map_err(egress_rejected)?;

@@ -14,7 +14,7 @@ use crate::guard::LookupFailed;
 pub(crate) enum Failure {
     Broken(String),
     TimedOut,
-    /// The right to send the callback expired before its first byte.
+    /// The right to send the callback expired before the client sent the first byte.
     NotSent,
 }
 
@@ -44,7 +44,7 @@ impl From<h2::Error> for ExchangeError {
     }
 }
 
-/// The failure of an attempt whose target the egress policy rejects.
+/// Returns the failure of an attempt whose target the egress policy rejects.
 pub(crate) fn egress_rejected(refusal: EgressRejection) -> Failure {
     Failure::Broken(format!("{EGRESS_REJECTED}: {refusal}"))
 }
@@ -56,8 +56,8 @@ pub(crate) fn describe(error: &(dyn Error + 'static)) -> Failure {
         if let Some(found) = name(error) {
             return found;
         }
-        // An `io::Error` that wraps another error returns that error from `get_ref`. Its `source` skips the wrapped
-        // error and returns that error's source.
+        // An `io::Error` that wraps another error returns that error from `get_ref`. `source` skips the wrapped error
+        // and returns the source of the wrapped error.
         let inner = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
         cause = match inner {
             Some(inner) => Some(inner),
@@ -86,7 +86,7 @@ fn name(error: &(dyn Error + 'static)) -> Option<Failure> {
 }
 
 fn name_io(error: &io::Error) -> Option<Failure> {
-    // The errors ENFILE and EMFILE, which have no `ErrorKind`.
+    // `ErrorKind` has no variants for these errors, ENFILE and EMFILE.
     if let Some(23 | 24) = error.raw_os_error() {
         return Some(broken("no file descriptor is free: raise the limit on open files (ulimit -n)"));
     }

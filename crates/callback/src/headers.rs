@@ -34,7 +34,7 @@ const OWN_HEADERS: usize = 12;
 /// Number of tenants in one generation of the cache of signers. The cache contains at most twice as many tenants.
 const SIGNERS_KEPT: usize = 1_024;
 
-/// Signers of a tenant with these secrets.
+/// Signers of a tenant, and the secrets with which they sign.
 pub(crate) struct Signers {
     secrets: Vec<SigningSecret>,
     signers: Vec<Signer>,
@@ -58,7 +58,7 @@ impl Stamper {
         let mut headers = HeaderMap::with_capacity(prepared.headers.len() + OWN_HEADERS);
         let payload = &delivery.schedule.spec.payload;
         for (name, value) in &prepared.headers {
-            // An empty body is not JSON, and receivers that parse the announced type would reject it.
+            // An empty body is not JSON, and receivers that parse the announced type would reject the callback.
             if !(payload.is_empty() && *name == CONTENT_TYPE) {
                 headers.append(name, value.clone());
             }

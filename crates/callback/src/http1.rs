@@ -79,7 +79,8 @@ impl Http1 {
         let mut left = body_bytes_max;
         while !body.is_end_stream() {
             let frame = poll_fn(|context| {
-                // First the body requests more data, then the connection reads it, then the body returns it.
+                // The first poll of the body requests more data, the connection reads the data, and the second poll
+                // returns the data.
                 if let Poll::Ready(frame) = Pin::new(&mut body).poll_frame(context) {
                     return Poll::Ready(frame);
                 }

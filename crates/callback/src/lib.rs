@@ -164,7 +164,7 @@ impl Deliver for HttpDeliver {
 
 type Body = Full<bytes::Bytes>;
 
-/// Prepared target, and the signers of its tenant.
+/// Prepared target, and the signers of the schedule's tenant.
 struct Ready {
     prepared: Arc<Prepared>,
     signers: Arc<Signers>,
@@ -187,7 +187,7 @@ impl Client {
             Err(reason) => return Some(failed(AttemptResult::Unreachable(reason))),
         };
         let slot = self.pool.slot(&ready.prepared.authority).await;
-        // Pin the future here, because `timeout` would store it twice: as its argument, and pinned.
+        // This function pins the future, because `timeout` would store the future twice: as its argument, and pinned.
         let exchange = pin!(self.exchange(delivery, &ready, slot));
         match self.runtime.timeout(target.timeout, exchange).await {
             Some(Ok(response)) => Some(self.delivered(&response)),

@@ -31,7 +31,7 @@ pub(crate) struct Pool {
     /// Number of sweeps for which a connection may stay idle.
     idle_sweeps_max: u32,
     sweep_period: Duration,
-    /// Number of sweeps so far. It serves as the clock of idle connections, because reading it is cheap.
+    /// Number of sweeps so far. This number serves as the clock of idle connections, because a read of it is cheap.
     sweeps: AtomicU32,
     idle: Arc<AtomicUsize>,
     opened: AtomicU64,
@@ -53,8 +53,8 @@ pub(crate) struct TenantShare {
     idle: Arc<AtomicUsize>,
 }
 
-/// Connections of one tenant to one scheme, host and port under one policy. The prepared targets that use an authority
-/// own it.
+/// Connections of one tenant to one scheme, host and port under one policy. Each prepared target shares the ownership of
+/// its authority.
 pub(crate) struct Authority {
     /// URL of the form `https://host:port/`.
     connect_to: Uri,

@@ -19,7 +19,7 @@ impl TargetResponse {
     }
 
     /// Returns the wait that the target requests, given in seconds or as a date (RFC 9110, 10.2.3). A past date means
-    /// no wait. The function ignores other text.
+    /// no wait. Returns `None` for any other text.
     pub(crate) fn retry_after(&self, now: impl FnOnce() -> Timestamp) -> Option<Duration> {
         let text = self.retry_after.as_ref()?.to_str().ok()?.trim();
         if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {

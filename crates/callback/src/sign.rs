@@ -8,8 +8,8 @@ use sha2::Sha256;
 /// Length of `v1,` plus the 44 base64 digits of 32 bytes.
 pub const SIGNATURE_LEN: usize = 47;
 
-/// Signing secret with its precomputed key schedule. The creation hashes two blocks with SHA-256, so that a signature
-/// need not hash them again.
+/// Signing secret with its precomputed key schedule. Creating a signer hashes the two blocks that HMAC derives from the
+/// key, so that a signature need not hash these blocks again.
 #[derive(Clone)]
 pub struct Signer(Hmac<Sha256>);
 

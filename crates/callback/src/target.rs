@@ -83,7 +83,7 @@ fn prepare(target: &HttpTarget, tenant: TenantId, egress: &Egress, pool: &Pool) 
     })
 }
 
-/// Returns the URL with a path, the URL to connect to, and the `host` header.
+/// Returns the URL with a path, the URL to which the client connects, and the `host` header.
 fn parse_url(url: &str) -> Result<(Uri, Uri, HeaderValue), TargetError> {
     let uri: Uri = url.parse().map_err(|_| TargetError::Url("not a URL"))?;
     let scheme = match uri.scheme() {
@@ -117,7 +117,7 @@ fn headers(target: &HttpTarget) -> Result<Vec<(HeaderName, HeaderValue)>, Target
     for (number, (name, value)) in target.headers.iter().enumerate() {
         let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| TargetError::Header(number))?;
         if is_header_reserved(name.as_str()) {
-            continue; // The schedule is older than the reservation of this header name.
+            continue; // The schedule is older than the rule that reserves this name.
         }
         // `from_bytes` rejects line ends and other control characters, so one header cannot become two.
         let value = value.plain().and_then(|value| HeaderValue::from_bytes(value).ok());

@@ -1,8 +1,8 @@
-//! Prints the output of commands for people on standard output. The service writes its events to the log instead.
+//! Output of commands, which people read on standard output. The service writes its events to the log instead.
 
 use std::io::{self, Write};
 
-/// Writes `text` and a line end. A closed pipe, for example with `| head`, is not an error.
+/// Writes `text` and a line end. The function returns no error if the reader closes the pipe, as `| head` does.
 ///
 /// # Errors
 /// Returns an error if the write to standard output fails.

@@ -1,8 +1,8 @@
 //! HTTP/1.1 for load generation and measurement, with minimal work per message.
 //!
-//! The benchmarks and the small receiver use this module, because they share two cores with the server that they
-//! measure. The module supports only peers that use no trailers, no folded headers and no pipelining. It returns an
-//! error for all other input. This module does not send real callbacks. The crate `callback` sends them.
+//! The benchmarks and the small receiver use this module, because they share two cores with the server that the
+//! benchmarks measure. The module supports only peers that use no trailers, no folded headers and no pipelining. It
+//! returns an error for all other input. This module does not send real callbacks. The crate `callback` sends them.
 //!
 //! Invariant: the memory of a connection is limited by [`HEAD_BYTES_MAX`] and [`BODY_BYTES_MAX`], and by
 //! [`REQUEST_BODY_BYTES_MAX`] on the side that receives requests.
@@ -30,7 +30,7 @@ pub struct Connection {
     input: Input,
 }
 
-/// Status of a response. [`Connection::body`] returns the body of the response until the next exchange.
+/// Status of a response. [`Connection::body`] returns the body of the response until the caller sends the next request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Status(pub u16);
 
@@ -53,8 +53,8 @@ impl Connection {
     /// Returns an error if the connection ends, or if the response is not valid HTTP/1.1 or exceeds a limit. After an
     /// error, the caller must not use the connection again.
     pub async fn exchange(&mut self, request: &[u8]) -> io::Result<Status> {
-        // A short request fits in the socket's buffer. A long request is a batch. The server sends results while it
-        // reads the lines of the batch, so the client must write and read at the same time.
+        // A short request fits in the socket's buffer. Every longer request is a batch. The server sends results while
+        // it reads the lines of the batch, so the client must write and read at the same time.
         const FITS_SOCKET: usize = 64 * 1024;
         if request.len() <= FITS_SOCKET {
             self.stream.write_all(request).await?;
@@ -132,7 +132,8 @@ impl Input {
                         self.buffer.drain(..end);
                         return Ok(Some(handled));
                     }
-                    // The loop parses the head again after each read. Only the longest bodies need more than one read.
+                    // The loop parses the head again after each read. This is cheap, because only the longest bodies
+                    // need more than one read.
                     self.read_more(stream).await?;
                 }
                 httparse::Status::Partial if self.buffer.is_empty() => {

@@ -1,11 +1,12 @@
-//! Creates a reminder in ten minutes, reads it and cancels it. Start a server with `reveille serve` before.
+//! Creates a reminder that is due in ten minutes, reads it and cancels it. Before you run the example, start a server
+//! with `reveille serve`.
 //!
 //! ```sh
 //! REVEILLE_KEY=$(cat data/admin.key) cargo run --example remind
 //! ```
 
 #![expect(clippy::print_stdout, reason = "the example reports its progress")]
-#![expect(clippy::disallowed_methods, reason = "the example reads its settings from variables")]
+#![expect(clippy::disallowed_methods, reason = "the example reads its settings from environment variables")]
 
 // [example]
 use std::error::Error;

@@ -64,7 +64,7 @@ fn line(request: &ScheduleRequest) -> Bytes {
 struct Results {
     body: Incoming,
     read: BytesMut,
-    /// Number of bytes at the start of `read` that are known to contain no line end.
+    /// Number of bytes at the start of `read` in which the search for a line end found none.
     searched: usize,
 }
 

@@ -13,7 +13,8 @@ use crate::{Client, Error, Put, ScheduleSummary, Tag};
 /// `precondition_failed`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Condition {
-    /// The schedule still has this tag, which means that no request has changed the schedule.
+    /// The schedule still has this tag, which means that no request has changed the schedule since the caller read the
+    /// tag.
     Is(Tag),
     /// The schedule exists and is not cancelled.
     Exists,
@@ -54,8 +55,8 @@ impl Client {
     /// Works like [`Client::update`], but changes the schedule only if `condition` holds. The server checks the
     /// condition and applies the change in one atomic step.
     ///
-    /// The client does not repeat a conditional request that the server may have carried out, because the condition
-    /// would no longer hold.
+    /// The client does not repeat a conditional request that the server may have carried out. If the server changed the
+    /// schedule, the condition no longer holds for the second request.
     ///
     /// # Errors
     /// Returns an error with the code `precondition_failed`, or the same errors as [`Client::update`].
@@ -65,7 +66,7 @@ impl Client {
     }
 
     /// Returns the schedule that would result from [`Client::update`], with its next occurrences. The server makes the
-    /// same checks but writes nothing.
+    /// same checks as for an update but writes nothing.
     ///
     /// # Errors
     /// Returns the same errors as [`Client::update`].

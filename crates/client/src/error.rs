@@ -15,7 +15,7 @@ pub enum Error {
     /// The server rejected the request, and sent problem details.
     #[error("{} ({})", .0.problem.detail, .0.problem.code)]
     Rejected(Box<Rejection>),
-    /// The response is not from Reveille's API, for example from a proxy or another server at this address.
+    /// The response is not from Reveille's API. A proxy or another server at this address may have sent it.
     #[error("the response is not from Reveille's API: status {status}, {text:?}; check the server's URL")]
     Foreign {
         /// HTTP status of the response.

@@ -6,9 +6,9 @@ use http::HeaderValue;
 
 use crate::{ScheduleSummary, clock};
 
-/// Key of a request that several attempts, or several processes, may send: the server creates one schedule for all
-/// requests of a tenant with one key. A key has 1 to 255 visible ASCII characters, for example a UUID or an order
-/// number.
+/// Key of a request that one or several processes may send repeatedly. For all requests of one tenant with the same
+/// key, the server creates only one schedule. A key has 1 to 255 visible ASCII characters, for example a UUID or an
+/// order number.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct IdempotencyKey(pub(crate) HeaderValue);
 
@@ -46,7 +46,7 @@ impl FromStr for IdempotencyKey {
 /// Result of [`crate::Client::create_with_key`].
 #[derive(Clone, PartialEq, Debug)]
 pub struct Created {
-    /// The schedule as the first request with the key created it.
+    /// State of the schedule at its creation by the first request with the key.
     pub schedule: ScheduleSummary,
     /// True if an earlier request with the key created the schedule.
     pub is_replay: bool,

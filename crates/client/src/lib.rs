@@ -1,5 +1,5 @@
-//! The Rust SDK for Reveille's HTTP API: programs create, change and cancel schedules, and read the outcomes of
-//! their runs.
+//! The Rust SDK for Reveille's HTTP API. With the SDK, programs create, change and cancel schedules, and read the
+//! outcomes of runs.
 //!
 //! ```no_run
 //! use reveille_client::{Client, Options, ScheduleRequest};
@@ -18,8 +18,8 @@
 //! A [`Client`] is cheap to clone, shares its connections with its clones, and runs on the caller's tokio runtime.
 //! Requests and responses use the types of [`api`]; docs/http-api.md of the server describes each field.
 //!
-//! This crate does not receive callbacks: the crate `receiver` receives them. It does not follow redirects, and it
-//! ignores proxy settings.
+//! This crate does not receive callbacks: the crate `receiver` receives them. The client does not follow redirects, and
+//! it ignores proxy settings.
 //!
 //! Invariants: every call ends within [`Options::deadline`]. The client repeats a request only if the server cannot
 //! carry out the operation twice. The API key appears in no `Debug` text, error or URL.

@@ -33,8 +33,9 @@ pub struct Options {
     /// Maximum number of idle connections. Default 32. If the number is too small, concurrent calls need additional
     /// handshakes.
     pub idle_connections_max: usize,
-    /// Function that the client calls before it waits for another attempt, with the error of the last attempt and the
-    /// wait. Default `None`. A program can write a log line, so that its user knows why a call takes long.
+    /// Function that the client calls before each wait for another attempt. The arguments are the error of the last
+    /// attempt and the duration of the wait. Default `None`. A program can write a log line, so that its user knows why
+    /// a call takes long.
     pub on_retry: Option<fn(&Error, Duration)>,
     /// Certificate authorities that the client trusts in addition to the Mozilla list.
     pub extra_roots: Vec<CertificateDer<'static>>,

@@ -25,7 +25,7 @@ pub struct Put {
     pub tag: Option<Tag>,
 }
 
-/// Order of a list of schedules by their creation.
+/// Order of a list of schedules by the time of their creation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Order {
     /// The oldest schedules are first. A list of [`ListBy::Due`] accepts only this value, and contains the schedules in
@@ -67,7 +67,7 @@ impl ListBy {
         let filter = match self {
             ListBy::All => None,
             ListBy::State(state) => {
-                let state = serde_json::to_value(state).expect("a state is written as text");
+                let state = serde_json::to_value(state).expect("a state serializes to a string");
                 Some(format!("state={}", state.as_str().unwrap_or_default()))
             }
             ListBy::Label { name, value } => Some(format!("label={}", escape(&format!("{name}={value}")))),
@@ -113,8 +113,8 @@ impl Client {
     /// because the key determines the id.
     ///
     /// # Errors
-    /// Returns `idempotency_key_reused` if another request was sent with this key, and the errors of
-    /// [`Client::create`].
+    /// Returns an error with the code `idempotency_key_reused` if a different request had this key, or one of the
+    /// errors of [`Client::create`].
     pub async fn create_with_key(&self, request: &ScheduleRequest, key: &IdempotencyKey) -> Result<Created, Error> {
         let call = Call::with_body(Method::POST, SCHEDULES.to_owned(), Repeat::Always, request);
         let response = self.0.call(&Call { headers: vec![(IDEMPOTENCY_KEY, key.0.clone())], ..call }).await?;
@@ -122,7 +122,7 @@ impl Client {
     }
 
     /// Returns the schedule that [`Client::create`] would create, with its next occurrences. The server makes the same
-    /// checks but writes nothing.
+    /// checks as for a creation but writes nothing.
     ///
     /// # Errors
     /// Returns the same errors as [`Client::create`].

@@ -1,4 +1,4 @@
-//! The tag of a schedule, which a conditional change compares.
+//! The tag of a schedule. The server compares the tag in a conditional change with the schedule's current tag.
 
 use std::fmt;
 use std::str::FromStr;

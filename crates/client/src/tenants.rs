@@ -1,7 +1,7 @@
 //! Calls for tenants and their keys, signing secrets and audit logs. Only admins and operators may use these calls.
 //!
-//! The client does not repeat a request that creates a secret after an attempt with an unknown outcome. The second
-//! attempt could create a second secret.
+//! If the outcome of an attempt is unknown, the client does not repeat a request that creates a secret, because the
+//! second attempt could create a second secret.
 
 use api::{
     AuditEntry, AuditPage, Key, KeyCreated, KeyList, KeyRequest, QuotaSheet, Quotas, SigningSecret,
@@ -27,7 +27,8 @@ impl Client {
         Ok(self.read::<TenantList>("/v1/tenants".to_owned()).await?.tenants)
     }
 
-    /// Creates a tenant with its first key and signing secret. Only this response contains both.
+    /// Creates a tenant with its first key and signing secret. The server sends the key and the signing secret only in
+    /// the response to this call.
     ///
     /// # Errors
     /// Returns an error with the code `tenant_exists` or `invalid_request`, or another variant of [`Error`].
@@ -79,7 +80,7 @@ impl Client {
         Ok(self.read::<KeyList>(of(tenant, "/keys")).await?.keys)
     }
 
-    /// Creates a key. Only this response contains its secret.
+    /// Creates a key. The server sends the key's secret only in the response to this call.
     ///
     /// # Errors
     /// Returns an error with the code `tenant_not_found`, `too_many` or `invalid_request`, or another variant of
@@ -105,8 +106,8 @@ impl Client {
         Ok(self.read::<SigningSecretList>(of(tenant, "/signing-secrets")).await?.signing_secrets)
     }
 
-    /// Creates a second signing secret. Only this response contains the secret. The server then signs callbacks with
-    /// both secrets.
+    /// Creates a second signing secret. The server sends the secret only in the response to this call. The server then
+    /// signs callbacks with both secrets.
     ///
     /// # Errors
     /// Returns an error with the code `tenant_not_found` or `too_many`, or another variant of [`Error`].
@@ -116,7 +117,7 @@ impl Client {
         self.0.call(&call).await?.read()
     }
 
-    /// Deletes a signing secret, and returns the deleted entry.
+    /// Deletes a signing secret, and returns its metadata.
     ///
     /// # Errors
     /// Returns an error with the code `key_not_found` or `last_one`, or another variant of [`Error`].

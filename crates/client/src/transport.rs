@@ -1,5 +1,5 @@
-//! Sends one request over HTTP, reads the response, and repeats the request while a repetition is allowed and may
-//! succeed.
+//! Sends one request over HTTP and reads the response. The client repeats the request while a repetition is allowed and
+//! may succeed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -235,9 +235,11 @@ fn checked(url: &str) -> Result<String, SetupError> {
     }
     let authority = uri.authority().filter(|authority| !authority.host().is_empty());
     match authority {
-        None => Err(invalid("the host is missing")),
-        Some(authority) if authority.as_str().contains('@') => Err(invalid("a user name is not allowed")),
-        Some(_) if uri.query().is_some() => Err(invalid("a query is not allowed")),
+        None => Err(invalid("the URL has no host; write a URL such as https://reveille.example")),
+        Some(authority) if authority.as_str().contains('@') => {
+            Err(invalid("the URL contains a user name; leave out the user name and the password"))
+        }
+        Some(_) if uri.query().is_some() => Err(invalid("the URL contains a query; leave out ? and the text after it")),
         Some(_) => Ok(url.trim().trim_end_matches('/').to_owned()),
     }
 }

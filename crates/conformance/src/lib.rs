@@ -20,7 +20,7 @@ use runtime::Runtime;
 
 /// Test case for one promise of a port. `S` is the trait `Subject` of the suite.
 pub struct Case<S: ?Sized + 'static> {
-    /// Name of the promise, as a sentence of words joined by `_`.
+    /// Name of the promise: a sentence whose words are joined by `_`.
     pub name: &'static str,
     pub body: for<'a> fn(&'a S) -> LocalBoxFuture<'a, ()>,
 }
@@ -57,13 +57,14 @@ pub async fn until(runtime: &Runtime, what: &str, mut is_so: impl AsyncFnMut() -
         }
     };
     let limit = Duration::from_secs(20);
-    runtime.timeout(limit, looking).await.unwrap_or_else(|| panic!("condition not reached within 20 seconds: {what}"));
+    runtime.timeout(limit, looking).await.unwrap_or_else(|| panic!("condition did not hold within 20 seconds: {what}"));
 }
 
 /// Creates `CASES` and an exported macro from one list of cases, so that `CASES` and the macro contain the same cases.
 ///
-/// `suite! { $ dyn Subject, macro_name, [$crate::path]; module { case case } }`: the created macro needs the `$`. The
-/// path in brackets is the path of the module that invokes `suite!`, from the view of a user of the created macro.
+/// An invocation has the form `suite! { $ dyn Subject, macro_name, [$crate::path]; module { case case } }`. The created
+/// macro needs the token `$`. The path in brackets is the path of the module that invokes `suite!`. Users of the
+/// created macro must be able to resolve this path.
 #[macro_export]
 macro_rules! suite {
     ($dollar:tt $subject:ty, $tests:ident, [$($suite:tt)+]; $($module:ident { $($name:ident)* })*) => {

@@ -16,7 +16,7 @@ use reveille_coordination_connect::{migrate, trees};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let url = std::env::args().nth(1).ok_or("name the server: zookeeper://127.0.0.1:2181")?;
+    let url = std::env::args().nth(1).ok_or("missing argument: pass a URL such as zookeeper://127.0.0.1:2181")?;
     let runtime = Runtime::real();
     migrate(&runtime, &url, None).await?;
     let trees = trees(&runtime, &url, None).await?;

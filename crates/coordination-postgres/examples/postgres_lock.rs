@@ -17,7 +17,7 @@ use reveille_coordination_postgres::{Options, PostgresTrees, migrate};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let url = std::env::args().nth(1).ok_or("name the server: postgres://postgres@127.0.0.1/postgres")?;
+    let url = std::env::args().nth(1).ok_or("missing argument: pass a URL such as postgres://127.0.0.1/postgres")?;
     let runtime = Runtime::real();
     let options = Options::default();
     migrate(&runtime, &url, &options).await?;

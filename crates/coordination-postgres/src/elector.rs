@@ -115,7 +115,9 @@ impl PostgresElector {
 }
 
 fn unexpected(what: &str) -> ElectorError {
-    ElectorError::Rejected(format!("unexpected response from the database ({what}); was its schema changed manually?"))
+    ElectorError::Rejected(format!(
+        "unexpected response from the database ({what}); check whether its schema was changed manually"
+    ))
 }
 
 impl Elector for PostgresElector {

@@ -107,7 +107,7 @@ impl fmt::Debug for Options {
 pub fn millis(lease: Duration) -> i64 {
     assert!(
         !lease.is_zero() && lease <= LEASE_MAX,
-        "the lease must be above zero and at most {LEASE_MAX:?}: {lease:?}"
+        "invalid lease {lease:?}: it must be above zero and at most {LEASE_MAX:?}"
     );
     // The function rounds up. The lease may end later than requested, but not earlier.
     i64::try_from(lease.as_micros().div_ceil(1000)).expect("the milliseconds of an hour fit into an i64")

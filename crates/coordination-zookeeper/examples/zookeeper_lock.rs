@@ -17,7 +17,7 @@ use reveille_coordination_zookeeper::{ZookeeperTrees, ZookeeperUrl};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let url = std::env::args().nth(1).ok_or("name the server: zookeeper://127.0.0.1:2181")?;
+    let url = std::env::args().nth(1).ok_or("missing argument: pass a URL such as zookeeper://127.0.0.1:2181")?;
     let runtime = Runtime::real();
     let trees = Arc::new(ZookeeperTrees::new(runtime.clone(), ZookeeperUrl::parse(&url)?));
     let client = Client::new(&runtime, trees, SessionOptions::default());

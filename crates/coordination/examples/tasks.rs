@@ -300,7 +300,7 @@ impl Tasks {
                 self.client.runtime().sleep(RETRY_WAIT).await;
             };
             if !was_there {
-                println!("the leader took {task} away while this replica did it; another replica does it too");
+                println!("the leader took task {task} away during its execution; another replica executes it too");
             }
         }
         Ok(())

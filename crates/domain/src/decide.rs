@@ -1,13 +1,13 @@
 //! Decisions that follow from a schedule's state and an event. A decision is a value, which the executor in the crate
 //! `scheduler` carries out.
 //!
-//! This module uses no clock and no randomness, and has no state. The decisions use the types of the store port for
-//! changes. The store port defines which write must be durable before which response. This module defines the order of
-//! the writes.
+//! This module uses no clock and no randomness, and has no state. A decision contains due rows and runs, which the
+//! store port also uses in its changes. The store port defines which write must be durable before which response. This
+//! module defines the order of the writes.
 //!
-//! Invariants: a recurring schedule gets its next due row when an occurrence starts, and never from an outcome. A retry
-//! has the same occurrence and the next attempt number. The position of a due row is never earlier than `now` or than
-//! its nominal instant.
+//! Invariants: a recurring schedule gets its next due row when an occurrence starts, and never because an attempt has
+//! an outcome. A retry has the same occurrence and the next attempt number. The position of a due row is never earlier
+//! than `now` or than its nominal instant.
 
 use std::time::Duration;
 
@@ -39,20 +39,20 @@ pub fn kept(schedule: &Schedule, now: Timestamp) -> Option<DueKey> {
 /// Decision about a due row at its due instant.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Start {
-    /// Start the attempt. `advance` is the next due row of a recurring schedule. It must be durable before the
-    /// attempt's outcome.
+    /// The executor starts the attempt. `advance` is the next due row of a recurring schedule. This row must be durable
+    /// before the outcome of the attempt.
     Fire { advance: Option<DueKey> },
-    /// Later occurrences of the recurring schedule are due too. First write `missed`, the outcome of this occurrence,
-    /// from which the schedule continues (see [`after_outcome`]). Then write `latest`, the due row of the latest
-    /// occurrence, which fires as usual.
+    /// Later occurrences of the recurring schedule are due too. The executor first writes `missed`, the outcome of this
+    /// occurrence, from which the schedule continues (see [`after_outcome`]). Then it writes `latest`, the due row of
+    /// the latest occurrence, which fires as usual.
     Skip { missed: Run, latest: DueKey },
-    /// Drop the row, because it is void.
+    /// The executor drops the row, because the row is void.
     Drop(Void),
-    /// Write the outcome [`RunState::Cancelled`]. A user cancelled or changed the schedule, and the run already has
-    /// attempts or is a redrive.
+    /// The executor writes the outcome [`RunState::Cancelled`]. A user cancelled or changed the schedule, and the run
+    /// already has attempts or is a redrive.
     Cancel,
-    /// The program cannot parse the schedule's stored text, for example after a downgrade of the program. Write the row
-    /// again as `defer`, and warn the operator.
+    /// The program cannot parse the schedule's stored text, for example after a downgrade of the program. The executor
+    /// writes the row again as `defer`, and warns the operator.
     Unreadable { error: CronError, defer: DueKey },
 }
 
@@ -92,8 +92,8 @@ pub fn at_start(schedule: &Schedule, key: &DueKey, catch_up: CatchUp, now: Times
         return Start::Drop(Void::Superseded);
     }
     if let Some(next) = schedule.next.filter(|next| occurrence.nominal < *next) {
-        // An earlier owner started this occurrence. It failed before the outcome was durable, and perhaps before the
-        // next row was durable.
+        // An earlier owner started this occurrence. The owner failed before the outcome was durable, and perhaps before
+        // the next row was durable.
         return Start::Fire { advance: Some(due_row(schedule, next, key.target, now)) };
     }
     let anchor = schedule.updated_at;
@@ -157,9 +157,10 @@ pub struct Outcome {
     pub ends: bool,
 }
 
-/// Decides the outcome of an attempt that the executor made from `schedule`. If `schedule` already supersedes the run,
-/// a success still counts, but a failure is not retried. If a later change supersedes the run, [`at_start`] cancels the
-/// retry. `retry_after` is the wait that the target requested, counted from `now`. `random` selects the wait.
+/// Decides the outcome of an attempt. `schedule` is the schedule that the executor read for the attempt. If `schedule`
+/// already supersedes the run, a success still counts, but a failure is not retried. If a later change supersedes the
+/// run, [`at_start`] cancels the retry. `retry_after` is the wait that the target requested, counted from `now`.
+/// `random` selects the wait.
 #[must_use]
 pub fn after_attempt(
     schedule: &Schedule,
@@ -217,7 +218,7 @@ fn has_occurrence_at(schedule: &Schedule, nominal: Timestamp) -> bool {
     match &schedule.spec.when {
         When::At(at) => *at == nominal,
         When::Every { .. } => schedule.spec.when.next_after(schedule.updated_at, before) == Some(nominal),
-        // An unreadable expression may match the instant, so keep the row.
+        // An unreadable expression may match the instant, so the function returns true.
         When::Cron(cron) => {
             cron.check().is_err() || schedule.spec.when.next_after(schedule.updated_at, before) == Some(nominal)
         }

@@ -1,4 +1,4 @@
-//! Texts for durations, in forms for people and for machines: `30s`, `1h30m`, `PT30S`.
+//! Texts of durations, for example `30s`, `1h30m` and `PT30S`.
 //!
 //! A day has 24 hours, and a week has seven days. The parser rejects months and years, because they have no fixed
 //! length. It also rejects fractions of a millisecond.
@@ -13,7 +13,7 @@ pub const TEXT_BYTES_MAX: usize = 64;
 pub enum DurationError {
     #[error("duration has {0} bytes, more than the limit of {TEXT_BYTES_MAX}")]
     TooLong(usize),
-    #[error("not a duration; write 30s, 5m, 1h30m, 500ms or PT30S")]
+    #[error("text is not a duration; write 30s, 5m, 1h30m, 500ms or PT30S")]
     Syntax,
     #[error("months and years have no fixed length; use weeks, days, hours, minutes or seconds, such as 30d")]
     Calendar,
@@ -23,8 +23,8 @@ pub enum DurationError {
     TooFine,
 }
 
-/// Parses a duration. It has units from weeks to milliseconds, with larger units before smaller units (`1h30m`, `90
-/// min`, `1d 12h`, `1.5h`), or the form of ISO 8601 (`PT1H30M`).
+/// Parses a duration. `text` has either units from weeks to milliseconds, with larger units before smaller units
+/// (`1h30m`, `90 min`, `1d 12h`, `1.5h`), or the form of ISO 8601 (`PT1H30M`).
 ///
 /// # Errors
 /// Returns an error if `text` is not a duration, or if the duration is not a fixed number of whole milliseconds.

@@ -31,8 +31,8 @@ pub const NETWORKS_MAX: usize = 32;
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Egress {
     pub allow: BTreeSet<Class>,
-    /// Allowed networks, at most [`NETWORKS_MAX`]. Only this list can allow an address that belongs to no class. A
-    /// metadata service is allowed only by a network that consists of its single address.
+    /// Allowed networks, at most [`NETWORKS_MAX`]. Only this list can allow an address that is neither public nor in a
+    /// class. A metadata service is allowed only by a network that consists of its single address.
     pub allow_networks: Vec<Network>,
     /// Restricts callbacks to `https`.
     pub forbid_http: bool,
@@ -88,7 +88,7 @@ pub struct Network {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum NetworkError {
-    #[error("not a network; write 10.1.0.0/16 or 2001:db8::/32")]
+    #[error("text is not a network; write 10.1.0.0/16 or 2001:db8::/32")]
     Syntax,
     #[error("bits after the prefix length are set; write the network's first address")]
     HostBits,
@@ -181,13 +181,13 @@ pub enum Kind {
 /// addresses would count as private, shared or public without this table.
 const METADATA: [IpAddr; 8] = [
     IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254)),
-    IpAddr::V4(Ipv4Addr::new(169, 254, 170, 2)), // AWS: credentials of containers
-    IpAddr::V4(Ipv4Addr::new(169, 254, 170, 23)), // AWS: identities of pods
-    IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)), // Alibaba
-    IpAddr::V4(Ipv4Addr::new(168, 63, 129, 16)), // Azure
-    IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)), // AWS
-    IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x23)), // AWS: identities of pods
-    IpAddr::V6(Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254)), // Google
+    IpAddr::V4(Ipv4Addr::new(169, 254, 170, 2)), // metadata service of AWS for credentials of containers
+    IpAddr::V4(Ipv4Addr::new(169, 254, 170, 23)), // metadata service of AWS for identities of pods
+    IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)), // metadata service of Alibaba
+    IpAddr::V4(Ipv4Addr::new(168, 63, 129, 16)), // metadata service of Azure
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)), // metadata service of AWS
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x23)), // metadata service of AWS for identities of pods
+    IpAddr::V6(Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254)), // metadata service of Google
 ];
 
 const RESERVED_V4: [Network; 9] = [
@@ -199,14 +199,14 @@ const RESERVED_V4: [Network; 9] = [
     Network::v4(198, 51, 100, 0, 24),
     Network::v4(203, 0, 113, 0, 24),
     Network::v4(224, 0, 0, 0, 4),
-    Network::v4(240, 0, 0, 0, 4), // includes the broadcast address
+    Network::v4(240, 0, 0, 0, 4), // this network includes the broadcast address
 ];
 
 /// Global unicast addresses. An IPv6 address outside this network is reserved unless a class contains it.
 const GLOBAL_V6: Network = Network::v6([0x2000, 0, 0, 0], 3);
 
 const RESERVED_V6: [Network; 3] = [
-    Network::v6([0x2001, 0, 0, 0], 23), // addresses for protocols, such as benchmarks and ORCHID
+    Network::v6([0x2001, 0, 0, 0], 23), // addresses for special protocols and for benchmarks
     Network::v6([0x2001, 0xdb8, 0, 0], 32),
     Network::v6([0x3fff, 0, 0, 0], 20),
 ];
@@ -248,12 +248,13 @@ impl Kind {
         let embedded =
             |high: u16, low: u16| Kind::Translated(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)));
         match [s0, s1, s2, s3, s4, s5] {
-            // The unspecified address, and IPv4-compatible addresses (RFC 4291, 2.5.5.1).
+            // These two patterns match the unspecified address and IPv4-compatible addresses (RFC 4291, 2.5.5.1).
             [0, 0, 0, 0, 0, 0] if s6 == 0 => Kind::Reserved,
             [0, 0, 0, 0, 0, 0] => embedded(s6, s7),
-            // Stateless translation (RFC 2765), NAT64 (RFC 6052), and the NAT64 prefix for local use (RFC 8215).
+            // These prefixes belong to stateless translation (RFC 2765), NAT64 (RFC 6052), and local NAT64 (RFC 8215).
             [0, 0, 0, 0, 0xffff, 0] | [0x64, 0xff9b, 0, 0, 0, 0] | [0x64, 0xff9b, 1, ..] => embedded(s6, s7),
-            // 6to4 (RFC 3056), and Teredo (RFC 4380), which stores the client's address with inverted bits.
+            // These prefixes belong to 6to4 (RFC 3056) and Teredo (RFC 4380). Teredo inverts the bits of the client's
+            // address.
             [0x2002, ..] => embedded(s1, s2),
             [0x2001, 0, ..] => embedded(!s6, !s7),
             _ if !GLOBAL_V6.contains(address) => Kind::Reserved,

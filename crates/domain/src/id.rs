@@ -8,8 +8,8 @@ pub struct TenantId(pub u32);
 
 /// Partition of a tenant's due rows.
 ///
-/// `generation` is the number of the set of pollers that one of the tenant's quotas opened. A schedule keeps its poller
-/// for its whole life.
+/// A generation is the set of pollers that one of the tenant's quotas opened. `generation` is the number of this set. A
+/// schedule keeps its poller for its whole life.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct PollerId {
     pub tenant: TenantId,
@@ -175,7 +175,7 @@ pub(crate) fn base32(value: u128, out: &mut String) {
     }
 }
 
-/// Parses 26 lower-case Crockford digits, or returns `None` if `text` is not exactly what [`base32`] writes.
+/// Parses 26 lower-case Crockford digits, or returns `None` for any text that [`base32`] never writes.
 pub(crate) fn parse_base32(text: &str) -> Option<u128> {
     if text.len() != 26 {
         return None;

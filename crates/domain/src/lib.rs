@@ -1,7 +1,7 @@
 //! Pure core of Reveille: tenants, schedules, occurrences, retries, and the decisions about them.
 //!
-//! This crate contains only values and pure functions of their arguments. It uses no clock, no randomness, no tasks and
-//! no I/O. Callers pass the current instant and a random number. `xtask tidy` checks the imports.
+//! This crate contains only types of values and pure functions. It uses no clock, no randomness, no tasks and no I/O.
+//! Callers pass the current instant and a random number. `xtask tidy` checks the imports.
 
 pub mod decide;
 pub mod duration;

@@ -9,8 +9,8 @@ pub const ATTEMPTS_KEPT: usize = 16;
 /// Limits of the values in a schedule. An operator can configure all limits. The comments state the defaults.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Maximum time for which an `at` may lie in the past. The server rejects an older instant. If the instant of a
-    /// schedule lies in the past by a shorter time, the schedule fires at once. Default 60 s.
+    /// Longest time by which the `at` of a new schedule may lie in the past. The server rejects an older instant. A
+    /// schedule with a more recent instant in the past fires at once. Default 60 s.
     pub past_max: Duration,
     /// Shortest `every`, and shortest distance between two instants of a cron expression. Default 1 s. With a shorter
     /// interval, a single schedule could fill a queue.

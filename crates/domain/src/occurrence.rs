@@ -43,8 +43,7 @@ impl RunId {
         &self.0
     }
 
-    /// Returns the occurrence with the id `text`, or `None` if `text` is not exactly what [`Occurrence::run_id`]
-    /// writes.
+    /// Returns the occurrence with the id `text`, or `None` for any text that [`Occurrence::run_id`] never writes.
     #[must_use]
     pub fn parse(text: &str) -> Option<Occurrence> {
         if text.len() != 52 || !text.is_ascii() {
@@ -65,7 +64,7 @@ impl fmt::Display for RunId {
     }
 }
 
-/// Key of a due row in the window. It contains the data that the scheduler needs to fire the row, without the payload.
+/// Key of a due row. It contains all data except the payload that the scheduler needs to fire the row.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct DueKey {
     /// Instant at which the attempt starts. It is the nominal instant, or a later instant because of a retry, a
@@ -85,7 +84,7 @@ pub enum RunState {
     /// The last allowed attempt failed. The run is a dead letter until a user redrives it.
     Failed,
     /// The occurrence of a recurring schedule did not start, because a later occurrence was already due too. One record
-    /// covers all occurrences from the nominal instant to `last`, with both ends included.
+    /// covers all occurrences from the nominal instant to `last`, including the occurrence at `last`.
     Missed {
         last: Timestamp,
         count: u64,

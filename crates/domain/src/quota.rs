@@ -5,10 +5,10 @@ use std::time::Duration;
 /// Kind of limit that the service can apply to a tenant.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Quota {
-    /// Attempts, including retries. The scheduler starts attempts above the limit late, in the order of their due
-    /// times. It drops no attempt.
+    /// Attempts per minute, including retries. The scheduler delays attempts above the limit, and starts them in the
+    /// order of their due times. It drops no attempt.
     CallbacksPerMinute,
-    /// Schedules that the tenant creates, also with PUT.
+    /// Schedules that the tenant creates per second, also with PUT.
     CreatesPerSecond,
     /// Schedules of the tenant that have a future occurrence.
     PendingMax,
@@ -19,7 +19,7 @@ pub enum Quota {
     InFlightMax,
     /// Attempts of the tenant that are in flight to one scheme, host and port.
     InFlightPerTargetMax,
-    /// Attempts of the tenant to one scheme, host and port.
+    /// Attempts of the tenant per second to one scheme, host and port.
     CallbacksPerSecondPerTarget,
 }
 
@@ -101,12 +101,12 @@ impl Quotas {
     }
 }
 
-/// Number of callbacks per minute for which one poller is sized.
+/// Number of callbacks per minute for which a tenant needs one poller.
 pub const CALLBACKS_PER_POLLER: u32 = 1_000;
 /// Additional pollers of a tenant, in percent of the number that its quota needs.
 pub const SPARE_PERCENT: u32 = 10;
-/// Maximum number of pollers of a tenant, also for a very high quota. The owner of a poller reads the poller regularly,
-/// even when no row is due.
+/// Maximum number of pollers of a tenant, also for a very high quota. Each poller causes load, because its owner reads
+/// it regularly even when no row is due.
 pub const POLLERS_MAX: u16 = 1_024;
 
 /// Returns the number of pollers for a quota of callbacks per minute: a power of two, at most [`POLLERS_MAX`].
@@ -117,7 +117,7 @@ pub fn pollers(callbacks_per_minute: u32) -> u16 {
     u16::try_from(with_spare.next_power_of_two()).unwrap_or(POLLERS_MAX).min(POLLERS_MAX)
 }
 
-/// Rate of tokens: a number of tokens per period. After the bucket was idle, the tokens of one whole period are
+/// Rate of tokens: a number of tokens per period. After a token bucket was idle, the tokens of one whole period are
 /// available at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rate {
@@ -150,9 +150,9 @@ impl Rate {
     }
 }
 
-/// Token bucket. Tokens arrive at a [`Rate`] and accumulate up to the number of one period. The algorithm is virtual
-/// scheduling (ITU-T I.371), which is equivalent to a token bucket but stores only one number. The caller passes the
-/// rate as an argument and may change the rate at any time.
+/// Token bucket. Tokens arrive at a [`Rate`], and the bucket contains at most the tokens of one period. The algorithm
+/// is virtual scheduling (ITU-T I.371), which is equivalent to a token bucket but stores only one number. The caller
+/// passes the rate as an argument and may change the rate at any time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct TokenBucket {
     /// Instant of a monotonic clock at which the bucket is full again.

@@ -53,11 +53,11 @@ impl When {
         }
     }
 
-    /// Returns the instants that became due after `nominal`, an instant of a recurring schedule, and not after `now`.
-    /// Returns `None` if no instant became due in this time. Then `nominal` is the latest due instant.
+    /// Returns the instants after `nominal` and up to `now`. `nominal` is an instant of a recurring schedule. Returns
+    /// `None` if `nominal` is the latest instant up to `now`.
     ///
-    /// The search for a cron expression takes at most one step per day between `nominal` and `now`. `Every` needs no
-    /// search.
+    /// The search for the instants of a cron expression takes at most one step per day between `nominal` and `now`.
+    /// `Every` needs no search.
     #[must_use]
     pub fn missed(&self, anchor: Timestamp, nominal: Timestamp, now: Timestamp) -> Option<Missed> {
         match self {

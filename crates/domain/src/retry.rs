@@ -27,9 +27,9 @@ impl RetryPolicy {
     /// Returns the wait before the next attempt, or `None` if the policy allows no further attempt.
     ///
     /// `attempt` is the number of the failed attempt, from 1. `random` selects a wait, uniformly from zero to `backoff
-    /// * 2^(attempt - 1)`. The function adds this wait to `retry_after`, so that callers that a target rejected at the
-    /// same time retry at different times. The sum is at least 1 ms, the resolution of all instants, and at most
-    /// `backoff_max`.
+    /// * 2^(attempt - 1)`. The function adds this wait to `retry_after`. Attempts that a target rejected at the same
+    ///   time therefore have retries at different times. The sum is at least 1 ms, the resolution of all instants, and
+    ///   at most `backoff_max`.
     #[must_use]
     pub fn wait(&self, attempt: u16, random: u64, retry_after: Option<Duration>) -> Option<Duration> {
         if attempt >= self.attempts_max {

@@ -60,8 +60,7 @@ impl ScheduleVersion {
         text
     }
 
-    /// Parses the public form of a version. Returns `None` if `name` is not exactly what [`ScheduleVersion::name`]
-    /// writes.
+    /// Parses the public form of a version. Returns `None` for any text that [`ScheduleVersion::name`] never writes.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         let (incarnation, revision) = name.split_once('-')?;

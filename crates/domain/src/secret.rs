@@ -1,7 +1,7 @@
 //! Secret values: the header values of targets, and the secrets that sign callbacks.
 //!
-//! Invariant: the `Debug` form contains no part of a value, and the type has no `Display` form. The code of the store
-//! encrypts and decrypts values. In this crate, an encrypted value consists of opaque bytes.
+//! Invariant: the `Debug` form of [`Secret`] contains no part of the value, and `Secret` has no `Display` form. The
+//! code of the store encrypts and decrypts values. In this crate, an encrypted value consists of opaque bytes.
 
 use std::fmt;
 

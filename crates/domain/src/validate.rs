@@ -173,7 +173,8 @@ fn header_violation(name: &str, value: &Secret) -> Option<Violation> {
     if value == Secret::REDACTED {
         return Some(Violation::HeaderRedacted { name: name.to_owned() });
     }
-    // Allow only visible ASCII, spaces and tabs, because all receivers interpret these characters in the same way.
+    // The check allows only visible ASCII, spaces and tabs, because all receivers interpret these characters in the
+    // same way.
     let is_good = value.is_ascii() && HeaderValue::from_bytes(value).is_ok();
     (!is_good).then(|| Violation::HeaderValue { name: name.to_owned() })
 }
@@ -244,9 +245,9 @@ pub enum Violation {
         text(interval_min)
     )]
     CronOften { distance: Duration, interval_min: Duration },
-    #[error("{} is too short; the shortest is {}", text(interval), text(interval_min))]
+    #[error("interval {} is too short; the minimum is {}", text(interval), text(interval_min))]
     EveryShort { interval: Duration, interval_min: Duration },
-    #[error("{} is too long; the longest is {}", text(interval), text(horizon))]
+    #[error("interval {} is too long; the maximum is {}", text(interval), text(horizon))]
     EveryLong { interval: Duration, horizon: Duration },
     #[error("payload has {bytes} bytes, more than the limit of {bytes_max}; send a reference to larger data")]
     Payload { bytes: usize, bytes_max: usize },
@@ -317,7 +318,7 @@ pub enum UrlProblem {
     Character { at: usize, found: char },
     #[error("URL has a fragment, which is never sent; leave out # and the text after it")]
     Fragment,
-    #[error("not an absolute URL; write one such as https://example.org/hook")]
+    #[error("text is not an absolute URL; write a URL such as https://example.org/hook")]
     Syntax,
     #[error("only http:// and https:// are supported")]
     Scheme,

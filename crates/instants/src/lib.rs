@@ -20,7 +20,7 @@ pub use deadline::Deadline;
 pub struct Timestamp(i64);
 
 impl Timestamp {
-    /// 1970-01-01T00:00:00Z, the lower bound of subtraction.
+    /// 1970-01-01T00:00:00Z. A subtraction returns no earlier instant.
     pub const MIN: Timestamp = Timestamp(0);
     /// 9999-12-30T22:00:00Z, the last instant that RFC 3339 can write in every zone.
     pub const MAX: Timestamp = Timestamp(253_402_207_200_000);
@@ -47,7 +47,7 @@ impl Timestamp {
 impl Add<Duration> for Timestamp {
     type Output = Timestamp;
 
-    /// Adds a duration without its fraction of a millisecond. The sum is at most [`Timestamp::MAX`].
+    /// Adds a duration, rounded down to whole milliseconds. The sum is at most [`Timestamp::MAX`].
     fn add(self, rhs: Duration) -> Timestamp {
         let millis = i64::try_from(rhs.as_millis()).unwrap_or(i64::MAX);
         Timestamp(self.0.saturating_add(millis)).min(Timestamp::MAX)
@@ -57,7 +57,7 @@ impl Add<Duration> for Timestamp {
 impl Sub<Duration> for Timestamp {
     type Output = Timestamp;
 
-    /// Subtracts a duration without its fraction of a millisecond. The result is at least [`Timestamp::MIN`].
+    /// Subtracts a duration, rounded down to whole milliseconds. The result is at least [`Timestamp::MIN`].
     fn sub(self, rhs: Duration) -> Timestamp {
         let millis = i64::try_from(rhs.as_millis()).unwrap_or(i64::MAX);
         Timestamp(self.0.saturating_sub(millis)).max(Timestamp::MIN)

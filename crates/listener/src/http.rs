@@ -2,7 +2,7 @@
 //!
 //! The idle timer of [`Activity`] replaces the header timer of the HTTP library, which the library sets again for each
 //! request. The idle timer is not set again for each request. It also covers an HTTP/2 connection without requests, a
-//! response that the client does not read, and a missing preface.
+//! response that the client does not read, and a client that does not send the HTTP/2 preface.
 //!
 //! docs/decisions/0061-set-one-idle-timer-per-connection.md gives the reasons for the design.
 
@@ -64,8 +64,8 @@ pub enum End {
     Idle,
 }
 
-/// Serves a connection. It ends when the client closes it, or when the connection is idle for too long. After `drain`
-/// is cancelled, it ends when all current requests have their responses.
+/// Serves a connection until the client closes it or the connection is idle for too long. After a cancellation of
+/// `drain`, the connection ends when all current requests have their responses.
 ///
 /// # Errors
 /// Returns an error if the connection fails, or if the client does not send valid HTTP.

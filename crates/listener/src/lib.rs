@@ -100,7 +100,7 @@ pub struct Shutdown {
     pub drain: CancellationToken,
     /// Signal that drops all connections.
     pub kill: CancellationToken,
-    /// Tasks for whose end the listener waits, including the tasks of its connections.
+    /// Tasks that must end before the listener returns, including the tasks of the listener's connections.
     pub tasks: TaskTracker,
 }
 

@@ -19,8 +19,9 @@ pub use conformance::Case;
 pub trait Subject: Send + Sync {
     fn runtime(&self) -> Runtime;
 
-    /// Length of the leases whose end the cases wait for, several times in a case. If a member renews after every
-    /// quarter of this time, each renewal must arrive before the lease ends, even on a busy machine.
+    /// Length of the leases that end during the cases. A case waits for the end of several such leases, so the length
+    /// should be short. But if a member renews after every quarter of this time, each renewal must arrive before the
+    /// lease ends, even on a busy machine.
     fn lease(&self) -> Duration {
         Duration::from_millis(300)
     }
@@ -30,7 +31,7 @@ pub trait Subject: Send + Sync {
         true
     }
 
-    /// Opens the engine in the same way as another process opens it. All processes see the same members and claims.
+    /// Opens another connection to the engine, as another process would. All processes see the same members and claims.
     fn open(&self) -> BoxFuture<'_, Arc<dyn Ownership>>;
 }
 

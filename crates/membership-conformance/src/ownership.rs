@@ -32,12 +32,12 @@ pub(super) async fn repeated_join_renews_the_session(subject: &dyn Subject) {
         let longer = peer.ownership.join(member(1), LONG).await;
         assert!(matches!(longer, Err(OwnershipError::Rejected(_))), "{longer:?}");
         subject.runtime().sleep(short / 2).await;
-        peer.ownership.join(member(1), short).await.expect("a member may repeat its join");
+        peer.ownership.join(member(1), short).await.expect("a repeated join succeeds");
         subject.runtime().sleep(short * 3 / 4).await;
         assert_eq!(peer.holder(&shard(1)).await, Some(peer.id));
         return;
     }
-    peer.ownership.join(member(1), LONG).await.expect("a member may repeat its join");
+    peer.ownership.join(member(1), LONG).await.expect("a repeated join succeeds");
     subject.runtime().sleep(short * 2).await;
     assert_eq!(peer.view().await.members.len(), 1);
     assert_eq!(peer.holder(&shard(1)).await, Some(peer.id));
@@ -88,7 +88,8 @@ pub(super) async fn concurrent_claims_give_each_name_one_holder(subject: &dyn Su
     }
     for round in 0..12 {
         let names: Vec<ClaimName> = (0..16).map(|number| shard(round * 16 + number)).collect();
-        // Each member claims the names in a different order, so that an engine that locks rows in this order deadlocks.
+        // Each member lists the names in a different order. An engine that locks rows in the order of the list
+        // deadlocks.
         let claims = peers.iter().enumerate().map(|(at, peer)| {
             let mut names = names.clone();
             names.rotate_left(at * 5);
@@ -342,5 +343,5 @@ pub(super) async fn change_wakes_waiting_processes(subject: &dyn Subject) {
             *woken += u32::from(runtime.timeout(Duration::from_millis(500), changed).await.is_some());
         }
     }
-    assert!(woken.iter().all(|woken| *woken >= 3), "hints after 5 joins, claims, releases and leaves: {woken:?}");
+    assert!(woken.iter().all(|woken| *woken >= 3), "number of hints per 5 joins, claims, releases, leaves: {woken:?}");
 }

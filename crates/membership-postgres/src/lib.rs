@@ -1,9 +1,9 @@
 //! Members and claims of a cluster as rows of PostgreSQL. This engine needs no server except the database that contains
 //! the store.
 //!
-//! A session is a row that contains the end of the session by the *database's* clock. Its claims are rows that the
-//! database deletes together with the session. Each change of the view is one function call on the server, and the
-//! server runs these calls one at a time (see `migrations/0001.sql` of `coordination-postgres`). A renewal is a
+//! A session is a row that contains the end of the session by the *database's* clock. The claims of a session are rows
+//! that the database deletes together with the session. Each change of the view is one function call on the server, and
+//! the server runs these calls one at a time (see `migrations/0001.sql` of `coordination-postgres`). A renewal is a
 //! separate call that never waits for these calls.
 //!
 //! The engine uses two connections, so that a renewal does not wait behind a claim, and a third connection that listens
@@ -54,8 +54,8 @@ impl PostgresOwnership {
         Ok(PostgresOwnership { database, joined: Mutex::default(), calls: AtomicI64::new(1) })
     }
 
-    /// Id of the schema. The migration creates it together with the schema, and it never changes. All processes that
-    /// open this database get the same id.
+    /// Id of the schema. The migration creates this id together with the schema, and the id never changes. All
+    /// processes that open this database get the same id.
     #[must_use]
     pub fn id(&self) -> &str {
         &self.database.id
@@ -103,7 +103,7 @@ impl fmt::Debug for PostgresOwnership {
 
 fn unexpected(what: &str) -> OwnershipError {
     OwnershipError::Rejected(format!(
-        "unexpected response from the database ({what}); was its schema changed manually?"
+        "unexpected response from the database ({what}); check whether its schema was changed manually"
     ))
 }
 
@@ -113,7 +113,8 @@ const RENEW: &str = "select reveille_coordination.renew($1::text::uuid, $2)";
 const LEAVE: &str = "select 1 from reveille_coordination.leave($1::text::uuid)";
 const CLAIM: &str = "select reveille_coordination.claim($1::text::uuid, $2, $3)";
 const RELEASE: &str = "select 1 from reveille_coordination.release($1::text::uuid, $2, $3)";
-/// A single statement reads a single state of the database. A session is missing if its renewal is not committed yet.
+/// The view is one statement, so it reads one state of the database. An expired session whose renewal is not committed
+/// yet is missing from the view.
 const VIEW: &str = "
     with clock as materialized (select clock_timestamp() as now)
     select member.id::text, member.name, member.address, member.owns, member.build,

@@ -1,10 +1,10 @@
 //! Members and claims of a cluster on a coordination tree. This crate implements the port [`Ownership`] for tree
 //! engines with their own sessions, such as ZooKeeper.
 //!
-//! A member has an engine session whose timeout is its lease, and an ephemeral node `<root>/members/<id>`. The node
-//! contains the member's public information and the names of its claims. Each claim also has an ephemeral node
-//! `<root>/claims/<name>`, which only one member can create. The member creates this node in the same change as it adds
-//! the name to its own node. A view therefore reads only the members' nodes.
+//! A member has an engine session and an ephemeral node `<root>/members/<id>`. The timeout of the session is the
+//! member's lease. The node contains the member's public information and the names of its claims. Each claim also has
+//! an ephemeral node `<root>/claims/<name>`, which only one member can create. The member creates this node in the same
+//! change as it adds the name to its own node. A view therefore reads only the members' nodes.
 //!
 //! The member's process closes a session that it could not renew in time. If the process died or cannot reach the
 //! engine, the engine ends the session.
@@ -36,7 +36,7 @@ use self::session::{NodeContent, Renewing, Session, view_of};
 
 /// Time between two attempts to watch for changes.
 const RETRY_WAIT: Duration = Duration::from_millis(100);
-/// Number of attempts of a read of the view. A concurrent change makes an attempt fail.
+/// Largest number of attempts to read the view. An attempt fails if the view changes at the same time.
 const TRIES: usize = 100;
 /// Number of ended sessions whose ids this process retains, so that it opens no second session with the same id.
 const ENDED_MAX: usize = 1_000;
@@ -58,7 +58,8 @@ struct Inner {
     claims: NodePath,
     /// Path of the node that contains the cluster's id.
     id: NodePath,
-    /// Path of the node that each renewal touches, because the engine returns the time of the change.
+    /// Path of the node that each renewal changes. The engine responds with the time of the change, which is a reading
+    /// of its clock.
     clock: NodePath,
     joined: Mutex<Joined>,
     /// Number of observed changes of members and claims.
@@ -106,7 +107,7 @@ impl TreeOwnership {
         })))
     }
 
-    /// Returns the cluster's id. The first caller creates it, and it never changes. All processes that open this
+    /// Returns the cluster's id. The first call creates the id, and the id never changes. All processes that open this
     /// cluster get the same id.
     ///
     /// # Errors
@@ -233,7 +234,7 @@ impl Inner {
         let session = self.session(member)?;
         let mut taken = BTreeSet::new();
         let distinct: Vec<ClaimName> = names.iter().collect::<BTreeSet<_>>().into_iter().cloned().collect();
-        // Without names, one empty batch checks that the session is open.
+        // If `names` is empty, one empty batch checks that the session is open.
         let mut batches: Vec<&[ClaimName]> = distinct.chunks(OPS_MAX - 2).collect();
         if batches.is_empty() {
             batches.push(&[]);
@@ -255,7 +256,8 @@ impl Inner {
                 match session.change(&self.clock, session.lease, add, create).await {
                     Err(TreeError::Multi { at, source }) if at > 0 && *source == TreeError::NodeExists => {
                         let others = self.held_by_others(&session, batch).await?;
-                        // If the holder released the name in the meantime, the next round claims it again.
+                        // If the holder has released the name since the failed attempt, the next attempt claims the
+                        // name again.
                         taken.extend(others);
                     }
                     changed => break changed.map_err(ownership_error)?,
@@ -382,7 +384,7 @@ fn cluster_error(error: TreeError) -> OwnershipError {
 fn check_lease(lease: Duration) {
     assert!(
         !lease.is_zero() && lease <= LEASE_MAX,
-        "the lease must be above zero and at most {LEASE_MAX:?}: {lease:?}"
+        "invalid lease {lease:?}: it must be above zero and at most {LEASE_MAX:?}"
     );
 }
 

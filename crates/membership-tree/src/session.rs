@@ -31,7 +31,7 @@ pub(super) struct Session {
 pub(super) struct Life {
     /// Time at which this process closes the session.
     pub(super) end: Monotonic,
-    /// Number of renewals in progress. Each may postpone `end`.
+    /// Number of renewals in progress. Each renewal may postpone `end`.
     renewing: usize,
     pub(super) is_over: bool,
 }
@@ -209,7 +209,7 @@ impl NodeContent {
     }
 }
 
-/// Returns the view of these members with their leases.
+/// Returns the view with these members and their claims. `all` contains each member's node and lease.
 pub(super) fn view_of(all: Vec<(NodeContent, Duration)>) -> View {
     let first_end = all.iter().map(|(_, lease)| *lease).min();
     let mut view = View { first_end, ..View::default() };

@@ -55,7 +55,7 @@ fn set(members: &[MemberId]) -> BTreeSet<MemberId> {
 
 fn ring(members: &BTreeSet<MemberId>) -> Plan {
     let points = members.iter().flat_map(|member| {
-        let low = u64::try_from(member.0 & u128::from(u64::MAX)).expect("the masked value has 64 bits");
+        let low = u64::try_from(member.0 & u128::from(u64::MAX)).expect("the masked value fits into 64 bits");
         (0..POINTS_PER_MEMBER).map(move |point| (mix(low ^ mix(point)), *member))
     });
     let points: BTreeMap<u64, MemberId> = points.collect();

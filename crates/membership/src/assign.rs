@@ -1,10 +1,11 @@
-//! Planned owner of each shard: a pure function of the view, so members with the same view compute the same plan.
+//! Plan of the owner of each shard. The plan is a pure function of the view, so members with the same view compute the
+//! same plan.
 //!
 //! The plan is sticky and balanced. A shard stays with its live owner unless that member has more than its share;
 //! shares differ by at most one. If a member joins, only the shards of its share move. If a member leaves, only its own
 //! shards move. Rendezvous hashing (Thaler and Ravishankar, 1998) selects the shards that move and their new owners, so
-//! members with the same view always agree. docs/decisions/0100-assign-shards-by-sticky-shares.md compares this with a
-//! hash ring.
+//! members with the same view always agree. docs/decisions/0100-assign-shards-by-sticky-shares.md compares this plan
+//! with a hash ring.
 //!
 //! The plan does not exclude conflicts: two members with different views may plan to own the same shard. The engine
 //! then grants the claim to only one of the members.
@@ -50,10 +51,10 @@ pub fn plan(
     plan
 }
 
-/// Returns each member with its current shards, ordered by descending weight, and with the size of its share. The
-/// members above the smaller share get the larger shares, so the remainder of the division moves no shards. Among the
-/// other members, those with the lowest ids get the larger shares. Their numbers of shards do not matter, because these
-/// numbers change while members take their planned shards.
+/// Returns each member with its current shards, ordered by descending weight, and with the size of its share. Members
+/// that hold more shards than the smaller share get the larger shares first, because this choice moves fewer shards.
+/// Among the other members, those with the lowest ids get the larger shares. The numbers of shards of the other members
+/// do not matter, because these numbers change while members take their planned shards.
 fn shares(
     claims: &BTreeMap<ShardId, MemberId>,
     members: &BTreeSet<MemberId>,

@@ -12,8 +12,8 @@
 //!   [`Lease`]. The old lease never becomes valid again.
 //! - While this machine's clock is wrong, the membership announces a member that takes no shards ([`Member::owns`]), so
 //!   the plans of other members assign it none.
-//! - The membership reads the view again after a hint of the engine that it changed, when the first session may end,
-//!   periodically, and at the caller's request.
+//! - The membership reads the view again after the engine hints at a change, when the first session of the view may
+//!   end, periodically, and at the caller's request.
 //!
 //! This module does not choose the names to claim; [`crate::assign`] plans them. It does not stop the owner's work in
 //! progress.
@@ -48,8 +48,8 @@ pub struct Options {
     /// sessions never end.
     pub lease: Duration,
     /// Time by which the lease ends earlier in this process than in the engine, because clocks run at different rates.
-    /// Default a tenth of the lease. This is thousands of times the error of real clocks, and the last callback has
-    /// time to begin.
+    /// Default a tenth of the lease. This margin is thousands of times larger than the error of real clocks. The margin
+    /// also gives the last callback time to begin.
     pub margin: Duration,
     /// Largest age of the view. Default 1 s. If the value is too small, the reads of all members load the engine. If
     /// the value is too large, hand-overs take longer when the engine loses hints of changes.
@@ -71,7 +71,7 @@ impl Options {
         self.lease.min(Self::PACE_LEASE_MAX) / 4
     }
 
-    /// Wait between a failure and the next attempt.
+    /// Wait between a failed call and the next attempt of the call.
     fn retry_backoff(&self) -> Duration {
         self.lease.min(Self::PACE_LEASE_MAX) / 20
     }
@@ -265,7 +265,7 @@ impl Membership {
     /// that relies on the names.
     ///
     /// # Errors
-    /// [`OwnershipError::Unavailable`]: the names may or may not be free.
+    /// After [`OwnershipError::Unavailable`], the names may or may not be free.
     pub async fn release(&self, names: Vec<ClaimName>) -> Result<(), OwnershipError> {
         let Some(lease) = self.lease() else { return Ok(()) };
         self.shared.limited(self.shared.ownership.release(lease.member(), names)).await?;
@@ -273,8 +273,9 @@ impl Membership {
         Ok(())
     }
 
-    /// Ends the lease at once, then the session and all its claims, then the tasks. If the engine is unreachable, the
-    /// claims become free at the end of the lease. The caller must first stop all work that relies on the claims.
+    /// Ends the lease at once. Then ends the session and all its claims, and at last the tasks. If the engine is
+    /// unreachable, the claims become free at the end of the lease. The caller must first stop all work that relies on
+    /// the claims.
     pub async fn leave(&self) {
         self.shared.stop.send_replace(true);
         let mut status = self.status();

@@ -37,8 +37,8 @@ pub trait Ownership: Send + Sync + 'static {
     fn join(&self, member: Member, lease: Duration) -> Answer<'_, Renewed>;
 
     /// Extends the session until `lease` from now by the engine's clock. Returns [`OwnershipError::Lost`] if the
-    /// session has ended. Some engines fix the lease at the join. They return [`OwnershipError::Rejected`] if `lease`
-    /// is longer than that lease.
+    /// session has ended. Some engines fix the lease at the join. These engines return [`OwnershipError::Rejected`] if
+    /// `lease` is longer than the lease of the join.
     fn renew(&self, member: MemberId, lease: Duration) -> Answer<'_, Renewed>;
 
     /// Ends the session and its claims at once. Does nothing if the session has already ended.

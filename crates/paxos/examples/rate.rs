@@ -5,7 +5,7 @@
 //! Run the example with `cargo run --profile dist -p paxos --example rate`. The example needs 2.4 GB of memory, because
 //! all entries are in memory from the beginning to the end.
 
-#![expect(clippy::print_stdout, clippy::disallowed_methods, reason = "the example measures time and prints a figure")]
+#![expect(clippy::print_stdout, clippy::disallowed_methods, reason = "the example measures and prints the rate")]
 
 use std::collections::VecDeque;
 use std::sync::Arc;

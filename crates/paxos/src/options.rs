@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn checking_unusable_options_panics() {
+    fn check_of_invalid_options_panics() {
         Options::default().check();
         let wrong: [fn(&mut Options); 7] = [
             |options| options.window_slots = 0,

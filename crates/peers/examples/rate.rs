@@ -86,8 +86,8 @@ async fn measure(runtime: &Runtime, what: &str, tasks: usize, once: &Once) {
     println!("| {what} | {tasks} | {a_second} | {:.0} us | {p50} us | {p99} us |", all.mean());
 }
 
-/// Histogram of microseconds up to one minute. A value above one minute is an error. Check a line with Little's law:
-/// the throughput times the mean equals the number of tasks.
+/// Histogram of microseconds up to one minute. A value above one minute is an error. Little's law allows a check of
+/// each printed line: the throughput times the mean equals the number of tasks.
 fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 60_000_000, 3).unwrap()
 }

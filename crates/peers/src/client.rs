@@ -24,14 +24,14 @@ use crate::proof::{self, Head, PATH, Sender};
 use crate::secret::{ClusterSecret, sha256};
 use crate::{Executor, HEAD_BYTES_MAX};
 
-/// Maximum length of a rejection's reason in the error.
+/// Maximum length of a rejection's reason in the client's error.
 const REASON_CHARS_MAX: usize = 300;
 
 /// Limits of requests. Each default suits most clusters.
 #[derive(Clone, Debug)]
 pub struct PeersOptions {
-    /// Time limit for connecting to a member. Default 1 s, because members are close to each other. A value that
-    /// is too small fails requests while the network is slow; a value that is too large delays requests to a dead
+    /// Time limit for connecting to a member. Default 1 s, because the network latency between members is low. A value
+    /// that is too small fails requests while the network is slow; a value that is too large delays requests to a dead
     /// machine.
     pub connect_timeout: Duration,
     /// Time limit of a request, from the call to the end of the response, including the connection. If the client sends
@@ -107,7 +107,8 @@ struct Client {
     secret: ClusterSecret,
     from: Sender,
     pool: Pool<HttpConnector, Full<Bytes>>,
-    /// Semaphores by address. The client removes unused semaphores when it creates a semaphore.
+    /// Semaphores, each under the address of a member. The client removes unused semaphores when it creates a
+    /// semaphore.
     slots: Mutex<HashMap<String, Weak<Semaphore>>>,
     options: PeersOptions,
 }
@@ -231,7 +232,7 @@ fn describe(error: &(dyn Error + 'static)) -> Reason {
 const INCOMPLETE_RESPONSE: &str = "connection closed before the response was complete";
 
 fn name_io(error: &io::Error) -> Option<&'static str> {
-    // The errors ENFILE and EMFILE, which have no `ErrorKind`.
+    // `ErrorKind` has no variants for these errors, ENFILE and EMFILE.
     if let Some(23 | 24) = error.raw_os_error() {
         return Some("no file descriptor is free: raise the limit on open files (ulimit -n)");
     }

@@ -11,7 +11,7 @@ use runtime::Monotonic;
 
 pub(crate) struct Nonces {
     seen: HashSet<u128>,
-    /// Nonces in the order in which the listener can forget them.
+    /// Nonces, sorted by the time at which the listener can forget them.
     ends: BinaryHeap<Reverse<(Monotonic, u128)>>,
     max: usize,
 }

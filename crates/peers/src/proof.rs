@@ -23,8 +23,8 @@ const TIME: HeaderName = HeaderName::from_static("reveille-peer-time");
 const BODY: HeaderName = HeaderName::from_static("reveille-peer-body");
 const PROOF: HeaderName = HeaderName::from_static("reveille-peer-proof");
 
-/// Encoded name of a sender, for headers and logs: letters and digits unchanged, all other characters
-/// percent-encoded.
+/// Encoded name of a sender, for headers and logs. The encoding keeps letters and digits and percent-encodes all other
+/// characters.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Sender(String);
 

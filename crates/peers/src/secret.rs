@@ -5,7 +5,7 @@ use std::fmt;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
-/// Key of HMAC-SHA256. No output contains the key, and this value does not retain its original bytes.
+/// Key of HMAC-SHA256. No output contains the key, and this value does not retain the original bytes of the key.
 #[derive(Clone)]
 pub struct ClusterSecret(Hmac<Sha256>);
 

@@ -79,7 +79,7 @@ impl Default for ListenerOptions {
     }
 }
 
-/// Parts of a service.
+/// Values that the caller passes to a new [`Service`].
 pub(crate) struct Parts {
     pub(crate) runtime: Runtime,
     pub(crate) secret: ClusterSecret,
@@ -206,7 +206,7 @@ impl Service {
             );
             return Err(rejected(StatusCode::FORBIDDEN, clocks_differ(sent_at, now, limit)));
         }
-        // Add one millisecond, because the service still accepts a request exactly at the limit.
+        // The extra millisecond is necessary, because the service still accepts a request exactly at the limit.
         let left = (head.sent_at + limit).since(now) + Duration::from_millis(1);
         self.note(head, left)
     }

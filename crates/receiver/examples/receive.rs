@@ -5,7 +5,7 @@
 //! ```
 
 #![expect(clippy::print_stdout, reason = "the example reports its progress")]
-#![expect(clippy::disallowed_methods, reason = "the example reads its settings from variables")]
+#![expect(clippy::disallowed_methods, reason = "the example reads its settings from environment variables")]
 
 // [example]
 use std::error::Error;

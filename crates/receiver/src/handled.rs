@@ -33,14 +33,14 @@ const DELETED_AT_ONCE: u16 = 10_000;
 /// # Errors
 /// Returns the error of the database, for example if the role has no permission to create tables.
 pub async fn create_table(client: &Client) -> Result<(), Error> {
-    // With `if not exists` alone, one of two concurrent callers fails, so take a lock first. The statements of one
-    // message form one transaction.
+    // With `if not exists` alone, one of two concurrent callers fails, so this function takes a lock first. The
+    // statements of one message form one transaction.
     client.batch_execute(&format!("select pg_advisory_xact_lock({LOCK}); {TABLE}")).await
 }
 
 /// Inserts the callback's id. Returns `true` if no committed transaction has inserted this id before. The callback
-/// counts as handled when the caller commits this transaction. If the result is `false`, respond with success and do
-/// nothing else.
+/// counts as handled when the caller commits this transaction. If the result is `false`, the caller must respond with
+/// success and must not handle the callback again.
 ///
 /// If another open transaction has inserted the same id, this call waits until that transaction ends. The result is
 /// `false` after a commit and `true` after a rollback. With an isolation level stricter than `read committed`, this

@@ -183,9 +183,9 @@ impl Slot {
     }
 }
 
-/// Transaction for the effects of a callback. It is a [`Client`] of `tokio_postgres` between `begin` and `commit`. A
-/// handler behind [`once`](once()) can take it as an argument. The middleware ends the transaction after the handler,
-/// so handlers must not begin, commit or roll back a transaction.
+/// Transaction for the effects of a callback. It dereferences to a [`Client`] of `tokio_postgres`, on which the
+/// middleware has begun a transaction. A handler behind [`once`](once()) can take it as an argument. The middleware
+/// ends the transaction after the handler, so handlers must not begin, commit or roll back a transaction.
 pub struct Transaction {
     /// Open transaction; `None` only after the drop of this value.
     open: Option<Open>,

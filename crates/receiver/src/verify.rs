@@ -25,7 +25,7 @@ pub struct Options {
     /// Largest difference between the signature's time and this machine's clock, in either direction. Default 5 min, as
     /// in Standard Webhooks. If the value is too small, the verifier rejects callbacks when a clock is wrong. If it is
     /// too large, an attacker has more time to replay a recorded callback. The middleware `once` still drops a replay
-    /// as a duplicate while the table contains its id.
+    /// as a duplicate while the table contains the callback's id.
     pub tolerance: Duration,
     /// Maximum size of a body in bytes. Default 64 KiB, which is the size of Reveille's largest payload.
     pub body_bytes_max: usize,
@@ -111,8 +111,8 @@ pub enum Rejection {
 }
 
 impl Rejection {
-    /// Returns the status of the response, which is 400 or 401. Reveille treats each of them as a failure and sends the
-    /// callback again.
+    /// Returns the status of the response, which is 400 or 401. Reveille treats both statuses as a failure and sends
+    /// the callback again.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         match self {
@@ -169,7 +169,7 @@ impl Verifier {
 
     fn is_signed(&self, id: &str, timestamp: &str, body: &Bytes, signatures: &str) -> bool {
         let right: Vec<_> = self.secrets.iter().map(|secret| secret.sign(id, timestamp, body)).collect();
-        // Ignore versions other than `v1`, because they denote other signature schemes.
+        // The verifier ignores versions other than `v1`, because they denote other signature schemes.
         let digits = signatures.split(' ').take(SIGNATURES_MAX).filter_map(|signature| signature.strip_prefix("v1,"));
         let given = digits.filter_map(|digits| STANDARD.decode(digits).ok());
         let is_right = |given: &[u8]| right.iter().fold(Choice::from(0), |found, right| found | right.ct_eq(given));

@@ -1,7 +1,7 @@
-//! Activation of products. A style appears in the listing and the search at a scheduled time, which the shop can
-//! change. Run `cargo run --example activation` while `reveille serve` runs.
+//! Activation of styles. A style is a product of the shop. It appears in the shop's listing and search at a scheduled
+//! time, which the shop can change. Run `cargo run --example activation` while `reveille serve` runs.
 
-#![expect(clippy::print_stdout, reason = "the example prints its progress for its reader")]
+#![expect(clippy::print_stdout, reason = "the example prints its progress")]
 
 mod shop;
 

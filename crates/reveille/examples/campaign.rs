@@ -43,8 +43,8 @@ async fn main() -> anyhow::Result<()> {
     let url = shop.listen(Router::new().route("/notify", post(notify))).await?;
     let campaign = new_number();
     let at = after(3 * DAY);
-    // The application chooses the ids of the schedules. If a batch fails before its end, a second batch cannot create
-    // the same schedules again.
+    // The application chooses the ids of the schedules. If a batch fails before its end, the application can send it
+    // again, and the server creates no schedule twice.
     let requests = (1..=CUSTOMERS).map(|customer| {
         let request = ScheduleRequest::at(at, format!("{url}/notify")).id(name(campaign, customer));
         request.label("campaign", campaign.to_string()).payload(&Notification { campaign, customer })

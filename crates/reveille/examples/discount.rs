@@ -44,7 +44,7 @@ async fn main() -> anyhow::Result<()> {
     shop.execute("insert into discounts values ($1, false, false)", &[&discount]).await?;
 
     let start = after(Duration::ZERO);
-    // Schedule the end of the discount first. If the program then fails before it schedules the start, the discount
+    // The program schedules the end of the discount first. If it then fails before it schedules the start, the discount
     // never starts.
     for (is_active, at) in [(false, start + DAY * 3), (true, start + DAY * 2)] {
         let payload = Switch { discount: discount.clone(), is_active };

@@ -43,7 +43,7 @@ async fn main() -> anyhow::Result<()> {
         let mut cart = Cart { customer, items: Vec::new() };
         for item in ["a phone", "a case"] {
             cart.items.push(item.to_owned());
-            // Schedule the reminder for three hours after this change, with the current content of the cart.
+            // The reminder is due three hours after this change, and contains the current content of the cart.
             let request = ScheduleRequest::at(after(3 * HOUR), format!("{url}/nudge")).payload(&cart)?;
             shop.reveille.put(&name(customer), &request).await?;
             println!("customer {customer} puts {item} into the cart");

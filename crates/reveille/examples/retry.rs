@@ -18,7 +18,7 @@ create table if not exists invoices (number bigint primary key, is_filed bool no
 create table if not exists tax_office (is_open bool not null);";
 
 /// Handler that files an invoice. After any error, the middleware rolls the transaction back and responds with status
-/// 500, and Reveille retries later.
+/// 500. Reveille sends the callback again later.
 async fn file(callback: Callback, transaction: Transaction) -> Result<(), Failed> {
     let invoice: i64 = callback.json()?;
     transaction.execute("update invoices set is_filed = true where number = $1", &[&invoice]).await?;

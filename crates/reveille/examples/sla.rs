@@ -1,6 +1,6 @@
-//! Service-level agreements. Each stage of an order has a time limit. At the limit, a schedule escalates the breach. If
-//! the stage ends earlier, the application cancels the schedule. Run `cargo run --example sla` while `reveille serve`
-//! runs.
+//! Service-level agreements. Each stage of an order has a time limit. When the limit passes, a schedule fires, and the
+//! application escalates the breach. If the stage ends earlier, the application cancels the schedule. Run `cargo run
+//! --example sla` while `reveille serve` runs.
 
 #![expect(clippy::print_stdout, reason = "the example prints its progress")]
 
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use shop::{Shop, after, new_number};
 
-/// Length of an hour in the example.
+/// Duration that represents one hour in this example.
 const HOUR: Duration = Duration::from_secs(1);
 const TABLES: &str =
     "create table if not exists escalations (order_id bigint, stage text, primary key (order_id, stage))";
@@ -49,7 +49,7 @@ async fn begin(reveille: &Client, url: &str, order: i64, stage: &str, hours: u32
 
 async fn finish(reveille: &Client, order: i64, stage: &str) -> Result<(), Error> {
     let cancelled = reveille.cancel(&name(order, stage)).await?;
-    println!("order {order}: {stage} is over, its schedule is {:?}", cancelled.result);
+    println!("order {order}: {stage} is over; the cancellation of its schedule returned {:?}", cancelled.result);
     Ok(())
 }
 

@@ -119,9 +119,9 @@ pub(crate) async fn migrate_schema(runtime: &Runtime, engine: &PostgresEngine) -
         coordination_connect::migrate(runtime, engine.coordination.as_str(), engine.password.clone()).await;
     coordinated.context("the store is migrated, but the coordination engine cannot be migrated")?;
     console::line(&match migrated.from {
-        None => format!("created the schema, version {}, of the cluster {}", migrated.to, migrated.cluster),
+        None => format!("created the schema: version {}, cluster {}", migrated.to, migrated.cluster),
         Some(from) if from < migrated.to => format!("migrated the schema from version {from} to {}", migrated.to),
-        Some(_) => format!("the schema is up to date, version {}, of the cluster {}", migrated.to, migrated.cluster),
+        Some(_) => format!("the schema is up to date: version {}, cluster {}", migrated.to, migrated.cluster),
     })?;
     if !migrated.has_client_role {
         console::line(
@@ -163,7 +163,7 @@ struct MemberStatus {
     address: String,
     build: String,
     owns: bool,
-    /// `true` for the leader, which does and logs the work for the whole cluster.
+    /// `true` for the leader. The leader does the work that concerns the whole cluster, and logs this work.
     leads: bool,
     shards: usize,
     lag_ms: u64,
@@ -172,7 +172,7 @@ struct MemberStatus {
 #[derive(Serialize, Debug)]
 struct ShardStatus {
     shard: u16,
-    /// Name of the member that owns the shard. `null` if the shard has no owner and its due rows wait.
+    /// Name of the member that owns the shard. `null` if the shard has no owner. The due rows of the shard then wait.
     owner: Option<String>,
     term: u64,
     /// Time since the due instant of the first row without an outcome.
@@ -183,7 +183,7 @@ async fn status(runtime: &Runtime, arguments: &StatusArguments) -> anyhow::Resul
     let engine = arguments.engine.postgres()?;
     let status = with_store(runtime, &engine, async |store| {
         let view = engine.view(runtime, store).await?;
-        let terms = store.terms().await.context("cannot read the terms")?;
+        let terms = store.terms().await.context("cannot read the terms of the shards")?;
         let lags = lags(store, runtime.now()).await.context("cannot read the due rows")?;
         Ok(Status::new(store.cluster().id.clone(), &view, &terms, &lags))
     })

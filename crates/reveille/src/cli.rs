@@ -94,11 +94,12 @@ fn write_man_pages(command: clap::Command, folder: &Path) -> anyhow::Result<()> 
     write().with_context(|| format!("cannot write man pages to {}", folder.display()))
 }
 
-/// Returns the command without its hidden options and subcommands, which a completion script would offer.
+/// Returns the command without hidden options and subcommands. Otherwise a completion script would offer them.
 fn visible(command: &clap::Command) -> clap::Command {
     let options: Vec<_> = command.get_arguments().filter(|option| !option.is_hide_set()).cloned().collect();
     let is_shown = |id: &clap::Id| options.iter().any(|option| option.get_id() == id);
-    // Other options refer to groups by name, so keep a group even if its options are hidden.
+    // Other options refer to groups by name, so the result contains a group even if the options of the group are
+    // hidden.
     let groups: Vec<_> = command
         .get_groups()
         .map(|group| clap::ArgGroup::new(group.get_id().clone()).args(group.get_args().filter(|id| is_shown(id))))

@@ -146,7 +146,7 @@ pub(crate) struct Member {
     pub(crate) listener: Listener,
 }
 
-/// Store in the database, without and with the encryption of secrets.
+/// Two interfaces to the store in the database. `postgres` does not encrypt secrets, and `encrypted` encrypts secrets.
 pub(crate) struct Stores<'a> {
     pub(crate) postgres: &'a PostgresStore,
     pub(crate) encrypted: Arc<EncryptedStore>,

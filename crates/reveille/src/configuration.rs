@@ -39,8 +39,8 @@ const NOT_IN_A_FILE: [&str; 4] = ["config", "print-config", "help", "version"];
 pub(crate) fn load(words: Vec<OsString>) -> anyhow::Result<Configuration> {
     let mut command = Arguments::command();
     command.build();
-    // Ignore the errors of this parse. The second parse, with the values of the file, reports the errors of the command
-    // line.
+    // This parse ignores errors, because the second parse, with the values of the file, reports the errors of the
+    // command line.
     let typed = command.clone().ignore_errors(true).try_get_matches_from(&words).ok();
     let typed = typed.as_ref().and_then(|matches| matches.subcommand_matches(SERVE));
     let file = match typed.and_then(|serve| serve.get_one::<PathBuf>("config")) {
@@ -81,7 +81,8 @@ fn warn_of_unread_variables(command: &Command) {
 /// Returns a warning if this program does not read the variable although its name starts with `REVEILLE_`.
 fn unread_variable(command: &Command, name: &str) -> Option<String> {
     let suffix = name.strip_prefix("REVEILLE_")?;
-    // Docker and Kubernetes set variables for a service with the name `reveille`. `elect` sets `REVEILLE_TERM`.
+    // The function accepts the variables that Docker and Kubernetes set for a service with the name `reveille`. It also
+    // accepts `REVEILLE_TERM`, which `elect` sets.
     if suffix == "TERM" || suffix == "PORT" || suffix.starts_with("PORT_") || suffix.starts_with("SERVICE_") {
         return None;
     }
@@ -107,7 +108,7 @@ fn add_variables(command: &Command, known: &mut Vec<String>) {
 
 pub(crate) struct Configuration {
     pub(crate) arguments: Arguments,
-    /// Text of the effective configuration. `None` unless the process must print it and exit.
+    /// Text of the effective configuration. `None` unless the process must print the configuration and exit.
     pub(crate) shown: Option<String>,
 }
 
@@ -151,8 +152,8 @@ impl File {
             std::fs::read_to_string(path).with_context(|| format!("cannot read the configuration in {shown}"))?;
         let place = |at: usize| format!("{shown}:{}", line_of(&text, at));
         let table = DeTable::parse(&text).map_err(|error| {
-            // The `Display` text of the error shows the line, which may contain a password. Therefore use only the
-            // message of the error.
+            // The `Display` text of the error shows the line, which may contain a password. Therefore this function
+            // uses only the message of the error.
             let at = error.span().map_or(0, |span| span.start);
             anyhow::anyhow!("{}: invalid TOML: {}", place(at), error.message())
         })?;
@@ -189,7 +190,7 @@ fn words(key: &str, option: &Arg, value: &DeValue<'_>) -> anyhow::Result<Vec<Str
         return match value {
             DeValue::Boolean(true) => Ok(vec![format!("--{key}")]),
             DeValue::Boolean(false) => Ok(Vec::new()),
-            _ => bail!("invalid value of `{key}`: must be true or false"),
+            _ => bail!("invalid value of `{key}`: the value must be true or false"),
         };
     }
     let text = match value {
@@ -199,7 +200,7 @@ fn words(key: &str, option: &Arg, value: &DeValue<'_>) -> anyhow::Result<Vec<Str
         }
         value => scalar(value),
     };
-    let text = text.with_context(|| format!("invalid value of `{key}`: must be a string or a number"))?;
+    let text = text.with_context(|| format!("invalid value of `{key}`: the value must be a string or a number"))?;
     Ok(vec![format!("--{key}={text}")])
 }
 
@@ -225,8 +226,9 @@ fn check(command: &Command, key: &str, words: &[String]) -> anyhow::Result<()> {
         return Ok(());
     }
     let reason = match error.get(ContextKind::ValidValue) {
-        Some(ContextValue::Strings(valid)) => format!("must be one of {}", valid.join(", ")),
-        _ => std::error::Error::source(&error).map_or_else(|| "cannot be parsed".to_owned(), ToString::to_string),
+        Some(ContextValue::Strings(valid)) => format!("the value must be one of {}", valid.join(", ")),
+        _ => std::error::Error::source(&error)
+            .map_or_else(|| "the value cannot be parsed".to_owned(), ToString::to_string),
     };
     bail!("invalid value of `{key}`: {reason}")
 }

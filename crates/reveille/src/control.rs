@@ -79,7 +79,11 @@ pub(crate) fn listen(
             });
         }
         Err(error) => {
-            tracing::warn!(%error, path = %path.display(), "cannot create the control socket: stop the server for a backup");
+            tracing::warn!(
+                %error,
+                path = %path.display(),
+                "cannot create the control socket: stop the server before you make a backup"
+            );
         }
     }
 }
@@ -116,7 +120,7 @@ async fn serve(runtime: Runtime, listener: UnixListener, data: &Path, store: Arc
             Err(error) => format!("error {error:#}\n"),
         };
         if let Err(error) = stream.write_all(response.as_bytes()).await {
-            tracing::warn!(%error, "control client disconnected before its response");
+            tracing::warn!(%error, "client of the control socket disconnected before it read the response");
         }
     }
 }
@@ -147,19 +151,23 @@ pub(crate) async fn handle(store: &EmbeddedStore, data: &Path, request: &Request
             store.backup(to).await?;
             let warning = match is_same_disk(&store_path(data), to) {
                 true => {
-                    "; the backup is on the same disk as the data and shares its blocks: copy the backup to another disk"
+                    "; the backup is on the same disk as the data and shares blocks with the data: copy the backup to \
+                     another disk"
                 }
                 false => "",
             };
             // The backup contains only encrypted secrets. The operator must not store the key beside the backup.
-            Ok(format!("backed up to {}{warning}; keep a copy of the data folder's store.key elsewhere", to.display()))
+            Ok(format!(
+                "created the backup {}{warning}; keep a copy of the data folder's store.key elsewhere",
+                to.display()
+            ))
         }
         Request::Check => {
             let verified = store.verify().await?;
             if !verified.damages.is_empty() {
                 let damages = verified.damages.join("; ");
                 bail!(
-                    "damage in {}: {damages}. Copy the data folder aside, then restore it from a backup",
+                    "damage in {}: {damages}; copy the data folder to another place, then restore a backup",
                     read(&verified)
                 )
             }
@@ -178,7 +186,7 @@ pub(crate) fn no_damage(verified: &Verified) -> String {
     format!("no damage in {}: {schedules} schedules, {due} due rows, {small} other rows", read(verified))
 }
 
-/// Returns `true` if both folders are on one file system. A failure of its disk destroys both.
+/// Returns `true` if both folders are on one file system. A failure of the disk then destroys both folders.
 fn is_same_disk(one: &Path, other: &Path) -> bool {
     let device = |path: &Path| fs::metadata(path).map(|metadata| metadata.dev()).ok();
     device(one).is_some_and(|found| Some(found) == device(other))

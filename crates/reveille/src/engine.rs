@@ -21,7 +21,8 @@ use runtime::Runtime;
 use sha2::{Digest as _, Sha256};
 use store_postgres::PostgresStore;
 
-/// Lease with which a process that is not a member uses the coordination engine. The lease of the members may differ.
+/// Length of the lease with which a process that is not a member uses the coordination engine. The leases of members
+/// can have another length.
 const VIEW_LEASE: Duration = Duration::from_secs(10);
 
 #[derive(Args, Clone, Debug, Default)]
@@ -48,7 +49,7 @@ pub(crate) enum Engine {
     Postgres(PostgresEngine),
 }
 
-/// Database for the data, and coordination engine. They are often the same database.
+/// Database for the data, and coordination engine. The coordination engine is often the same database.
 #[derive(Clone)]
 pub(crate) struct PostgresEngine {
     pub(crate) store: Url,

@@ -1,5 +1,5 @@
-//! Credentials of a new store. They are the first operator's key, and the first tenant with its admin key and the
-//! secret that signs its callbacks.
+//! First operator and first tenant of a new store. This module creates the operator's key, the tenant's admin key, and
+//! the secret that signs the tenant's callbacks.
 //!
 //! Invariants: this module writes a secret only to a file that only its owner can read, and never to a log or a
 //! terminal. The store contains only the hash of a key.
@@ -73,7 +73,7 @@ pub(crate) fn lock_member(data: &Path) -> anyhow::Result<File> {
     }
 }
 
-/// Objects that the start of a server created in its store.
+/// Objects that the start of a server created in the store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Created {
     /// True if the start created the first operator's key.
@@ -105,8 +105,8 @@ pub(crate) async fn create_first(
         recover_files(first, &admin_key_path(data), &[signing_secret_path(data)])?;
     }
     let operator = operators.is_none() && create_operator(runtime, store, data).await?;
-    // Register the encryption key before any encryption. If two processes start at the same time with different keys,
-    // one of them fails here.
+    // This call registers the encryption key before the store encrypts any secret. If two processes start at the same
+    // time with different keys, one of them fails here.
     unlocked.register_key(runtime).await?;
     Ok(Created { operator, tenant: first.is_none() && create_tenant(runtime, store, data, pollers, egress).await? })
 }
@@ -139,8 +139,8 @@ async fn create_tenant(
     let (secret, text) = server::new_signing_secret(runtime);
     let egress = egress.clone();
     let tenant = Tenant { keys: vec![key], egress, ..Tenant::new(TenantId(1), "default", pollers, secret) };
-    // Rename the draft of the key last. While this draft exists, the next start completes the files that a crash left
-    // behind.
+    // The key is the last file, so `create` removes the draft of the key last. While this draft exists, the next start
+    // creates the files that are missing after a crash.
     create(runtime, store, tenant, &[(signing_secret_path(data), text), (admin_key_path(data), bearer)]).await
 }
 
@@ -159,8 +159,9 @@ async fn create(
             path.display()
         );
     }
-    // Write the drafts before the tenant. If a crash lost the key of an existing tenant, no client could use the
-    // tenant. The next start replaces a draft without a tenant, and renames a draft with a tenant to its final name.
+    // This function writes the drafts before the tenant. If a crash lost the key of an existing tenant, no client could
+    // use the tenant. The next start replaces a draft whose tenant does not exist. If the tenant exists, the next start
+    // renames the draft to the final name.
     for (path, text) in files {
         write_secret(&draft_of(path), &format!("{text}\n"))?;
     }
@@ -169,8 +170,8 @@ async fn create(
     let put = store.put_tenant(tenant, entry).await.with_context(|| format!("cannot create the tenant `{name}`"))?;
     for (path, text) in files {
         let draft = draft_of(path);
-        // Another process that starts on this folder may have replaced the draft. Remove the draft only if this process
-        // wrote it.
+        // Another process that starts on this folder may have replaced the draft. The function removes the draft only
+        // if this process wrote the draft.
         let is_ours = fs::read_to_string(&draft).is_ok_and(|draft| draft.trim() == text);
         if put.is_ok() {
             write_secret(path, &format!("{text}\n"))?;
@@ -196,7 +197,7 @@ fn recover_files(tenant: &Tenant, key: &Path, others: &[PathBuf]) -> anyhow::Res
     if key.exists() || !tenant.keys.iter().any(|key| text.split_once('.').is_some_and(|(id, _)| id == key.id)) {
         return Ok(());
     }
-    // Rename the key last, for the same reason as in `create_tenant`.
+    // The function renames the key last, for the same reason as in `create_tenant`.
     for path in others.iter().map(PathBuf::as_path).chain([key]) {
         let draft = draft_of(path);
         if draft.exists() {

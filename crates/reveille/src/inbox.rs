@@ -4,7 +4,8 @@
 //! The leader reads committed entries of the inbox (`reveille.schedule`, `reveille.cancel`) and passes them to the
 //! ordinary operations that create and cancel schedules, the oldest entry first. The leader deletes an entry only after
 //! the effect is durable. An entry is applied twice if two members consider themselves leaders, or if the leader dies
-//! before it deletes the entry. The second application has no effect, because the entry has an incarnation.
+//! before it deletes the entry. The second application has no effect, because both applications use the incarnation in
+//! the entry.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -141,7 +142,7 @@ impl Mover {
                     tracing::error!(id = id.as_str(), "dropped an inbox entry: its schedule never fires");
                     done.push(number);
                 }
-                // Leave this entry and all later entries in the inbox. The next step tries them again.
+                // This entry and all later entries remain in the inbox, and the next step tries them again.
                 Err(CreateRejection::Unreachable) => {
                     self.store.inbox_done(std::mem::take(done)).await?;
                     return Err(StoreError::Unavailable("cannot reach the owner of a schedule".to_owned()));

@@ -77,12 +77,15 @@ pub(crate) async fn restore(runtime: &Runtime, arguments: &RestoreArguments) -> 
     let restored = Progress::new(runtime).during("copying", store_embedded::restore(runtime, from, &store)).await;
     let verified = restored.with_context(|| format!("cannot restore {}", from.display()))?;
     console::line(&control::no_damage(&verified))?;
-    console::line(&format!("restored to {}; start it with `reveille serve --data {0}`", data.display()))?;
+    console::line(&format!(
+        "restored the data to {}; start the server with `reveille serve --data {0}`",
+        data.display()
+    ))?;
     let key = identity::admin_key_path(data);
     if !key.exists() {
         console::line(&format!(
-            "a backup contains no keys: copy the original store.key to {}, without which the server does not start, and \
-             the original admin.key to {}; API keys remain valid",
+            "a backup contains no keys: copy the original store.key to {} (the server does not start without \
+             this file), and the original admin.key to {}; API keys remain valid",
             data.join("store.key").display(),
             key.display()
         ))?;

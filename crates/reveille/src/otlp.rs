@@ -1,4 +1,5 @@
-//! Export of spans to an OpenTelemetry collector. The spans are requests that create schedules, runs, and attempts.
+//! Export of spans to an OpenTelemetry collector. Each span describes a run, an attempt, or a request that creates a
+//! schedule.
 //!
 //! The spans are `tracing` spans with the target [`SPANS`]: `request` (SERVER) in the server, `fire` (INTERNAL) in the
 //! scheduler, `attempt` (CLIENT) in callbacks. This module assigns OTLP ids to the spans and encodes the spans. No

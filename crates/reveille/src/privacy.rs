@@ -12,8 +12,8 @@ use rustix::process::{
 
 /// Disables core files, and prevents other processes of the same user from reading the memory with `ptrace` or /proc.
 ///
-/// Both settings are necessary: the limit does not apply to a core file that the kernel pipes to a program
-/// (`core_pattern`).
+/// Both settings are necessary: the limit on core files does not apply to a core file that the kernel pipes to a
+/// program (`core_pattern`).
 ///
 /// # Errors
 /// Returns an error if the kernel does not apply the two settings.

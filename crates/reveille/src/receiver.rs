@@ -54,7 +54,7 @@ impl Sink for Printer {
         // The text comes from other users, so its control characters must not reach the terminal.
         let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
         let logged = self.log.as_ref().map_or(Ok(()), |mut log| {
-            // Write the line in one call, so that the lines of several connections do not mix.
+            // The sink writes the line in one call, so that the lines of several connections do not mix.
             log.write_all(log_line(at_micros, head, occurrence).as_bytes())
         });
         if let Err(error) = console::line(&text).and(logged) {

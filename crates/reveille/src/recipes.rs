@@ -30,7 +30,7 @@ pub(crate) enum Command {
     /// Kill the command of `elect` at the deadline of the leadership, or when `elect` has ended
     #[command(hide = true)]
     Supervise(supervise::SuperviseArguments),
-    /// Wait for a line from `elect`, then become its command
+    /// Wait for a line from `elect`, then replace this process by the command
     #[command(hide = true)]
     Become(supervise::BecomeArguments),
 }
@@ -88,7 +88,8 @@ impl Engine {
         Ok(all)
     }
 
-    /// Returns the access control list for new nodes: only the creator may access them if it has credentials.
+    /// Returns the access control list for new nodes. If this process has credentials, only clients with the same
+    /// credentials have access. Otherwise all clients have access.
     fn acl(&self) -> Acl {
         if self.credentials_file.is_some() { Acl::Creator } else { Acl::Open }
     }

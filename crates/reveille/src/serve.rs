@@ -56,8 +56,8 @@ pub(crate) struct ServeArguments {
     pub(crate) threads: Option<u16>,
     #[command(flatten)]
     pub(crate) logs: LogArguments,
-    /// Allow debuggers and profilers of the same user, and core files after a crash; they contain keys, secrets and
-    /// payloads
+    /// Allow debuggers and profilers of the same user, and core files after a crash; a debugger and a core file show
+    /// keys, secrets and payloads
     #[arg(long, env = "REVEILLE_DEBUGGABLE")]
     pub(crate) debuggable: bool,
     /// TOML configuration file with lines `NAME = VALUE`, where NAME is the name of a flag without its dashes. An

@@ -1,5 +1,5 @@
 //! File with the URL of a server on this machine. The file is in the data folder of `serve` while `serve` runs.
-//! Commands that are clients of the server read it.
+//! Commands that are clients of the server read this file.
 
 use std::fs;
 use std::io;
@@ -42,7 +42,7 @@ impl UrlFile {
 
 impl Drop for UrlFile {
     fn drop(&mut self) {
-        // Ignore the error, because the file may already be removed.
+        // The drop ignores the error, because another process may already have removed the file.
         let _removed = fs::remove_file(&self.0);
     }
 }

@@ -69,9 +69,9 @@ pub(crate) async fn unlock(
         Some(keyring) => keyring,
         None if registered.is_empty() && may_create => create(runtime, path)?,
         None => bail!(
-            "missing key file {}, which encrypts the secrets in this store: copy it there, or name it with \
+            "missing key file {} with the key of the secrets in this store: copy the file there, or name it with \
              --store-key; all members of a cluster have the same key file, and a restored store needs the key file of \
-             the original",
+             the original store",
             path.display()
         ),
     };
@@ -179,7 +179,7 @@ fn create(runtime: &Runtime, path: &Path) -> anyhow::Result<Keyring> {
     let (_, text) = StoreKey::generate(runtime);
     write_new(path, &format!("{FIRST_LINES}{text}\n")).with_context(|| format!("cannot write {}", path.display()))?;
     tracing::info!(path = %path.display(), "created the key that encrypts the store's secrets; keep a copy of it");
-    // Read the file again, because another process may have created the file first.
+    // The function reads the file again, because another process may have created the file first.
     read(path)?.with_context(|| format!("{} was removed", path.display()))
 }
 
@@ -187,7 +187,8 @@ fn create(runtime: &Runtime, path: &Path) -> anyhow::Result<Keyring> {
 fn write_new(path: &Path, text: &str) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let draft = path.with_extension(format!("draft-{}", std::process::id()));
-    // Remove a draft of an earlier start or of another user, because writing into it would not be safe.
+    // The function removes a draft of an earlier start or of another user, because a write into this draft would not be
+    // safe.
     match fs::remove_file(&draft) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         Ok(()) | Err(_) => {}

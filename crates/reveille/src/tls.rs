@@ -12,8 +12,8 @@ use clap::Args;
 use runtime::Runtime;
 use server::Tls;
 
-/// Time between two checks whether the files changed. Each check reads the whole files, because the modification time
-/// of a link does not change when its target changes.
+/// Time between two checks for changes of the files. Each check reads the whole files, because the modification time of
+/// a link does not change when its target changes.
 const PERIOD: Duration = Duration::from_secs(2);
 
 #[derive(Args, Clone, Debug, Default)]
@@ -107,7 +107,7 @@ impl Certificate {
                 );
             }
         }
-        // Remember the content even if it is invalid, so that the server logs the warning only once.
+        // This assignment stores even invalid content, so that the server logs the warning only once.
         self.read = found;
     }
 }
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn server_beyond_loopback_requires_tls_or_insecure() {
+    fn server_beyond_loopback_requires_tls_or_the_flag_insecure() {
         let open =
             |insecure, listen: &str| TlsArguments { insecure, ..TlsArguments::default() }.open(listen.parse().unwrap());
         for loopback in ["127.0.0.1:80", "127.9.9.9:80", "[::1]:80"] {

@@ -7,8 +7,8 @@
 //! audit logs of the tenants, which start empty in the target.
 //!
 //! No server may run on the source or the target during a copy. A copy does not change the source, except that an
-//! exported folder records the cluster to which it was exported. The target must be empty. After a failed copy, copy
-//! again to another empty target.
+//! exported folder records the cluster to which it was exported. The target must be empty. After a failed copy, the
+//! operator must copy again to another empty target.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -235,7 +235,7 @@ struct Copier<'a> {
     from: &'a dyn Store,
     to: &'a dyn Store,
     encryption: Encryption<'a>,
-    /// Terms of the copying process in the target, by shard.
+    /// Terms with which this process owns the shards of the target, in the order of the shards.
     terms: Vec<Term>,
     /// Dead letters that no user has redriven.
     dead: BTreeSet<Occurrence>,
@@ -246,7 +246,7 @@ struct Copier<'a> {
 }
 
 impl Copier<'_> {
-    /// Copies the due rows of one poller after its watermark, and the schedules of these rows.
+    /// Copies the due rows after the watermark of one poller, and the schedules of these rows.
     async fn copy_due_rows(&mut self, poller: PollerId) -> anyhow::Result<()> {
         let positions = self.from.positions(vec![poller]).await.context("cannot read the positions of a poller")?;
         let mut after = DueBound::Instant(positions.first().map_or(Timestamp::MIN, |positions| positions.done));
@@ -318,7 +318,7 @@ impl Copier<'_> {
             }
             let results = self.to.write(writes).await.context("cannot write runs")?;
             let rejected = results.into_iter().find_map(Result::err);
-            ensure!(rejected.is_none(), "the target rejected a run of {}: {rejected:?}", schedule.id);
+            ensure!(rejected.is_none(), "the target rejected a run of the schedule {}: {rejected:?}", schedule.id);
         }
         Ok(())
     }

@@ -13,9 +13,9 @@ use futures_util::future::BoxFuture;
 pub enum OpenMode {
     /// Opens an existing file for reads only. Fails with `NotFound` if the file does not exist.
     Read,
-    /// Fails with `NotFound` if the file does not exist.
+    /// Opens an existing file for reads and writes. Fails with `NotFound` if the file does not exist.
     ReadWrite,
-    /// Fails with `AlreadyExists` if the file exists.
+    /// Creates a file for reads and writes. Fails with `AlreadyExists` if the file exists.
     CreateNew,
 }
 
@@ -23,7 +23,7 @@ pub enum OpenMode {
 /// poll.
 ///
 /// Bytes survive a crash if a successful [`DiskFile::sync_data`] followed their write. Names survive a crash if a
-/// successful [`Disk::sync_dir`] followed their change. A crash may keep, truncate or lose all other data.
+/// successful [`Disk::sync_dir`] followed their change. A crash may keep, truncate or lose any other data.
 pub trait Disk: Send + Sync + 'static {
     /// Creates a directory and its missing parents. Succeeds if the directory exists.
     fn create_dir_all<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<()>>;

@@ -15,7 +15,7 @@ pub struct MemoryLink {
     latency: Option<RangeInclusive<Duration>>,
     fail_one_in: Option<u32>,
     is_cut: AtomicBool,
-    /// True while the engine's responses are lost.
+    /// True while the link loses the engine's responses.
     loses_responses: AtomicBool,
     /// Wakes all waiting calls when the link works again. This is not a `watch` channel, because the seed does not
     /// determine the order in which such a channel wakes its receivers.

@@ -279,7 +279,7 @@ fn allocate(file: &File, len: u64) -> io::Result<()> {
     while at < len {
         let chunk = usize::try_from(len - at).map_or(CHUNK, |left| left.min(CHUNK));
         file.write_all_at(&zeros[..chunk], at)?;
-        // Sync after each chunk, because one large sync at the end would delay the syncs of other files.
+        // The function syncs after each chunk, because one large sync at the end would delay the syncs of other files.
         file.sync_data()?;
         at += chunk as u64;
     }

@@ -41,8 +41,8 @@ impl TaskSet {
         TaskSet { runtime: runtime.clone(), tasks: Mutex::new(Vec::new()) }
     }
 
-    /// Spawns a task of this set. The set retains an ended task until the set is dropped, so keep tasks of single
-    /// requests in a separate collection.
+    /// Spawns a task of this set. The set retains an ended task until the set is dropped, so callers keep tasks of
+    /// single requests in a separate collection.
     pub fn spawn(&self, name: &'static str, future: impl Future<Output = ()> + Send + 'static) {
         self.add(name, Place::Shared, Box::pin(future));
     }
@@ -57,7 +57,7 @@ impl TaskSet {
         self.tasks.lock().expect("no holder of this lock panics").push((name, handle));
     }
 
-    /// Waits until every task has ended by itself. Returns the end of each task.
+    /// Waits until every task has ended by itself. Returns the way in which each task ended.
     pub async fn join(self) -> Vec<(&'static str, TaskEnd)> {
         let tasks = std::mem::take(&mut *self.tasks.lock().expect("no holder of this lock panics"));
         let mut ends = Vec::with_capacity(tasks.len());
@@ -77,8 +77,8 @@ impl Drop for TaskSet {
 }
 
 impl Runtime {
-    /// Spawns a task and returns its handle to the caller, for many short tasks. Use [`TaskSet::spawn`] for all other
-    /// tasks.
+    /// Spawns a task and returns its handle to the caller, for many short tasks. For other tasks, callers use
+    /// [`TaskSet::spawn`].
     pub fn spawn(&self, name: &'static str, future: impl Future<Output = ()> + Send + 'static) -> TaskHandle {
         self.0.spawn(name, Place::Shared, Box::pin(future))
     }

@@ -1,5 +1,5 @@
 //! Creates, replaces, cancels and redrives schedules. Any member may create a schedule with a generated id. Only the
-//! owner of the shard makes all other changes.
+//! owner of a schedule's shard may change an existing schedule or create a schedule with a chosen id.
 //!
 //! The owner of an id's home shard processes all requests for a chosen id. The owner does not hand the shard over while
 //! such a request is in progress.
@@ -102,7 +102,7 @@ impl Changes {
     /// Creates the schedule, or replaces the schedule with the same id.
     pub(crate) async fn put(&self, request: Create) -> Result<Result<PutResponse, CreateRejection>, OwnerError> {
         let now = self.shared.runtime.now();
-        let id = request.id.clone().expect("a put names an id");
+        let id = request.id.clone().expect("the request of a put contains an id");
         let tenant = request.tenant.id;
         let _ids = self.lock_ids(std::slice::from_ref(&request)).await;
         let Some(mut insert) = self.plan(request, now) else { return Ok(Err(CreateRejection::NeverFires)) };
@@ -111,7 +111,7 @@ impl Changes {
             Arc::make_mut(&mut insert.schedule).poller = existing.poller;
         }
         let response = self.write_put(insert, now, Change::Put).await?;
-        Ok(response.expect("a put without a precondition never fails because of one"))
+        Ok(response.expect("the put has no precondition that could fail"))
     }
 
     /// Puts a schedule as [`Changes::put`] does, if the existing schedule still matches `seen`. Returns `None` if it
@@ -123,7 +123,7 @@ impl Changes {
         timing: Timing,
     ) -> Result<Option<Result<PutResponse, CreateRejection>>, OwnerError> {
         let now = self.shared.runtime.now();
-        let name = (request.tenant.id, request.id.clone().expect("a put names an id"));
+        let name = (request.tenant.id, request.id.clone().expect("the request of a put contains an id"));
         let _ids = self.lock_ids(std::slice::from_ref(&request)).await;
         let existing = self.shared.store.get(vec![name]).await?.pop().flatten();
         // The store compares the versions again in the same step as the change. This check only avoids a write that
@@ -150,7 +150,7 @@ impl Changes {
         let target = insert.due.target;
         match self.write(poller, change(insert)).await? {
             Ok(Written::Put { schedule, position, before }) => {
-                let nominal = schedule.next.expect("a put schedule has a next occurrence");
+                let nominal = schedule.next.expect("the schedule of a put has a next occurrence");
                 let occurrence =
                     Occurrence { incarnation: schedule.incarnation, nominal, revision: schedule.revision, replay: 0 };
                 let key = DueKey { position, occurrence, attempt: 1, target };
@@ -160,7 +160,7 @@ impl Changes {
                 let too_late = !created && self.shared.in_flight.contains(schedule.incarnation);
                 Ok(Some(Ok(PutResponse { schedule, created, too_late })))
             }
-            Ok(Written::Done) => panic!("the store returns the schedule for a put"),
+            Ok(Written::Done) => panic!("the store returns the schedule of a put"),
             Err(WriteRejection::Changed) => Ok(None),
             Err(refusal) => Err(undone_from(refusal)),
         }
@@ -385,7 +385,7 @@ impl Changes {
     }
 }
 
-/// Returns the poller of a schedule that a creator creates now with this id.
+/// Returns the poller for a schedule with this id that is created now.
 pub(crate) fn home_poller(request: &Create, id: &ScheduleId) -> PollerId {
     let tenant = &request.tenant;
     let generation =

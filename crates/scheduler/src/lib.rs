@@ -5,8 +5,8 @@
 //! callbacks: an owner reads due rows a short time ahead of their instants, and the outcome writer writes the outcomes.
 //!
 //! The crates `server` and `callback` contain the HTTP code, `store` contains the storage, and `domain::decide` makes
-//! the decisions about a single schedule. Window, wheel and dispatch queue do no I/O. Invariant: every response
-//! contains only durable facts.
+//! the decisions about a single schedule. The window, the wheel and the dispatch queue do no I/O. Invariant: every
+//! response contains only durable facts.
 
 mod changes;
 mod cluster;

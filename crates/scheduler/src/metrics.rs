@@ -18,7 +18,8 @@ use prometheus_client::registry::Registry;
 use runtime::{Monotonic, Runtime};
 use store::StoreError;
 
-/// Shortest time between two log lines for one kind of failure. If the store is unreachable, thousands of calls fail.
+/// Shortest time between two log lines for one kind of failure. Without this limit, an unreachable store would cause
+/// thousands of log lines.
 const LOG_PERIOD: Duration = Duration::from_secs(5);
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
@@ -49,7 +50,7 @@ pub(crate) struct AttemptLabels {
     result: &'static str,
 }
 
-/// Results of failed attempts, except statuses that are no HTTP statuses. They are also the reasons of dead letters.
+/// Labels for the results of failed attempts, except `status_other`. The labels are also the reasons of dead letters.
 const FAILURES: [&str; 10] = [
     "status_3xx",
     "status_4xx",
@@ -133,7 +134,7 @@ pub(crate) struct Metrics {
     pub(crate) dead_letters: Family<Reason, Counter>,
     pub(crate) missed: Family<Reason, Counter>,
     pub(crate) deferred: Counter,
-    /// Attempts that started late because of their tenant's rate.
+    /// Attempts that started late because their tenant exceeded its rate.
     pub(crate) throttled: Counter,
     pub(crate) open_circuits: Gauge,
     /// Due rows that needed no attempt, because the schedule was cancelled or changed, or the occurrence already had an
@@ -295,7 +296,7 @@ impl Metrics {
 pub(crate) fn count_store_error(metrics: &Metrics, call: &'static str, error: &StoreError) {
     metrics.store_errors.get_or_create(&Call { call }).inc();
     match metrics.store_errors_logged.check(call) {
-        Some(suppressed) => tracing::warn!(call, %error, suppressed, "store call failed; retrying"),
-        None => tracing::debug!(call, %error, "store call failed; retrying"),
+        Some(suppressed) => tracing::warn!(call, %error, suppressed, "store call failed; the scheduler will retry it"),
+        None => tracing::debug!(call, %error, "store call failed; the scheduler will retry it"),
     }
 }

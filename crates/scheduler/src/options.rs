@@ -34,14 +34,14 @@ pub struct Options {
     /// Longest delay that one deferral of a key adds. Default 60 s. With a smaller value, a slow target causes more
     /// writes. With a larger value, rows fire later after the target has recovered.
     pub defer_max: Duration,
-    /// Number of pollers of a tenant that the process creates at its first start. Default 64.
+    /// Number of pollers of a tenant that the process creates at the first start. Default 64.
     pub pollers: u16,
     /// Longest time for which a stop waits for attempts in flight. Default 10 s. With a smaller value, a stop causes
     /// more duplicates. With a larger value, a stop takes longer.
     pub drain: Duration,
     /// Shortest time for which the store retains runs, and ended or cancelled schedules. Default 30 days. After this
-    /// time, a retried put creates its schedule again, and no request can redrive the dead letters. A longer time needs
-    /// more storage. The embedded engine has its own option.
+    /// time, a retried put creates its schedule again, and no request can redrive the schedule's dead letters. A longer
+    /// time needs more storage. The embedded engine has its own option.
     pub history: Duration,
 }
 

@@ -24,7 +24,7 @@ pub enum CreateRejection {
     #[error("a schedule with this id exists")]
     Exists,
     /// The owner may or may not have created the schedule.
-    #[error("cannot reach the owner of this id; retry the request")]
+    #[error("cannot reach the member that owns this schedule id; retry the request")]
     Unreachable,
     #[error("the schedule has no occurrence after now")]
     NeverFires,

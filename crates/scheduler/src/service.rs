@@ -36,7 +36,7 @@ pub struct Scheduler {
     shared: Arc<Shared>,
     changes: Arc<Changes>,
     forwarding: Arc<Forwarding>,
-    /// `None` if no other process uses the store.
+    /// Cluster of this member. `None` if no other process uses the store.
     cluster: Option<Arc<Cluster>>,
     registry: Arc<Registry>,
     running: Arc<Running>,
@@ -72,8 +72,8 @@ impl Stoppable {
 }
 
 impl Scheduler {
-    /// Takes all shards and starts to fire. No other process may use the store. The scheduler adds its metrics to
-    /// `registry`.
+    /// Takes all shards and starts to fire their due rows. No other process may use the store. The scheduler adds its
+    /// metrics to `registry`.
     ///
     /// # Errors
     /// Returns an error if the store fails.
@@ -245,8 +245,8 @@ impl Scheduler {
     /// stopped before it confirmed the placement.
     ///
     /// A full store accepts no write, so this function then does nothing. The embedded store creates a schedule in one
-    /// step and needs no repair. With another engine, a schedule whose creator stopped early may not fire while the
-    /// disk is full.
+    /// step and needs no repair. With another engine, a schedule whose creator stopped early possibly does not fire
+    /// while the disk is full.
     ///
     /// # Errors
     /// Returns an error if the store fails.

@@ -99,8 +99,8 @@ impl Tenants {
         let _moving = shared.moving.lock().await;
         let tenants = shared.store.tenants().await?;
         let before = shared.tenants.pollers().into_iter().collect();
-        // Read the positions before the replacement of the tenants. If this read fails, the next refresh then finds the
-        // same new pollers.
+        // This function reads the positions before it replaces the tenants. If the read fails, the next refresh
+        // therefore finds the same new pollers.
         let pollers = new_pollers(shared, tenants.iter().flat_map(pollers_of), &before).await?;
         if shared.tenants.replace(tenants) {
             send_gained(shared, Gained { pollers, ..Gained::default() }).await;

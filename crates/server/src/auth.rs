@@ -99,7 +99,7 @@ fn caller(app: &AppState, headers: &HeaderMap) -> Result<Caller, Rejected> {
     };
     let key = value.to_str().ok().and_then(bearer).ok_or_else(missing_key)?;
     let Some((key_id, secret)) = key.split_once('.') else {
-        return Err(reject(Code::InvalidCredentials, "not an API key; a key has the form KEY_ID.SECRET"));
+        return Err(reject(Code::InvalidCredentials, "the value is not an API key; a key has the form KEY_ID.SECRET"));
     };
     // The comparison takes constant time, because the digests have the same length. A key's id is not secret.
     let digest: [u8; 32] = Sha256::digest(secret.as_bytes()).into();

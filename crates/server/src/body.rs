@@ -1,7 +1,7 @@
 //! Parsing and checking of schedules in request bodies.
 //!
 //! [`reader`] parses the JSON, and [`check`] converts and checks the fields. Both continue after an error, so that one
-//! response lists all errors. A body that is not JSON is the exception: its first error ends the parsing.
+//! response lists all errors. The parsing of a body that is not JSON ends at the first error.
 
 mod check;
 pub(crate) mod collect;

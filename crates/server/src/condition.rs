@@ -1,11 +1,11 @@
 //! Preconditions: `If-Match`, `If-None-Match` and `ETag` (RFC 9110, sections 8.8.3 and 13).
 //!
 //! A schedule's tag identifies its version. The tag changes with each replacement and with the cancellation. The tag
-//! stays the same when a recurring schedule advances. A caller can read a cancelled schedule, which has a tag, but `*`
-//! does not match this schedule, because its id is free.
+//! stays the same when a recurring schedule advances. A cancelled schedule also has a tag, and a caller can read it.
+//! However, `*` does not match a cancelled schedule, because a client can use its id for another schedule.
 //!
-//! Invariants: The server rejects an unreadable header, because the request would otherwise run without its
-//! precondition. A tag that this API never issued matches nothing.
+//! Invariants: The server rejects a request whose precondition it cannot read. Otherwise the request would run without
+//! its precondition. A tag that this API never issued matches nothing.
 //!
 //! docs/decisions/0065-make-changes-conditional-on-the-version-read.md gives the reasons for the design.
 
@@ -42,7 +42,7 @@ enum Tags {
     These(Vec<ScheduleVersion>),
 }
 
-/// Header whose condition does not hold.
+/// Header of the condition that does not hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Unmet {
     Match,

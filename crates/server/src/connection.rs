@@ -21,8 +21,8 @@ use crate::metrics::Open;
 use crate::routes;
 use crate::state::AppState;
 
-/// Serves a connection until the client closes it, the connection is idle for too long, or a caller cancels `drain` and
-/// the current requests have ended.
+/// Serves a connection until the client closes it or the connection is idle for too long. After a caller cancels
+/// `drain`, the function returns as soon as the current requests have ended.
 pub(crate) async fn serve(
     app: Arc<AppState>,
     router: Router,
@@ -62,8 +62,8 @@ fn builder(app: &AppState) -> Builder {
     builder
 }
 
-/// Records each step of a streamed response as activity. It does not watch a response of known length, because the
-/// server passes such a response to the kernel at once.
+/// Wraps a streamed response so that each step of its body counts as activity. A response of known length needs no
+/// wrapper, because the server passes such a response to the kernel at once.
 fn watched(response: Response<Body>, activity: Arc<Activity>) -> Response<Body> {
     if response.body().size_hint().exact().is_some() {
         return response;

@@ -126,7 +126,7 @@ impl<T: DeserializeOwned> FromRequest<Arc<AppState>> for JsonBody<T> {
 }
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Rejected> {
-    // Reject an array, because serde would accept an array of field values.
+    // The function rejects an array, because serde would accept an array of field values.
     if bytes.trim_ascii_start().first().is_some_and(|first| b"[\"-0123456789tfn".contains(first)) {
         return Err(reject(Code::InvalidRequest, "the body must be a JSON object"));
     }

@@ -15,8 +15,8 @@ use prometheus_client::registry::Registry;
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
 struct RequestLabels {
-    /// Method and path from the routing table. The label omits the path of the request, because the path would yield
-    /// one label value per schedule.
+    /// Method and path pattern from the routing table. The label does not contain the path of the request, because it
+    /// would then have a separate value for each schedule.
     route: &'static str,
     status: u16,
 }
@@ -48,7 +48,11 @@ impl HttpMetrics {
             connections_idle_closed.clone(),
         );
         let batch_lines = Counter::default();
-        registry.register("reveille_http_batch_lines", "Batch lines with a result", batch_lines.clone());
+        registry.register(
+            "reveille_http_batch_lines",
+            "Batch lines whose result the server has written",
+            batch_lines.clone(),
+        );
         let handshakes_failed = Counter::default();
         registry.register(
             "reveille_http_handshakes_failed",
@@ -81,7 +85,7 @@ impl HttpMetrics {
     }
 }
 
-/// Guard of an open connection, which the metrics count.
+/// Guard that counts one open connection in the metrics until its drop.
 pub(crate) struct Open(Gauge);
 
 impl Open {

@@ -52,7 +52,7 @@ pub(crate) fn document(routes: &[Arc<Route>], options: &Options, version: Versio
                 The server confirms a change only after it is durable.",
             "license": { "name": "Apache-2.0", "identifier": "Apache-2.0" },
         },
-        // The paths start at the folder of this document, which a proxy may put below a prefix.
+        // The URL of the API is relative to the URL of this document, because a proxy may add a prefix to both.
         "servers": [{ "url": "." }],
         "tags": [
             { "name": "schedules", "description": "Schedules and their runs" },
@@ -199,8 +199,8 @@ fn callback() -> Value {
     json!({
         "operationId": "callback",
         "summary": "An attempt of a run",
-        "description": "Sent to the schedule's target with its method and headers, at least once for each occurrence. \
-            Receivers drop duplicates by `webhook-id`, and verify one of the signatures.",
+        "description": "The service sends this request to the schedule's target with its method and headers, at least \
+            once for each occurrence. Receivers drop duplicates by `webhook-id`, and verify one of the signatures.",
         "security": [],
         "parameters": [
             header("webhook-id", "Id of the run, the same on every attempt of an occurrence"),
@@ -212,7 +212,8 @@ fn callback() -> Value {
             header("reveille-attempt", "Number of the attempt, from 1"),
             header("reveille-scheduled-at", "Nominal instant of the occurrence"),
             header("reveille-lateness-ms", "Time from the nominal instant to the start of the attempt"),
-            header("reveille-term", "Fencing number, which rises with each owner of the schedule; only compared"),
+            header("reveille-term", "Fencing number, which rises with each new owner of the schedule. Receivers only \
+                compare it"),
             header("traceparent", "W3C Trace Context; the trace id belongs to the run"),
         ],
         "requestBody": {
@@ -222,7 +223,7 @@ fn callback() -> Value {
         "responses": {
             "2XX": { "description": "The run has succeeded." },
             "default": {
-                "description": "The attempt has failed, and is retried after a wait while attempts are left. \
+                "description": "The attempt has failed. The service retries it after a wait while attempts are left. \
                     A response that takes longer than the target's `timeout` counts as a failure too.",
             },
         },

@@ -16,8 +16,8 @@ pub struct Options {
     pub listen: SocketAddr,
     /// Certificate of the server. Default none, which means that the server accepts unencrypted requests.
     pub tls: Option<Tls>,
-    /// Maximum duration of a TLS handshake. Default 5 s. A short timeout rejects distant clients. With a long timeout,
-    /// a stalled client holds a permit for a long time.
+    /// Maximum duration of a TLS handshake. Default 5 s. With a short timeout, the server rejects distant clients. With
+    /// a long timeout, a stalled client holds a permit for a long time.
     pub handshake_timeout: Duration,
     /// Maximum number of concurrent TLS handshakes. Further handshakes wait, and the wait counts toward
     /// `handshake_timeout`. Default 1,024. If the number is too small, stalled clients delay other clients. If it is
@@ -41,7 +41,7 @@ pub struct Options {
     pub limits: Limits,
     /// Maximum bytes of a request body and of one line of a batch. Default 256 KiB. The limit must suffice for the
     /// largest payload and the fields around it. Each current request can use this much memory. An HTTP/1 connection
-    /// has one current request. An HTTP/2 connection has up to [`Options::streams_max`].
+    /// has one current request. An HTTP/2 connection has up to [`Options::streams_max`] current requests.
     pub body_bytes_max: usize,
     /// Maximum bytes of a request's head. Default 16 KiB; at least 8 KiB.
     pub head_bytes_max: usize,
@@ -57,8 +57,8 @@ pub struct Options {
     pub streams_max: u32,
     /// Maximum number of lines in one batch. Default 1,000,000.
     pub batch_lines_max: u64,
-    /// Number of lines that the server passes to the scheduler in one call. Default 500. A low number costs more
-    /// commits. A high number costs memory and delays the first results.
+    /// Number of lines that the server passes to the scheduler in one call. Default 500. A low number causes more
+    /// commits. A high number uses more memory and delays the first results.
     pub batch_group_lines: usize,
     /// Maximum number of concurrent scheduler calls of one batch. Default 4. With one call, the disk is idle while the
     /// server reads lines.

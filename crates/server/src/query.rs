@@ -1,4 +1,4 @@
-//! Query parameters. The server rejects an unknown parameter, because its sender expects an effect.
+//! Query parameters. The server rejects an unknown parameter, because the sender of the parameter expects an effect.
 
 use api::FieldError;
 use axum::extract::FromRequestParts;

@@ -73,8 +73,8 @@ impl Pending {
         let mut reserved = self.take(tenant.id, pending_max, now);
         if reserved.is_none() {
             let active = scheduler.tenants().count_active(tenant.id).await?;
-            // Another request may have read the store during this read. Use its count, because the count includes
-            // reservations.
+            // Another request may have read the store during this read. This request then uses the other request's
+            // count, because that count includes reservations.
             reserved = self.take(tenant.id, pending_max, now).or_else(|| {
                 self.counts().insert(tenant.id, ActiveCount { active, created: 0, read_at: now });
                 self.take(tenant.id, pending_max, now)
@@ -105,7 +105,7 @@ impl Pending {
     }
 
     /// Takes a reservation from a known count. The outer `None` means that the count is unknown or too old. The inner
-    /// `None` means that no quota remains.
+    /// `None` means that the count has reached the quota.
     fn take(&self, tenant: TenantId, pending_max: u32, now: Monotonic) -> Option<Option<Reservation>> {
         let mut counts = self.counts();
         let count = counts.get_mut(&tenant)?;

@@ -124,7 +124,7 @@ pub(crate) fn tenants(
     Route { tag: "tenants", ..schedules(name, id, needs, summary, response) }
 }
 
-/// Creates a route for operators of the service. Its requests need no key.
+/// Creates a route for operators of the service. Requests to this route need no key.
 pub(crate) fn operation(name: &'static str, id: &'static str, summary: &'static str, response: ResponseSpec) -> Route {
     Route { tag: "operation", ..schedules(name, id, Needs::Nothing, summary, response) }
 }

@@ -85,7 +85,7 @@ fn schedule_routes(routes: Routes) -> Routes {
                 "listSchedules",
                 Reader,
                 "List schedules: all, or those with one state, with one label, or due within a range of 24 hours",
-                ok("A page. It may be short although more pages follow", schema_of::<api::SchedulePage>),
+                ok("A page, which may be short although more pages follow", schema_of::<api::SchedulePage>),
             )
             .with(&[Parameter::State, Label, Parameter::Order, DueFrom, DueUntil, Limit, PageToken]),
             listing::list,
@@ -163,7 +163,7 @@ fn schedule_routes(routes: Routes) -> Routes {
                 "PATCH /v1/schedules/{id}",
                 "patchSchedule",
                 Writer,
-                "Change the fields of a schedule that the body names (RFC 7396)",
+                "Change a schedule: replace the fields that the body contains (RFC 7396)",
                 ok("The schedule was changed, or the result of a dry run", summary_or_dry_run),
             )
             .with(CHANGE_PARAMETERS)
@@ -428,8 +428,8 @@ fn operation_routes(routes: Routes) -> Routes {
         )
 }
 
-/// Adds the OpenAPI documents of the routes so far, which are created at the first request, and the page that shows
-/// them.
+/// Adds the OpenAPI documents of the routes that are registered so far, and the page that shows the documents. The
+/// first request creates the documents.
 fn with_pages(routes: Routes) -> Routes {
     let documented = routes.documented.clone();
     let document = |version| {
@@ -460,7 +460,7 @@ impl Routes {
         self.add_at(route.method_and_path().1, route, handler)
     }
 
-    /// Adds a route under another path than the one in its name.
+    /// Adds a route under a path that differs from the path in the route's name.
     fn add_at<T: 'static>(mut self, path: &str, route: Route, handler: impl Handler<T, Arc<AppState>>) -> Self {
         let method = Method::from_bytes(route.method_and_path().0.as_bytes()).ok();
         let filter = method.and_then(|method| method.try_into().ok()).expect("a route's name starts with a method");

@@ -214,7 +214,7 @@ impl Shared {
         None
     }
 
-    /// Checks whether tasks loop endlessly, and advances time by the duration of a poll.
+    /// Panics if tasks loop endlessly. Advances time by the duration of a poll.
     fn after_poll(&self) {
         let due = {
             let mut core = self.lock();
@@ -248,12 +248,14 @@ impl Shared {
             let Some(at) = core.timers.first_key_value().map(|((at, _), _)| *at) else {
                 let waiting = core.waiting_tasks();
                 drop(core);
-                panic!("deadlock: no task is runnable and no timer is set; waiting: the scenario, {waiting}");
+                panic!("deadlock: no task is runnable and no timer is set; waiting tasks: the scenario, {waiting}");
             };
             if at > core.time_limit {
                 let (limit, waiting) = (core.time_limit, core.waiting_tasks());
                 drop(core);
-                panic!("the simulation exceeded {limit:?} (see `set_time_limit`); waiting: the scenario, {waiting}");
+                panic!(
+                    "the simulation exceeded {limit:?} (see `set_time_limit`); waiting tasks: the scenario, {waiting}"
+                );
             }
             core.advance_to(at)
         };
@@ -277,7 +279,7 @@ struct Running<'a>(&'a Shared);
 impl Drop for Running<'_> {
     fn drop(&mut self) {
         self.0.lock().running = false;
-        // The scenario's future no longer exists, so remove it from the ready list.
+        // The scenario's future no longer exists, so its id must leave the ready list.
         self.0.ready.lock().retain(|id| *id != ROOT);
     }
 }

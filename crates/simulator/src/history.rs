@@ -5,8 +5,8 @@
 //! outcome. [`History::verdict`] compares the promises with the observations. The history reads true time, the members'
 //! clocks and their interruptions from the simulation.
 //!
-//! Out of scope: the order between schedules, lateness, the number of attempts, and the instants of a series after the
-//! end of its [`Expected`] instants.
+//! The history does not check the order between schedules, the lateness of callbacks or the number of attempts. It also
+//! does not check the instants of a series after the end of the [`Expected`] instants.
 
 #[cfg(test)]
 mod tests;
@@ -256,7 +256,7 @@ impl History {
     /// Computes the verdict and asserts that it has no violations.
     ///
     /// # Panics
-    /// Panics if a promise was broken, with all violations.
+    /// Panics if the run broke a promise. The message lists all violations.
     pub fn check(&self) -> Verdict {
         let verdict = self.verdict();
         assert!(verdict.violations.is_empty(), "{verdict}");

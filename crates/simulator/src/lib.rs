@@ -1,7 +1,7 @@
 //! Simulated world that a seed determines. It implements [`runtime::World`] for any number of members, with clocks and
 //! disks. Scenarios inject crashes, pauses, clock jumps and disk faults. A developer can replay every run.
 //!
-//! Out of scope: the interruption of a task during a poll, real time, and threads.
+//! The simulated world does not interrupt a task during a poll. It uses neither real time nor threads.
 //!
 //! ```
 //! use std::path::Path;

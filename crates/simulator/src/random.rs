@@ -52,7 +52,8 @@ impl Random {
 
     /// Returns true with this probability, from 0 (never) to 1 (always).
     pub fn chance(&mut self, probability: f64) -> bool {
-        // With a probability of 0, draw no number, so that a disabled fault does not change the rest of the run.
+        // With a probability of 0, the generator draws no number, so that a disabled fault does not change the rest of
+        // the run.
         probability > 0.0 && ((self.bits() >> 11) as f64) < probability * (1_u64 << 53) as f64
     }
 
@@ -72,7 +73,8 @@ impl Random {
     }
 }
 
-/// Returns the number of nanoseconds, at most 584 years, because a simulation cannot count more.
+/// Returns the duration in nanoseconds. A longer duration than 584 years becomes 584 years, because a `u64` cannot
+/// represent it.
 pub(crate) fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX - 1)
 }

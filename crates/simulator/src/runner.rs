@@ -130,7 +130,7 @@ pub struct Caught {
 /// The same scenario without the bug must succeed with the same seeds. [`run_seeds`] checks this.
 ///
 /// # Panics
-/// Panics if the bug is not caught.
+/// Panics if no run detects the bug.
 pub fn assert_caught(
     mutant: impl fmt::Debug,
     symptom: &str,

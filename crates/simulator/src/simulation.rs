@@ -1,4 +1,4 @@
-//! Simulation and its handle. With the handle, a scenario controls members, clocks, disks and time.
+//! Simulation and its handle. A scenario uses the handle to control members, clocks, disks and time.
 
 use std::collections::BTreeSet;
 use std::future::poll_fn;
@@ -37,9 +37,12 @@ impl Simulation {
     /// Runs the world until `scenario` is ready.
     ///
     /// # Panics
-    /// Panics if a task panics (unless [`Handle::tolerate_panics`] was called); if no task can ever become runnable,
-    /// with the names of the waiting tasks; if tasks wake each other endlessly at one instant; if a limit of time or
-    /// polls is exceeded.
+    /// Panics in these cases:
+    ///
+    /// - A task panics, and the scenario has not called [`Handle::tolerate_panics`].
+    /// - No task can ever become runnable. The message contains the names of the waiting tasks.
+    /// - Tasks wake each other endlessly at one instant.
+    /// - The run exceeds the limit of time or the limit of polls.
     pub fn run_until<F: Future>(&self, scenario: F) -> F::Output {
         self.shared.run(scenario)
     }
@@ -83,7 +86,7 @@ impl Handle {
     /// Returns the runtime of a member that is up. The first call creates and starts the member.
     ///
     /// # Panics
-    /// Panics if the member is down; use [`Handle::restart`].
+    /// Panics if the member is down. [`Handle::restart`] starts a member that is down.
     #[must_use]
     pub fn member(&self, name: &str) -> Runtime {
         let index = {
@@ -118,9 +121,9 @@ impl Handle {
         self.runtime(index)
     }
 
-    /// Cuts the member's power. This drops the member's tasks, and any part of its unsynced data may be lost. Has no
-    /// effect if the member is down. If one of the member's own tasks calls this function, the crash takes effect at
-    /// the task's next await.
+    /// Cuts the member's power. The simulation drops the member's tasks, and may lose any part of the member's unsynced
+    /// data. If the member is down, this function has no effect. If one of the member's own tasks calls this function,
+    /// the crash takes effect at the task's next await.
     pub fn crash(&self, name: &str) {
         let index = self.with(name, |_, index| index);
         self.shared.take_down(index, DownReason::Crash);
@@ -239,7 +242,7 @@ impl Handle {
     /// Waits until `condition` returns true. Checks the condition every millisecond at first, and less often later.
     ///
     /// # Panics
-    /// Panics if the condition does not hold within `limit`; the message contains `description`.
+    /// Panics if the condition does not hold within `limit`. The message contains `description`.
     pub async fn wait_until(&self, description: &str, limit: Duration, mut condition: impl FnMut() -> bool) {
         let started = self.elapsed();
         let mut period = Duration::from_millis(1);
@@ -298,7 +301,7 @@ impl Handle {
         self.shared.lock().polls()
     }
 
-    /// Returns a hash of all events so far. It is equal for equal seeds and equal code.
+    /// Returns a hash of all events so far. Two runs of the same code with the same seed have the same hash.
     #[must_use]
     pub fn trace_hash(&self) -> u64 {
         self.shared.lock().trace.hash()
@@ -338,7 +341,7 @@ impl VolumeHandle {
         let mut core = self.shared.lock();
         let volume = &mut core.members[self.member].volume;
         let flipped = volume.find(path).is_ok_and(|inode| volume.flip_bit(inode, offset, bit));
-        assert!(flipped, "the file has no byte at offset {offset}: {}", path.display());
+        assert!(flipped, "the file {} has no byte at offset {offset}", path.display());
         core.incident(self.member, crate::Incident::BitFlip, &format!("{} at {offset}", path.display()));
     }
 

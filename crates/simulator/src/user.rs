@@ -42,7 +42,7 @@ pub(crate) async fn put_tenant(store: &dyn Store, tenant: Tenant) -> Result<(), 
     store.put_tenant(tenant, entry).await.map(|put| put.expect("no other process creates the tenant"))
 }
 
-/// Returns the spec of a random schedule, which is due soon, recurring or overdue.
+/// Returns a random spec. Its schedule is due soon, overdue or recurring.
 pub(crate) fn spec(random: &mut Random, now: Timestamp) -> Spec {
     let target = random.below(3);
     Spec {

@@ -270,7 +270,7 @@ impl Drive {
         let ours = only(engine.take(vec![shard]).await.expect("the engine mints terms"));
         let models = only(model.take(vec![shard]).await.expect("the model does not fail"));
         let [_, last] = self.terms.get(&shard).copied().unwrap_or_default();
-        assert!(last.is_none_or(|(before, _)| ours > before), "a new term is higher than every earlier term: {ours:?}");
+        assert!(last.is_none_or(|(before, _)| ours > before), "the new term {ours:?} is higher than all earlier terms");
         self.terms.insert(shard, [last, Some((ours, models))]);
     }
 

@@ -91,7 +91,7 @@ impl Shared {
     pub(crate) fn full_error(&self) -> StoreError {
         let free = self.free_bytes.get();
         let floor = self.options.free_bytes_floor;
-        StoreError::Full(format!("{free} bytes are free, {floor} bytes must stay free"))
+        StoreError::Full(format!("only {free} bytes are free, but {floor} bytes must stay free"))
     }
 
     /// Converts the error of an entry that the journal rejected into a store error.

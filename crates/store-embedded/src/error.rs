@@ -8,7 +8,7 @@ pub enum OpenError {
     /// The journal is damaged, locked by another process, or cannot be read.
     #[error(transparent)]
     Journal(#[from] journal::OpenError),
-    #[error("{what} in {}; nothing was changed: copy the data folder aside, then restore it from a backup", .dir.display())]
+    #[error("{what} in {}; the store changed no file: copy the data folder, then restore a backup", .dir.display())]
     Damaged { dir: PathBuf, what: String },
     #[error("the index kind in {} differs from the kind in the options; set the option to the kind of the existing index", .dir.display())]
     OtherIndex { dir: PathBuf },

@@ -142,7 +142,7 @@ fn an_insert(number: u128) -> Insert {
 }
 
 #[test]
-fn store_without_stored_counts_counts_its_active_schedules() {
+fn store_counts_its_active_schedules_if_no_count_is_stored() {
     let dir = tempfile::tempdir().unwrap();
     on_real(async |runtime| {
         let subject = Killed::new(runtime, dir.path(), options(1 << 30));
@@ -204,7 +204,7 @@ async fn make_unlisted(runtime: &Runtime, dir: &Path, options: &Options) {
 }
 
 #[test]
-fn opening_lists_the_schedules_of_an_earlier_build() {
+fn opening_creates_listings_for_schedules_of_earlier_build() {
     let dir = tempfile::tempdir().unwrap();
     on_real(async |runtime| {
         // The options leave the last entries only in the journal, so that the open replays them.

@@ -9,7 +9,7 @@
 
 // The thread of a test may wait, read a clock and start programs. The crate `runtime` replaces these functions only for
 // the tested code.
-#![expect(clippy::disallowed_methods, reason = "this crate is not part of the product; see above")]
+#![expect(clippy::disallowed_methods, reason = "only tests, benches and chores use this crate")]
 
 mod cache;
 mod certificate;

@@ -38,7 +38,7 @@ class Inbox:
         self.callbacks = asyncio.Queue()
 
     async def endpoint(self, request):
-        # The signature covers the raw bytes of the body, so `request.json()` or a model of the body is not enough.
+        # The signature covers the raw bytes of the body, so a parsed body such as `request.json()` does not suffice.
         return Response(status_code=self.receive(request.headers, await request.body()))
 
     def receive(self, headers, body):

@@ -31,7 +31,10 @@ pub(super) fn build(mutant: Option<Mutant>) -> anyhow::Result<PathBuf> {
     // The copy is usually within the checkout, but git must not treat the copy as part of the checkout.
     apply.args(["apply", "mutant.patch"]).current_dir(&copy).env("GIT_CEILING_DIRECTORIES", target.join("chaos"));
     let status = apply.status().context("cannot start git")?;
-    ensure!(status.success(), "xtask/src/chaos/mutants/{name}.patch does not apply to the code; create it again");
+    ensure!(
+        status.success(),
+        "xtask/src/chaos/mutants/{name}.patch does not apply to the code; create the patch again"
+    );
     // All mutants share one build folder, so that cargo builds unchanged crates once.
     let mutants_target = target.join("chaos/target");
     cargo(&copy, &mutants_target)?;
@@ -76,7 +79,7 @@ mod tests {
         for name in ["unfenced", "no-drain"] {
             let patch = format!("xtask/src/chaos/mutants/{name}.patch");
             let status = Command::new("git").args(["apply", "--check", &patch]).current_dir(stage::root()).status();
-            assert!(status.unwrap().success(), "{patch} does not apply to the code; create it again");
+            assert!(status.unwrap().success(), "{patch} does not apply to the code; create the patch again");
         }
     }
 }

@@ -28,7 +28,7 @@ const EVERY_MS: u64 = 2_000;
 const RECURRING_MS: (u64, u64) = (10_000, 40_000);
 /// Maximum number of live schedules that a client remembers.
 const REMEMBERED_MAX: usize = 200;
-/// Time before its due instant within which a client rarely changes a one-shot schedule.
+/// Time before the due instant of a one-shot schedule. Within this time, a client rarely changes the schedule.
 const NEAR_MS: u64 = 100;
 
 /// Target, members and log that all clients share.
@@ -100,7 +100,7 @@ impl Client {
         let mut next = Instant::now() + period.mul_f64(self.random.between(0, 100) as f64 / 100.0);
         while !self.workload.is_over.load(Ordering::Relaxed) {
             thread::sleep(next.saturating_duration_since(Instant::now()));
-            // Drop the requests that the client could not send in time.
+            // The client drops the requests that it could not send in time.
             next = (next + period).max(Instant::now());
             self.act();
         }
@@ -204,13 +204,13 @@ impl Client {
                 return Some(known);
             }
         }
-        // The recurring schedule may exist, so remember it and cancel it later.
+        // The recurring schedule may exist, so the client remembers it and cancels it later.
         known.at_ms.is_none().then_some(known)
     }
 
     fn cancel(&mut self, known: &Known) {
         let path = format!("/v1/schedules/{}", known.id);
-        // A recurring schedule does not end by itself, so try its cancellation more often.
+        // A recurring schedule does not end by itself, so the client tries its cancellation more often.
         let tries_max = if known.at_ms.is_none() { 4 * TRIES_MAX } else { TRIES_MAX };
         for _ in 0..tries_max {
             let request = self.request(Operation::Cancel, known, "DELETE", &path, "");

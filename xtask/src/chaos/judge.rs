@@ -123,8 +123,7 @@ impl Request {
     }
 }
 
-/// Time after the target's response within which an outcome becomes durable, and time within which it reaches another
-/// member.
+/// Maximum times from the target's response until the outcome is durable, and until the outcome reaches another member.
 const DURABLE_MS: u64 = 1_000;
 const HANDOVER_MS: u64 = 200;
 /// Time that a restored connection needs to recover, in addition to the length of the cut.
@@ -225,8 +224,8 @@ pub(super) struct Verdict {
     /// Duplicates that a fault explains, by the number of the fault. The first count is for callbacks of the fault's
     /// own member, and the second count is for callbacks of other members.
     pub(super) duplicates: BTreeMap<usize, (u64, u64)>,
-    /// Callbacks that arrived after the response to a cancellation although their sender sent them before it. A cut or
-    /// a pause of the sender delayed them.
+    /// Callbacks that arrived after the response to a cancellation although their sender sent them before that
+    /// response. A cut or a pause of the sender delayed them.
     pub(super) delayed: u64,
     /// Callbacks of versions whose request had no response. The owner may have applied this request after the
     /// cancellation.

@@ -68,7 +68,7 @@ pub(super) struct Request {
     pub(super) answered_ms: u64,
     pub(super) answer: Answer,
     pub(super) status: u16,
-    /// Service's id of the schedule.
+    /// Id that the service gives the schedule.
     pub(super) id: Option<String>,
     /// First due instant in the response.
     pub(super) next_ms: Option<u64>,

@@ -127,7 +127,7 @@ fn ip(arguments: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Shell that waits for the end of this process, which closes the pipe between them.
+/// Shell that waits until this process ends. The end of the process closes the pipe between the process and the shell.
 struct Guard {
     shell: Child,
     pipe: Option<ChildStdin>,
@@ -149,7 +149,8 @@ impl Guard {
 
         let mut command = Command::new("sh");
         command.args(["-c", GUARD, "guard", &number.to_string()]).args(members).current_dir("/");
-        // Use a separate process group, so that a signal from the terminal stops this process but not the shell.
+        // The shell has a separate process group, so that a signal from the terminal stops this process but not the
+        // shell.
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
         let mut shell = command.spawn().context("cannot start sh")?;
         let pipe = shell.stdin.take();

@@ -30,7 +30,7 @@ pub(super) struct Step {
 pub(super) struct Plan {
     random: Random,
     hurry: bool,
-    /// Kinds that remain in this round. Each round contains every kind once.
+    /// Kinds of faults that remain in this round. Each round contains every kind once.
     bag: Vec<Kind>,
     before: Option<Step>,
 }
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn plan_of_sixty_steps_has_each_kind_five_times() {
+    fn plan_of_sixty_steps_has_each_kind_of_fault_five_times() {
         for seed in 0..100 {
             let steps = steps(seed, 60);
             for kind in Kind::ALL {

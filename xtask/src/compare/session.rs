@@ -109,13 +109,14 @@ pub(super) fn responses(binary: &Path, requests: &[Request]) -> anyhow::Result<V
             known.insert(name.clone(), found.to_owned());
         }
         responses.push(response);
-        // The server orders listings by creation time in milliseconds, so leave a gap between two creations.
+        // The server orders listings by creation time in milliseconds, so the session leaves a gap between two
+        // creations.
         std::thread::sleep(Duration::from_millis(2));
     }
     Ok(responses)
 }
 
-/// Returns the request's bytes. Values replace the placeholders in double braces.
+/// Returns the request's bytes. The function replaces each placeholder in double braces by a captured value.
 fn request_bytes(request: &Request, known: &BTreeMap<String, String>) -> anyhow::Result<Vec<u8>> {
     let body = expand(&request.body, known)?;
     let mut text = format!("{} {} HTTP/1.1\r\nhost: reveille\r\nconnection: close\r\n", request.method, request.path);
@@ -198,7 +199,7 @@ fn receive() -> anyhow::Result<String> {
                 let response = format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
                 stream.write_all(response.as_bytes())?;
                 stream.shutdown(std::net::Shutdown::Write)?;
-                // Read the rest of the request, because unread data would reset the connection.
+                // The target reads the rest of the request, because unread data would reset the connection.
                 stream.read_to_end(&mut Vec::new()).map(drop)
             });
         }

@@ -24,9 +24,9 @@ type Version = (u32, u32);
 /// Stripped binary.
 pub(super) struct Program {
     pub(super) path: PathBuf,
-    /// Paths of its libraries on this machine, in the order of their names.
+    /// Paths of the program's libraries on this machine, in the order of the libraries' names.
     pub(super) libraries: Vec<PathBuf>,
-    /// Oldest version of glibc that it can run with.
+    /// Oldest version of glibc with which the program can run.
     pub(super) glibc: Version,
 }
 
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn newest_symbol_version_decides_the_version_of_glibc() {
+    fn newest_symbol_version_is_the_required_version_of_glibc() {
         let headers = "required from libm.so.6:\n 0x0 0x00 06 GLIBC_2.29\n required from libc.so.6:\n\
             0x0 0x00 03 GLIBC_2.2.5\n 0x0 0x00 02 GLIBC_2.34\n 0x0 0x00 05 GCC_4.2.0\n 0x0 00 0 GLIBC_PRIVATE\n";
         assert_eq!(glibc(headers).expect("a version"), (2, 34));
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn libraries_are_the_paths_that_ldd_prints() {
+    fn library_parser_returns_the_paths_that_ldd_prints() {
         let ldd = "\tlinux-vdso.so.1 (0x00007ff6)\n\tlibm.so.6 => /lib/x86_64-linux-gnu/libm.so.6 (0x00007f)\n\
             \tlibssl.so.3 => not found\n\t/lib64/ld-linux-x86-64.so.2 (0x0007)\n";
         let libraries = libraries(ldd);

@@ -1,6 +1,6 @@
 # Starts a server in a root folder, schedules a callback to the server's own receiver, and prints the callback's line of
-# the log. bash runs the script in its own network and process namespace, so the kernel ends the server with it.
-# Arguments: USER:GROUP ROOT COMMAND...
+# the log. bash runs the script in its own network and process namespace, so the kernel ends the server when the script
+# ends. Arguments: USER:GROUP ROOT COMMAND...
 set -eu
 user=$1 root=$2
 shift 2

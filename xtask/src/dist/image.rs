@@ -133,7 +133,8 @@ fn manifest(configuration: &Value, layer: &Value) -> Value {
     })
 }
 
-/// Returns the index with the tag of the image. Engines that load the archive use the second annotation as its name.
+/// Returns the index with the tag of the image. Engines that load the archive use the second annotation as the name of
+/// the image.
 fn index(release: &Release, mut manifest: Value) -> Value {
     manifest["platform"] = json!({ "os": "linux", "architecture": release.architecture });
     manifest["annotations"] = json!({

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn document_shows_a_shared_text_once() {
+    fn licence_document_shows_a_shared_text_once() {
         let packages = [package(Path::new("/"), "MIT")];
         let users = BTreeSet::from(["one v1.2.3".to_owned(), "two v2.0.0".to_owned()]);
         let document = document(&packages, &BTreeMap::from([("Permission is granted".to_owned(), users)]));

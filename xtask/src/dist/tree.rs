@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unit_starts_the_binary_under_the_prefix() {
+    fn systemd_unit_starts_the_binary_under_the_prefix() {
         let text = source("reveille.service").expect("the unit");
         let start = |prefix| {
             let unit = unit(&text, prefix);

@@ -20,7 +20,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// Script that starts a server in a root folder and waits for a callback.
 const CALLBACK: &str = "xtask/src/dist/callback.sh";
 
-/// Programs inside the clean system.
+/// Search path for programs inside the clean system.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Start of the line with the server's command in a unit.
@@ -77,7 +77,7 @@ fn try_package(name: &str, base: Option<&Path>, install: Install, release: &Rele
     Ok(())
 }
 
-/// Runs the server and returns the line of its log with the callback.
+/// Runs the server and returns the log line about the callback.
 fn await_callback(installed: &Installed) -> anyhow::Result<String> {
     let mut command = Command::new("timeout");
     command.args([&format!("{}s", LIMIT.as_secs()), "unshare", "--net", "--pid", "--fork", "--kill-child"]);
@@ -127,7 +127,7 @@ fn unpack_image(release: &Release, folder: &Path) -> anyhow::Result<Installed> {
     let configuration = std::fs::read(bundle.join("config.json"))?;
     let Runtime { process } = serde_json::from_slice(&configuration).context("cannot parse config.json of umoci")?;
     ensure!(process.user.uid != 0, "the image runs the server as root");
-    ensure!(process.cwd == "/var/lib/reveille", "the image starts the server in {}", process.cwd);
+    ensure!(process.cwd == "/var/lib/reveille", "the image starts the server in the wrong folder {}", process.cwd);
     let mut server = process.args;
     server.extend(["serve", "--data", &process.cwd].map(str::to_owned));
     let user = format!("+{}:+{}", process.user.uid, process.user.gid);
@@ -153,7 +153,7 @@ struct User {
     gid: u32,
 }
 
-/// Checks the libraries of the binary, and the files that it does not need to run.
+/// Checks the libraries of the binary, the man pages and the unit, and checks that the system contains no compiler.
 fn check_files(root: &Path, prefix: &Path) -> anyhow::Result<()> {
     let program = Path::new("/").join(prefix.strip_prefix(root)?).join("bin/reveille");
     let libraries = binary::libraries(&inside(root, &["ldd", &program.display().to_string()])?);

@@ -189,7 +189,7 @@ fn of_package(package: &Package) -> Vec<Finding> {
     let broken = package.dependencies.iter().filter(breaks);
     broken
         .map(|dependency| {
-            finding(format!("must not depend on {}; see the rules in xtask/src/tidy/arrows.rs", dependency.name))
+            finding(format!("this crate must not use {}; see the rules in xtask/src/tidy/arrows.rs", dependency.name))
         })
         .collect()
 }
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn rule_finds_dependency_on_a_higher_crate() {
+    fn rule_finds_dependency_on_a_crate_of_a_higher_layer() {
         assert_eq!(count(package("scheduler", &[("store", None, true)])), 0);
         assert_eq!(count(package("store", &[("scheduler", None, true)])), 1);
         assert_eq!(count(package("scheduler", &[("store-embedded", None, true)])), 1);

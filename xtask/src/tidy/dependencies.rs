@@ -141,7 +141,7 @@ pub(super) fn findings(file: &File, policy: &Policy, graph: &Graph) -> Vec<Findi
         }
         let Some(source) = &it.source else {
             for dependency in it.dependencies.iter().filter(|it| it.req == "*" && it.path.is_none()) {
-                report(format!("takes any version of {}", dependency.name));
+                report(format!("accepts any version of the package {}", dependency.name));
             }
             continue;
         };
@@ -168,7 +168,7 @@ pub(super) fn findings(file: &File, policy: &Policy, graph: &Graph) -> Vec<Findi
     }
     let gone = policy.bans.skip.iter().filter(|named| !versions.contains_key(named.name.as_str()));
     found.extend(
-        gone.map(|named| file.finding(0, format!("{} is no dependency any more; remove it from `skip`", named.name))),
+        gone.map(|named| file.finding(0, format!("{} is no longer a dependency; remove it from `skip`", named.name))),
     );
     found
 }
@@ -187,7 +187,7 @@ type Words<'a> = std::iter::Peekable<std::str::SplitWhitespace<'a>>;
 fn either(words: &mut Words<'_>, allowed: &BTreeSet<String>) -> bool {
     let mut is_allowed = both(words, allowed);
     while words.next_if_eq(&"OR").is_some() {
-        // Do not use `||`, which might not consume the words of the second operand.
+        // This line avoids `||`, because that operator would not always consume the words of the second operand.
         is_allowed |= both(words, allowed);
     }
     is_allowed
@@ -274,7 +274,7 @@ mod tests {
         assert_eq!(bad("name", r#""openssl-sys""#), ["openssl-sys 1.0.0 is banned"]);
         let ours =
             r#"[{"name":"ours","license":null,"source":null,"dependencies":[{"name":"a","req":"*","path":null}]}]"#;
-        assert_eq!(found(ours), ["ours 1.0.0 takes any version of a"]);
+        assert_eq!(found(ours), ["ours 1.0.0 accepts any version of the package a"]);
         let two = r#"{"name":"good","license":"MIT","source":"registry+https://registry.example","version":"2.0.0"}"#;
         assert_eq!(found(&format!("[{GOOD},{two}]")), ["good is present in versions 1.0.0 and 2.0.0"]);
     }

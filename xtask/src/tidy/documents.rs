@@ -212,7 +212,7 @@ fn page_of(page: &File, files: &[File]) -> Result<String, Finding> {
         let is_fence = |(_, line): &(usize, &str)| line.starts_with("```");
         let is_skipped = lines.find(is_fence).and_then(|_| lines.find(is_fence)).is_some();
         if !is_skipped {
-            return Err(page.finding(at, "no fenced block follows; write an empty one"));
+            return Err(page.finding(at, "no fenced block follows this line; write an empty block"));
         }
     }
     Ok(text)
@@ -229,7 +229,7 @@ fn part(text: &str, name: &str) -> Option<String> {
 }
 
 fn stale_pages(files: &[File]) -> Vec<Finding> {
-    let stale = |page: &File| page.finding(0, "its code differs from the tested file; run `cargo xtask index`");
+    let stale = |page: &File| page.finding(0, "the code in this document is outdated; run `cargo xtask index`");
     let findings = pages_of(files).filter_map(|(page, text)| match text {
         Ok(text) => (page.text != text).then(|| stale(page)),
         Err(finding) => Some(finding),

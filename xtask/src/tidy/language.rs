@@ -1,4 +1,5 @@
-//! Phrases that a reader new to the project must read twice, in comments, documents, string literals, test names and commit subjects.
+//! Check for phrases that a reader new to the project must read twice. The check covers comments, documents, string
+//! literals, test names and commit subjects.
 
 use std::path::Path;
 use std::process::Command;
@@ -46,7 +47,7 @@ const CONTINUES: &str = "write: continue";
 /// Words that cannot start a doc comment.
 const STARTS: [&str; 7] = ["Of", "What", "How", "Whether", "Who", "Whose", "Those"];
 
-/// Words before a `who` that has no noun.
+/// Words after which a `who` has no noun.
 const BEFORE_WHO: [&str; 14] =
     ["and", "as", "but", "by", "for", "from", "if", "of", "only", "or", "than", "that", "to", "with"];
 
@@ -81,7 +82,7 @@ fn in_file(file: &File) -> Vec<Finding> {
     for prose in prose::of_file(&file.path, &file.text) {
         let mut hits = in_prose(&prose);
         hits.retain(|(_, phrase, _)| !is_allowed(phrase));
-        // Report only one finding for each line.
+        // The check reports only one finding for each line.
         hits.dedup_by_key(|(line, _, _)| *line);
         found
             .extend(hits.into_iter().map(|(line, phrase, advice)| file.finding(line, format!("`{phrase}`: {advice}"))));
@@ -223,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn check_covers_the_start_of_a_doc_comment() {
+    fn check_finds_forbidden_first_words_of_doc_comments() {
         for word in STARTS {
             assert_eq!(whats("a.rs", &format!("/// {word} the row.\n")), [(1, word.to_owned())]);
             assert_eq!(whats("a.rs", &format!("// {word} the row?\n")), []);
@@ -232,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn check_finds_long_subject_and_final_period() {
+    fn check_finds_long_commit_subject_and_final_period() {
         assert_eq!(in_subject("1", "store: add the row"), []);
         assert_eq!(in_subject("1", &"a".repeat(73)).len(), 1);
         assert_eq!(in_subject("1", "store: add the row.").len(), 1);

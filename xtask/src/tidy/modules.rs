@@ -220,8 +220,8 @@ fn is_name(word: &str) -> bool {
     word.starts_with(|c: char| c.is_alphabetic() || c == '_')
 }
 
-/// Splits a text into names, `::` and single characters, without comments, literals, and the tests at the end of the
-/// file.
+/// Splits a text into names, `::` and single characters. The result omits comments, literals, and the tests at the end
+/// of the file.
 fn words(text: &str) -> Vec<&str> {
     let text = text.split_once("#[cfg(test)]\nmod tests {").map_or(text, |(code, _)| code);
     let bytes = text.as_bytes();
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn check_accepts_a_listed_pair() {
+    fn check_accepts_a_listed_pair_of_modules() {
         let files =
             [File::new("crates/a/src/b.rs", "use crate::c::C;"), File::new("crates/a/src/c.rs", "use crate::b::B;")];
         let modules: BTreeMap<Module, &File> =

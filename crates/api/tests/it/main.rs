@@ -1,4 +1,4 @@
-//! Wire format of the API types.
+//! Tests of the wire format of the API types.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ fn schedule_summary_round_trips() {
 }
 
 #[test]
-fn cancellation_has_three_results() {
+fn cancel_response_has_one_of_three_results() {
     let json = |result, decided_by| serde_json::to_string(&Cancelled { result, decided_by }).unwrap();
     assert_eq!(json(CancelResult::Cancelled, None), r#"{"result":"cancelled"}"#);
     assert_eq!(json(CancelResult::TooLate, None), r#"{"result":"too_late"}"#);
@@ -57,7 +57,7 @@ fn cancellation_has_three_results() {
 
 proptest! {
     #[test]
-    fn time_text_equals_text_of_the_calendar_library(millis in 0..253_402_207_200_000_i64) {
+    fn formatted_time_equals_output_of_the_calendar_library(millis in 0..253_402_207_200_000_i64) {
         let written = Time(millis).to_string();
         let instant = jiff::Timestamp::from_millisecond(millis).unwrap();
         prop_assert_eq!(&written, &format!("{instant:.3}"));

@@ -61,9 +61,9 @@ struct CandidateProcess {
     trees: Arc<dyn Trees>,
     options: SessionOptions,
     client: Client,
-    /// Candidates by path and id.
+    /// Running candidates, each under its path and id.
     candidates: BTreeMap<String, ActiveCandidate>,
-    /// Pairs by path.
+    /// Pairs of candidates, each under its path.
     pairs: BTreeMap<String, Pair>,
 }
 
@@ -83,7 +83,7 @@ impl CandidateProcess {
                 let candidate =
                     self.candidates.remove(&format!("{path} {id}")).context("no candidate has this path and id")?;
                 candidate.stop.cancel();
-                candidate.resigned.await.context("the candidate did not resign")?;
+                candidate.resigned.await.context("the candidate failed before it resigned")?;
             }
             ["touch", path] => {
                 self.client.session().await?.exists(&NodePath::new(path)?).await?;
@@ -117,7 +117,7 @@ impl CandidateProcess {
     async fn hand_over(&mut self, path: &str, rounds: u32) -> anyhow::Result<String> {
         if !self.pairs.contains_key(path) {
             let mut leader = PairCandidate::start(self, path, "first").await?;
-            leader.led.recv().await.context("the candidate does not lead")?;
+            leader.led.recv().await.context("the first candidate ended before it became leader")?;
             let next = PairCandidate::start(self, path, "second").await?;
             self.pairs.insert(path.to_owned(), Pair { leader, next, selector: selector(&self.client, path, "")? });
         }
@@ -161,8 +161,8 @@ impl Pair {
         // The waiting candidate is a participant, but it may not have set its watch yet.
         runtime.sleep(WATCH_DELAY).await;
         self.leader.resign.notify_one();
-        let ended = self.leader.ended.recv().await.context("the leader does not resign")?;
-        let led = self.next.led.recv().await.context("the candidate does not lead")?;
+        let ended = self.leader.ended.recv().await.context("the leader ended before it resigned")?;
+        let led = self.next.led.recv().await.context("the waiting candidate ended before it became leader")?;
         std::mem::swap(&mut self.leader, &mut self.next);
         Ok(led.since(ended))
     }

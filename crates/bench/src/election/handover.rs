@@ -50,7 +50,7 @@ pub(super) async fn graceful(trial: &Trial<'_>, successors: &mut [Peer]) -> anyh
         for successor in successors.iter_mut() {
             let command = format!("bench-handover {}/graceful-{} 1", trial.root, successor.program.name);
             let micros: f64 =
-                successor.request(&command).await?.parse().context("the program did not report microseconds")?;
+                successor.request(&command).await?.parse().context("the response is not a number of microseconds")?;
             if round >= arguments.warm_up {
                 results.values_of(successor).0.push(micros / 1_000.0);
             }
@@ -120,7 +120,8 @@ async fn candidates(trial: &Trial<'_>, tree: &dyn Tree, group: &NodePath, count:
     }
 }
 
-/// Returns a receiver for the instant at which the watch notifies the bench of the node's removal.
+/// Watches the leader's node. Returns a receiver for the instant at which the bench receives the notification of the
+/// node's removal.
 async fn removal(trial: &Trial<'_>, tasks: &TaskSet, node: &NodePath) -> anyhow::Result<oneshot::Receiver<Monotonic>> {
     let tree = trial.client.session().await?;
     let (stat, watch) = tree.exists_and_watch(node).await?;

@@ -16,7 +16,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// Program to start, with its command line.
 #[derive(Clone, Debug)]
 pub(super) struct Program {
-    /// Name in error messages and node paths.
+    /// Name of the program in error messages and node paths.
     pub(super) name: &'static str,
     command: Vec<String>,
     /// Value of `REVEILLE_COORDINATION`. The bench passes it in the environment because it may contain a password.
@@ -66,7 +66,7 @@ impl Peer {
         let mut command = Command::new(&program.command[0]);
         command.args(&program.command[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
         command.envs(program.coordination.iter().map(|url| ("REVEILLE_COORDINATION", url.as_str())));
-        // Hide the log lines about the start and the end of sessions.
+        // This log level hides the lines about the start and the end of sessions.
         command.env("RUST_LOG", "error");
         let mut child = command.spawn().with_context(|| format!("cannot start {}", program.command[0]))?;
         let input = child.stdin.take().context("the child's input is not a pipe")?;
@@ -118,7 +118,7 @@ impl Peer {
 
     async fn line(&mut self) -> anyhow::Result<(String, Monotonic)> {
         let line = self.runtime.timeout(TIMEOUT, self.output.next_line()).await;
-        let line = line.with_context(|| format!("the peer process wrote no line for {TIMEOUT:?}"))??;
+        let line = line.with_context(|| format!("the peer process wrote no line within {TIMEOUT:?}"))??;
         Ok((line.context("the peer process has ended")?, self.runtime.monotonic()))
     }
 

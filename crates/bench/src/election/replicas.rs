@@ -29,8 +29,8 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// A hand-over among watching replicas is complete when no replica has sent a request for this time.
 const QUIET: Duration = Duration::from_millis(300);
-/// Allowed difference in the number of requests. A replica that resigns may read its own node once more, or may have
-/// stopped watching the node earlier.
+/// Allowed difference between the numbers of requests of two hand-overs. A replica that resigns may read its own node
+/// once more, or may have stopped watching the node earlier.
 const ONE_READ: f64 = 1.0;
 /// Number of sessions that the bench closes concurrently.
 const CLOSING: usize = 64;
@@ -43,7 +43,7 @@ pub(super) struct Requests {
     form: Form,
     at_rest_per_minute: f64,
     per_hand_over: Vec<f64>,
-    /// Count that the servers report, including pings; `None` if the servers report no count.
+    /// Requests per minute that the servers report, including pings; `None` if the servers report no count.
     received_per_minute: Option<f64>,
 }
 
@@ -68,8 +68,8 @@ pub(super) async fn measure(trial: &Trial<'_>, replicas: u32, form: Form) -> any
     let observer = Client::new(runtime, trees.clone(), options());
     let (mut replicas_running, count) = Replicas::start(trial, trees, &group, replicas, form);
     replicas_running.wait_for_all(&observer, &group).await?;
-    // Close this session, so that only the replicas send requests to the servers. If the close fails, the session also
-    // sends no request.
+    // The bench closes its own session, so that only the replicas send requests to the servers. Even if closing fails,
+    // the session sends no more requests.
     drop(observer.close().await);
 
     let (sent, received_before, since) = (count.requests(), requests_received(url).await?, runtime.monotonic());
@@ -83,7 +83,7 @@ pub(super) async fn measure(trial: &Trial<'_>, replicas: u32, form: Form) -> any
         per_hand_over.push(as_f64(replicas_running.hand_over(&count).await?));
     }
     replicas_running.close().await;
-    // Remove the group's node. Like Petting Zoo, the recipe creates this node as a persistent node.
+    // The bench removes the group's node, because the recipe creates a persistent node, like Petting Zoo.
     let removing = async {
         while !matches!(remove(&observer, &group).await, Ok(()) | Err(TreeError::NoNode)) {
             runtime.sleep(POLL_INTERVAL).await;
@@ -173,7 +173,7 @@ impl Replicas {
     async fn wait_for_all(&mut self, observer: &Client, group: &NodePath) -> anyhow::Result<()> {
         let (runtime, count) = (self.runtime.clone(), self.replicas.len());
         let standing = async {
-            // Requests can fail on a busy machine. Repeat them.
+            // A request can fail on a busy machine, so this loop repeats it.
             while !matches!(stat(observer, group).await, Ok(Some(stat)) if stat.children == count) {
                 runtime.sleep(POLL_INTERVAL).await;
             }
@@ -192,16 +192,16 @@ impl Replicas {
         leading.context("no replica leads")
     }
 
-    /// Returns the number of requests of one hand-over. It starts when the leader resigns. It ends when another replica
-    /// knows that it leads, and the old leader is again a candidate at the end of the queue.
+    /// Returns the number of requests of one hand-over. The hand-over starts when the leader resigns. The hand-over
+    /// ends when another replica knows that it leads, and the old leader is again a candidate at the end of the queue.
     async fn hand_over(&mut self, count: &Counted) -> anyhow::Result<u64> {
         let leader = self.leader(None).await?;
-        // Resign at a random moment between two calls of the replica.
+        // The leader resigns at a random moment between two of its calls.
         self.runtime.sleep(random_part(self.period, &self.runtime)).await;
         let before = count.requests();
         let (resigned, has_resigned) = oneshot::channel();
-        self.replicas[leader].resign.send(resigned).await.context("a replica has ended")?;
-        has_resigned.await.context("a replica did not resign")?;
+        self.replicas[leader].resign.send(resigned).await.context("the task of the leading replica has ended")?;
+        has_resigned.await.context("the leading replica failed to resign")?;
         self.leader(Some(leader)).await?;
         if self.form == Form::Watching {
             self.wait_until_quiet(count).await;
@@ -224,7 +224,7 @@ impl Replicas {
     async fn close(self) {
         drop(self.tasks);
         let closing = self.replicas.iter().map(|replica| replica.client.close());
-        // Ignore failures: a session that is not closed expires.
+        // The bench ignores failures, because the ensemble expires an unclosed session.
         stream::iter(closing).buffer_unordered(CLOSING).map(drop).collect::<()>().await;
     }
 }
@@ -255,7 +255,7 @@ async fn run_replica(
             () = runtime.sleep_until(next) => None,
         };
         if let Some(resigned) = resigned {
-            // Become a candidate again at once, at the end of the queue.
+            // The replica becomes a candidate again at once, at the end of the queue.
             if elector.resign(&name).await.is_ok() && elector.is_leader(&name, LEASE).await.is_ok() {
                 let _closed = resigned.send(());
             }

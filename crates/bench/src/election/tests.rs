@@ -44,7 +44,7 @@ fn verdict_fails_if_reveille_is_slower_in_too_many_pairs() {
 }
 
 #[test]
-fn verdict_fails_if_requests_grow_with_watching_replicas() {
+fn verdict_fails_if_more_watching_replicas_send_more_requests() {
     let watching = |replicas: u32, requests: f64| Requests::with_values(replicas, Form::Watching, requests);
     let polling = Requests::with_values(100, Form::Polling, 200.0);
     assert!(replicas::judge(&[watching(10, 9.0), polling, watching(100, 10.0)]).is_ok());

@@ -2,7 +2,7 @@ use cli_support::receiver::{Options, Receiver, Sink};
 
 use super::*;
 
-/// Sink that counts the requests that arrive.
+/// Receiver's sink that counts the requests that arrive.
 #[derive(Default)]
 struct Count(AtomicU64);
 

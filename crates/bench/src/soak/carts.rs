@@ -12,8 +12,8 @@ use serde::Serialize;
 use crate::load::{Exchange, latencies};
 use crate::message::{Head, Schedules, write_request};
 
-/// Time from a callback's due instant until the callback counts as lost. It applies while the trial still expects later
-/// callbacks.
+/// Time from a callback's due instant until the callback counts as lost. This time applies while the trial still
+/// expects later callbacks.
 const LATE: Duration = Duration::from_secs(30);
 
 /// Carts of one trial. A cart's id contains the trial's number, so that the trial ignores callbacks of an earlier trial
@@ -63,7 +63,7 @@ pub(super) struct Counts {
     pub(super) lost: u64,
     pub(super) doubled: u64,
     pub(super) early: u64,
-    /// Callbacks of cancelled carts, and callbacks at an instant from which a request moved the cart.
+    /// Number of callbacks of cancelled carts, and of callbacks at an instant from which a request moved the cart.
     pub(super) unwanted: u64,
 }
 
@@ -111,13 +111,14 @@ impl Carts {
         let records = self.records();
         let mut counts =
             Counts { doubled: records.doubled, early: records.early, unwanted: records.unwanted, ..Counts::default() };
-        // After the last due instant, count every missing callback as lost at once.
+        // After the last due instant, every missing callback counts as lost at once.
         let late = if now > records.last_due { Duration::ZERO } else { LATE };
         for cart in &records.carts {
             counts.made += u64::from(cart.state != State::Nothing);
             counts.called_off += u64::from(cart.state == State::Cancelled);
             counts.arrived += u64::from(cart.has_arrived);
-            // The server may have applied a move without a response. Wait for the later of the old and the new instant.
+            // The server may have applied a move without a response, so the callback is due at the later of the old and
+            // the new instant.
             let is_due = now > cart.due.max(cart.requested) + late;
             counts.lost += u64::from(cart.state == State::Wanted && !cart.has_arrived && is_due);
         }
@@ -170,7 +171,8 @@ impl Carts {
             return;
         };
         let is_duplicate = std::mem::replace(&mut cart.has_arrived, true);
-        // The server may have applied a change whose response was lost.
+        // The trial wants the callback at either instant, because the server may have applied a move whose response was
+        // lost.
         let is_wanted = cart.state != State::Cancelled && (nominal == cart.due || nominal == cart.requested);
         let late = at_micros - nominal.as_millis() * 1_000;
         records.doubled += u64::from(is_duplicate);

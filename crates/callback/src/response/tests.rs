@@ -36,7 +36,7 @@ fn overflowing_retry_after_is_clamped() {
 }
 
 #[test]
-fn keep_alive_timeout_is_parsed() {
+fn parser_reads_the_keep_alive_timeout() {
     let limit = |text| {
         keep_alive(&HeaderMap::from_iter([(
             header::HeaderName::from_static("keep-alive"),

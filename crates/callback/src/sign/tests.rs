@@ -11,7 +11,8 @@ fn signature_matches_the_published_example() {
     assert_eq!(signature, "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=");
 }
 
-/// The other implementation rejects timestamps that are more than five minutes from its system clock.
+/// Current time in seconds. The crate `standardwebhooks` rejects timestamps that differ from its clock by more than
+/// five minutes.
 #[expect(clippy::disallowed_methods, reason = "the library under comparison reads this clock")]
 fn present_s() -> i64 {
     let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
@@ -24,7 +25,7 @@ proptest! {
         secret in proptest::collection::vec(any::<u8>(), 24..=64),
         id in "[0-9a-z]{52}",
         age_s in -200..200_i64,
-        // The other implementation accepts UTF-8 only.
+        // The crate `standardwebhooks` accepts UTF-8 only.
         body in "\\PC{0,300}",
     ) {
         let timestamp_s = present_s() - age_s;

@@ -2,7 +2,7 @@ use http::uri::PathAndQuery;
 
 use super::*;
 
-/// Returns the URL to connect to, the `host` header, and the path with the query.
+/// Returns the URL to which the client connects, the `host` header, and the path with the query.
 fn parts(url: &str) -> (String, String, String) {
     let (uri, connect_to, host) = parse_url(url).unwrap();
     let path = uri.path_and_query().map_or("", PathAndQuery::as_str);

@@ -109,7 +109,7 @@ async fn number_of_idle_connections_never_exceeds_the_limit() {
 }
 
 /// Makes a round trip on another connection. After the round trip, the client has received all bytes that targets sent
-/// before it.
+/// before the round trip.
 pub(crate) async fn receive_pending(deliverer: &HttpDeliver) {
     let other = Listening::start().await;
     let (delivered, _served) = tokio::join!(attempt(deliverer, &other), other.serve(OK));
@@ -145,7 +145,7 @@ async fn client_does_not_repeat_request_that_may_have_arrived() {
 }
 
 #[tokio::test]
-async fn next_request_ignores_unrequested_response() {
+async fn client_ignores_response_that_it_did_not_request() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options::default());
     let twice = [OK, b"HTTP/1.1 500 Smuggled\r\ncontent-length: 0\r\n\r\n"].concat();
@@ -175,7 +175,7 @@ async fn client_closes_idle_connection_after_its_timeout() {
 }
 
 #[tokio::test]
-async fn client_closes_connection_before_keep_alive_ends() {
+async fn client_closes_idle_connection_before_keep_alive_timeout() {
     let runtime = Runtime::real();
     let listening = Listening::start().await;
     let deliverer = deliverer(Options { idle_timeout: Duration::from_secs(60), ..Options::default() });

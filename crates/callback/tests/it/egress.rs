@@ -79,7 +79,7 @@ const SPELLINGS: &[&str] = &[
 async fn no_spelling_of_loopback_bypasses_the_policy() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options::default());
-    // Policy that allows every other class of addresses.
+    // This policy allows every class of addresses except loopback.
     let others = Egress { allow: [Class::Private, Class::LinkLocal, Class::Shared].into(), ..Egress::default() };
     let mut rejected = 0;
     for spelling in SPELLINGS {
@@ -96,7 +96,7 @@ async fn no_spelling_of_loopback_bypasses_the_policy() {
 }
 
 #[tokio::test]
-async fn allowed_loopback_is_reachable_in_every_spelling() {
+async fn allowed_loopback_address_is_reachable_in_every_spelling() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options::default());
     for spelling in ["127.0.0.1", "localhost", "127.1", "2130706433", "0x7f.1", "0177.0.0.1", "[::ffff:127.0.0.1]"] {
@@ -107,7 +107,7 @@ async fn allowed_loopback_is_reachable_in_every_spelling() {
     }
 }
 
-/// Addresses of every other class that is not public, some of them in several spellings.
+/// Addresses of every class that is neither public nor loopback. The list contains several spellings of some addresses.
 const ELSEWHERE: &[&str] = &[
     "10.0.0.1",
     "172.16.0.1",
@@ -201,7 +201,7 @@ async fn tenants_with_different_policies_share_no_connection() {
     for stricter in [Egress::default(), Egress { forbid_http: true, ..loopback() }] {
         assert!(is_rejected(&attempt(&deliverer, &stricter, listening.url()).await), "{stricter:?}");
     }
-    // A different policy also allows the target. Under this policy, the client opens another connection.
+    // A third policy also allows the target. Under this policy, the client opens another connection.
     let wider = Egress { allow: [Class::Loopback, Class::Private].into(), ..Egress::default() };
     let (delivered, _served) = tokio::join!(attempt(&deliverer, &wider, listening.url()), listening.serve(OK));
     assert!(delivered.result.is_success());

@@ -100,7 +100,7 @@ async fn lateness_is_never_negative() {
 }
 
 #[tokio::test]
-async fn user_headers_replace_the_defaults() {
+async fn user_headers_replace_the_default_headers() {
     let listening = Listening::start().await;
     let mut to = target(listening.url());
     let headers = [("x-team", "billing"), ("x-many", "1"), ("x-many", "2"), ("content-type", "text/plain")];

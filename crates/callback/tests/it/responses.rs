@@ -158,7 +158,7 @@ async fn timeout_ends_the_attempt_and_closes_the_connection() {
 }
 
 #[tokio::test]
-async fn errors_distinguish_refused_connection_from_unknown_name() {
+async fn errors_distinguish_refused_connection_from_unknown_host() {
     let listening = Listening::start().await;
     let url = listening.url();
     drop(listening);

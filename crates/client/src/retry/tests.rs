@@ -22,7 +22,7 @@ fn is_sent_again(error: &Error, repeat: Repeat) -> bool {
 }
 
 #[test]
-fn client_repeats_unknown_outcome_only_if_idempotent() {
+fn client_repeats_request_of_unknown_outcome_only_if_idempotent() {
     for error in [broken(), rejected(503, None), rejected(504, None), Error::TimedOut { limit: LONG }] {
         assert!(is_sent_again(&error, Repeat::Always), "{error:?}");
         assert!(!is_sent_again(&error, Repeat::IfUntouched), "{error:?}");
@@ -41,7 +41,7 @@ fn client_does_not_retry_a_permanent_rejection() {
 }
 
 #[test]
-fn attempts_and_deadline_limit_retries() {
+fn attempt_limit_and_deadline_end_the_retries() {
     let options = Options::default();
     let after = |attempt, left| wait(&broken(), Repeat::Always, attempt, left, &options, u64::MAX);
     assert!(after(options.attempts_max - 1, LONG).is_some());

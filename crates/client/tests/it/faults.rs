@@ -29,8 +29,9 @@ fn create_with_lost_responses_creates_one_schedule() {
         let all: Vec<_> = world.client().schedules(&ListBy::All, Order::Oldest).try_collect().await.unwrap();
         assert_eq!(all.len(), 1, "the request was sent four times");
 
-        // If the caller sets the id, the client cannot find out which request created the schedule: its first attempt
-        // or a request of another client. The client therefore returns an error, and the caller must read the schedule.
+        // If the caller sets the id, the client cannot find out which request created the schedule: the first attempt
+        // of this client or a request of another client. The client therefore returns an error, and the caller must
+        // read the schedule.
         let unlucky = client(losing(&runtime, world.address, 1).await, ADMIN_KEY);
         let error = unlucky.create(&later().id("own")).await.unwrap_err();
         assert!(error.is_outcome_unknown() && error.is_retryable(), "{error:?}");
@@ -125,7 +126,7 @@ fn client_reports_unknown_outcome_if_retry_cannot_connect() {
 }
 
 #[test]
-fn error_quotes_the_response_of_another_server() {
+fn error_quotes_the_response_of_a_server_other_than_reveille() {
     on_real(async |runtime| {
         let html = "HTTP/1.1 404 Not Found\r\ncontent-type: text/html\r\ncontent-length: 15\r\n\r\n<h1>nginx</h1>!";
         let (address, _) = scripted(&runtime, &[html]).await;

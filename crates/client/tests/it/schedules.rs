@@ -105,7 +105,7 @@ fn rejection_has_code_request_id_and_all_field_errors() {
 }
 
 #[test]
-fn client_escapes_id_into_one_path_segment() {
+fn client_escapes_schedule_id_as_one_path_segment() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         let client = world.client();

@@ -31,7 +31,7 @@ pub(crate) fn on_real(test: impl AsyncFnOnce(Runtime)) {
     tokio.block_on(async { test(Runtime::real()).await });
 }
 
-/// A running server; [`World::stop`] shuts it down gracefully.
+/// A running server. [`World::stop`] shuts the server down gracefully.
 pub(crate) struct World {
     pub(crate) address: SocketAddr,
     scheduler: Scheduler,
@@ -102,8 +102,8 @@ pub(crate) fn later() -> ScheduleRequest {
     ScheduleRequest::at("2035-01-02T03:04:05Z", "https://example.org/hook")
 }
 
-/// Starts a proxy to `to` that drops the first `lost` responses. For these requests, the server carries out the request
-/// but the client receives no response.
+/// Starts a proxy to `to` that drops the first `lost` responses. The server carries out the requests of the dropped
+/// responses, but the client receives no response to them.
 pub(crate) async fn losing(runtime: &Runtime, to: SocketAddr, lost: u32) -> SocketAddr {
     let left = Arc::new(AtomicU32::new(lost));
     listen(runtime, move |mut client| {

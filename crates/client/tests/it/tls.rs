@@ -13,8 +13,8 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::support::on_real;
 
-/// Starts a TLS server for the name `localhost`. The server responds to every request as to a cancellation. Returns its
-/// port and the authority that signed its certificate.
+/// Starts a TLS server for the name `localhost`. The server responds to every request with the response to a
+/// cancellation. The function returns the server's port and the authority that signed the server's certificate.
 async fn secure(runtime: &Runtime) -> (u16, CertificateDer<'static>) {
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

@@ -200,5 +200,5 @@ fn report(history: &History, all: &[Placed<'_>], longest: &Prefix) -> String {
     };
     let legend =
         "columns: request step, response step, session, call, response; `?` marks a call outside the longest order";
-    format!("({legend})\n{}\nafter that order the node is: {content}", lines.join("\n"))
+    format!("({legend})\n{}\nafter the calls in this order, the node is: {content}", lines.join("\n"))
 }

@@ -62,10 +62,10 @@ impl Script {
 }
 
 const NO_ORDER: &str = "no order explains the responses of /a";
-const WENT_BACK: &str = "a session's view went back";
+const WENT_BACK: &str = "a session observed an older state than before";
 
 #[test]
-fn sequential_calls_are_valid() {
+fn history_of_sequential_calls_is_valid() {
     let mut script = Script::default();
     script.synced(1, Response::NoNode);
     script.rejected(1, Call::Set(Any), Response::NoNode);
@@ -192,7 +192,7 @@ fn rejected_call_that_takes_effect_is_invalid() {
 }
 
 #[test]
-fn rejection_of_a_possible_call_is_invalid() {
+fn rejection_of_a_call_that_must_succeed_is_invalid() {
     for (call, response) in [
         (Call::Set(Version(0)), Response::BadVersion),
         (Call::Delete(Any), Response::NoNode),
@@ -223,7 +223,7 @@ fn change_with_a_wrong_expected_version_is_invalid() {
 }
 
 #[test]
-fn deleted_node_must_not_reappear() {
+fn history_in_which_a_deleted_node_reappears_is_invalid() {
     let mut script = Script::default();
     let made = script.create(1, 1);
     script.delete(1);
@@ -485,7 +485,7 @@ fn node_that_a_session_saw_deleted_stays_deleted() {
 }
 
 #[test]
-fn view_with_a_later_change_includes_an_earlier_deletion() {
+fn session_that_sees_a_change_sees_every_earlier_deletion() {
     let script = || {
         let mut script = Script::default();
         let made = script.create(1, 1);
@@ -505,7 +505,7 @@ fn view_with_a_later_change_includes_an_earlier_deletion() {
 }
 
 #[test]
-fn view_with_a_missing_node_includes_its_last_change() {
+fn session_that_sees_a_deletion_sees_every_earlier_change() {
     let mut script = Script::default();
     let made = script.create(1, 1);
     let old = script.on(1, "/b", Call::Create, |at| observed(at, 0, 2, 2));

@@ -46,7 +46,8 @@ pub(super) fn check(history: &History, known: &Knowledge<'_>) -> Result<(), Stri
             };
             let shown = history.shown(history.operations().iter().filter(shows));
             return Err(format!(
-                "a session's view went back: {what}, in\n{}\nafter it had observed change {}\n\
+                "a session observed an older state than before: {what}, in the call\n{}\n\
+                 although the session had observed change {}\n\
                  (calls on {}, and calls that show the violation:)\n{shown}",
                 history.line(operation),
                 view.floor.0,

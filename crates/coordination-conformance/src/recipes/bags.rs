@@ -32,10 +32,12 @@ async fn receive_until(
     while known != what {
         match within(subject, &format!("{known:?} changes to {what:?}"), listener.next()).await {
             BagChange::Added(id) => {
-                assert!(known.insert(id), "{id:?} was reported twice");
+                assert!(known.insert(id), "the listener reported the item {id:?} twice");
                 assert_eq!(known.last(), Some(&id), "the listener reports additions in order");
             }
-            BagChange::Removed(id) => assert!(known.remove(&id), "{id:?} was removed but never added"),
+            BagChange::Removed(id) => {
+                assert!(known.remove(&id), "the listener reported no addition of the removed item {id:?}")
+            }
         }
     }
 }

@@ -11,14 +11,14 @@ pub(super) async fn closed_barrier_blocks_until_it_is_opened(subject: &dyn Subje
     let (ours, theirs) = (barrier(&one), barrier(&two));
     assert_eq!(within(subject, "the barrier is open at first", theirs.passed()).await, Ok(()));
     ours.close().await.expect("every session may access the node");
-    ours.close().await.expect("a second close has no effect");
+    ours.close().await.expect("a second call to close the barrier has no effect");
     two.tree().await.sync().await.expect("the engine responds");
     let mut passing = theirs.passed().boxed();
     short_wait(subject).await;
     assert!((&mut passing).now_or_never().is_none(), "the barrier is closed");
     ours.open().await.expect("every session may access the node");
     assert_eq!(within(subject, "the process passes the barrier", passing).await, Ok(()));
-    ours.open().await.expect("a second open has no effect");
+    ours.open().await.expect("a second call to open the barrier has no effect");
 }
 
 pub(super) async fn double_barrier_synchronizes_entering_and_leaving(subject: &dyn Subject) {

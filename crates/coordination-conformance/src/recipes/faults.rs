@@ -33,7 +33,7 @@ pub(super) async fn a1_a3_guard_of_a_dead_leader_ends_before_the_next_leads(subj
         dying.process.cut(true);
         let other = next.lock();
         let successor = within(subject, "the next holder", other.acquire()).await.expect("the acquisition succeeds");
-        assert!(!held.is_valid(), "{trust:?}: two processes hold the lock");
+        assert!(!held.is_valid(), "two processes hold the lock with the trust {trust:?}");
         within(subject, "the old guard reports its end", held.cancelled()).await;
         assert!(successor.term() > held.term());
         dying.process.cut(false);

@@ -129,7 +129,8 @@ pub(super) async fn late_leave_does_not_remove_another_place(subject: &dyn Subje
         let second = within(subject, "the process joins", joining).await.expect("every session may access the queue");
         one.process.cut(false);
         assert_eq!(other.line("/queue/candidate").await, place, "the new place has the name of the previous one");
-        until(subject, "the process sends the pending removal", async || one.tree().await.sync().await.is_ok()).await;
+        until(subject, "the process sends the pending removal request", async || one.tree().await.sync().await.is_ok())
+            .await;
         for _ in 0..4 {
             short_wait(subject).await;
         }

@@ -71,8 +71,14 @@ pub(super) async fn candidate_with_a_deleted_node_is_out(subject: &dyn Subject) 
         tree.delete(&place, Expected::Any).await.expect("every session may access the node");
     }
     wait_for_position(subject, &second, Position::Out).await;
-    assert_eq!(within(subject, "the second candidate returns", second.lead()).await.err(), Some(TreeError::NoNode));
-    assert_eq!(within(subject, "the first candidate returns", first.lead()).await.err(), Some(TreeError::NoNode));
+    assert_eq!(
+        within(subject, "the call of the second candidate returns", second.lead()).await.err(),
+        Some(TreeError::NoNode)
+    );
+    assert_eq!(
+        within(subject, "the call of the first candidate returns", first.lead()).await.err(),
+        Some(TreeError::NoNode)
+    );
 }
 
 pub(super) async fn spare_capacity_is_reported(subject: &dyn Subject) {
@@ -81,9 +87,9 @@ pub(super) async fn spare_capacity_is_reported(subject: &dyn Subject) {
     within(subject, "the queue is empty", spare.until(|spare| *spare == Some(0))).await;
     let first = joined(&one, "").await;
     let (second, third) = (joined(&one, "").await, joined(&two, "").await);
-    within(subject, "two candidates could take over", spare.until(|spare| *spare == Some(2))).await;
+    within(subject, "two candidates could take over the leadership", spare.until(|spare| *spare == Some(2))).await;
     drop(first);
-    within(subject, "one candidate could take over", spare.until(|spare| *spare == Some(1))).await;
+    within(subject, "one candidate could take over the leadership", spare.until(|spare| *spare == Some(1))).await;
     second.leave().await;
     third.leave().await;
     within(subject, "the queue is empty", spare.until(|spare| *spare == Some(0))).await;

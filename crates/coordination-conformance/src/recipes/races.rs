@@ -118,7 +118,7 @@ pub(super) async fn suspension_during_an_acquisition_yields_a_valid_guard(subjec
         let held = held.expect("the acquisition succeeds");
         wait_for_state(subject, &*tree, SessionState::Connected).await;
         short_wait(subject).await;
-        assert!(held.is_valid(), "{trust:?}: the guard remains valid");
+        assert!(held.is_valid(), "the guard remains valid with the trust {trust:?}");
         assert_eq!(peer.tree().await.session().id(), tree.session().id());
         held.release().await;
     }
@@ -141,7 +141,7 @@ pub(super) async fn session_end_during_an_acquisition_yields_a_new_place(subject
         };
         let both = join(lock.acquire(), mending);
         let held = within(subject, "the lock", both).await.0.expect("the acquisition succeeds");
-        assert!(held.is_valid(), "{trust:?}: the guard belongs to a live session");
+        assert!(held.is_valid(), "the guard belongs to a live session with the trust {trust:?}");
         assert_ne!(peer.tree().await.session().id(), session.id());
         assert_eq!(other.line("/locks/one").await.len(), 1, "the engine has deleted the node of the ended session");
         held.release().await;

@@ -15,7 +15,7 @@ pub(super) async fn ephemerals_are_deleted_when_their_session_closes(subject: &d
     assert_eq!(two.names("/a").await, ["e", numbered.path.name(), "others", "stays"]);
     one.tree.close().await.expect("the engine responds");
     assert_eq!(two.names("/a").await, ["others", "stays"]);
-    one.tree.close().await.expect("a second close has no effect");
+    one.tree.close().await.expect("a second call to close the session has no effect");
 }
 
 pub(super) async fn ephemerals_are_deleted_after_their_process_dies(subject: &dyn Subject) {

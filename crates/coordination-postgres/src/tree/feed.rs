@@ -137,7 +137,7 @@ impl Feed {
                 // The database stores events for longer than a session can live without a response, so this process was
                 // paused.
                 tracing::warn!(
-                    "process was paused for longer than the database stores events; ending all its sessions"
+                    "process was paused for longer than the database stores events; ending all sessions of this process"
                 );
                 self.lose_all(&mut listeners);
             }

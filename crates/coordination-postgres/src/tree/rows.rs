@@ -61,7 +61,9 @@ const CHANGE: &str = "
     from reveille_coordination.tree_change($1, $2, $3, $4, $5, $6, $7, $8, $9)";
 
 pub(super) fn unexpected() -> TreeError {
-    TreeError::Disconnected("unexpected response from the database; was its schema changed manually?".to_owned())
+    TreeError::Disconnected(
+        "unexpected response from the database; check whether its schema was changed manually".to_owned(),
+    )
 }
 
 /// Returns the text that the rows contain for an identity.

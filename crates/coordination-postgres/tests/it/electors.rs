@@ -91,7 +91,7 @@ fn calls_to_a_paused_or_dead_server_fail_soon() {
 }
 
 #[test]
-fn server_crash_preserves_the_lease_and_raises_the_term() {
+fn lease_survives_a_server_crash_and_the_next_term_is_higher() {
     on_real(async |runtime| {
         let (server, url) = own_server(&runtime).await;
         let lease = Duration::from_secs(1);
@@ -115,7 +115,7 @@ fn server_crash_preserves_the_lease_and_raises_the_term() {
 }
 
 #[test]
-fn group_name_rejects_wrong_length_and_characters() {
+fn group_name_parser_rejects_invalid_length_and_characters() {
     assert!(GroupName::new("a/B-9_.").is_ok() && GroupName::new(&"a".repeat(128)).is_ok());
     for name in ["", &"a".repeat(129), "a b"] {
         assert!(GroupName::new(name).is_err(), "{name}");

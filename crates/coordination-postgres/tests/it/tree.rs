@@ -153,7 +153,7 @@ fn server_does_not_apply_a_late_change() {
 }
 
 #[test]
-fn watch_fires_without_a_notification() {
+fn watch_fires_without_a_database_notification() {
     let url = database();
     on_real(async |runtime| {
         let (watcher, other) = (open(&runtime, &url).await, open(&runtime, &url).await);
@@ -270,7 +270,7 @@ fn sync_waits_for_earlier_changes_without_a_response() {
 
 /// The session has more nodes than one read of events returns. One call cannot delete so many nodes.
 #[test]
-fn session_with_many_nodes_ends_with_all_events() {
+fn close_of_a_session_deletes_many_nodes_and_reports_all() {
     const COUNT: usize = 6_000;
     let url = database();
     on_real(async |runtime| {
@@ -300,7 +300,7 @@ fn session_with_many_nodes_ends_with_all_events() {
 }
 
 #[test]
-fn drop_of_the_last_session_closes_it() {
+fn dropping_the_last_handle_of_a_session_closes_the_session() {
     let url = database();
     on_real(async |runtime| {
         let (dropped, other) = (open(&runtime, &url).await, open(&runtime, &url).await);
@@ -316,7 +316,7 @@ fn drop_of_the_last_session_closes_it() {
 }
 
 #[test]
-fn rejected_change_keeps_its_place_in_the_order_of_changes() {
+fn rejected_change_advances_the_number_of_the_last_call() {
     let url = database();
     on_real(async |runtime| {
         let tree = open(&runtime, &url).await;

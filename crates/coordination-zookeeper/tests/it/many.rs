@@ -167,7 +167,7 @@ fn watches_below_the_limit_survive_a_reconnect() {
 
 /// Several creations find the deleted nodes at the same time, but only one of them gets the space of a node.
 #[test]
-fn concurrent_creations_share_the_limit_of_ephemeral_nodes() {
+fn concurrent_creations_never_exceed_the_ephemeral_node_limit() {
     with_real_runtime(async |runtime| {
         let forest = Forest::new(runtime.clone(), ensemble());
         let (_process, tree) = open(&forest, LIMIT).await;
@@ -199,7 +199,7 @@ fn concurrent_creations_share_the_limit_of_ephemeral_nodes() {
 
 /// The lock polls its node, because it cannot set a watch.
 #[test]
-fn lock_works_when_its_session_has_no_watches_left() {
+fn lock_works_after_its_session_reaches_the_watch_limit() {
     with_real_runtime(async |runtime| {
         let forest = Forest::new(runtime.clone(), ensemble());
         let process = forest.process().await;

@@ -74,7 +74,7 @@ fn kazoo() -> Mixed {
 }
 
 #[test]
-fn one_leader_exists_among_curator_and_this_crate() {
+fn processes_of_curator_and_this_crate_have_one_leader() {
     with_real_runtime(async |runtime| {
         let (java, dying) = (curator(), curator());
         for (layout, kind) in [(Layout::Selector, "selector"), (Layout::Latch, "latch")] {

@@ -121,7 +121,7 @@ impl Bag {
                 items = %self.items,
                 %id,
                 %error,
-                "cannot create a token; Petting Zoo's listeners see the item when the next token appears"
+                "cannot create a token; listeners with Petting Zoo see the item only after the next token appears"
             );
         }
     }

@@ -30,7 +30,7 @@ fn loads<'a>(assigned: &BTreeMap<&str, &'a str>) -> BTreeMap<&'a str, usize> {
 
 /// When one of n members joins or leaves, at most 1.2 / n of all keys may move.
 #[test]
-fn join_or_leave_of_one_in_n_members_moves_one_nth_of_keys() {
+fn join_or_leave_of_a_member_moves_about_one_share_of_the_keys() {
     let (names, keys) = (names(MEMBERS + 1), keys());
     let ring = Ring::new(&names[..MEMBERS]);
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
@@ -51,7 +51,7 @@ fn join_or_leave_of_one_in_n_members_moves_one_nth_of_keys() {
 }
 
 #[test]
-fn assign_gives_no_member_more_than_a_tight_share() {
+fn assign_gives_no_member_more_keys_than_the_share() {
     let (names, keys) = (names(10), keys());
     let keys: Vec<&str> = keys[..1_000].iter().map(String::as_str).collect();
     let ring = Ring::new(&names[..]);

@@ -222,7 +222,7 @@ async fn ring_of_group_members_returns_the_owner_of_a_key() -> Result<(), Box<dy
 }
 
 #[tokio::test]
-async fn replica_leads_for_its_lease() -> Result<(), Box<dyn Error>> {
+async fn replica_leads_until_its_lease_ends() -> Result<(), Box<dyn Error>> {
     let client = client();
     // [electors]
     use reveille_coordination::Elector;

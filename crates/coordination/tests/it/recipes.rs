@@ -82,7 +82,7 @@ async fn lead(leaders: &Mutex<Leaders>, member: usize, leading: Leading, runtime
 }
 
 #[test]
-fn a1_at_most_one_process_leads_during_connection_cuts() {
+fn at_most_one_process_leads_during_connection_cuts() {
     const MEMBERS: usize = 4;
     let mut leaderships = 0;
     for seed in 0..40 {
@@ -128,7 +128,7 @@ fn a1_at_most_one_process_leads_during_connection_cuts() {
 }
 
 #[test]
-fn paused_leader_sees_its_end_before_its_task_is_notified() {
+fn guard_of_a_paused_leader_ends_before_its_task_is_notified() {
     let mut unnotified = 0;
     for seed in 0..20 {
         let sim = Simulation::new(seed);

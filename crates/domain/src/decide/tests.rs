@@ -75,7 +75,7 @@ fn recurring_schedule_first_fires_one_interval_after_creation() {
 }
 
 #[test]
-fn start_of_a_recurring_occurrence_writes_the_next_row() {
+fn start_of_a_recurring_occurrence_writes_the_next_due_row() {
     let schedule = every_minute();
     let key = first_key(&schedule);
     let Start::Fire { advance: Some(next) } = at_start(&schedule, &key, CatchUp::Latest, after(60)) else {
@@ -135,7 +135,7 @@ fn cancelled_schedule_fires_neither_occurrences_nor_redrives() {
 }
 
 #[test]
-fn redrive_fires_after_a_change_or_the_end_of_the_schedule() {
+fn redrive_fires_even_if_the_schedule_changed_or_ended() {
     let mut schedule = once();
     let replay = redrive_of(&schedule, after(3_600));
     assert_eq!((replay.occurrence.replay, replay.attempt, replay.position), (1, 1, after(3_600)));
@@ -188,7 +188,7 @@ fn failed_attempt_is_retried_as_same_occurrence_up_to_the_limit() {
 }
 
 #[test]
-fn attempt_of_a_changed_schedule_neither_retries_nor_ends_it() {
+fn attempt_of_an_older_revision_causes_no_retry_and_no_end() {
     let mut schedule = once();
     let key = first_key(&schedule);
     schedule.revision = Revision(1);

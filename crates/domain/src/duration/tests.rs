@@ -61,7 +61,7 @@ fn formatter_writes_the_shortest_form_of_a_duration() {
 
 proptest! {
     #[test]
-    fn parser_reads_every_written_duration_back(millis in 0..10 * 366 * 86_400_000_u64) {
+    fn parser_reads_back_every_formatted_duration(millis in 0..10 * 366 * 86_400_000_u64) {
         let duration = Duration::from_millis(millis);
         prop_assert_eq!(parse(&format(duration)), Ok(duration));
     }

@@ -136,7 +136,7 @@ fn every_policy_allows_public_addresses() {
 }
 
 #[test]
-fn only_a_policy_with_the_class_allows_its_addresses() {
+fn class_address_is_allowed_only_if_the_policy_names_its_class() {
     for (class, addresses) in CLASSED {
         for address in *addresses {
             assert_eq!(kind(address), Kind::Of(*class), "{address}");
@@ -199,7 +199,7 @@ fn policy_network_allows_only_its_own_addresses() {
 }
 
 #[test]
-fn network_parser_accepts_one_form_of_each_network() {
+fn network_parser_rejects_abbreviated_and_invalid_networks() {
     for text in ["10.1.0.0/16", "0.0.0.0/0", "1.2.3.4/32", "::/0", "fd00::/8", "2001:db8::1/128"] {
         assert_eq!(text.parse::<Network>().unwrap().to_string(), text);
     }

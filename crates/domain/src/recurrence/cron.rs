@@ -259,7 +259,7 @@ fn parse_fields(expression: &str) -> Result<Fields, CronError> {
     };
     let field_error = |kind: CronField, text: &str, problem: String| CronError::Field {
         field: kind,
-        // `text` is a slice of `expression`.
+        // `text` is a slice of `expression`, so the difference of the addresses is its byte offset.
         at: text.as_ptr().addr() - expression.as_ptr().addr(),
         text: text.to_owned(),
         problem,
@@ -269,7 +269,7 @@ fn parse_fields(expression: &str) -> Result<Fields, CronError> {
     }
     match parser().parse(expression) {
         Ok(parsed) => Fields::of(&parsed.pattern).ok_or(CronError::NeverFires),
-        // The parser does not report the field that has the error, so parse each field separately.
+        // The parser does not report the field that has the error, so this code parses each field separately.
         Err(error) => Err(kinds
             .iter()
             .zip(&texts)
@@ -303,7 +303,7 @@ fn check_characters(kind: CronField, text: &str) -> Result<(), String> {
         _ => c.is_ascii_alphanumeric() || "*,-/".contains(*c),
     };
     if let Some((_, unknown)) = text.char_indices().find(|found| !is_known(found)) {
-        return Err(format!("{unknown:?} has no meaning here"));
+        return Err(format!("{unknown:?} has no meaning in this field"));
     }
     if text.split(',').any(str::is_empty) {
         return Err("an item of the list is empty".to_owned());
@@ -316,7 +316,7 @@ fn check_characters(kind: CronField, text: &str) -> Result<(), String> {
         let touches_digit =
             before.ends_with(|c: char| c.is_ascii_digit()) || after.starts_with(|c: char| c.is_ascii_digit());
         if !kind.accepts_word(&word.to_ascii_uppercase(), touches_digit) {
-            return Err(format!("{word:?} has no meaning here"));
+            return Err(format!("{word:?} has no meaning in this field"));
         }
         rest = after;
     }

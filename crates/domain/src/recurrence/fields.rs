@@ -38,8 +38,8 @@ impl Fields {
         let days = if modified {
             Days::Modified(Box::new(pattern.clone()))
         } else {
-            // A star matches every day, so only the other field decides. Of two lists, one must match (POSIX crontab).
-            // With `+`, both must match.
+            // A star matches every day, so only the other field decides. If both fields are lists, one of them must
+            // match (POSIX crontab). With `+`, both of them must match.
             let stars = pattern.is_dom_wildcard() || pattern.is_dow_wildcard();
             let both = stars || pattern.matches_dom_and_dow();
             Days::Plain { month_days: bits(month_days), week_days: bits(week_days), both }
@@ -102,8 +102,8 @@ impl Fields {
         let (first_day, last_day) = (from.div_euclid(DAY_SECS), to.div_euclid(DAY_SECS));
         let mut times = 0_u64;
         let mut day = first_day;
-        // Count the matches of whole days, but count the last day only up to `to`. Then subtract the matches on the
-        // first day before `from`.
+        // This code counts the matches of whole days, but counts the last day only up to `to`. It then subtracts the
+        // matches on the first day before `from`.
         while let Some(found) = self.first_day(day, last_day) {
             let until = if found == last_day { second_of_day(to) } else { DAY_LAST_SECOND + 1 };
             times += self.times_before(until);

@@ -5,7 +5,7 @@ use super::*;
 const LARGEST: u64 = u64::MAX;
 
 #[test]
-fn default_policy_doubles_four_waits_from_one_second() {
+fn default_policy_has_four_waits_that_double_from_one_second() {
     let policy = RetryPolicy::default();
     let waits: Vec<u128> =
         (1..).map_while(|attempt| policy.wait(attempt, LARGEST, None)).map(|wait| wait.as_millis() + 1).collect();

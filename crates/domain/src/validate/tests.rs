@@ -44,7 +44,7 @@ fn spec_within_all_limits_has_no_violations() {
 }
 
 #[test]
-fn validation_reserves_headers_of_reveille_and_connections() {
+fn validation_rejects_headers_of_reveille_and_of_connections() {
     for name in ["Webhook-Id", "reveille-anything", "traceparent", "tracestate", "Host", "content-length", "te"] {
         let spec = with_http(|http| http.headers = vec![(name.to_owned(), "x".into())]);
         assert!(matches!(violations(&spec, &Limits::default(), NOW)[..], [Violation::HeaderReserved { .. }]), "{name}");
@@ -56,7 +56,7 @@ fn validation_reserves_headers_of_reveille_and_connections() {
 }
 
 #[test]
-fn at_may_be_one_minute_in_the_past_or_ten_years_ahead() {
+fn instant_is_at_most_one_minute_past_or_ten_years_ahead() {
     let Limits { past_max, horizon, .. } = Limits::default();
     let resolution = Duration::from_millis(1);
     for (at, expected) in [
@@ -149,7 +149,7 @@ fn method_must_be_a_token_other_than_connect_and_trace() {
 }
 
 #[test]
-fn header_cannot_break_its_line_or_imitate_reveille() {
+fn validation_rejects_malformed_and_reserved_headers() {
     for (name, value) in [
         ("x-a", "b\r\nx-c: d"),
         ("x-a", "b\n"),
@@ -240,12 +240,12 @@ fn validation_finds_all_violations_in_field_order() {
 fn violation_text_states_the_allowed_value() {
     let spec = Spec { when: When::every(Duration::from_millis(10)), ..spec() };
     let texts: Vec<String> = violations(&spec, &Limits::default(), NOW).iter().map(ToString::to_string).collect();
-    assert_eq!(texts, ["10ms is too short; the shortest is 1s"]);
+    assert_eq!(texts, ["interval 10ms is too short; the minimum is 1s"]);
 }
 
 proptest! {
     #[test]
-    fn callback_can_be_sent_to_every_target_without_violations(
+    fn target_without_violations_can_receive_a_callback(
         url in "(http|HTTP|https|ftp)?(://)?[a-z0-9.:@\\[\\]-]{0,12}[/?#]?\\PC{0,10}",
         name in "\\PC{0,8}|[a-zA-Z-]{1,12}",
         value in "\\PC{0,8}|[ -~\\t\\r\\n]{0,8}",

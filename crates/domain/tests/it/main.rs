@@ -74,7 +74,7 @@ proptest! {
     }
 
     #[test]
-    fn schedule_id_with_incarnation_comes_from_that_incarnation(text in "s[0-9a-z]{26}|[A-Za-z0-9_-]{27}") {
+    fn schedule_id_round_trips_through_the_incarnation_in_it(text in "s[0-9a-z]{26}|[A-Za-z0-9_-]{27}") {
         let id = ScheduleId::new(&text).expect("the text has letters and digits only");
         if let Some(incarnation) = id.to_incarnation() {
             prop_assert_eq!(ScheduleId::from_incarnation(incarnation), id);
@@ -106,7 +106,7 @@ fn key(url: &str) -> TargetKey {
 }
 
 #[test]
-fn schedules_of_any_kind_of_id_spread_evenly_over_pollers() {
+fn schedules_spread_evenly_over_pollers_for_all_kinds_of_ids() {
     let named = |text: String| ScheduleId::new(&text).expect("the text has letters, digits and dashes only");
     let numbered = |n: u32| named(n.to_string());
     let orders = |n: u32| named(format!("order-{n}"));

@@ -54,7 +54,7 @@ fn full_disk_rejects_appends_until_space_is_free() {
 }
 
 #[test]
-fn released_entries_free_space_on_a_full_disk() {
+fn release_of_entries_frees_space_on_a_full_disk() {
     run_seeds("journal-full-release", 0..20, |sim| {
         let history = History::default();
         let (a, volume) = (sim.member("a"), sim.volume("a"));
@@ -172,7 +172,7 @@ fn slow_consumer_stops_the_writer_and_bounds_the_queue() {
 }
 
 #[test]
-fn record_contains_entries_of_a_millisecond_under_load() {
+fn record_collects_entries_of_one_millisecond_under_load() {
     run_seeds("journal-linger", 0..5, |sim| {
         let quick = Duration::from_micros(50)..=Duration::from_micros(50);
         sim.set_faults(Faults { sync_time: quick, ..Faults::default() });

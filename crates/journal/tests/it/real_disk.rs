@@ -24,7 +24,7 @@ async fn reopened_journal_contains_all_entries() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_writers_share_one_sync() {
+async fn concurrent_writers_share_disk_syncs() {
     const WRITERS: u64 = 64;
     const EACH: u64 = 40;
     let (dir, runtime) = (tempfile::tempdir().unwrap(), Runtime::real());
@@ -169,7 +169,7 @@ async fn journal_retains_entries_that_a_reader_has_not_read() {
 }
 
 #[tokio::test]
-async fn new_size_limits_apply_from_the_next_segment_on() {
+async fn new_size_limits_apply_to_the_next_segment() {
     let (dir, runtime, history) = (tempfile::tempdir().unwrap(), Runtime::real(), History::default());
     let large = Options { segment_bytes: 32 * 4096, entry_bytes_max: 100_000, ..small() };
     let large_of = |entry: usize| [entry, 8, entry];

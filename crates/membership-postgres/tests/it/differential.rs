@@ -1,5 +1,5 @@
-//! Makes the same calls on this engine and on the in-memory engine, which is the model, and compares the results
-//! and views.
+//! Test that makes the same calls on this engine and on the in-memory engine, which is the model. The test compares the
+//! results and the views of both engines.
 
 use std::time::Duration;
 
@@ -60,7 +60,8 @@ fn database_engine_behaves_like_the_in_memory_model() {
             let expected = call(&model, kind, id, names.clone()).await;
             assert_eq!(call(&engine, kind, id, names.clone()).await, expected, "call {at}, {names:?}");
             granted += usize::from(expected.contains("true"));
-            // A member joins only once with the same id.
+            // The test uses another id after a leave, because an engine opens no session with the id of an ended
+            // session.
             lives[who] += u128::from(kind == 2);
         }
         assert!(granted > CALLS / 10, "too few claims were granted: {granted}");

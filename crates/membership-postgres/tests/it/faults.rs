@@ -1,4 +1,4 @@
-//! Tests with a server or a connection that stalls, dies or returns. No call hangs, and sessions survive.
+//! Tests with a server or a connection that stalls, fails or recovers. No call hangs, and the sessions survive.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -81,7 +81,8 @@ fn server_outage_blocks_no_call_and_keeps_sessions() {
         server.resume().unwrap();
         back("the server responds after a pause").await;
 
-        // After its pause, the server executed the calls that it had received, possibly the join and the claims.
+        // After its pause, the server executed the calls that it had received. These calls may include the join and the
+        // claims.
         until(&runtime, "the member leaves", LONG, async || coordination.leave(MemberId(9)).await.is_ok()).await;
         until(&runtime, "the member claims", LONG, async || {
             coordination.claim(MemberId(1), vec![shard(1)]).await == Ok(vec![true])
@@ -119,7 +120,7 @@ async fn stalled(runtime: &Runtime, url: &str, tasks: &TaskSet, statement: &str)
 }
 
 #[test]
-fn stalled_foreign_transaction_blocks_no_call() {
+fn stalled_transaction_of_another_client_blocks_no_call() {
     let url = database();
     on_real(async |runtime| {
         let tasks = TaskSet::new(&runtime);
@@ -203,7 +204,7 @@ fn uncommitted_renewal_at_the_end_of_the_lease_keeps_claims() {
 
 /// The connections stay open but deliver no responses, as if the network dropped their packets.
 #[test]
-fn engine_replaces_silent_connection_despite_short_timeouts() {
+fn engine_replaces_silent_connection_despite_short_call_limits() {
     let url = database();
     on_real(async |runtime| {
         let coordination = open(&runtime, &url).await;

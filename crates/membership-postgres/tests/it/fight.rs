@@ -70,7 +70,7 @@ async fn start(runtime: &Runtime, url: &str, name: &str, records: &Records) -> O
 }
 
 /// Owner of claims that records the period of each ownership. When the test kills the process, the drop of this value
-/// records the claims that it still owned.
+/// records the periods of the claims that the owner still owned.
 struct Owner {
     membership: Membership,
     runtime: Runtime,
@@ -179,7 +179,7 @@ async fn inject_fault(
 ) {
     let victim = usize::try_from(kind).unwrap() % processes.len();
     match kind % 5 {
-        // Kill a process. The loop below starts another process.
+        // The test kills a process here and starts another process later.
         0 | 1 => {
             processes[victim] = None;
             runtime.sleep(Duration::from_millis(300)).await;
@@ -237,7 +237,7 @@ fn claim_never_has_two_owners_under_faults() {
 
 #[test]
 #[ignore = "a measurement"]
-fn measure_hand_over_times() {
+fn measurement_prints_hand_over_times() {
     on_real(async |runtime| {
         let (_server, url) = own_server(&runtime).await;
         let records = Records::default();

@@ -78,7 +78,7 @@ fn documented_permissions_suffice_for_another_user() {
     });
 }
 
-/// Claims and leases are rows. Rows outlive connections, and their tables survive a crash of the server.
+/// Claims and leases are rows, so they outlive connections. The tables of these rows survive a crash of the server.
 #[test]
 fn claims_and_leases_survive_the_loss_of_connections() {
     let url = database();

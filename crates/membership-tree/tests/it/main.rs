@@ -118,7 +118,7 @@ impl Subject for Ensemble {
         self.runtime.clone()
     }
 
-    /// ZooKeeper alone would permit a shorter lease, two ticks, but the cases need more time.
+    /// ZooKeeper permits a shorter lease of two ticks, but the cases need more time.
     fn lease(&self) -> Duration {
         Duration::from_millis(600)
     }

@@ -80,7 +80,7 @@ proptest! {
         };
         for member in &members {
             let kept = plan.iter().filter(|(shard, owner)| *owner == member && claims.get(shard) == Some(member)).count();
-            // A member keeps all its shards, or the number of its share if it has more.
+            // A member keeps all its shards, or as many shards as its share if it has more shards.
             prop_assert_eq!(kept, count(&claims, member).min(count(&plan, member)));
         }
     }

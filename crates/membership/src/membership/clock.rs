@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clock_offset_assumes_engine_read_in_the_middle_of_the_call() {
+    fn clock_offset_assumes_a_clock_reading_halfway_through_call() {
         let at = Timestamp::from_millis;
         let offset = |engine_now| ClockOffset::of(Duration::from_millis(100), at(10_000), Renewed { engine_now });
         assert_eq!(offset(at(9_950)), ClockOffset { ahead_millis: 0, uncertainty: Duration::from_millis(51) });
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn clock_is_off_only_if_offset_exceeds_uncertainty_and_limit() {
+    fn clock_is_wrong_only_if_offset_certainly_exceeds_the_limit() {
         let mut clock = Clock::new(Duration::from_millis(500));
         let mut measured = |ahead_millis, uncertainty| {
             let is_changed =

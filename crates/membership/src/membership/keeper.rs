@@ -36,7 +36,7 @@ impl Keeper {
         self.end_lease();
         if let Err(error) = self.leave().await {
             let member = self.member;
-            tracing::warn!(%error, %member, "cannot leave; the claims become free at the end of the lease");
+            tracing::warn!(%error, %member, "cannot leave the cluster; the claims become free at the end of the lease");
         }
         self.shared.status.send_replace(Status::Left);
     }
@@ -77,7 +77,7 @@ impl Keeper {
                 }
                 Err(OwnershipError::Lost) => self.member = MemberId::random(self.runtime()),
                 Err(error) => {
-                    // Log an error only once while it persists.
+                    // The task logs an error only once while the error persists.
                     if logged.as_ref() != Some(&error) {
                         tracing::warn!(%error, "cannot join; retrying");
                         logged = Some(error);
@@ -123,7 +123,7 @@ impl Keeper {
             if self.announced_owns == Some(self.owns()) {
                 self.runtime().sleep_until(next).await;
             }
-            // Read the clock before the check runs, not just before the call. The lease counts from this time.
+            // The task reads the clock before the check runs, because the lease counts from the start of the check.
             let began = self.runtime().monotonic();
             match self.try_renew().await {
                 Ok(()) if lease.extend(self.runtime().monotonic(), self.deadline(began)) => {
@@ -171,7 +171,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// Publishes the session if the session is new, or if the clock is newly wrong or right.
+    /// Publishes the session if the session is new, or if the clock has become wrong or right.
     fn publish(&self, lease: &Lease) {
         let is_off = self.shared.clock().is_off();
         let now = Status::Joined { member: lease.member(), lease: lease.clone(), clock_is_off: is_off };

@@ -18,7 +18,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
 
 async fn watch(shared: &Shared) {
     loop {
-        // Subscribe to changes before the read, so that a change during the read causes another read.
+        // The task subscribes to changes before the read, so that a change during the read causes another read.
         let changed = shared.ownership.changed();
         let began = shared.runtime.monotonic();
         let first_end = match shared.refresh().await {

@@ -12,7 +12,7 @@ pub(super) struct Model {
     claims: BTreeMap<ClaimName, MemberId>,
     /// Ids of ended sessions. The model opens no second session for such an id.
     ended: BTreeSet<MemberId>,
-    /// Number of changes of the view that are not ends of leases.
+    /// Number of changes of the view, without the changes that the end of a lease caused.
     pub(super) changes: u64,
 }
 

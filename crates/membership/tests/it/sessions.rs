@@ -144,7 +144,7 @@ fn lease_ends_while_its_member_is_paused() {
 }
 
 #[test]
-fn failed_check_prevents_the_renewal() {
+fn failed_check_prevents_the_lease_renewal() {
     for takes_too_long in [false, true] {
         let sim = Simulation::new(5);
         sim.run_until(async {
@@ -175,7 +175,7 @@ fn failed_check_prevents_the_renewal() {
 }
 
 #[test]
-fn lease_counts_from_the_start_of_the_check() {
+fn lease_duration_counts_from_the_start_of_the_renewal_check() {
     let sim = Simulation::new(6);
     sim.run_until(async {
         let engine = engine(&sim, EngineOptions::default());

@@ -21,7 +21,7 @@ fn moves(scheme: MoveKind) -> Vec<MeasuredMove> {
 }
 
 #[test]
-fn move_by_consent_takes_a_few_round_trips() {
+fn move_by_consent_takes_at_most_three_round_trips() {
     // The members decide the slots in flight. Then the consent, the promises and the first entry take a round trip
     // each.
     for one in moves(MoveKind::Consents) {
@@ -30,7 +30,7 @@ fn move_by_consent_takes_a_few_round_trips() {
 }
 
 #[test]
-fn master_moves_when_its_shortened_lease_ends() {
+fn mastership_moves_when_the_shortened_lease_ends() {
     for one in moves(MoveKind::Shortens) {
         assert!(one.took >= 500_000 && one.took <= 500_000 + 3 * ROUND + LATE, "{one:?}");
         assert!(one.gap <= 2 * ROUND + LATE, "{one:?}");
@@ -38,7 +38,7 @@ fn master_moves_when_its_shortened_lease_ends() {
 }
 
 #[test]
-fn move_by_waiting_takes_a_lease_but_is_briefly_without_master() {
+fn move_by_waiting_lasts_one_lease_but_its_gap_is_short() {
     for one in moves(MoveKind::Waits) {
         assert!(one.took >= 2_000_000 && one.took <= 2_000_000 + 3 * ROUND + LATE, "{one:?}");
         assert!(one.gap <= 2 * ROUND + LATE, "{one:?}");

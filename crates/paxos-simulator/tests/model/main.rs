@@ -88,12 +88,12 @@ fn restart_before_the_first_master_is_safe() {
 }
 
 #[test]
-fn entry_lost_on_the_first_masters_disk_is_safe() {
+fn loss_of_an_entry_on_the_first_masters_disk_is_safe() {
     holds(Bounds { slow_disk: true, ..EMPTY }, &[WAITED, VOID], [239_344, 274_175, 315_939]);
 }
 
 #[test]
-fn renewal_by_liveness_is_safe() {
+fn lease_renewal_by_liveness_is_safe() {
     holds(LIVING, &[WAITED, VOID], [949_721, 964_831, 1_169_133]);
 }
 
@@ -111,7 +111,7 @@ fn takeover_of_a_forked_log_is_safe() {
 /// If the pulled entries make a leader's claim void, the leader need not propose this claim. It may make a new claim,
 /// by the rule that it applies to its next proposal.
 #[test]
-fn claim_renewed_by_the_leader_is_safe() {
+fn new_claim_by_the_leader_is_safe() {
     let rules = Rules { claim_by: ClaimBy::CandidateAndLeader, ..Rules::LOG };
     assert_eq!(all_states(rules, Bounds { slots: 4, ..MASTERED }, &[WAITED, VOID]), 155_067);
 }

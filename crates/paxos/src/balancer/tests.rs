@@ -104,7 +104,7 @@ fn member_with_twice_the_capacity_carries_twice_the_load() {
 }
 
 #[test]
-fn moves_begin_beyond_the_tolerance_and_end_at_the_goal() {
+fn balancer_starts_beyond_the_tolerance_and_stops_at_the_goal() {
     let groups = alike(40, 4);
     let spread = |counts: [u32; 4]| -> Distribution {
         let nodes = (1..=4).flat_map(|node| (0..counts[node as usize - 1]).map(move |_| NodeId(node)));
@@ -211,7 +211,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn ideal_of_equal_weights_has_least_cost_and_fewest_moves(
+    fn ideal_distribution_of_equal_weights_has_the_least_cost(
         case in case(4, 7, 5..6, true), goal_percent in 0..30_u8,
     ) {
         let tolerance = Tolerance { start_percent: 0, goal_percent };

@@ -196,7 +196,7 @@ fn move_without_consent_waits_for_the_lease_and_fails() {
 }
 
 #[test]
-fn mover_orders_waiting_at_once_after_a_rejected_consent() {
+fn mover_changes_to_waiting_at_once_after_rejected_consent() {
     let mut harness = Harness::new(&[A, A, A]);
     harness.prepare(1);
     let mut output = harness.pass(200);
@@ -506,6 +506,6 @@ fn balancing_begins_beyond_start_tolerance_and_ends_at_the_goal() {
 
 #[test]
 #[should_panic(expected = "the wait for a token is longer than the time in which its holder may act")]
-fn creating_a_mover_with_a_too_short_wait_panics() {
+fn mover_creation_with_a_too_short_token_wait_panics() {
     drop(Mover::new(Options { wait: Duration::from_secs(25), ..Options::default() }, Deviation::default()));
 }

@@ -319,7 +319,7 @@ fn undrained_node_gets_masters_again() {
 }
 
 #[test]
-fn master_leaves_an_overloaded_node() {
+fn mastership_leaves_an_overloaded_node() {
     let mut cluster = balanced(4, 15_000);
     let weights = (1..=4).map(|group| (GroupId(group), if group == 4 { 200 } else { 100 })).collect();
     cluster.change(&Change::Weigh { weights });
@@ -475,7 +475,7 @@ fn next_holder_continues_the_move_of_a_stopped_holder() {
 }
 
 #[test]
-fn node_with_failed_storage_only_rejects_proposals() {
+fn node_with_failed_storage_rejects_proposals_and_is_silent() {
     let mut cluster = spread(Options::default());
     let failed = drain(&mut cluster);
     cluster.run(110);

@@ -23,7 +23,7 @@ fn written() -> HeaderMap {
 }
 
 #[test]
-fn head_round_trips_and_verifies_with_the_secret() {
+fn request_head_round_trips_and_verifies_with_the_secret() {
     let read = || Head::read(&written()).unwrap();
     assert_eq!(read().verified(&secret()), Some(head()));
     assert_eq!(read().verified(&ClusterSecret::new(&[4; 32])), None);

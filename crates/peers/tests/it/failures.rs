@@ -89,14 +89,14 @@ async fn restarted_member_is_reachable_again() {
 }
 
 #[tokio::test]
-async fn closed_idle_connection_fails_no_request() {
+async fn closed_idle_connection_causes_no_failed_request() {
     let server = TestMember::echoing().await;
     let between = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let to = Member { address: between.local_addr().unwrap().to_string(), ..member(server.address) };
     let peers = client();
     let carry = async {
         loop {
-            // Serve one exchange per connection, although the client may reuse the connection.
+            // The test carries one exchange per connection, although the client may try to reuse the connection.
             let (mut here, _) = between.accept().await.unwrap();
             let answer = sent_raw_bytes(server.address, &read_message(&mut here).await).await;
             here.write_all(&answer).await.unwrap();

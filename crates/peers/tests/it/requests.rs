@@ -20,7 +20,7 @@ use crate::support::{
 };
 
 #[tokio::test]
-async fn request_and_response_transport_exact_bytes() {
+async fn request_and_response_bodies_arrive_unchanged() {
     let server = TestMember::echoing().await;
     let (peers, to) = (client(), member(server.address));
     let every_byte: Vec<u8> = (0..=255).collect();

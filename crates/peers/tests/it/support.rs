@@ -1,4 +1,4 @@
-//! Member that responds, a client, and a network between them that a test can intercept.
+//! Support for the tests: a member that responds, a client, and a network between them that a test can intercept.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -115,7 +115,8 @@ async fn rejection_of_a_skewed_clock_names_both_times() {
 
 #[tokio::test]
 async fn listener_rejects_old_request_after_it_forgets_the_nonce() {
-    // The member's clock is 31 s ahead of the client's clock. The member remembers a nonce for a shorter time.
+    // The member's clock is 31 s ahead of the client's clock. The request is 31 s old for the member, which rejects
+    // requests older than 30 s.
     let server = TestMember::start(Setup { runtime: with_clock_off(31_000), ..Setup::default() }, echo);
     let server = server.await;
     let request = intercepted(&client(), &member(server.address)).await;
@@ -189,7 +190,7 @@ async fn head_of_a_nudge(to: &Member) -> String {
 }
 
 #[tokio::test]
-async fn listener_rejects_body_by_declared_or_actual_length() {
+async fn listener_limits_the_declared_and_actual_length_of_a_body() {
     let server = TestMember::echoing().await;
     let to = member(server.address);
     let length = format!("content-length: {}", REQUEST_BYTES_MAX + 1);

@@ -220,7 +220,7 @@ fn middleware_commits_no_transaction_that_outlives_handler() {
 }
 
 #[test]
-fn disconnect_rolls_the_transaction_back() {
+fn client_disconnect_rolls_the_transaction_back() {
     on_real(async |runtime| {
         let pool = pool().await;
         let gate = Gate::new();
@@ -236,7 +236,8 @@ fn disconnect_rolls_the_transaction_back() {
         stream.write_all(&sent.text()).await.unwrap();
         gate.wait_entered().await;
         drop(stream);
-        // The next attempt waits until the transaction of the first attempt ends. It is not treated as a duplicate.
+        // The next attempt waits until the transaction of the first attempt ends. The middleware does not treat the
+        // next attempt as a duplicate.
         let (answer, ()) = tokio::join!(sent.to(address), async {
             gate.wait_entered().await;
             gate.release();

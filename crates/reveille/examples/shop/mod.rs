@@ -7,7 +7,7 @@
 #![allow(dead_code, reason = "each example uses only a part of this module")]
 #![expect(
     clippy::disallowed_methods,
-    reason = "an example does not use Reveille's runtime, because the programs of its readers do not use it"
+    reason = "readers of the examples write programs that do not use the crate `runtime`"
 )]
 
 use std::fs;
@@ -67,7 +67,8 @@ pub(crate) struct Shop {
 }
 
 impl Shop {
-    /// Connects to the server and the database, and creates these tables in the database.
+    /// Connects to the server and the database, and executes the statements `tables`, which create tables in the
+    /// database.
     pub(crate) async fn open(tables: &str) -> anyhow::Result<Shop> {
         let arguments = Arguments::parse();
         let server = match &arguments.server {
@@ -94,7 +95,7 @@ impl Shop {
         Ok(Shop { reveille, database, verifier, _postgres: postgres })
     }
 
-    /// Starts a server that handles callbacks at these routes until the example ends. The server handles each callback
+    /// Starts a server that handles callbacks with `routes` until the example ends. The server handles each callback
     /// once and in a transaction. Returns the base URL of the server.
     pub(crate) async fn listen(&self, routes: Router) -> anyhow::Result<String> {
         let state = Once::new(self.verifier.clone(), self.database.clone());
@@ -128,7 +129,7 @@ impl Shop {
             }
             sleep(Duration::from_millis(10)).await;
         }
-        bail!("this query did not become true within 30 seconds: {query}")
+        bail!("this query did not return `true` within 30 seconds: {query}")
     }
 }
 

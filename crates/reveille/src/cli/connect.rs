@@ -102,7 +102,7 @@ impl FromStr for Hidden {
     }
 }
 
-/// Default key of a command, which it reads from the data folder if the user names no key.
+/// Key that a command reads from the data folder if the user names no key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum DefaultKey {
     /// Admin key of the tenant `default`.
@@ -111,7 +111,7 @@ pub(super) enum DefaultKey {
     Operator,
 }
 
-/// Tells the user on standard error why the command waits. A short wait needs no explanation.
+/// Prints on standard error why the command waits. Prints nothing if the wait is short.
 fn report_retry(error: &Error, wait: Duration) {
     const SHORT: Duration = Duration::from_millis(200);
     if wait >= SHORT {
@@ -129,8 +129,8 @@ impl Connect {
     /// Returns a client of the server.
     ///
     /// # Errors
-    /// Returns an error if the server, the key or the certificate is unknown or cannot be read. The error names the
-    /// flags that set the value.
+    /// Returns an error if the function cannot find or read the server's URL, the key or the certificate. The error
+    /// names the flags that set this value.
     pub(super) fn client(&self, default_key: DefaultKey) -> anyhow::Result<Client> {
         let url = match &self.server {
             Some(url) => url.clone(),

@@ -70,12 +70,13 @@ fn flag_of(pointer: &str) -> Option<&'static str> {
     known.or_else(|| is_under("/retry/backoff").then_some("--backoff"))
 }
 
-/// Returns `true` if the server responds with a certificate that the client does not trust.
+/// Returns `true` if the server presents a certificate that the client does not trust.
 fn is_distrusted(error: &Error) -> bool {
     has_tls_error(error, |error| matches!(error, rustls::Error::InvalidCertificate(_)))
 }
 
-/// Returns `true` if the server responds with the certificate of an authority, which is valid only as an issuer.
+/// Returns `true` if the server presents the certificate of a certificate authority. Such a certificate is valid only
+/// as an issuer.
 fn is_authority(error: &Error) -> bool {
     has_tls_error(error, |error| match error {
         rustls::Error::InvalidCertificate(CertificateError::Other(reason)) => reason.to_string() == "CaUsedAsEndEntity",
@@ -96,8 +97,8 @@ fn has_tls_error(error: &Error, is_it: impl Fn(&rustls::Error) -> bool) -> bool 
         if found.or_else(|| error.downcast_ref()).is_some_and(&is_it) {
             return true;
         }
-        // `source` of an `io::Error` skips the error that the `io::Error` wraps. Therefore continue with the wrapped
-        // error.
+        // `source` of an `io::Error` skips the error that the `io::Error` wraps. Therefore the loop continues with the
+        // wrapped error.
         source = inner.map(|inner| inner as &(dyn std::error::Error + 'static)).or_else(|| error.source());
     }
     false
@@ -121,7 +122,7 @@ fn next_step(client: &Client, error: &Error) -> Option<String> {
             "start the server with `reveille serve`, or give its URL with --server or REVEILLE_URL"
         }
         (Error::Foreign { .. } | Error::Unreadable { .. }, _) => {
-            return Some(format!("check whether {url} is Reveille; --server or REVEILLE_URL set the URL"));
+            return Some(format!("check whether Reveille runs at {url}; --server or REVEILLE_URL sets the URL"));
         }
         (Error::Broken { .. } | Error::TimedOut { .. }, _) => {
             "the request may have taken effect: check with `reveille schedule get` or `… list` before you repeat it"
@@ -131,7 +132,8 @@ fn next_step(client: &Client, error: &Error) -> Option<String> {
         }
         (_, Some("role_forbidden")) => {
             "use another key with --key-file: an operator's key (`operator.key` in the data folder) creates tenants \
-             and raises ceilings, a tenant's key (`admin.key`, or one of `reveille key create`) does everything else"
+             and raises ceilings, a tenant's key (`admin.key`, or a key from `reveille key create`) does everything \
+             else"
         }
         (_, Some("schedule_not_found")) => "`reveille schedule list` shows the schedules",
         (_, Some("run_not_found")) => {

@@ -52,7 +52,7 @@ pub(crate) struct TenantArguments {
 
 #[derive(Args, Debug)]
 pub(crate) struct Revoke {
-    /// Id of the key: the part before its dot
+    /// Id of the key: the part of the key before the dot
     id: String,
     #[command(flatten)]
     common: TenantArguments,

@@ -11,7 +11,7 @@ use super::show::{self, word};
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
-    /// Show a tenant's quotas, and the ceilings up to which its admins may set them
+    /// Show a tenant's quotas, and the ceilings up to which the tenant's admins may set the quotas
     Get(Get),
     /// Set quotas; other quotas do not change
     Set(Set),
@@ -29,7 +29,7 @@ pub(crate) struct Get {
 
 #[derive(Args, Debug)]
 pub(crate) struct Set {
-    /// Quota and its value, such as `pending_max=1000`; `pending_max=none` leaves only the limit of the service
+    /// Quota and its value, such as `pending_max=1000`; with `pending_max=none`, only the limit of the service applies
     #[arg(required = true, value_name = "QUOTA=NUMBER", value_parser = setting)]
     settings: Vec<(Quota, Option<u32>)>,
     /// Set the ceilings up to which the tenant's admins may set the quotas; requires an operator's key and --tenant

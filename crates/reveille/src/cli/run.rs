@@ -74,8 +74,8 @@ const REDRIVES_AT_ONCE: usize = 16;
 /// Maximum number of redrives of one command. The command stores the ids of the runs in memory, and an id needs about
 /// 100 bytes.
 const REDRIVES_MAX: usize = 1_000_000;
-/// Maximum number of requests for one redrive if the outcomes of its requests are unknown. A repeated request is safe,
-/// because the server redrives a run only once.
+/// Maximum number of requests for one redrive. The command repeats a request if the outcome is unknown. A repeated
+/// request is safe, because the server redrives a run only once.
 const REQUESTS_MAX: usize = 3;
 
 pub(super) async fn execute(runtime: &Runtime, command: Command) -> anyhow::Result<()> {
@@ -156,7 +156,8 @@ fn result(attempt: &Attempt) -> String {
 async fn redrive(runtime: &Runtime, arguments: Redrive) -> anyhow::Result<()> {
     let client = arguments.connect.client(DefaultKey::Admin)?;
     let mut progress = Progress::new(runtime);
-    // Read all ids before the first redrive, because a redriven run that fails becomes a dead letter again.
+    // The command reads all ids before the first redrive, because a redriven run that fails becomes a dead letter
+    // again.
     let ids = match arguments.all {
         true => all(&client, &mut progress).await.map_err(|error| explain(&client, &error))?,
         false => arguments.ids,

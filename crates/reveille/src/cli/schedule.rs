@@ -45,7 +45,7 @@ pub(crate) enum Command {
 pub(crate) struct Create {
     #[command(flatten)]
     request: request::RequestArguments,
-    /// Replace the schedule with this --id if it exists
+    /// Replace the existing schedule that has this --id, if any
     #[arg(long, requires = "id")]
     replace: bool,
     /// Dry run: validate the schedule and print its next instants, but do not create it

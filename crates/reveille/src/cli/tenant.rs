@@ -124,7 +124,7 @@ fn show_tenant(tenant: Tenant, output: Output) -> anyhow::Result<()> {
         ("keys", Some(tenant.keys.to_string())),
         ("version", Some(tenant.version.to_string())),
         ("callbacks to", Some(format!("{}; {scheme}", egress.join(" ")))),
-        ("quotas", Some("`reveille quota get --tenant NAME` shows them".to_owned())),
+        ("quotas", Some("`reveille quota get --tenant NAME` shows the quotas".to_owned())),
     ])
 }
 

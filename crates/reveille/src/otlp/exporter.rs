@@ -44,7 +44,7 @@ impl FromStr for Endpoint {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        const NONE: &str = "not the URL of a collector; write a URL such as http://127.0.0.1:4318";
+        const NONE: &str = "the value is not the URL of a collector; write a URL such as http://127.0.0.1:4318";
         let base: Uri = text.parse().map_err(|_| NONE)?;
         let is_http = matches!(base.scheme_str(), Some("http" | "https"));
         if !is_http || base.host().is_none() || base.query().is_some() || text.contains('@') {
@@ -81,7 +81,7 @@ impl Exporting {
     pub(crate) async fn stop(self) {
         self.stop.cancel();
         if self.runtime.timeout(FLUSH_MAX, self.tasks.join()).await.is_none() {
-            tracing::warn!("last spans not sent: the collector did not respond in time");
+            tracing::warn!("the exporter did not send the last spans: the collector did not respond in time");
         }
     }
 }
@@ -160,8 +160,8 @@ impl Exporter {
             request.headers_mut().insert(CONTENT_TYPE, kind);
             reason = match self.runtime.timeout(RESPONSE_TIMEOUT, Box::pin(client.request(request))).await {
                 Some(Ok(response)) if response.status().is_success() => return Ok(()),
-                // The exporter retries only after these statuses. A retry after any other status has no purpose (OTLP
-                // 1, "OTLP/HTTP Response").
+                // The exporter repeats a request only after the statuses that the specification names (OTLP 1,
+                // "OTLP/HTTP Response").
                 Some(Ok(response)) if !is_retryable(response.status()) => {
                     return Err(format!("the collector responded with status {}", response.status()));
                 }

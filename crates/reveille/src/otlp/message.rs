@@ -1,5 +1,5 @@
-//! Messages of OTLP 1 that spans need, from `opentelemetry/proto/collector/trace/v1/trace_service.proto` and its
-//! imports.
+//! Messages of OTLP 1 that the export of spans uses, from `opentelemetry/proto/collector/trace/v1/trace_service.proto`
+//! and its imports.
 //!
 //! The tag numbers come from the protocol and never change. Fields of the protocol that are missing here have their
 //! default values.

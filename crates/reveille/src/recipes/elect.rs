@@ -44,8 +44,8 @@ pub(crate) struct Arguments {
     /// Layout of the group's nodes; all candidates must use the same layout
     #[arg(long, value_enum, default_value_t = Layout::Selector)]
     layout: Layout,
-    /// Seconds between SIGTERM and SIGKILL for the command when this process stops; shorter than half of the session if
-    /// the engine is unreachable [0 to 3600]
+    /// Seconds between SIGTERM and SIGKILL for the command when this process stops; at most half of the session if the
+    /// engine is unreachable [0 to 3600]
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(..=3_600))]
     grace: u64,
     #[command(flatten)]
@@ -97,12 +97,12 @@ pub(super) async fn execute(runtime: &Runtime, arguments: &Arguments) -> anyhow:
             Ended::Signalled => break 0,
             Ended::LeadershipLost => tracing::warn!(group = %arguments.group, "lost the leadership"),
             Ended::Unsupervised => {
-                bail!("the supervisor of the command was killed, so the command was killed as well")
+                bail!("the supervisor of the command ended unexpectedly, so `elect` killed the command")
             }
         }
     };
     if let Err(error) = client.close().await {
-        tracing::warn!(%error, "cannot close the session; it ends after its timeout");
+        tracing::warn!(%error, "cannot close the session; the session ends after its timeout");
     }
     std::process::exit(code)
 }
@@ -167,7 +167,7 @@ struct Running {
 }
 
 impl Running {
-    /// Starts the supervisor, and then tells the command to begin.
+    /// Starts the supervisor, and then lets the command begin.
     async fn start(runtime: &Runtime, leadership: &Held, arguments: &Arguments) -> anyhow::Result<Self> {
         let (until, term) = (leadership.deadline(), leadership.term().0.to_string());
         let mut command = this_program();
@@ -210,13 +210,13 @@ impl Running {
             }
             is_there = self.has_processes();
         }
-        // Kill the supervisor. Otherwise it would send a signal at the end of its input, to the id of a group that does
-        // not exist any more.
+        // The function kills the supervisor. Otherwise the supervisor would send a signal at the end of its input, to
+        // the id of a group that does not exist any more.
         drop(self.supervisor.kill().await);
     }
 
     /// Returns `true` if the group has processes. The function also reaps ended processes of the group that this
-    /// process has adopted, for example because it is the first process of a container.
+    /// process has adopted. The first process of a container, for example, adopts processes.
     fn has_processes(&mut self) -> bool {
         if !matches!(self.command.try_wait(), Ok(None)) {
             while let Ok(Some(_)) = rustix::process::waitpgid(self.group, WaitOptions::NOHANG) {}

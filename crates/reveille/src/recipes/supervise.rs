@@ -26,7 +26,7 @@ pub(crate) struct SuperviseArguments {
 
 fn group(text: &str) -> Result<Pid, String> {
     let pid = text.parse().ok().filter(|pid| *pid > 1).and_then(Pid::from_raw);
-    pid.ok_or_else(|| "not the id of a process group".to_owned())
+    pid.ok_or_else(|| "the value is not the id of a process group".to_owned())
 }
 
 /// Reads the deadlines that `elect` writes to standard input. Kills the group when the last deadline has passed or the
@@ -59,7 +59,7 @@ pub(super) fn signal(group: Pid, signal: Signal) -> bool {
         Ok(()) => true,
         Err(Errno::SRCH) => false,
         Err(error) => {
-            tracing::error!(%error, ?group, "cannot signal the command; it may run as another user");
+            tracing::error!(%error, ?group, "cannot signal the command; the command may run as another user");
             true
         }
     }
@@ -83,8 +83,8 @@ pub(super) fn become_command(arguments: &BecomeArguments) -> anyhow::Error {
     let (program, others) = arguments.command.split_first().expect("clap requires at least one word");
     let error = std::process::Command::new(program).args(others).stdin(std::process::Stdio::null()).exec();
     let next = match error.kind() {
-        ErrorKind::NotFound => ": check that it is in PATH",
-        ErrorKind::PermissionDenied => ": check that it is executable",
+        ErrorKind::NotFound => ": check that the program is in PATH",
+        ErrorKind::PermissionDenied => ": check that the program is executable",
         _ => "",
     };
     anyhow::Error::new(error).context(format!("cannot run {}{next}", program.display()))

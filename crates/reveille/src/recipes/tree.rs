@@ -89,7 +89,7 @@ pub(super) async fn execute(runtime: &Runtime, command: Command) -> anyhow::Resu
         Command::Rm { at, recursive, version } => rm(&*tree, at, *recursive, *version).await,
     };
     if let Err(error) = client.close().await {
-        tracing::debug!(%error, "cannot close the session; it ends after its timeout");
+        tracing::debug!(%error, "cannot close the session; the session ends after its timeout");
     }
     done
 }
@@ -101,7 +101,7 @@ fn standard_input() -> anyhow::Result<Bytes> {
 }
 
 async fn ls(tree: &dyn Tree, at: &NodeArguments, recursive: bool) -> anyhow::Result<()> {
-    // The list also contains nodes without read access, but only with their paths.
+    // The list also contains nodes that this client has no permission to read. It shows only the paths of these nodes.
     let mut found = Vec::new();
     let mut unread = vec![at.path.clone()];
     while let Some(parent) = unread.pop() {

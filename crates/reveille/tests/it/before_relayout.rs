@@ -24,7 +24,7 @@ use crate::{now_millis, until};
 const TARGET: &str = "127.77.22.1:22022";
 
 #[test]
-fn server_opens_and_fires_data_folder_of_earlier_build() {
+fn server_fires_schedules_in_data_folder_of_earlier_build() {
     let (receiver, _alone) = receiver();
     let folder = tempfile::tempdir().unwrap();
     let data = unpack("data", folder.path());
@@ -32,7 +32,7 @@ fn server_opens_and_fires_data_folder_of_earlier_build() {
 }
 
 #[test]
-fn server_fires_restored_backup_of_earlier_build() {
+fn server_fires_schedules_in_restored_backup_of_earlier_build() {
     let (receiver, _alone) = receiver();
     let folder = tempfile::tempdir().unwrap();
     let backup = unpack("backup", folder.path());
@@ -58,7 +58,7 @@ fn opens_and_fires(data: &Path, receiver: &Receiver) {
 }
 
 #[test]
-fn server_opens_and_fires_database_of_earlier_build() {
+fn server_fires_schedules_in_database_of_earlier_build() {
     let (receiver, _alone) = receiver();
     let recorded = Recorded::read("postgres");
     let database = Database::load("postgres", &recorded);
@@ -76,7 +76,7 @@ fn server_opens_and_fires_database_of_earlier_build() {
 }
 
 #[test]
-fn server_opens_and_fires_export_of_earlier_build() {
+fn server_fires_schedules_in_export_of_earlier_build() {
     let (receiver, _alone) = receiver();
     let recorded = Recorded::read("exported");
     let database = Database::load("exported", &recorded);
@@ -94,7 +94,7 @@ fn receiver() -> (Receiver, MutexGuard<'static, ()>) {
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let receiver = RECEIVER.get_or_init(|| {
         let mut listener = None;
-        // Try again, because another test process on this machine may be using the address.
+        // The loop tries again, because another test process on this machine may be using the address.
         until("the address of the targets becomes free", || {
             listener = TcpListener::bind(TARGET).ok();
             listener.is_some()
@@ -131,7 +131,7 @@ fn uncompressed(name: &str) -> String {
     String::from_utf8(run(Command::new("gzip").args(["-dc"]).arg(fixture(name)))).expect("the fixture is text")
 }
 
-/// Creates a database with the content of the dump of this name.
+/// Creates a database with the content of the dump that has this name.
 struct Database {
     folder: tempfile::TempDir,
     url: String,
@@ -153,7 +153,7 @@ impl Database {
         std::fs::write(folder.path().join("admin.key"), recorded.key("admin")).unwrap();
         let store_key = folder.path().join("store.key");
         std::fs::copy(fixture(&format!("{name}.store.key")), &store_key).unwrap();
-        // Git does not record all file modes, so make the file readable only for its owner.
+        // Git does not record all file modes, so the test makes the file readable only for its owner.
         std::fs::set_permissions(&store_key, std::fs::Permissions::from_mode(0o600)).unwrap();
         Database { folder, url, store_key }
     }
@@ -165,8 +165,8 @@ impl Database {
         Server::start_where(command, |_| self.folder.path().to_owned())
     }
 
-    /// A member that owns no shard fires no callbacks. While overdue rows wait, no member removes history, even if the
-    /// history is very old.
+    /// Checks that a member that owns no shard returns the recorded responses. Such a member fires no callbacks. While
+    /// overdue rows wait, no member removes history, even if the history is very old.
     fn is_read_without_change(&self, recorded: &Recorded) {
         let server = self.start(&["--roles", "api"]);
         recorded.compare(&server, Firing::Paused);
@@ -174,7 +174,8 @@ impl Database {
     }
 }
 
-/// State of the active schedules during a comparison: either no schedule has fired since the record, or some may have.
+/// State of the active schedules during a comparison. In the state `Paused`, no schedule has fired since the record. In
+/// the state `Underway`, schedules may have fired.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Firing {
     Paused,
@@ -205,7 +206,7 @@ impl Recorded {
         self.responses().find(|response| response["path"] == path).map(|response| &response["body"])
     }
 
-    /// Sends all recorded requests again and compares the responses.
+    /// Sends all recorded requests again, and compares the new responses with the recorded responses.
     fn compare(&self, server: &Server, firing: Firing) {
         assert!(self.responses().count() > 40, "the record has responses");
         for recorded in self.responses() {
@@ -235,8 +236,8 @@ impl Recorded {
         }
     }
 
-    /// Removes the parts of the responses that may differ without a fault: the schedules of the inbox, and the progress
-    /// of active schedules that may have fired.
+    /// Removes the parts of the responses that may differ even if the build is correct. These parts are the schedules
+    /// of the inbox, and the progress of active schedules that may have fired.
     fn leave_out_moving(&self, expected: &mut Value, present: &mut Value, firing: Firing) {
         if expected["state"] == "active" && firing == Firing::Underway {
             for body in [&mut *expected, &mut *present] {

@@ -380,7 +380,7 @@ fn command_error_names_the_flag_and_the_next_step() {
 }
 
 #[test]
-fn command_recognizes_a_server_other_than_reveille() {
+fn command_fails_if_the_server_is_not_reveille() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("admin.key"), "a.b\n").unwrap();
     let receiver = Receiver::start();

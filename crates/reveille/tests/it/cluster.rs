@@ -192,7 +192,7 @@ fn share_the_work(cluster: &TestCluster) {
 }
 
 #[test]
-fn shards_of_a_killed_member_fire_within_a_lease_and_a_second() {
+fn schedules_of_killed_member_fire_within_lease_and_a_second() {
     kill_a_member(&TestCluster::new());
 }
 
@@ -318,7 +318,7 @@ fn database(url: &str) -> &str {
 }
 
 #[test]
-fn copy_by_export_or_import_preserves_schedules_and_runs() {
+fn export_and_import_preserve_schedules_and_runs() {
     let folder = tempfile::tempdir().unwrap();
     let (data, back) = (folder.path().join("data"), folder.path().join("back"));
     let receiver = Receiver::start();
@@ -437,7 +437,7 @@ fn inbox_applies_requests_only_after_their_transaction_commits() {
 }
 
 #[test]
-fn leader_deletes_schedules_older_than_the_history() {
+fn leader_deletes_ended_schedules_older_than_history_limit() {
     let cluster = TestCluster::new();
     let receiver = Receiver::start();
     let server = cluster.start("a");
@@ -462,7 +462,7 @@ fn leader_deletes_schedules_older_than_the_history() {
     assert_eq!(server.client().get("/v1/schedules/young").json()["state"], "cancelled");
     assert!(server.stop().success());
 
-    // This member retains a shorter history, so it also deletes the younger schedule.
+    // This member retains a shorter history, so it also deletes the schedule `young`.
     let mut command = cluster.serve("c");
     command.args(["--history-days", "28"]);
     let server = Server::start_where(command, |_| cluster.key_folder());

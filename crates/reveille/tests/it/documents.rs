@@ -4,8 +4,8 @@
 //! An indented or fenced block contains shell commands. Text that begins with `{`, at the start of a block or after a
 //! blank line, is a response, and the test does not run it. Comments before a block control the test. `<!-- run:
 //! COMMAND -->` runs a command that readers do not need to see. `<!-- sql -->` and `<!-- toml -->` mark the next block
-//! as input for the database or as a configuration. `<!-- not run: REASON -->` skips the next block. By default, the
-//! test runs a new block.
+//! as input for the database or as a configuration. `<!-- not run: REASON -->` skips the next block. The test runs
+//! every block that these rules do not exclude.
 //!
 //! Invariant: each command is on the same line of the script as in the document, so that errors name the line of the
 //! document.
@@ -94,7 +94,7 @@ fn failures(name: &str, document: &str, replacements: Replacements<'_>) -> Strin
         writeln!(failed, "{name}:{number}: exit code {code}: {}", line.unwrap_or_default().trim()).unwrap();
     }
     let message = std::fs::read_to_string(path("output")).unwrap();
-    // The trap does not run for a syntax error, so check also whether the script reached its end.
+    // The trap does not run for a syntax error, so the test also checks whether the script reached its end.
     if !path("ended").exists() {
         writeln!(failed, "{name}: the script stops before its end").unwrap();
     }

@@ -109,12 +109,12 @@ fn events(trace: &str) -> Vec<Event<'_>> {
     events
 }
 
-/// Returns a text for each schedule with an id in `marks` whose response is missing, or precedes the write or the sync
-/// of the schedule's bytes.
+/// Returns a text for each violation by a schedule with an id in `marks`. It is a violation if the response is missing,
+/// or if the response precedes the write or the sync of the schedule's bytes.
 fn violations(events: &[Event<'_>], marks: &[String], data: &Path) -> Vec<String> {
     let is_file = |event: &&&Event<'_>| Path::new(event.path()).starts_with(data);
     let mut found = Vec::new();
-    // Consider only writes that contain a mark. Most writes fill the segments of the journal with zeros.
+    // The function considers only writes that contain a mark. Most writes fill the segments of the journal with zeros.
     let (syncs, others): (Vec<_>, Vec<_>) = events.iter().partition(|event| event.is_sync());
     let marked: Vec<_> = others.into_iter().filter(|event| event.arguments.contains("mark-")).collect();
     for mark in marks {

@@ -49,7 +49,7 @@ fn first_tenant_of_a_public_server_cannot_call_loopback() {
     until("the metrics count the rejected attempt", || {
         server.client().get("/metrics").body.contains(r#"result="egress_refused""#)
     });
-    // The server updates the metric before the outcome is durable, so wait for the outcome.
+    // The server updates the metric before the outcome is durable, so the test waits for the outcome.
     let mut first = || client.get("/v1/schedules/named/runs").json()["runs"][0]["attempts"][0]["error"].clone();
     until("the run shows the error", || !first().is_null());
     let expected = "egress_refused: the host is at a loopback address, which the tenant's policy does not allow; an operator \

@@ -12,8 +12,8 @@ use crate::receiver::Receiver;
 use crate::server::{Server, serve};
 use crate::{TIMEOUT, now_millis};
 
-/// Size of the disk. It is larger than the 512 MiB that `serve` requires as free space, plus the space for the files of
-/// the server.
+/// Size of the disk. The disk has space for the 512 MiB that `serve` requires as free space, and for the files of the
+/// server.
 const DISK_BYTES: u64 = 1 << 30;
 /// Size of a file that leaves less free space than `serve` requires.
 const BALLAST_BYTES: u64 = 600 << 20;
@@ -65,7 +65,7 @@ fn on_small_disk(disk: &Path, data: &Path) -> Command {
     command
 }
 
-/// Returns the path at which this process sees a path of the namespace of process `pid`.
+/// Returns the path at which this process sees a path in the mount namespace of the process `pid`.
 fn seen_from_here(pid: u32, path: &Path) -> PathBuf {
     Path::new("/proc").join(pid.to_string()).join("root").join(path.strip_prefix("/").expect("the path is absolute"))
 }

@@ -135,7 +135,7 @@ fn named(expression: &str) -> Vec<String> {
     words.filter(|word| word.starts_with("reveille_")).map(metric).collect()
 }
 
-/// Collects all values of `key` at any depth.
+/// Adds the text values of all fields `key` to `found`, at any depth of `value`.
 fn values_of<'a>(value: &'a Value, key: &str, found: &mut Vec<&'a str>) {
     match value {
         Value::Object(fields) => {

@@ -62,7 +62,7 @@ fn graceful_stop_waits_for_callbacks_in_flight() {
 }
 
 #[test]
-fn stop_notice_lasts_until_a_second_signal() {
+fn second_signal_ends_the_stop_notice() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let receiver = Receiver::start();
@@ -109,7 +109,7 @@ fn server_notifies_service_manager_of_readiness_and_stop_limit() {
 }
 
 #[test]
-fn change_during_a_callback_in_flight_reports_too_late() {
+fn response_has_too_late_while_a_callback_is_in_flight() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let receiver = Receiver::start();

@@ -28,7 +28,7 @@ fn run_on_terminal(arguments: &[&str], data: &Path, input: &Path) -> String {
     let mut command = Command::new(BINARY);
     command.args(arguments).env("REVEILLE_DATA", data).stdin(File::open(input).unwrap());
     let status = command.stdout(Stdio::null()).stderr(other_end).status().unwrap();
-    // Drop the command value, because it keeps the terminal open.
+    // The function drops the command value, because this value keeps the terminal open.
     drop(command);
     let message = reader.join().unwrap();
     assert!(status.success(), "{arguments:?}: {message}");

@@ -25,7 +25,7 @@ use crate::server::Server;
 
 /// Name of the test function that acts as the service. The process of the service runs this test program with only this
 /// test.
-const SERVICE: &str = "receiving::service_process";
+const SERVICE: &str = "receiving::service_process_handles_callbacks_if_a_test_starts_it";
 const DATABASE: &str = "RECEIVING_DATABASE";
 const SECRET: &str = "RECEIVING_SECRET";
 const DIES: &str = "RECEIVING_DIES";
@@ -49,7 +49,7 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // Ignore the error, because the process may already have ended.
+        // The drop ignores the error, because the process may already have ended.
         let _killed = self.0.kill();
         let _waited = self.0.wait();
     }
@@ -65,7 +65,7 @@ async fn handle(callback: Callback, transaction: Transaction) -> Result<(), Fail
 }
 
 #[test]
-fn service_process() {
+fn service_process_handles_callbacks_if_a_test_starts_it() {
     let Ok(database) = std::env::var(DATABASE) else { return };
     let secret = std::fs::read_to_string(std::env::var(SECRET).unwrap()).unwrap();
     let pool = Pool::builder(Manager::new(database.parse().unwrap(), NoTls)).build().unwrap();

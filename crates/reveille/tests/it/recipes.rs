@@ -92,7 +92,8 @@ fn tree_commands_show_and_change_nodes() {
                 drop(sender.send(line));
             }
         });
-        // The watch does not report changes before its start, so repeat the changes until the first event arrives.
+        // The watch does not report changes before its start, so the test repeats the changes until the first event
+        // arrives.
         let mut count = 0;
         let first = loop {
             count += 1;

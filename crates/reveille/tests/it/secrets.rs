@@ -39,7 +39,7 @@ impl Secret {
         let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         let mut forms = vec![bytes.to_vec(), hex.to_uppercase().into_bytes(), hex.into_bytes()];
         // In base64 text, the encoding of the secret depends on its position modulo 3. For each of the three positions,
-        // use only the characters that do not depend on the bytes before and after the secret.
+        // the test uses only the characters that do not depend on the bytes before and after the secret.
         for before in 0..3 {
             let padded = [&[0; 2][..before], bytes].concat();
             for engine in [&STANDARD, &URL_SAFE_NO_PAD] {
@@ -56,7 +56,7 @@ impl Secret {
     }
 }
 
-/// Outputs and files of a server, each with the name of its place and its bytes.
+/// Outputs and files of a server. Each entry contains the name of the output or the file, and the bytes.
 #[derive(Default)]
 struct Captured(Vec<(String, Vec<u8>)>);
 
@@ -87,7 +87,7 @@ impl Captured {
         serde_json::from_str(&response.body).unwrap_or(Value::Null)
     }
 
-    /// Returns a text for each secret that the search found, with its place.
+    /// Returns a text for each secret that the search found. The text names the secret and the place.
     fn find(&self, secrets: &[Secret]) -> Vec<String> {
         let mut found = Vec::new();
         for (place, bytes) in &self.0 {
@@ -111,7 +111,7 @@ fn schedule(id: &str, at_millis: u64, url: &str, header: &str) -> Value {
     json!({ "id": id, "at": rfc3339(at_millis), "target": target, "retry": { "attempts_max": 2, "backoff": "10ms" } })
 }
 
-/// Sends every kind of request that involves a secret. Returns the secrets that the server creates for them.
+/// Sends every kind of request that involves a secret. Returns the secrets that the server creates for these requests.
 fn send_all_requests(server: &Server, data: &Path, receiver: &Receiver, captured: &mut Captured) -> Vec<Secret> {
     let mut client = server.client();
     let far = now_millis() + 3_600_000;
@@ -135,7 +135,7 @@ fn send_all_requests(server: &Server, data: &Path, receiver: &Receiver, captured
     let change = json!({ "target": { "http": { "headers": { "authorization": format!("Bearer {PATCH_HEADER}") } } } });
     let patched = captured.request(&mut client, "PATCH", "/v1/schedules/later", &change.to_string());
     assert_eq!(patched["revision"], 2, "{patched}");
-    // The error about an invalid header must not contain its value.
+    // The error about an invalid header must not contain the value of the header.
     let broken = schedule("broken", far, &receiver.url(), &format!("{HEADER}\n"));
     captured.request(&mut client, "POST", "/v1/schedules", &broken.to_string());
     until("the dead letter appears", || {
@@ -300,7 +300,7 @@ fn server_disables_core_files_unless_it_is_debuggable() {
     let core_max = |arguments: &[&str]| {
         let data = folder.path().join("data");
         let serve = crate::server::serve(&data);
-        // The shell removes its own limit, so that any limit of the process comes from the server.
+        // The shell removes its own limit on core files, so that any limit of the server process comes from the server.
         let mut command = Command::new("bash");
         command.args(["-c", "ulimit -c unlimited && exec \"$@\"", "bash"]);
         command.arg(serve.get_program()).args(serve.get_args()).args(arguments);

@@ -85,7 +85,7 @@ impl Server {
         Server::start_by(serve(data), data)
     }
 
-    /// Runs `command` and waits until its log reports that it is ready.
+    /// Runs `command` and waits until the log reports that the server is ready.
     pub(crate) fn start_by(command: Command, data: &Path) -> Self {
         Server::start_where(command, |_| data.to_owned())
     }
@@ -151,7 +151,7 @@ fn json_address(line: &str) -> Option<SocketAddr> {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Ignore the error, because the process may already have ended.
+        // The drop ignores the error, because the process may already have ended.
         let _killed = self.child.kill();
         let _waited = self.child.wait();
     }

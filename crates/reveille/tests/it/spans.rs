@@ -1,4 +1,4 @@
-//! Tests of the spans that the real binary sends to an OpenTelemetry collector, and of its log in JSON.
+//! Tests of the spans that the real binary sends to an OpenTelemetry collector, and of the binary's log in JSON.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -101,7 +101,7 @@ fn fields(mut bytes: &[u8]) -> Vec<(u64, Field<'_>)> {
     found
 }
 
-/// Returns the contents of all fields with this number, which must be messages.
+/// Returns the contents of all fields with this number. The fields must contain messages.
 fn messages(bytes: &[u8], number: u64) -> Vec<&[u8]> {
     fields(bytes).into_iter().filter(|(found, _)| *found == number).map(|(_, field)| field.bytes()).collect()
 }

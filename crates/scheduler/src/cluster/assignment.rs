@@ -93,7 +93,7 @@ impl Cluster {
         };
         let _until_the_work_is_dropped = tokio::select! {
             biased;
-            _ = work => unreachable!("the loops have no end"),
+            _ = work => unreachable!("the loops never end"),
             guards = stop_between_changes => guards,
         };
     }

@@ -1,7 +1,8 @@
 //! Queue of events from the owner and from `changes`. The task `event_handler` takes the events.
 //!
-//! The queue merges repeated events, so its memory is bounded. This applies to three kinds: another member has taken a
-//! shard, a shard has new rows, a poller is unknown. The queue does not merge outcomes, but limits their number.
+//! The queue merges repeated events, so its memory is bounded. The merged events are of three kinds: another member has
+//! taken a shard, a shard has new rows, a poller is unknown. The queue does not merge outcomes, but limits their
+//! number.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};

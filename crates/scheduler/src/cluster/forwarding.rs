@@ -109,7 +109,7 @@ impl Forwarding {
 
     /// Returns the shard whose owner must put the schedule of `request`.
     async fn shard_of(&self, request: &Create) -> Result<ShardId, StoreError> {
-        let id = request.id.clone().expect("a put names an id");
+        let id = request.id.clone().expect("the request of a put contains an id");
         let home = home_poller(request, &id);
         let existing = self.shared.store.get(vec![(request.tenant.id, id)]).await?.pop().flatten();
         let live = existing.filter(|existing| existing.status != Status::Cancelled);

@@ -84,7 +84,7 @@ pub struct Release {
 #[derive(Clone, PartialEq, Debug)]
 pub struct Nudge;
 
-/// Form of a [`Create`] with a chosen id on the wire. The sender has already validated the spec.
+/// Wire format of a [`Create`] with a chosen id. The sender has already validated the spec.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Named {
     pub tenant: TenantId,
@@ -95,7 +95,7 @@ pub struct Named {
 
 impl Named {
     /// # Panics
-    /// Panics if the request names no id.
+    /// Panics if the request contains no id.
     pub(crate) fn of(request: &Create) -> Self {
         let Create { tenant, id, incarnation, spec } = request;
         let id = id.clone().expect("a forwarded create names an id");
@@ -272,7 +272,8 @@ impl<T: Wire> Wire for Vec<T> {
     }
 
     fn take(take: &mut Take<'_>) -> Result<Self, Malformed> {
-        // The count is not validated yet. An iterator that collects into a `Result` reserves no memory for it.
+        // The count is not validated yet. But an iterator that collects into a `Result` reserves no memory for the
+        // declared number of items.
         (0..take.count(1)?).map(|_| T::take(take)).collect()
     }
 }
@@ -344,7 +345,7 @@ impl Wire for Spec {
     }
 
     fn take(take: &mut Take<'_>) -> Result<Self, Malformed> {
-        // Copy the bytes, because a slice would keep the whole request in memory as long as the schedule.
+        // The decoder copies the bytes, because a slice would keep the whole request in memory as long as the schedule.
         stored::schedule::decode_spec(&Bytes::copy_from_slice(take.blob()?))
     }
 }

@@ -33,7 +33,8 @@ pub(crate) async fn take(shared: &Shared, shards: &[ShardId]) -> Result<Gained, 
     let pollers =
         shared.tenants.pollers().into_iter().filter(|poller| shard_terms.contains_key(&poller.shard())).collect();
     let pollers = with_positions(shared, pollers, |shard| shard_terms[&shard]).await?;
-    // A creator may have appended a record of these shards before the cursor of the other shards, so reset the cursor.
+    // A creator may have appended a record of these shards before the cursor of the other shards, so this function
+    // resets the cursor.
     let mut applied_to = shared.cancellations.lock().await;
     shared.shards.gain(shard_terms);
     *applied_to = Cursor::default();
@@ -87,7 +88,8 @@ async fn open_handed_over(shared: &Shared, shards: &[ShardId]) -> Result<Vec<Han
 }
 
 /// Takes shards and starts to fire their due rows. Returns `false`, and takes no shard, if the lease of the claims has
-/// ended. Otherwise this member would supersede the member that claimed the shards afterwards.
+/// ended. After the end of the lease, another member may have claimed the shards, and this member must not supersede
+/// it.
 ///
 /// # Errors
 /// Returns an error if the store fails. This member then does not own the shards.
@@ -123,7 +125,7 @@ pub(crate) async fn hand_over(shared: &Shared, shards: &BTreeSet<ShardId>) -> Re
         return Ok(());
     }
     shared.count_shard_changes("let_go", terms.len());
-    // Wait before the next step, because a cancellation in progress must still see this member's attempts in flight.
+    // A cancellation in progress must still see this member's attempts in flight, so this function waits for it.
     shared.shards.wait_until_left(shards).await;
     let in_flight = stop_starting(shared, shards).await;
     let mut lists: BTreeMap<ShardId, Vec<HandedOver>> = BTreeMap::new();

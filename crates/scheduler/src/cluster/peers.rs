@@ -9,7 +9,7 @@ use futures_util::future::BoxFuture;
 use membership::Member;
 
 /// Largest size of a request in bytes. The sender splits a longer create into parts, because 1,000 schedules of 64 KiB
-/// have 64 MiB.
+/// occupy 64 MiB.
 pub const REQUEST_BYTES_MAX: usize = 4 * 1024 * 1024;
 
 /// Largest size of a response in bytes. The response to a create repeats the request and adds a few fields to each

@@ -55,13 +55,13 @@ pub(crate) struct Dispatch {
     defer_max: Duration,
     in_flight: usize,
     parked: usize,
-    /// Number of callbacks since the last report that started late because of their tenant's rate.
+    /// Number of callbacks that have started late since the last report because of their tenant's rate.
     throttled: u64,
     lanes: BTreeMap<Lane, LaneState>,
     tenants: BTreeMap<TenantId, TenantState>,
     /// Limits of a tenant for which the owner has set no limits.
     default_limits: Limits,
-    /// Turns of the tenants. Contains each tenant with a lane that may start a key once.
+    /// Turns of the tenants. Each tenant with a lane that may start a key is in this list exactly once.
     turns: VecDeque<TenantId>,
     /// Waiting tenants and lanes, with the end of each wait.
     waits: BTreeSet<(Monotonic, Waiter)>,
@@ -83,7 +83,7 @@ struct TenantState {
     in_flight: usize,
     parked: usize,
     bucket: TokenBucket,
-    /// Turns of the tenant's lanes. Contains each lane that may start a key once.
+    /// Turns of the tenant's lanes. Each lane that may start a key is in this list exactly once.
     turns: VecDeque<TargetKey>,
     /// True if the tenant is in [`Dispatch::turns`].
     has_turn: bool,
@@ -147,7 +147,8 @@ impl Dispatch {
         self.parked
     }
 
-    /// Returns the number of callbacks since the last call that started late because of their tenant's rate.
+    /// Returns the number of callbacks that have started late since the last call of this method because of their
+    /// tenant's rate.
     pub(crate) fn take_throttled(&mut self) -> u64 {
         std::mem::take(&mut self.throttled)
     }
@@ -163,7 +164,7 @@ impl Dispatch {
             return;
         }
         state.limits = limits;
-        // End the waits for the old rate. The next turn of each tenant and lane checks the new rate.
+        // The waits for the old rate end here. The next turn of each tenant and lane checks the new rate.
         if let Some(until) = state.waits_until.take() {
             self.waits.remove(&(until, Waiter::Tenant(tenant)));
         }
@@ -396,8 +397,8 @@ impl Dispatch {
             |keys: u64| Duration::from_millis(keys.saturating_mul(1_000) / u64::from(state.per_second.max(1)));
         let waiting = u64::try_from(state.queue.len()).unwrap_or(u64::MAX);
         let next = state.deferred_from + at_rate(state.deferred);
-        // After the latest permitted position, start again at the earliest position, so that the keys spread evenly
-        // over the span.
+        // After the latest permitted position, the positions start again at the earliest position, so that the keys
+        // spread evenly over the span.
         if next > latest || next < now + SOONEST {
             state.deferred_from = (now + at_rate(waiting)).clamp(now + SOONEST, latest);
             state.deferred = 0;
@@ -424,7 +425,7 @@ impl Dispatch {
             tenant.parked -= before - state.queue.len();
         }
         self.parked -= taken.len();
-        // A lane without keys must have no turn, so compute all turns again.
+        // A lane without keys must have no turn, so this function computes all turns again.
         self.turns.clear();
         for tenant in self.tenants.values_mut() {
             tenant.has_turn = false;

@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn schedule_is_in_flight_while_one_occurrence_is_in_flight() {
         let in_flight = InFlight::default();
-        // The neighbouring incarnations are in the same stripe.
+        // These incarnations share one of the maps in `stripes`.
         for incarnation in [16, 32, 48] {
             in_flight.add(poller(0), key(incarnation, 5), Term(1));
         }

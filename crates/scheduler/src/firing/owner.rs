@@ -69,19 +69,20 @@ pub(crate) struct Owner {
     /// after rows of these shards.
     insert_log_read_incomplete: bool,
     reads_wanted: bool,
-    /// Number of keys that the owner has started and that are neither resolved nor in the window's wheel again.
+    /// Number of keys that the owner has started. The number excludes keys that are resolved or in the window's wheel
+    /// again.
     unfinished: usize,
     /// Keys that the owner must write again at a later position.
     to_defer: VecDeque<EntryId>,
     /// Number of deferrals that the outcome writer has not written yet.
     deferring: usize,
-    /// Attempts that an earlier owner has in flight. Each has the instant by which it must have ended.
+    /// Attempts that an earlier owner has in flight, with the instant by which each attempt must have ended.
     handed_over: BTreeMap<Occurrence, (EntryId, Timestamp)>,
     /// Outcomes of handed-over attempts that the owner must send to the outcome writer.
     outcomes: Vec<PendingWrite>,
     next_period: Monotonic,
     expired: Vec<EntryId>,
-    /// Tenants whose limits the dispatch queue knows.
+    /// Tenants whose limits the owner last set in the dispatch queue.
     limited_tenants: Arc<Known>,
     /// True if the owner gained or released pollers after it last set the limits.
     pollers_changed: bool,
@@ -206,12 +207,12 @@ impl Owner {
         }
     }
 
-    /// Moves due keys into the lanes, and starts the keys that have a turn.
+    /// Moves due keys into the lanes of the dispatch queue, and starts the keys that the queue selects.
     fn fire(&mut self, now: Now) {
         let mut expired = std::mem::take(&mut self.expired);
         self.window.expire(now.wall, &mut expired);
-        // The store places schedules that a creator created together next to each other. The owner therefore starts
-        // keys with equal positions in the order of creation.
+        // If a creator creates several schedules together, the store places them next to each other. The owner starts
+        // keys with equal positions in the order of creation, so that a batch reads neighbouring schedules.
         expired.sort_by_cached_key(|entry| {
             let key = self.window.entry(*entry).key;
             (key.position, key.occurrence.incarnation)
@@ -502,7 +503,7 @@ impl Owner {
         if self.unfinished > 0 {
             tracing::warn!(
                 attempts = self.unfinished,
-                "stopped before these attempts had an outcome; the next owner will repeat the attempts"
+                "owner stopped before these attempts had an outcome; the next owner will repeat the attempts"
             );
         }
     }

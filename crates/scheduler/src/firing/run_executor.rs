@@ -1,4 +1,4 @@
-//! Run executor. It makes the attempts of keys that have a turn.
+//! Run executor. It makes the attempts of the keys that the dispatch queue selects.
 //!
 //! One task takes several keys, reads their schedules in one call, and makes their attempts concurrently. Errors in a
 //! tenant's data do not affect other tenants. A panic becomes a failed attempt, and the owner defers a row that the
@@ -30,14 +30,14 @@ use crate::firing::messages::{EndReason, Ended, PendingWrite, Then, ToOwner, ToW
 use crate::firing::window::EntryId;
 use crate::metrics::{AttemptLabels, OutcomeLabels, Reason, count_store_error};
 
-/// Longest time by which the clock of an earlier owner may be ahead. An earlier owner may have fired a row whose
-/// instant is less than this time after the start of this member's term.
+/// Longest time by which the clock of an earlier owner may be ahead of this member's clock. An earlier owner may have
+/// fired a row whose instant is less than this time after the start of this member's term.
 const CLOCK_AHEAD_MAX: Duration = Duration::from_secs(10);
 /// Time after an attempt's timeout within which the outcome of the attempt becomes durable. The next owner waits this
 /// time for the outcome.
 const OUTCOME_TIME: Duration = Duration::from_secs(2);
 
-/// Key that has a turn.
+/// Key that the dispatch queue has selected.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Starting {
     pub(crate) entry: EntryId,
@@ -45,9 +45,10 @@ pub(crate) struct Starting {
     pub(crate) key: DueKey,
     pub(crate) poller: PollerId,
     pub(crate) shard_term: ShardTerm,
-    /// End of the right to start the attempt. The owner reads this deadline before the schedule is loaded.
+    /// Deadline for the start of the attempt. The owner determines the deadline before the run executor loads the
+    /// schedule.
     pub(crate) deadline: Monotonic,
-    /// True if the key's position was at or before `closed` before the schedule was loaded.
+    /// True if `closed` had passed the key's position before the run executor loaded the schedule.
     pub(crate) is_closed: bool,
     pub(crate) catch_up: CatchUp,
 }
@@ -100,8 +101,8 @@ pub(crate) async fn start(context: Arc<Context>, batch: Vec<Starting>) {
     }
 }
 
-/// Returns the reason for a key whose schedule the store could not read. If the store is unavailable, the owner tries
-/// the key again soon. If the row is damaged, the owner defers the key.
+/// Returns the [`EndReason`] of a key whose schedule the store could not read. If the store is unavailable, the owner
+/// tries the key again soon. If the row is damaged, the owner defers the key.
 fn read_failure(error: &StoreError) -> EndReason {
     if error.is_retryable() { EndReason::Unavailable } else { EndReason::Unreadable }
 }
@@ -169,7 +170,7 @@ async fn start_one(context: &Context, starting: Starting, schedule: Option<Arc<S
         Err(_) => {
             context.metrics.panics.inc();
             let run_id = starting.key.occurrence.run_id();
-            tracing::error!(run = %run_id, "panic at the start of a run; counted as a failed attempt");
+            tracing::error!(run = %run_id, "run panicked at its start; the attempt counts as failed");
             let Some(schedule) = schedule else { return starting.ended(EndReason::Dropped) };
             let attempt = Attempt {
                 number: starting.key.attempt,
@@ -233,14 +234,14 @@ async fn start_loaded(
             starting.ended(EndReason::Writing)
         }
         Start::Unreadable { error, defer: _ } => {
-            tracing::error!(schedule = %schedule.id, %error, "cannot parse a stored schedule; occurrence deferred");
+            tracing::error!(schedule = %schedule.id, %error, "cannot parse the stored schedule; owner defers the key");
             starting.ended(EndReason::Unreadable)
         }
     }
 }
 
 /// Handles a key whose attempt already has an outcome. Either a creator wrote the row twice, or an earlier owner ended
-/// after it wrote the outcome and before it wrote the next row.
+/// after it wrote the outcome and before it wrote the schedule's next row.
 async fn has_outcome(context: &Context, starting: Starting, schedule: &Schedule, run: &Run) -> Ended {
     let is_one_shot = matches!(schedule.spec.when, When::At(_));
     let Occurrence { incarnation, revision, replay, .. } = run.occurrence;
@@ -260,8 +261,8 @@ async fn advance_to(context: &Context, starting: Starting, schedule: &Schedule, 
     write(context, starting.pending_write(Change::Advance { incarnation, revision, due }, then)).await;
 }
 
-/// Creates the tracing span of an attempt. Its target is `reveille::spans`, as for the spans of requests. Exporters of
-/// traces depend on the names of its fields.
+/// Creates the tracing span of an attempt. The target of the span is `reveille::spans`, as for the spans of requests.
+/// Exporters of traces depend on the names of the span's fields.
 fn fire_span(schedule: &Schedule, key: &DueKey) -> Span {
     tracing::debug_span!(
         target: "reveille::spans",
@@ -277,7 +278,8 @@ fn fire_span(schedule: &Schedule, key: &DueKey) -> Span {
 
 async fn fire(context: &Context, starting: Starting, schedule: Arc<Schedule>, run: Option<&Run>) -> Ended {
     let key = starting.key;
-    // Read the clock again, because the clock may have gone back while the outcome writer wrote the next row.
+    // The run executor reads the clock again, because the clock may have gone back while the outcome writer wrote the
+    // next row.
     let started_at = context.runtime.now();
     if started_at < key.occurrence.nominal {
         return starting.ended(EndReason::NotDue);
@@ -288,7 +290,7 @@ async fn fire(context: &Context, starting: Starting, schedule: Arc<Schedule>, ru
         context.metrics.start_lateness_seconds.observe(lateness.as_secs_f64());
     }
     let Some(tenant) = context.tenants.get(schedule.tenant) else {
-        tracing::error!(tenant = schedule.tenant.0, "due row of an unknown tenant");
+        tracing::error!(tenant = schedule.tenant.0, "due row belongs to an unknown tenant");
         return starting.ended(EndReason::Unreadable);
     };
     let Target::Http(target) = &schedule.spec.target;
@@ -308,7 +310,7 @@ async fn fire(context: &Context, starting: Starting, schedule: Arc<Schedule>, ru
     let attempt = AssertUnwindSafe(async { context.deliver.deliver(delivery).await }).catch_unwind().await;
     let delivered = attempt.unwrap_or_else(|_| {
         context.metrics.panics.inc();
-        tracing::error!(run = %key.occurrence.run_id(), "attempt panicked; counted as a failed attempt");
+        tracing::error!(run = %key.occurrence.run_id(), "attempt panicked; the attempt counts as failed");
         Some(Delivered { result: AttemptResult::Panicked, retry_after: None })
     });
     let Some(delivered) = delivered else { return starting.ended(EndReason::Released) };

@@ -6,8 +6,8 @@ use std::time::Duration;
 use domain::Timestamp;
 use runtime::Monotonic;
 
-/// Smallest difference between the progress of the wall clock and of the monotonic clock, between two calls, that
-/// counts as a leap.
+/// Smallest difference that counts as a leap. It is the time by which, between two calls, the wall clock progresses
+/// more than the monotonic clock.
 const LEAP_MIN: Duration = Duration::from_secs(1);
 /// Time for which a leap must last before the steady clock follows the wall clock.
 const LEAP_ACCEPTED_AFTER: Duration = Duration::from_secs(30);
@@ -25,7 +25,7 @@ impl SteadyClock {
         SteadyClock { wall, monotonic, leap_since: None }
     }
 
-    /// Returns the reading of the steady clock for the current readings of both clocks.
+    /// Returns the reading of the steady clock for the current readings of the wall clock and the monotonic clock.
     pub(crate) fn at(&mut self, wall: Timestamp, monotonic: Monotonic) -> Timestamp {
         let expected = self.wall + monotonic.since(self.monotonic);
         let leaps = wall > expected + LEAP_MIN;

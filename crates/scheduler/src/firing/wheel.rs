@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use domain::Timestamp;
 
-/// Span of the ring in milliseconds. It is a power of two, and longer than the time that the window reads ahead.
+/// Span of the ring in milliseconds. It is a power of two, and longer than the time by which the owner reads ahead.
 const SLOTS: i64 = 8_192;
 const SLOT_COUNT: usize = 8_192;
 const WORDS: usize = SLOT_COUNT / 64;

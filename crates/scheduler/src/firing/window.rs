@@ -5,16 +5,17 @@
 //! returns the reads, positions and keys that are due. Each poller has four positions. Each position is at or before
 //! the previous position in this list:
 //!
-//! - `read_to`: the owner has read the rows up to here into the window;
-//! - `closed`: durable; no creator leaves a row at or before this position;
-//! - `checked`: the owner has read the rows up to here *again* after `closed` became durable, so the window misses no
-//!   row. `checked` moves by pages as capacity permits, so it may lie between two rows of one instant;
-//! - `done`: durable; every occurrence up to here has an outcome, and no owner reads a row up to here again.
+//! - `read_to`: the owner has read the rows up to this position into the window.
+//! - `closed`: this position is durable. No creator leaves a row at or before it.
+//! - `checked`: the owner has read the rows up to this position *again* after `closed` became durable, so the window
+//!   misses no row. `checked` moves by pages as capacity permits, so it may lie between two rows of one instant.
+//! - `done`: this position is durable. Every occurrence up to it has an outcome, and no owner reads a row up to it
+//!   again.
 //!
 //! Invariants: the window contains a key only once, even if the owner reads its row several times. The window retains
 //! the key until the key is resolved and `checked` has passed it. `done` never passes an open key.
 //!
-//! The owner gains and releases shards. After a release, the window retains only the numbers of keys that the owner
+//! The owner gains and releases shards. After a release, the window retains only those numbers of keys that the owner
 //! still uses. See [`Window::release`].
 
 mod closing;
@@ -89,8 +90,8 @@ enum State {
     Resolved,
     /// The row of the key is durable at a later position.
     Deferred { to: Timestamp },
-    /// The owner released the shard while the key was open. The number of the key is free after the wheel, the queue or
-    /// the task that uses the number returns it.
+    /// The owner released the shard while the key was open. The wheel, a queue or a task still uses the number of the
+    /// key. The number becomes free when its user returns the key.
     Released,
 }
 
@@ -101,10 +102,10 @@ struct Poller {
     read_to: DueBound,
     /// Position of the first known row after `read_to`.
     next: Option<Timestamp>,
-    /// End of the range of the read ahead in progress.
+    /// End of the range that the current read ahead covers.
     reading: Option<Timestamp>,
-    /// First row after the range of the read in progress that a creator wrote during the read. The read may have missed
-    /// this row.
+    /// Position of the first row that a creator wrote during the current read, after the end of the range of this read.
+    /// The read may have missed this row.
     written_during_read: Option<Timestamp>,
     /// First row at or before `read_to` for which the window had no capacity when a creator wrote the row.
     missed: Option<Timestamp>,
@@ -161,7 +162,7 @@ impl Window {
         }
     }
 
-    /// Adds a poller. The owner reads the rows of the poller from its durable `done`.
+    /// Adds a poller. The owner reads the poller's rows from the poller's durable `done`.
     pub(crate) fn add_poller(&mut self, id: PollerId, shard_term: ShardTerm, positions: Positions) {
         assert!(positions.done <= positions.closed, "`done` is at or before `closed`");
         let index = self.next_index;
@@ -263,13 +264,13 @@ impl Window {
     }
 
     /// Returns the number of further keys that the window accepts for this tenant. A tenant has at most as many keys as
-    /// the window has free entries. With n busy tenants, one part in n + 1 of the window therefore remains for the
+    /// the window has free entries. With n busy tenants, at least 1 / (n + 1) of the window therefore remains free for
     /// other tenants.
     fn capacity(&self, tenant: TenantId) -> usize {
         self.share(self.keys_max.saturating_sub(self.entries.len()), tenant)
     }
 
-    /// Returns the tenant's share of `left_over` keys.
+    /// Returns the tenant's share of `left_over` free entries.
     fn share(&self, left_over: usize, tenant: TenantId) -> usize {
         left_over.saturating_sub(self.keys_by_tenant.get(&tenant).copied().unwrap_or(0)).div_ceil(2)
     }
@@ -278,7 +279,7 @@ impl Window {
     pub(crate) fn add_written_row(&mut self, arrival: &InsertLogEntry) -> bool {
         let Some(index) = self.by_id.get(&arrival.poller).copied() else { return false };
         let full = self.capacity(arrival.poller.tenant) == 0;
-        let poller = self.pollers.get_mut(&index).expect("a poller with a number exists");
+        let poller = self.pollers.get_mut(&index).expect("every number in `by_id` belongs to a poller");
         let position = arrival.key.position;
         let read_to = poller.reading.unwrap_or(Timestamp::MIN).max(instant_of(poller.read_to));
         if position > read_to {
@@ -330,7 +331,7 @@ impl Window {
     }
 
     fn open(&mut self, entry: Entry) -> EntryId {
-        let id = EntryId::try_from(self.entries.insert(entry)).expect("fewer keys than 2^32");
+        let id = EntryId::try_from(self.entries.insert(entry)).expect("the window has fewer than 2^32 keys");
         self.put_index(hash(&entry.key.occurrence), id);
         let poller = self.pollers.get_mut(&entry.poller).expect("the window contains the poller of a new key");
         *poller.open.entry(bucket(entry.key.position)).or_default() += 1;
@@ -425,7 +426,8 @@ impl Window {
         }
     }
 
-    /// Makes the key that waits for `finished` wait for the key that `finished` waits for.
+    /// Removes `finished` from the chain of keys that wait for each other. The key that waited for `finished` then
+    /// waits for the earlier key of `finished`, if any.
     fn pass_on(&mut self, finished: EntryId) {
         let Entry { key, earlier, .. } = self.entries[finished as usize];
         let same = |id: &EntryId| self.entries[*id as usize].key.occurrence == key.occurrence;

@@ -82,7 +82,7 @@ fn stopping_member_hands_over_all_its_shards() {
 }
 
 #[test]
-fn other_members_fire_shards_of_dead_member_after_its_lease() {
+fn other_members_fire_runs_of_dead_member_after_its_lease() {
     both_engines(async |sim, options| {
         let cluster = TestCluster::new(sim, options, quick).await;
         let (a, b) = (cluster.join("a").await, cluster.join("b").await);

@@ -165,7 +165,8 @@ fn slow_target_delays_no_other_target() {
         harness.runtime.sleep(due.since(harness.runtime.now()) + Duration::from_millis(50)).await;
         let quick = |calls: Vec<crate::harness::Call>| calls.into_iter().filter(|call| call.id.starts_with("quick"));
         assert_eq!(quick(harness.calls()).count(), 20);
-        // 200 callbacks at 4 per 3 s take 150 s. The deferred keys return and also fire.
+        // The slow target completes 4 callbacks in 3 s, so 200 callbacks take 150 s. The owner reads the deferred keys
+        // again, and these keys also fire.
         harness.wait_for_calls(220).await;
         harness.runtime.sleep(Duration::from_secs(5)).await;
         let mut ids: Vec<String> = harness.calls().into_iter().map(|call| call.id).collect();

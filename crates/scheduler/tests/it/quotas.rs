@@ -53,8 +53,8 @@ fn assert_each_called_once(calls: &[Call], count: usize) {
     assert_eq!((times.len(), times.values().max()), (count, Some(&1)), "lost or duplicate calls");
 }
 
-/// Asserts that the calls of every minute are at most twice the rate. A tenant can use the tokens of the minute and the
-/// tokens of an idle time before the minute.
+/// Asserts that the number of calls in every minute is at most twice the rate. A tenant can use the tokens of the
+/// minute and the tokens of an idle time before the minute.
 fn assert_rate(calls: &[Call], per_minute: usize) {
     for (at, call) in calls.iter().enumerate() {
         let minute = calls[at..].iter().take_while(|later| later.at.since(call.at) < Duration::from_secs(60)).count();
@@ -69,7 +69,8 @@ fn tenant_above_its_quota_gets_late_callbacks_without_loss() {
         let busy = harness.set_quotas(2, Quotas::NONE.with(Quota::CallbacksPerMinute, 600)).await;
         harness.runtime.sleep(Duration::from_secs(1)).await;
         let start = harness.in_ms(3_000);
-        // The schedules of one minute are ten times the quota. The tokens of one minute are available at once.
+        // In one minute, ten times as many schedules are due as the quota permits. The tokens of one minute are
+        // available at once.
         harness.create_spread(&busy, start, Duration::from_millis(10), 6_000, "http://receiver.test/a").await;
         harness.create_spread(&tenant(OTHER), start, Duration::from_millis(100), 3_000, "http://receiver.test/b").await;
         harness.runtime.sleep(Duration::from_secs(60)).await;
@@ -84,8 +85,8 @@ fn tenant_above_its_quota_gets_late_callbacks_without_loss() {
         assert_rate(&mine, 600);
         let last = mine.last().unwrap();
         assert!(lateness(last) > Duration::from_secs(400) && lateness(last) < Duration::from_secs(600), "{last:?}");
-        // The calls are in the order of the due instants. Only calls of different pollers may change places, within 10
-        // s.
+        // The calls are in the order of the due instants. Only calls of different pollers may be out of order, by at
+        // most 10 s.
         let mut latest = Timestamp::MIN;
         for call in &mine {
             assert!(latest.since(call.occurrence.nominal) < Duration::from_secs(10), "{call:?} after {latest:?}");
@@ -129,8 +130,8 @@ fn all_due_rows_fire_if_they_exceed_the_window() {
         let calls = harness.calls();
         assert_each_called_once(&calls, 20_000);
         assert!(calls[15_000].at.since(at) < Duration::from_secs(20), "{:?}", calls[15_000]);
-        // The rows need forty seconds at the tenant's rate. The owner defers rows without capacity in this small window
-        // by up to a minute.
+        // The rows need forty seconds at the tenant's rate. If this small window has no capacity for a row, the owner
+        // defers the row by up to a minute.
         assert!(lateness(&calls[19_999]) < Duration::from_secs(100), "{:?}", calls[19_999]);
         harness.scheduler.stop().await;
     });

@@ -24,7 +24,7 @@ fn lines(member: &Scheduler, family: &str) -> Vec<String> {
 }
 
 #[test]
-fn member_sends_long_create_in_parts() {
+fn member_sends_long_create_request_in_parts() {
     let sim = Simulation::new(1);
     sim.run_until(async {
         let cluster = TestCluster::new(&sim, MemoryOptions::default(), quick).await;

@@ -90,7 +90,7 @@ impl Peers for Wire {
             }
             let there = network.0.lock().unwrap().get(&name).cloned().ok_or_else(|| unreachable("unknown"))?;
             assert!(request.len() <= REQUEST_BYTES_MAX, "the sender splits a longer request");
-            // Reject a request to an earlier session of the member, as the HTTP server does.
+            // The network rejects a request to an earlier session of the member, as the HTTP server does.
             if !there.is_member(id) {
                 return Err(unreachable("another session"));
             }
@@ -165,7 +165,7 @@ impl TestCluster {
             let store: Arc<dyn Store> = Arc::new(self.store.reopen(runtime.clone()));
             let (runtime, target) = (runtime.clone(), target.clone());
             let joining = async move { Scheduler::join(&runtime, store, target, Options::default(), peering).await };
-            // The store may fail during the start, so repeat the start.
+            // The store may fail during the start. The test cluster then repeats the start.
             if let Ok(scheduler) = self.at(name, joining).await {
                 break scheduler;
             }

@@ -174,13 +174,13 @@ fn check_id(sent: Option<&str>, named: Option<&ScheduleId>, errors: &mut Errors<
     let Some(sent) = sent else { return named.cloned() };
     match (ScheduleId::new(sent), named) {
         (Ok(id), Some(named)) if id != *named => {
-            let hint = "leave it out of the body, because the path contains the id";
+            let hint = "leave the id out of the body, because the path contains it";
             note(&mut errors.at("id"), "id_mismatch", "the id differs from the id in the path", Some(hint));
             None
         }
         (Ok(id), _) => Some(id),
         (Err(error), _) => {
-            let hint = "leave it out to get a generated id";
+            let hint = "leave the id out to get a generated id";
             note(&mut errors.at("id"), "invalid_id", &error.to_string(), Some(hint));
             None
         }
@@ -190,7 +190,7 @@ fn check_id(sent: Option<&str>, named: Option<&ScheduleId>, errors: &mut Errors<
 fn check_when(fields: &ScheduleFields<'_>, now: Timestamp, errors: &mut Errors<'_>) -> When {
     let stand_in = When::At(now);
     if fields.zone.is_some() && fields.cron.is_none() && !errors.at("cron").has_error_here() {
-        let hint = "leave it out; an instant contains its own offset";
+        let hint = "leave the zone out; an instant contains its own offset";
         note(&mut errors.at("zone"), "zone_without_cron", "a zone requires a cron expression", Some(hint));
     }
     match (&fields.at, &fields.cron, &fields.every) {
@@ -340,7 +340,7 @@ fn check_retry(fields: &RetryFields<'_>, errors: &mut Errors<'_>) -> RetryPolicy
     };
     let backoff = duration(&fields.backoff, "backoff");
     let backoff_max = duration(&fields.backoff_max, "backoff_max");
-    // Convert a number outside the limits to a number that is also outside the limits.
+    // A number outside the limits becomes a number that is also outside the limits.
     let attempts_max = fields.attempts_max.map(|number| u16::try_from(number.max(0)).unwrap_or(u16::MAX));
     RetryPolicy {
         attempts_max: attempts_max.unwrap_or(default.attempts_max),

@@ -13,7 +13,7 @@ use http_body::{Body as _, Frame};
 use crate::rejection::{Code, Rejected, reject};
 use crate::state::AppState;
 
-/// Factor for [`discard`], which reads up to this factor times the limit of a body.
+/// Limit of the bytes that [`discard`] reads, as a multiple of a body's size limit.
 const DISCARD_FACTOR: usize = 32;
 
 /// Reads a whole body.
@@ -64,7 +64,7 @@ async fn gather(first: Option<Piece>, body: &mut Body, bytes_max: usize) -> Resu
 /// response.
 ///
 /// # Errors
-/// Returns an error if the body breaks off.
+/// Returns an error if the connection fails before the end of the body.
 pub(crate) async fn discard(body: &mut Body, mut discarded: usize, bytes_max: usize) -> Result<(), axum::Error> {
     while discarded <= bytes_max.saturating_mul(DISCARD_FACTOR) {
         let Some(frame) = next_piece(body).await else { break };

@@ -22,7 +22,7 @@ use super::{malformed, not_utf8};
 use crate::rejection::{Code, Rejected, reject, to_json};
 use crate::wire;
 
-/// Result of a merge before the server checks it.
+/// Result of a merge that the server has not yet checked.
 pub(crate) struct Merged {
     /// Text in the form of a PUT body, without the headers in `headers_kept`.
     pub(super) text: String,
@@ -30,7 +30,8 @@ pub(crate) struct Merged {
     pub(crate) names_timing: bool,
 }
 
-/// Limit of the nesting of a change. The merge parses each level again within the level around it.
+/// Limit of the nesting of a change. For each level, the merge parses all inner levels again, so its time grows with
+/// the depth.
 const DEPTH_MAX: usize = 64;
 
 const TIMING: [&str; 4] = ["at", "cron", "every", "zone"];
@@ -43,7 +44,7 @@ pub(crate) fn merge(schedule: &Schedule, change: &[u8]) -> Result<Merged, Reject
         return Err(reject(Code::InvalidSchedule, detail));
     }
     let Some(fields) = Object::of(parsed) else {
-        // The change replaces the whole schedule, and the parser rejects the result.
+        // The change is not an object, so it replaces the whole schedule. The parser then rejects the result.
         let headers_kept = Vec::new();
         return Ok(Merged { text: parsed.get().to_owned(), headers_kept, names_timing: true });
     };
@@ -74,7 +75,7 @@ fn stored(schedule: &Schedule, change: &Object<'_>) -> Result<String, Rejected> 
             if !is_timing_named {
                 timing.insert("cron", to_text(&cron.expression()));
             }
-            // Keep the zone, because a zone is valid for every cron expression.
+            // The merge keeps the zone, because a zone is valid for every cron expression.
             if !names("at") && !names("every") {
                 timing.insert("zone", to_text(&cron.zone()));
             }
@@ -119,7 +120,7 @@ fn headers_kept(schedule: &Schedule, change: &Object<'_>) -> Vec<(String, Secret
     for name in ["target", "http", "headers"] {
         match at.last(name).map(Object::of) {
             None => return http.headers.clone(),
-            // `null` removes all headers, and the parser rejects any other value.
+            // This value is not an object: `null` removes all headers, and the parser rejects any other value.
             Some(None) => return Vec::new(),
             Some(Some(inner)) => at = Cow::Owned(inner),
         }

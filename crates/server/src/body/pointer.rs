@@ -18,7 +18,7 @@ struct Location<'e> {
 }
 
 impl<'e> Errors<'e> {
-    /// Creates a list at the root of the body.
+    /// Wraps the list, with the root of the body as the location.
     pub(super) fn new(list: &'e mut Vec<FieldError>) -> Self {
         Errors { list, location: None }
     }
@@ -27,7 +27,7 @@ impl<'e> Errors<'e> {
         Errors { list: self.list, location: self.location }
     }
 
-    /// Returns the list at the field `name` of this location.
+    /// Returns the same list at the location of the field `name`.
     pub(super) fn at<'s>(&'s mut self, name: &'s str) -> Errors<'s> {
         Errors { list: self.list, location: Some(Location { parent: self.location.as_ref(), name }) }
     }

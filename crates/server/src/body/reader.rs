@@ -1,8 +1,8 @@
-//! Parser from JSON to fields, in one pass that borrows text and collects all errors.
+//! Parser that converts JSON to fields in one pass. It borrows text and collects all errors.
 //!
 //! Only text that is not JSON ends the pass. The parser records a wrong type, an unknown field or a repeated field with
 //! its pointer and continues, so that one response lists all errors. Without errors, the parser allocates only the
-//! vectors of headers and labels, and strings with escapes.
+//! vectors of headers and labels, and the strings that contain escapes.
 //!
 //! docs/decisions/0060-read-a-body-in-one-pass.md gives the reasons for the design.
 
@@ -28,7 +28,7 @@ pub(super) trait Fields<'de>: Default {
     ) -> Result<(), A::Error>;
 }
 
-/// Pairs of an object with user-defined keys, in their order and including repeated keys.
+/// Pairs of an object with user-defined keys, in the order of the JSON text. The pairs include repeated keys.
 pub(super) type Pairs<'de> = Vec<(Cow<'de, str>, Cow<'de, str>)>;
 
 /// Reads a whole text as one object. Returns `None` for JSON that is not an object.
@@ -42,16 +42,16 @@ pub(super) fn read_document<'de, F: Fields<'de>>(
     Ok(fields)
 }
 
-/// Records an error for a document of `null`. Only fields may be `null`. The parser has recorded other wrong types
-/// before.
+/// Records an error for a document that is `null`, because only fields may be `null`. If the document has another wrong
+/// type, the parser has already recorded an error.
 pub(super) fn note_null(errors: &mut Errors<'_>) {
     if !errors.has_error_here() {
         wrong_type(errors.borrow(), "an object", "null");
     }
 }
 
-/// Reads a text. Like the functions below, it returns `None` after an error, and for `null`, which means a missing
-/// field.
+/// Reads a text. Like the functions below, it returns `None` after an error. It also returns `None` for `null`, which
+/// has the same meaning as a missing field.
 pub(super) fn text<'de, A: MapAccess<'de>>(
     map: &mut A,
     name: &str,
@@ -170,7 +170,7 @@ impl<'de> Reader<'de> for PairsReader<'_> {
     }
 }
 
-/// Reader of a text that rejects `null`. A client omits a header or label by omitting its name.
+/// Reader of a text that rejects `null`. A client that wants to omit a header or label omits its name.
 struct PairValueReader<'e>(TextReader<'e>);
 
 impl<'de> Reader<'de> for PairValueReader<'_> {

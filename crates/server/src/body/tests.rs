@@ -41,14 +41,14 @@ fn parser_rounds_fraction_of_a_millisecond_up() {
     assert_eq!(at.as_millis() % 1_000, 1);
 }
 
-/// Relation of an error to serde's derived parser of the wire types.
+/// Class of an error. It shows whether serde's derived parser of the wire types also rejects the body.
 enum Shape {
     /// Both parsers reject the body.
     Wrong,
     /// Only this crate's parser rejects the body. The derived parser accepts arrays for structs, repeated keys, and
     /// values outside the limits.
     Stricter,
-    /// The shape is valid. The error concerns the meaning of a field.
+    /// The shape of the body is valid. The error concerns the meaning of a field.
     Right,
 }
 
@@ -56,14 +56,14 @@ fn shape(error: &FieldError) -> Shape {
     match &*error.code {
         "missing_field" if error.pointer.as_deref() == Some("") => Shape::Right,
         "wrong_type" if error.detail.ends_with("but found an array") => Shape::Stricter,
-        // A number that does not fit into a `u16`.
+        // The code `out_of_range` also occurs for a number that does not fit into a `u16`.
         "duplicate_field" | "out_of_range" => Shape::Stricter,
         "wrong_type" | "unknown_field" | "missing_field" => Shape::Wrong,
         _ => Shape::Right,
     }
 }
 
-/// Checks that the derived parser of the wire types and this crate's parser accept the same shape of a body.
+/// Checks that the derived parser of the wire types and this crate's parser accept bodies of the same shapes.
 fn agrees_with_the_wire_types(text: &str) {
     let derived = serde_json::from_str::<api::ScheduleRequest>(text);
     let errors = match read(text.as_bytes()) {

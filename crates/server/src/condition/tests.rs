@@ -29,7 +29,7 @@ fn parser_returns_the_tag_that_the_server_wrote() {
 }
 
 #[test]
-fn parser_accepts_spaces_empty_members_and_several_headers() {
+fn parser_accepts_every_valid_form_of_a_tag_list() {
     let one = Some(Some(Tags::These(vec![EDITION])));
     for list in [format!(" {TAG} "), format!(",, {TAG},\t"), format!("\"a,b\" , {TAG}"), format!("\"\",{TAG}")] {
         assert_eq!(matching(&[&list]), one, "{list:?}");
@@ -40,7 +40,7 @@ fn parser_accepts_spaces_empty_members_and_several_headers() {
 }
 
 #[test]
-fn weak_tag_matches_only_if_none_match() {
+fn weak_tag_matches_in_if_none_match_but_not_in_if_match() {
     let weak = format!("W/{TAG}");
     assert_eq!(matching(&[&weak]), Some(Some(Tags::These(Vec::new()))));
     let condition = read(&IF_NONE_MATCH, &[weak.as_bytes()]).unwrap();

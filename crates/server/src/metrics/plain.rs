@@ -2,7 +2,8 @@
 //! OpenMetrics.
 //!
 //! Source: Prometheus, "Exposition formats". The two formats differ in three points. The text format describes a
-//! counter under the name of its sample, which ends with `_total`. It has no units, and no line that marks the end.
+//! counter under the name of its sample, which ends with `_total`. The text format has no units, and no line that marks
+//! the end of the text.
 
 /// Converts the text of counters, gauges and histograms without exemplars.
 pub(super) fn of_open_metrics(text: &str) -> String {

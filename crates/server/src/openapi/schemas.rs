@@ -59,11 +59,11 @@ impl Schemas {
         let (name, description, schema) = match parameter {
             Parameter::DeadLetter => (
                 "dead_letter",
-                "Must be `true`: the route lists dead letters only",
+                "The value must be `true`, because the route lists only dead letters",
                 json!({ "type": "string", "enum": ["true"] }),
             ),
             Parameter::DryRun => {
-                ("dry_run", "Check the request and return the result, but write nothing", json!({ "type": "boolean" }))
+                ("dry_run", "If true, the server returns the result but writes no data", json!({ "type": "boolean" }))
             }
             Parameter::IdempotencyKey => {
                 let schema =
@@ -93,7 +93,7 @@ impl Schemas {
             }
             Parameter::Order => {
                 let schema = json!({ "type": "string", "enum": ["oldest", "newest"], "default": "oldest" });
-                ("order", "Order of creation; a due range has no order", schema)
+                ("order", "Order of the results by creation time; not allowed with a due range", schema)
             }
             Parameter::PageToken => {
                 ("page_token", "`next_page_token` of the previous page", json!({ "type": "string" }))
@@ -123,7 +123,7 @@ impl Schemas {
             "Quotas".to_owned(),
             json!({
                 "type": "object",
-                "description": "Inclusive number for each quota. `null` means that only the limits of the whole \
+                "description": "Inclusive maximum for each quota. `null` means that only the limits of the whole \
                     service apply. A quota that is missing from a request keeps its value.",
                 "properties": quotas,
                 "additionalProperties": false,

@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value, json};
 
-/// Keywords whose value is a schema for each name.
+/// Keywords of JSON Schema whose value is an object that contains a schema for each name.
 const BY_NAME: [&str; 3] = ["properties", "$defs", "patternProperties"];
 /// Keywords whose value is a schema.
 const ONE: [&str; 3] = ["items", "additionalProperties", "not"];
@@ -26,8 +26,8 @@ pub(super) fn simplify(schema: &mut Value) {
     });
 }
 
-/// Calls `rewrite` for every schema within `schema`, then for `schema`. Before this, replaces the schema `true`, which
-/// accepts any value, with the equivalent schema `{}`.
+/// Calls `rewrite` for every schema within `schema`, then for `schema`. Before these calls, it replaces the schema
+/// `true`, which accepts any value, with the equivalent schema `{}`.
 pub(super) fn visit(schema: &mut Value, rewrite: &mut impl FnMut(&mut Map<String, Value>)) {
     if *schema == Value::Bool(true) {
         *schema = json!({});
@@ -52,7 +52,7 @@ pub(super) fn visit(schema: &mut Value, rewrite: &mut impl FnMut(&mut Map<String
     rewrite(fields);
 }
 
-/// Rewrites `oneOf` alternatives that are all texts as one `enum`. The description lists the meaning of each value.
+/// Replaces a `oneOf` whose alternatives are all texts by one `enum`. The description lists the meaning of each value.
 fn merge_enum(schema: &mut Map<String, Value>) {
     let Some(alternatives) = schema.get("oneOf").and_then(Value::as_array) else { return };
     let mut values = Vec::new();
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn alternatives_of_texts_become_one_enum() {
+    fn alternative_text_constants_become_one_enum() {
         let schema = json!({ "description": "State.", "oneOf": [
             { "type": "string", "enum": ["active"] },
             { "type": "string", "const": "ended", "description": "It is over." },

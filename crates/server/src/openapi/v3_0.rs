@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn document_loses_the_parts_that_version_3_0_does_not_have() {
+    fn conversion_removes_parts_that_version_3_0_does_not_have() {
         let document = json!({
             "openapi": "3.1.0",
             "info": { "title": "T", "summary": "S", "license": { "name": "Apache-2.0", "identifier": "Apache-2.0" } },

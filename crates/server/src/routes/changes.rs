@@ -114,12 +114,13 @@ pub(super) async fn patch(
         condition.check(Some(&found)).map_err(Unmet::reject)?;
         let now = app.runtime.now();
         let merged = merge(&found, &bytes)?;
-        // Check the timing before the other fields. A past instant is no error if the change does not name the instant.
+        // The handler checks the timing before the other fields. A past instant is no error if the change does not
+        // contain the instant.
         let timing = timing_of(merged.names_timing, &found, now)?;
         let spec = read_merged(merged, &found, &app.options.limits, &tenant.egress, now)?;
         match attempt {
             0 => reservation = app.admit(&tenant, Some(&id), &spec, now).await?,
-            // Count each request once, even after several tries.
+            // The quotas count each request once, even after several tries.
             _ => quota::check_spec(&tenant, &spec, now)?,
         }
         let request = Create { tenant: tenant.clone(), id: Some(id.clone()), incarnation: None, spec };
@@ -185,5 +186,5 @@ fn cancel_response(response: CancelResponse) -> HandlerResult {
 }
 
 pub(super) fn others() -> Rejected {
-    reject(Code::StoreUnavailable, "concurrent changes of the schedule; the request had no effect; send it again")
+    reject(Code::StoreUnavailable, "other requests changed the schedule; this request had no effect; send it again")
 }

@@ -22,7 +22,7 @@ pub(super) fn preview(app: &AppState, request: Create, existing: Option<&Schedul
     preview_of(if is_new { StatusCode::CREATED } else { StatusCode::OK }, &would_be)
 }
 
-/// Responds that the request without `dry_run` would have this `status` and result in this schedule.
+/// Responds that the same request without `dry_run` would return this `status` and this schedule.
 pub(super) fn preview_of(status: StatusCode, would_be: &Schedule) -> HandlerResult {
     let upcoming = upcoming(would_be).map(wire::time).collect();
     let body = DryRun { dry_run: true, status: status.as_u16(), schedule: wire_schedule(would_be)?, upcoming };

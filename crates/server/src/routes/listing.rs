@@ -1,5 +1,5 @@
-//! `GET /v1/schedules`: pages of a tenant's schedules, with at most one filter, the oldest or the newest first.
-//! `GET /v1/schedules:count`: the number of a tenant's active schedules, which every store maintains.
+//! `GET /v1/schedules`: pages of a tenant's schedules, with at most one filter. The oldest or the newest schedule comes
+//! first. `GET /v1/schedules:count`: the number of a tenant's active schedules, which every store maintains.
 
 use std::borrow::Cow;
 
@@ -147,7 +147,7 @@ impl ListQuery {
         if let Some(text) = &parameters.page_token {
             after = parse_token(&filter, order, text);
             if after.is_none() {
-                let detail = "not a next_page_token of this listing; keep the other parameters unchanged";
+                let detail = "the value is not a next_page_token of this listing; keep the other parameters unchanged";
                 errors.push(parameter_error("page_token", "invalid_token", detail.to_owned()));
             }
         }
@@ -220,7 +220,7 @@ fn due_range(from: Option<&str>, until: Option<&str>, errors: &mut Vec<FieldErro
             errors.push(parameter_error(
                 name,
                 "missing_parameter",
-                "due_from and due_until require each other".to_owned(),
+                "due_from and due_until must both be present".to_owned(),
             ));
             return None;
         };
@@ -362,7 +362,7 @@ mod tests {
         }
 
         #[test]
-        fn parser_accepts_or_rejects_any_text(query in "[a-z_=&%+0-9:TZ.-]{0,60}") {
+        fn query_parser_never_panics_on_any_text(query in "[a-z_=&%+0-9:TZ.-]{0,60}") {
             let _any = ListQuery::parse(&query);
         }
     }

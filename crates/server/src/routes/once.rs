@@ -2,9 +2,9 @@
 //!
 //! The key determines the schedule's id: the id is a digest of tenant and key. Therefore all requests with one key go
 //! to one owner, which creates a schedule only if no schedule with this id ever existed. A fingerprint of the body
-//! replaces some random bits of the incarnation, so that the owner detects another body with the same key. The schedule
-//! is the only state. The mechanism works on every engine, across crashes and hand-overs, while the store retains the
-//! schedule. The first response follows from the body and the creation time.
+//! replaces some random bits of the incarnation, so that the owner detects another body with the same key. The server
+//! stores no state other than the schedule. The mechanism works on every engine, across crashes and hand-overs, while
+//! the store retains the schedule. The server can compute the first response again from the body and the creation time.
 //!
 //! Invariant: of all requests with one key, exactly one creates a schedule until the store deletes this schedule.
 //!

@@ -75,7 +75,7 @@ pub(super) async fn get(
             response
         }
     };
-    // Forbid caching. A cache would compare only the tag, but some fields change without a new tag.
+    // The response forbids caching. A cache would compare only the tag, but some fields change without a new tag.
     Ok(no_store(with_etag(response, found.edition())))
 }
 

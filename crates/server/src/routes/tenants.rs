@@ -36,8 +36,8 @@ struct AuditedAction<'a> {
     subject: String,
 }
 
-/// Reads all tenants from the store, and checks that the actor's key still exists. This member may not know yet that an
-/// admin has revoked the key.
+/// Reads all tenants from the store, and checks that the actor's key still exists. An admin may have revoked the key
+/// through another member.
 async fn stored_tenants(app: &AppState, actor: &str) -> Result<Vec<Tenant>, Rejected> {
     let tenants = app.tenants.all().await?;
     if tenants.iter().flat_map(|tenant| &tenant.keys).any(|key| key.id == actor) {
@@ -63,7 +63,7 @@ pub(super) async fn change<T>(
             return Ok(created);
         }
     }
-    Err(reject(Code::StoreUnavailable, "concurrent changes of the tenant; the request had no effect; send it again"))
+    Err(reject(Code::StoreUnavailable, "other requests changed the tenant; this request had no effect; send it again"))
 }
 
 /// Writes the tenant. Returns false if another request changed it first.
@@ -114,7 +114,7 @@ pub(super) async fn create(
             return Ok(wire::json(StatusCode::CREATED, &created));
         }
     }
-    Err(reject(Code::StoreUnavailable, "concurrent changes of the tenants; the request had no effect; send it again"))
+    Err(reject(Code::StoreUnavailable, "other requests changed the tenants; this request had no effect; send it again"))
 }
 
 pub(super) async fn list(State(app): App) -> HandlerResult {
@@ -127,7 +127,7 @@ pub(super) async fn get(Caller { tenant, .. }: Caller) -> Response<Body> {
     wire::json(StatusCode::OK, &tenant_of(&tenant))
 }
 
-/// Changes the tenant's quotas, ceilings and egress policy, for operators.
+/// Changes the tenant's quotas, ceilings and egress policy at the request of an operator.
 pub(super) async fn patch(
     State(app): App,
     Caller { key: operator, .. }: Caller,

@@ -75,7 +75,7 @@ async fn response_lists_all_invalid_fields() {
             {
               "code": "invalid_id",
               "detail": "id contains ' ' at 2, but may contain only A-Z, a-z, 0-9, _ and -",
-              "hint": "leave it out to get a generated id",
+              "hint": "leave the id out to get a generated id",
               "pointer": "/id"
             },
             {

@@ -294,7 +294,7 @@ async fn patch_of_an_ended_schedule_requires_a_new_timing() {
 }
 
 #[tokio::test]
-async fn patch_of_an_overdue_one_shot_returns_schedule_over() {
+async fn patch_of_an_overdue_one_shot_returns_code_schedule_over() {
     let world = World::start().await;
     create_schedule(&world).await;
     let tenant = world.store.tenants().await.unwrap().into_iter().find(|tenant| tenant.name == "tenant-1").unwrap();

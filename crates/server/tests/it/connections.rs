@@ -63,7 +63,7 @@ async fn connection_serves_many_requests() {
 }
 
 #[tokio::test]
-async fn body_may_arrive_in_pieces() {
+async fn server_accepts_body_that_arrives_in_pieces() {
     let world = World::start().await;
     let mut connection = world.connect().await;
     let head = format!(
@@ -80,7 +80,7 @@ async fn body_may_arrive_in_pieces() {
 }
 
 #[tokio::test]
-async fn current_request_gets_its_response_after_the_stop() {
+async fn request_in_progress_gets_its_response_after_the_stop() {
     let world = World::start().await;
     let mut connection = world.connect().await;
     let body = body("");
@@ -109,7 +109,7 @@ async fn stop_does_not_wait_for_idle_connections() {
 }
 
 #[tokio::test]
-async fn server_closes_connection_of_request_after_the_drain() {
+async fn server_closes_unfinished_connection_after_drain_timeout() {
     let world = World::start_with(Options { drain_timeout: Duration::from_millis(50), ..Options::default() }).await;
     let mut connection = world.connect().await;
     let head = format!(
@@ -138,7 +138,7 @@ async fn connections_above_the_limit_wait() {
 }
 
 #[tokio::test]
-async fn http2_works_on_the_same_port() {
+async fn http1_and_http2_work_on_the_same_port() {
     use http_body_util::{BodyExt, Full};
     use hyper_util::rt::{TokioExecutor, TokioIo};
 

@@ -98,7 +98,7 @@ async fn dry_run_and_real_request_get_the_same_rejection() {
 }
 
 #[tokio::test]
-async fn misspelt_dry_run_writes_no_data() {
+async fn request_with_misspelt_dry_run_parameter_writes_no_data() {
     let world = World::start().await;
     for query in
         ["dryrun=true", "dry_run", "dry_run=", "dry_run=1", "dry_run=True", "dry_run=true&dry_run=false", "a=b"]

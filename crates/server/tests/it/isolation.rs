@@ -9,7 +9,7 @@ use crate::support::{FOREIGN_KEY, KEY, OPERATOR_KEY, World};
 /// Text in all data of one tenant. The other tenant must never see this text.
 const MARKER: &str = "m4rk-0f-th3-0th3r";
 const SCHEDULE: &str = "theirs";
-/// Routes that create a schedule under any id of the caller's own tenant.
+/// Routes that create a schedule in the caller's own tenant, even if another tenant has a schedule with the same id.
 const CREATING: [&str; 3] = ["POST /v1/schedules", "PUT /v1/schedules/{id}", "POST /v1/schedules:batch"];
 
 /// Lists the entries of the routing table in the source. The server does not serve a handler without an entry.
@@ -67,7 +67,7 @@ impl OtherTenant {
     async fn everything(&self, world: &World) -> Vec<(u16, String)> {
         let mut seen = Vec::new();
         for route in routes() {
-            // Some routes need parameters. Record only the status of a rejection.
+            // Some routes need parameters and reject this request. For a rejection, the test records only the status.
             if route.starts_with("GET /v1/") {
                 let mut path = self.path(route);
                 if path == "/v1/runs" {

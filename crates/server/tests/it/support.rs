@@ -238,7 +238,7 @@ pub(crate) fn normalized(text: &str) -> String {
     normalized
 }
 
-/// Returns a valid body with `more` fields.
+/// Returns a valid body with the additional fields `more`.
 pub(crate) fn body(more: &str) -> String {
     format!(r#"{{"at":"2035-01-02T03:04:05Z","target":{{"http":{{"url":"http://127.0.0.1:9/hook"}}}}{more}}}"#)
 }

@@ -37,7 +37,7 @@ fn main() -> std::process::ExitCode {
         Err(error) => {
             eprintln!("{error}");
             if matches!(error, SuiteError::Unknown(..)) {
-                eprintln!("The scenario paxos runs with `cargo xtask simulate --scenario paxos`.");
+                eprintln!("run the scenario paxos with `cargo xtask simulate --scenario paxos`");
             }
             std::process::ExitCode::FAILURE
         }

@@ -22,7 +22,7 @@ pub(super) struct Client<'a> {
     number: usize,
     created: u32,
     mine: Vec<(ScheduleId, Incarnation)>,
-    /// Creates with chosen ids that got no response. The client repeats each create until it gets a response.
+    /// Create requests with chosen ids that got no response. The client repeats each request until it gets a response.
     unanswered: Vec<Create>,
 }
 
@@ -57,7 +57,7 @@ impl<'a> Client<'a> {
         self
     }
 
-    /// Repeats the creates that got no response, after all faults have ended.
+    /// Repeats the create requests that got no response. The scenario calls this function after all faults have ended.
     pub(super) async fn finish(&mut self) {
         for _ in 0..100 {
             if self.unanswered.is_empty() {
@@ -117,7 +117,7 @@ impl<'a> Client<'a> {
         let (one, other) = (self.request(Some(id.clone())), self.request(Some(id.clone())));
         match join(self.create(one.clone()), self.create(other)).await {
             (CreateResult::Created(one), CreateResult::Created(other)) => {
-                panic!("two members created {id}: {:?} and {:?}", one.incarnation, other.incarnation)
+                panic!("two members created {id}, as incarnations {:?} and {:?}", one.incarnation, other.incarnation)
             }
             (CreateResult::Created(schedule), _) | (_, CreateResult::Created(schedule)) => {
                 self.record_created(&schedule)
@@ -182,7 +182,7 @@ impl<'a> Client<'a> {
     async fn create_again(&mut self) {
         let Some((id, _)) = self.pick() else { return };
         if let CreateResult::Created(created) = self.create(self.request(Some(id.clone()))).await {
-            panic!("lost: {id} was acknowledged, but a member created it again: {created:?}");
+            panic!("lost: {id} was acknowledged, but a member created it again, as {created:?}");
         }
     }
 
@@ -190,7 +190,7 @@ impl<'a> Client<'a> {
         let Some((id, incarnation)) = self.pick() else { return };
         let Some(found) = self.find(&id).await else { return };
         let is_there = |found: &Arc<Schedule>| found.incarnation == incarnation && found.status != Status::Cancelled;
-        assert!(found.as_ref().is_some_and(is_there), "lost: {id} was acknowledged, but the store has {found:?}");
+        assert!(found.as_ref().is_some_and(is_there), "lost: {id} was acknowledged, but the store contains {found:?}");
     }
 
     async fn put(&mut self) {
@@ -200,7 +200,8 @@ impl<'a> Client<'a> {
             Some(Ok(Ok(response))) => {
                 assert!(!response.created, "lost: {id} was acknowledged, but a put found no schedule");
                 if response.too_late {
-                    // The history knows only the start of the attempt in flight, so wait for its end.
+                    // The history knows only the start of the attempt in flight, so the client waits for the attempt's
+                    // end.
                     self.cluster.sim.sleep(IN_FLIGHT).await;
                 }
                 let Schedule { incarnation, revision, .. } = *response.schedule;

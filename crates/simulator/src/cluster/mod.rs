@@ -6,7 +6,8 @@
 //! end, and the members must own equal shares of the shards again. One member joins and one member leaves. At the end,
 //! the [`History`] and the `Record` of ownership check every promise.
 //!
-//! Out of scope: failures of the server of the store or of the coordination engine, except failed and lost calls.
+//! Calls of the store and of the coordination engine fail or get lost. The scenario simulates no other failures of the
+//! store or of the coordination engine.
 
 mod client;
 mod mutant;
@@ -44,7 +45,8 @@ const CLIENTS: usize = 4;
 const CLOCK_OFFSET_MAX: Duration = Duration::from_millis(500);
 const ROWS_MAX: usize = 10_000;
 const RUNS_MAX: usize = 10_000;
-/// Time before the end of the run in which an attempt of a due row may still be in progress.
+/// Length of the last part of the run. An attempt of a row that is due in this part may be in progress when the run
+/// ends.
 const IN_TRANSIT: Duration = Duration::from_secs(5);
 
 /// Kind of store that the members share.
@@ -188,7 +190,7 @@ async fn assert_no_row_left(cluster: &TestCluster, until: Timestamp) {
         for key in page.keys {
             assert!(
                 !is_live(cluster, &key).await,
-                "left behind: {key:?} of {poller:?} has no outcome, but closed is {}",
+                "left behind: {key:?} of {poller:?} has no outcome, but `closed` is {}",
                 positions.closed
             );
         }

@@ -8,7 +8,7 @@ use super::FAULT_TIME;
 use super::net::{ENGINE, STORE};
 use super::test_cluster::TestCluster;
 
-/// Largest offset of a clock in milliseconds that the nemesis sets and that must not affect the member.
+/// Largest clock offset, in milliseconds, for faults that must not affect the member.
 const AHEAD_MILLIS_MAX: u64 = 400;
 const MEMBERS_MAX: usize = 5;
 const MEMBERS_MIN: usize = 2;
@@ -100,7 +100,7 @@ async fn inject_fault(cluster: &TestCluster) {
 }
 
 /// Cuts the link between a member and the store or the coordination engine, in one or both directions. As a result, the
-/// member's lease may end, up to one lease after the cut.
+/// member's lease may end, at most one lease duration after the cut.
 fn cut_off(cluster: &TestCluster, name: &str, server: &str) {
     let duration = millis(cluster, 200, 4_000);
     let way = cluster.sim.draw(|random| random.below(3));

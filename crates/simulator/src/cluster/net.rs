@@ -125,7 +125,7 @@ impl Peers for Wire {
             return Box::pin(std::future::ready(Ok(cancelled)));
         }
         let (net, runtime, here, there) = (self.net.clone(), self.runtime.clone(), self.name.clone(), to.name.clone());
-        // The bug has an effect only if the cancellation does not reach the owner, so lose the request.
+        // The bug has an effect only if the cancellation does not reach the owner, so the network loses the request.
         let drops_cancels = self.mutant == Some(Mutant::RenewsWithoutCancellations) && is_cancel;
         Box::pin(async move {
             let lost = |reason: &str| PeerError::Unreachable { member: there.clone(), reason: reason.to_owned() };

@@ -1,5 +1,5 @@
-//! Record of the ownership of each shard over time, as an observer outside the cluster sees it. Contains the violations
-//! that the checks have found.
+//! Record of the ownership of each shard over time, as an observer outside the cluster sees it. The record also
+//! contains the violations that the checks have found.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -15,8 +15,8 @@ use crate::{Handle, History};
 
 /// Time for which a member tries to send an outcome to a shard without an owner, minus a margin.
 const OWNERLESS_MAX: Duration = Duration::from_secs(8);
-/// Largest measurement error of a clock. A member may not detect an offset that exceeds the bound by less than this
-/// time.
+/// Largest error of a member's measurement of its clock offset. If the offset exceeds the bound by less than this time,
+/// it is possible that the member does not detect the offset.
 const CLOCK_ERROR_MAX: Duration = Duration::from_millis(300);
 
 #[derive(Clone)]
@@ -36,7 +36,7 @@ struct Entries {
     sessions: BTreeMap<String, MemberId>,
     /// Number of sessions that members have opened in the whole run.
     sessions_opened: u64,
-    /// Interruptions of members that the simulation did not cause itself.
+    /// Interruptions of members that the simulation does not record, for example cut links and lost sessions.
     interruptions: BTreeMap<String, Vec<RangeInclusive<Duration>>>,
     homes: BTreeMap<Incarnation, ShardId>,
     /// Instant since which a member's clock offset exceeds the bound.

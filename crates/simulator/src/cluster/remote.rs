@@ -208,7 +208,7 @@ pub(super) struct RemoteOwnership {
 }
 
 impl RemoteOwnership {
-    /// Runs a call over the network. A lost call never returns, because the caller has its own timeout.
+    /// Runs a call over the network. A lost call never returns. The timeout of the caller ends the call.
     fn over<'a, T: Send + 'a>(&'a self, call: membership::Answer<'a, T>) -> membership::Answer<'a, T> {
         Box::pin(async move {
             if self.net.is_cut(&self.name, ENGINE) {

@@ -366,7 +366,7 @@ impl Deliver for Receiver {
             member.sleep(takes).await;
             let response = sim.draw(|random| random.below(20));
             sim.note(&format!(
-                "attempt of {:?} with number {} ended with result {response}",
+                "attempt of {:?} with number {} ended with the result {response}",
                 delivery.occurrence, delivery.attempt
             ));
             history.callback_ended(callback, response > 2);

@@ -7,7 +7,7 @@ const PAGE_LEN: usize = 4096;
 const PAGE: u64 = PAGE_LEN as u64;
 type Page = [u8; PAGE_LEN];
 
-/// Length of a file, and the pages of the file that contain other bytes than zeros.
+/// Length of a file, and those pages of the file that contain a nonzero byte.
 #[derive(Clone, Default)]
 pub(crate) struct Contents {
     len: u64,
@@ -33,7 +33,7 @@ impl Contents {
         self.len = len;
     }
 
-    /// Writes bytes, and extends the file if they end after its end.
+    /// Writes bytes, and extends the file if the bytes end after the end of the file.
     pub(crate) fn write(&mut self, offset: u64, bytes: &[u8]) {
         for (at, part) in split(offset, bytes.len()) {
             let start = within_page(at);

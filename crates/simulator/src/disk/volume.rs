@@ -57,7 +57,7 @@ struct Folder {
     durable_names: BTreeMap<String, InodeId>,
 }
 
-/// Change of a name in a folder. A sync of `folder` makes it durable.
+/// Change of a name in a folder. A sync of `folder` makes the change durable.
 struct NameChange {
     folder: PathBuf,
     kind: Naming,
@@ -232,7 +232,7 @@ impl Volume {
     pub(crate) fn write(&mut self, inode: InodeId, offset: u64, bytes: &[u8]) -> Result<()> {
         let end = offset.checked_add(bytes.len() as u64).ok_or_else(|| Error::from(ErrorKind::FileTooLarge))?;
         let len = self.len(inode);
-        // Most writes overwrite allocated space, so the free space need not be computed for them.
+        // Most writes overwrite allocated space, so the volume computes the free space only if the file grows.
         let free = if end > len { self.free_bytes() } else { 0 };
         let file = self.inode(inode);
         let fits = end.saturating_sub(len) <= free;
@@ -248,7 +248,7 @@ impl Volume {
         if fits { Ok(()) } else { Err(full()) }
     }
 
-    /// Writes a random number of the first bytes, to simulate a write that fails.
+    /// Writes a random number of bytes from the start of `bytes`, to simulate a write that fails.
     pub(crate) fn write_some(&mut self, inode: InodeId, offset: u64, bytes: &[u8]) -> Result<()> {
         let some = self.random.index(bytes.len() + 1);
         self.write(inode, offset, &bytes[..some])
@@ -321,7 +321,7 @@ impl Volume {
         self.capacity - self.free_bytes()
     }
 
-    // End of a process.
+    // Functions for the end of a process and for a loss of power.
 
     pub(crate) fn forget_handles(&mut self) {
         self.locks.clear();

@@ -51,7 +51,7 @@ pub(crate) struct Member {
     /// Number of starts of the member. The tasks and handles of an earlier start have no effect.
     pub(crate) boot: u64,
     pub(crate) halts: Vec<String>,
-    /// Times in true time during which the member was paused or down.
+    /// Periods during which the member was paused or down, in true time.
     pub(crate) interruptions: Vec<RangeInclusive<Duration>>,
     /// Offset of the member's wall clock from true time, in milliseconds.
     pub(crate) clock_ahead: i64,
@@ -197,7 +197,8 @@ impl Core {
         if let Some(down) = member.interruptions.last_mut().filter(|last| *last.end() == Duration::MAX) {
             *down = *down.start()..=self.now;
         }
-        // A reading of the monotonic clock is valid only during one start of the member, so choose another base.
+        // A reading of the monotonic clock is valid only during one start of the member, so each start has another
+        // base.
         member.monotonic_base = Duration::from_millis(1_000 + member.random.below(1_000_000_000));
         self.trace.record(self.now, &Event::Boot { member: &member.name });
     }

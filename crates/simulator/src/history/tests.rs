@@ -10,7 +10,8 @@ use crate::{EPOCH, Simulation};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// History of a schedule with one instant, ten seconds after the start, and a member that makes callbacks.
+/// History of one schedule, in a simulated world with one member. In most tests, the schedule has one instant, ten
+/// seconds after the start.
 struct Fixture {
     sim: Simulation,
     history: History,
@@ -156,7 +157,7 @@ fn repeated_attempt_is_duplicate_unless_member_was_interrupted() {
 }
 
 #[test]
-fn callback_is_duplicate_after_durable_accepted_callback() {
+fn callback_after_a_durable_accepted_callback_is_duplicate() {
     let again = |crash_after: Duration| {
         let fixture = Fixture::new();
         fixture.until(10);
@@ -230,7 +231,7 @@ fn callback_that_starts_after_a_cancel_is_a_violation() {
 }
 
 #[test]
-fn response_cancelled_requires_that_no_attempt_is_in_flight() {
+fn schedule_in_flight_must_not_get_the_response_cancelled() {
     let cancel_in_flight = |cancel: fn(&History, Incarnation)| {
         let fixture = Fixture::new();
         fixture.until(10);
@@ -312,7 +313,7 @@ fn unknown_schedule_needs_a_create_without_a_response() {
 }
 
 #[test]
-fn verdict_covers_a_series_up_to_its_complete_end() {
+fn verdict_expects_only_the_complete_occurrences_of_a_series() {
     let fixture = Fixture::series();
     for second in 1..=6 {
         fixture.until(second);

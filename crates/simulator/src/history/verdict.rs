@@ -60,7 +60,9 @@ pub enum Violation {
     CancelledUnrequested(Occurrence),
     #[error("unexpected: {0:?} is not an occurrence of its schedule")]
     Unexpected(Occurrence),
-    #[error("unrequested: {schedules} unknown schedules had callbacks, but only {creates} creates got no response")]
+    #[error(
+        "unrequested: {schedules} unknown schedules had callbacks, but only {creates} create requests got no response"
+    )]
     Unrequested { schedules: usize, creates: usize },
 }
 

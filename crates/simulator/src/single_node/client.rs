@@ -87,7 +87,7 @@ impl<'a> Client<'a> {
             let response = responses.pop().expect("a create returns one result per request");
             assert!(
                 response == Err(CreateRejection::Exists),
-                "lost: {id} was acknowledged, but the member created it again: {response:?}"
+                "lost: {id} was acknowledged, but the member did not reject another create: {response:?}"
             );
         }
     }
@@ -100,7 +100,8 @@ impl<'a> Client<'a> {
             Some(Ok(Ok(response))) => {
                 assert!(!response.created, "lost: {id} was acknowledged, but a put found no schedule");
                 if response.too_late {
-                    // The history knows only the start of the attempt in flight, so wait for its end.
+                    // The history knows only the start of the attempt in flight, so the client waits for the attempt's
+                    // end.
                     self.sim.outside().sleep(IN_FLIGHT).await;
                 }
                 let Schedule { incarnation, revision, .. } = *response.schedule;

@@ -94,10 +94,11 @@ impl Engine {
             }
             match self.boot().await {
                 Some(instance) => *self.lock() = Some(instance),
-                // The member went down, or could not start on a failing disk. Start it again, as a supervisor does.
+                // The member went down, or could not start on a failing disk. The scenario starts the member again, as
+                // a supervisor does.
                 None => {
                     if attempt == 3 {
-                        self.empty_disk(); // Free space, as an operator does.
+                        self.empty_disk(); // The scenario frees space, as an operator does.
                     }
                     self.sim.kill(MEMBER);
                     self.sim.outside().sleep(Duration::from_millis(50)).await;
@@ -114,7 +115,7 @@ impl Engine {
         drop(runtime.spawn("boot", async move {
             let _outside_is_gone = sender.send(boot.await);
         }));
-        // If the disk is full, the member waits for free space, so limit the duration of the start.
+        // If the disk is full, the member waits for free space, so the scenario limits the duration of the start.
         self.sim.outside().timeout(BOOT_TIME_MAX, receiver).await?.ok().flatten()
     }
 

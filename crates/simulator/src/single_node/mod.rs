@@ -112,7 +112,7 @@ async fn inject_faults(sim: &Handle, engine: &Engine) {
 async fn heal(sim: &Handle, engine: &Engine) {
     sim.set_faults(Faults::default());
     engine.empty_disk();
-    sim.outside().sleep(Duration::from_secs(5)).await; // Wait until the last slow fsync and the last pause have ended.
+    sim.outside().sleep(Duration::from_secs(5)).await; // The last slow fsync and the last pause end within 5 s.
     engine.start().await;
 }
 

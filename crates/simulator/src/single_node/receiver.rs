@@ -1,4 +1,5 @@
-//! Receiver of callbacks. It is fast or slow, fails, and sometimes panics in the task that calls it.
+//! Receiver of callbacks. It is sometimes fast and sometimes slow. It sometimes fails, and sometimes panics in the task
+//! that calls it.
 
 use futures_util::future::BoxFuture;
 use runtime::Runtime;

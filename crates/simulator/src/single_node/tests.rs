@@ -36,7 +36,7 @@ fn checkers_detect_acknowledgement_before_the_fsync() {
 }
 
 #[test]
-fn checkers_detect_done_before_the_outcome() {
+fn checkers_detect_watermark_written_before_the_outcome() {
     assert_mutant_caught(Mutant::DoneBeforeOutcome, EngineKind::Atomic, "lost");
 }
 

@@ -93,7 +93,7 @@ fn torn_write_may_lose_sector_between_written_sectors() {
 }
 
 #[test]
-fn truncated_file_that_grows_reads_as_zeros() {
+fn regrown_part_of_a_truncated_file_reads_as_zeros() {
     let sim = Simulation::new(0);
     sim.run_until(async {
         let file = durable_file(&sim.member("a"), LOG).await;

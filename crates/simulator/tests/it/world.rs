@@ -308,7 +308,7 @@ fn poll_limit_ends_a_loop_that_advances_time() {
 }
 
 #[test]
-fn task_panic_fails_the_run_unless_tolerated() {
+fn task_panic_fails_the_run_unless_the_panic_is_tolerated() {
     let sim = Simulation::new(0);
     let bad = |sim: &Simulation| sim.member("a").spawn("bad", async { panic!("{} is broken", "it") });
     let task = bad(&sim);

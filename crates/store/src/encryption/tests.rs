@@ -52,7 +52,7 @@ proptest! {
 }
 
 #[test]
-fn encrypted_value_decrypts_only_for_its_own_place() {
+fn secret_decrypts_only_for_its_own_tenant_schedule_and_name() {
     let [key] = keys();
     let keyring = Keyring::new(vec![key]);
     let (a, b) = (id("a"), id("b"));

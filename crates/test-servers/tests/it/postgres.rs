@@ -37,7 +37,7 @@ fn databases_of_one_server_are_separate() {
 }
 
 #[test]
-fn full_separate_disk_does_not_affect_tables_on_other_disks() {
+fn full_disk_of_one_table_does_not_affect_other_disks() {
     let postgres = Postgres::start_with(Options { disk_bytes: Some(1 << 20), ..Options::default() }).unwrap();
     let disk = postgres.folder().join("disk").display().to_string();
     postgres.sql("postgres", &format!("create tablespace small location '{disk}'")).unwrap();

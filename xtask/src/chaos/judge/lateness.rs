@@ -10,7 +10,7 @@ use super::Records;
 const AFTER_MS: u64 = 5_000;
 /// Maximum age of a poller's last callback that still shows which member owns the poller.
 const RECENT_MS: u64 = 5_000;
-/// Maximum time after a fault for a rise of a poller's term. A later rise has another cause.
+/// Maximum time from a fault to a rise of a poller's term that the fault causes. A later rise has another cause.
 const RECOVERY_MAX_MS: u64 = 30_000;
 
 /// Sorted sample of values in milliseconds.

@@ -50,7 +50,7 @@ fn judge_poller(poller: i64, callbacks: &[&Callback], verdict: &mut Verdict) {
                 });
             }
         }
-        // Compare later callbacks of older terms with the first callback of this term.
+        // The check compares later callbacks of older terms with the first callback of this term.
         if newest.is_none_or(|before| callback.term > before.term) {
             newest = Some(callback);
         }

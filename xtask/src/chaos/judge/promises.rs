@@ -7,7 +7,7 @@ use super::{History, Promise, Verdict, Violation};
 
 /// Time after the last fault within which a shard has an owner again: a lease of 2 s plus a margin for a slow machine.
 const RECOVERY_MS: u64 = 10_000;
-/// Time after an instant within which its callback starts if no fault is active.
+/// Maximum time from a due instant to the start of its callback if no fault is active.
 const PUNCTUAL_MS: u64 = 1_000;
 
 pub(super) fn judge(token: &str, history: &History, faults: &[Fault], verdict: &mut Verdict) {
@@ -21,7 +21,7 @@ pub(super) fn judge(token: &str, history: &History, faults: &[Fault], verdict: &
     for nominal in unaccounted(history, faults) {
         broken(
             Promise::EveryInstantAccountedFor,
-            format!("its instant {nominal} has neither a callback nor an outcome"),
+            format!("the schedule's instant {nominal} has neither a callback nor an outcome"),
         );
     }
     for request in &history.requests {
@@ -30,7 +30,7 @@ pub(super) fn judge(token: &str, history: &History, faults: &[Fault], verdict: &
         }
     }
     for (version, runs) in duplicate_ids(history) {
-        broken(Promise::OneIdPerRun, format!("version {version} has the runs {runs:?}"));
+        broken(Promise::OneIdPerRun, format!("version {version} has several run ids instead of one: {runs:?}"));
     }
     for callback in &history.callbacks {
         judge_callback(token, history, callback, faults, verdict);
@@ -47,7 +47,7 @@ fn judge_callback(token: &str, history: &History, callback: &Callback, faults: &
     };
     let due = requested.at_ms.unwrap_or(callback.nominal_ms);
     if arrived < due || callback.nominal_ms < due {
-        broken(Promise::NothingEarly, format!("due at {due}, arrived at {arrived}"));
+        broken(Promise::NothingEarly, format!("the callback was due at {due} but arrived at {arrived}"));
     }
     let mut delayed = 0;
     let mut undecided = 0;
@@ -79,8 +79,8 @@ fn judge_callback(token: &str, history: &History, callback: &Callback, faults: &
     verdict.undecided += undecided;
 }
 
-/// Returns the guarantee, the instant after which no callback of an older request may arrive, and true if the instant
-/// limits only the start of the callback, because an attempt was in flight.
+/// Returns the guarantee, and the instant after which no callback of an older request may arrive. The last value is
+/// true if the instant limits only the start of the callback, because an attempt was in flight.
 fn decided(request: &Request) -> Option<(Promise, u64, bool)> {
     match (request.operation, request.answer) {
         (Operation::Cancel, Answer::Cancelled) => Some((Promise::NothingAfterCancel, request.answered_ms, false)),
@@ -107,7 +107,7 @@ fn is_reported_attempt(history: &History, callback: &Callback, decided_ms: u64) 
     callback.started_ms <= decided_ms + PUNCTUAL_MS && !history.callbacks.iter().filter(is_other).any(counts)
 }
 
-/// Returns true if the schedule is a one-shot whose callback should have arrived.
+/// Returns true if the schedule is a one-shot whose callback should have arrived but did not arrive.
 pub(super) fn is_lost(history: &History) -> bool {
     let Some((at, confirmed)) = history.confirmed() else { return false };
     let is_cancelled = history.requests[at..].iter().any(|later| later.operation == Operation::Cancel);
@@ -132,8 +132,8 @@ pub(super) fn unaccounted(history: &History, faults: &[Fault]) -> Vec<u64> {
     }
     let came: BTreeSet<u64> = history.callbacks.iter().map(|callback| callback.nominal_ms).collect();
     let is_explained = |nominal: u64| history.runs.iter().any(|run| explains(run, nominal));
-    // An instant correctly never fires if it was due while its shard had no owner, and a client cancelled it before the
-    // shard had an owner again.
+    // An instant need not fire if it was due while its shard had no owner, and a client cancelled the schedule before
+    // the shard had an owner again.
     let is_calm = |fault: &Fault| fault.start_ms > cancel.asked_ms || fault.healed_ms + RECOVERY_MS < cancel.asked_ms;
     let owed_until = if faults.iter().all(is_calm) {
         cancel.asked_ms.saturating_sub(PUNCTUAL_MS)
@@ -168,7 +168,7 @@ fn contradiction(history: &History, request: &Request) -> Option<String> {
             Some(format!("{} to a {:?}: {said}", request.status, request.operation))
         }
         Answer::Exists if !tried_before(Operation::Create) => {
-            Some("the service reported that the schedule exists before its creation".to_owned())
+            Some("the service reported an existing schedule before the client created it".to_owned())
         }
         Answer::NotFound => {
             let confirms = |other: &Request| other.asked_ms < request.asked_ms && other.is_confirmed();

@@ -23,8 +23,9 @@ impl Verdict {
         text.push_str(&self.faults(records));
         let _infallible = writeln!(
             text,
-            "\n{} pairs of callbacks of one poller compared, the term rose in {}; senders sent {} callbacks before their \
-             cancellation,\nbut a cut or pause delayed them; {} callbacks came from requests without a response.\n",
+            "\nThe check compared {} pairs of callbacks of one poller, and the term rose in {} of them.\n\
+             Members sent {} callbacks before their cancellation, but a cut or a pause delayed these callbacks.\n\
+             {} callbacks belong to requests without a response.\n",
             self.compared, self.term_rises, self.delayed, self.undecided
         );
         for promise in Promise::ALL {
@@ -130,7 +131,7 @@ fn history(records: &Records, token: &str) -> String {
     }
     for callback in &history.callbacks {
         let text = format!(
-            "callback, version {}, run {}, attempt {}, term {} of {}, started at {}, answered {} after {} ms",
+            "callback: version {}, run {}, attempt {}, term {} of member {}, started at {}, status {} after {} ms",
             callback.version,
             callback.run,
             callback.attempt,

@@ -26,7 +26,7 @@ fn check(expression: &str, zone: &str, after: &str, count: usize, expected: Expe
 }
 
 #[test]
-fn cron_has_five_fields_from_minutes_or_six_from_seconds() {
+fn cron_expression_has_five_fields_or_six_with_seconds() {
     check("7 * * * *", "UTC", "2026-03-01T10:07:00Z", 2, expect!["2026-03-01T11:07Z 2026-03-01T12:07Z"]);
     check("0 7 * * * *", "UTC", "2026-03-01T10:06:59.999Z", 2, expect!["2026-03-01T10:07Z 2026-03-01T11:07Z"]);
     check(
@@ -39,7 +39,7 @@ fn cron_has_five_fields_from_minutes_or_six_from_seconds() {
 }
 
 #[test]
-fn cron_matches_either_list_of_days_but_requires_both_with_plus() {
+fn plus_sign_requires_that_both_day_fields_of_cron_match() {
     check(
         "0 9 13 * 5",
         "UTC",
@@ -124,7 +124,7 @@ fn cron_fires_for_a_skipped_day_at_the_end_of_the_skip() {
 }
 
 #[test]
-fn search_finds_rare_days_up_to_year_9999() {
+fn cron_search_finds_rare_days_up_to_year_9999() {
     check("0 0 29 2 +1", "UTC", "2072-03-01T00:00:00Z", 2, expect!["2112-02-29T00:00Z 2140-02-29T00:00Z"]);
     check("0 0 1 1 *", "UTC", "9998-06-01T00:00:00Z", 3, expect!["9999-01-01T00:00Z"]);
     check("0 0 1 1 *", "America/New_York", "1969-06-01T00:00:00Z", 1, expect!["1970-01-01T05:00Z"]);
@@ -176,19 +176,19 @@ fn cron_error_names_the_field_the_position_and_a_remedy() {
         "5-1 * * * *": invalid minute field "5-1" at byte 0: Range out of bounds; use 0-59, *, lists (1,2), ranges (1-5) or steps (*/2)
         "1,,2 * * * *": invalid minute field "1,,2" at byte 0: an item of the list is empty; use 0-59, *, lists (1,2), ranges (1-5) or steps (*/2)
         ", * * * *": invalid minute field "," at byte 0: an item of the list is empty; use 0-59, *, lists (1,2), ranges (1-5) or steps (*/2)
-        "MON * * * *": invalid minute field "MON" at byte 0: "MON" has no meaning here; use 0-59, *, lists (1,2), ranges (1-5) or steps (*/2)
-        "0 9 * * 1MON": invalid day-of-week field "1MON" at byte 8: "MON" has no meaning here; use 0-7 or SUN-SAT (0 and 7 are Sunday), 5L for the last Friday, 5#2 for the second, *, lists (1,2), ranges (1-5) or steps (*/2)
-        "0 9 * * MONTUE": invalid day-of-week field "MONTUE" at byte 8: "MONTUE" has no meaning here; use 0-7 or SUN-SAT (0 and 7 are Sunday), 5L for the last Friday, 5#2 for the second, *, lists (1,2), ranges (1-5) or steps (*/2)
-        "0 9 * * FUNDAY": invalid day-of-week field "FUNDAY" at byte 8: "FUNDAY" has no meaning here; use 0-7 or SUN-SAT (0 and 7 are Sunday), 5L for the last Friday, 5#2 for the second, *, lists (1,2), ranges (1-5) or steps (*/2)
+        "MON * * * *": invalid minute field "MON" at byte 0: "MON" has no meaning in this field; use 0-59, *, lists (1,2), ranges (1-5) or steps (*/2)
+        "0 9 * * 1MON": invalid day-of-week field "1MON" at byte 8: "MON" has no meaning in this field; use 0-7 or SUN-SAT (0 and 7 are Sunday), 5L for the last Friday, 5#2 for the second, *, lists (1,2), ranges (1-5) or steps (*/2)
+        "0 9 * * MONTUE": invalid day-of-week field "MONTUE" at byte 8: "MONTUE" has no meaning in this field; use 0-7 or SUN-SAT (0 and 7 are Sunday), 5L for the last Friday, 5#2 for the second, *, lists (1,2), ranges (1-5) or steps (*/2)
+        "0 9 * * FUNDAY": invalid day-of-week field "FUNDAY" at byte 8: "FUNDAY" has no meaning in this field; use 0-7 or SUN-SAT (0 and 7 are Sunday), 5L for the last Friday, 5#2 for the second, *, lists (1,2), ranges (1-5) or steps (*/2)
         "0 9 30 2 *": the expression never fires: no date matches its days and months
         "0 9 31 FEB,APR *": the expression never fires: no date matches its days and months
         "0/5 * * * *": invalid minute field "0/5" at byte 0: Invalid step syntax: single number steps like "0/5" are not allowed. Use "*/5" for wildcard steps or "X-Y/5" for range steps; use 0-59, *, lists (1,2), ranges (1-5) or steps (*/2)
-        "0 9 * * é": invalid day-of-week field "é" at byte 8: 'é' has no meaning here; use 0-7 or SUN-SAT (0 and 7 are Sunday), 5L for the last Friday, 5#2 for the second, *, lists (1,2), ranges (1-5) or steps (*/2)
+        "0 9 * * é": invalid day-of-week field "é" at byte 8: 'é' has no meaning in this field; use 0-7 or SUN-SAT (0 and 7 are Sunday), 5L for the last Friday, 5#2 for the second, *, lists (1,2), ranges (1-5) or steps (*/2)
         "0 9 * * 5#6": invalid day-of-week field "5#6" at byte 8: Nth specifier out of bounds; use 0-7 or SUN-SAT (0 and 7 are Sunday), 5L for the last Friday, 5#2 for the second, *, lists (1,2), ranges (1-5) or steps (*/2)
-        "? * * * *": invalid minute field "?" at byte 0: '?' has no meaning here; use 0-59, *, lists (1,2), ranges (1-5) or steps (*/2)
+        "? * * * *": invalid minute field "?" at byte 0: '?' has no meaning in this field; use 0-59, *, lists (1,2), ranges (1-5) or steps (*/2)
         "70000 * * * *": invalid minute field "70000" at byte 0: Invalid number; use 0-59, *, lists (1,2), ranges (1-5) or steps (*/2)
         "*/99999999999 * * * *": invalid minute field "*/99999999999" at byte 0: Invalid step; use 0-59, *, lists (1,2), ranges (1-5) or steps (*/2)
-        "0\u{b}9 * * * *": invalid minute field "0\u{b}9" at byte 0: '\u{b}' has no meaning here; use 0-59, *, lists (1,2), ranges (1-5) or steps (*/2)"#]].assert_eq(&lines.join("\n"));
+        "0\u{b}9 * * * *": invalid minute field "0\u{b}9" at byte 0: '\u{b}' has no meaning in this field; use 0-59, *, lists (1,2), ranges (1-5) or steps (*/2)"#]].assert_eq(&lines.join("\n"));
 }
 
 #[test]

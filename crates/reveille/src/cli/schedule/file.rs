@@ -1,8 +1,8 @@
 //! Creation of many schedules from a file or a pipe.
 //!
-//! The server checks every request before the first schedule is created. Each request without an id has an idempotency
-//! key that follows from its text, so the same file can be sent again after an interruption: the server creates only
-//! the schedules that are missing.
+//! The server checks every request before it creates the first schedule. For each request without an id, the command
+//! derives an idempotency key from the text of the request. A user can therefore send the same file again after an
+//! interruption: the server creates only the missing schedules.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -30,7 +30,7 @@ use crate::progress::Progress;
 const CONCURRENT: usize = 64;
 
 pub(super) struct FileOptions {
-    /// Checks the requests and creates nothing.
+    /// True if the server only checks the requests and creates no schedule.
     pub(super) is_dry_run: bool,
     /// Text that distinguishes equal requests of this call from those of other calls.
     pub(super) key: String,
@@ -267,7 +267,7 @@ impl Entry {
         self.request.as_ref().ok()?.id.as_deref()
     }
 
-    /// Returns the idempotency key that follows from the value, its ordinal and `key`.
+    /// Returns the idempotency key, a hash of the value, the ordinal of the value and `key`.
     fn key(&self, key: &str) -> IdempotencyKey {
         let digest = Sha256::new()
             .chain_update(self.digest)
@@ -279,7 +279,8 @@ impl Entry {
     }
 }
 
-/// Reads JSON values one after the other; a value may span several lines. Text that is not JSON is the last entry.
+/// Reads JSON values one after the other; a value may span several lines. If the reader finds text that is not JSON,
+/// the entry for this text is the last entry.
 fn entries(mut input: &File) -> anyhow::Result<impl Iterator<Item = Entry>> {
     input.rewind().context("cannot read the input again")?;
     let line = Arc::new(AtomicU64::new(1));

@@ -19,7 +19,7 @@ pub(crate) struct List {
     /// State of the schedules to list [default: active]
     #[arg(long, conflicts_with_all = ["label", "due_from"])]
     state: Option<State>,
-    /// Schedules to list first, by their creation [default: newest]
+    /// Schedules at the start of the list: the oldest or the newest by creation [default: newest]
     #[arg(long, conflicts_with = "due_from")]
     order: Option<ListOrder>,
     /// Label of the schedules to list, as NAME:VALUE
@@ -28,7 +28,7 @@ pub(crate) struct List {
     /// Earliest due instant of the schedules to list (RFC 3339); the list starts with the next due schedule
     #[arg(long, value_name = "INSTANT", value_parser = instant, requires = "due_until")]
     due_from: Option<Time>,
-    /// End of the period of due instants to list, at most 24 hours after --due-from
+    /// End of the period that begins at --due-from; the period has at most 24 hours
     #[arg(long, value_name = "INSTANT", value_parser = instant, requires = "due_from")]
     due_until: Option<Time>,
     #[command(flatten)]
@@ -55,14 +55,14 @@ enum ListOrder {
 }
 
 fn label(text: &str) -> anyhow::Result<(String, String)> {
-    let (name, value) = text.split_once(':').context("not a label; write a label as NAME:VALUE")?;
+    let (name, value) = text.split_once(':').context("the value is not a label; write a label as NAME:VALUE")?;
     ensure!(!name.contains('='), "cannot list by a label with `=` in its name; the form of a label is NAME:VALUE");
     Ok((name.trim().to_owned(), value.trim().to_owned()))
 }
 
 fn instant(text: &str) -> anyhow::Result<Time> {
     Time::deserialize(IntoDeserializer::<Error>::into_deserializer(text))
-        .context("not an instant; write an instant such as 2030-01-02T03:04:05Z")
+        .context("the value is not an instant; write an instant such as 2030-01-02T03:04:05Z")
 }
 
 impl List {

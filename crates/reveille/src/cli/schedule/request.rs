@@ -68,7 +68,7 @@ pub(super) struct RequestArguments {
 
 /// Parses `name:value` and removes the white space around both.
 pub(super) fn pair(text: &str) -> Result<(String, String), &'static str> {
-    let (name, value) = text.split_once(':').ok_or("not of the form NAME:VALUE")?;
+    let (name, value) = text.split_once(':').ok_or("the value does not have the form NAME:VALUE")?;
     Ok((name.trim().to_owned(), value.trim().to_owned()))
 }
 

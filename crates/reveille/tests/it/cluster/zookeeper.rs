@@ -18,7 +18,7 @@ fn members_share_work_with_zookeeper_coordination() {
 }
 
 #[test]
-fn shards_of_a_killed_member_fire_with_zookeeper_coordination() {
+fn schedules_of_killed_member_fire_with_zookeeper_coordination() {
     kill_a_member(&TestCluster::on_zookeeper(shared()));
 }
 

@@ -78,7 +78,7 @@ fn is_there(pid: u32) -> bool {
 /// Returns the terms and process ids in the log, in the order of their lines.
 fn notes(log: &Path) -> Vec<(u64, u32)> {
     let text = fs::read_to_string(log).unwrap_or_default();
-    // The last line may be incomplete, so ignore the text after the last line end.
+    // The last line may be incomplete, so the function ignores the text after the last line end.
     let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
     let note = |line: &str| {
         let (term, pid) = line.split_once(' ')?;
@@ -263,7 +263,7 @@ fn elect_exits_like_its_command_and_leaves_no_process() {
 }
 
 #[test]
-fn supervisor_kills_its_group_at_the_deadline_or_end_of_input() {
+fn supervisor_kills_process_group_at_deadline_or_end_of_input() {
     use std::os::unix::process::CommandExt as _;
 
     for is_at_the_deadline in [true, false] {

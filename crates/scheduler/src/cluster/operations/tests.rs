@@ -238,7 +238,7 @@ where
 }
 
 #[test]
-fn every_operation_decodes_to_equal_value_only() {
+fn encoded_operation_decodes_only_to_the_same_operation() {
     let created = prop_oneof![schedule().prop_map(Ok), refusal().prop_map(Err)];
     check(vec(named(), 0..5).prop_map(CreateNamed), vec(created, 0..5));
     check(named().prop_map(Put), put_answer());
@@ -368,7 +368,8 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// All formats that members of two builds exchange. A developer may append lines, but must never change a line.
+/// The golden file contains every format that members of different builds exchange. A developer may append lines to the
+/// file, but must never change a line.
 #[test]
 fn encoder_output_equals_golden_bytes() {
     let once = Named { spec: a_spec(When::At(an_occurrence().nominal)), ..a_named() };

@@ -15,7 +15,7 @@ const FAILURES_MAX: u32 = 50;
 const OPEN_FIRST: Duration = Duration::from_secs(1);
 /// Longest wait between two probes. This is also the longest time until a recovered target gets a callback.
 const OPEN_MAX: Duration = Duration::from_secs(16);
-/// Age from which the circuit no longer counts failures.
+/// Time from the last failure until the dispatch queue may forget the failures.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
 
 /// Health of a target, according to the result of one attempt.

@@ -1,9 +1,9 @@
 //! Gain and release of shards by the owner.
 //!
 //! A gained shard may have attempts in flight at the previous owner. The owner registers these *handed-over* attempts
-//! as in flight, and repeats one only after the instant by which it must have ended. An outcome from the previous owner
-//! resolves the attempt earlier. The owner forgets a released shard at once: it starts no further attempt of the shard,
-//! and returns the list of attempts that have started.
+//! as in flight, and repeats such an attempt only after the instant by which the attempt must have ended. If the
+//! previous owner sends the outcome earlier, this outcome resolves the attempt. The owner forgets a released shard at
+//! once: it starts no further attempt of the shard, and returns the list of attempts that have started.
 //!
 //! docs/decisions/0007-hand-over-attempts-in-flight.md gives the reasons for the design.
 
@@ -24,7 +24,7 @@ impl Owner {
         self.shards = self.shards.iter().copied().chain(shards).collect::<BTreeSet<_>>().into_iter().collect();
         self.insert_log_read_incomplete = self.insert_log_read_pending;
         for (id, shard_term, positions) in pollers {
-            // Two messages may contain the same new poller of a tenant.
+            // Two messages may contain the same new poller of a tenant. The owner adds such a poller only once.
             if !self.window.has_poller(id) {
                 self.window.add_poller(id, shard_term, positions);
             }
@@ -71,7 +71,7 @@ impl Owner {
         true
     }
 
-    /// Forgets these shards, and returns those attempts of the shards that have started.
+    /// Forgets these shards. Returns the started attempts of these shards.
     pub(super) fn release(&mut self, shards: &BTreeSet<ShardId>) -> Vec<HandedOver> {
         self.pollers_changed = true;
         let in_flight = self.context.in_flight.release(shards);

@@ -8,7 +8,7 @@ use store::{DueBound, DueRead, Positions};
 use super::{EntryId, PAGE_KEYS, PollerIndex, Window, bucket, bucket_end, instant_of, is_within};
 
 impl Window {
-    /// Returns the positions that the owner must write now. After each write, the owner calls
+    /// Returns the positions that the owner must write now. After each successful write, the owner calls
     /// [`Window::positions_written`]. If the write fails, the owner calls [`Window::read_failed`] with
     /// [`ReadKind::Check`].
     pub(crate) fn plan_closings(
@@ -66,7 +66,7 @@ impl Window {
 
     /// Returns the next page of the second read. Returns `None` if the read is complete, or if the window has no
     /// capacity for the page. The page also creates capacity, because the window forgets the resolved keys that the
-    /// read passes. Without capacity, a later closing continues the read.
+    /// read passes. If the window has no capacity, a later closing continues the read.
     pub(super) fn check_on(&mut self, index: PollerIndex, demand: impl Fn(TenantId) -> usize) -> Option<DueRead> {
         let id = self.pollers[&index].id;
         let capacity = self.capacity(id.tenant).min(demand(id.tenant));
@@ -92,7 +92,7 @@ impl Window {
         let later = poller.resolved.split_off(&(bucket(poller.checked_whole()) + 1));
         let whole = std::mem::replace(&mut poller.resolved, later).into_values().flatten();
         let mut over: Vec<EntryId> = whole.collect();
-        // `to` may lie within the last bucket. Forget only the keys of this bucket at or before `to`.
+        // `to` may lie within the last bucket. The window then forgets only the keys of this bucket at or before `to`.
         if let Some(partly) = poller.resolved.get_mut(&bucket(instant_of(to))) {
             let entries = &self.entries;
             let is_over = |id: &EntryId| is_within(&entries[*id as usize].key, to);

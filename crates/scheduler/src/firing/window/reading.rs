@@ -25,7 +25,8 @@ impl Window {
             }
             // The second read has returned all rows at or before `checked`.
             if let Some(missed) = poller.missed.take().filter(|missed| *missed > poller.checked_whole()) {
-                // The owner reads the rows after this row again, and the window recognises the known keys.
+                // The owner reads the rows after this row again, and the window ignores the keys that it already
+                // contains.
                 let before = Timestamp::from_millis(missed.as_millis() - 1);
                 if before < instant_of(poller.read_to) {
                     poller.read_to = DueBound::Instant(before);
@@ -52,7 +53,7 @@ impl Window {
             *pollers.entry(*tenant).or_default() += 1;
         }
         let mut left_over = self.keys_max.saturating_sub(self.entries.len());
-        // For each tenant, its capacity and the size of its pages.
+        // Capacity and page size of each tenant.
         let mut capacities: BTreeMap<TenantId, (usize, usize)> = BTreeMap::new();
         for (tenant, pollers) in pollers {
             let capacity = self.share(left_over, tenant).min(demand(tenant)).min(pollers * PAGE_KEYS);
@@ -84,8 +85,8 @@ impl Window {
         }
     }
 
-    /// Records a page that a read returned. If the page belongs to an incomplete second read, returns the next page of
-    /// that read.
+    /// Records a page that a read returned. If the page belongs to an incomplete second read, returns the read of the
+    /// next page.
     pub(crate) fn read(
         &mut self,
         index: PollerIndex,

@@ -172,7 +172,7 @@ fn window_contains_row_written_during_a_read() {
 }
 
 #[test]
-fn window_later_reads_row_after_the_end_of_a_pending_read() {
+fn window_reads_row_beyond_a_pending_page_in_a_later_read() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 100));
     let (index, read) = bench.window.plan_reads(at(0), |_| usize::MAX)[0];
@@ -253,7 +253,7 @@ fn deferred_key_returns_only_at_its_later_position() {
 }
 
 #[test]
-fn window_reads_row_without_capacity_again_later() {
+fn window_reads_row_again_after_it_had_no_capacity_for_the_row() {
     let mut bench = Bench::new(1);
     // In the smallest window, a tenant has capacity for one page.
     for number in 0..PAGE_KEYS as u128 {
@@ -278,7 +278,8 @@ fn window_reads_row_without_capacity_again_later() {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Inserts a row that is due after this time. The window receives the row at once or in a later step.
+    /// Inserts a row that is due after this number of milliseconds. The window receives the row at once or in a later
+    /// step.
     Insert {
         in_millis: i64,
         is_reported: bool,

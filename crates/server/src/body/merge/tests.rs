@@ -185,7 +185,7 @@ fn rejection_of_an_invalid_change_has_a_pointer() {
 }
 
 #[test]
-fn merge_combines_repeated_name_with_stored_value_once() {
+fn merge_combines_repeated_field_with_stored_value_only_once() {
     let mut stored = stored();
     stored.spec.payload = format!(r#"{{"big":"{}"}}"#, "x".repeat(64 << 10)).into();
     let change = format!("{{{}}}", vec![r#""payload":{}"#; 1_000].join(","));
@@ -199,7 +199,7 @@ fn merge_combines_repeated_name_with_stored_value_once() {
     assert!(merged.text.contains(r#"{"a":{"y":2},"a":{"x":1,"z":3}}"#), "{}", merged.text);
 }
 
-/// Examples of RFC 7396, appendix A.
+/// The test uses the examples of RFC 7396, appendix A.
 #[test]
 fn merge_returns_the_results_of_the_rfc_7396_examples() {
     for (stored, change, merged) in [
@@ -230,7 +230,7 @@ fn merged_text(stored: &Value, change: &Value) -> Value {
     serde_json::from_str(&out).unwrap()
 }
 
-/// Pseudocode of RFC 7396, section 2.
+/// Implements the pseudocode of RFC 7396, section 2.
 fn reference_merge(stored: &Value, change: &Value) -> Value {
     let Value::Object(change) = change else { return change.clone() };
     let mut target = stored.as_object().cloned().unwrap_or_default();

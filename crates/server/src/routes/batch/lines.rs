@@ -25,7 +25,7 @@ pub(super) struct Lines {
     is_skipping: bool,
     /// True if the body has ended or the splitter has stopped reading.
     is_body_done: bool,
-    /// Rejection of the unread part of the body. It becomes the last line.
+    /// Rejection of the unread part of the body. The splitter returns it as the last line.
     last: Option<Rejected>,
     number: u64,
 }
@@ -104,7 +104,7 @@ impl Lines {
         Some((self.number, Line::Rejected(rejected)))
     }
 
-    /// Stops reading. `rejected` becomes the last line and represents the unread part of the body.
+    /// Stops reading. The splitter returns `rejected` as the last line, in place of the unread part of the body.
     pub(super) fn stop(&mut self, rejected: Rejected) {
         self.end();
         self.last = Some(rejected);

@@ -46,7 +46,7 @@ pub(in crate::routes) async fn change_settings(
     .await
 }
 
-/// Lists the differences for the audit log, such as `pending_max 10 -> 20`.
+/// Lists the differences between two versions of a tenant for the audit log, such as `pending_max 10 -> 20`.
 fn differences(before: &Tenant, after: &Tenant) -> String {
     let text = |number: Option<u32>| number.map_or("none".to_owned(), |number| number.to_string());
     let mut differences = Vec::new();
@@ -116,7 +116,7 @@ pub(super) fn egress_from(egress: &api::Egress) -> Result<Egress, Rejected> {
     if egress.allow_networks.len() > NETWORKS_MAX {
         return Err(reject(
             Code::InvalidRequest,
-            format!("egress.allow_networks: more than the limit of {NETWORKS_MAX} networks"),
+            format!("egress.allow_networks exceeds the limit of {NETWORKS_MAX} networks"),
         ));
     }
     let class = |name: &String| name.parse().map_err(|error| rejected("allow", name, format!("{error}")));

@@ -28,7 +28,7 @@ fn insert_log_reader_gets_rows_of_its_shards_once_in_order() {
 }
 
 #[test]
-fn insert_log_drops_rows_before_every_presented_cursor() {
+fn insert_log_drops_rows_that_are_before_all_presented_cursors() {
     let mut log = InsertLog::new(100);
     (0..6).for_each(|number| log.append(arrival(number)));
     let (_, cursor) = log.read(&[shard(0)], Cursor::default(), 9);
