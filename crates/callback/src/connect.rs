@@ -6,10 +6,12 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
 
+use domain::Egress;
 use http::Uri;
 use hyper_rustls::{HttpsConnector, MaybeHttpsStream};
 use hyper_util::client::legacy::connect::{Connection as _, HttpConnector};
 use hyper_util::rt::TokioIo;
+use runtime::Runtime;
 use rustls::{ClientConfig, RootCertStore};
 use tokio::net::TcpStream;
 use tower::Service;
@@ -17,7 +19,8 @@ use tower::Service;
 use crate::Options;
 use crate::failure::{Failure, describe, egress_rejected};
 use crate::guard::GuardedResolver;
-use crate::pool::Authority;
+use crate::resolver::Resolver;
+use crate::share::TenantShare;
 
 pub(crate) type Stream = MaybeHttpsStream<TokioIo<TcpStream>>;
 
@@ -32,20 +35,31 @@ pub struct RootError {
 }
 
 pub(crate) struct Connector {
+    resolver: Arc<Resolver>,
     tls: Arc<ClientConfig>,
     connect_timeout: Duration,
 }
 
 impl Connector {
-    pub(crate) fn new(options: &Options) -> Result<Self, RootError> {
-        Ok(Connector { tls: Arc::new(tls_config(options)?), connect_timeout: options.connect_timeout })
+    pub(crate) fn new(runtime: &Runtime, options: &Options) -> Result<Self, RootError> {
+        Ok(Connector {
+            resolver: Arc::new(Resolver::new(runtime, &options.name_servers)),
+            tls: Arc::new(tls_config(options)?),
+            connect_timeout: options.connect_timeout,
+        })
     }
 
-    /// Connects to an address that the policy of `authority` allows. Returns the stream, and true if the target selected
-    /// HTTP/2.
-    pub(crate) async fn connect(&self, to: Uri, authority: &Authority) -> Result<(Stream, bool), Failure> {
-        authority.egress.check_url(&to).map_err(egress_rejected)?;
-        let mut http = HttpConnector::new_with_resolver(GuardedResolver::new(authority.egress.clone()));
+    /// Connects to an address that `egress` allows, and uses the tenant's `share` of lookups. Returns the stream, and
+    /// true if the target selected HTTP/2.
+    pub(crate) async fn connect(
+        &self,
+        to: Uri,
+        egress: &Arc<Egress>,
+        share: &Arc<TenantShare>,
+    ) -> Result<(Stream, bool), Failure> {
+        egress.check_url(&to).map_err(egress_rejected)?;
+        let resolver = GuardedResolver::new(self.resolver.clone(), egress.clone(), share.clone());
+        let mut http = HttpConnector::new_with_resolver(resolver);
         http.enforce_http(false);
         http.set_nodelay(true);
         http.set_connect_timeout(Some(self.connect_timeout));

@@ -1,9 +1,8 @@
 //! The egress guard. It resolves a host name once, checks every resulting address against the tenant's policy
 //! ([`domain::egress`]), and connects to one of exactly these addresses.
 //!
-//! The guard does not decide which addresses are public, and it does not interpret names. The addresses that it
-//! checks are the addresses that it connects to, whatever the resolver returns for `0x7f.1` or for a name whose
-//! addresses change between two lookups.
+//! The guard does not decide which addresses are public. The addresses that it checks are the addresses that it connects
+//! to, even if the addresses of a name change between two lookups.
 //!
 //! Invariants: If the policy rejects one address of a name, the guard connects to no address of this name. A name with
 //! an internal and an external address is a common attack on such guards. A rejection does not contain an address.
@@ -17,20 +16,24 @@ use std::vec;
 
 use domain::{Egress, EgressRejection};
 use futures_util::future::BoxFuture;
-use hyper_util::client::legacy::connect::dns::{GaiResolver, Name};
+use hyper_util::client::legacy::connect::dns::Name;
 use tower::Service;
 
-/// The system's resolver, restricted to one policy. Hosts that are IP addresses do not reach the resolver;
-/// [`Egress::check_url`] checks them.
+use crate::resolver::{Resolver, Unresolved};
+use crate::share::TenantShare;
+
+/// Resolver that is restricted to one policy and to one tenant's share of lookups. Hosts that are IP addresses do not
+/// reach the resolver; [`Egress::check_url`] checks them.
 #[derive(Clone)]
 pub(crate) struct GuardedResolver {
-    system: GaiResolver,
+    resolver: Arc<Resolver>,
     egress: Arc<Egress>,
+    share: Arc<TenantShare>,
 }
 
 impl GuardedResolver {
-    pub(crate) fn new(egress: Arc<Egress>) -> Self {
-        GuardedResolver { system: GaiResolver::new(), egress }
+    pub(crate) fn new(resolver: Arc<Resolver>, egress: Arc<Egress>, share: Arc<TenantShare>) -> Self {
+        GuardedResolver { resolver, egress, share }
     }
 }
 
@@ -39,15 +42,14 @@ impl Service<Name> for GuardedResolver {
     type Error = LookupFailed;
     type Future = BoxFuture<'static, Result<Self::Response, LookupFailed>>;
 
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), LookupFailed>> {
-        self.system.poll_ready(context).map_err(LookupFailed::Unresolved)
+    fn poll_ready(&mut self, _context: &mut Context<'_>) -> Poll<Result<(), LookupFailed>> {
+        Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, name: Name) -> Self::Future {
-        let looked_up = self.system.call(name);
-        let egress = self.egress.clone();
+        let GuardedResolver { resolver, egress, share } = self.clone();
         Box::pin(async move {
-            let addresses: Vec<SocketAddr> = looked_up.await.map_err(LookupFailed::Unresolved)?.collect();
+            let addresses = resolver.lookup(&name, &share).await.map_err(LookupFailed::Unresolved)?;
             check_all(&egress, &addresses).map_err(LookupFailed::Forbidden)?;
             Ok(addresses.into_iter())
         })
@@ -61,7 +63,7 @@ fn check_all(egress: &Egress, addresses: &[SocketAddr]) -> Result<(), EgressReje
 /// Error of name resolution. Its type differs from that of connection errors.
 #[derive(Debug)]
 pub(crate) enum LookupFailed {
-    Unresolved(std::io::Error),
+    Unresolved(Unresolved),
     Forbidden(EgressRejection),
 }
 

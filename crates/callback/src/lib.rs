@@ -22,12 +22,15 @@ mod http1;
 mod http2;
 mod metrics;
 mod pool;
+mod resolver;
 mod response;
+mod share;
 mod sign;
 mod spans;
 mod target;
 
 use std::borrow::Cow;
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -69,6 +72,9 @@ pub struct Options {
     /// Maximum number of idle connections of all tenants to all targets together. One tenant has at most as many as the
     /// number of free places. Default 4,096. Each connection uses a file descriptor.
     pub idle_connections_max: usize,
+    /// DNS servers that resolve the host names of targets, with their ports. Default: empty, which selects the servers
+    /// of `/etc/resolv.conf`.
+    pub name_servers: Vec<SocketAddr>,
     /// Time limit for connecting to one address of the target. Default 5 s. The timeout of the attempt also applies.
     pub connect_timeout: Duration,
     /// Certificate authorities to trust in addition to the Mozilla list.
@@ -84,6 +90,7 @@ impl Default for Options {
             answer_bytes_max: 64 * 1024,
             idle_timeout: Duration::from_secs(30),
             idle_connections_max: 4_096,
+            name_servers: Vec::new(),
             connect_timeout: Duration::from_secs(5),
             extra_roots: Vec::new(),
             keyring: Arc::new(Keyring::NONE),

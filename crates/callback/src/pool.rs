@@ -22,6 +22,7 @@ use crate::connect::Connector;
 use crate::failure::Failure;
 use crate::http1::Http1;
 use crate::http2::{Http2, StreamPermit};
+use crate::share::TenantShare;
 use crate::{Connections, Options, RootError};
 
 pub(crate) struct Pool {
@@ -46,12 +47,6 @@ struct Known {
 
 /// Key of an authority: the tenant, the scheme, host and port, and the egress policy.
 type AuthorityKey = (TenantId, Uri, Arc<Egress>);
-
-/// Resources of the pool that a tenant uses.
-pub(crate) struct TenantShare {
-    /// Number of the tenant's connections that the pool keeps for later callbacks.
-    idle: Arc<AtomicUsize>,
-}
 
 /// Connections of one tenant to one scheme, host and port under one policy. Each prepared target shares the ownership of
 /// its authority.
@@ -137,7 +132,7 @@ pub(crate) enum Slot<'a> {
 /// Right to connect. A drop of this value lets other attempts connect.
 pub(crate) struct Turn<'a> {
     authority: &'a Authority,
-    /// How later attempts may connect.
+    /// Permission that later attempts have after this turn.
     next: Connecting,
 }
 
@@ -158,7 +153,7 @@ impl Pool {
         let sweep_period = sweep_period(options.idle_timeout);
         Ok(Pool {
             runtime: runtime.clone(),
-            connector: Connector::new(options)?,
+            connector: Connector::new(runtime, options)?,
             idle_max: options.idle_connections_max,
             idle_sweeps_max: sweeps(options.idle_timeout, sweep_period),
             sweep_period,
@@ -178,7 +173,7 @@ impl Pool {
             return authority;
         }
         let share = known.tenants.get(&tenant).and_then(Weak::upgrade).unwrap_or_else(|| {
-            let share = Arc::new(TenantShare { idle: Arc::default() });
+            let share = Arc::new(TenantShare::new());
             known.tenants.insert(tenant, Arc::downgrade(&share));
             share
         });
@@ -248,7 +243,8 @@ impl Pool {
     /// Opens a connection. The turn ends when the connection can take requests, or when the attempt to connect fails.
     pub(crate) async fn connect(&self, mut turn: Turn<'_>) -> Result<Channel, Failure> {
         let authority = turn.authority;
-        let (stream, is_http2) = self.connector.connect(authority.connect_to.clone(), authority).await?;
+        let (stream, is_http2) =
+            self.connector.connect(authority.connect_to.clone(), &authority.egress, &authority.share).await?;
         self.opened.fetch_add(1, Ordering::Relaxed);
         if !is_http2 {
             return Ok(Channel::Http1(Http1::start(stream).await?));

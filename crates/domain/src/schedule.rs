@@ -1,7 +1,7 @@
 //! Schedules, and their user-defined contents.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -144,7 +144,10 @@ pub fn origin(url: &str) -> String {
     let port_start = authority.rfind(':').filter(|at| !authority[*at..].contains(']')).unwrap_or(authority.len());
     let (host, port) = (&authority[..port_start], authority[port_start..].trim_start_matches(':'));
     let host = host.strip_suffix('.').unwrap_or(host);
-    let address = host.strip_prefix('[').and_then(|inner| inner.strip_suffix(']')?.parse::<Ipv6Addr>().ok());
+    let address = match host.strip_prefix('[') {
+        Some(inner) => inner.strip_suffix(']').and_then(|inner| inner.parse::<Ipv6Addr>().ok()).map(IpAddr::V6),
+        None => ipv4(host).map(IpAddr::V4),
+    };
     let host = match address.map(|address| address.to_canonical()) {
         Some(IpAddr::V4(address)) => address.to_string(),
         Some(IpAddr::V6(address)) => format!("[{address}]"),
@@ -158,9 +161,45 @@ pub fn origin(url: &str) -> String {
     format!("{scheme}://{host}:{port}")
 }
 
+/// Parses an IPv4 address as `inet_aton` and browsers do: one to four numbers in decimal, in octal after `0`, or in
+/// hexadecimal after `0x`. The last number fills all remaining bytes.
+fn ipv4(host: &str) -> Option<Ipv4Addr> {
+    let number = |text: &str| match (text.strip_prefix("0x"), text.strip_prefix('0')) {
+        (Some(""), _) | (_, Some("")) => Some(0),
+        _ if text.contains('+') => None,
+        (Some(hexadecimal), _) => u64::from_str_radix(hexadecimal, 16).ok(),
+        (_, Some(octal)) => u64::from_str_radix(octal, 8).ok(),
+        _ => text.parse().ok(),
+    };
+    let numbers: Vec<u64> = host.split('.').map(number).collect::<Option<_>>()?;
+    let (last, leading) = numbers.split_last().filter(|(_, leading)| leading.len() < 4)?;
+    let last_bits = 32 - 8 * u32::try_from(leading.len()).ok()?;
+    if leading.iter().any(|byte| *byte > 255) || *last >= 1 << last_bits {
+        return None;
+    }
+    let leading = leading.iter().enumerate().map(|(at, byte)| byte << (24 - 8 * at)).sum::<u64>();
+    u32::try_from(leading + last).ok().map(Ipv4Addr::from)
+}
+
 #[cfg(test)]
 mod tests {
     use super::origin;
+
+    #[test]
+    fn numeric_hosts_have_the_form_of_their_address() {
+        let host = |host: &str| origin(&format!("http://{host}/"));
+        for loopback in
+            ["127.0.0.1", "127.1", "2130706433", "0x7f000001", "0X7F.0.1", "0177.0.0.0x1", "127.000.000.001."]
+        {
+            assert_eq!(host(loopback), "http://127.0.0.1:80", "{loopback}");
+        }
+        assert_eq!((host("0"), host("0x")), ("http://0.0.0.0:80".to_owned(), "http://0.0.0.0:80".to_owned()));
+        for name in
+            ["127.0.0.256", "1.2.3.4.5", "4294967296", "08.1", "0xg", "1..2", "a.1", "+1", "0x+1", "127.0.0.1.."]
+        {
+            assert_eq!(host(name), format!("http://{}:80", name.strip_suffix('.').unwrap_or(name)), "{name}");
+        }
+    }
 
     #[test]
     fn all_spellings_of_an_origin_have_one_form() {

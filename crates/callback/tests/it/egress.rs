@@ -98,10 +98,10 @@ async fn no_spelling_of_loopback_bypasses_the_policy() {
 #[tokio::test]
 async fn allowed_loopback_address_is_reachable_in_every_spelling() {
     let listening = Listening::start().await;
-    let deliverer = deliverer(Options::default());
     for spelling in ["127.0.0.1", "localhost", "127.1", "2130706433", "0x7f.1", "0177.0.0.1", "[::ffff:127.0.0.1]"] {
         let url = format!("http://{spelling}:{}/", listening.port());
-        let loopback = loopback();
+        // A client would reuse the connection of another spelling.
+        let (deliverer, loopback) = (deliverer(Options::default()), loopback());
         let (delivered, _served) = tokio::join!(attempt(&deliverer, &loopback, url), listening.serve(OK));
         assert!(delivered.result.is_success(), "{spelling}: {delivered:?}");
     }

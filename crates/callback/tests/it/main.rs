@@ -4,6 +4,7 @@
 
 mod connections;
 mod egress;
+mod names;
 mod requests;
 mod responses;
 mod support;
