@@ -20,6 +20,7 @@ mod requests;
 mod service;
 mod shared;
 mod tenants;
+mod turns;
 
 pub use cluster::assignment::Peering;
 pub use cluster::operations;

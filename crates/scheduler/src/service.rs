@@ -10,7 +10,7 @@ use membership::MemberId;
 use prometheus_client::registry::Registry;
 use runtime::{Runtime, TaskSet};
 use store::listing::{self, Listing};
-use store::{Health, Store, StoreError};
+use store::{Answer, Health, Store, StoreError};
 use tokio_util::sync::CancellationToken;
 
 use crate::changes::Changes;
@@ -29,6 +29,9 @@ use crate::options::Options;
 use crate::requests::{CancelResponse, Create, CreateRejection, PutResponse, RedriveResponse, Timing};
 use crate::shared::Shared;
 use crate::tenants::Tenants;
+
+/// Largest number of runs in one read of the store.
+const RUNS_PER_READ: usize = 100;
 
 /// Handle to the scheduler, which is cheap to clone. Every result describes durable state only.
 #[derive(Clone)]
@@ -267,7 +270,7 @@ impl Scheduler {
     /// # Errors
     /// Returns an error if the store fails.
     pub async fn list(&self, listing: &Listing<'_>) -> Result<listing::Page, StoreError> {
-        listing::page(&*self.shared.store, listing).await
+        listing::page(&*self.shared.store, listing, || self.shared.turns.take(listing.tenant)).await
     }
 
     /// Cancels the schedule with this id.
@@ -304,8 +307,35 @@ impl Scheduler {
     ) -> Result<Option<Vec<Run>>, StoreError> {
         match self.get(tenant, id).await? {
             None => Ok(None),
-            Some(schedule) => self.shared.store.runs(schedule.incarnation, after, limit).await.map(Some),
+            Some(schedule) => {
+                let read = |after, limit| self.shared.store.runs(schedule.incarnation, after, limit);
+                self.read_in_parts(tenant, after, limit, read).await.map(Some)
+            }
         }
+    }
+
+    /// Reads up to `limit` runs in parts of [`RUNS_PER_READ`], so that the reads of other tenants can take turns.
+    async fn read_in_parts<'a>(
+        &'a self,
+        tenant: TenantId,
+        mut after: Option<Occurrence>,
+        limit: usize,
+        read: impl Fn(Option<Occurrence>, usize) -> Answer<'a, Vec<Run>>,
+    ) -> Result<Vec<Run>, StoreError> {
+        let mut runs = Vec::new();
+        while runs.len() < limit {
+            let part_len = RUNS_PER_READ.min(limit - runs.len());
+            let turn = self.shared.turns.take(tenant).await;
+            let part = read(after, part_len).await?;
+            drop(turn);
+            let is_last = part.len() < part_len;
+            after = part.last().map(|run| run.occurrence);
+            runs.extend(part);
+            if is_last {
+                break;
+            }
+        }
+        Ok(runs)
     }
 
     /// Returns the recorded run of an occurrence, and the id of its schedule. Returns `None` if the tenant has no such
@@ -330,7 +360,8 @@ impl Scheduler {
         after: Option<Occurrence>,
         limit: usize,
     ) -> Result<Vec<Run>, StoreError> {
-        self.shared.store.dead_letters(tenant, after, limit).await
+        let read = |after, limit| self.shared.store.dead_letters(tenant, after, limit);
+        self.read_in_parts(tenant, after, limit, read).await
     }
 
     /// Returns the ids of the schedules with these incarnations. The id is `None` if the schedule does not exist.

@@ -18,6 +18,7 @@ use crate::firing::messages::{ToOwner, ToWriter};
 use crate::known_tenants::KnownTenants;
 use crate::metrics::{Change, Metrics};
 use crate::options::Options;
+use crate::turns::Turns;
 
 pub(crate) struct Shared {
     pub(crate) runtime: Runtime,
@@ -37,6 +38,8 @@ pub(crate) struct Shared {
     /// Channels to the current owner and its outcome writer.
     pub(crate) owner: Mutex<Option<OwnerHandle>>,
     pub(crate) events: Arc<Events>,
+    /// Turns of the tenants at reads of many rows.
+    pub(crate) turns: Turns,
 }
 
 #[derive(Clone)]
@@ -77,6 +80,7 @@ impl Shared {
             cancellations: tokio::sync::Mutex::default(),
             owner: Mutex::new(None),
             events,
+            turns: Turns::default(),
         };
         Ok((Arc::new(shared), registry))
     }

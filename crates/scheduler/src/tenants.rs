@@ -63,6 +63,7 @@ impl Tenants {
     /// # Errors
     /// Returns an error if the store fails.
     pub async fn audit(&self, tenant: TenantId, after: u64, limit: usize) -> Result<Vec<Audit>, StoreError> {
+        let _turn = self.shared.turns.take(tenant).await;
         self.shared.store.audit(tenant, after, limit).await
     }
 

@@ -14,7 +14,7 @@ const LABEL: By<'_> = By::Label { name: "team", value: "blue" };
 
 async fn page_of(fixture: &Fixture, by: &By<'_>, order: Order, after: Option<Place>, limit: usize) -> Page {
     let listing = Listing { tenant: TENANT, by: by.clone(), order, after, limit };
-    page(&*fixture.store, &listing).await.expect("the store accepts reads")
+    page(&*fixture.store, &listing, || async {}).await.expect("the store accepts reads")
 }
 
 /// Lists all schedules of `tenant` in pages of `limit` schedules. Returns the schedules with the oldest first, or in
@@ -39,7 +39,7 @@ async fn listed_in_order(
     let (mut entries, mut after) = (Vec::new(), None);
     loop {
         let listing = Listing { tenant, by: by.clone(), order, after, limit };
-        let page = page(&*fixture.store, &listing).await.expect("the store accepts reads");
+        let page = page(&*fixture.store, &listing, || async {}).await.expect("the store accepts reads");
         assert!(page.schedules.len() <= limit, "a page contains at most `limit` schedules");
         entries.extend(page.schedules);
         let Some(next) = page.next else { return entries };

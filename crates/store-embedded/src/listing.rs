@@ -28,7 +28,7 @@ use crate::read::{Rows, damaged, just_after};
 
 /// Maximum number of schedules that one read examines. A larger limit causes fewer empty pages if few schedules match.
 /// A smaller limit occupies the reader thread for less time.
-const EXAMINED_MAX: usize = 10_000;
+const EXAMINED_MAX: usize = 1_000;
 
 /// Number of schedules for which [`build`] writes rows between two checks of the memtable's size.
 const BUILT_AT_ONCE: usize = 1_000;

@@ -240,7 +240,7 @@ fn opening_creates_listings_for_schedules_of_earlier_build() {
             let listed = async |by| {
                 let listing =
                     Listing { tenant: domain::TenantId(7), by, order: Order::Oldest, after: None, limit: 1_000 };
-                let page = listing::page(&*store, &listing).await.unwrap();
+                let page = listing::page(&*store, &listing, || async {}).await.unwrap();
                 page.schedules.iter().map(|schedule| schedule.incarnation).collect::<Vec<_>>()
             };
             assert_eq!(listed(By::All).await, all);

@@ -25,7 +25,7 @@ const LOADED_MAX: usize = 100;
 /// Maximum number of reads for one page. A page needs fewer reads if every listed schedule matches.
 const READS_MAX: usize = 20;
 /// Maximum number of reads of one page that find no schedule. Each such read may have scanned many rows.
-const EMPTY_READS_MAX: usize = 2;
+const EMPTY_READS_MAX: usize = 10;
 /// Number of bytes at which a page ends. A smaller limit causes more requests. A larger limit requires more memory for
 /// each request.
 const PAGE_BYTES_MAX: usize = 4 << 20;
@@ -78,20 +78,26 @@ pub struct Page {
     pub next: Option<Place>,
 }
 
-/// Returns one page of a listing.
+/// Returns one page of a listing. Calls `turn` before each read of the engine, and keeps its result until the read has
+/// ended. With `turn`, the caller limits the number of concurrent reads.
 ///
 /// # Errors
 /// Returns an error if the store fails.
 ///
 /// # Panics
 /// Panics if a listing by [`By::Due`] has another order than [`Order::Oldest`].
-pub async fn page(store: &dyn Store, listing: &Listing<'_>) -> Result<Page, StoreError> {
+pub async fn page<T, Turn: Future<Output = T>>(
+    store: &dyn Store,
+    listing: &Listing<'_>,
+    turn: impl Fn() -> Turn,
+) -> Result<Page, StoreError> {
     match (&listing.by, listing.after) {
         (By::Due { pollers, from, until }, after) => {
             assert_eq!(listing.order, Order::Oldest, "a listing by due time has only one order");
+            let _turn = turn().await;
             due_page(store, listing, pollers, *from..*until, after).await
         }
-        (By::All | By::Status(_) | By::Label { .. }, after) => created_page(store, listing, after).await,
+        (By::All | By::Status(_) | By::Label { .. }, after) => created_page(store, listing, after, turn).await,
     }
 }
 
@@ -121,7 +127,12 @@ impl Filling {
     }
 }
 
-async fn created_page(store: &dyn Store, listing: &Listing<'_>, after: Option<Place>) -> Result<Page, StoreError> {
+async fn created_page<T, Turn: Future<Output = T>>(
+    store: &dyn Store,
+    listing: &Listing<'_>,
+    after: Option<Place>,
+    turn: impl Fn() -> Turn,
+) -> Result<Page, StoreError> {
     let by = match listing.by {
         By::Status(status) => ListBy::Status(status),
         By::Label { name, value } => ListBy::Label(LabelKey::of(name, value)),
@@ -136,6 +147,7 @@ async fn created_page(store: &dyn Store, listing: &Listing<'_>, after: Option<Pl
     for _ in 0..READS_MAX {
         let limit = filling.missing().min(LOADED_MAX);
         let read = ListRead { tenant: listing.tenant, by, order: listing.order, after, limit };
+        let _turn = turn().await;
         let listed = store.list(read).await?;
         empty_reads += usize::from(listed.incarnations.is_empty());
         let last = listed.incarnations.last().copied();

@@ -20,8 +20,9 @@ fn labelled(runtime: &Runtime, at: Timestamp) -> Insert {
 }
 
 async fn listed(store: &dyn Store, by: By<'_>) -> Vec<Incarnation> {
-    let page =
-        page(store, &Listing { tenant: TENANT, by, order: Order::Oldest, after: None, limit: 100 }).await.unwrap();
+    let page = page(store, &Listing { tenant: TENANT, by, order: Order::Oldest, after: None, limit: 100 }, || async {})
+        .await
+        .unwrap();
     page.schedules.iter().map(|schedule| schedule.incarnation).collect()
 }
 

@@ -1,0 +1,165 @@
+//! Turns of tenants at the store, for reads of many rows: listings, runs, dead letters and audit logs.
+//!
+//! A limited number of such reads runs at a time. A tenant with many requests uses at most half of them, and tenants that
+//! wait take turns. Each read has a limited length, and a long listing takes a turn for each of its reads. A tenant
+//! therefore waits only for some short reads, however many requests other tenants make
+//! (docs/decisions/0197-let-tenants-take-turns-at-long-reads.md).
+//!
+//! Invariant: a tenant is in the order of turns if and only if one of its requests waits.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use domain::TenantId;
+use tokio::sync::oneshot;
+
+/// Largest number of reads at a time.
+const READS_MAX: usize = 4;
+/// Largest number of reads of one tenant at a time.
+const READS_PER_TENANT: usize = 2;
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Turns(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    running: usize,
+    tenants: BTreeMap<TenantId, Requests>,
+    /// Order in which waiting tenants take their turns.
+    order: VecDeque<TenantId>,
+}
+
+#[derive(Debug, Default)]
+struct Requests {
+    running: usize,
+    waiting: VecDeque<oneshot::Sender<Turn>>,
+}
+
+/// Right to read. A drop of this value gives the turn to the next request.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    turns: Turns,
+    tenant: TenantId,
+}
+
+impl Turns {
+    /// Waits for a turn of the tenant.
+    pub(crate) async fn take(&self, tenant: TenantId) -> Turn {
+        let receiver = {
+            let mut state = self.state();
+            let requests = state.tenants.entry(tenant).or_default();
+            let is_first = requests.waiting.is_empty();
+            let (sender, receiver) = oneshot::channel();
+            requests.waiting.push_back(sender);
+            if is_first {
+                state.order.push_back(tenant);
+            }
+            receiver
+        };
+        self.start_next();
+        receiver.await.expect("a waiting request is in the queue until it gets its turn")
+    }
+
+    /// Gives turns to waiting requests while the limits permit it.
+    fn start_next(&self) {
+        loop {
+            let Some((tenant, sender)) = self.state().next() else { return };
+            // If the caller has ended, the turn returns here and its drop lets the next request start.
+            drop(sender.send(Turn { turns: self.clone(), tenant }));
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().expect("no holder of this lock panics")
+    }
+}
+
+impl State {
+    /// Removes the next request that may start, and counts it as running.
+    fn next(&mut self) -> Option<(TenantId, oneshot::Sender<Turn>)> {
+        if self.running >= READS_MAX {
+            return None;
+        }
+        let may_start = |tenant: &TenantId| self.tenants[tenant].running < READS_PER_TENANT;
+        let at = self.order.iter().position(may_start)?;
+        let tenant = self.order.remove(at)?;
+        let requests = self.tenants.get_mut(&tenant)?;
+        let sender = requests.waiting.pop_front()?;
+        requests.running += 1;
+        self.running += 1;
+        if !requests.waiting.is_empty() {
+            self.order.push_back(tenant);
+        }
+        Some((tenant, sender))
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        {
+            let mut state = self.turns.state();
+            state.running -= 1;
+            let requests = state.tenants.get_mut(&self.tenant).expect("a tenant with a turn is known");
+            requests.running -= 1;
+            if requests.running == 0 && requests.waiting.is_empty() {
+                state.tenants.remove(&self.tenant);
+            }
+        }
+        self.turns.start_next();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    const BUSY: TenantId = TenantId(1);
+    const QUIET: TenantId = TenantId(2);
+
+    #[test]
+    fn quiet_tenant_gets_a_turn_at_once_beside_a_busy_tenant() {
+        let turns = Turns::default();
+        let mut waiting: Vec<_> = (0..100).map(|_| Box::pin(turns.take(BUSY))).collect();
+        let running: Vec<Turn> = waiting.iter_mut().filter_map(|request| request.as_mut().now_or_never()).collect();
+        assert_eq!(running.len(), READS_PER_TENANT);
+        assert!(turns.take(QUIET).now_or_never().is_some());
+    }
+
+    #[test]
+    fn waiting_tenants_take_turns() {
+        let turns = Turns::default();
+        let started: Arc<Mutex<Vec<TenantId>>> = Arc::default();
+        let request = |tenant: TenantId| {
+            let (turns, started) = (turns.clone(), started.clone());
+            async move {
+                let _turn = turns.take(tenant).await;
+                started.lock().unwrap().push(tenant);
+                tokio::task::yield_now().await;
+            }
+        };
+        let busy = (0..100).map(|number| request(TenantId(10 + number % 5)));
+        let mut all = futures_util::future::join_all(busy.chain([request(QUIET)]));
+        while (&mut all).now_or_never().is_none() {}
+        let started = started.lock().unwrap();
+        let quiet = started.iter().position(|tenant| *tenant == QUIET).unwrap();
+        assert!(quiet <= READS_MAX + 5, "{quiet} requests of 5 busy tenants started first");
+    }
+
+    #[test]
+    fn request_that_ends_while_it_waits_takes_no_turn() {
+        let turns = Turns::default();
+        let first = turns.take(BUSY).now_or_never().unwrap();
+        let second = turns.take(BUSY).now_or_never().unwrap();
+        let mut abandoned = Box::pin(turns.take(BUSY));
+        assert!(abandoned.as_mut().now_or_never().is_none());
+        let mut waiting = Box::pin(turns.take(BUSY));
+        assert!(waiting.as_mut().now_or_never().is_none());
+        drop(abandoned);
+        drop(first);
+        assert!(waiting.as_mut().now_or_never().is_some());
+        drop(second);
+        assert!(turns.state().tenants.is_empty() && turns.state().order.is_empty() && turns.state().running == 0);
+    }
+}
